@@ -1,0 +1,58 @@
+# Everything starts here, on a machine that has Python >= 3.11 and pip: `make demo`, `make test`.
+# Another interpreter: `make PYTHON=python3.12 test`.
+
+PYTHON ?= python3
+UV := uv==0.13.9
+BIN := .venv/bin
+READY := .venv/.ready
+
+export UV_HTTP_TIMEOUT := 300
+# or it asks the net for a newer version at every run
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.PHONY: help setup demo test lint format lock clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/' | expand -t 16
+
+setup: $(READY) ## install everything, at the versions of requirements.lock, into .venv
+
+# uv does the installing, here and on servers alike: it takes all packages from the one registry, where the builds of
+# torch and torchvision match.
+$(READY): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "vitlab needs Python 3.11 or newer, and '$(PYTHON)' is not: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' || { \
+	  echo "'$(PYTHON)' comes without venv: install it (on Debian the package python3-venv)"; exit 1; }
+	@echo "Installing into .venv: about 5 GB on Linux, a minute or a few."
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet $(UV)
+	$(BIN)/uv pip install --python .venv --quiet -r requirements.lock
+	$(BIN)/uv pip install --python .venv --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(READY) ## pre-train, fine-tune, test and look inside a small ViT, on the digits that come with it
+	$(BIN)/vitlab demo
+
+test: lint ## all checks: lint, types, tests
+	$(BIN)/python -m pytest
+
+lint: $(READY) ## format, style and types
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyright
+
+format: $(READY) ## rewrite the files as the formatter wants them
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+lock: $(READY) ## choose the newest versions that fit and write them to requirements.lock
+	{ echo "# Written by 'make lock'. Markers choose by platform: on Linux the registry's torch is the CUDA build, which runs"; \
+	  echo "# on the CPU as well; torchvision's build matches it. Install with uv, not pip, which may mix in other builds."; \
+	  $(BIN)/uv pip compile pyproject.toml --extra dev --universal --upgrade --no-header --no-annotate --quiet; \
+	} > requirements.lock.new
+	mv requirements.lock.new requirements.lock
+
+clean: ## remove the environment and what tools left behind
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,61 @@
+"""The Vision Transformer ("An Image is Worth 16x16 Words", ICLR 2021) as software.
+
+The public names, one by one. Each is looked up when it is first used, so that `import vitlab` costs nothing
+and does not import torch.
+"""
+
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from vitlab import data as data
+    from vitlab import inspect as inspect
+    from vitlab import models as models
+    from vitlab import recipes as recipes
+    from vitlab import train as train
+    from vitlab import transfer as transfer
+    from vitlab import weights as weights
+    from vitlab.data.datasets import load_dataset as load_dataset
+    from vitlab.models import MODELS as MODELS
+    from vitlab.models import ViTConfig as ViTConfig
+    from vitlab.models import create_model as create_model
+    from vitlab.models import get_config as get_config
+    from vitlab.models import list_models as list_models
+    from vitlab.models.vit import ViT as ViT
+    from vitlab.train.config import DataConfig as DataConfig
+    from vitlab.train.config import OptimConfig as OptimConfig
+    from vitlab.train.config import TrainConfig as TrainConfig
+    from vitlab.weights import load_model as load_model
+    from vitlab.weights import save_model as save_model
+
+__version__ = "0.1.0"
+
+ROOMS = ("data", "inspect", "models", "recipes", "train", "transfer", "weights")
+HOMES = {
+    "MODELS": "vitlab.models",
+    "DataConfig": "vitlab.train.config",
+    "OptimConfig": "vitlab.train.config",
+    "TrainConfig": "vitlab.train.config",
+    "ViT": "vitlab.models.vit",
+    "ViTConfig": "vitlab.models",
+    "create_model": "vitlab.models",
+    "get_config": "vitlab.models",
+    "list_models": "vitlab.models",
+    "load_dataset": "vitlab.data.datasets",
+    "load_model": "vitlab.weights",
+    "save_model": "vitlab.weights",
+}
+
+
+if not typing.TYPE_CHECKING:  # or a type checker would take any name for a public one
+
+    def __getattr__(name: str) -> typing.Any:
+        if name in ROOMS:
+            return importlib.import_module(f"vitlab.{name}")
+        if name in HOMES:
+            return getattr(importlib.import_module(HOMES[name]), name)
+        raise AttributeError(f"vitlab has no {name!r}; its public names are {', '.join((*HOMES, *ROOMS))}.")
+
+
+def __dir__() -> list[str]:
+    return ["__version__", *HOMES, *ROOMS]

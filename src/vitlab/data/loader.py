@@ -1,0 +1,226 @@
+"""Batches in an order that is a pure function of (seed, epoch, position).
+
+Training examples are numbered by a counter g = 0, 1, 2, ... that runs on through all epochs; `example_at`
+says which picture g is. A step takes the next `batch_size` of them, and rank r the r-th equal part of those,
+so that a run can start at any example, on any number of ranks, and see what an uninterrupted run sees.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from vitlab.data.sources import Dataset, PictureError
+from vitlab.data.transforms import EvalTransform, Pictures, TrainTransform, pair
+
+logger = logging.getLogger(__name__)
+
+Request = tuple[np.ndarray, np.ndarray]  # epochs and dataset indices of one batch, int64 [B] each
+
+
+@dataclasses.dataclass
+class Batch:
+    """Pictures in [-1, 1], their labels and their places in the set; `skipped` pictures could not be read."""
+
+    images: Float[Tensor, "B 3 H W"]
+    labels: Int64[Tensor, " B"]
+    indices: Int64[Tensor, " B"]
+    skipped: int = 0
+
+    def to(self, device: torch.device | str) -> "Batch":
+        images, labels, indices = (
+            x.to(device, non_blocking=True) for x in (self.images, self.labels, self.indices)
+        )
+        return Batch(images, labels, indices, self.skipped)
+
+    def pin_memory(self) -> "Batch":
+        return Batch(
+            self.images.pin_memory(), self.labels.pin_memory(), self.indices.pin_memory(), self.skipped
+        )
+
+
+# ----------------------------------------------------------------------------------------------------- order
+
+
+def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
+    """A permutation of 0..n-1, int64 [n].
+
+    It sorts Philox's raw output, which is the same in every version of NumPy; the counter (0, 0, 1, 0) keeps
+    it apart from the examples' own generators.
+    """
+    draws = np.random.Philox(key=[seed, epoch], counter=[0, 0, 1, 0]).random_raw(n)
+    return np.argsort(draws, kind="stable").astype(np.int64)
+
+
+def example_at(n: int, seed: int, g: int) -> tuple[int, int]:
+    """(epoch, dataset index) of the g-th training example."""
+    epoch, position = divmod(g, n)
+    return epoch, int(epoch_order(n, seed, epoch)[position])
+
+
+def _train_requests(
+    n: int, batch_size: int, seed: int, start: int, rank: int, world_size: int
+) -> Iterator[Request]:
+    share = batch_size // world_size
+    epoch, order = -1, np.empty(0, np.int64)
+    for g in iter(range(start + rank * share, 2**63 - 1, batch_size)):
+        epochs, positions = np.divmod(np.arange(g, g + share), n)
+        indices = np.empty(share, np.int64)
+        for e in np.unique(epochs):
+            if e != epoch:
+                epoch, order = e, epoch_order(n, seed, int(e))
+            indices[epochs == e] = order[positions[epochs == e]]
+        yield epochs, indices
+
+
+# --------------------------------------------------------------------------------------------------- batches
+
+
+def train_batches(
+    dataset: Dataset,
+    transform: TrainTransform,
+    *,
+    batch_size: int,
+    seed: int,
+    start: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    workers: int = 0,
+    on_error: str = "raise",
+    device: torch.device | str = "cpu",
+) -> Iterator[Batch]:
+    """This rank's share of every global batch of `batch_size` examples, without end.
+
+    start: the first example, counted over all epochs and ranks. on_error: "raise", or "skip": unreadable
+    pictures leave their batch, are counted in `Batch.skipped` and logged once. workers: processes that read
+    pictures ahead; a set in memory needs none and uses none.
+    """
+    _check(dataset, batch_size, rank, world_size, workers, on_error)
+    if seed < 0 or start < 0:
+        raise ValueError(f"seed and start must be 0 or more, not seed={seed}, start={start}")
+    requests = _train_requests(len(dataset), batch_size, seed, start, rank, world_size)
+    fetch = _Fetch(dataset, transform, seed)
+    return _batches(fetch, requests, workers, on_error, torch.device(device))
+
+
+def eval_batches(
+    dataset: Dataset,
+    transform: EvalTransform,
+    *,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    workers: int = 0,
+    on_error: str = "raise",
+    device: torch.device | str = "cpu",
+) -> Iterator[Batch]:
+    """Every example exactly once over all ranks, in the set's order; rank r takes r, r + world_size, ...
+
+    The last batch is smaller, and a rank may have one batch fewer than another. Settings as for
+    `train_batches`.
+    """
+    _check(dataset, batch_size, rank, world_size, workers, on_error)
+    mine = np.arange(rank, len(dataset), world_size)
+    share = batch_size // world_size
+    requests = ((np.zeros_like(b), b) for b in (mine[i : i + share] for i in range(0, len(mine), share)))
+    return _batches(_Fetch(dataset, transform), requests, workers, on_error, torch.device(device))
+
+
+def _check(
+    dataset: Dataset, batch_size: int, rank: int, world_size: int, workers: int, on_error: str
+) -> None:
+    if batch_size < 1 or batch_size % world_size:
+        raise ValueError(
+            f"batch_size={batch_size} counts all ranks: give a positive multiple of their number {world_size}"
+        )
+    if not 0 <= rank < world_size or workers < 0:
+        raise ValueError(
+            f"rank must be 0 to {world_size - 1} and workers 0 or more, not rank={rank}, workers={workers}"
+        )
+    if on_error not in ("raise", "skip"):
+        raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
+    if not len(dataset):
+        raise ValueError(f"{dataset.name} has no pictures in its split {dataset.split!r}")
+
+
+@dataclasses.dataclass
+class _Fetch:
+    """Request -> batch, and the pictures that could not be read; runs in this process or in a worker."""
+
+    dataset: Dataset
+    transform: TrainTransform | EvalTransform
+    seed: int = 0
+    pixels: Tensor | None = None  # the dataset's, on the device
+
+    def __getitem__(self, request: Request) -> tuple[Batch, list[PictureError]]:
+        epochs, indices = request
+        pictures, failures = self._read(indices)
+        if failures:
+            good = np.array([int(i) not in failures for i in indices])
+            epochs, indices = epochs[good], indices[good]
+        if not len(indices):
+            images = torch.empty(0, 3, *pair(self.transform.image_size))
+        elif isinstance(self.transform, TrainTransform):
+            images = self.transform.apply(pictures, self.seed, epochs, indices)
+        else:
+            images = self.transform.apply(pictures)
+        labels = torch.from_numpy(self.dataset.labels[indices])
+        return Batch(images, labels, torch.from_numpy(indices), len(failures)), list(failures.values())
+
+    def _read(self, indices: np.ndarray) -> tuple[Pictures, dict[int, PictureError]]:
+        """The readable ones of the pictures `indices`, and the errors of the others."""
+        if self.pixels is not None:
+            known = self.dataset.failures
+            failures = {int(i): known[int(i)] for i in indices if int(i) in known} if known else {}
+            good = indices[[int(i) not in failures for i in indices]] if failures else indices
+            return self.pixels[torch.from_numpy(good).to(self.pixels.device)], failures
+        pictures, failures = [], {}
+        for i in indices.tolist():
+            try:
+                pictures.append(self.dataset.picture(i))
+            except PictureError as error:
+                failures[i] = error
+        return pictures, failures
+
+
+def _batches(
+    fetch: _Fetch, requests: Iterator[Request], workers: int, on_error: str, device: torch.device
+) -> Iterator[Batch]:
+    if fetch.dataset.pixels is not None:
+        fetch.pixels = torch.from_numpy(fetch.dataset.pixels).to(device)
+        fetched = map(fetch.__getitem__, requests)
+    elif workers == 0:
+        fetched = map(fetch.__getitem__, requests)
+    else:
+        fetched = DataLoader(
+            fetch,  # pyright: ignore[reportArgumentType]  # its keys are requests, not numbers
+            sampler=requests,  # pyright: ignore[reportArgumentType]  # an iterator without a length
+            batch_size=None,
+            num_workers=workers,
+            collate_fn=_as_is,
+            pin_memory=device.type == "cuda",
+            generator=torch.Generator(),  # else it would draw its workers' seeds from the default generator
+        )
+    told: set[str] = set()
+    for batch, failures in fetched:
+        for error in failures:
+            if on_error == "raise":
+                raise error
+            if error.path not in told:
+                told.add(error.path)
+                logger.warning("%s (left out, as on_error='skip')", error)
+        if not len(batch.labels) and isinstance(fetch.transform, TrainTransform):
+            raise ValueError(
+                f"none of the {batch.skipped} pictures of a batch can be read; one: {failures[0]}"
+            )
+        yield batch.to(device)
+
+
+def _as_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,273 @@
+"""Numbers to pictures, in the paper's form (Fig. 6, 7, 10, 11). The only file that imports matplotlib.
+
+A figure is drawn for a light or a dark page; 100 units of its size are 100 pixels on the page, at twice the
+density. No global state: `matplotlib.figure.Figure` without pyplot, so threads and windows do not matter.
+"""
+
+import io
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from jaxtyping import Float, Int, UInt8
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from PIL import Image
+
+
+@dataclass(frozen=True)
+class Theme:
+    """Colours of a page and its figures; `series` can be told apart by the colour-blind (after Okabe and
+    Ito)."""
+
+    page: str
+    card: str
+    ink: str
+    muted: str
+    line: str
+    accent: str
+    series: tuple[str, ...]
+    ramp: tuple[str, ...]
+    """From nothing to all, each step further from the card's colour in lightness."""
+
+
+LIGHT = Theme(
+    page="#f6f5f1",
+    card="#ffffff",
+    ink="#1d2127",
+    muted="#5a616b",
+    line="#dedcd5",
+    accent="#0b5c9e",
+    series=("#0b5c9e", "#c8500a", "#00805d", "#a4508b"),
+    ramp=("#ffffff", "#cfe1f1", "#7fb2da", "#2b78b8", "#0a3a6b"),
+)
+DARK = Theme(
+    page="#101317",
+    card="#181d23",
+    ink="#e8eaed",
+    muted="#a3abb5",
+    line="#303841",
+    accent="#6db7f2",
+    series=("#6db7f2", "#f2a65a", "#4fd1a5", "#e39ac9"),
+    ramp=("#181d23", "#1c3d5c", "#2a6ca3", "#68a9dc", "#dcefff"),
+)
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as PNG, two pixels to a unit of length; nothing in it depends on the day or on versions."""
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=200, metadata={"Software": None})
+    return out.getvalue()
+
+
+def picture_png(picture: UInt8[np.ndarray, "H W C"]) -> bytes:
+    """A picture as it is, pixel for pixel; RGB, or RGBA with four channels."""
+    out = io.BytesIO()
+    Image.fromarray(picture).save(out, format="PNG")
+    return out.getvalue()
+
+
+def curves(
+    records: Sequence[Mapping[str, Any]],
+    keys: Sequence[str],
+    title: str,
+    *,
+    percent: bool = False,
+    theme: Theme = LIGHT,
+) -> Figure:
+    """Each of `keys` over the steps of those records (of metrics.jsonl) that hold a finite number for it."""
+    figure, axes = _axes(theme, (288, 220), (50, 10, 34, 40), title)
+    for key, colour in zip(keys, itertools.cycle(theme.series), strict=False):
+        points = [(r["step"], r[key]) for r in records if r.get(key) is not None and math.isfinite(r[key])]
+        steps, values = np.array(points, dtype=float).reshape(-1, 2).T
+        marker = "o" if len(points) <= 30 else None
+        axes.plot(steps, values, color=colour, lw=1.5, marker=marker, ms=3, label=key.replace("_", " "))
+    axes.grid(axis="y", color=theme.line, lw=0.7)
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %" if percent else _short(value))
+    if len(keys) > 1:
+        axes.legend(frameon=False, fontsize=8.5, labelcolor=theme.ink)
+    return figure
+
+
+def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str], *, theme: Theme = LIGHT) -> Figure:
+    """Rows: the true class; columns: the answer; colour: the share of the row, by its square root.
+
+    Counts are written in while they can be read (12 classes), names up to 40 classes, above that every tenth
+    class's number, from 0.
+    """
+    kinds = len(counts)
+    names = [name if len(name) <= 16 else name[:15] + "…" for name in classes]
+    longest = max(map(len, names)) if kinds <= 40 else 2
+    cell = max(min(40, 480 // kinds), 4)
+    upright, margin = longest <= 3, 30 + 7 * longest
+    below = 38 if upright else margin
+    side = cell * kinds
+    figure, axes = _axes(theme, (margin + side + 6, side + below + 6), (margin, 6, 6, below))
+    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    ramp = LinearSegmentedColormap.from_list("ramp", theme.ramp)
+    axes.imshow(share, cmap=ramp, norm=PowerNorm(0.5, vmin=0, vmax=1), interpolation="nearest")
+    axes.set_xlabel("answer")
+    axes.set_ylabel("true class")
+    axes.tick_params(length=0)
+    for spine in axes.spines.values():
+        spine.set_visible(True)
+    if kinds > 40:
+        axes.set_xticks(range(0, kinds, 10))
+        axes.set_yticks(range(0, kinds, 10))
+    else:
+        size = min(8.5, 0.6 * cell)
+        axes.set_xticks(range(kinds), names, rotation=0 if upright else 90, fontsize=size)
+        axes.set_yticks(range(kinds), names, fontsize=size)
+    if kinds <= 12:
+        for row, column in zip(*counts.nonzero(), strict=True):
+            colour = theme.card if share[row, column] > 0.3 else theme.ink
+            text = str(counts[row, column])
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9 if len(text) < 5 else 7)
+    return figure
+
+
+def positions(similarity: Float[np.ndarray, "h w h2 w2"], *, theme: Theme = LIGHT) -> Figure:
+    """A grid of grids: the tile in row i, column j shows how near every place is to that patch (Fig. 7
+    centre)."""
+    rows, columns = similarity.shape[:2]
+    tiles, pitches = _tiles(similarity[..., None])
+    wide = 200 if max(rows, columns) <= 8 else 380
+    high = round(wide * tiles.shape[0] / tiles.shape[1])
+    figure, axes = _axes(theme, (wide + 88, high + 72), (34, 54, 34, 38), "Cosine similarity")
+    image = axes.imshow(tiles[..., 0], cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
+    for pitch, count, ticks in zip(pitches, (rows, columns), (axes.set_yticks, axes.set_xticks), strict=True):
+        shown = range(0, count, math.ceil(count / 16))  # numbered from 1, as in the paper
+        ticks([pitch * (i + 0.45) for i in shown], [str(i + 1) for i in shown])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("patch column")
+    axes.set_ylabel("patch row")
+    scale = figure.add_axes((1 - 44 / (wide + 88), 38 / (high + 72), 10 / (wide + 88), high / (high + 72)))
+    bar = figure.colorbar(image, cax=scale, ticks=[-1, 0, 1])
+    bar.ax.tick_params(colors=theme.muted, labelsize=8.5, length=0)
+    bar.ax.spines[:].set_visible(False)
+    return figure
+
+
+def filters(components: Float[np.ndarray, "n P P 3"], *, theme: Theme = LIGHT) -> Figure:
+    """The components of `filter_components`, seven to a row, the first at the top left (Fig. 7 left)."""
+    columns = min(7, len(components))
+    rows = math.ceil(len(components) / columns)
+    sheet = np.full((rows * columns, *components.shape[1:]), np.nan)
+    sheet[: len(components)] = components
+    tiles, _ = _tiles(sheet.reshape(rows, columns, *components.shape[1:]))
+    high = round(288 * tiles.shape[0] / tiles.shape[1])
+    figure, axes = _axes(theme, (288, high + 34), (0, 0, 34, 0), "Principal components")
+    opaque = np.isfinite(tiles[..., :1]).astype(float)
+    axes.imshow(np.concatenate([np.nan_to_num(tiles), opaque], axis=-1), interpolation="nearest")
+    axes.set_axis_off()
+    return figure
+
+
+def attention_distance(distances: Float[np.ndarray, "L k"], *, theme: Theme = LIGHT) -> Figure:
+    """One dot for each head of each layer, and a line through the layers' means (Fig. 7 right, Fig. 11)."""
+    layers, heads = distances.shape
+    figure, axes = _axes(theme, (288, 272), (36, 10, 34, 40), "Mean attention distance (pixels)")
+    depth = np.arange(1, layers + 1)
+    axes.plot(depth, distances.mean(axis=1), color=theme.series[1], lw=1.5, label="mean of the layer", zorder=1)
+    axes.scatter(
+        np.repeat(depth, heads),
+        distances.ravel(),
+        s=20,
+        color=theme.series[0],
+        alpha=0.7,
+        linewidths=0,
+        label="one head",
+        zorder=2,
+    )
+    axes.grid(axis="y", color=theme.line, lw=0.7)
+    axes.set_ylim(0, max(float(distances.max()) * 1.12, 1e-6))
+    axes.set_xlim(0.5, layers + 0.5)
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    axes.set_xlabel("layer")
+    axes.legend(frameon=False, fontsize=8.5, labelcolor=theme.ink, loc="lower right")
+    return figure
+
+
+def overlay(
+    picture: UInt8[np.ndarray, "H W 3"], attention: Float[np.ndarray, "h w"], side: int = 192
+) -> UInt8[np.ndarray, "H2 W2 3"]:
+    """The picture under its attention (Fig. 6 right): dark blue where there is none, yellow where there is
+    most.
+
+    The longer side comes out at about `side` pixels. The map is stretched to fill its range and smoothed over
+    the patches; brightness is the picture's.
+    """
+    height, width = picture.shape[:2]
+    scale = side / max(height, width)
+    size = (max(round(width * scale), 1), max(round(height * scale), 1))
+    resample = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+    grey = np.asarray(Image.fromarray(picture).convert("L").resize(size, resample), dtype=float)[..., None] / 255
+    low, high = float(attention.min()), float(attention.max())
+    level = (attention - low) / max(high - low, 1e-12)
+    smooth = Image.fromarray(level.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
+    heat = matplotlib.colormaps["viridis"](np.clip(np.asarray(smooth), 0, 1))[..., :3]
+    return (255 * np.clip(heat * (0.45 + 0.55 * grey) + 0.25 * grey, 0, 1)).astype(np.uint8)
+
+
+def beside(left: UInt8[np.ndarray, "H W 3"], right: UInt8[np.ndarray, "H2 W2 3"]) -> UInt8[np.ndarray, "H2 W3 4"]:
+    """Two pictures side by side, a clear gap between them, both at the size of the right one (Fig. 6)."""
+    height, width = right.shape[:2]
+    resample = Image.Resampling.NEAREST if height > left.shape[0] else Image.Resampling.LANCZOS
+    same = np.asarray(Image.fromarray(left).resize((width, height), resample))
+    sheet = np.zeros((height, 2 * width + width // 24, 4), dtype=np.uint8)
+    for start, picture in ((0, same), (sheet.shape[1] - width, right)):
+        sheet[:, start : start + width, :3] = picture
+        sheet[:, start : start + width, 3] = 255
+    return sheet
+
+
+def _tiles(grid: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
+    """[R, C, h, w, c] laid out as one [.., .., c] with NaN between the tiles, and the pitch of rows and
+    columns."""
+    zoom = math.ceil(24 / max(grid.shape[2:4]))
+    grid = grid.repeat(zoom, axis=2).repeat(zoom, axis=3)
+    rows, columns, height, width, channels = grid.shape
+    gap = max(round(0.09 * max(height, width)), 1)
+    spaced = np.pad(grid, ((0, 0), (0, 0), (0, gap), (0, gap), (0, 0)), constant_values=np.nan)
+    sheet = spaced.transpose(0, 2, 1, 3, 4).reshape(rows * (height + gap), columns * (width + gap), channels)
+    return sheet[:-gap, :-gap], (height + gap, width + gap)
+
+
+def _short(value: float) -> str:
+    """At most six signs, for a tick: 0.001, 2.5e-4."""
+    text = f"{value:g}"
+    return text if len(text) <= 5 else f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+
+
+def _axes(
+    theme: Theme, size: tuple[int, int], margins: tuple[int, int, int, int], title: str = ""
+) -> tuple[Figure, Axes]:
+    """A figure of `size` (width, height) with axes inside its margins (left, right, top, bottom), in page
+    pixels.
+
+    Margins are given, not found by matplotlib's layout engines, which draw twice and do not settle around
+    images.
+    """
+    (width, height), (left, right, top, bottom) = size, margins
+    figure = Figure(figsize=(width / 100, height / 100), facecolor=theme.card)
+    inner = ((width - left - right) / width, (height - top - bottom) / height)
+    axes = figure.add_axes((left / width, bottom / height, *inner), facecolor=theme.card)
+    axes.tick_params(colors=theme.muted, labelsize=8.5, length=3)
+    axes.xaxis.label.set(color=theme.muted, fontsize=9)
+    axes.yaxis.label.set(color=theme.muted, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[:].set_color(theme.line)
+    if title:
+        figure.text(2 / width, 1 - 2 / height, title, va="top", color=theme.ink, fontsize=10, fontweight="bold")
+    return figure, axes

@@ -1,0 +1,31 @@
+"""Tables 3 and 4, and their small twins: one function per row, returning one complete `TrainConfig`.
+
+`PRETRAIN` and `FINETUNE` are the names that the command line knows.
+"""
+
+from collections.abc import Callable
+
+from vitlab.recipes import finetune, pretrain, tiny
+from vitlab.train.config import TrainConfig
+
+PRETRAIN: dict[str, Callable[..., TrainConfig]] = {
+    "jft": pretrain.jft,
+    "imagenet21k": pretrain.imagenet21k,
+    "imagenet": pretrain.imagenet,
+    "tiny-digits": tiny.digits,
+    "tiny-fashion": tiny.fashion_mnist,
+    "tiny-cifar10": tiny.cifar10,
+}
+"""Each takes the name of a model (the tiny ones have their own) and returns the run."""
+
+FINETUNE: dict[str, Callable[[], TrainConfig]] = {
+    "imagenet": finetune.imagenet,
+    "cifar100": finetune.cifar100,
+    "cifar10": finetune.cifar10,
+    "pets": finetune.pets,
+    "flowers": finetune.flowers,
+    "vtab": finetune.vtab,
+    "tiny-digits": tiny.finetune_digits,
+    "tiny": tiny.finetune_small,
+}
+"""Each returns the run but for its model, which the checkpoint brings."""

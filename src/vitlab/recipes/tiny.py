@@ -1,0 +1,89 @@
+"""Small twins of the recipes, on data that anyone has: they train in minutes on two cores.
+
+docs/reproduce.md holds what each reached, with the command, the minutes and the machine.
+"""
+
+from vitlab.models.config import ViTConfig, get_config
+from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
+
+
+def digits(model: str | None = None) -> TrainConfig:
+    """scikit-learn's 1,797 handwritten digits, shown at 16 pixels."""
+    own = ViTConfig(image_size=16, patch_size=4, width=96, depth=5, heads=4, mlp_dim=192, num_classes=10)
+    return TrainConfig(
+        model=_named(model, own),
+        data=DataConfig(name="digits", crop="pad", pad=2, flip=False),
+        optim=OptimConfig(lr=2e-3, weight_decay=0.05, schedule="cosine", warmup_steps=100, clip_norm=1.0),
+        label_smoothing=0.1,
+        epochs=80,
+        batch_size=64,
+        log_every=25,
+        checkpoint_every=500,
+    )
+
+
+def fashion_mnist(model: str | None = None) -> TrainConfig:
+    """Fashion-MNIST at its own 28 pixels."""
+    own = ViTConfig(
+        image_size=28, patch_size=4, width=128, depth=5, heads=4, mlp_dim=256, num_classes=10, pool="gap"
+    )
+    return TrainConfig(
+        model=_named(model, own),
+        data=DataConfig(name="fashion_mnist", train_split="trainval", eval_split="test", crop="pad", pad=2),
+        optim=OptimConfig(lr=2e-3, weight_decay=0.05, schedule="cosine", warmup_steps=500, clip_norm=1.0),
+        epochs=20,
+        batch_size=128,
+        log_every=100,
+        checkpoint_every=1000,
+    )
+
+
+def cifar10(model: str | None = None) -> TrainConfig:
+    """CIFAR-10 at its own 32 pixels; `--data.name shards:PATH` takes it from shards."""
+    own = ViTConfig(
+        image_size=32, patch_size=4, width=192, depth=6, heads=4, mlp_dim=384, num_classes=10, pool="gap"
+    )
+    return TrainConfig(
+        model=_named(model, own),
+        data=DataConfig(name="cifar10", train_split="trainval", eval_split="test", crop="pad", pad=4),
+        optim=OptimConfig(lr=1.5e-3, weight_decay=0.05, schedule="cosine", warmup_steps=1000, clip_norm=1.0),
+        epochs=25,
+        batch_size=128,
+        log_every=100,
+        checkpoint_every=1000,
+    )
+
+
+def finetune_digits() -> TrainConfig:
+    """Digits at 32 pixels, twice the resolution of `digits`: Table 4 in small."""
+    return TrainConfig(
+        model=ViTConfig(image_size=32, patch_size=4, width=96, heads=4, depth=1, mlp_dim=96, num_classes=10),
+        data=DataConfig(name="digits", crop="pad", pad=4, flip=False),
+        optim=OptimConfig(name="sgd", lr=0.03, schedule="cosine", warmup_steps=20, clip_norm=1.0),
+        steps=200,
+        batch_size=64,
+        log_every=10,
+        checkpoint_every=100,
+    )
+
+
+def finetune_small() -> TrainConfig:
+    """Any small data set (`--data.name folder:PATH`): 500 steps as BiT's rule for fewer than 20,000 pictures."""
+    return TrainConfig(
+        model=ViTConfig(image_size=224),
+        data=DataConfig(name="digits", crop="inception", min_area=0.3, workers=2),
+        optim=OptimConfig(name="sgd", lr=0.01, schedule="cosine", warmup_steps=100, clip_norm=1.0),
+        steps=500,
+        batch_size=64,
+        log_every=10,
+        checkpoint_every=100,
+    )
+
+
+def _named(model: str | None, own: ViTConfig) -> ViTConfig:
+    """`own`, or the sizes of a named model at the same resolution and patch side."""
+    if model is None:
+        return own
+    return get_config(
+        model, image_size=own.image_size, patch_size=own.patch_size, num_classes=own.num_classes, pool=own.pool
+    )

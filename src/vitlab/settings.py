@@ -1,0 +1,72 @@
+"""Settings are frozen dataclasses: checked against their own type hints, and carried through JSON and back.
+
+An unknown or ill-typed setting is an error that names what is allowed, never a silence.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from typing import Any, Literal
+
+T = typing.TypeVar("T")
+
+
+def check_fields(config: Any) -> None:
+    """Raises ValueError if a field holds a value outside its declared type."""
+    hints = typing.get_type_hints(type(config))
+    for item in dataclasses.fields(config):
+        given, hint = getattr(config, item.name), hints[item.name]
+        if not _fits(given, hint):
+            raise ValueError(f"{item.name} is {given!r}; allowed: {_spell(hint)}.")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, each) for each in args)
+    if origin is Literal:
+        return value in args
+    if origin is tuple:
+        each = [args[0]] * len(value) if isinstance(value, tuple) and args[-1] is ... else args
+        return isinstance(value, tuple) and len(value) == len(each) and all(map(_fits, value, each))
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, hint)
+
+
+def _spell(hint: Any) -> str:
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(_spell(each) for each in args)
+    if origin is Literal:
+        return ", ".join(map(repr, args))
+    return "None" if hint is type(None) else getattr(hint, "__name__", str(hint)) if not args else str(hint)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """The settings as plain data for JSON."""
+    return dataclasses.asdict(config)
+
+
+def from_dict(kind: type[T], data: dict[str, Any]) -> T:
+    """The inverse of `to_dict`; an unknown key is an error that names the nearest valid one."""
+    hints = typing.get_type_hints(kind)
+    names = [item.name for item in dataclasses.fields(kind)]  # pyright: ignore[reportArgumentType]
+    values = {}
+    for key, value in data.items():
+        if key not in names:
+            raise ValueError(f"unknown setting {key!r} for {kind.__name__}; {nearest(key, names)}.")
+        if dataclasses.is_dataclass(hints[key]) and isinstance(value, dict):
+            value = from_dict(typing.cast(type, hints[key]), value)
+        values[key] = tuple(value) if isinstance(value, list) else value
+    return kind(**values)
+
+
+def nearest(given: str, allowed: typing.Iterable[str]) -> str:
+    """`the nearest: a, b` for an error about a name that is not among `allowed`."""
+    allowed = list(allowed)
+    near = difflib.get_close_matches(given, allowed, n=3, cutoff=0.4)
+    return f"the nearest: {', '.join(near)}" if near else f"allowed: {', '.join(allowed)}"

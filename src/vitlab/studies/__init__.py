@@ -1,0 +1,1 @@
+"""Sec. 4.3-4.4, App. D: many runs, one page."""

@@ -1,0 +1,310 @@
+"""THE training loop: every run of every model goes through `train`.
+
+Batches, augmentation, mixup and dropout are functions of (seed, step, example), so a checkpoint needs nothing but
+the weights, what the optimiser remembers, the average and the sums of the record under way.
+"""
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from vitlab.data.datasets import load_dataset
+from vitlab.data.loader import Batch, train_batches
+from vitlab.data.transforms import TrainTransform
+from vitlab.models.config import forward_macs
+from vitlab.models.vit import ViT
+from vitlab.train.checkpoint import load_latest, save_checkpoint
+from vitlab.train.config import TrainConfig
+from vitlab.train.objectives import Classification
+from vitlab.train.optim import (
+    clip_by_global_norm,
+    create_optimizer,
+    learning_rate,
+    pack_optimizer,
+    set_learning_rate,
+    unpack_optimizer,
+    update_average,
+)
+from vitlab.train.precision import Weights, keep_freed_memory, resolve_precision
+from vitlab.train.progress import Progress, Speed, peak_flops
+from vitlab.train.workdir import Workdir
+
+Evaluate = Callable[[nn.Module], dict[str, float]]
+
+
+class StoppedError(RuntimeError):
+    """The run was asked to stop (SIGTERM, Ctrl-C); it is saved, and the same command continues it."""
+
+
+class NonFiniteError(RuntimeError):
+    """The loss or the gradient is not a number any more."""
+
+
+@dataclass
+class State:
+    """All that changes during a run."""
+
+    weights: Weights
+    optimizer: torch.optim.Optimizer
+    average: dict[str, Tensor] | None
+    sums: Tensor
+    """Loss, accuracy, gradient norm and pictures, added up since the last record; and the first step whose loss was
+    not finite (0: none)."""
+    step: int = 0
+    skipped: int = 0
+    recorded: int = field(default=0)
+    """The step of the last record."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        named = {f"weights/{name}": master for name, master in self.weights.masters.items()}
+        named |= {f"average/{name}": value for name, value in (self.average or {}).items()}
+        named |= {f"optimizer/{name}": value for name, value in pack_optimizer(self.optimizer).items()}
+        return named | {"sums": self.sums}
+
+    @torch.no_grad()
+    def restore(self, tensors: dict[str, Tensor], step: int, plain: dict[str, Any]) -> None:
+        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "average": {}, "optimizer": {}}
+        for key, value in tensors.items():
+            part, _, name = key.partition("/")
+            if name:
+                parts[part][name] = value
+        for name, master in self.weights.masters.items():
+            master.copy_(parts["weights"].pop(name))
+        for name, value in (self.average or {}).items():
+            value.copy_(parts["average"].pop(name))
+        assert not parts["weights"] and not parts["average"], "a checkpoint of another model"
+        unpack_optimizer(self.optimizer, parts["optimizer"])
+        self.sums.copy_(tensors["sums"])
+        self.weights.refresh()
+        self.step, self.skipped, self.recorded = step, plain["skipped"], plain["recorded"]
+
+
+def train(
+    config: TrainConfig,
+    workdir: Workdir,
+    model: ViT,
+    *,
+    evaluate: Evaluate | None = None,
+    device: str | torch.device = "cpu",
+    label: str = "train",
+) -> ViT:
+    """Trains `model` as `config` says, or continues what `workdir` holds; returns the trained model in float32.
+
+    With Polyak averaging the returned weights are the averaged ones. `evaluate(model)` gives figures to record every
+    `eval_every` steps. Raises StoppedError after a signal, NonFiniteError, and ValueError for bad settings or data.
+    """
+    device = torch.device(device)
+    if device.type == "cpu":
+        keep_freed_memory()
+    data = config.data
+    dataset = load_dataset(
+        data.name, data.train_split, root=data.root, classes=data.classes, on_error=data.on_error
+    )
+    if len(dataset.classes) != config.model.num_classes:
+        raise ValueError(
+            f"the model has {config.model.num_classes} classes and {data.name} has {len(dataset.classes)}; set "
+            f"model.num_classes to {len(dataset.classes)}."
+        )
+    steps = config.total_steps(len(dataset))
+    state = _start(config, model.to(device), device)
+    objective = Classification(config.model.num_classes, config.loss, config.label_smoothing, config.mixup)
+    forward = torch.compile(model) if config.compile else model
+    flops = 6.0 * forward_macs(config.model)
+    with Progress(label, steps) as progress, _signals() as asked_to_stop:
+        _resume(state, workdir, progress)
+        batches = _batches(config, dataset, state.step, device)
+        speed = Speed(flops, peak_flops(device))
+        while state.step < steps:
+            waiting = time.perf_counter()
+            batch = next(batches)
+            speed.waited += time.perf_counter() - waiting
+            rate = learning_rate(config.optim, state.step, steps)
+            _update(config, state, forward, objective, batch, rate)
+            speed.images += len(batch.labels)
+            last = state.step == steps
+            due = last or state.step % config.log_every == 0
+            saving = last or state.step % config.checkpoint_every == 0 or asked_to_stop.is_set()
+            if due or saving or device.type == "cpu":  # reading a number off a CPU's tensor costs nothing
+                _check_finite(config, state, workdir, dataset, device)
+            if due:
+                _record(config, state, workdir, progress, speed, rate, len(dataset), steps)
+            if evaluate and (last or (config.eval_every and state.step % config.eval_every == 0)):
+                with _evaluating(model, state):
+                    figures = evaluate(model)
+                workdir.log_metrics(state.step, figures)
+                progress.say(f"step {state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+                speed.since = time.perf_counter()
+            if saving:
+                _save(config, state, workdir)
+                speed.since = time.perf_counter()
+            if asked_to_stop.is_set() and not last:
+                raise StoppedError(f"stopped and saved at step {state.step}/{steps}; the same command continues.")
+    return _finished(config, state)
+
+
+def _start(config: TrainConfig, model: ViT, device: torch.device) -> State:
+    weights = Weights(model, resolve_precision(config.precision, device))
+    masters = weights.masters
+    average = {n: m.detach().clone() for n, m in masters.items()} if config.average_decay else None
+    optimizer = create_optimizer(masters.items(), config.optim)
+    return State(weights, optimizer, average, torch.zeros(5, dtype=torch.float64, device=device))
+
+
+def _resume(state: State, workdir: Workdir, progress: Progress) -> None:
+    saved = load_latest(
+        workdir.checkpoints, lambda path, why: progress.say(f"{path.name} is damaged and passed over: {why}")
+    )
+    workdir.truncate_metrics(saved.step if saved else None)
+    if saved:
+        state.restore(saved.tensors, saved.step, saved.state)
+        progress.say(f"continues from {saved.path.name}")
+
+
+def _save(config: TrainConfig, state: State, workdir: Workdir) -> None:
+    workdir.sync()
+    plain = {"skipped": state.skipped, "recorded": state.recorded}
+    save_checkpoint(workdir.checkpoints, state.step, state.tensors(), plain, config.keep_checkpoints)
+
+
+def _batches(config: TrainConfig, dataset: Any, step: int, device: torch.device) -> Iterator[Batch]:
+    data = config.data
+    transform = TrainTransform(
+        config.model.image_hw, crop=data.crop, min_area=data.min_area, resize=data.crop_resize, pad=data.pad,
+        flip=data.flip, randaugment_layers=data.randaugment_layers,
+        randaugment_magnitude=data.randaugment_magnitude,
+    )  # fmt: skip
+    return train_batches(
+        dataset, transform, batch_size=config.batch_size, seed=config.seed, start=step * config.batch_size,
+        workers=data.workers, on_error=data.on_error, device=device,
+    )  # fmt: skip
+
+
+def step_rng(seed: int, step: int) -> np.random.Generator:
+    """The generator of one step's choices for the whole batch."""
+    return np.random.Generator(np.random.Philox(key=[seed, step]))
+
+
+def _update(
+    config: TrainConfig, state: State, forward: nn.Module, objective: Classification, batch: Batch, rate: float
+) -> None:
+    """One step: the gradient of the whole batch in micro-batches, clipped, and the optimiser's update."""
+    rng = step_rng(config.seed, state.step)
+    torch.manual_seed(int(rng.integers(2**62)))  # dropout draws from torch's own generator
+    state.weights.clear_gradients()
+    forward.train()
+    images, targets = objective.corrupt(batch, rng)
+    size = config.microbatch or len(targets)
+    total = torch.zeros(2, dtype=torch.float64, device=images.device)
+    for part, answer in zip(images.split(size), targets.split(size), strict=True):
+        share = len(answer) / len(targets)
+        with state.weights.autocast():
+            loss, accuracy = objective.loss(forward, part, answer)
+        (loss * share).backward()
+        state.weights.collect_gradients()
+        total += torch.stack([loss.detach(), accuracy]).double() * share
+    norm = clip_by_global_norm(state.weights.masters.values(), config.optim.clip_norm)
+    state.skipped += batch.skipped
+    finite = torch.isfinite(total[0]) & torch.isfinite(norm)
+    state.sums[4] = torch.where((state.sums[4] == 0) & ~finite, state.step + 1, state.sums[4])
+    state.sums[:2] += total
+    state.sums[2] += norm
+    state.sums[3] += len(targets)
+    if images.device.type == "cpu" and not finite:
+        return  # leaves the weights as they were, for `_check_finite` to save
+    set_learning_rate(state.optimizer, rate)
+    state.optimizer.step()
+    state.weights.refresh()
+    state.step += 1
+    if state.average is not None:
+        assert config.average_decay is not None
+        masters = [master.detach() for master in state.weights.masters.values()]
+        update_average(list(state.average.values()), masters, config.average_decay)
+
+
+def _record(
+    config: TrainConfig, state: State, workdir: Workdir, progress: Progress, speed: Speed, rate: float,
+    examples: int, steps: int,
+) -> None:  # fmt: skip
+    """Means since the last record; the only place where a run without evaluation waits for the device."""
+    loss, accuracy, norm, images, _ = state.sums.tolist()
+    updates = state.step - state.recorded
+    metrics = {
+        "loss": loss / updates,
+        "accuracy": accuracy / updates,
+        "grad_norm": norm / updates,
+        "lr": rate,
+        "epoch": state.step * config.batch_size / examples,
+        "skipped": state.skipped,
+    }
+    state.sums.zero_()
+    state.recorded = state.step
+    figures = speed.record(steps - state.step, config.batch_size)
+    workdir.log_metrics(state.step, metrics)
+    workdir.log_speed(state.step, figures)
+    progress.show({"step": state.step, **metrics}, figures)
+
+
+def _check_finite(
+    config: TrainConfig, state: State, workdir: Workdir, dataset: Any, device: torch.device
+) -> None:
+    """Stops the run at the first loss or gradient that is not finite, with the batch that made it on disk."""
+    bad = int(state.sums[4])
+    if not bad:
+        return
+    batch = next(_batches(config, dataset, bad - 1, device))
+    folder = workdir.path / "nonfinite"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"step-{bad:09d}.safetensors"
+    kept = {"images": batch.images.contiguous(), "labels": batch.labels, "indices": batch.indices}
+    if state.step < bad:  # the update was not made: the weights are those that met this batch
+        kept |= {f"weights/{name}": master.detach() for name, master in state.weights.masters.items()}
+    save_file(kept, path)
+    raise NonFiniteError(
+        f"the loss or its gradient is not finite at step {bad}. The batch is kept in {path} for replay, and the "
+        f"last checkpoint is from before it. Try a smaller optim.lr, optim.clip_norm=1 or precision=float32."
+    )
+
+
+@contextlib.contextmanager
+def _evaluating(model: ViT, state: State) -> Iterator[None]:
+    with state.weights.swapped(state.average), state.weights.autocast(), torch.no_grad():
+        model.eval()
+        yield
+        model.train()
+
+
+def _finished(config: TrainConfig, state: State) -> ViT:
+    model = ViT(config.model).to(next(iter(state.weights.masters.values())).device)
+    model.load_state_dict(state.average or {n: m.detach() for n, m in state.weights.masters.items()})
+    return model.eval()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and the first Ctrl-C set instead of ending the process."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+
+    def ask(number: int, _: Any) -> None:
+        if event.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        event.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

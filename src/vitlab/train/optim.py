@@ -1,0 +1,146 @@
+"""The optimisers of the paper's time, schedules, clipping and the Polyak average (Sec. 4.1, App. B.1).
+
+Everything works on float32 master parameters, and nothing here waits for the device.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
+
+from vitlab.train.config import OptimConfig
+
+
+def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
+    """The rate of the update after `step` others: a pure function, so that a resumed run needs no state.
+
+    Counting from 0 as optax does, the first update of a warm-up has rate 0 and moves nothing.
+    """
+    warmup = config.warmup_steps
+    progress = min(max((step - warmup) / max(total_steps - warmup, 1), 0.0), 1.0)
+    match config.schedule:
+        case "cosine":
+            rate = config.lr * 0.5 * (1.0 + math.cos(math.pi * progress))
+        case "linear":
+            rate = config.end_lr + (config.lr - config.end_lr) * (1.0 - progress)
+        case "constant":
+            rate = config.lr
+    if warmup:
+        rate *= min(1.0, step / warmup)
+    if config.cooldown_steps:
+        rate *= min(1.0, max(total_steps - step, 0) / config.cooldown_steps)
+    return rate
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Gives every group of parameters the rate of this step."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def is_decayed(name: str, parameter: Tensor, config: OptimConfig) -> bool:
+    """Whether weight decay shrinks this parameter.
+
+    `kernels` are the matrices and patch filters: no bias, LayerNorm, class token or position embedding.
+    """
+    if config.weight_decay == 0:
+        return False
+    return config.decay_on == "all" or (parameter.ndim >= 2 and name.rpartition(".")[2] == "weight")
+
+
+class DecoupledSGD(torch.optim.SGD):
+    """Momentum SGD whose decay takes lr * decay * p off a parameter p; torch's goes through the momentum."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"] if group["decay"] else []:
+                    if parameter.grad is not None:
+                        parameter.mul_(1.0 - group["lr"] * group["decay"])
+        return super().step(closure)
+
+
+def create_optimizer(
+    named_parameters: Iterable[tuple[str, Tensor]], config: OptimConfig
+) -> torch.optim.Optimizer:
+    """Adam or momentum SGD with decoupled decay, in at most two groups: decayed, and not.
+
+    Adam is Flax's of the paper's time, which torch calls AdamW: bias-corrected, epsilon outside the root, and
+    lr * weight_decay * p taken off. SGD's momentum starts with the whole first gradient, without Nesterov.
+    """
+    named = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+    decays = [is_decayed(name, parameter, config) for name, parameter in named]
+    groups: list[dict[str, Any]] = []
+    for decayed in (True, False):
+        members = [pair for pair, each in zip(named, decays, strict=True) if each == decayed]
+        if members:
+            key = "weight_decay" if config.name == "adam" else "decay"
+            groups.append({"params": members, key: config.weight_decay if decayed else 0.0})
+    fused = all(parameter.device.type in ("cpu", "cuda") for _, parameter in named)
+    if config.name == "adam":
+        betas = (config.beta1, config.beta2)
+        return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=1e-8, fused=fused)
+    return DecoupledSGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
+
+
+def describe_groups(optimizer: torch.optim.Optimizer) -> str:
+    """One line for each group: how many tensors and numbers it has, and how they decay."""
+    lines = []
+    for group in optimizer.param_groups:
+        numbers = sum(parameter.numel() for parameter in group["params"])
+        decay = group.get("decay", group.get("weight_decay"))
+        lines.append(f"{len(group['params'])} tensors, {numbers:,} numbers, weight decay {decay:g}")
+    return "\n".join(lines)
+
+
+@torch.no_grad()
+def clip_by_global_norm(parameters: Iterable[Tensor], max_norm: float | None) -> Float[Tensor, ""]:
+    """Scales all gradients so that their joint L2 norm is at most `max_norm`; returns the norm before.
+
+    Divides by the norm itself as optax does, where torch's own function adds 1e-6 to it.
+    """
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(grads)
+    if max_norm is not None:
+        torch._foreach_mul_(grads, (max_norm / norm).clamp(max=1.0))  # pyright: ignore[reportPrivateImportUsage]
+    return norm
+
+
+def update_average(average: Sequence[Tensor], parameters: Sequence[Tensor], decay: float) -> None:
+    """Polyak averaging in place: average <- decay * average + (1 - decay) * parameter."""
+    get_ema_multi_avg_fn(decay)(list(average), list(parameters), 0)
+
+
+def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """What the optimiser remembers: `parameter/quantity` -> tensor. Its settings are the run's config."""
+    return {
+        f"{name}/{quantity}": value
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["param_names"], group["params"], strict=True)
+        for quantity, value in optimizer.state.get(parameter, {}).items()
+        if value is not None
+    }
+
+
+def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """The inverse of `pack_optimizer`, for an optimiser made from the same config.
+
+    Raises ValueError if a tensor belongs to no parameter, or has another shape.
+    """
+    names = [name for group in optimizer.param_groups for name in group["param_names"]]
+    shapes = [parameter.shape for group in optimizer.param_groups for parameter in group["params"]]
+    places = {name: place for place, name in enumerate(names)}
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        name, _, quantity = key.rpartition("/")
+        if name not in places or (value.ndim and value.shape != shapes[places[name]]):
+            raise ValueError(
+                f"the optimiser's {key} of shape {tuple(value.shape)} fits no parameter of this model; "
+                f"the state was saved by a run of another model. Start this one in another work folder."
+            )
+        state.setdefault(places[name], {})[quantity] = value
+    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

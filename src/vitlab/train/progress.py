@@ -1,0 +1,106 @@
+"""What a person sees of a run: one live line on a terminal, plain lines elsewhere; and its speed, measured."""
+
+import re
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TextIO
+
+import torch
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+# Dense bfloat16 peaks in TFLOP/s, by the makers' data sheets; the first pattern found in the device's name counts.
+PEAK_TFLOPS = {
+    "H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "B200": 2250.0, "A100": 312.0,
+    "A40": 149.7, "A10": 125.0, "L40S": 362.0, "L4": 121.0, "4090": 165.2, "3090": 71.0, "V100": 125.0, "T4": 65.0,
+}  # fmt: skip
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """Peak FLOP/s of the device in bfloat16, or None where it is not known (as of every CPU)."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    found = (tera for pattern, tera in PEAK_TFLOPS.items() if re.search(rf"\b{pattern}", name))
+    return next((tera * 1e12 for tera in found), None)
+
+
+@dataclass
+class Speed:
+    """Time between two records: whole, and waiting for pictures."""
+
+    flops_per_image: float
+    peak: float | None
+    images: int = 0
+    waited: float = 0.0
+    since: float = field(default_factory=time.perf_counter)
+
+    def record(self, steps_left: int, batch_size: int) -> dict[str, float]:
+        """Figures since the last record, and a fresh start."""
+        now = time.perf_counter()
+        seconds = max(now - self.since, 1e-9)
+        rate = self.images / seconds
+        figures = {
+            "images_per_s": rate,
+            "data_wait": self.waited / seconds,
+            "tflops": rate * self.flops_per_image / 1e12,
+            "eta_s": steps_left * batch_size / rate if rate else 0.0,
+        }
+        if self.peak is not None:
+            figures["mfu"] = rate * self.flops_per_image / self.peak
+        self.images, self.waited, self.since = 0, 0.0, now
+        return figures
+
+
+def duration(seconds: float) -> str:
+    """`1:02:03` or `2:03`."""
+    hours, rest = divmod(round(seconds), 3600)
+    minutes, seconds = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+class Progress:
+    """The live line. A context manager; `show` replaces the line, `say` leaves one behind."""
+
+    def __init__(self, label: str, total_steps: int, stream: TextIO | None = None) -> None:
+        self.label, self.total_steps = label, total_steps
+        self._console = Console(file=stream or sys.stderr, highlight=False, soft_wrap=True)
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._on_terminal = self._console.is_terminal
+
+    def __enter__(self) -> "Progress":
+        if self._on_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._on_terminal:
+            self._live.stop()
+
+    def show(self, metrics: dict[str, float], speed: dict[str, float]) -> None:
+        line = self.line(metrics, speed)
+        if self._on_terminal:
+            done = int(20 * metrics["step"] / self.total_steps)
+            self._live.update(Text("━" * done + "╌" * (20 - done) + " " + line), refresh=True)
+        else:
+            self._console.print(line, markup=False)
+
+    def say(self, text: str) -> None:
+        self._console.print(f"{self.label}: {text}", markup=False)
+
+    def line(self, metrics: dict[str, float], speed: dict[str, float]) -> str:
+        """The figures of a record, in one line."""
+        parts = [
+            f"{self.label} step {int(metrics['step'])}/{self.total_steps}",
+            f"epoch {metrics['epoch']:.2f}",
+            f"loss {metrics['loss']:.4f}",
+            f"acc {metrics['accuracy']:.1%}",
+            f"lr {metrics['lr']:.2e}",
+            f"{speed['images_per_s']:.0f} img/s",
+            f"wait {speed['data_wait']:.0%}",
+            f"{speed['tflops']:.2f} TFLOP/s" + (f" (MFU {speed['mfu']:.0%})" if "mfu" in speed else ""),
+            f"ETA {duration(speed['eta_s'])}",
+        ]
+        return " · ".join(parts)

@@ -1,0 +1,220 @@
+"""A run's folder: config.json, metrics.jsonl, speed.jsonl, result.json, checkpoints/, tensorboard/.
+
+What the run computes goes to metrics.jsonl, whose bytes are the same however often the run was stopped; what
+the clock says goes to speed.jsonl.
+"""
+
+import fcntl
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vitlab.train.checkpoint import flush_folder
+
+if typing.TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+LOCK = ".lock"
+
+
+class Workdir:
+    """A run's folder, opened by the one process that may write to it; use it in a `with` statement.
+
+    `settings` is the run's whole configuration as plain data. A new or empty folder receives it; a run's
+    folder must hold the same, and nothing in any other folder is touched.
+    Raises ValueError for another run's folder, a folder of something else, or one in use.
+    """
+
+    def __init__(self, path: Path | str, settings: Mapping[str, Any], tensorboard: bool = True) -> None:
+        self.path = Path(path)
+        self.checkpoints = self.path / "checkpoints"
+        self._check_is_ours()
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = _lock(self.path)
+        try:
+            self._check_settings(json.loads(json.dumps(settings)))
+        except ValueError:
+            self._lock.close()
+            raise
+        self._metrics = (self.path / "metrics.jsonl").open("ab")
+        self._speed = (self.path / "speed.jsonl").open("ab")
+        self._tensorboard = tensorboard
+        self._purge_step: int | None = None
+        self._writer: SummaryWriter | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended and left its result."""
+        return (self.path / "result.json").is_file()
+
+    def read_result(self) -> dict[str, Any]:
+        """The result of a finished run."""
+        return json.loads((self.path / "result.json").read_bytes())
+
+    def write_result(self, result: Mapping[str, Any]) -> None:
+        """Ends the run: writes result.json, whole or not at all."""
+        self.sync()
+        write_json(self.path / "result.json", result)
+
+    def log_metrics(self, step: int, values: Mapping[str, Any]) -> None:
+        """Appends one record of computed figures; those of a step come before the checkpoint of that step."""
+        _append(self._metrics, step, values)
+        if self._tensorboard:
+            self._show(step, values)
+
+    def log_speed(self, step: int, values: Mapping[str, Any]) -> None:
+        """Appends one record of measured times and rates."""
+        _append(self._speed, step, values)
+        if self._tensorboard:
+            self._show(step, values)
+
+    def truncate_metrics(self, after_step: int | None) -> None:
+        """Forgets what was logged after the checkpoint that the run continues from (None: there is none).
+
+        The steps in between run again and are logged once. A half-written last line goes as well.
+        """
+        for file in (self._metrics, self._speed):
+            _truncate(file, -1 if after_step is None else after_step)
+        self._purge_step = 0 if after_step is None else after_step + 1
+
+    def sync(self) -> None:
+        """Brings every record to the disk; before each checkpoint, so that none is missing from before it."""
+        os.fsync(self._metrics.fileno())
+        os.fsync(self._speed.fileno())
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self) -> None:
+        """Lets go of the folder."""
+        if self._writer is not None:
+            self._writer.close()
+        for file in (self._metrics, self._speed, self._lock):
+            file.close()
+
+    def __enter__(self) -> "Workdir":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_is_ours(self) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise ValueError(f"the work folder {self.path} is a file; give the name of a folder.")
+        if not self.path.exists() or (self.path / "config.json").is_file():
+            return
+        others = sorted(
+            each.name for each in self.path.iterdir() if not each.name.startswith((LOCK, ".config.json"))
+        )
+        if others:
+            raise ValueError(
+                f"the work folder {self.path} is not empty and holds no run (config.json is missing; it has "
+                f"{', '.join(others[:5])}{', ...' if len(others) > 5 else ''}). Give a new or empty folder."
+            )
+
+    def _check_settings(self, settings: dict[str, Any]) -> None:
+        file = self.path / "config.json"
+        if not file.exists():
+            write_json(file, settings)
+            return
+        try:
+            differing = _differences(json.loads(file.read_bytes()), settings)
+        except ValueError as error:
+            raise ValueError(f"{file} is not readable JSON ({error}); give another --workdir.") from error
+        if differing:
+            raise ValueError(
+                f"the work folder {self.path} holds a run with other settings:\n  "
+                + "\n  ".join(differing)
+                + "\nGive another --workdir, or the same settings to continue that run."
+            )
+
+    def _show(self, step: int, values: Mapping[str, Any]) -> None:
+        if self._writer is None:
+            from torch.utils.tensorboard import SummaryWriter  # here, because its import takes a second
+
+            self._writer = SummaryWriter(str(self.path / "tensorboard"), purge_step=self._purge_step)
+        for name, value in values.items():
+            if isinstance(value, (int, float)):
+                self._writer.add_scalar(name, value, step)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Writes a JSON file that is whole or not there at all, through a hidden one beside it."""
+    aside = path.with_name(f".{path.name}.tmp")
+    with aside.open("w") as file:
+        json.dump(_finite(data), file, indent=1, sort_keys=True)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    aside.rename(path)
+    flush_folder(path.parent)
+
+
+def _lock(folder: Path) -> BinaryIO:
+    """Takes the folder for this process until it ends, however it ends.
+
+    A record lock, because the processes that read pictures do not inherit it: one of them that outlives a
+    killed run by a moment must not hold the folder.
+    """
+    file = (folder / LOCK).open("a+b")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        holder = file.read().decode()
+        file.close()
+        raise ValueError(
+            f"the work folder {folder} is in use by process {holder}; wait for it, stop it, or give another "
+            f"--workdir."
+        ) from error
+    file.truncate(0)
+    file.write(str(os.getpid()).encode())
+    file.flush()
+    return file
+
+
+def _differences(old: Any, new: Any, name: str = "") -> list[str]:
+    """`name: old -> new` for every setting in which two configurations differ."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        prefix = f"{name}." if name else ""
+        absent = "not set"
+        return [
+            line
+            for key in sorted(old.keys() | new.keys())
+            for line in _differences(old.get(key, absent), new.get(key, absent), prefix + key)
+        ]
+    return [] if old == new else [f"{name}: {old} -> {new}"]
+
+
+def _append(file: BinaryIO, step: int, values: Mapping[str, Any]) -> None:
+    file.write(json.dumps(_finite({"step": step, **values}), sort_keys=True).encode() + b"\n")
+    file.flush()
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows no infinity and no NaN: they become null."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _truncate(file: BinaryIO, after_step: int) -> None:
+    """Cuts a log before its first record later than `after_step`, or its first line that is no record."""
+    size = 0
+    for line in Path(file.name).read_bytes().splitlines(keepends=True):
+        try:
+            later = not line.endswith(b"\n") or json.loads(line)["step"] > after_step
+        except (ValueError, KeyError, TypeError):
+            later = True
+        if later:
+            break
+        size += len(line)
+    os.truncate(file.fileno(), size)

@@ -1,0 +1,98 @@
+"""Answers for pictures that have no label: files, folders, or the standard input."""
+
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitlab.data.sources import PICTURE_SUFFIXES, PictureError, decode
+from vitlab.data.transforms import EvalTransform
+from vitlab.models.vit import ViT
+from vitlab.transfer.evaluate import choose_device
+from vitlab.weights import load_card, load_model
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the model says of one picture, most probable first; or why it could not be read."""
+
+    path: str
+    top: tuple[tuple[str, float], ...] = ()
+    """(class name, softmax probability)."""
+    error: str | None = None
+
+    def as_line(self) -> str:
+        said = ", ".join(f"{name} {share:.1%}" for name, share in self.top)
+        return f"{self.path}: {said if self.error is None else 'cannot be read: ' + self.error}"
+
+
+def predict(
+    checkpoint: str | Path, sources: Iterable[str], *, top: int = 5, batch_size: int = 32, device: str = "auto"
+) -> Iterator[Answer]:
+    """The `top` most probable classes of every picture in `sources`: files, folders (searched through) or `-`.
+
+    `-` reads the standard input: one picture, or paths, one a line. A picture that cannot be read gives an answer
+    with its error; a path that is not there is a ValueError.
+    """
+    if top < 1:
+        raise ValueError(f"top is {top}; ask for at least 1 answer.")
+    place = choose_device(device)
+    model = load_model(checkpoint).to(place)
+    if model.head is None:
+        raise ValueError(f"{checkpoint} has no head, so it has no answers; fine-tune it first (`vitlab finetune`).")
+    card = load_card(checkpoint)
+    names = card.get("classes") or [str(number) for number in range(model.config.num_classes)]
+    transform = EvalTransform(model.config.image_hw, resize=card.get("eval_resize"))
+    pending: list[tuple[str, Any]] = []
+    for path, data in _pictures(sources):
+        try:
+            pending.append((path, decode(data, path=path)))
+        except PictureError as error:
+            yield Answer(path, error=error.reason)
+            continue
+        if len(pending) == batch_size:
+            yield from _answers(model, transform, pending, names, top, place)
+            pending = []
+    if pending:
+        yield from _answers(model, transform, pending, names, top, place)
+
+
+@torch.inference_mode()
+def _answers(
+    model: ViT, transform: EvalTransform, pictures: list[tuple[str, Any]], names: list[str], top: int, device: torch.device
+) -> Iterator[Answer]:
+    images = torch.cat([transform.apply([pixels]) for _, pixels in pictures]).to(device)
+    probabilities = model(images).float().softmax(dim=1)
+    values, indices = probabilities.topk(min(top, len(names)), dim=1)
+    for (path, _), row, numbers in zip(pictures, values.tolist(), indices.tolist(), strict=True):
+        yield Answer(path, tuple((names[number], value) for number, value in zip(numbers, row, strict=True)))
+
+
+def _pictures(sources: Iterable[str]) -> Iterator[tuple[str, Path | bytes]]:
+    for source in sources:
+        if source == "-":
+            yield from _standard_input()
+            continue
+        path = Path(source)
+        if path.is_dir():
+            found = sorted(each for each in path.rglob("*") if each.suffix.lower() in PICTURE_SUFFIXES)
+            if not found:
+                raise ValueError(f"the folder {path} holds no picture ({', '.join(sorted(PICTURE_SUFFIXES))}).")
+            yield from ((str(each), each) for each in found)
+        elif path.is_file():
+            yield str(path), path
+        else:
+            raise ValueError(f"there is no file or folder {path}; give pictures, folders of them, or - for stdin.")
+
+
+def _standard_input() -> Iterator[tuple[str, Path | bytes]]:
+    data = sys.stdin.buffer.read()
+    try:
+        lines = data.decode().splitlines()
+    except UnicodeDecodeError:
+        yield "<stdin>", data
+        return
+    yield from _pictures(line.strip() for line in lines if line.strip())

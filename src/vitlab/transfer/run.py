@@ -1,0 +1,116 @@
+"""A run from its config to its result: train, test, and leave a model that `vitlab.load_model` reads."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from vitlab.data.datasets import load_dataset
+from vitlab.data.sources import Dataset
+from vitlab.models.vit import ViT
+from vitlab.settings import to_dict
+from vitlab.train.config import DataConfig, TrainConfig
+from vitlab.train.loop import train
+from vitlab.train.workdir import Workdir
+from vitlab.transfer.evaluate import Evaluation, choose_device, evaluate
+from vitlab.weights import load_model, save_model
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run leaves."""
+
+    model: ViT
+    test: Evaluation
+    result: dict[str, Any]
+    """The content of `result.json`: the same however often the run was interrupted."""
+
+    def summary(self, workdir: Path) -> str:
+        """The test's figures and where things lie."""
+        return f"{self.test.as_table()}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}"
+
+
+def fitted(config: TrainConfig) -> TrainConfig:
+    """`config` with as many outputs as its data set has classes."""
+    classes = len(_split(config.data, config.data.train_split).classes)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, num_classes=classes))
+
+
+def pretrain(
+    config: TrainConfig, workdir: str | Path, *, device: str = "auto", tensorboard: bool = True
+) -> Outcome:
+    """Trains a freshly initialised model as `config` says, then tests it.
+
+    The same call on the same folder continues an interrupted run, and only tests again where the run has ended.
+    """
+    generator = torch.Generator().manual_seed(config.seed)
+    return run(
+        config, workdir, lambda: ViT(config.model, generator=generator), command="pretrain", device=device,
+        tensorboard=tensorboard,
+    )  # fmt: skip
+
+
+def run(
+    config: TrainConfig,
+    workdir: str | Path,
+    create: Callable[[], ViT],
+    *,
+    command: str,
+    start: str | None = None,
+    device: str = "auto",
+    tensorboard: bool = True,
+) -> Outcome:
+    """Trains what `create()` makes and tests it on the test split; `start` says which weights those were."""
+    place = choose_device(device)
+    settings = {"command": command, "start": start, **to_dict(config)}
+    with Workdir(workdir, settings, tensorboard=tensorboard) as folder:
+        since = time.perf_counter()
+        if folder.finished:
+            model = load_model(folder.path / "model").to(place)
+        else:
+            val = _split(config.data, config.data.eval_split)
+
+            def judge(model: nn.Module) -> dict[str, float]:
+                found = judge_split(config, model, val, place)
+                return {f"{config.data.eval_split}_{name}": value for name, value in found.figures().items()}
+
+            model = train(config, folder, create(), evaluate=judge, device=place, label=command)
+        dataset = _split(config.data, "test")
+        test = judge_split(config, model, dataset, place)
+        result = {"test": test.record()}
+        if not folder.finished:
+            card = {
+                "classes": list(dataset.classes),
+                "dataset": config.data.name,
+                "root": config.data.root,
+                "class_indices": config.data.classes,
+                "eval_resize": config.data.eval_resize,
+                "start": start,
+                "test_accuracy": test.accuracy,
+            }
+            save_model(model, folder.path / "model", extra=card)
+            step = config.total_steps(len(_split(config.data, config.data.train_split)))
+            folder.log_speed(step, {"run_seconds": time.perf_counter() - since})
+            folder.write_result(result)
+    return Outcome(model, test, result)
+
+
+def judge_split(config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device) -> Evaluation:
+    """Evaluates with the run's own test pictures: size, resize, workers and policy for unreadable ones.
+
+    Computes in float32 whatever the run's precision when `model` holds float32 weights.
+    """
+    data = config.data
+    return evaluate(
+        model, dataset, config.model.image_hw, resize=data.eval_resize, workers=data.workers,
+        on_error=data.on_error, device=device,
+    )  # fmt: skip
+
+
+def _split(data: DataConfig, split: str) -> Dataset:
+    return load_dataset(data.name, split, root=data.root, classes=data.classes, on_error=data.on_error)

@@ -1,0 +1,85 @@
+"""What every weight file needs: to be written whole or not at all, and a clear word on what does not fit."""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def replacing_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to; once it is on the disk to the last byte it takes the place of `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = _aside(path, "new")
+    try:
+        with aside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+        sync(path.parent)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """A folder to fill; once its files are on the disk it takes the place of the folder `path`.
+
+    A folder cannot take another's place in one step, so the old one is moved aside first: killed between the
+    two moves, this leaves the old one as `.NAME.*.old` and the new one, complete, as `.NAME.*.new`.
+    """
+    path = path.resolve()  # so that "." has a name and a parent
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside, old = _aside(path, "new"), _aside(path, "old")
+    aside.mkdir()
+    try:
+        yield aside
+        for file in aside.iterdir():
+            sync(file)
+        sync(aside)
+        if path.exists():
+            path.replace(old)
+        aside.replace(path)
+        sync(path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _aside(path: Path, what: str) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}.{what}")
+
+
+def sync(path: Path) -> None:
+    """Waits until what a file holds, or which names a folder holds, is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_shapes(
+    what: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Raises ValueError that lists every array which is missing, unknown or of another shape."""
+    missing = [name for name in expected if name not in found]
+    unknown = [name for name in found if name not in expected]
+    differ = [
+        f"{name} has shape {found[name]} instead of {shape}"
+        for name, shape in expected.items()
+        if name in found and found[name] != shape
+    ]
+    parts = (("missing", missing), ("unknown", unknown), ("of another shape", differ))
+    complaints = [f"{len(names)} {kind}: {some(names)}" for kind, names in parts if names]
+    if complaints:
+        raise ValueError(f"{what}, but the arrays do not fit ({'; '.join(complaints)}).")
+
+
+def some(names: list[str], most: int = 12) -> str:
+    """The first few of many names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

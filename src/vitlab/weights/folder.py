@@ -1,0 +1,145 @@
+"""Our own format: a folder with the weights and a card that says what they are.
+
+    model.safetensors   the parameters, by the names of `ViT.state_dict()`
+    config.json         format and version, the model's configuration, the weights' checksum, and `extra`
+
+`extra` is what a user of the model should know. By convention: `classes`, the names of the outputs in order;
+`eval_resize`, how test pictures are brought to size (`DataConfig.eval_resize`); `source`, where the weights
+come from.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from vitlab.models.config import ViTConfig
+from vitlab.models.vit import ViT
+from vitlab.settings import from_dict, to_dict
+from vitlab.weights.files import check_shapes, replacing_folder, some
+
+FORMAT, VERSION = "vitlab model", 1
+WEIGHTS, CARD = "model.safetensors", "config.json"
+
+
+def write_folder(model: ViT, folder: Path | str, extra: dict[str, Any]) -> None:
+    """Writes all of the folder or nothing; a model that stands there is replaced, anything else refused."""
+    folder = Path(folder)
+    card: dict[str, Any] = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": to_dict(model.config),
+        "extra": extra,
+    }
+    _check_classes(extra, model.config)
+    _check_replaceable(folder)
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    with replacing_folder(folder) as aside:
+        weights = aside / WEIGHTS
+        safetensors.torch.save_file(state, weights, metadata={"format": "pt"})
+        weights.chmod(aside.stat().st_mode & 0o666)  # safetensors lets only the owner read
+        card["sha256"] = _sha256(weights)
+        (aside / CARD).write_text(_to_json(card))
+
+
+def read_folder(folder: Path) -> tuple[ViTConfig, dict[str, Tensor]]:
+    """The configuration and the parameters; raises ValueError where they do not fit or a byte has changed."""
+    card = read_card(folder)
+    try:
+        config = from_dict(ViTConfig, card["model"])
+    except ValueError as error:
+        raise ValueError(f"{folder / CARD} describes no model that can be built: {error}") from error
+    weights = folder / WEIGHTS
+    if _sha256(weights) != card["sha256"]:
+        raise ValueError(
+            f"{weights} is damaged: it is not the file that was written with {CARD} (the checksums differ). "
+            f"Take another copy or checkpoint."
+        )
+    try:
+        state = safetensors.torch.load_file(weights)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{weights} is no safetensors file: {error}") from error
+    with torch.device("meta"):
+        expected = {name: tuple(tensor.shape) for name, tensor in ViT(config).state_dict().items()}
+    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    check_shapes(
+        f"{folder / CARD} describes a model of width {config.width} and depth {config.depth}", expected, found
+    )
+    return config, state
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """What `config.json` says, checked to be ours."""
+    path = folder / CARD
+    try:
+        card = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); take another copy of the folder.") from error
+    if not isinstance(card, dict) or card.get("format") != FORMAT:
+        raise ValueError(
+            f"{folder} holds {_stranger(card)}; load_model reads Google's .npz and its own folders."
+        )
+    if card.get("version") != VERSION:
+        raise ValueError(
+            f"{path} is of version {card.get('version')!r}, and this vitlab reads version {VERSION}: take "
+            f"the vitlab that wrote it, or a later one."
+        )
+    wrong = [
+        name
+        for name, kind in (("model", dict), ("extra", dict), ("sha256", str))
+        if not isinstance(card.get(name), kind)
+    ]
+    if wrong:
+        raise ValueError(f"{path} lacks {', '.join(wrong)}; it is damaged: take another copy of the folder.")
+    return card
+
+
+def _stranger(card: Any) -> str:
+    """What a `config.json` that is not ours belongs to."""
+    keys = set(card) if isinstance(card, dict) else set()
+    if keys & {"architecture", "pretrained_cfg"}:
+        return "a timm model, which is not supported yet"
+    if keys & {"model_type", "architectures", "transformers_version"}:
+        return "a Hugging Face model, which is not supported yet"
+    return f"a {CARD} of something else (its keys: {some(sorted(map(str, keys))) or 'none'})"
+
+
+def _check_classes(extra: dict[str, Any], config: ViTConfig) -> None:
+    classes = extra.get("classes")
+    if classes is not None and len(classes) != config.num_classes:
+        raise ValueError(
+            f"extra['classes'] names {len(classes)} classes and the model has {config.num_classes} outputs; "
+            f"give one name for each output, or leave the names out."
+        )
+
+
+def _check_replaceable(folder: Path) -> None:
+    if folder.is_dir():
+        others = sorted(path.name for path in folder.iterdir() if path.name not in (WEIGHTS, CARD))
+        if not others:
+            return
+        raise ValueError(
+            f"{folder} already holds {some(others)}; give a new folder, or one with a saved model."
+        )
+    if folder.exists():
+        raise ValueError(f"{folder} is a file; give the name of a folder to write the model into.")
+
+
+def _to_json(card: dict[str, Any]) -> str:
+    try:
+        return json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"extra can only hold what JSON can say: {error}") from error
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error}); take another copy of the folder.") from error

@@ -1,0 +1,275 @@
+"""The habits of the house that a test can judge fairly; CONTRIBUTING.md says what they are for."""
+
+import ast
+import itertools
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import vitlab
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "vitlab"
+SOURCES = sorted(SRC.rglob("*.py"))
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
+BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+STANDS_ON = {
+    "settings": (),
+    "models": ("settings",),
+    "data": ("settings",),
+    "weights": ("settings", "models"),
+    "train": ("settings", "models", "data"),
+    "transfer": ("settings", "models", "data", "weights", "train"),
+    "inspect": ("settings", "models", "weights"),
+    "recipes": ("settings", "models.config", "train.config"),
+    "studies": ("settings", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
+    "app": ("settings", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
+    "doctor": ("models",),
+    "cli": ("",),
+    "__main__": ("cli",),
+}
+"""What each room may import of the project: rooms on floors below its own ("" is all of them)."""
+
+ONE_HOME = {"torch.distributed": "train/distributed.py", "matplotlib": "inspect/figures.py"}
+"""Libraries that one file only may touch."""
+
+TORCH_FREE = ("vitlab", "vitlab.models", "vitlab.train.config", "vitlab.recipes", "vitlab.cli")
+UNPICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
+SHELLS = {"bash", "sh", "shell", "console"}
+
+
+def parse(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def named(paths: list[Path]) -> list:
+    return [pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in paths]
+
+
+def imports(tree: ast.Module, package: str = "vitlab") -> Iterator[tuple[int, str]]:
+    """Line and full name of everything that a file imports, lazily or not; `package` is where dots start."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            above = parts[: len(parts) - node.level + 1] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{module}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Attribute) and re.fullmatch(r"(vitlab|torch)\.\w+", ast.unparse(node)):
+            yield node.lineno, ast.unparse(node)  # `import vitlab`, then `vitlab.load_model`
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            yield from ((node.lineno, str(arg.value)) for arg in node.args if isinstance(arg, ast.Constant))
+
+
+def lies_in(name: str, module: str) -> bool:
+    return module == "" or f"{name}.".startswith(f"{module}.")
+
+
+def wrong_imports(path: str, source: str) -> list[str]:
+    """The imports in `source`, the text of src/vitlab/`path`, that do not go down."""
+    room, *_ = parts = Path(path).with_suffix("").parts
+    wrong = []
+    for line, name in imports(ast.parse(source), ".".join(("vitlab", *parts[:-1]))):
+        root, *below = name.split(".")
+        if root != "vitlab" or not below or below[0] == room or below[0].startswith("__"):
+            continue
+        home = vitlab.HOMES.get(below[0])  # a public name stands for the room that it comes from
+        target = f"{home}.{below[0]}".removeprefix("vitlab.") if home else ".".join(below)
+        if not any(lies_in(target, allowed) for allowed in STANDS_ON[room]):
+            wrong.append(f"{path}:{line} imports {name}; {room} stands on {STANDS_ON[room]} only")
+    return wrong
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """The arguments of every `vitlab ...` in a document: in its shell blocks and in its inline code."""
+    fence = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
+    blocks = [body for language, body in fence.findall(text) if language in SHELLS]
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    lines += re.findall(r"`(vitlab [^`\n]+)`", fence.sub("", text))
+    for piece in itertools.chain.from_iterable(re.split(r" (?:[|;<>]|&&|2>) ", line) for line in lines):
+        words = shlex.split(piece.strip().removeprefix("$ "), comments=True)
+        words = list(itertools.dropwhile(re.compile(r"[A-Z_]+=").match, words))
+        if words[:1] == ["vitlab"]:
+            yield words[1:]
+        elif "vitlab" in words[1:] and words[words.index("vitlab") - 1] == "-m":
+            yield words[words.index("vitlab") + 1 :]
+
+
+@pytest.mark.parametrize("path", named([path for path in SOURCES if path != SRC / "__init__.py"]))
+def test_imports_go_down(path: Path) -> None:
+    assert wrong_imports(path.relative_to(SRC).as_posix(), path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("models/vit.py", "from vitlab.data.loader import Batch"),
+        ("models/vit.py", "def f():\n    from ..train import loop"),
+        ("train/loop.py", "from vitlab.transfer import evaluate"),
+        ("train/loop.py", "from .. import weights"),
+        ("train/loop.py", "import vitlab\nvitlab.load_model('x')"),
+        ("train/loop.py", "from vitlab import load_model"),
+        ("recipes/tiny.py", "from vitlab.train.loop import train"),
+        ("inspect/report.py", "import importlib\nimportlib.import_module('vitlab.train.loop')"),
+        ("studies/demo.py", "import vitlab.cli"),
+    ],
+)
+def test_an_import_that_goes_up_is_seen(path: str, source: str) -> None:
+    assert len(wrong_imports(path, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        (
+            "train/loop.py",
+            "from vitlab.models import create_model\nfrom . import optim\nfrom ..data import loader",
+        ),
+        ("recipes/tiny.py", "from vitlab.train.config import TrainConfig\nfrom vitlab import DataConfig"),
+        (
+            "models/vit.py",
+            "import torch\nfrom vitlab.models.config import ViTConfig\nfrom .position import x",
+        ),
+        ("cli.py", "def f():\n    from vitlab.studies import demo"),
+    ],
+)
+def test_an_import_that_goes_down_is_let_be(path: str, source: str) -> None:
+    assert wrong_imports(path, source) == []
+
+
+def test_there_is_one_training_loop() -> None:
+    loops = [
+        path.relative_to(SRC).as_posix()
+        for path in SOURCES
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "backward"
+    ]
+    assert loops == ["train/loop.py"]
+
+
+@pytest.mark.parametrize("path", named(SOURCES))
+def test_libraries_with_one_home_are_used_there_only(path: Path) -> None:
+    strangers = {library for library, home in ONE_HOME.items() if path != SRC / home}
+    assert [
+        (line, name) for line, name in imports(parse(path)) for each in strangers if lies_in(name, each)
+    ] == []
+
+
+def needs_a_test_file(path: Path) -> bool:
+    """All do but the `__init__.py` that only look names up."""
+    defined = [node.name for node in parse(path).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return path.name != "__init__.py" or any(not name.startswith("__") for name in defined)
+
+
+@pytest.mark.parametrize("path", named([path for path in SOURCES if needs_a_test_file(path)]))
+def test_every_source_file_has_its_test_file(path: Path) -> None:
+    mirror = ROOT / "tests" / path.relative_to(SRC).with_name(f"test_{path.stem.strip('_')}.py")
+    assert mirror.is_file(), f"write {mirror.relative_to(ROOT)}"
+
+
+@pytest.mark.parametrize("path", named([*SOURCES, *TESTS, *BENCHMARKS]))
+def test_house_rules_of_a_file(path: Path) -> None:
+    assert path.stem not in {"utils", "util", "common", "helpers", "misc"}, "name it after what is in it"
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.ExceptHandler):
+            caught = {ast.unparse(part) for part in ast.walk(node.type)} if node.type else {"Exception"}
+            assert not caught & {"Exception", "BaseException"}, (
+                f"line {node.lineno}: name the expected errors"
+            )
+        if isinstance(node, ast.ImportFrom):
+            assert node.module != "__future__", "annotations are real objects here, for jaxtyping to check"
+
+
+@pytest.mark.parametrize("path", named(SOURCES))
+def test_nothing_pickled_is_ever_loaded(path: Path) -> None:
+    used = {name for _, name in imports(parse(path))}
+    assert not {name.split(".")[0] for name in used} & UNPICKLERS
+    assert not used & {"torch.load", "torch.save"}, "weights and state are safetensors"
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            assert ast.unparse(node.value) == "False"
+
+
+def is_a_command(arguments: list[str]) -> bool:
+    from vitlab.cli import parse as parse_command
+
+    try:
+        parse_command(arguments)
+    except SystemExit as end:
+        return not end.code  # --help ends with 0
+    return True
+
+
+@pytest.mark.parametrize("path", named(DOCUMENTS))
+def test_documented_commands_parse(path: Path) -> None:
+    wrong = [shlex.join(arguments) for arguments in commands(path.read_text()) if not is_a_command(arguments)]
+    assert wrong == []
+
+
+def test_a_command_that_is_none_is_seen() -> None:
+    assert not is_a_command(["no-such-command"])
+
+
+@pytest.mark.parametrize("path", named(DOCUMENTS))
+def test_documented_python_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, block in enumerate(
+        re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+    ):
+        exec(compile(block, f"{path.name}, block {number}", "exec"), {})
+
+
+def test_commands_are_found_wherever_they_stand() -> None:
+    text = (
+        "Try `vitlab list`, not `vitlab.list_models` or `vitlab`.\n```python\nvitlab.create_model('x')\n```\n"
+        "and\n```bash\n$ vitlab demo  # two minutes\n"
+        "CUDA_VISIBLE_DEVICES=0 vitlab predict run \\\n    a.png | head\n"
+        "make demo && python -m vitlab doctor --json\ntorchrun --nproc-per-node 8 -m vitlab pretrain\n```\n"
+        "```text\nvitlab 0.1.0\n```\n"
+    )
+    found = sorted(" ".join(arguments) for arguments in commands(text))
+    assert found == ["demo", "doctor --json", "list", "predict run a.png", "pretrain"]
+
+
+def test_names_and_settings_are_there_without_torch() -> None:
+    code = (
+        "import importlib, sys\n"
+        f"for name in {TORCH_FREE}:\n"
+        "    importlib.import_module(name)\n"
+        "    if 'torch' in sys.modules: sys.exit(f'{name} imports torch')"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_every_public_name_is_there() -> None:
+    for name in (*vitlab.HOMES, *vitlab.ROOMS):
+        assert getattr(vitlab, name).__doc__
+        assert name in dir(vitlab)
+    with pytest.raises(AttributeError, match=r"no 'build_model'; its public names are .*create_model"):
+        _ = vitlab.build_model  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_nothing_names_a_package_server_or_a_folder_of_one_machine() -> None:
+    servers = "|".join(("py" + "pi", "python" + "hosted", "npm" + "js", "deb[.]" + "debian"))
+    forbidden = re.compile(rf"({servers})[.](org|com)|(?<![\w.~-])/(work|farm|root|home|tmp)/")
+    files = [path for path in ROOT.iterdir() if path.is_file()]
+    for folder in ("src", "tests", "benchmarks", "docs", ".ci"):
+        files += [path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
+        for path in files
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
+        if forbidden.search(line)
+    ]
+    assert found == []

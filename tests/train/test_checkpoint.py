@@ -1,0 +1,270 @@
+"""Checkpoints: exact, whole or absent, and noticed when damaged."""
+
+import contextlib
+import json
+import multiprocessing
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vitlab.train import checkpoint
+from vitlab.train.checkpoint import DamagedCheckpointError, load_latest, read_checkpoint, save_checkpoint
+
+TENSORS = {
+    "w": torch.arange(6.0).reshape(2, 3).T,  # not contiguous
+    "half": torch.tensor([1.0, -2.5], dtype=torch.bfloat16),
+    "count": torch.tensor(2**40),
+    "step": torch.tensor(7.0),
+    "bytes": torch.arange(5, dtype=torch.uint8),
+    "empty": torch.zeros(0, 3),
+    "odd": torch.tensor([float("nan"), float("inf"), -0.0, 1e-42]),
+}
+STATE = {"examples": 12, "nested": {"rate": 0.1, "names": ["a", "b"]}, "nothing": None}
+
+
+def refuse(path: Path, reason: str) -> None:
+    raise AssertionError(f"{path} was called damaged: {reason}")
+
+
+def save_steps(folder: Path, *steps: int, keep: int = 10) -> list[Path]:
+    return [
+        save_checkpoint(folder, step, {"w": torch.full((4,), step)}, {"at": step}, keep) for step in steps
+    ]
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Bit for bit, NaNs and signs of zero included."""
+    a, b = (each.contiguous().reshape(-1).view(torch.uint8) for each in (a, b))
+    return torch.equal(a, b)
+
+
+def test_everything_comes_back_exactly(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path / "new" / "folder", 123, TENSORS, STATE, keep=1)
+    assert path.name == "step-000000123"
+    loaded = load_latest(tmp_path / "new" / "folder", refuse)
+    assert loaded is not None
+    assert (loaded.path, loaded.step, loaded.state) == (path, 123, STATE)
+    assert loaded.tensors.keys() == TENSORS.keys()
+    for name, tensor in TENSORS.items():
+        back = loaded.tensors[name]
+        assert (back.dtype, back.shape) == (tensor.dtype, tensor.shape), name
+        assert same(back, tensor), name
+
+
+def test_same_content_makes_the_same_bytes(tmp_path: Path) -> None:
+    one = save_checkpoint(tmp_path / "a", 1, TENSORS, STATE, keep=1)
+    two = save_checkpoint(tmp_path / "b", 1, dict(reversed(TENSORS.items())), STATE, keep=1)
+    for file in (checkpoint.TENSORS, checkpoint.STATE):
+        assert (one / file).read_bytes() == (two / file).read_bytes()
+
+
+def test_loaded_tensors_outlive_the_files(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, 1, TENSORS, STATE, keep=1)
+    loaded = read_checkpoint(path)
+    with (path / checkpoint.TENSORS).open("r+b") as file:  # in place, as a mapping of the file would notice
+        file.write(bytes((path / checkpoint.TENSORS).stat().st_size))
+    assert all(same(loaded.tensors[name], tensor) for name, tensor in TENSORS.items())
+
+
+def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
+    assert load_latest(tmp_path / "missing", refuse) is None
+    assert load_latest(tmp_path, refuse) is None
+
+
+def test_the_last_few_stay(tmp_path: Path) -> None:
+    save_steps(tmp_path, 5, 10, 900, 1000, keep=2)
+    assert names(tmp_path) == ["step-000000900", "step-000001000"]
+    latest = load_latest(tmp_path, refuse)
+    assert latest is not None
+    assert latest.step == 1000
+
+
+def test_what_a_killed_run_left_is_passed_over_and_cleared(tmp_path: Path) -> None:
+    save_steps(tmp_path, 10)
+    shutil.copytree(tmp_path / "step-000000010", tmp_path / "tmp-step-000000020")
+    (tmp_path / "tmp-step-000000020" / checkpoint.STATE).unlink()
+    latest = load_latest(tmp_path, refuse)
+    assert latest is not None
+    assert latest.step == 10
+    save_steps(tmp_path, 20)
+    assert names(tmp_path) == ["step-000000010", "step-000000020"]
+
+
+def test_a_valid_checkpoint_of_the_step_stays(tmp_path: Path) -> None:
+    (path,) = save_steps(tmp_path, 10)
+    before = (path / checkpoint.TENSORS).stat().st_ino
+    save_steps(tmp_path, 10)
+    assert (path / checkpoint.TENSORS).stat().st_ino == before
+
+
+# --- damage
+
+
+def cut(path: Path) -> None:
+    file = path / checkpoint.TENSORS
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def flip_bit(path: Path) -> None:
+    file = path / checkpoint.TENSORS
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+def change_state(path: Path) -> None:
+    file = path / checkpoint.STATE
+    file.write_text(file.read_text().replace('"at": 20', '"at": 21'))
+
+
+def garble_state(path: Path) -> None:
+    (path / checkpoint.STATE).write_bytes(b"\0\xff" * 50)
+
+
+def other_json(path: Path) -> None:
+    (path / checkpoint.STATE).write_text("[1, 2]")
+
+
+def lose_tensors(path: Path) -> None:
+    (path / checkpoint.TENSORS).unlink()
+
+
+def lose_state(path: Path) -> None:
+    (path / checkpoint.STATE).unlink()
+
+
+DAMAGES = [
+    (cut, "bytes where"),
+    (flip_bit, "state.safetensors does not match its checksum"),
+    (change_state, "state.json does not match its checksum"),
+    (garble_state, "state.json cannot be read"),
+    (other_json, "state.json cannot be read"),
+    (lose_tensors, "state.safetensors: No such file"),
+    (lose_state, "state.json: No such file"),
+]
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES])
+def test_a_damaged_one_is_reported_and_the_one_before_it_used(
+    tmp_path: Path, damage: Any, reason: str
+) -> None:
+    _, newest = save_steps(tmp_path, 10, 20)
+    damage(newest)
+    reports: list[tuple[Path, str]] = []
+    latest = load_latest(tmp_path, lambda path, why: reports.append((path, why)))
+    assert latest is not None
+    assert latest.step == 10
+    assert [path for path, _ in reports] == [newest]
+    assert reason in reports[0][1]
+
+
+def test_all_damaged_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    for path in save_steps(tmp_path, 10, 20):
+        flip_bit(path)
+    reports: list[Path] = []
+    with pytest.raises(ValueError, match=r"step-000000020: .*step-000000010: .*or delete the folder"):
+        load_latest(tmp_path, lambda path, _: reports.append(path))
+    assert len(reports) == 2
+
+
+def test_a_damaged_one_is_replaced_when_its_step_comes_again(tmp_path: Path) -> None:
+    _, newest = save_steps(tmp_path, 10, 20)
+    flip_bit(newest)
+    save_steps(tmp_path, 20)
+    assert read_checkpoint(newest).state == {"at": 20}
+    assert names(tmp_path) == ["step-000000010", "step-000000020"]
+
+
+def test_a_damaged_later_one_does_not_push_out_the_good_one(tmp_path: Path) -> None:
+    _, damaged = save_steps(tmp_path, 10, 20)
+    flip_bit(damaged)
+    save_steps(tmp_path, 15, keep=1)  # stopped between the two
+    latest = load_latest(tmp_path, lambda *_: None)
+    assert latest is not None
+    assert latest.step == 15
+
+
+def test_a_later_format_is_refused_not_called_damaged(tmp_path: Path) -> None:
+    (path,) = save_steps(tmp_path, 10)
+    record = json.loads((path / checkpoint.STATE).read_text())
+    record.pop("checksum")
+    record["format"] = 99
+    record["checksum"] = checkpoint._checksum(record)
+    (path / checkpoint.STATE).write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="format 99 and this version reads format 1") as caught:
+        load_latest(tmp_path, refuse)
+    assert not isinstance(caught.value, DamagedCheckpointError)
+
+
+# --- a disk that refuses
+
+
+@pytest.fixture
+def small_disk() -> Iterator[None]:
+    """No file may grow beyond 4 KiB, which the writer meets like a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.usefixtures("small_disk")
+@pytest.mark.parametrize("large", ["tensors", "state"])
+def test_a_full_disk_leaves_the_last_good_one(tmp_path: Path, large: str) -> None:
+    save_steps(tmp_path, 10)
+    tensors = {"w": torch.zeros(5000 if large == "tensors" else 1)}
+    with pytest.raises(OSError, match=r"checkpoint of step 20 could not be written .*make room"):
+        save_checkpoint(tmp_path, 20, tensors, {"text": "a" * 10_000}, keep=1)
+    latest = load_latest(tmp_path, refuse)
+    assert latest is not None
+    assert latest.step == 10
+
+
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match=r"checkpoint of step 1 could not be written .*Not a directory"):
+        save_steps(tmp_path / "file" / "checkpoints", 1)
+
+
+# --- a writer that is killed
+
+WRITER = """
+import itertools, torch
+from vitlab.train.checkpoint import save_checkpoint
+for step in itertools.count(1):
+    save_checkpoint(folder, step, {"w": torch.full((300_000,), step)}, {"at": step}, keep=2)
+    announce.send(step)
+"""
+
+
+def test_a_killed_writer_never_leaves_a_damaged_checkpoint(tmp_path: Path) -> None:
+    """Killed at many moments; the last one announced, or a later one, is always there and whole."""
+    processes = multiprocessing.get_context("forkserver")  # imports torch once, for all writers
+    processes.set_forkserver_preload(["vitlab.train.checkpoint"])
+    for kill in range(20):
+        hear, announce = processes.Pipe(duplex=False)
+        scope = {"folder": tmp_path / str(kill), "announce": announce}
+        writer = processes.Process(target=exec, args=(WRITER, scope), daemon=True)
+        writer.start()
+        announce.close()
+        announced = hear.recv()
+        time.sleep(0.0017 * kill)
+        writer.kill()
+        with contextlib.suppress(EOFError):
+            while True:
+                announced = hear.recv()
+        latest = load_latest(scope["folder"], refuse)
+        assert latest is not None
+        assert latest.step >= announced
+        assert latest.tensors["w"].unique().tolist() == [latest.step] == [latest.state["at"]]

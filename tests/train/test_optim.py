@@ -1,0 +1,356 @@
+"""Schedules, optimisers, clipping and averaging: against Google's recorded runs, and by hand."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from vitlab.models import ViTConfig
+from vitlab.models.vit import ViT
+from vitlab.train.config import OptimConfig
+from vitlab.train.objectives import classification_loss
+from vitlab.train.optim import (
+    clip_by_global_norm,
+    create_optimizer,
+    describe_groups,
+    is_decayed,
+    learning_rate,
+    pack_optimizer,
+    set_learning_rate,
+    unpack_optimizer,
+    update_average,
+)
+
+SCHEDULES = [f"{code}/{number:02d}" for code in ("vit_jax", "big_vision") for number in range(4)]
+RUNS = ["sgd_testing_f32", "sgd_testing_bf16acc", "sgd_tiny_linear"]
+RUNS += ["adam_paperlike_f32", "adam_paperlike_bf16mu", "adam_bigwd_f32"]
+ZERO_LR = OptimConfig(lr=1.0, warmup_steps=10)
+TINY = ViTConfig(image_size=16, patch_size=8, width=8, depth=1, heads=2, mlp_dim=16, num_classes=3)
+
+# --- learning rate
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_learning_rate_is_googles(shared: Path, name: str) -> None:
+    golden = np.load(shared / "golden" / "schedules.npz")
+    meta = json.loads(str(golden["meta"]))[name]
+    given = meta["kwargs"]
+    config = OptimConfig(
+        lr=given["base"],
+        schedule=given["decay_type"],
+        warmup_steps=meta["warmup_steps_resolved"],
+        cooldown_steps=given.get("cooldown_steps", 0),
+        end_lr=given.get("linear_end", 1e-5 if name.startswith("vit_jax") else 0.0),
+    )
+    steps = golden[f"{name}/steps"]
+    assert steps.max() > given["total_steps"]  # beyond the end as well
+    rates = [learning_rate(config, int(step), given["total_steps"]) for step in steps]
+    # Google computes in float32: a few units in its last place, relative to the base rate.
+    np.testing.assert_allclose(rates, golden[f"{name}/lr"], rtol=0, atol=3e-7 * given["base"])
+
+
+@given(
+    schedule=st.sampled_from(["cosine", "linear", "constant"]),
+    warmup=st.integers(0, 50),
+    cooldown=st.integers(0, 50),
+    step=st.integers(0, 200),
+    total=st.integers(1, 150),
+)
+def test_learning_rate_stays_between_zero_and_base(
+    schedule: Any, warmup: int, cooldown: int, step: int, total: int
+) -> None:
+    config = OptimConfig(lr=0.5, schedule=schedule, warmup_steps=warmup, cooldown_steps=cooldown)
+    rate = learning_rate(config, step, total)
+    assert 0.0 <= rate <= 0.5
+    if warmup and step == 0:
+        assert rate == 0.0
+    if cooldown and step >= total:
+        assert rate == 0.0
+
+
+def test_constant_rate_is_constant() -> None:
+    config = OptimConfig(lr=0.1, schedule="constant")
+    assert {learning_rate(config, step, 10) for step in range(20)} == {0.1}
+
+
+# --- Google's recorded runs
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_run_is_googles(shared: Path, case: str) -> None:
+    golden = np.load(shared / "golden" / f"train_{case.partition('_')[0]}.npz")
+    meta = json.loads(str(golden["meta"]))[case]
+    model, config, kind = _rebuild(golden, meta, case)
+    images = torch.from_numpy(golden[f"{case}/images"]).permute(0, 3, 1, 2)
+    labels = torch.from_numpy(golden[f"{case}/labels"])
+    parameters = dict(model.named_parameters())
+    views = _as_google(parameters, model.config.heads)
+    with torch.no_grad():
+        for key, view in views.items():
+            view.copy_(_start(golden, case, key))
+    start = {key: view.detach().clone() for key, view in views.items()}
+    optimizer = create_optimizer(parameters.items(), config)
+    total = meta["lr_schedule"]["total_steps"] if "lr_schedule" in meta else meta["total_steps"]
+
+    for step, (loss_then, norm_then) in enumerate(
+        zip(golden[f"{case}/loss"], golden[f"{case}/grad_norm_before_clip"], strict=True)
+    ):
+        optimizer.zero_grad()
+        loss = classification_loss(model(images), labels, kind)
+        loss.backward()
+        norm = clip_by_global_norm(parameters.values(), config.clip_norm)
+        set_learning_rate(optimizer, learning_rate(config, step, total))
+        optimizer.step()
+        assert loss.item() == pytest.approx(
+            loss_then, rel=meta["tol_loss_rel"], abs=1e-3 * meta["tol_loss_rel"]
+        )
+        assert norm.item() == pytest.approx(norm_then, rel=max(2e-4, meta["tol_loss_rel"]))
+
+    tolerances = meta["tol_delta_rel_l2"]
+    assert set(tolerances) == set(views) - set(meta["keys_with_zero_true_gradient"])
+    for key, tolerance in tolerances.items():
+        reference = torch.from_numpy(golden[f"{case}/final/{key}"]).double() - start[key].double()
+        moved = views[key].detach().double() - start[key].double()
+        assert (moved - reference).norm() / reference.norm() <= tolerance, key
+
+
+def _rebuild(golden: Any, meta: dict[str, Any], case: str) -> tuple[ViT, OptimConfig, Any]:
+    """The model, optimiser settings and loss of a recorded run."""
+    patch, _, _, width = golden[f"{case}/init/embedding/kernel"].shape
+    block = "Transformer/encoderblock_0"
+    sgd = "lr_schedule" in meta
+    model = ViT(
+        ViTConfig(
+            image_size=golden[f"{case}/images"].shape[1],
+            patch_size=patch,
+            width=width,
+            depth=sum(key.startswith(f"{case}/final/") and "query/bias" in key for key in golden),
+            heads=golden[f"{case}/final/{block}/MultiHeadDotProductAttention_0/query/bias"].shape[0],
+            mlp_dim=golden[f"{case}/final/{block}/MlpBlock_0/Dense_0/bias"].shape[0],
+            num_classes=meta["num_classes"],
+            pool="token" if sgd else "gap",
+        )
+    )
+    if sgd:
+        schedule = meta["lr_schedule"]
+        config = OptimConfig(
+            name="sgd",
+            lr=schedule["base"],
+            momentum=meta["momentum"],
+            schedule=schedule["decay_type"],
+            warmup_steps=schedule["warmup_steps"],
+            end_lr=1e-5,
+            clip_norm=meta["clip_by_global_norm"],
+        )
+        return model, config, "softmax"
+    given = meta["optimizer_config"]
+    config = OptimConfig(
+        name="adam",
+        lr=given["lr"],
+        weight_decay=given["wd"]
+        / given["lr"],  # big_vision's decay follows the schedule but not the base rate
+        decay_on="kernels",
+        schedule=given["schedule"]["decay_type"],
+        warmup_steps=given["schedule"]["warmup_steps"],
+        clip_norm=given["grad_clip_norm"],
+    )
+    return model, config, meta["loss"].removesuffix("_xent")
+
+
+def _as_google(parameters: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
+    """Our parameters seen under Google's names and in Google's layouts; views, to read and to write."""
+    views = {
+        "embedding/kernel": parameters["embedding.weight"].permute(2, 3, 1, 0),
+        "embedding/bias": parameters["embedding.bias"],
+        "Transformer/encoder_norm/scale": parameters["norm.weight"],
+        "Transformer/encoder_norm/bias": parameters["norm.bias"],
+        "head/kernel": parameters["head.weight"].T,
+        "head/bias": parameters["head.bias"],
+    }
+    if "cls" in parameters:
+        views["cls"] = parameters["cls"]
+        views["Transformer/posembed_input/pos_embedding"] = parameters["position.table"]
+    else:
+        views["pos_embedding"] = parameters["position.table"]
+    for layer in range(sum(name.endswith("attention.qkv.weight") for name in parameters)):
+        ours, theirs = f"blocks.{layer}.", f"Transformer/encoderblock_{layer}/"
+        attention = theirs + "MultiHeadDotProductAttention_0/"
+        for number in (0, 1):
+            views[f"{theirs}LayerNorm_{number}/scale"] = parameters[f"{ours}norm{number + 1}.weight"]
+            views[f"{theirs}LayerNorm_{number}/bias"] = parameters[f"{ours}norm{number + 1}.bias"]
+            dense = f"{theirs}MlpBlock_0/Dense_{number}"
+            views[f"{dense}/kernel"] = parameters[f"{ours}mlp.fc{number + 1}.weight"].T
+            views[f"{dense}/bias"] = parameters[f"{ours}mlp.fc{number + 1}.bias"]
+        weights = parameters[ours + "attention.qkv.weight"].chunk(3)
+        biases = parameters[ours + "attention.qkv.bias"].chunk(3)
+        for name, weight, bias in zip(("query", "key", "value"), weights, biases, strict=True):
+            views[f"{attention}{name}/kernel"] = weight.T.unflatten(1, (heads, -1))
+            views[f"{attention}{name}/bias"] = bias.unflatten(0, (heads, -1))
+        views[attention + "out/kernel"] = parameters[ours + "attention.out.weight"].T.unflatten(
+            0, (heads, -1)
+        )
+        views[attention + "out/bias"] = parameters[ours + "attention.out.bias"]
+    return views
+
+
+def _start(golden: Any, case: str, key: str) -> Tensor:
+    """A start weight, stored under the numbering of before Flax's linen or of after."""
+    stored = key
+    for new, old in (
+        ("LayerNorm_1", "LayerNorm_2"),
+        ("MultiHeadDotProductAttention_0", "MultiHeadDotProductAttention_1"),
+        ("MlpBlock_0", "MlpBlock_3"),
+    ):
+        stored = stored.replace(new, old)
+    found = f"{case}/init/{stored}"
+    return torch.from_numpy(golden[found if found in golden else f"{case}/init/{key}"])
+
+
+# --- parameter groups
+
+
+def test_kernels_are_the_matrices_and_patch_filters() -> None:
+    config = OptimConfig(weight_decay=0.1, decay_on="kernels")
+    model = ViT(dataclasses.replace(TINY, representation_size=8))
+    decayed = {name for name, parameter in model.named_parameters() if is_decayed(name, parameter, config)}
+    dense = ["attention.qkv", "attention.out", "mlp.fc1", "mlp.fc2"]
+    expected = {f"blocks.0.{name}.weight" for name in dense}
+    assert decayed == expected | {"embedding.weight", "pre_logits.weight", "head.weight"}
+
+
+def test_groups_are_described() -> None:
+    parameters = [
+        ("fc.weight", torch.zeros(20, 50, requires_grad=True)),
+        ("fc.bias", torch.zeros(20, requires_grad=True)),
+    ]
+    kernels = create_optimizer(parameters, OptimConfig(weight_decay=0.1, decay_on="kernels"))
+    assert describe_groups(kernels).splitlines() == [
+        "1 tensors, 1,000 numbers, weight decay 0.1",
+        "1 tensors, 20 numbers, weight decay 0",
+    ]
+    everything = create_optimizer(parameters, OptimConfig(name="sgd", weight_decay=0.1))
+    assert describe_groups(everything) == "2 tensors, 1,020 numbers, weight decay 0.1"
+
+
+def test_frozen_parameters_are_left_out() -> None:
+    parameters = [("a.weight", torch.ones(2, 2, requires_grad=True)), ("b.weight", torch.ones(2, 2))]
+    optimizer = create_optimizer(parameters, OptimConfig(weight_decay=0.1))
+    assert [group["param_names"] for group in optimizer.param_groups] == [["a.weight"]]
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_decay_is_decoupled_and_scaled_by_the_rate(name: Any) -> None:
+    weight = torch.full((3, 3), 2.0, requires_grad=True)
+    optimizer = create_optimizer([("w.weight", weight)], OptimConfig(name=name, lr=0.1, weight_decay=0.5))
+    set_learning_rate(optimizer, 0.2)
+    for _ in range(2):
+        weight.grad = torch.zeros_like(weight)
+        optimizer.step()
+    torch.testing.assert_close(weight.detach(), torch.full((3, 3), 2.0 * (1 - 0.2 * 0.5) ** 2))
+
+
+def test_parameters_without_gradient_do_not_decay() -> None:
+    weight = torch.ones(3, 3, requires_grad=True)
+    for name in ("adam", "sgd"):
+        create_optimizer([("w.weight", weight)], OptimConfig(name=name, lr=0.1, weight_decay=0.5)).step()
+    assert torch.equal(weight, torch.ones(3, 3))
+
+
+def test_rate_zero_moves_nothing_but_the_memory() -> None:
+    for name in ("adam", "sgd"):
+        weight = torch.ones(3, requires_grad=True)
+        optimizer = create_optimizer([("w", weight)], OptimConfig(name=name, weight_decay=0.5))
+        set_learning_rate(optimizer, learning_rate(ZERO_LR, 0, 100))
+        weight.grad = torch.ones(3)
+        optimizer.step()
+        assert torch.equal(weight, torch.ones(3))
+        assert any(tensor.abs().sum() > 0 for tensor in pack_optimizer(optimizer).values())
+
+
+# --- clipping
+
+
+def test_clip_scales_all_gradients_together() -> None:
+    a, b, without = (torch.zeros(2, requires_grad=True) for _ in range(3))
+    a.grad, b.grad = torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])
+    assert clip_by_global_norm([a, b, without], 10.0).item() == 5.0
+    assert a.grad.tolist() == [3.0, 0.0]
+    assert clip_by_global_norm([a, b, without], 2.5).item() == 5.0
+    assert a.grad.tolist() == [1.5, 0.0]
+    assert b.grad.tolist() == [0.0, 2.0]
+    assert clip_by_global_norm([a, b, without], None).item() == 2.5
+    assert b.grad.tolist() == [0.0, 2.0]
+
+
+def test_clip_divides_by_the_norm_itself() -> None:
+    a = torch.zeros(1, requires_grad=True)
+    a.grad = torch.tensor([1e-5])
+    clip_by_global_norm([a], 1e-6)
+    assert a.grad.item() == pytest.approx(1e-6, rel=1e-6)
+
+
+def test_clip_leaves_zero_gradients_and_shows_broken_ones() -> None:
+    a = torch.zeros(2, requires_grad=True)
+    a.grad = torch.zeros(2)
+    assert clip_by_global_norm([a], 1.0).item() == 0.0
+    assert a.grad.tolist() == [0.0, 0.0]
+    a.grad = torch.tensor([math.nan, 1.0])
+    assert math.isnan(clip_by_global_norm([a], 1.0).item())
+
+
+# --- Polyak average
+
+
+def test_average_follows_the_parameters() -> None:
+    parameter = torch.tensor([1.0, -2.0], requires_grad=True)
+    average = [torch.zeros(2)]
+    for _ in range(3):
+        update_average(average, [parameter], 0.75)
+    torch.testing.assert_close(average[0], torch.tensor([1.0, -2.0]) * (1 - 0.75**3))
+    assert not average[0].requires_grad
+
+
+# --- packed state
+
+
+@pytest.mark.parametrize(
+    "config", [OptimConfig(weight_decay=0.1, decay_on="kernels"), OptimConfig(name="sgd")]
+)
+@pytest.mark.parametrize("steps_before", [0, 3])
+def test_packed_state_continues_bit_for_bit(config: OptimConfig, steps_before: int) -> None:
+    def advance(parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, steps: range) -> None:
+        for step in steps:
+            for name, parameter in parameters.items():
+                parameter.grad = torch.sin(parameter.detach() * (step + 1) + len(name))
+            optimizer.step()
+
+    straight = {name: p.detach().clone().requires_grad_() for name, p in ViT(TINY).named_parameters()}
+    optimizer = create_optimizer(straight.items(), config)
+    advance(straight, optimizer, range(steps_before))
+    packed = {key: value.clone() for key, value in pack_optimizer(optimizer).items()}
+    resumed = {name: p.detach().clone().requires_grad_() for name, p in straight.items()}
+    again = create_optimizer(resumed.items(), config)
+    unpack_optimizer(again, packed)
+
+    advance(straight, optimizer, range(steps_before, steps_before + 4))
+    advance(resumed, again, range(steps_before, steps_before + 4))
+    assert (steps_before == 0) == (packed == {})
+    assert all(torch.equal(straight[name], resumed[name]) for name in straight)
+
+
+def test_state_of_another_model_is_refused() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    optimizer = create_optimizer([("w", weight)], OptimConfig())
+    with pytest.raises(ValueError, match=r"v/exp_avg .*fits no parameter of this model"):
+        unpack_optimizer(optimizer, {"v/exp_avg": torch.zeros(3)})
+    with pytest.raises(ValueError, match=r"w/exp_avg of shape \(4,\)"):
+        unpack_optimizer(optimizer, {"w/exp_avg": torch.zeros(4)})
