@@ -93,9 +93,7 @@ def test_little_shared_memory_is_a_problem(healthy: dict[str, Any], monkeypatch:
     assert "--shm-size" in problem
 
 
-def test_a_gpu_that_torch_does_not_see_is_a_problem(
-    healthy: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_torch_does_not_see_is_a_problem(healthy: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
     (problem,) = doctor.find_problems(healthy)
     assert "driver" in problem

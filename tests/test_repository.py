@@ -150,9 +150,7 @@ def test_there_is_one_training_loop() -> None:
         path.relative_to(SRC).as_posix()
         for path in SOURCES
         for node in ast.walk(parse(path))
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and node.func.attr == "backward"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "backward"
     ]
     assert loops == ["train/loop.py"]
 
@@ -160,9 +158,7 @@ def test_there_is_one_training_loop() -> None:
 @pytest.mark.parametrize("path", named(SOURCES))
 def test_libraries_with_one_home_are_used_there_only(path: Path) -> None:
     strangers = {library for library, home in ONE_HOME.items() if path != SRC / home}
-    assert [
-        (line, name) for line, name in imports(parse(path)) for each in strangers if lies_in(name, each)
-    ] == []
+    assert [(line, name) for line, name in imports(parse(path)) for each in strangers if lies_in(name, each)] == []
 
 
 def needs_a_test_file(path: Path) -> bool:
@@ -183,9 +179,7 @@ def test_house_rules_of_a_file(path: Path) -> None:
     for node in ast.walk(parse(path)):
         if isinstance(node, ast.ExceptHandler):
             caught = {ast.unparse(part) for part in ast.walk(node.type)} if node.type else {"Exception"}
-            assert not caught & {"Exception", "BaseException"}, (
-                f"line {node.lineno}: name the expected errors"
-            )
+            assert not caught & {"Exception", "BaseException"}, f"line {node.lineno}: name the expected errors"
         if isinstance(node, ast.ImportFrom):
             assert node.module != "__future__", "annotations are real objects here, for jaxtyping to check"
 
@@ -223,9 +217,7 @@ def test_a_command_that_is_none_is_seen() -> None:
 @pytest.mark.parametrize("path", named(DOCUMENTS))
 def test_documented_python_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for number, block in enumerate(
-        re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
-    ):
+    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)):
         exec(compile(block, f"{path.name}, block {number}", "exec"), {})
 
 

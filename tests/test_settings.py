@@ -81,9 +81,7 @@ def test_an_unknown_setting_names_the_nearest() -> None:
         from_dict(Outer, {"verbos": True})
     with pytest.raises(ValueError, match=r"unknown setting 'clases' for Inner; the nearest: classes, "):
         from_dict(Outer, {"inner": {"clases": [1]}})
-    with pytest.raises(
-        ValueError, match=r"unknown setting 'zzz' for Outer; the nearest: inner, mode, verbose, name\."
-    ):
+    with pytest.raises(ValueError, match=r"unknown setting 'zzz' for Outer; the nearest: inner, mode, verbose, name\."):
         from_dict(Outer, {"zzz": 1})
 
 

@@ -68,6 +68,8 @@ def as_table(rows: list[Row]) -> str:
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     right = [isinstance(value, (int, float)) for value in rows[0].values()]
     return "\n".join(
-        "  ".join(f"{cell:>{w}}" if r else f"{cell:{w}}" for cell, w, r in zip(line, widths, right, strict=True)).rstrip()
+        "  ".join(
+            f"{cell:>{w}}" if r else f"{cell:{w}}" for cell, w, r in zip(line, widths, right, strict=True)
+        ).rstrip()
         for line in cells
     )

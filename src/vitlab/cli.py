@@ -17,6 +17,7 @@ from vitlab.train.config import TrainConfig
 
 RunConfig = Annotated[TrainConfig, tyro.conf.arg(name="")]  # `--optim.lr`, not `--config.optim.lr`
 
+
 @dataclass(frozen=True)
 class Demo:
     """Pre-train, carry to a higher resolution, test and look: the paper in two minutes, on handwritten digits."""
@@ -261,7 +262,7 @@ def _answer(data: Any, as_json: bool, text: str, lines: bool = False) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The `vitlab` program. Exit code 0: done; 1: done in part, or the run failed; 2: bad input; 143: stopped, saved."""
+    """The `vitlab` program. Exit codes: 0 done, 1 in part or not at all, 2 bad input, 143 stopped and saved."""
     try:
         code = parse(sys.argv[1:] if argv is None else argv).run()
     except BrokenPipeError:

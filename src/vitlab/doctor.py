@@ -50,12 +50,10 @@ def diagnose(path: str | Path = ".") -> dict[str, Any]:
         "cpu": cpu,
         "devices": devices,
         "attention": {
-            kind: {"training": attention_path(kind, True), "inference": attention_path(kind, False)}
-            for kind in kinds
+            kind: {"training": attention_path(kind, True), "inference": attention_path(kind, False)} for kind in kinds
         },
         "matmul_tflops": {
-            kind: {"float32": _matmul(kind, torch.float32), "bfloat16": _matmul(kind, torch.bfloat16)}
-            for kind in kinds
+            kind: {"float32": _matmul(kind, torch.float32), "bfloat16": _matmul(kind, torch.bfloat16)} for kind in kinds
         },
         "jpegs_per_second_per_core": _decoding(),
         "disk": _disk(folder),
@@ -120,9 +118,7 @@ def format_diagnosis(report: dict[str, Any]) -> str:
         rows.append((device["device"], f"{device['name']}{memory}"))
     rows.append(("threads", f"{cpu['threads']} on {cpu['cores']} cores; units for products: {features}"))
     for kind, paths in report["attention"].items():
-        rows.append(
-            (f"attention, {kind}", f"{paths['training']} in training, {paths['inference']} in inference")
-        )
+        rows.append((f"attention, {kind}", f"{paths['training']} in training, {paths['inference']} in inference"))
     for kind, tflops in report["matmul_tflops"].items():
         products = ", ".join(f"{dtype} {value:.2f}" for dtype, value in tflops.items())
         rows.append((f"products, {kind}", f"{products} TFLOP/s"))
@@ -179,9 +175,7 @@ def _accelerators() -> list[dict[str, Any]]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         gib = properties.total_memory / GIB
-        devices.append(
-            {"type": "cuda", "device": f"cuda:{index}", "name": properties.name, "memory_gib": gib}
-        )
+        devices.append({"type": "cuda", "device": f"cuda:{index}", "name": properties.name, "memory_gib": gib})
     if torch.backends.mps.is_available():
         gib = torch.mps.recommended_max_memory() / GIB
         devices.append({"type": "mps", "device": "mps", "name": "Apple GPU", "memory_gib": gib})
@@ -202,9 +196,7 @@ def _matmul(device: str, dtype: torch.dtype) -> float:
 def _decoding() -> dict[str, float | None]:
     """JPEGs decoded per second by one thread: a soft picture with grain, 500x375 and about 110 kB."""
     rng = np.random.default_rng(0)
-    soft = Image.fromarray(rng.integers(0, 256, (25, 33, 3), np.uint8)).resize(
-        (500, 375), Image.Resampling.BICUBIC
-    )
+    soft = Image.fromarray(rng.integers(0, 256, (25, 33, 3), np.uint8)).resize((500, 375), Image.Resampling.BICUBIC)
     grainy = np.clip(np.asarray(soft) + rng.normal(0, 8.5, (375, 500, 3)), 0, 255).astype(np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(grainy).save(buffer, "JPEG", quality=95)

@@ -1,34 +1,39 @@
 """Kills a training run again and again, and compares its end with that of a run that was left alone.
 
-    python tests/train/kill_harness.py --kills 25 [--seed 0] [--steps 600] [--workers 0] [--folder DIR]
+    python tests/train/kill_harness.py --kills 25 [--steps 600] [--seed 0] [--folder DIR]
 
-The run uses everything that has a state or draws a random number: augmentation, mixup, dropout, micro-batches, warm-up,
-clipping, Adam, Polyak average, evaluation. Each life of it ends by SIGKILL at a random moment after it took its folder
-(while it loads, trains, evaluates, or writes a checkpoint or the result), and the same command starts it again.
+The run uses everything that has a state or draws a random number: augmentation, mixup, dropout, micro-batches,
+warm-up, clipping, Adam, Polyak average, evaluation. Each of its lives is a fresh process, ended by SIGKILL at a
+random moment after it took its folder, while it loads, trains, evaluates, or writes a checkpoint or the result.
 """
 
 import argparse
+import importlib
 import json
+import multiprocessing
 import random
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from vitlab.models import ViTConfig
 from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
 
+IMPORTS = ["torch._dynamo", "sklearn.datasets", "vitlab.transfer.run"]
+"""What takes a run seconds to import."""
 
-def settings(steps: int, workers: int) -> TrainConfig:
+
+def settings(steps: int) -> TrainConfig:
     """A small ViT on the handwritten digits, with everything on."""
     return TrainConfig(
         model=ViTConfig(
             image_size=16, patch_size=4, width=32, depth=2, heads=2, mlp_dim=64, num_classes=10, dropout=0.1
         ),
-        data=DataConfig(name="digits", crop="inception", randaugment_layers=1, workers=workers),
+        data=DataConfig(name="digits", crop="inception", min_area=0.3, flip=False, randaugment_layers=1),
         optim=OptimConfig(lr=2e-3, weight_decay=0.05, warmup_steps=20, clip_norm=1.0),
         label_smoothing=0.1,
         mixup=0.2,
@@ -44,25 +49,84 @@ def settings(steps: int, workers: int) -> TrainConfig:
     )
 
 
-def start(folder: Path, steps: int, workers: int = 0) -> subprocess.Popen[bytes]:
-    """Starts the run in `folder`, or continues it; comes back when it has taken the folder."""
-    command = [sys.executable, __file__, "--run", str(folder), "--steps", str(steps), "--workers", str(workers)]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE)
-    lock = folder / ".lock"
-    while process.poll() is None and not (lock.exists() and lock.read_text() == str(process.pid)):
-        time.sleep(0.001)
-    return process
+def live(config: TrainConfig, folder: Path) -> None:
+    """One life of the run, in a process of its own; what it says goes to a file beside its folder."""
+    for name in IMPORTS:  # before the folder is taken, so that kills find the run at work
+        importlib.import_module(name)
+    import torch
+
+    from vitlab.train.loop import StoppedError
+    from vitlab.transfer.run import pretrain
+
+    sys.stderr = folder.with_suffix(".log").open("a", buffering=1)
+    torch.set_num_threads(1)
+    try:
+        pretrain(config, folder, device="cpu", tensorboard=False)
+    except StoppedError as stopped:
+        sys.stderr.write(f"{stopped}\n")
+        sys.exit(143)
 
 
-def finish(process: subprocess.Popen[bytes]) -> str:
-    """Waits for the end of a run; what it said on its error stream."""
-    _, said = process.communicate()
-    if process.returncode:
-        raise RuntimeError(f"the run ended with {process.returncode}:\n{said.decode()}")
-    return said.decode()
+@dataclass(frozen=True)
+class Run:
+    """A run that can be started and stopped; `processes` says how a life of it begins."""
+
+    config: TrainConfig
+    folder: Path
+    processes: SpawnContext | ForkServerContext
+
+    def start(self) -> BaseProcess:
+        """Begins a life; comes back when it has taken the folder (or ended)."""
+        life = self.processes.Process(target=live, args=(self.config, self.folder))
+        life.start()
+        lock = self.folder / ".lock"
+        while life.is_alive() and not (lock.exists() and lock.read_text() == str(life.pid)):
+            time.sleep(0.001)
+        return life
+
+    def finish(self) -> float:
+        """Lives to the end; returns the seconds from taking the folder."""
+        life, since = self.start(), time.monotonic()
+        life.join()
+        assert life.exitcode == 0, self.said()
+        return time.monotonic() - since
+
+    def kill_often(self, kills: int, seconds: float, seed: int) -> list["Kill"]:
+        """Lives to the end through up to `kills` kills; `seconds` is how long an unharmed run takes.
+
+        A life lasts some steps, so that a busy machine kills as often as an idle one, and then a moment.
+        """
+        rng = random.Random(seed)
+        steps = self.config.steps or 0
+        done: list[Kill] = []
+        while len(done) < kills:
+            until = self.last_step() + rng.uniform(-5, 2 * steps / kills)
+            life = self.start()
+            while life.is_alive() and self.last_step() < until:
+                time.sleep(0.001)
+            life.join(rng.uniform(0, 4 * seconds / steps))
+            if not life.is_alive():
+                break
+            life.kill()
+            life.join()
+            saving = any((self.folder / "checkpoints").glob("tmp-step-*"))
+            done.append(Kill(self.last_step(), saving))
+        self.finish()
+        return done
+
+    def last_step(self) -> int:
+        """The step of the last whole record in metrics.jsonl; 0 if there is none."""
+        log = self.folder / "metrics.jsonl"
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)
+
+    def said(self) -> str:
+        """All that its lives have said."""
+        log = self.folder.with_suffix(".log")
+        return log.read_text() if log.exists() else ""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Kill:
     """One SIGKILL: the last step on record, and whether a checkpoint was half written."""
 
@@ -70,38 +134,11 @@ class Kill:
     while_saving: bool
 
 
-def kill_often(folder: Path, steps: int, workers: int, kills: int, seconds: float, seed: int) -> list[Kill]:
-    """Runs to the end through up to `kills` kills; `seconds` is how long a run takes that is left alone."""
-    rng = random.Random(seed)
-    done = []
-    while len(done) < kills:
-        process = start(folder, steps, workers)
-        try:
-            process.wait(rng.uniform(0, 2 * seconds / kills))
-            break
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-        done.append(Kill(last_step(folder), any((folder / "checkpoints").glob("tmp-step-*"))))
-    finish(start(folder, steps, workers))
-    return done
-
-
-def last_step(folder: Path) -> int:
-    """The step of the last whole record in metrics.jsonl; 0 if there is none."""
-    log = folder / "metrics.jsonl"
-    lines = [line for line in log.read_text().splitlines(keepends=True)] if log.exists() else []
-    return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a finished run that must not depend on how often it was stopped."""
     kept = ("config.json", "metrics.jsonl", "result.json", "model/*", "checkpoints/*/*")
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for pattern in kept
-        for path in sorted(folder.glob(pattern))
-    }
+    paths = [path for pattern in kept for path in folder.glob(pattern)]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def differing(one: Path, two: Path) -> list[str]:
@@ -111,47 +148,26 @@ def differing(one: Path, two: Path) -> list[str]:
     return sorted(name for name in a.keys() | b.keys() if a.get(name) != b.get(name))
 
 
-def _train(folder: Path, steps: int, workers: int) -> int:
-    import torch
-
-    from vitlab.train.loop import StoppedError
-    from vitlab.transfer.run import pretrain
-
-    torch.set_num_threads(1)
-    try:
-        pretrain(settings(steps, workers), folder, device="cpu", tensorboard=False)
-    except StoppedError as stopped:
-        print(stopped, file=sys.stderr)
-        return 143
-    return 0
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--kills", type=int, default=25)
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=600)
-    parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--folder", type=Path, help="where the two runs go, and stay")
-    parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)  # the command that is killed
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="where the two runs go (a temporary folder)")
     given = parser.parse_args()
-    if given.run:
-        return _train(given.run, given.steps, given.workers)
-
     folder = given.folder or Path(tempfile.mkdtemp())
-    quiet, killed = folder / "quiet", folder / "killed"
-    process, since = start(quiet, given.steps, given.workers), time.monotonic()
-    finish(process)
-    seconds = time.monotonic() - since
-    kills = kill_often(killed, given.steps, given.workers, given.kills, seconds, given.seed)
-    wrong = differing(quiet, killed)
-    print(
-        f"{len(kills)} kills in {given.steps} steps, at steps {', '.join(str(kill.step) for kill in kills)}; "
-        f"{sum(kill.while_saving for kill in kills)} while a checkpoint was written. "
-        f"{'DIFFERENT: ' + ', '.join(wrong) if wrong else f'All {len(contents(quiet))} files identical.'}"
+    processes = multiprocessing.get_context("spawn")
+    quiet = Run(settings(given.steps), folder / "quiet", processes)
+    seconds = quiet.finish()
+    killed = Run(quiet.config, folder / "killed", processes)
+    kills = killed.kill_often(given.kills, seconds, given.seed)
+    wrong = differing(quiet.folder, killed.folder)
+    steps = ", ".join(str(kill.step) for kill in kills)
+    sys.stdout.write(
+        f"{len(kills)} kills in {given.steps} steps (at {steps}), {sum(kill.while_saving for kill in kills)} of "
+        f"them while a checkpoint was written: "
+        f"{'DIFFERENT ' + ', '.join(wrong) if wrong else f'all {len(contents(quiet.folder))} files identical'}\n"
     )
-    if not given.folder:
-        shutil.rmtree(folder)
     return 1 if wrong else 0
 
 

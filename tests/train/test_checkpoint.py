@@ -34,9 +34,7 @@ def refuse(path: Path, reason: str) -> None:
 
 
 def save_steps(folder: Path, *steps: int, keep: int = 10) -> list[Path]:
-    return [
-        save_checkpoint(folder, step, {"w": torch.full((4,), step)}, {"at": step}, keep) for step in steps
-    ]
+    return [save_checkpoint(folder, step, {"w": torch.full((4,), step)}, {"at": step}, keep) for step in steps]
 
 
 def names(folder: Path) -> list[str]:
@@ -156,9 +154,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES])
-def test_a_damaged_one_is_reported_and_the_one_before_it_used(
-    tmp_path: Path, damage: Any, reason: str
-) -> None:
+def test_a_damaged_one_is_reported_and_the_one_before_it_used(tmp_path: Path, damage: Any, reason: str) -> None:
     _, newest = save_steps(tmp_path, 10, 20)
     damage(newest)
     reports: list[tuple[Path, str]] = []

@@ -112,9 +112,7 @@ def test_wrong_run_settings(values: dict[str, Any], message: str) -> None:
 
 def test_steps_from_epochs() -> None:
     assert TrainConfig(steps=7).total_steps(10_000) == 7
-    assert (
-        TrainConfig(epochs=300.0).total_steps(1_268_355) == 92_897
-    )  # facts of the published ImageNet recipe
+    assert TrainConfig(epochs=300.0).total_steps(1_268_355) == 92_897  # facts of the published ImageNet recipe
     assert TrainConfig(epochs=0.001, batch_size=64).total_steps(100) == 1
 
 

@@ -110,9 +110,7 @@ def test_run_is_googles(shared: Path, case: str) -> None:
         norm = clip_by_global_norm(parameters.values(), config.clip_norm)
         set_learning_rate(optimizer, learning_rate(config, step, total))
         optimizer.step()
-        assert loss.item() == pytest.approx(
-            loss_then, rel=meta["tol_loss_rel"], abs=1e-3 * meta["tol_loss_rel"]
-        )
+        assert loss.item() == pytest.approx(loss_then, rel=meta["tol_loss_rel"], abs=1e-3 * meta["tol_loss_rel"])
         assert norm.item() == pytest.approx(norm_then, rel=max(2e-4, meta["tol_loss_rel"]))
 
     tolerances = meta["tol_delta_rel_l2"]
@@ -156,8 +154,7 @@ def _rebuild(golden: Any, meta: dict[str, Any], case: str) -> tuple[ViT, OptimCo
     config = OptimConfig(
         name="adam",
         lr=given["lr"],
-        weight_decay=given["wd"]
-        / given["lr"],  # big_vision's decay follows the schedule but not the base rate
+        weight_decay=given["wd"] / given["lr"],  # big_vision's decay follows the schedule but not the base rate
         decay_on="kernels",
         schedule=given["schedule"]["decay_type"],
         warmup_steps=given["schedule"]["warmup_steps"],
@@ -195,9 +192,7 @@ def _as_google(parameters: Mapping[str, Tensor], heads: int) -> dict[str, Tensor
         for name, weight, bias in zip(("query", "key", "value"), weights, biases, strict=True):
             views[f"{attention}{name}/kernel"] = weight.T.unflatten(1, (heads, -1))
             views[f"{attention}{name}/bias"] = bias.unflatten(0, (heads, -1))
-        views[attention + "out/kernel"] = parameters[ours + "attention.out.weight"].T.unflatten(
-            0, (heads, -1)
-        )
+        views[attention + "out/kernel"] = parameters[ours + "attention.out.weight"].T.unflatten(0, (heads, -1))
         views[attention + "out/bias"] = parameters[ours + "attention.out.bias"]
     return views
 
@@ -322,9 +317,7 @@ def test_average_follows_the_parameters() -> None:
 # --- packed state
 
 
-@pytest.mark.parametrize(
-    "config", [OptimConfig(weight_decay=0.1, decay_on="kernels"), OptimConfig(name="sgd")]
-)
+@pytest.mark.parametrize("config", [OptimConfig(weight_decay=0.1, decay_on="kernels"), OptimConfig(name="sgd")])
 @pytest.mark.parametrize("steps_before", [0, 3])
 def test_packed_state_continues_bit_for_bit(config: OptimConfig, steps_before: int) -> None:
     def advance(parameters: dict[str, Tensor], optimizer: torch.optim.Optimizer, steps: range) -> None:

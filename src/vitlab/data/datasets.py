@@ -31,16 +31,15 @@ class DatasetInfo:
     (stratified, seeded). `classes`, `image_size` and `splits` are empty where the user's folder decides.
     """
 
-    classes: tuple[str, ...]
-    image_size: tuple[int, int] | None
-    channels: int
-    splits: Mapping[str, int]
     source: str
     licence: str
-    held_out: Mapping[str, float]
+    classes: tuple[str, ...] = ()
+    image_size: tuple[int, int] | None = None
+    channels: int = 3
+    splits: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    held_out: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"val": 0.1, "test": 0.1})
 
 
-_OWN_HELD_OUT = {"val": 0.1, "test": 0.1}
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100 = """
     apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel
@@ -52,18 +51,7 @@ _CIFAR100 = """
     sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
     willow_tree wolf woman worm
 """
-_FASHION = (
-    "T-shirt/top",
-    "Trouser",
-    "Pullover",
-    "Dress",
-    "Coat",
-    "Sandal",
-    "Shirt",
-    "Sneaker",
-    "Bag",
-    "Ankle boot",
-)
+_FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
 
 DATASETS: dict[str, DatasetInfo] = {
     "digits": DatasetInfo(
@@ -76,7 +64,7 @@ DATASETS: dict[str, DatasetInfo] = {
         held_out={"val": 0.125},  # 10 % of all, after the fixed test part
     ),
     "fashion_mnist": DatasetInfo(
-        classes=_FASHION,
+        classes=tuple(_FASHION.split(", ")),
         image_size=(28, 28),
         channels=1,
         splits={"train": 54_000, "val": 6_000, "test": 10_000},
@@ -103,22 +91,12 @@ DATASETS: dict[str, DatasetInfo] = {
         held_out={"val": 0.02},
     ),
     "folder:PATH": DatasetInfo(
-        classes=(),
-        image_size=None,
-        channels=3,
-        splits={},
         source="your pictures: PATH/CLASS/picture.jpg, or PATH/{train,val,test}/CLASS/picture.jpg",
         licence="yours",
-        held_out=_OWN_HELD_OUT,
     ),
     "shards:PATH": DatasetInfo(
-        classes=(),
-        image_size=None,
-        channels=3,
-        splits={},
         source="WebDataset tars PATH/{train,val,test}-*.tar of KEY.jpg|png|webp and KEY.cls; classes.json",
         licence="yours",
-        held_out=_OWN_HELD_OUT,
     ),
 }
 
@@ -148,12 +126,14 @@ def load_dataset(
     kind, _, path = name.partition(":")
     if kind in _PATH_READERS and path:
         present, read = _PATH_READERS[kind](Path(root or "", Path(path).expanduser()), name)
-        dataset = _choose(present, read, split, DATASETS[f"{kind}:PATH"].held_out, seed, tell=True)
+        dataset = _choose(present, read, split, DATASETS[f"{kind}:PATH"].held_out, seed)
     elif name in _READERS:
         present, read = _READERS[name](Path(root).expanduser() if root else None, download)
-        dataset = _choose(present, read, split, DATASETS[name].held_out, seed, tell=False)
+        dataset = _choose(present, read, split, DATASETS[name].held_out, seed)
     else:
         raise ValueError(_unknown(name))
+    if not len(dataset):
+        raise ValueError(f"{name}: no class of train has enough pictures to cut a {split} split from it; add some")
     if classes is not None:
         dataset = _keep_classes(dataset, tuple(classes))
     return dataset.in_memory(on_error)
@@ -176,7 +156,8 @@ def stratified_split(labels: np.ndarray, shares: Mapping[str, float], seed: int)
 
     Each class gives each split its share, rounded, and at least one picture if it has enough for all splits.
     """
-    draws = np.random.Philox(key=[seed, 0], counter=[0, 0, 2, 0]).random_raw(len(labels))
+    key = np.array([seed, 0], np.uint64)  # the counter keeps it apart from the loader's draws
+    draws = np.random.Philox(key=key, counter=[0, 0, 2, 0]).random_raw(len(labels))
     order = np.lexsort((draws, labels))  # class by class, shuffled within each
     counts = np.bincount(labels)
     place = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -196,27 +177,20 @@ def _choose(
     split: str,
     held_out: Mapping[str, float],
     seed: int,
-    *,
-    tell: bool,
 ) -> Dataset:
     """The asked split, cut from train where the source lacks it."""
     if split == "trainval":
-        train, val = (_choose(present, read, s, held_out, seed, tell=tell) for s in ("train", "val"))
+        train, val = (_choose(present, read, s, held_out, seed) for s in ("train", "val"))
         return dataclasses.replace(join(train, val), split=split)
     missing = {s: share for s, share in held_out.items() if s not in present}
     if split in present and (split != "train" or not missing):
         return read(split)
     train = read("train")
     parts = stratified_split(train.labels, missing, seed)
-    if tell:
+    if ":" in train.name:  # the user's own set; what is cut from the others stands in the table
+        lacking, size = " and no ".join(sorted(missing)), f"{len(parts[split])} of its {len(train)} pictures"
         logger.warning(
-            "%s has no %s split: cut from train, stratified, with seed %d; %s has %d of its %d pictures",
-            train.name, " and no ".join(sorted(missing)), seed, split, len(parts[split]), len(train),
-        )  # fmt: skip
-    if not len(parts[split]):
-        raise ValueError(
-            f"{train.name} has no {split} split, and its classes are too small to cut one from train: "
-            f"add {split} pictures, or more than {len(missing)} to a class"
+            "%s has no %s split: cut from train, stratified, seed %d; %s has %s", train.name, lacking, seed, split, size
         )
     return dataclasses.replace(train.take(parts[split]), split=split)
 
@@ -224,9 +198,7 @@ def _choose(
 def _keep_classes(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
     count = len(dataset.classes)
     if not classes or len(set(classes)) < len(classes) or not all(0 <= c < count for c in classes):
-        raise ValueError(
-            f"classes must be different numbers from 0 to {count - 1} of {dataset.name}, not {classes}"
-        )
+        raise ValueError(f"classes must be different numbers from 0 to {count - 1} of {dataset.name}, not {classes}")
     relabel = np.full(count, -1)
     relabel[list(classes)] = np.arange(len(classes))
     kept = dataset.take(np.flatnonzero(relabel[dataset.labels] >= 0))
@@ -261,9 +233,7 @@ def _fashion_mnist(root: Path | None, download: bool) -> Splits:
     places = [home, raw] if root else [Path("/usr/share/datasets/fashion-mnist"), raw]
 
     def find(part: str) -> Path | None:
-        return next(
-            (p for folder in places for p in (folder / part, folder / f"{part}.gz") if p.is_file()), None
-        )
+        return next((p for folder in places for p in (folder / part, folder / f"{part}.gz") if p.is_file()), None)
 
     def read(split: str) -> Dataset:
         parts = [files[split].format(what) for what in ("images-idx3", "labels-idx1")]
@@ -276,9 +246,7 @@ def _fashion_mnist(root: Path | None, download: bool) -> Splits:
                 _download([f"{mirror}{part}.gz" for mirror in FashionMNIST.mirrors], raw, md5)
         pixels, labels = (_read_idx(path) for part in parts if (path := find(part)))
         if pixels.shape != (len(labels), 28, 28) or labels.max() > 9:
-            raise ValueError(
-                f"{find(parts[0])} is not Fashion-MNIST: pictures {pixels.shape}, labels {labels.shape}"
-            )
+            raise ValueError(f"{find(parts[0])} is not Fashion-MNIST: pictures {pixels.shape}, labels {labels.shape}")
         return _grey("fashion_mnist", split, labels.astype(np.int64), pixels)
 
     return ["train", "test"], read
@@ -320,9 +288,7 @@ class _Cifar:
             records = np.concatenate([self._records(folder / file) for file in self.files[split]])
             pixels = records[:, self.label_bytes :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
             labels = records[:, self.label_bytes - 1].astype(np.int64)
-            return Dataset(
-                self.name, split, DATASETS[self.name].classes, labels, np.ascontiguousarray(pixels)
-            )
+            return Dataset(self.name, split, DATASETS[self.name].classes, labels, np.ascontiguousarray(pixels))
 
         return ["train", "test"], read
 
@@ -334,11 +300,7 @@ class _Cifar:
                 return folder
         archive = home / self.archive
         if not archive.is_file():
-            pickled = [
-                p
-                for n in (self.pickled, self.archive.replace("binary", "python"))
-                if (p := home / n).exists()
-            ]
+            pickled = [p for n in (self.pickled, self.archive.replace("binary", "python")) if (p := home / n).exists()]
             note = f" ({pickled[0]} is the pickled version, and no pickle is ever loaded)" if pickled else ""
             _require_download(
                 self.name, f"{self.archive} or its .bin files{note}", [home, home / self.folder], download
@@ -346,9 +308,7 @@ class _Cifar:
             _download([f"https://www.cs.toronto.edu/~kriz/{self.archive}"], home, self.md5)
         with archive.open("rb") as file:
             if (found := hashlib.file_digest(file, "md5").hexdigest()) != self.md5:
-                raise ValueError(
-                    f"{archive} has the MD5 sum {found}, not {self.md5}: remove it and fetch it again"
-                )
+                raise ValueError(f"{archive} has the MD5 sum {found}, not {self.md5}: remove it and fetch it again")
         with tarfile.open(archive) as tar:
             tar.extractall(home, filter="data")
         return home / self.folder
@@ -385,9 +345,7 @@ def _download(urls: Sequence[str], folder: Path, md5: str) -> None:
             return download_url(url, str(folder), md5=md5)
         except (OSError, RuntimeError) as error:  # no network, a refusal, a wrong MD5 sum
             errors.append(f"{url}: {error}")
-    raise ValueError(
-        f"could not download ({'; '.join(errors)}): fetch the file elsewhere and put it into {folder}"
-    )
+    raise ValueError(f"could not download ({'; '.join(errors)}): fetch the file elsewhere and put it into {folder}")
 
 
 _READERS: dict[str, Callable[[Path | None, bool], Splits]] = {

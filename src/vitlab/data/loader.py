@@ -34,15 +34,11 @@ class Batch:
     skipped: int = 0
 
     def to(self, device: torch.device | str) -> "Batch":
-        images, labels, indices = (
-            x.to(device, non_blocking=True) for x in (self.images, self.labels, self.indices)
-        )
+        images, labels, indices = (x.to(device, non_blocking=True) for x in (self.images, self.labels, self.indices))
         return Batch(images, labels, indices, self.skipped)
 
     def pin_memory(self) -> "Batch":
-        return Batch(
-            self.images.pin_memory(), self.labels.pin_memory(), self.indices.pin_memory(), self.skipped
-        )
+        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.indices.pin_memory(), self.skipped)
 
 
 # ----------------------------------------------------------------------------------------------------- order
@@ -54,7 +50,8 @@ def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
     It sorts Philox's raw output, which is the same in every version of NumPy; the counter (0, 0, 1, 0) keeps
     it apart from the examples' own generators.
     """
-    draws = np.random.Philox(key=[seed, epoch], counter=[0, 0, 1, 0]).random_raw(n)
+    key, counter = np.array([seed, epoch], np.uint64), np.array([0, 0, 1, 0], np.uint64)
+    draws = np.random.Philox(key=key, counter=counter).random_raw(n)
     return np.argsort(draws, kind="stable").astype(np.int64)
 
 
@@ -64,9 +61,7 @@ def example_at(n: int, seed: int, g: int) -> tuple[int, int]:
     return epoch, int(epoch_order(n, seed, epoch)[position])
 
 
-def _train_requests(
-    n: int, batch_size: int, seed: int, start: int, rank: int, world_size: int
-) -> Iterator[Request]:
+def _train_requests(n: int, batch_size: int, seed: int, start: int, rank: int, world_size: int) -> Iterator[Request]:
     share = batch_size // world_size
     epoch, order = -1, np.empty(0, np.int64)
     for g in iter(range(start + rank * share, 2**63 - 1, batch_size)):
@@ -132,9 +127,7 @@ def eval_batches(
     return _batches(_Fetch(dataset, transform), requests, workers, on_error, torch.device(device))
 
 
-def _check(
-    dataset: Dataset, batch_size: int, rank: int, world_size: int, workers: int, on_error: str
-) -> None:
+def _check(dataset: Dataset, batch_size: int, rank: int, world_size: int, workers: int, on_error: str) -> None:
     if batch_size < 1 or batch_size % world_size:
         raise ValueError(
             f"batch_size={batch_size} counts all ranks: give a positive multiple of their number {world_size}"
@@ -216,9 +209,7 @@ def _batches(
                 told.add(error.path)
                 logger.warning("%s (left out, as on_error='skip')", error)
         if not len(batch.labels) and isinstance(fetch.transform, TrainTransform):
-            raise ValueError(
-                f"none of the {batch.skipped} pictures of a batch can be read; one: {failures[0]}"
-            )
+            raise ValueError(f"none of the {batch.skipped} pictures of a batch can be read; one: {failures[0]}")
         yield batch.to(device)
 
 

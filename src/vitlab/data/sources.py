@@ -25,24 +25,18 @@ logger = logging.getLogger(__name__)
 MAX_PIXELS = 89_478_485  # 256 MiB of RGB: larger pictures are refused as bombs (Pillow's own bound)
 MEMORY_SIDE = 64  # pixels: sets of one size up to this side are decoded once, if they stay below ...
 MEMORY_BYTES = 2**30  # ... this many bytes
-PICTURE_SUFFIXES = frozenset(
-    f".{kind}"
-    for kind in (
-        "jpg",
-        "jpeg",
-        "jpe",
-        "jfif",
-        "png",
-        "webp",
-        "gif",
-        "bmp",
-        "tif",
-        "tiff",
-        "ppm",
-        "pgm",
-        "pbm",
-    )
-)
+# What is read, and nothing else: Pillow also knows formats that run other programs.
+PICTURE_FORMATS = {
+    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "PPM": (".ppm", ".pgm", ".pbm"),
+    "AVIF": (".avif",),
+}
+PICTURE_SUFFIXES = frozenset(suffix for suffixes in PICTURE_FORMATS.values() for suffix in suffixes)
 SPLIT_FOLDERS = {"train": ("train",), "val": ("val", "validation"), "test": ("test",)}
 
 # What Pillow's readers raise on damaged data.
@@ -52,7 +46,7 @@ _DAMAGE = (
     EOFError,
     LookupError,
     MemoryError,
-    NotImplementedError,
+    RuntimeError,  # and its NotImplementedError
     OSError,
     SyntaxError,
     TypeError,
@@ -88,7 +82,7 @@ def decode(data: bytes | Path, *, path: str = "<bytes>", max_pixels: int = MAX_P
     if not data:
         raise PictureError(path, "the file is empty (zero bytes)")
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with Image.open(io.BytesIO(data), formats=tuple(PICTURE_FORMATS)) as image:
             if image.width * image.height > max_pixels:
                 raise PictureError(path, _bomb(f"{image.width} x {image.height}", max_pixels))
             image.load()
@@ -96,7 +90,7 @@ def decode(data: bytes | Path, *, path: str = "<bytes>", max_pixels: int = MAX_P
     except PictureError:
         raise
     except Image.UnidentifiedImageError:
-        raise PictureError(path, "not a picture of a known format") from None
+        raise PictureError(path, f"not a picture of a known format ({', '.join(PICTURE_FORMATS)})") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise PictureError(path, _bomb("too many", max_pixels)) from None
     except _DAMAGE as error:
@@ -137,9 +131,7 @@ def _to_rgb(image: Image.Image, path: str) -> Image.Image:
             raise PictureError(path, "32-bit grey values have no agreed range: store it with 8 or 16 bits")
         return Image.fromarray(((grey + 128) // 257).astype(np.uint8)).convert("RGB")
     if image.mode == "F":
-        raise PictureError(
-            path, "floating-point grey values have no agreed range: store it with 8 or 16 bits"
-        )
+        raise PictureError(path, "floating-point grey values have no agreed range: store it with 8 or 16 bits")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         if image.mode in ("RGBa", "La"):  # premultiplied alpha
             image = image.convert({"RGBa": "RGBA", "La": "LA"}[image.mode])
@@ -199,12 +191,12 @@ class Dataset:
 
     def take(self, indices: np.ndarray) -> "Dataset":
         """The pictures `indices`, in that order."""
-        assert not self.failures, "subsets are taken before the pictures are read"
         return dataclasses.replace(
             self,
             labels=self.labels[indices],
             pixels=None if self.pixels is None else self.pixels[indices],
             entries=[self.entries[i] for i in indices] if self.entries else (),
+            failures={j: self.failures[i] for j, i in enumerate(indices.tolist()) if i in self.failures},
         )
 
     def in_memory(self, on_error: str) -> "Dataset":
@@ -233,7 +225,7 @@ class Dataset:
 
 def join(first: Dataset, second: Dataset) -> Dataset:
     """The pictures of `first`, then those of `second`."""
-    assert first.classes == second.classes
+    assert first.classes == second.classes and not first.failures and not second.failures
     pixels = [p for p in (first.pixels, second.pixels) if p is not None]
     return dataclasses.replace(
         first,
@@ -263,16 +255,12 @@ def folder_splits(path: Path, name: str) -> Splits:
         if others := sorted(found - names):
             logger.warning("%s: the folders %s are no splits and stay unread", path, others)
     elif names and names == found:
-        raise ValueError(
-            f"the folder {path} has {sorted(names)} but no train: add {path / 'train'}/CLASS/picture.jpg"
-        )
+        raise ValueError(f"the folder {path} has {sorted(names)} but no train: add {path / 'train'}/CLASS/picture.jpg")
     else:
         places = {"train": path}  # plain class folders
     classes = tuple(_subfolders(places["train"]))
     if not classes:
-        raise ValueError(
-            f"{places['train']} has no class folders: expected {places['train']}/CLASS/picture.jpg"
-        )
+        raise ValueError(f"{places['train']} has no class folders: expected {places['train']}/CLASS/picture.jpg")
     return list(places), lambda split: _read_class_folders(places[split], name, split, classes)
 
 
@@ -319,9 +307,7 @@ def _raise(error: OSError) -> None:
 def _report(path: Path, ignored: collections.Counter[str]) -> None:
     if ignored:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(ignored.items()))
-        logger.warning(
-            "%s: %d files are no pictures to learn and left out (%s)", path, ignored.total(), kinds
-        )
+        logger.warning("%s: %d files are no pictures to learn and left out (%s)", path, ignored.total(), kinds)
 
 
 def _subfolders(path: Path) -> list[str]:
@@ -393,9 +379,7 @@ def _index_shards(tars: Sequence[Path]) -> tuple[list[Entry], list[int]]:
         labels += [numbers[key] for key in pictures]
     _report(tars[0].parent, ignored)
     if not entries:
-        raise ValueError(
-            f"no pictures in {', '.join(map(str, tars))}: expected KEY.jpg|png|webp with KEY.cls"
-        )
+        raise ValueError(f"no pictures in {', '.join(map(str, tars))}: expected KEY.jpg|png|webp with KEY.cls")
     return entries, labels
 
 
@@ -411,6 +395,8 @@ def _index_shard(path: Path, ignored: collections.Counter[str]) -> tuple[dict[st
                 folder, slash, base = member.name.rpartition("/")
                 stem, _, kind = base.partition(".")
                 key = folder + slash + stem
+                if key in (numbers if kind == "cls" else pictures):
+                    raise ValueError(f"{path} has more than one picture or .cls of the key {key!r}: keys are unique")
                 if kind == "cls":
                     file.seek(member.offset_data)
                     numbers[key] = _label(file.read(member.size), f"{path}/{member.name}")
@@ -422,9 +408,7 @@ def _index_shard(path: Path, ignored: collections.Counter[str]) -> tuple[dict[st
             if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
                 raise tarfile.ReadError("it ends without the closing block")
     except tarfile.TarError as error:
-        raise ValueError(
-            f"the shard {path} is damaged or cut off ({error}): fetch or write it again"
-        ) from error
+        raise ValueError(f"the shard {path} is damaged or cut off ({error}): fetch or write it again") from error
     return pictures, numbers
 
 

@@ -33,7 +33,8 @@ _OUTSIDE = -2.0  # a sampling position whose two neighbours lie outside any pict
 
 def example_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
     """The generator of one example: Philox with key (seed, epoch), its counter from (0, 0, 0, index) on."""
-    return np.random.Generator(np.random.Philox(key=[seed, epoch], counter=[0, 0, 0, index]))
+    key, counter = np.array([seed, epoch], np.uint64), np.array([0, 0, 0, index], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
 def example_uniforms(seed: int, epochs: np.ndarray, indices: np.ndarray, count: int) -> np.ndarray:
@@ -41,7 +42,7 @@ def example_uniforms(seed: int, epochs: np.ndarray, indices: np.ndarray, count: 
 
     One generator is moved from key to key, as building one per example costs ten times as much.
     """
-    philox = np.random.Philox(key=[seed, 0])
+    philox = np.random.Philox(key=np.array([seed, 0], np.uint64))
     generator, state = np.random.Generator(philox), philox.state
     rows = np.empty((len(indices), count))
     for row, epoch, index in zip(rows, epochs, indices, strict=True):
@@ -72,7 +73,7 @@ class TrainTransform:
     pad: int = 4
     flip: bool = True
     randaugment_layers: int = 0
-    randaugment_magnitude: float = 0
+    randaugment_magnitude: int = 0
 
     def __post_init__(self) -> None:
         if self.crop not in CROPS:
@@ -83,14 +84,6 @@ class TrainTransform:
             )
         if self.resize is not None and np.any(np.less(pair(self.resize), pair(self.image_size))):
             raise ValueError(f"resize={self.resize} must be at least image_size={self.image_size}")
-        if not 0 < self.min_area <= 1:
-            raise ValueError(f"min_area is a share of the picture in (0, 1], not {self.min_area}")
-        if self.pad < 0 or self.randaugment_layers < 0:
-            raise ValueError(
-                f"pad and randaugment_layers must be 0 or more, not {self.pad} and {self.randaugment_layers}"
-            )
-        if not 0 <= self.randaugment_magnitude <= 30:
-            raise ValueError(f"randaugment_magnitude must be 0 to 30, not {self.randaugment_magnitude}")
 
     def apply(
         self, pictures: Pictures, seed: int, epoch: int | np.ndarray, indices: np.ndarray
@@ -105,9 +98,7 @@ class TrainTransform:
             xs = np.where(u[:, :1] < 0.5, xs[:, ::-1], xs)
         images = sample(pictures, ys, xs)
         if layers:
-            images = randaugment(
-                images, u[:, 1 : 1 + 4 * layers].reshape(-1, layers, 4), self.randaugment_magnitude
-            )
+            images = randaugment(images, u[:, 1 : 1 + 4 * layers].reshape(-1, layers, 4), self.randaugment_magnitude)
         return to_range(images)
 
     def _positions(self, sizes: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -115,9 +106,7 @@ class TrainTransform:
         out = pair(self.image_size)
         if self.crop == "inception":
             boxes = inception_boxes(sizes, u.reshape(len(u), -1, 4), self.min_area)
-            return _box_positions(boxes[:, 0], boxes[:, 2], out[0]), _box_positions(
-                boxes[:, 1], boxes[:, 3], out[1]
-            )
+            return _box_positions(boxes[:, 0], boxes[:, 2], out[0]), _box_positions(boxes[:, 1], boxes[:, 3], out[1])
         if self.crop == "random":
             full = pair(self.resize or self.image_size)
             spare = [r - s for r, s in zip(full, out, strict=True)]
@@ -239,8 +228,7 @@ class EvalTransform:
         else:
             images = resize_bilinear(images, (self.resize, self.resize))
         y, x = (images.shape[2] - h) // 2, (images.shape[3] - w) // 2
-        # big_vision's resize returns to whole numbers by truncation; the margin is for rounding below one.
-        return torch.floor(images[:, :, y : y + h, x : x + w] + 1e-4)
+        return images[:, :, y : y + h, x : x + w].floor()  # big_vision's resize truncates to whole numbers
 
 
 def resize_bilinear(images: Float[Tensor, "B 3 H W"], size: tuple[int, int]) -> Float[Tensor, "B 3 S T"]:
@@ -258,17 +246,20 @@ def resize_area(images: Float[Tensor, "B 3 H W"], size: tuple[int, int]) -> Floa
 def _area_rows(x: Float[Tensor, "B 3 H W"], size: int) -> Float[Tensor, "B 3 S W"]:
     """Means over `size` equal stretches of axis 2: differences of the interpolated running sum."""
     extent = x.shape[2]
-    sums = F.pad(x.cumsum(2), (0, 0, 1, 0))
-    edges = torch.linspace(0, extent, size + 1, dtype=x.dtype, device=x.device)
-    whole = edges.long().clamp(max=extent - 1)
-    return (sums[:, :, whole] + x[:, :, whole] * (edges - whole)[:, None]).diff(dim=2) * (size / extent)
+    # TensorFlow's edges are float32, which shows where the mean is a whole number and is truncated afterwards.
+    scale = torch.tensor(extent / size, dtype=torch.float32, device=x.device)
+    edges = (torch.arange(size + 1, device=x.device) * scale).double().clamp(max=extent)
+    pixel = edges.long().clamp(max=extent - 1)
+    sums = F.pad(x.cumsum(2), (0, 0, 1, 0))[:, :, pixel] + x[:, :, pixel] * (edges - pixel)[:, None]
+    within_one = pixel[:-1] == edges[1:].ceil().long() - 1
+    return torch.where(within_one[:, None], x[:, :, pixel[:-1]], sums.diff(dim=2) / scale.double())
 
 
 def _planar(pictures: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
     return pictures.permute(0, 3, 1, 2).contiguous().float()
 
 
-def to_range(images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 3 H W"]:
+def to_range(images: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     """[0, 255] -> [-1, 1], in the order of Google's arithmetic."""
     return (images - 127.5) / 127.5
 
@@ -281,9 +272,7 @@ def pair(size: Size) -> tuple[int, int]:
 def _sizes(pictures: Pictures) -> np.ndarray:
     """Heights and widths, int64 [B, 2]."""
     return np.array(
-        [p.shape[:2] for p in pictures]
-        if not isinstance(pictures, Tensor)
-        else [pictures.shape[1:3]] * len(pictures)
+        [p.shape[:2] for p in pictures] if not isinstance(pictures, Tensor) else [pictures.shape[1:3]] * len(pictures)
     )
 
 
@@ -293,9 +282,7 @@ def _sizes(pictures: Pictures) -> np.ndarray:
 _Operation = Callable[[Tensor, np.ndarray], Tensor]
 
 
-def randaugment(
-    images: Float[Tensor, "B 3 H W"], u: np.ndarray, magnitude: float
-) -> Float[Tensor, "B 3 H W"]:
+def randaugment(images: Float[Tensor, "B 3 H W"], u: np.ndarray, magnitude: int) -> Float[Tensor, "B 3 H W"]:
     """RandAugment as in big_vision: one of 16 operations a layer, all equally likely, at a fixed magnitude.
 
     images: values in [0, 255]; u: uniforms [B, layers, 4] (operation, sign, two for the place of the cutout).
@@ -365,10 +352,10 @@ def _randaugment_table(r: float, height: int, width: int) -> list[tuple[_Operati
         (lambda p, _: V.adjust_contrast(p, enhance),),
         (lambda p, _: V.adjust_brightness(p, enhance),),
         (lambda p, _: V.adjust_sharpness(p, enhance),),
-        (shear(0.3 * r, 0), shear(-0.3 * r, 0)),
-        (shear(0, 0.3 * r), shear(0, -0.3 * r)),
-        (translate(100 * pixel, 0), translate(-100 * pixel, 0)),
-        (translate(0, 100 * pixel), translate(0, -100 * pixel)),
+        (shear(0.3 * r, 0.0), shear(-0.3 * r, 0.0)),
+        (shear(0.0, 0.3 * r), shear(0.0, -0.3 * r)),
+        (translate(100 * pixel, 0.0), translate(-100 * pixel, 0.0)),
+        (translate(0.0, 100 * pixel), translate(0.0, -100 * pixel)),
         (cutout,),
     ]
 

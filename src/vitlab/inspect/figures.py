@@ -17,6 +17,7 @@ from jaxtyping import Float, Int, UInt8
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
@@ -66,10 +67,13 @@ def png(figure: Figure) -> bytes:
     return out.getvalue()
 
 
-def picture_png(picture: UInt8[np.ndarray, "H W C"]) -> bytes:
-    """A picture as it is, pixel for pixel; RGB, or RGBA with four channels."""
+def encoded(picture: UInt8[np.ndarray, "H W C"]) -> bytes:
+    """An RGB or RGBA picture as a file: pixel for pixel as PNG up to 64 pixels, else as WebP, a tenth of the size."""
     out = io.BytesIO()
-    Image.fromarray(picture).save(out, format="PNG")
+    if max(picture.shape[:2]) <= 64:
+        Image.fromarray(picture).save(out, format="PNG")
+    else:
+        Image.fromarray(picture).save(out, format="WEBP", quality=88)
     return out.getvalue()
 
 
@@ -90,9 +94,12 @@ def curves(
         axes.plot(steps, values, color=colour, lw=1.5, marker=marker, ms=3, label=key.replace("_", " "))
     axes.grid(axis="y", color=theme.line, lw=0.7)
     axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g} %" if percent else _short(value))
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    if percent:
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, high - 0.02), high)  # a curve that hardly moves must not look as if it did
+    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%" if percent else _short(value))
     if len(keys) > 1:
         axes.legend(frameon=False, fontsize=8.5, labelcolor=theme.ink)
     return figure
@@ -105,12 +112,12 @@ def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str], *, theme: 
     class's number, from 0.
     """
     kinds = len(counts)
-    names = [name if len(name) <= 16 else name[:15] + "…" for name in classes]
-    longest = max(map(len, names)) if kinds <= 40 else 2
-    cell = max(min(40, 480 // kinds), 4)
-    upright, margin = longest <= 3, 30 + 7 * longest
-    below = 38 if upright else margin
-    side = cell * kinds
+    names = [name if len(name) <= 16 else name[:15] + "…" for name in classes] if kinds <= 40 else ["00"]
+    cell = max(min(36, 480 // kinds), 4)
+    size = min(8.5, 0.6 * cell)
+    longest = max(TextPath((0, 0), name, size=size).get_extents().width for name in names) * 100 / 72
+    upright, margin = longest < 0.9 * cell or kinds > 40, round(longest) + 36
+    below, side = (38 if upright else margin), cell * kinds
     figure, axes = _axes(theme, (margin + side + 6, side + below + 6), (margin, 6, 6, below))
     share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     ramp = LinearSegmentedColormap.from_list("ramp", theme.ramp)
@@ -124,7 +131,6 @@ def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str], *, theme: 
         axes.set_xticks(range(0, kinds, 10))
         axes.set_yticks(range(0, kinds, 10))
     else:
-        size = min(8.5, 0.6 * cell)
         axes.set_xticks(range(kinds), names, rotation=0 if upright else 90, fontsize=size)
         axes.set_yticks(range(kinds), names, fontsize=size)
     if kinds <= 12:
@@ -142,7 +148,9 @@ def positions(similarity: Float[np.ndarray, "h w h2 w2"], *, theme: Theme = LIGH
     tiles, pitches = _tiles(similarity[..., None])
     wide = 200 if max(rows, columns) <= 8 else 380
     high = round(wide * tiles.shape[0] / tiles.shape[1])
-    figure, axes = _axes(theme, (wide + 88, high + 72), (34, 54, 34, 38), "Cosine similarity")
+    left = 34 if rows < 10 else 42
+    width, height = left + wide + 54, high + 72
+    figure, axes = _axes(theme, (width, height), (left, 54, 34, 38), "Cosine similarity")
     image = axes.imshow(tiles[..., 0], cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
     for pitch, count, ticks in zip(pitches, (rows, columns), (axes.set_yticks, axes.set_xticks), strict=True):
         shown = range(0, count, math.ceil(count / 16))  # numbered from 1, as in the paper
@@ -151,7 +159,7 @@ def positions(similarity: Float[np.ndarray, "h w h2 w2"], *, theme: Theme = LIGH
     axes.spines[:].set_visible(False)
     axes.set_xlabel("patch column")
     axes.set_ylabel("patch row")
-    scale = figure.add_axes((1 - 44 / (wide + 88), 38 / (high + 72), 10 / (wide + 88), high / (high + 72)))
+    scale = figure.add_axes((1 - 44 / width, 38 / height, 10 / width, high / height))
     bar = figure.colorbar(image, cax=scale, ticks=[-1, 0, 1])
     bar.ax.tick_params(colors=theme.muted, labelsize=8.5, length=0)
     bar.ax.spines[:].set_visible(False)
@@ -176,7 +184,7 @@ def filters(components: Float[np.ndarray, "n P P 3"], *, theme: Theme = LIGHT) -
 def attention_distance(distances: Float[np.ndarray, "L k"], *, theme: Theme = LIGHT) -> Figure:
     """One dot for each head of each layer, and a line through the layers' means (Fig. 7 right, Fig. 11)."""
     layers, heads = distances.shape
-    figure, axes = _axes(theme, (288, 272), (36, 10, 34, 40), "Mean attention distance (pixels)")
+    figure, axes = _axes(theme, (288, 280), (36, 10, 52, 40), "Mean attention distance (pixels)")
     depth = np.arange(1, layers + 1)
     axes.plot(depth, distances.mean(axis=1), color=theme.series[1], lw=1.5, label="mean of the layer", zorder=1)
     axes.scatter(
@@ -192,44 +200,58 @@ def attention_distance(distances: Float[np.ndarray, "L k"], *, theme: Theme = LI
     axes.grid(axis="y", color=theme.line, lw=0.7)
     axes.set_ylim(0, max(float(distances.max()) * 1.12, 1e-6))
     axes.set_xlim(0.5, layers + 0.5)
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
     axes.yaxis.set_major_locator(MaxNLocator(6))
     axes.set_xlabel("layer")
-    axes.legend(frameon=False, fontsize=8.5, labelcolor=theme.ink, loc="lower right")
+    axes.legend(
+        frameon=False,
+        fontsize=8.5,
+        labelcolor=theme.muted,
+        ncols=2,
+        loc="lower left",
+        bbox_to_anchor=(-0.16, 0.98),
+        handlelength=1.2,
+        columnspacing=1.2,
+    )
     return figure
 
 
-def overlay(
+def rollout(
     picture: UInt8[np.ndarray, "H W 3"], attention: Float[np.ndarray, "h w"], side: int = 192
-) -> UInt8[np.ndarray, "H2 W2 3"]:
-    """The picture under its attention (Fig. 6 right): dark blue where there is none, yellow where there is
-    most.
+) -> UInt8[np.ndarray, "H2 W2 4"]:
+    """The picture, a clear gap, and the picture under its attention (Fig. 6); `side` is the longer side of each."""
+    left = fit(picture, side, enlarge=True)
+    right = overlay(left, attention)
+    height, width = left.shape[:2]
+    sheet = np.zeros((height, 2 * width + side // 24, 4), dtype=np.uint8)
+    for start, part in ((0, left), (sheet.shape[1] - width, right)):
+        sheet[:, start : start + width] = np.pad(part, ((0, 0), (0, 0), (0, 1)), constant_values=255)
+    return sheet
 
-    The longer side comes out at about `side` pixels. The map is stretched to fill its range and smoothed over
-    the patches; brightness is the picture's.
+
+def overlay(picture: UInt8[np.ndarray, "H W 3"], attention: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "H W 3"]:
+    """The picture in the colours of its attention: dark blue where there is least, yellow where there is most.
+
+    The map is stretched to fill its own range and smoothed over the patches; the lightness is the picture's too.
     """
     height, width = picture.shape[:2]
+    low, high = float(attention.min()), float(attention.max())
+    level = Image.fromarray(((attention - low) / max(high - low, 1e-12)).astype(np.float32))
+    level = np.asarray(level.resize((width, height), Image.Resampling.BICUBIC)).clip(0, 1)
+    heat = matplotlib.colormaps["viridis"](level)[..., :3]
+    grey = np.asarray(Image.fromarray(picture).convert("L"), dtype=float)[..., None] / 255
+    return (255 * (heat * (0.45 + 0.55 * grey) + 0.25 * grey).clip(0, 1)).astype(np.uint8)
+
+
+def fit(picture: UInt8[np.ndarray, "H W 3"], side: int, enlarge: bool = False) -> UInt8[np.ndarray, "H2 W2 3"]:
+    """The picture with its longer side made `side`: made smaller smoothly, enlarged (if at all) in plain blocks."""
+    height, width = picture.shape[:2]
     scale = side / max(height, width)
+    if scale >= 1 and not enlarge:
+        return picture
     size = (max(round(width * scale), 1), max(round(height * scale), 1))
     resample = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
-    grey = np.asarray(Image.fromarray(picture).convert("L").resize(size, resample), dtype=float)[..., None] / 255
-    low, high = float(attention.min()), float(attention.max())
-    level = (attention - low) / max(high - low, 1e-12)
-    smooth = Image.fromarray(level.astype(np.float32)).resize(size, Image.Resampling.BICUBIC)
-    heat = matplotlib.colormaps["viridis"](np.clip(np.asarray(smooth), 0, 1))[..., :3]
-    return (255 * np.clip(heat * (0.45 + 0.55 * grey) + 0.25 * grey, 0, 1)).astype(np.uint8)
-
-
-def beside(left: UInt8[np.ndarray, "H W 3"], right: UInt8[np.ndarray, "H2 W2 3"]) -> UInt8[np.ndarray, "H2 W3 4"]:
-    """Two pictures side by side, a clear gap between them, both at the size of the right one (Fig. 6)."""
-    height, width = right.shape[:2]
-    resample = Image.Resampling.NEAREST if height > left.shape[0] else Image.Resampling.LANCZOS
-    same = np.asarray(Image.fromarray(left).resize((width, height), resample))
-    sheet = np.zeros((height, 2 * width + width // 24, 4), dtype=np.uint8)
-    for start, picture in ((0, same), (sheet.shape[1] - width, right)):
-        sheet[:, start : start + width, :3] = picture
-        sheet[:, start : start + width, 3] = 255
-    return sheet
+    return np.asarray(Image.fromarray(picture).resize(size, resample))
 
 
 def _tiles(grid: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
@@ -245,9 +267,9 @@ def _tiles(grid: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
 
 
 def _short(value: float) -> str:
-    """At most six signs, for a tick: 0.001, 2.5e-4."""
-    text = f"{value:g}"
-    return text if len(text) <= 5 else f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+    """At most six signs, for a tick: 0.0075, 2.5e-4."""
+    text = f"{value:.4g}"
+    return text if len(text) <= 6 else f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
 
 
 def _axes(

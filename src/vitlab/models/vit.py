@@ -51,7 +51,7 @@ class MatmulAttention(torch.autograd.Function):
         (grad,) = grads
         q, k, v, weights = ctx.saved_tensors
         grad_v = weights.transpose(-2, -1) @ grad
-        grad_logits = torch._softmax_backward_data(grad @ v.transpose(-2, -1), weights, -1, weights.dtype)
+        grad_logits = torch.ops.aten._softmax_backward_data(grad @ v.transpose(-2, -1), weights, -1, weights.dtype)
         grad_q = (grad_logits @ k) * q.shape[-1] ** -0.5
         grad_k = grad_logits.transpose(-2, -1) @ q
         return grad_q, grad_k, grad_v
@@ -144,8 +144,9 @@ class ViT(nn.Module):
 
     def forward_features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T D"]:
         """Tokens after the last LayerNorm, class token first if there is one; images hold values in [-1, 1]."""
-        if tuple(images.shape[-2:]) != self.config.image_hw:
-            raise ValueError(self._wrong_size(tuple(images.shape[-2:])))
+        height, width = images.shape[-2:]
+        if (height, width) != self.config.image_hw:
+            raise ValueError(self._wrong_size((height, width)))
         tokens = self.embedding(images)
         if self.cls is not None:
             tokens = torch.cat([self.cls.to(tokens.dtype).expand(tokens.shape[0], -1, -1), tokens], dim=1)

@@ -54,9 +54,7 @@ def _row(name: str, steps: int, warmup_steps: int, lr: float = 0.01, image_size:
     return TrainConfig(
         model=ViTConfig(image_size=stand_in),
         data=DataConfig(name=name, train_split="trainval", eval_split="test", crop="inception", workers=2),
-        optim=OptimConfig(
-            name="sgd", lr=lr, momentum=0.9, schedule="cosine", warmup_steps=warmup_steps, clip_norm=1.0
-        ),
+        optim=OptimConfig(name="sgd", lr=lr, momentum=0.9, schedule="cosine", warmup_steps=warmup_steps, clip_norm=1.0),
         steps=steps,
         batch_size=512,
     )

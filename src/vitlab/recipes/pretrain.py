@@ -32,9 +32,7 @@ def jft(model: str = "ViT-B/16") -> TrainConfig:
     return TrainConfig(
         model=_model(model, num_classes=18_291, dropout=0.0),
         data=_data("shards:jft300m"),
-        optim=OptimConfig(
-            lr=lr, weight_decay=0.1, schedule="linear", end_lr=1e-5, warmup_steps=WARMUP_STEPS
-        ),
+        optim=OptimConfig(lr=lr, weight_decay=0.1, schedule="linear", end_lr=1e-5, warmup_steps=WARMUP_STEPS),
         loss="sigmoid",
         epochs=epochs,
         batch_size=BATCH_SIZE,
@@ -46,9 +44,7 @@ def imagenet21k(model: str = "ViT-B/16") -> TrainConfig:
     return TrainConfig(
         model=_model(model, num_classes=21_843, dropout=0.1),
         data=_data("shards:imagenet21k"),
-        optim=OptimConfig(
-            lr=1e-3, weight_decay=0.03, schedule="linear", end_lr=1e-5, warmup_steps=WARMUP_STEPS
-        ),
+        optim=OptimConfig(lr=1e-3, weight_decay=0.03, schedule="linear", end_lr=1e-5, warmup_steps=WARMUP_STEPS),
         loss="sigmoid",
         label_smoothing=1e-4,
         epochs=IMAGENET21K[_row(model, IMAGENET21K, "ImageNet-21k")],
@@ -61,9 +57,7 @@ def imagenet(model: str = "ViT-B/16") -> TrainConfig:
     return TrainConfig(
         model=_model(model, num_classes=1000, dropout=0.1),
         data=_data("folder:imagenet"),
-        optim=OptimConfig(
-            lr=3e-3, weight_decay=0.3, schedule="cosine", warmup_steps=WARMUP_STEPS, clip_norm=1.0
-        ),
+        optim=OptimConfig(lr=3e-3, weight_decay=0.3, schedule="cosine", warmup_steps=WARMUP_STEPS, clip_norm=1.0),
         loss="sigmoid",
         label_smoothing=1e-4,
         epochs=300,
@@ -74,9 +68,7 @@ def imagenet(model: str = "ViT-B/16") -> TrainConfig:
 def _model(name: str, num_classes: int, dropout: float) -> ViTConfig:
     """224 pixels, a hidden head layer as wide as the model (App. D.3), a head that starts out saying no to all."""
     width = get_config(name).width
-    return get_config(
-        name, num_classes=num_classes, dropout=dropout, representation_size=width, head_bias=-10.0
-    )
+    return get_config(name, num_classes=num_classes, dropout=dropout, representation_size=width, head_bias=-10.0)
 
 
 def _data(name: str) -> DataConfig:

@@ -12,7 +12,7 @@ def digits(model: str | None = None) -> TrainConfig:
     own = ViTConfig(image_size=16, patch_size=4, width=96, depth=5, heads=4, mlp_dim=192, num_classes=10)
     return TrainConfig(
         model=_named(model, own),
-        data=DataConfig(name="digits", crop="pad", pad=2, flip=False),
+        data=DataConfig(name="digits", train_split="trainval", eval_split="test", crop="pad", pad=2, flip=False),
         optim=OptimConfig(lr=2e-3, weight_decay=0.05, schedule="cosine", warmup_steps=100, clip_norm=1.0),
         label_smoothing=0.1,
         epochs=80,
@@ -24,9 +24,7 @@ def digits(model: str | None = None) -> TrainConfig:
 
 def fashion_mnist(model: str | None = None) -> TrainConfig:
     """Fashion-MNIST at its own 28 pixels."""
-    own = ViTConfig(
-        image_size=28, patch_size=4, width=128, depth=5, heads=4, mlp_dim=256, num_classes=10, pool="gap"
-    )
+    own = ViTConfig(image_size=28, patch_size=4, width=128, depth=5, heads=4, mlp_dim=256, num_classes=10, pool="gap")
     return TrainConfig(
         model=_named(model, own),
         data=DataConfig(name="fashion_mnist", train_split="trainval", eval_split="test", crop="pad", pad=2),
@@ -40,9 +38,7 @@ def fashion_mnist(model: str | None = None) -> TrainConfig:
 
 def cifar10(model: str | None = None) -> TrainConfig:
     """CIFAR-10 at its own 32 pixels; `--data.name shards:PATH` takes it from shards."""
-    own = ViTConfig(
-        image_size=32, patch_size=4, width=192, depth=6, heads=4, mlp_dim=384, num_classes=10, pool="gap"
-    )
+    own = ViTConfig(image_size=32, patch_size=4, width=192, depth=6, heads=4, mlp_dim=384, num_classes=10, pool="gap")
     return TrainConfig(
         model=_named(model, own),
         data=DataConfig(name="cifar10", train_split="trainval", eval_split="test", crop="pad", pad=4),
@@ -58,7 +54,7 @@ def finetune_digits() -> TrainConfig:
     """Digits at 32 pixels, twice the resolution of `digits`: Table 4 in small."""
     return TrainConfig(
         model=ViTConfig(image_size=32, patch_size=4, width=96, heads=4, depth=1, mlp_dim=96, num_classes=10),
-        data=DataConfig(name="digits", crop="pad", pad=4, flip=False),
+        data=DataConfig(name="digits", train_split="trainval", eval_split="test", crop="pad", pad=4, flip=False),
         optim=OptimConfig(name="sgd", lr=0.03, schedule="cosine", warmup_steps=20, clip_norm=1.0),
         steps=200,
         batch_size=64,

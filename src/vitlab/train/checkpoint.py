@@ -38,9 +38,7 @@ class Checkpoint:
     """Plain data."""
 
 
-def save_checkpoint(
-    folder: Path, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], keep: int
-) -> Path:
+def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], keep: int) -> Path:
     """Writes the checkpoint of `step` under `folder` and deletes all but the last `keep`; returns its folder.
 
     A valid checkpoint of the same step stays as it is, for a run makes the same one again. Only one process

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,8 +57,8 @@ class State:
     optimizer: torch.optim.Optimizer
     average: dict[str, Tensor] | None
     sums: Tensor
-    """Loss, accuracy, gradient norm and pictures, added up since the last record; and the first step whose loss was
-    not finite (0: none)."""
+    """Loss, accuracy and gradient norm, added up since the last record; and the first step whose loss was not finite
+    (0: none)."""
     step: int = 0
     skipped: int = 0
     recorded: int = field(default=0)
@@ -82,7 +81,7 @@ class State:
             master.copy_(parts["weights"].pop(name))
         for name, value in (self.average or {}).items():
             value.copy_(parts["average"].pop(name))
-        assert not parts["weights"] and not parts["average"], "a checkpoint of another model"
+        assert not {**parts["weights"], **parts["average"]}, "a checkpoint of another model"
         unpack_optimizer(self.optimizer, parts["optimizer"])
         self.sums.copy_(tensors["sums"])
         self.weights.refresh()
@@ -107,9 +106,7 @@ def train(
     if device.type == "cpu":
         keep_freed_memory()
     data = config.data
-    dataset = load_dataset(
-        data.name, data.train_split, root=data.root, classes=data.classes, on_error=data.on_error
-    )
+    dataset = load_dataset(data.name, data.train_split, root=data.root, classes=data.classes, on_error=data.on_error)
     if len(dataset.classes) != config.model.num_classes:
         raise ValueError(
             f"the model has {config.model.num_classes} classes and {data.name} has {len(dataset.classes)}; set "
@@ -118,7 +115,7 @@ def train(
     steps = config.total_steps(len(dataset))
     state = _start(config, model.to(device), device)
     objective = Classification(config.model.num_classes, config.loss, config.label_smoothing, config.mixup)
-    forward = torch.compile(model) if config.compile else model
+    forward = torch.compile(model.train()) if config.compile else model.train()
     flops = 6.0 * forward_macs(config.model)
     with Progress(label, steps) as progress, _signals() as asked_to_stop:
         _resume(state, workdir, progress)
@@ -157,7 +154,7 @@ def _start(config: TrainConfig, model: ViT, device: torch.device) -> State:
     masters = weights.masters
     average = {n: m.detach().clone() for n, m in masters.items()} if config.average_decay else None
     optimizer = create_optimizer(masters.items(), config.optim)
-    return State(weights, optimizer, average, torch.zeros(5, dtype=torch.float64, device=device))
+    return State(weights, optimizer, average, torch.zeros(4, dtype=torch.float64, device=device))
 
 
 def _resume(state: State, workdir: Workdir, progress: Progress) -> None:
@@ -195,13 +192,12 @@ def step_rng(seed: int, step: int) -> np.random.Generator:
 
 
 def _update(
-    config: TrainConfig, state: State, forward: nn.Module, objective: Classification, batch: Batch, rate: float
+    config: TrainConfig, state: State, forward: Callable[..., Any], objective: Classification, batch: Batch, rate: float
 ) -> None:
     """One step: the gradient of the whole batch in micro-batches, clipped, and the optimiser's update."""
     rng = step_rng(config.seed, state.step)
     torch.manual_seed(int(rng.integers(2**62)))  # dropout draws from torch's own generator
     state.weights.clear_gradients()
-    forward.train()
     images, targets = objective.corrupt(batch, rng)
     size = config.microbatch or len(targets)
     total = torch.zeros(2, dtype=torch.float64, device=images.device)
@@ -215,10 +211,9 @@ def _update(
     norm = clip_by_global_norm(state.weights.masters.values(), config.optim.clip_norm)
     state.skipped += batch.skipped
     finite = torch.isfinite(total[0]) & torch.isfinite(norm)
-    state.sums[4] = torch.where((state.sums[4] == 0) & ~finite, state.step + 1, state.sums[4])
+    state.sums[3] = torch.where((state.sums[3] == 0) & ~finite, state.step + 1, state.sums[3])
     state.sums[:2] += total
     state.sums[2] += norm
-    state.sums[3] += len(targets)
     if images.device.type == "cpu" and not finite:
         return  # leaves the weights as they were, for `_check_finite` to save
     set_learning_rate(state.optimizer, rate)
@@ -236,7 +231,7 @@ def _record(
     examples: int, steps: int,
 ) -> None:  # fmt: skip
     """Means since the last record; the only place where a run without evaluation waits for the device."""
-    loss, accuracy, norm, images, _ = state.sums.tolist()
+    loss, accuracy, norm, _ = state.sums.tolist()
     updates = state.step - state.recorded
     metrics = {
         "loss": loss / updates,
@@ -254,11 +249,9 @@ def _record(
     progress.show({"step": state.step, **metrics}, figures)
 
 
-def _check_finite(
-    config: TrainConfig, state: State, workdir: Workdir, dataset: Any, device: torch.device
-) -> None:
+def _check_finite(config: TrainConfig, state: State, workdir: Workdir, dataset: Any, device: torch.device) -> None:
     """Stops the run at the first loss or gradient that is not finite, with the batch that made it on disk."""
-    bad = int(state.sums[4])
+    bad = int(state.sums[3])
     if not bad:
         return
     batch = next(_batches(config, dataset, bad - 1, device))

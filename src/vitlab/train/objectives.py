@@ -4,14 +4,14 @@
 of a micro-batch; the loop weighs micro-batches by their size, so accumulation changes nothing.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from vitlab.data.loader import Batch
 from vitlab.data.transforms import mixup
@@ -35,7 +35,7 @@ class Classification:
         return mixup(batch.images, F.one_hot(batch.labels, self.num_classes).float(), self.mixup, rng)
 
     def loss(
-        self, model: nn.Module, images: Float[Tensor, "B 3 H W"], targets: Tensor
+        self, model: Callable[..., Tensor], images: Float[Tensor, "B 3 H W"], targets: Tensor
     ) -> tuple[Tensor, Tensor]:
         """(mean loss, share of correct top-1 answers), both 0-d."""
         logits = model(images).float()

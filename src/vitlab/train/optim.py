@@ -64,9 +64,7 @@ class DecoupledSGD(torch.optim.SGD):
         return super().step(closure)
 
 
-def create_optimizer(
-    named_parameters: Iterable[tuple[str, Tensor]], config: OptimConfig
-) -> torch.optim.Optimizer:
+def create_optimizer(named_parameters: Iterable[tuple[str, Tensor]], config: OptimConfig) -> torch.optim.Optimizer:
     """Adam or momentum SGD with decoupled decay, in at most two groups: decayed, and not.
 
     Adam is Flax's of the paper's time, which torch calls AdamW: bias-corrected, epsilon outside the root, and

@@ -9,6 +9,7 @@ repeated casts of autocast.
 import contextlib
 import ctypes
 import sys
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 import torch
@@ -42,7 +43,7 @@ class Weights:
     def __init__(self, model: nn.Module, precision: Precision) -> None:
         self.precision = precision
         self.names = [name for name, _ in model.named_parameters()]
-        self._parameters = list(model.parameters())
+        self._parameters: list[Tensor] = list(model.parameters())
         self._copied = precision == "bfloat16"
         if self._copied:
             self._masters = [p.detach().float().clone().requires_grad_() for p in self._parameters]
@@ -55,7 +56,7 @@ class Weights:
         """Name -> float32 parameter, in the model's order; gradients stand in `.grad`."""
         return dict(zip(self.names, self._masters, strict=True))
 
-    def autocast(self) -> contextlib.AbstractContextManager[None]:
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context for a forward pass."""
         if self.precision != "autocast":
             return contextlib.nullcontext()
@@ -82,21 +83,25 @@ class Weights:
     def refresh(self) -> None:
         """Brings the model's copy up to the masters, after they have changed."""
         if self._copied:
-            torch._foreach_copy_(self._parameters, self._masters)
+            _copy(self._masters, self._parameters)
 
-    @torch.no_grad()
     @contextlib.contextmanager
-    def swapped(self, other: dict[str, Tensor] | None):  # noqa: ANN201
+    def swapped(self, other: dict[str, Tensor] | None) -> Iterator[None]:
         """Lets the model compute with other weights for a while (the average, in evaluation)."""
         if other is None:
             yield
             return
         kept = [p.detach().clone() for p in self._parameters]
-        torch._foreach_copy_(self._parameters, [other[name] for name in self.names])
+        _copy([other[name] for name in self.names], self._parameters)
         try:
             yield
         finally:
-            torch._foreach_copy_(self._parameters, kept)
+            _copy(kept, self._parameters)
+
+
+@torch.no_grad()
+def _copy(source: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+    torch._foreach_copy_(list(into), list(source))  # pyright: ignore[reportPrivateImportUsage]
 
 
 def keep_freed_memory() -> bool:

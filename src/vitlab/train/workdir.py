@@ -109,9 +109,7 @@ class Workdir:
             raise ValueError(f"the work folder {self.path} is a file; give the name of a folder.")
         if not self.path.exists() or (self.path / "config.json").is_file():
             return
-        others = sorted(
-            each.name for each in self.path.iterdir() if not each.name.startswith((LOCK, ".config.json"))
-        )
+        others = sorted(each.name for each in self.path.iterdir() if not each.name.startswith((LOCK, ".config.json")))
         if others:
             raise ValueError(
                 f"the work folder {self.path} is not empty and holds no run (config.json is missing; it has "
@@ -170,8 +168,7 @@ def _lock(folder: Path) -> BinaryIO:
         holder = file.read().decode()
         file.close()
         raise ValueError(
-            f"the work folder {folder} is in use by process {holder}; wait for it, stop it, or give another "
-            f"--workdir."
+            f"the work folder {folder} is in use by process {holder}; wait for it, stop it, or give another --workdir."
         ) from error
     file.truncate(0)
     file.write(str(os.getpid()).encode())

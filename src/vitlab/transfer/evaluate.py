@@ -61,13 +61,10 @@ class Evaluation:
         width = max(len("class"), *map(len, self.classes))
         lines = [f"{'class':{width}}  pictures  recall  precision"]
         for row in self.per_class():
-            recall, precision = (
-                "-" if row[name] is None else f"{row[name]:.1%}" for name in ("recall", "precision")
-            )
+            recall, precision = ("-" if row[name] is None else f"{row[name]:.1%}" for name in ("recall", "precision"))
             lines.append(f"{row['class']:{width}}  {row['pictures']:8}  {recall:>6}  {precision:>9}")
         figures = " · ".join(
-            f"{name} {value:.4f}" if name == "loss" else f"{name} {value:.2%}"
-            for name, value in self.figures().items()
+            f"{name} {value:.4f}" if name == "loss" else f"{name} {value:.2%}" for name, value in self.figures().items()
         )
         skipped = f" · {self.skipped} could not be read" if self.skipped else ""
         return "\n".join([*lines, f"{len(self.labels)} pictures · {figures}{skipped}"])

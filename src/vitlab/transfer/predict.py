@@ -62,7 +62,12 @@ def predict(
 
 @torch.inference_mode()
 def _answers(
-    model: ViT, transform: EvalTransform, pictures: list[tuple[str, Any]], names: list[str], top: int, device: torch.device
+    model: ViT,
+    transform: EvalTransform,
+    pictures: list[tuple[str, Any]],
+    names: list[str],
+    top: int,
+    device: torch.device,
 ) -> Iterator[Answer]:
     images = torch.cat([transform.apply([pixels]) for _, pixels in pictures]).to(device)
     probabilities = model(images).float().softmax(dim=1)

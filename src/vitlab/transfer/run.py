@@ -41,9 +41,7 @@ def fitted(config: TrainConfig) -> TrainConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, num_classes=classes))
 
 
-def pretrain(
-    config: TrainConfig, workdir: str | Path, *, device: str = "auto", tensorboard: bool = True
-) -> Outcome:
+def pretrain(config: TrainConfig, workdir: str | Path, *, device: str = "auto", tensorboard: bool = True) -> Outcome:
     """Trains a freshly initialised model as `config` says, then tests it.
 
     The same call on the same folder continues an interrupted run, and only tests again where the run has ended.

@@ -15,9 +15,7 @@ if typing.TYPE_CHECKING:
 __all__ = ["load_card", "load_model", "save_model"]
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
-READABLE = (
-    "a Google .npz, a folder of save_model, or the work folder of a finished training (with model/ in it)"
-)
+READABLE = "a Google .npz, a folder of save_model, or the work folder of a finished training (with model/ in it)"
 
 
 def load_model(
@@ -108,9 +106,7 @@ def _find(path: Path) -> tuple[Literal["google", "folder"], Path]:
     if path.name == "model.safetensors" and (path.parent / "config.json").is_file():
         return "folder", path.parent
     if path.suffix == ".safetensors" or start[8:] == b"{":
-        raise ValueError(
-            f"{path} holds weights without the config.json that says of which model; give {READABLE}."
-        )
+        raise ValueError(f"{path} holds weights without the config.json that says of which model; give {READABLE}.")
     raise ValueError(f"{path} is no checkpoint, or a damaged one; give {READABLE}.")
 
 

@@ -49,9 +49,7 @@ def adapt(
         del state["pre_logits.weight"], state["pre_logits.bias"]
     if new.grid != config.grid and new.position == "1d":
         table = state["position.table"]
-        state["position.table"] = interpolate_positions(
-            table, config.grid, new.grid, config.num_prefix_tokens
-        )
+        state["position.table"] = interpolate_positions(table, config.grid, new.grid, config.num_prefix_tokens)
     if reset_head:
         new = dataclasses.replace(new, head_bias=head_bias)
         like = state["embedding.bias"]

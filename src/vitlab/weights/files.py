@@ -62,9 +62,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_shapes(
-    what: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]
-) -> None:
+def check_shapes(what: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
     """Raises ValueError that lists every array which is missing, unknown or of another shape."""
     missing = [name for name in expected if name not in found]
     unknown = [name for name in found if name not in expected]

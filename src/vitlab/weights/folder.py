@@ -67,9 +67,7 @@ def read_folder(folder: Path) -> tuple[ViTConfig, dict[str, Tensor]]:
     with torch.device("meta"):
         expected = {name: tuple(tensor.shape) for name, tensor in ViT(config).state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    check_shapes(
-        f"{folder / CARD} describes a model of width {config.width} and depth {config.depth}", expected, found
-    )
+    check_shapes(f"{folder / CARD} describes a model of width {config.width} and depth {config.depth}", expected, found)
     return config, state
 
 
@@ -81,9 +79,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} cannot be read ({error}); take another copy of the folder.") from error
     if not isinstance(card, dict) or card.get("format") != FORMAT:
-        raise ValueError(
-            f"{folder} holds {_stranger(card)}; load_model reads Google's .npz and its own folders."
-        )
+        raise ValueError(f"{folder} holds {_stranger(card)}; load_model reads Google's .npz and its own folders.")
     if card.get("version") != VERSION:
         raise ValueError(
             f"{path} is of version {card.get('version')!r}, and this vitlab reads version {VERSION}: take "
@@ -123,9 +119,7 @@ def _check_replaceable(folder: Path) -> None:
         others = sorted(path.name for path in folder.iterdir() if path.name not in (WEIGHTS, CARD))
         if not others:
             return
-        raise ValueError(
-            f"{folder} already holds {some(others)}; give a new folder, or one with a saved model."
-        )
+        raise ValueError(f"{folder} already holds {some(others)}; give a new folder, or one with a saved model.")
     if folder.exists():
         raise ValueError(f"{folder} is a file; give the name of a folder to write the model into.")
 

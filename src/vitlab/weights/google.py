@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -168,8 +168,9 @@ def write_google(model: ViT, path: Path | str, *, spelling: Spelling = "stored",
     Raises ValueError for a model which that code would compute otherwise.
     """
     config = model.config
-    if spelling not in BLOCK_PARTS:
-        raise ValueError(f"spelling is {spelling!r}; allowed: {', '.join(BLOCK_PARTS)}.")
+    for name, given, allowed in (("spelling", spelling, get_args(Spelling)), ("prefix", prefix, get_args(Prefix))):
+        if given not in allowed:
+            raise ValueError(f"{name} is {given!r}; allowed: {', '.join(map(repr, allowed))}.")
     for name, theirs in {"position": "1d", "gelu": "tanh", "layer_norm_eps": 1e-6}.items():
         if getattr(config, name) != theirs:
             raise ValueError(
@@ -208,7 +209,7 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
     try:
         with np.load(path, allow_pickle=False) as archive:
             names, prefix = list(archive.files), ""
-            for each in ("opt/target/", "params/"):  # beside them stands the optimiser's state
+            for each in ("opt/target/", "params/"):  # beside them stands an optimiser's state
                 inside = [name for name in names if name.startswith(prefix + each)]
                 names, prefix = (inside, prefix + each) if inside else (names, prefix)
             arrays = {name.removeprefix(prefix): archive[name] for name in names}
@@ -227,9 +228,7 @@ def _to_torch(path: Path, name: str, array: np.ndarray | bytes) -> Tensor:
         if array.dtype in (np.float16, np.float32, np.float64):
             return torch.from_numpy(array)
     given = array.dtype if isinstance(array, np.ndarray) else "no array"
-    raise ValueError(
-        f"{path}: {name} is {given}; weights are arrays of float16, bfloat16, float32 or float64."
-    )
+    raise ValueError(f"{path}: {name} is {given}; weights are arrays of float16, bfloat16, float32 or float64.")
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:
@@ -293,9 +292,7 @@ def _positions(
     else:
         table = arrays.pop(name)
         if table.ndim != 3:
-            raise ValueError(
-                f"{path}: {name} has shape {tuple(table.shape)}; a table is (1, tokens, {width})."
-            )
+            raise ValueError(f"{path}: {name} has shape {tuple(table.shape)}; a table is (1, tokens, {width}).")
         size, class_row = _infer_size(path, table.shape[1], cls, patch, stated)
     return size, table if class_row == cls else torch.cat([torch.zeros_like(table[:, :1]), table], dim=1)
 
@@ -328,9 +325,7 @@ def _grid(image_size: int | tuple[int, int], patch: int) -> tuple[int, int]:
     return height // patch, width // patch
 
 
-def _infer_config(
-    path: Path, arrays: dict[str, Tensor], spelling: Spelling, size: int | tuple[int, int]
-) -> ViTConfig:
+def _infer_config(path: Path, arrays: dict[str, Tensor], spelling: Spelling, size: int | tuple[int, int]) -> ViTConfig:
     """Every size from the shapes."""
     first, (_, msa, _, mlp) = "Transformer/encoderblock_0", BLOCK_PARTS[spelling]
     blocks = {name.split("/")[1] for name in arrays if name.startswith("Transformer/encoderblock_")}

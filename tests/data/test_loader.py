@@ -1,0 +1,221 @@
+"""The order is a pure function of (seed, epoch, position): whatever the start, the ranks, the workers."""
+
+import itertools
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from vitlab.data.loader import Batch, epoch_order, eval_batches, example_at, train_batches
+from vitlab.data.sources import Dataset, Entry, PictureError
+from vitlab.data.transforms import EvalTransform, TrainTransform
+
+TRAIN, EVAL = TrainTransform(8, crop="inception"), EvalTransform(8)
+
+
+def in_memory(n: int) -> Dataset:
+    rng = np.random.default_rng(n)
+    pixels = rng.integers(0, 256, (n, 8, 8, 3)).astype(np.uint8)
+    return Dataset("noise", "train", ("a", "b", "c"), rng.integers(0, 3, n), pixels)
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Dataset:
+    """Eleven pictures of different sizes; number 4 is empty, number 7 is text."""
+    rng = np.random.default_rng(0)
+    entries = []
+    for i in range(11):
+        path = tmp_path / f"{i}.png"
+        Image.fromarray(rng.integers(0, 256, (8 + i, 20 - i, 3)).astype(np.uint8)).save(path)
+        entries.append(Entry(str(path)))
+    (tmp_path / "4.png").write_bytes(b"")
+    (tmp_path / "7.png").write_text("no picture")
+    return Dataset("disk", "train", ("a", "b"), np.arange(11) % 2, entries=entries)
+
+
+def take(batches: Iterator[Batch], count: int) -> Batch:
+    """The next `count` batches as one."""
+    return join(list(itertools.islice(batches, count)))
+
+
+def join(parts: list[Batch]) -> Batch:
+    images, labels, indices = (
+        torch.cat([getattr(part, name) for part in parts]) for name in ("images", "labels", "indices")
+    )
+    return Batch(images, labels, indices, sum(part.skipped for part in parts))
+
+
+def same(a: Batch, b: Batch) -> None:
+    np.testing.assert_array_equal(a.indices, b.indices)
+    np.testing.assert_array_equal(a.labels, b.labels)
+    np.testing.assert_array_equal(a.images, b.images)
+
+
+# ---------------------------------------------------------------------------------------------- the order
+
+
+@given(st.integers(1, 300), st.integers(0, 2**64 - 1), st.integers(0, 10**6))
+def test_an_epoch_is_a_permutation(n: int, seed: int, epoch: int) -> None:
+    np.testing.assert_array_equal(np.sort(epoch_order(n, seed, epoch)), np.arange(n))
+
+
+def test_the_order_never_changes() -> None:
+    """Literals: a resumed run counts on them, on every machine and in every version."""
+    assert epoch_order(8, 0, 0).tolist() == [1, 2, 3, 5, 0, 4, 7, 6]
+    assert epoch_order(8, 42, 7).tolist() == [3, 6, 4, 1, 0, 2, 7, 5]
+
+
+def test_epochs_and_seeds_shuffle_differently() -> None:
+    orders = {tuple(epoch_order(50, seed, epoch)) for seed in range(4) for epoch in range(4)}
+    assert len(orders) == 16
+
+
+def test_positions_are_evenly_filled() -> None:
+    first = np.bincount([epoch_order(10, 0, epoch)[0] for epoch in range(2000)], minlength=10)
+    assert abs(first - 200).max() < 60  # 4.5 standard deviations
+
+
+@given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 100), st.integers(1, 6))
+@settings(max_examples=25)
+def test_any_start_continues_the_uninterrupted_stream(n: int, batch_size: int, start: int, count: int) -> None:
+    data = in_memory(n)
+    stop = start + count * batch_size
+    whole = take(train_batches(data, TRAIN, batch_size=50, seed=5), -(-stop // 50))
+    part = take(train_batches(data, TRAIN, batch_size=batch_size, seed=5, start=start), count)
+    same(part, Batch(whole.images[start:stop], whole.labels[start:stop], whole.indices[start:stop]))
+    assert [example_at(n, 5, start + i)[1] for i in range(len(part.indices))] == part.indices.tolist()
+    np.testing.assert_array_equal(part.labels, data.labels[part.indices])
+
+
+@given(st.integers(1, 30), st.integers(1, 4), st.integers(1, 4), st.integers(0, 50))
+@settings(max_examples=25)
+def test_ranks_partition_the_global_batch(n: int, world_size: int, share: int, start: int) -> None:
+    data, batch_size = in_memory(n), world_size * share
+    whole = train_batches(data, TRAIN, batch_size=batch_size, seed=1, start=start)
+    ranks = [
+        train_batches(data, TRAIN, batch_size=batch_size, seed=1, start=start, rank=r, world_size=world_size)
+        for r in range(world_size)
+    ]
+    for _ in range(4):
+        same(join([next(rank) for rank in ranks]), next(whole))
+
+
+def test_every_epoch_shows_every_example_once_and_new() -> None:
+    data = in_memory(10)
+    three = take(train_batches(data, TRAIN, batch_size=6, seed=0), 5)  # batches cross the borders
+    for epoch in range(3):
+        assert sorted(three.indices[10 * epoch : 10 * epoch + 10].tolist()) == list(range(10))
+    where = [(three.indices == 3).nonzero().flatten()[e] for e in range(3)]
+    assert not torch.equal(three.images[where[0]], three.images[where[1]])
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 9))
+@settings(max_examples=25)
+def test_evaluation_covers_everything_once(n: int, world_size: int, share: int) -> None:
+    data = in_memory(n)
+    parts = [
+        batch
+        for rank in range(world_size)
+        for batch in eval_batches(data, EVAL, batch_size=share * world_size, rank=rank, world_size=world_size)
+    ]
+    assert all(1 <= len(batch.labels) <= share for batch in parts)
+    seen = join(parts)
+    assert sorted(seen.indices.tolist()) == list(range(n))
+    assert data.pixels is not None
+    np.testing.assert_allclose(
+        seen.images.permute(0, 2, 3, 1), data.pixels[seen.indices.numpy()] / 127.5 - 1, atol=1e-6
+    )
+
+
+# ------------------------------------------------------------------------- files, workers, bad pictures
+
+
+def test_workers_change_nothing(on_disk: Dataset) -> None:
+    options = {"batch_size": 4, "seed": 0, "start": 2, "on_error": "skip"}
+    state = torch.get_rng_state()
+    inline = take(train_batches(on_disk, TRAIN, **options), 5)  # pyright: ignore[reportArgumentType]
+    workers = take(train_batches(on_disk, TRAIN, **options, workers=2), 5)  # pyright: ignore[reportArgumentType]
+    same(inline, workers)
+    assert inline.skipped == workers.skipped == 20 - len(inline.labels) > 0
+    np.testing.assert_array_equal(torch.get_rng_state(), state)  # a resumed run draws from it
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_skip_counts_and_tells_once(on_disk: Dataset, workers: int, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    for _ in range(2):
+        seen = join(list(eval_batches(on_disk, EVAL, batch_size=4, workers=workers, on_error="skip")))
+        assert sorted(seen.indices.tolist()) == [0, 1, 2, 3, 5, 6, 8, 9, 10]
+        assert seen.skipped == 2
+    seen = take(train_batches(on_disk, TRAIN, batch_size=11, seed=0, workers=workers, on_error="skip"), 4)
+    assert seen.skipped == 8
+    assert caplog.text.count("4.png: the file is empty") == 3  # once for each of the three streams
+    assert caplog.text.count("7.png: not a picture") == 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_raise_names_the_picture(on_disk: Dataset, workers: int) -> None:
+    with pytest.raises(PictureError, match=r"4\.png: the file is empty"):
+        list(eval_batches(on_disk, EVAL, batch_size=4, workers=workers))
+
+
+def test_pictures_in_memory_that_could_not_be_read_are_skipped_alike(caplog: pytest.LogCaptureFixture) -> None:
+    data = in_memory(6)
+    data.failures[2] = PictureError("2.png", "zero bytes")
+    seen = join(list(eval_batches(data, EVAL, batch_size=4, on_error="skip")))
+    assert seen.indices.tolist() == [0, 1, 3, 4, 5]
+    assert seen.skipped == 1
+    assert "2.png: zero bytes" in caplog.text
+    with pytest.raises(PictureError, match=r"2\.png"):
+        take(train_batches(data, TRAIN, batch_size=6, seed=0), 1)
+
+
+def test_a_batch_without_any_readable_picture(on_disk: Dataset) -> None:
+    bad = on_disk.take(np.array([4, 7]))
+    with pytest.raises(ValueError, match=r"none of the 2 pictures of a batch can be read; one: .*\.png"):
+        next(train_batches(bad, TRAIN, batch_size=2, seed=0, on_error="skip"))
+    (empty,) = eval_batches(bad, EVAL, batch_size=2, on_error="skip")
+    assert empty.images.shape == (0, 3, 8, 8)
+    assert empty.skipped == 2
+
+
+def test_files_and_memory_agree(on_disk: Dataset) -> None:
+    """The same pictures, read one by one and held in memory, give the same batches to 1e-3."""
+    data = in_memory(9)
+    assert data.pixels is not None
+    listed = [TRAIN.apply(list(data.pixels[[i]]), 3, 0, np.array([i])) for i in range(9)]
+    seen = take(train_batches(data, TRAIN, batch_size=9, seed=3), 1)
+    np.testing.assert_allclose(torch.cat(listed)[seen.indices], seen.images, atol=1e-3)
+
+
+# ---------------------------------------------------------------------------------------- wrong settings
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0 .* positive multiple"),
+        (
+            {"batch_size": 9, "world_size": 2},
+            "batch_size=9 counts all ranks: give a positive multiple of their number 2",
+        ),
+        ({"rank": 1}, "rank must be 0 to 0"),
+        ({"workers": -1}, "workers 0 or more"),
+        ({"on_error": "ignore"}, "on_error must be 'raise' or 'skip', not 'ignore'"),
+        ({"seed": -1}, "seed and start must be 0 or more"),
+    ],
+)
+def test_wrong_settings(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        train_batches(in_memory(5), TRAIN, **{"batch_size": 4, "seed": 0} | options)  # pyright: ignore[reportArgumentType]
+
+
+def test_an_empty_set_is_refused() -> None:
+    with pytest.raises(ValueError, match="noise has no pictures in its split 'train'"):
+        eval_batches(in_memory(3).take(np.array([], int)), EVAL, batch_size=4)

@@ -1,0 +1,285 @@
+"""Google's preprocessing as closely as float32 allows; every example's augmentation its own."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vitlab.data import transforms
+from vitlab.data.transforms import (
+    CROPS,
+    EvalTransform,
+    TrainTransform,
+    example_generator,
+    example_uniforms,
+    inception_boxes,
+    mixup,
+    randaugment,
+    to_range,
+)
+
+rng = np.random.default_rng(0)
+SMALL = rng.integers(0, 256, (12, 16, 16, 3)).astype(np.uint8)
+
+
+def train_transform(crop: str, size: int = 16, **options: object) -> TrainTransform:
+    return TrainTransform(size, crop=crop, resize=size + 4 if crop == "random" else None, **options)  # pyright: ignore[reportArgumentType]
+
+
+# ------------------------------------------------------------------------------------- parity with Google
+
+
+@pytest.fixture(scope="module")
+def golden(shared: Path) -> dict[str, np.ndarray]:
+    with np.load(shared / "golden" / "preprocess.npz") as file:
+        return dict(file)
+
+
+PICTURES = ("china_jpg", "synth_png", "cifar_like_png")
+
+
+def close(ours: torch.Tensor, theirs: np.ndarray, *, off: float = 0.0) -> None:
+    """Equal to float32's rounding; a share `off` of the values may differ by one grey level, where both truncate."""
+    error = np.abs(ours[0].permute(1, 2, 0).numpy() - theirs)
+    assert (error > 2e-4).mean() <= off
+    assert error.max() <= (1.001 / 127.5 if off else 2e-4)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_evaluation_matches_vit_jax(golden: dict[str, np.ndarray], name: str) -> None:
+    size = 224 if name == "china_jpg" else 384
+    picture = golden[f"{name}/decode"]
+    for given_as in ([picture], torch.from_numpy(picture[None])):
+        close(EvalTransform(size).apply(given_as), golden[f"{name}/vit_jax test {size}"])
+
+
+@pytest.mark.parametrize(("name", "off"), [("china_jpg", 1e-3), ("synth_png", 0.05), ("cifar_like_png", 1e-3)])
+def test_evaluation_matches_big_vision(golden: dict[str, np.ndarray], name: str, off: float) -> None:
+    """synth_png has flat areas, whose whole-number means TensorFlow's float32 sums put on either side."""
+    picture = golden[f"{name}/decode"]
+    smaller = EvalTransform(224, resize=256).apply([picture])
+    close(smaller, golden[f"{name}/eval: resize_small(256)|central_crop(224)|value_range(-1,1)"], off=off)
+    squashed = EvalTransform(224, resize=256, keep_aspect=False).apply([picture])
+    close(squashed, golden[f"{name}/fewshot: resize(256)|central_crop(224)|value_range(-1,1)"], off=off)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("flip", [False, True])
+def test_training_crop_matches_vit_jax(
+    golden: dict[str, np.ndarray], name: str, flip: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if f"{name}/vit_jax train 224 box {'flip' if flip else 'noflip'}" not in golden:
+        assert flip  # the fixture holds the mirrored answer for one picture
+        return
+    box = json.loads(str(golden["meta"]))[name]["fixed_box_y_x_h_w"]
+    monkeypatch.setattr(transforms, "inception_boxes", lambda *_: np.array([box]))
+    monkeypatch.setattr(transforms, "example_uniforms", lambda *_: np.full((1, 401), 0.0 if flip else 0.9))
+    images = TrainTransform(224).apply([golden[f"{name}/decode"]], 0, 0, np.array([0]))
+    close(images, golden[f"{name}/vit_jax train 224 box {'flip' if flip else 'noflip'}"])
+
+
+def test_value_range_matches_vit_jax(golden: dict[str, np.ndarray]) -> None:
+    grey = torch.from_numpy(golden["value_range/in"].astype(np.float32)).permute(2, 0, 1)[None]
+    np.testing.assert_array_equal(to_range(grey)[0].permute(1, 2, 0), golden["value_range/vit_jax"])
+
+
+# --------------------------------------------------------------------------------------- the Inception crop
+
+
+@given(st.integers(1, 400), st.integers(1, 400), st.sampled_from([0.05, 0.3, 1.0]), st.integers(0, 2**32))
+def test_inception_boxes_keep_their_bounds(height: int, width: int, min_area: float, seed: int) -> None:
+    sizes = np.array([[height, width]] * 50)
+    boxes = inception_boxes(sizes, np.random.default_rng(seed).random((50, 100, 4)), min_area)
+    y, x, h, w = boxes.T
+    assert (y >= 0).all()
+    assert (x >= 0).all()
+    assert (h >= 1).all()
+    assert (w >= 1).all()
+    assert (y + h <= height).all()
+    assert (x + w <= width).all()
+    whole = (h == height) & (w == width)
+    assert (whole | (h * w >= min_area * height * width)).all()
+    assert (whole | (np.abs(w - h * 1.04) <= h * 0.29 + 1)).all()  # 0.75 to 1.33, and rounding
+
+
+def test_inception_boxes_are_uniform_in_height() -> None:
+    """Not in area, as torchvision's are: the mean height of a square picture's crops tells them apart."""
+    sizes = np.full((20_000, 2), 1000)
+    boxes = inception_boxes(sizes, np.random.default_rng(0).random((20_000, 100, 4)), 0.05)
+    aspect = np.random.default_rng(1).uniform(0.75, 1.33, 1_000_000)
+    low, high = np.sqrt(0.05e6 / aspect), np.minimum(np.sqrt(1e6 / aspect), np.minimum(1000, 1000 / aspect))
+    assert boxes[:, 2].mean() == pytest.approx(((low + high) / 2).mean(), rel=0.01)
+    assert (boxes[:, 0] + boxes[:, 2]).max() <= 1000
+
+
+def test_impossible_boxes_become_the_whole_picture() -> None:
+    sizes = np.array([[1000, 3], [3, 1000], [50, 50]])  # 90 % of a thin strip is never near square
+    boxes = inception_boxes(sizes, rng.random((3, 100, 4)), 0.9)
+    np.testing.assert_array_equal(boxes[:2], [[0, 0, 1000, 3], [0, 0, 3, 1000]])
+
+
+# -------------------------------------------------------------------------------------------- randomness
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 9))
+def test_fast_uniforms_are_the_examples_own(seed: int, epoch: int, index: int, count: int) -> None:
+    rows = example_uniforms(seed, np.array([3, epoch]), np.array([7, index]), count)
+    np.testing.assert_array_equal(rows[1], example_generator(seed, epoch, index).random(count))
+
+
+def test_examples_epochs_and_seeds_differ() -> None:
+    draws = {
+        tuple(example_generator(*key).random(3)) for key in [(s, e, i) for s in (0, 1) for e in (0, 1) for i in (0, 1)]
+    }
+    assert len(draws) == 8
+
+
+@pytest.mark.parametrize("crop", CROPS)
+@pytest.mark.parametrize("layers", [0, 2])
+def test_an_example_does_not_depend_on_its_batch(crop: str, layers: int) -> None:
+    transform = train_transform(crop, randaugment_layers=layers, randaugment_magnitude=15)
+    indices, epochs = np.arange(12) + 5, np.repeat([0, 1], 6)
+    whole = transform.apply(torch.from_numpy(SMALL), 3, epochs, indices)
+    assert whole.shape == (12, 3, 16, 16)
+    assert whole.dtype == torch.float32
+    assert whole.abs().max() <= 1.00001
+    for rows in ([4], [9, 2, 7], list(range(11, -1, -1))):
+        part = transform.apply(torch.from_numpy(SMALL[rows]), 3, epochs[rows], indices[rows])
+        np.testing.assert_array_equal(part, whole[rows])
+    listed = transform.apply(list(SMALL), 3, epochs, indices)
+    np.testing.assert_allclose(listed, whole, atol=1e-3 if not layers else 2.1)
+    if layers:  # rounding before RandAugment may tip a pixel over a threshold: few do
+        assert ((listed - whole).abs() > 1e-3).double().mean() < 0.01
+
+
+@pytest.mark.parametrize("crop", CROPS)
+def test_pictures_of_many_sizes(crop: str) -> None:
+    pictures = [rng.integers(0, 256, (h, w, 3)).astype(np.uint8) for h, w in ((1, 1), (5, 40), (33, 8), (300, 200))]
+    images = train_transform(crop, 24).apply(pictures, 0, 0, np.arange(4))
+    assert images.shape == (4, 3, 24, 24)
+    assert images.isfinite().all()
+    assert images.abs().max() <= 1.00001
+
+
+def test_rectangular_sizes() -> None:
+    for transform in (TrainTransform((8, 24)), TrainTransform((8, 24), crop="random", resize=(10, 30))):
+        assert transform.apply(torch.from_numpy(SMALL), 0, 0, np.arange(12)).shape == (12, 3, 8, 24)
+    assert EvalTransform((8, 24)).apply(torch.from_numpy(SMALL)).shape == (12, 3, 8, 24)
+
+
+# ------------------------------------------------------------------------------------------ other crops
+
+
+def test_pad_shifts_and_brings_in_black() -> None:
+    picture = rng.integers(1, 256, (16, 16, 3)).astype(np.uint8)
+    images = TrainTransform(16, crop="pad", pad=4).apply(
+        torch.from_numpy(np.repeat(picture[None], 400, 0)), 0, 0, np.arange(400)
+    )
+    padded = np.pad(picture, ((4, 4), (4, 4), (0, 0)))
+    windows = {
+        (y, x, f): padded[y : y + 16, x : x + 16][:, :: -1 if f else 1]
+        for y in range(9)
+        for x in range(9)
+        for f in (False, True)
+    }
+    seen = set()
+    for image in images:
+        pixels = (image.permute(1, 2, 0) * 127.5 + 127.5).round().numpy()
+        seen |= {key for key, window in windows.items() if np.array_equal(window, pixels)}
+    assert len(seen) > 130  # of 162, all different: 400 draws see 92 % of them on average
+
+
+def test_none_with_the_same_size_is_the_picture() -> None:
+    images = TrainTransform(16, crop="none", flip=False).apply(torch.from_numpy(SMALL), 0, 0, np.arange(12))
+    np.testing.assert_allclose(images, EvalTransform(16).apply(torch.from_numpy(SMALL)), atol=1e-4)
+    np.testing.assert_allclose(images.permute(0, 2, 3, 1) * 127.5 + 127.5, SMALL, atol=0.01)
+
+
+def test_half_of_the_pictures_are_mirrored() -> None:
+    picture = torch.from_numpy(SMALL[:1]).expand(1000, -1, -1, -1)
+    images = TrainTransform(16, crop="none").apply(picture, 0, 0, np.arange(1000))
+    upright = to_range(picture[0].permute(2, 0, 1).float())
+    mirrored = [bool((image - upright).abs().max() > 0.01) for image in images]
+    assert 440 < sum(mirrored) < 560
+    np.testing.assert_allclose(images[mirrored.index(True)].flip(2), upright, atol=1e-4)
+
+
+def test_random_is_a_window_of_the_squashed_picture() -> None:
+    picture = rng.integers(0, 256, (30, 50, 3)).astype(np.uint8)
+    squashed = EvalTransform(20).apply([picture])[0]
+    images = TrainTransform(16, crop="random", resize=20, flip=False).apply([picture] * 60, 0, 0, np.arange(60))
+    windows = squashed.unfold(1, 16, 1).unfold(2, 16, 1).permute(1, 2, 0, 3, 4).reshape(25, 3, 16, 16)
+    distance = (images[:, None] - windows[None]).abs().amax((2, 3, 4))
+    assert (distance.min(1).values < 1e-4).all()
+    assert len(distance.argmin(1).unique()) > 15
+
+
+# ---------------------------------------------------------------------------------- RandAugment and mixup
+
+
+def operation(number: int, sign: float, picture: np.ndarray, magnitude: int = 10) -> np.ndarray:
+    """One chosen operation of the 16 on one picture: float [H, W, 3]."""
+    images = torch.from_numpy(picture[None]).permute(0, 3, 1, 2).float()
+    u = np.array([[[(number + 0.5) / 16, sign, 0.5, 0.5]]])
+    return randaugment(images, u, magnitude)[0].permute(1, 2, 0).numpy()
+
+
+def test_randaugment_operations() -> None:
+    picture = rng.integers(0, 256, (224, 224, 3)).astype(np.uint8)
+    x = picture.astype(float)
+    np.testing.assert_array_equal(operation(2, 0, picture), 255 - x)
+    np.testing.assert_array_equal(operation(4, 0, picture), picture & 0xF0)
+    np.testing.assert_array_equal(operation(5, 0, picture, 5), np.where(x < 128, x, 255 - x))
+    np.testing.assert_array_equal(operation(5, 0, picture, 15), x)  # Google's threshold 384: nothing happens
+    np.testing.assert_array_equal(operation(6, 0, picture, 5), np.where(x < 128, np.minimum(x + 55, 255), x))
+    np.testing.assert_allclose(operation(9, 0, picture, 5), x, atol=1)  # brightness by 1.8 * 0.5 + 0.1 = 1
+    right = operation(13, 0, picture)
+    np.testing.assert_array_equal(right[:, 100:], x[:, :-100])
+    assert (right[:, :100] == 128).all()
+    np.testing.assert_array_equal(operation(13, 0.9, picture)[:, :-100], x[:, 100:])
+    cut = operation(15, 0, picture) == 128
+    assert cut[73:151, 73:151].all()
+    assert cut[:70].mean() < 0.01
+
+
+@pytest.mark.parametrize("magnitude", [0, 7, 30])
+def test_randaugment_takes_every_magnitude(magnitude: int) -> None:
+    images = torch.from_numpy(SMALL).permute(0, 3, 1, 2).float().repeat(10, 1, 1, 1)
+    out = randaugment(images, rng.random((120, 3, 4)), magnitude)
+    assert out.min() >= 0
+    assert out.max() <= 255
+    assert (out != images).any((1, 2, 3)).double().mean() > 0.5
+
+
+def test_mixup() -> None:
+    images, labels = torch.rand(4, 3, 8, 8), torch.eye(4)
+    mixed, soft = mixup(images, labels, 0.2, np.random.default_rng(0))
+    a = soft[0, 0].item()
+    assert 0.5 <= a < 1
+    np.testing.assert_allclose(soft, a * labels + (1 - a) * labels[[3, 0, 1, 2]], atol=1e-6)
+    np.testing.assert_allclose(mixed, a * images + (1 - a) * images[[3, 0, 1, 2]], atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------ wrong settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"crop": "random"}, "resize goes with crop='random'"),
+        ({"crop": "pad", "resize": 40}, "resize goes with crop='random'"),
+        ({"crop": "random", "resize": 31}, "resize=31 must be at least image_size=32"),
+    ],
+)
+def test_wrong_training_settings(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainTransform(32, **settings)  # pyright: ignore[reportArgumentType]
+
+
+def test_wrong_evaluation_settings() -> None:
+    with pytest.raises(ValueError, match="resize=200 must be at least image_size=224"):
+        EvalTransform(224, resize=200)

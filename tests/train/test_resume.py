@@ -1,0 +1,99 @@
+"""A run that is stopped, in whatever way, ends as one that never was: the same weights, metrics and result."""
+
+import multiprocessing
+import signal
+import sys
+import time
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+import pytest
+
+from vitlab.train.config import TrainConfig
+
+sys.path.insert(0, str(Path(__file__).parent))  # for this process and those that it starts
+from kill_harness import IMPORTS, Run, contents, differing, settings
+
+STEPS = 45
+
+
+@pytest.fixture(scope="module")
+def processes() -> ForkServerContext:
+    """Lives that begin at once, because the server that forks them has imported everything."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTS)
+    return context
+
+
+@pytest.fixture(scope="module")
+def config() -> TrainConfig:
+    return settings(STEPS)
+
+
+@pytest.fixture(scope="module")
+def quiet(
+    tmp_path_factory: pytest.TempPathFactory, config: TrainConfig, processes: ForkServerContext
+) -> tuple[Run, float]:
+    """A run that was left alone, and the seconds that it took."""
+    run = Run(config, tmp_path_factory.mktemp("quiet") / "run", processes)
+    return run, run.finish()
+
+
+@pytest.fixture
+def run(tmp_path: Path, config: TrainConfig, processes: ForkServerContext) -> Run:
+    return Run(config, tmp_path / "run", processes)
+
+
+def stop_at(run: Run, step: int, how: signal.Signals) -> int | None:
+    """Starts a life, sends it a signal once it has recorded `step`, and gives its exit code."""
+    life = run.start()
+    while life.is_alive() and run.last_step() < step:
+        time.sleep(0.005)
+    life.kill() if how == signal.SIGKILL else life.terminate()
+    life.join()
+    return life.exitcode
+
+
+def newest_checkpoint(run: Run) -> Path:
+    return max((run.folder / "checkpoints").glob("step-*"))
+
+
+def test_killed_again_and_again(run: Run, quiet: tuple[Run, float]) -> None:
+    """`kill_harness.py` does the same with as many kills as one likes."""
+    untouched, seconds = quiet
+    kills = run.kill_often(6, seconds, seed=0)
+    assert any(0 < kill.step < STEPS for kill in kills)
+    assert differing(untouched.folder, run.folder) == []
+
+
+def test_asked_to_stop(run: Run, quiet: tuple[Run, float]) -> None:
+    untouched, _ = quiet
+    assert stop_at(run, 10, signal.SIGTERM) == 143
+    newest = newest_checkpoint(run).name
+    saved = int(newest.removeprefix("step-"))
+    assert 10 <= saved < STEPS
+    assert f"stopped and saved at step {saved}" in run.said()
+    run.finish()
+    assert f"continues from {newest}" in run.said()
+    assert differing(untouched.folder, run.folder) == []
+
+
+def test_last_checkpoint_damaged(run: Run, quiet: tuple[Run, float]) -> None:
+    untouched, _ = quiet
+    assert stop_at(run, 20, signal.SIGKILL) == -signal.SIGKILL
+    newest = newest_checkpoint(run)
+    content = bytearray((newest / "state.safetensors").read_bytes())
+    content[len(content) // 2] ^= 4
+    (newest / "state.safetensors").write_bytes(content)
+    run.finish()
+    assert f"{newest.name} is damaged and passed over: state.safetensors does not match" in run.said()
+    assert differing(untouched.folder, run.folder) == []
+
+
+def test_started_again_after_the_end(quiet: tuple[Run, float]) -> None:
+    """Nothing is trained twice."""
+    run, _ = quiet
+    before, saved = contents(run.folder), newest_checkpoint(run).stat()
+    run.finish()
+    assert newest_checkpoint(run).stat() == saved
+    assert contents(run.folder) == before

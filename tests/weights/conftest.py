@@ -1,0 +1,66 @@
+"""Answers of Google's own code on random weights, and small models with nothing left at zero."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from vitlab.models import ViTConfig
+from vitlab.models.vit import ViT
+
+
+@dataclass(frozen=True)
+class Golden:
+    checkpoint: Path
+    arrays: dict[str, np.ndarray]
+    tolerance: dict[str, float]
+
+    def images(self, key: str = "images") -> Tensor:
+        return torch.from_numpy(self.arrays[key]).permute(0, 3, 1, 2).contiguous()
+
+    def check(self, key: str, ours: Tensor) -> None:
+        """Greatest error over the root mean square of the whole answer, against the file's own tolerance."""
+        whole, _, cut = key.partition("[")
+        theirs = self.arrays[key].astype(np.float64)
+        mine = ours.detach().double().numpy()
+        mine = mine[: int(cut[1:-1])] if cut else mine
+        assert mine.shape == theirs.shape
+        error = np.abs(mine - theirs).max() / np.sqrt((theirs**2).mean())
+        assert error <= self.tolerance.get(whole, max(self.tolerance.values())), f"{key}: {error:.1e}"
+
+
+@pytest.fixture
+def golden(shared: Path) -> Callable[[str], Golden]:
+    def load(name: str) -> Golden:
+        folder = shared / "golden" / "models"
+        with np.load(folder / f"{name}.io.npz") as archive:
+            arrays = dict(archive)
+        return Golden(folder / f"{name}.ckpt.npz", arrays, json.loads(str(arrays["meta"]))["tol_nerr"])
+
+    return load
+
+
+@pytest.fixture
+def tiny() -> Callable[..., ViT]:
+    """A small ViT whose every parameter is random, so that none can be lost or swapped unseen."""
+
+    def build(**settings: object) -> ViT:
+        small = {"image_size": 12, "patch_size": 4, "width": 8, "depth": 2, "heads": 2, "mlp_dim": 12}
+        model = ViT(ViTConfig(**{**small, "num_classes": 5, **settings}))  # pyright: ignore[reportArgumentType]
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter)
+        return model.eval()
+
+    return build
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Types go unchecked, as outside of the tests, so that our own checks meet what is wrong."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

@@ -1,0 +1,152 @@
+import pickle
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vitlab.models.vit import ViT
+from vitlab.weights import load_card, load_model, save_model
+from vitlab.weights.google import write_google
+
+ALLOWED = r"give a Google \.npz, a folder of save_model, or the work folder of a finished training"
+
+
+def test_importing_the_room_does_not_import_torch() -> None:
+    code = "import sys, vitlab.weights; print('torch' in sys.modules)"
+    path = [str(Path(__file__).parents[2] / "src"), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": ":".join(path)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_every_door_opens_the_same_model(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    model = tiny()
+    write_google(model, tmp_path / "vit.npz")
+    (tmp_path / "unknown_suffix").write_bytes((tmp_path / "vit.npz").read_bytes())
+    save_model(model, tmp_path / "run" / "model", extra={"source": "a test"})
+    (tmp_path / "run" / "config.json").write_text('{"model": {}}')  # a run's own settings
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    images = torch.randn(2, 3, 12, 12)
+    paths = ("vit.npz", "unknown_suffix", "run", "run/model", "run/model/model.safetensors")
+    for path in paths:
+        loaded = load_model(tmp_path / path)
+        assert loaded.config == model.config
+        assert not loaded.training
+        assert torch.equal(loaded(images), model(images))
+    assert load_model(str(tmp_path / "vit.npz")).config == model.config
+    assert [load_card(tmp_path / path) for path in paths] == [{}, {}] + 3 * [{"source": "a test"}]
+
+
+def test_what_is_asked_reaches_the_model(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    save_model(tiny(representation_size=6), tmp_path / "saved")
+    model = load_model(
+        tmp_path / "saved", image_size=20, reset_head=True, pre_logits="drop", head_bias=-2.0, dropout=0.25
+    )
+    assert model.config == tiny(image_size=20, head_bias=-2.0, dropout=0.25).config
+    assert model.dropout.p == 0.25
+    assert torch.equal(model(torch.randn(2, 3, 20, 20)), torch.full((2, 5), -2.0))
+    with pytest.raises(ValueError, match=r"dropout is 1\.5"):
+        load_model(tmp_path / "saved", dropout=1.5)
+
+
+def test_loaded_weights_are_trainable_and_their_own(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    write_google(tiny(), tmp_path / "vit.npz")
+    model = load_model(tmp_path / "vit.npz")
+    model(torch.randn(2, 3, 12, 12)).sum().backward()
+    places = [parameter.data_ptr() for parameter in model.parameters()]
+    assert len(set(places)) == len(places)
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        assert parameter.is_contiguous()
+        assert parameter.device.type == "cpu"
+
+
+def test_loading_draws_no_random_numbers(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    save_model(tiny(), tmp_path / "saved")
+    before = torch.get_rng_state()
+    load_model(tmp_path / "saved")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    for door in (load_model, load_card):
+        with pytest.raises(ValueError, match=rf"there is nothing at .*absent; {ALLOWED}"):
+            door(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("name", ["empty", "text.txt", "half.npz", "picture.png"])
+def test_no_checkpoint(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes({"empty": b"", "picture.png": b"\x89PNG\r\n\x1a\n"}.get(name, b"some words"))
+    with pytest.raises(ValueError, match=rf"{name} is no checkpoint, or a damaged one; {ALLOWED}"):
+        load_model(tmp_path / name)
+
+
+def test_a_damaged_npz(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    write_google(tiny(), tmp_path / "vit.npz")
+    data = (tmp_path / "vit.npz").read_bytes()
+    (tmp_path / "vit.npz").write_bytes(data[: len(data) // 2])
+    with pytest.raises(ValueError, match=r"vit\.npz cannot be read.*damaged"):
+        load_model(tmp_path / "vit.npz")
+
+
+class Bomb:
+    """Runs code when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.pth", "pytorch_model.bin", "last.ckpt", "model", "model.npz"])
+@pytest.mark.parametrize("writer", ["torch", "old torch", "pickle"])
+def test_a_pickle_is_never_loaded(tmp_path: Path, name: str, writer: str) -> None:
+    path, mark = tmp_path / name, tmp_path / "exploded"
+    if writer == "pickle":
+        path.write_bytes(pickle.dumps(Bomb(mark)))
+    else:
+        torch.save({"weights": Bomb(mark)}, path, _use_new_zipfile_serialization=writer == "torch")
+    with pytest.raises(ValueError, match=r"is a pickle.*never loaded; convert it to safetensors"):
+        load_model(path)
+    assert not mark.exists()
+
+
+def test_folders_that_hold_something_else(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=rf"holds no checkpoint; {ALLOWED}"):
+        load_model(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match="a training that has not ended"):
+        load_model(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "config.json").write_text('{"model_type": "vit"}')
+    with pytest.raises(ValueError, match="Hugging Face model"):
+        load_model(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"pytorch_model\.bin is a pickle"):
+        load_model(tmp_path)
+
+
+def test_weights_alone_do_not_say_of_which_model(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    save_model(tiny(), tmp_path / "saved")
+    weights = (tmp_path / "saved" / "model.safetensors").read_bytes()
+    for name in ("loose.safetensors", "loose"):
+        (tmp_path / name).write_bytes(weights)
+        with pytest.raises(ValueError, match=r"without the config\.json"):
+            load_model(tmp_path / name)
+
+
+def test_a_lone_array_is_no_checkpoint(tmp_path: Path) -> None:
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    with pytest.raises(ValueError, match="no checkpoint"):
+        load_model(tmp_path / "array.npy")
