@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import pytest
 
-from vitlab.settings import check_fields, from_dict, to_dict
+from vitlab.settings import check_fields, from_dict, nearest, to_dict
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,15 @@ def test_an_unknown_setting_names_the_nearest() -> None:
         from_dict(Outer, {"verbos": True})
     with pytest.raises(ValueError, match=r"unknown setting 'clases' for Inner; the nearest: classes, "):
         from_dict(Outer, {"inner": {"clases": [1]}})
-    with pytest.raises(ValueError, match=r"unknown setting 'zzz' for Outer; the nearest: inner, mode, verbose, name\."):
+    with pytest.raises(ValueError, match=r"unknown setting 'zzz' for Outer; allowed: inner, mode, verbose, name\."):
         from_dict(Outer, {"zzz": 1})
 
 
 def test_a_part_that_is_no_table_is_refused() -> None:
     with pytest.raises(ValueError, match=r"inner is 3; allowed: Inner\."):
         from_dict(Outer, {"inner": 3})
+
+
+def test_the_nearest_or_all() -> None:
+    assert nearest("adem", ["adam", "sgd"]) == "the nearest: adam"
+    assert nearest("zzz", ["adam", "sgd"]) == "allowed: adam, sgd"

@@ -2,11 +2,12 @@
 
 import dataclasses
 import json
+import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import tyro
 from tyro.conf import Positional
@@ -15,6 +16,7 @@ from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.settings import nearest, to_dict
 from vitlab.train.config import TrainConfig
 
+Checkpoint = Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
 RunConfig = Annotated[TrainConfig, tyro.conf.arg(name="")]  # `--optim.lr`, not `--config.optim.lr`
 
 
@@ -42,7 +44,8 @@ class List:
     """What there is by name: models, data sets or recipes."""
 
     what: Positional[Literal["models", "datasets", "recipes"]]
-    pattern: Positional[str] = "*"
+    """What to list."""
+    pattern: Annotated[Positional[str], tyro.conf.arg(metavar="PATTERN")] = "*"
     """Shell pattern for the names, e.g. `ViT-B*`."""
     json: bool = False
 
@@ -58,7 +61,7 @@ class List:
 class Pretrain:
     """Train a model from scratch by a recipe (Table 3, or a small twin), then test it. Continues where it stopped."""
 
-    recipe: Positional[str]
+    recipe: Annotated[Positional[str], tyro.conf.arg(metavar="RECIPE")]
     """One of `vitlab list recipes`."""
     config: RunConfig
     model_name: Annotated[str | None, tyro.conf.arg(name="model")] = None
@@ -69,12 +72,10 @@ class Pretrain:
     json: bool = False
 
     def run(self) -> int:
-        from vitlab.transfer.run import fitted, pretrain
+        from vitlab.transfer.run import pretrain
 
-        config = fitted(self.config)
         workdir = self.workdir or Path("runs") / self.recipe
-        _settings(config, workdir)
-        outcome = pretrain(config, workdir, device=self.device)
+        outcome = pretrain(self.config, workdir, device=self.device, on_settings=_settings(workdir))
         _answer(outcome.result, self.json, outcome.summary(workdir))
         return 0
 
@@ -83,7 +84,7 @@ class Pretrain:
 class Finetune:
     """Carry a checkpoint to another data set by a recipe (Table 4, or a small twin), then test it."""
 
-    checkpoint: Positional[str]
+    checkpoint: Checkpoint
     """A Google .npz, a saved model, or a finished run's folder."""
     config: RunConfig
     recipe: str = "tiny"
@@ -96,12 +97,13 @@ class Finetune:
     json: bool = False
 
     def run(self) -> int:
-        from vitlab.transfer.finetune import adapted, finetune
+        from vitlab.transfer.finetune import finetune
 
-        config = adapted(self.checkpoint, self.config, self.image_size)
         workdir = self.workdir or Path("runs") / f"finetune-{self.recipe}"
-        _settings(config, workdir)
-        outcome = finetune(self.checkpoint, config, workdir, device=self.device)
+        outcome = finetune(
+            self.checkpoint, self.config, workdir, image_size=self.image_size, device=self.device,
+            on_settings=_settings(workdir),
+        )  # fmt: skip
         _answer(outcome.result, self.json, outcome.summary(workdir))
         return 0
 
@@ -110,7 +112,8 @@ class Finetune:
 class Evaluate:
     """Test a checkpoint on a data set: accuracy, loss, and each class by itself."""
 
-    checkpoint: Positional[str]
+    checkpoint: Checkpoint
+    """A Google .npz, a saved model, or a finished run's folder."""
     dataset: str | None = None
     """Data set, `folder:PATH` or `shards:PATH`; the one that the model was trained on unless given."""
     split: Literal["train", "val", "test", "trainval"] = "test"
@@ -139,8 +142,10 @@ class Evaluate:
 class Predict:
     """Name what is in pictures: the most probable classes of files, folders, or the standard input (-)."""
 
-    checkpoint: Positional[str]
-    sources: Positional[tuple[str, ...]]
+    checkpoint: Checkpoint
+    """A Google .npz, a saved model, or a finished run's folder."""
+    sources: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURE ...")]
+    """Pictures, folders of pictures, or - for the standard input (one picture, or paths, one a line)."""
     top: int = 5
     device: str = "auto"
     json: bool = False
@@ -174,54 +179,80 @@ class Doctor:
 
 
 Command = Demo | List | Pretrain | Finetune | Evaluate | Predict | Doctor
+COMMANDS: dict[str, type[Command]] = {
+    kind.__name__.lower(): kind for kind in (Demo, List, Pretrain, Finetune, Evaluate, Predict, Doctor)
+}
 
 
 def parse(argv: Sequence[str]) -> Command:
     """The command in `argv`. Raises ValueError for a setting out of range, SystemExit(2) for words it does not know.
 
-    `pretrain` and `finetune` begin with a recipe, whose values are the defaults of all further settings.
+    Only the command that is asked for is built, so that an error speaks of nothing else.
     """
-    arguments = list(argv)
-    defaults: dict[str, TrainConfig] = {}
-    if arguments[:1] == ["pretrain"]:
-        recipe = arguments[1] if len(arguments) > 1 and not arguments[1].startswith("-") else "tiny-digits"
-        model = _value(arguments, "--model")
-        defaults["pretrain"] = _recipe(recipe, PRETRAIN)(*([model] if model else []))
-    if arguments[:1] == ["finetune"]:
-        defaults["finetune"] = _recipe(_value(arguments, "--recipe") or "tiny", FINETUNE)()
-    if any(word == "--steps" or word.startswith("--steps=") for word in arguments):
-        defaults = {key: dataclasses.replace(each, steps=1, epochs=None) for key, each in defaults.items()}
-    if any(word == "--epochs" or word.startswith("--epochs=") for word in arguments):
-        defaults = {key: dataclasses.replace(each, steps=None, epochs=1) for key, each in defaults.items()}
-    return tyro.cli(
-        _commands(defaults),
-        args=arguments,
-        prog="vitlab",
-        description='The Vision Transformer paper ("An Image is Worth 16x16 Words") as software.',
-    )
+    if not argv or argv[0] not in COMMANDS:
+        _overview(argv)
+    name, *arguments = argv
+    if name == "pretrain":
+        return _parse_pretrain(arguments)
+    if name == "finetune":
+        return _parse_finetune(arguments)
+    return _parse_as(COMMANDS[name], name, arguments)
 
 
-def _commands(defaults: dict[str, TrainConfig]) -> Any:
-    """All commands as tyro understands them; a recipe's values stand in as defaults."""
+def _overview(argv: Sequence[str]) -> NoReturn:
+    """All commands with their purpose, for `--help`; the nearest, for a word that is none of them."""
+    if argv and not argv[0].startswith("-"):
+        print(f"vitlab: unknown command {argv[0]!r}; {nearest(argv[0], COMMANDS)}.", file=sys.stderr)
+        raise SystemExit(2)
     union: Any = None
-    for kind in (Demo, List, Pretrain, Finetune, Evaluate, Predict, Doctor):
-        name = kind.__name__.lower()
-        config = defaults.get(name)
-        shown: Any = _with_default(kind, config) if kind in (Pretrain, Finetune) else kind
-        member = Annotated[shown, tyro.conf.subcommand(name=name)]
+    for name, kind in COMMANDS.items():
+        purpose: Any = dataclasses.make_dataclass(kind.__name__, [])
+        purpose.__doc__ = kind.__doc__
+        member = Annotated[purpose, tyro.conf.subcommand(name=name)]
         union = member if union is None else union | member
-    return union
+    about = 'The Vision Transformer paper ("An Image is Worth 16x16 Words") as software.'
+    tyro.cli(union, args=argv[:1], prog="vitlab", description=about)
+    raise SystemExit(2)
 
 
-def _with_default(kind: type, config: TrainConfig | None) -> type:
+def _parse_as(kind: type[Command], name: str, arguments: Sequence[str]) -> Any:
+    return tyro.cli(kind, args=arguments, prog=f"vitlab {name}", description=kind.__doc__)
+
+
+def _parse_pretrain(arguments: Sequence[str]) -> Pretrain:
+    """The recipe comes first, for its values are the defaults of all further settings."""
+    recipe = arguments[0] if arguments and not arguments[0].startswith("-") else "tiny-digits"
+    name = _value(arguments, "--model")
+    default = _recipe(recipe, PRETRAIN)(*([name] if name else []))
+    command = _parse_as(_with_default(Pretrain, default, arguments), "pretrain", arguments)
+    if (command.recipe, command.model_name) != (recipe, name):
+        raise ValueError(f"write the recipe first and --model once: `vitlab pretrain {command.recipe} --...`.")
+    if command.config.model.num_classes != default.model.num_classes:
+        raise ValueError("--model.num-classes has no effect here: the data set's classes decide. Leave it out.")
+    return command
+
+
+def _parse_finetune(arguments: Sequence[str]) -> Finetune:
+    default = _recipe(_value(arguments, "--recipe") or "tiny", FINETUNE)()
+    command = _parse_as(_with_default(Finetune, default, arguments), "finetune", arguments)
+    given, own = to_dict(command.config.model), to_dict(default.model)
+    if idle := [name for name in own if given[name] != own[name] and name not in ("image_size", "dropout")]:
+        raise ValueError(
+            f"--model.{idle[0].replace('_', '-')} has no effect here: the checkpoint brings its own model. What can be "
+            f"set is --image-size and --model.dropout."
+        )
+    return command
+
+
+def _with_default(kind: type[Command], config: TrainConfig, arguments: Sequence[str]) -> type[Command]:
     """`kind` with `config` as the default of its field, under the same name and documentation."""
-    default = config or TrainConfig(steps=1)
-    made = dataclasses.make_dataclass(
-        kind.__name__,
-        [("config", RunConfig, field(default=default))],
-        bases=(kind,),
-        frozen=True,
-    )
+    given = {word.partition("=")[0] for word in arguments}
+    if "--steps" in given:
+        config = dataclasses.replace(config, steps=1, epochs=None)
+    if "--epochs" in given:
+        config = dataclasses.replace(config, steps=None, epochs=1)
+    field = dataclasses.field(default=config)
+    made = dataclasses.make_dataclass(kind.__name__, [("config", RunConfig, field)], bases=(kind,), frozen=True)
     made.__doc__ = kind.__doc__
     return made
 
@@ -232,7 +263,7 @@ def _recipe(name: str, table: dict[str, Any]) -> Any:
     return table[name]
 
 
-def _value(arguments: list[str], flag: str) -> str | None:
+def _value(arguments: Sequence[str], flag: str) -> str | None:
     """What follows `flag`, or its `flag=value`."""
     for place, word in enumerate(arguments):
         if word == flag and place + 1 < len(arguments):
@@ -242,11 +273,15 @@ def _value(arguments: list[str], flag: str) -> str | None:
     return None
 
 
-def _settings(config: TrainConfig, workdir: Path) -> None:
-    """The resolved settings, on the standard error so that `--json` stays readable by a program."""
-    print(f"settings (kept in {workdir / 'config.json'}):", file=sys.stderr)
-    for name, value in _flat(to_dict(config)):
-        print(f"  {name} = {value}", file=sys.stderr)
+def _settings(workdir: Path) -> Callable[[TrainConfig], None]:
+    """Shows the resolved settings, on the standard error so that `--json` stays readable by a program."""
+
+    def show(config: TrainConfig) -> None:
+        print(f"settings (kept in {workdir / 'config.json'}):", file=sys.stderr)
+        for name, value in _flat(to_dict(config)):
+            print(f"  {name} = {value}", file=sys.stderr)
+
+    return show
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -262,7 +297,12 @@ def _answer(data: Any, as_json: bool, text: str, lines: bool = False) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The `vitlab` program. Exit codes: 0 done, 1 in part or not at all, 2 bad input, 143 stopped and saved."""
+    """The `vitlab` program.
+
+    Exit codes: 0 done, 1 in part or not at all, 2 bad input, 130 interrupted, 143 stopped and saved.
+    """
+    # Before torch is loaded: threads that wait by spinning slow a training to a tenth beside any other work.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         code = parse(sys.argv[1:] if argv is None else argv).run()
     except BrokenPipeError:
@@ -273,6 +313,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = 2
     except RuntimeError as error:
         code = _failure(error)
+    except KeyboardInterrupt:
+        print("vitlab: interrupted.", file=sys.stderr)
+        code = 130
     raise SystemExit(code)
 
 

@@ -133,7 +133,7 @@ def test_fashion_mnist_from_a_folder(tmp_path: Path, place: str, packed: bool) -
 
 
 @pytest.mark.parametrize("damage", [lambda d: d[:-1], lambda d: d[: len(d) // 2], lambda d: b"x" + d[1:]])
-def test_damaged_fashion_mnist(tmp_path: Path, damage) -> None:
+def test_damaged_fashion_mnist(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     for packed in (True, False):
         write_fashion(tmp_path, packed=packed)
         path = tmp_path / f"t10k-images-idx3-ubyte{'.gz' if packed else ''}"
@@ -141,6 +141,22 @@ def test_damaged_fashion_mnist(tmp_path: Path, damage) -> None:
         with pytest.raises(ValueError, match=r"t10k-images-idx3-ubyte.*fetch it again"):
             load_dataset("fashion_mnist", "test", root=tmp_path)
         path.unlink()
+
+
+def test_fashion_mnist_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_fashion(tmp_path / "served", packed=True)
+    asked = []
+
+    def fetch(urls: list[str], folder: Path, md5: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = urls[0].rpartition("/")[2]
+        (folder / name).write_bytes((tmp_path / "served" / name).read_bytes())
+        asked.append((name, len(md5)))
+
+    monkeypatch.setattr(datasets, "_download", fetch)
+    for _ in range(2):
+        assert len(load_dataset("fashion_mnist", "test", root=tmp_path / "root")) == 20
+    assert asked == [("t10k-images-idx3-ubyte.gz", 32), ("t10k-labels-idx1-ubyte.gz", 32)]
 
 
 def test_missing_fashion_mnist(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_plain_class_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         np.testing.assert_array_equal(part.picture(1), part.pixels[1])
     assert "4 files are no pictures" in caplog.text
     assert "(.txt 1, README 1, hidden 1, outside the class folders 1)" in caplog.text
-    assert "has no test and no val split: cut from train, stratified, with seed 0" in caplog.text
+    assert "has no test and no val split: cut from train, stratified, seed 0" in caplog.text
 
 
 def test_another_seed_cuts_another_split(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -123,7 +124,8 @@ def test_maps_are_float32_in_lower_precision() -> None:
         assert 0 < (maps[0] - exact[0]).abs().max() < 0.1
 
 
-def test_compiled_blocks_are_seen_too() -> None:
+def test_compiled_blocks_are_seen_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own checks cannot be compiled
     model, images = awake(SMALL).eval(), pictures(SMALL)
     expected = attention_maps(model, images)
     for block in model.blocks:

@@ -188,8 +188,8 @@ def test_both_paths_train_under_autocast() -> None:
     exact = torch.autograd.grad((attention(*inputs) * weight).sum(), inputs)
     for path in (MatmulAttention.apply, F.scaled_dot_product_attention):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            halves = [each.bfloat16() for each in inputs]
-            out = path(*halves)
+            q, k, v = (each.bfloat16() for each in inputs)
+            out = path(q, k, v)
         assert out.dtype == torch.bfloat16
         for ours, theirs in zip(torch.autograd.grad((out.float() * weight).sum(), inputs), exact, strict=True):
             assert (ours - theirs).norm() < 0.03 * theirs.norm()

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import multiprocessing
+import os
 import resource
 import shutil
 import time
@@ -97,6 +98,21 @@ def test_what_a_killed_run_left_is_passed_over_and_cleared(tmp_path: Path) -> No
     assert latest.step == 10
     save_steps(tmp_path, 20)
     assert names(tmp_path) == ["step-000000010", "step-000000020"]
+
+
+def test_everything_is_on_the_disk_before_the_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed = []
+    really = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        flushed.append((name, (tmp_path / "step-000000001").exists()))
+        really(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    save_steps(tmp_path, 1)
+    before = [(name, False) for name in ("state.safetensors", "state.json", "tmp-step-000000001")]
+    assert flushed == [*before, (tmp_path.name, True)]
 
 
 def test_a_valid_checkpoint_of_the_step_stays(tmp_path: Path) -> None:

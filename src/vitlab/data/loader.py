@@ -6,6 +6,7 @@ so that a run can start at any example, on any number of ranks, and see what an 
 """
 
 import dataclasses
+import itertools
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -64,7 +65,7 @@ def example_at(n: int, seed: int, g: int) -> tuple[int, int]:
 def _train_requests(n: int, batch_size: int, seed: int, start: int, rank: int, world_size: int) -> Iterator[Request]:
     share = batch_size // world_size
     epoch, order = -1, np.empty(0, np.int64)
-    for g in iter(range(start + rank * share, 2**63 - 1, batch_size)):
+    for g in itertools.count(start + rank * share, batch_size):
         epochs, positions = np.divmod(np.arange(g, g + share), n)
         indices = np.empty(share, np.int64)
         for e in np.unique(epochs):
@@ -185,12 +186,10 @@ class _Fetch:
 def _batches(
     fetch: _Fetch, requests: Iterator[Request], workers: int, on_error: str, device: torch.device
 ) -> Iterator[Batch]:
+    fetched = map(fetch.__getitem__, requests)
     if fetch.dataset.pixels is not None:
         fetch.pixels = torch.from_numpy(fetch.dataset.pixels).to(device)
-        fetched = map(fetch.__getitem__, requests)
-    elif workers == 0:
-        fetched = map(fetch.__getitem__, requests)
-    else:
+    elif workers:
         fetched = DataLoader(
             fetch,  # pyright: ignore[reportArgumentType]  # its keys are requests, not numbers
             sampler=requests,  # pyright: ignore[reportArgumentType]  # an iterator without a length

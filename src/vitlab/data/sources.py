@@ -225,7 +225,8 @@ class Dataset:
 
 def join(first: Dataset, second: Dataset) -> Dataset:
     """The pictures of `first`, then those of `second`."""
-    assert first.classes == second.classes and not first.failures and not second.failures
+    assert first.classes == second.classes
+    assert not first.failures | second.failures, "sets are joined before their pictures are read"
     pixels = [p for p in (first.pixels, second.pixels) if p is not None]
     return dataclasses.replace(
         first,

@@ -261,7 +261,7 @@ def _planar(pictures: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
 
 def to_range(images: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     """[0, 255] -> [-1, 1], in the order of Google's arithmetic."""
-    return (images - 127.5) / 127.5
+    return (images - 127.5).div_(127.5)
 
 
 def pair(size: Size) -> tuple[int, int]:
@@ -271,9 +271,9 @@ def pair(size: Size) -> tuple[int, int]:
 
 def _sizes(pictures: Pictures) -> np.ndarray:
     """Heights and widths, int64 [B, 2]."""
-    return np.array(
-        [p.shape[:2] for p in pictures] if not isinstance(pictures, Tensor) else [pictures.shape[1:3]] * len(pictures)
-    )
+    if isinstance(pictures, Tensor):
+        return np.tile(pictures.shape[1:3], (len(pictures), 1))
+    return np.array([picture.shape[:2] for picture in pictures])
 
 
 # ------------------------------------------------------------------------------------- RandAugment and mixup
@@ -286,7 +286,7 @@ def randaugment(images: Float[Tensor, "B 3 H W"], u: np.ndarray, magnitude: int)
     """RandAugment as in big_vision: one of 16 operations a layer, all equally likely, at a fixed magnitude.
 
     images: values in [0, 255]; u: uniforms [B, layers, 4] (operation, sign, two for the place of the cutout).
-    The pictures that drew the same operation are changed together.
+    The pictures that drew the same operation are changed together, rounded to whole numbers before.
     """
     pixels = (images + 0.5).to(torch.uint8)
     table = _randaugment_table(magnitude / 10, images.shape[2], images.shape[3])

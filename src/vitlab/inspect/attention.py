@@ -19,10 +19,10 @@ from vitlab.models.vit import Attention, Block, ViT
 def attention_maps(model: ViT, images: Float[Tensor, "B 3 H W"]) -> list[Float[Tensor, "B k T T"]]:
     """softmax(q k^T / sqrt(Dh)) of every layer and head (App. A, Eq. 6), lowest layer first, in float32.
 
-    Row i of a map says where token i looks; each row sums to one; the class token, if there is one, is token
-    0. `forward` is not touched: a hook takes what each attention layer is given, and the map is computed
-    beside it, from the layer's own queries and keys. So the maps are those of whichever path attention takes.
-    The model runs in eval mode and without gradients, and is left as it was. A map takes B k T T x 4 bytes
+    Row i of a map says where token i looks; each row sums to one; the class token, if there is one, is token 0.
+    `forward` is not touched: a hook takes what each attention layer is given, and the map is computed beside
+    it, from the layer's own queries and keys. So the maps are those of whichever path attention takes. The
+    model runs in eval mode and without gradients, and is left as it was. A map takes B k T T x 4 bytes
     (B/16 at 224: 1.9 MB a picture and layer); pass pictures in batches.
     """
     maps: list[Tensor] = []
@@ -55,8 +55,7 @@ def _weights(layer: Attention, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, 
 
 @contextlib.contextmanager
 def _eval_mode(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside; afterwards every module is again in the mode it was in, which may differ among
-    them."""
+    """Eval mode inside; afterwards each module is again in the mode that it was in by itself."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -67,8 +66,7 @@ def _eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def attention_rollout(maps: Iterable[Float[Tensor, "B k T T"]], residual: bool = True) -> Float[Tensor, "B T T"]:
-    """How much of each input token is found in each output token, if attention were all that moves them (App.
-    D.8).
+    """How much of each input token reaches each output token, if attention were all that moves them (App. D.8).
 
     The maps, lowest layer first, are averaged over heads and multiplied up through the layers. With
     `residual` each layer is half its attention and half the identity, since Eq. 2 adds the input to the

@@ -1,5 +1,4 @@
-"""Sec. 4.5: what the embeddings have learned: the patch filters and the places of the patches (Fig. 7, Fig.
-10)."""
+"""Sec. 4.5: what the embeddings have learned: filters of patches, and their places (Fig. 7, Fig. 10)."""
 
 import torch
 import torch.nn.functional as F

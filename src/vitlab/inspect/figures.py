@@ -24,8 +24,7 @@ from PIL import Image
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of a page and its figures; `series` can be told apart by the colour-blind (after Okabe and
-    Ito)."""
+    """Colours of a page and its figures; the colour-blind can tell `series` apart (after Okabe and Ito)."""
 
     page: str
     card: str
@@ -61,7 +60,7 @@ DARK = Theme(
 
 
 def png(figure: Figure) -> bytes:
-    """The figure as PNG, two pixels to a unit of length; nothing in it depends on the day or on versions."""
+    """The figure as PNG, two pixels to a unit of length; no date or version is written into it."""
     out = io.BytesIO()
     figure.savefig(out, format="png", dpi=200, metadata={"Software": None})
     return out.getvalue()
@@ -113,7 +112,7 @@ def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str], *, theme: 
     """
     kinds = len(counts)
     names = [name if len(name) <= 16 else name[:15] + "…" for name in classes] if kinds <= 40 else ["00"]
-    cell = max(min(36, 480 // kinds), 4)
+    cell = max(min(48, (360 if kinds <= 12 else 480) // kinds), 4)
     size = min(8.5, 0.6 * cell)
     longest = max(TextPath((0, 0), name, size=size).get_extents().width for name in names) * 100 / 72
     upright, margin = longest < 0.9 * cell or kinds > 40, round(longest) + 36
@@ -135,15 +134,16 @@ def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str], *, theme: 
         axes.set_yticks(range(kinds), names, fontsize=size)
     if kinds <= 12:
         for row, column in zip(*counts.nonzero(), strict=True):
-            colour = theme.card if share[row, column] > 0.3 else theme.ink
             text = str(counts[row, column])
-            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=9 if len(text) < 5 else 7)
+            lightness = np.dot(ramp(share[row, column] ** 0.5)[:3], (0.299, 0.587, 0.114))
+            colour = LIGHT.ink if lightness > 0.5 else "#ffffff"
+            size = min(9.0, cell / len(text))
+            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
     return figure
 
 
 def positions(similarity: Float[np.ndarray, "h w h2 w2"], *, theme: Theme = LIGHT) -> Figure:
-    """A grid of grids: the tile in row i, column j shows how near every place is to that patch (Fig. 7
-    centre)."""
+    """A grid of grids: the tile in row i, column j shows how near all places are to that patch (Fig. 7 centre)."""
     rows, columns = similarity.shape[:2]
     tiles, pitches = _tiles(similarity[..., None])
     wide = 200 if max(rows, columns) <= 8 else 380
@@ -255,8 +255,7 @@ def fit(picture: UInt8[np.ndarray, "H W 3"], side: int, enlarge: bool = False) -
 
 
 def _tiles(grid: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
-    """[R, C, h, w, c] laid out as one [.., .., c] with NaN between the tiles, and the pitch of rows and
-    columns."""
+    """[R, C, h, w, c] laid out as one [.., .., c], NaN between the tiles; and the pitch of rows and columns."""
     zoom = math.ceil(24 / max(grid.shape[2:4]))
     grid = grid.repeat(zoom, axis=2).repeat(zoom, axis=3)
     rows, columns, height, width, channels = grid.shape
@@ -275,11 +274,10 @@ def _short(value: float) -> str:
 def _axes(
     theme: Theme, size: tuple[int, int], margins: tuple[int, int, int, int], title: str = ""
 ) -> tuple[Figure, Axes]:
-    """A figure of `size` (width, height) with axes inside its margins (left, right, top, bottom), in page
-    pixels.
+    """A figure of `size` (width, height) with axes inside its margins (left, right, top, bottom).
 
-    Margins are given, not found by matplotlib's layout engines, which draw twice and do not settle around
-    images.
+    Page pixels all. Margins are given, not found by a layout engine of matplotlib: those draw twice and do not
+    settle around images.
     """
     (width, height), (left, right, top, bottom) = size, margins
     figure = Figure(figsize=(width / 100, height / 100), facecolor=theme.card)

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
-from matplotlib.figure import Figure
 from PIL import Image
 
 from vitlab.inspect import figures
@@ -280,7 +279,7 @@ def training_page(title: str, lead: str, phases: Sequence[Phase]) -> str:
     return page(title, lead, sections)
 
 
-def _drawn(draw: Callable[..., Figure], *args: Any, alt: str, caption: str = "", **options: Any) -> Picture:
+def _drawn(draw: Callable[..., figures.Figure], *args: Any, alt: str, caption: str = "", **options: Any) -> Picture:
     """A figure for the light and for the dark page."""
     light, dark = (draw(*args, **options, theme=theme) for theme in (LIGHT, DARK))
     width = round(100 * light.get_figwidth())

@@ -8,15 +8,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from vitlab.data.datasets import load_dataset
-from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.inspect.attention import attention_maps, attention_rollout, class_attention_grid, mean_attention_distance
 from vitlab.inspect.embeddings import filter_components, position_similarity
 from vitlab.inspect.report import Mistakes, Phase, Rollout, training_page, write_page
 from vitlab.recipes import tiny
 from vitlab.train.config import TrainConfig
-from vitlab.transfer.finetune import adapted, finetune
+from vitlab.transfer.finetune import finetune
 from vitlab.transfer.run import Outcome, pretrain
 
 FIRST, SECOND = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
@@ -31,20 +29,20 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     out = Path(out)
     first = _shrunken(_on(tiny.digits(), FIRST, seed), shrink)
     before = pretrain(first, out / "pretrain")
-    second = adapted(out / "pretrain", _shrunken(_on(tiny.finetune_digits(), SECOND, seed), shrink))
+    second = _shrunken(_on(tiny.finetune_digits(), SECOND, seed), shrink)
     after = finetune(out / "pretrain", second, out / "finetune")
     phases = [
         phase(
             "Pre-training on the digits 0 to 4",
             "A small Vision Transformer learns from nothing: each picture of 16 x 16 pixels is cut into 16 patches "
             "of 4 x 4, which the encoder sees as a sequence (Eq. 1-4).",
-            before, out / "pretrain", first,
+            before, out / "pretrain",
         ),
         phase(
             "Fine-tuning on the digits 5 to 9 at twice the resolution",
             "The trained encoder is carried to classes it has never seen: a new head that starts at zero, and position "
             "embeddings interpolated from a grid of 4 x 4 to one of 8 x 8 patches (Sec. 3.2, Table 4).",
-            after, out / "finetune", second,
+            after, out / "finetune",
         ),
     ]  # fmt: skip
     page = out / "index.html"
@@ -60,16 +58,15 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     }
 
 
-def phase(name: str, explanation: str, outcome: Outcome, workdir: Path, config: TrainConfig) -> Phase:
+def phase(name: str, explanation: str, outcome: Outcome, workdir: Path) -> Phase:
     """One finished run as its page shows it: curves, confusions, wrong answers, and the model from inside."""
     test, model = outcome.test, outcome.model.cpu()
-    data, vit = config.data, model.config
-    dataset = load_dataset(data.name, "test", root=data.root, classes=data.classes, on_error=data.on_error)
+    vit = model.config
     records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     wrong = np.flatnonzero(test.predictions != test.labels)
     wrong = wrong[np.argsort(-test.confidences[wrong])][:24]
     looked = _one_of_each(test.labels)
-    images = _images(dataset, test.indices[looked], config)
+    images = _images(outcome, test.indices[looked])
     maps = attention_maps(model, images)
     prefix = vit.num_prefix_tokens
     table = model.position.table
@@ -87,7 +84,7 @@ def phase(name: str, explanation: str, outcome: Outcome, workdir: Path, config: 
         classes=test.classes,
         confusion=test.confusion,
         mistakes=Mistakes(
-            _pixels(_images(dataset, test.indices[wrong], config)), test.predictions[wrong], test.labels[wrong],
+            _pixels(_images(outcome, test.indices[wrong])), test.predictions[wrong], test.labels[wrong],
             test.confidences[wrong],
         ) if len(wrong) else None,
         filters=filter_components(model.embedding.weight.detach(), min(28, 3 * vit.patch_size**2)).numpy(),
@@ -117,9 +114,10 @@ def _one_of_each(labels: np.ndarray, most: int = 10) -> np.ndarray:
     return np.unique(labels, return_index=True)[1][:most]
 
 
-def _images(dataset: Dataset, indices: np.ndarray, config: TrainConfig) -> torch.Tensor:
-    transform = EvalTransform(config.model.image_hw, resize=config.data.eval_resize)
-    return transform.apply([dataset.picture(int(index)) for index in indices])
+def _images(outcome: Outcome, indices: np.ndarray) -> torch.Tensor:
+    """Test pictures as the model sees them: [n, 3, H, W] in [-1, 1]."""
+    transform = EvalTransform(outcome.model.config.image_hw, resize=outcome.config.data.eval_resize)
+    return transform.apply([outcome.pictures.test.picture(int(index)) for index in indices])
 
 
 def _pixels(images: torch.Tensor) -> np.ndarray:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from vitlab.data.datasets import load_dataset
 from vitlab.data.loader import Batch, train_batches
+from vitlab.data.sources import Dataset
 from vitlab.data.transforms import TrainTransform
 from vitlab.models.config import forward_macs
 from vitlab.models.vit import ViT
@@ -93,12 +94,14 @@ def train(
     workdir: Workdir,
     model: ViT,
     *,
+    dataset: Dataset | None = None,
     evaluate: Evaluate | None = None,
     device: str | torch.device = "cpu",
     label: str = "train",
 ) -> ViT:
     """Trains `model` as `config` says, or continues what `workdir` holds; returns the trained model in float32.
 
+    `dataset` is the training split where the caller has loaded it already.
     With Polyak averaging the returned weights are the averaged ones. `evaluate(model)` gives figures to record every
     `eval_every` steps. Raises StoppedError after a signal, NonFiniteError, and ValueError for bad settings or data.
     """
@@ -106,7 +109,10 @@ def train(
     if device.type == "cpu":
         keep_freed_memory()
     data = config.data
-    dataset = load_dataset(data.name, data.train_split, root=data.root, classes=data.classes, on_error=data.on_error)
+    if dataset is None:
+        dataset = load_dataset(
+            data.name, data.train_split, root=data.root, classes=data.classes, on_error=data.on_error
+        )
     if len(dataset.classes) != config.model.num_classes:
         raise ValueError(
             f"the model has {config.model.num_classes} classes and {data.name} has {len(dataset.classes)}; set "
@@ -129,8 +135,9 @@ def train(
             _update(config, state, forward, objective, batch, rate)
             speed.images += len(batch.labels)
             last = state.step == steps
+            stopping = asked_to_stop.is_set()  # read once: a signal from here on counts at the next step
             due = last or state.step % config.log_every == 0
-            saving = last or state.step % config.checkpoint_every == 0 or asked_to_stop.is_set()
+            saving = last or state.step % config.checkpoint_every == 0 or stopping
             if due or saving or device.type == "cpu":  # reading a number off a CPU's tensor costs nothing
                 _check_finite(config, state, workdir, dataset, device)
             if due:
@@ -144,7 +151,7 @@ def train(
             if saving:
                 _save(config, state, workdir)
                 speed.since = time.perf_counter()
-            if asked_to_stop.is_set() and not last:
+            if stopping and not last:
                 raise StoppedError(f"stopped and saved at step {state.step}/{steps}; the same command continues.")
     return _finished(config, state)
 
@@ -173,7 +180,7 @@ def _save(config: TrainConfig, state: State, workdir: Workdir) -> None:
     save_checkpoint(workdir.checkpoints, state.step, state.tensors(), plain, config.keep_checkpoints)
 
 
-def _batches(config: TrainConfig, dataset: Any, step: int, device: torch.device) -> Iterator[Batch]:
+def _batches(config: TrainConfig, dataset: Dataset, step: int, device: torch.device) -> Iterator[Batch]:
     data = config.data
     transform = TrainTransform(
         config.model.image_hw, crop=data.crop, min_area=data.min_area, resize=data.crop_resize, pad=data.pad,
@@ -249,7 +256,7 @@ def _record(
     progress.show({"step": state.step, **metrics}, figures)
 
 
-def _check_finite(config: TrainConfig, state: State, workdir: Workdir, dataset: Any, device: torch.device) -> None:
+def _check_finite(config: TrainConfig, state: State, workdir: Workdir, dataset: Dataset, device: torch.device) -> None:
     """Stops the run at the first loss or gradient that is not finite, with the batch that made it on disk."""
     bad = int(state.sums[3])
     if not bad:

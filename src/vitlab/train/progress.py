@@ -3,6 +3,7 @@
 import re
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -23,7 +24,7 @@ def peak_flops(device: torch.device) -> float | None:
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
-    found = (tera for pattern, tera in PEAK_TFLOPS.items() if re.search(rf"\b{pattern}", name))
+    found = (tera for pattern, tera in PEAK_TFLOPS.items() if re.search(rf"\b{pattern}\b", name))
     return next((tera * 1e12 for tera in found), None)
 
 
@@ -79,7 +80,7 @@ class Progress:
         if self._on_terminal:
             self._live.stop()
 
-    def show(self, metrics: dict[str, float], speed: dict[str, float]) -> None:
+    def show(self, metrics: Mapping[str, float | int], speed: Mapping[str, float]) -> None:
         line = self.line(metrics, speed)
         if self._on_terminal:
             done = int(20 * metrics["step"] / self.total_steps)
@@ -90,7 +91,7 @@ class Progress:
     def say(self, text: str) -> None:
         self._console.print(f"{self.label}: {text}", markup=False)
 
-    def line(self, metrics: dict[str, float], speed: dict[str, float]) -> str:
+    def line(self, metrics: Mapping[str, float | int], speed: Mapping[str, float]) -> str:
         """The figures of a record, in one line."""
         parts = [
             f"{self.label} step {int(metrics['step'])}/{self.total_steps}",

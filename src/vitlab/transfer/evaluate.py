@@ -181,8 +181,11 @@ def choose_device(asked: str) -> torch.device:
         device = torch.device(asked)
     except RuntimeError as error:
         raise ValueError(f"device {asked!r} is unknown; give auto, cpu, cuda or cuda:1.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device {asked!r} was asked for and torch sees no GPU; `vitlab doctor` says what it sees.")
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {asked!r} is not supported; give auto, cpu, cuda or cuda:1.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        there = torch.cuda.device_count()
+        raise ValueError(f"device {asked!r} was asked for and torch sees {there} GPUs; `vitlab doctor` says more.")
     return device
 
 

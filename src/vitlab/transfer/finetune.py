@@ -4,11 +4,10 @@ import dataclasses
 import hashlib
 from pathlib import Path
 
-from vitlab.data.datasets import load_dataset
 from vitlab.models.config import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.train.config import TrainConfig
-from vitlab.transfer.run import Outcome, run
+from vitlab.transfer.run import OnSettings, Outcome, load_pictures, run
 from vitlab.weights import load_model
 
 
@@ -17,33 +16,35 @@ def finetune(
     config: TrainConfig,
     workdir: str | Path,
     *,
+    image_size: int | None = None,
     device: str = "auto",
     tensorboard: bool = True,
+    on_settings: OnSettings | None = None,
 ) -> Outcome:
     """Fine-tunes `checkpoint` as `config` says, then tests it (Sec. 3.2, App. B.1.1).
 
-    `config` comes from `adapted`, so that its model is the checkpoint's own shape with a new zero head and position
-    embeddings for the new grid; a pre-logits layer is dropped, as the paper does.
+    The model is the checkpoint's with a new zero head for the data set's classes, and position embeddings
+    interpolated to `image_size` (the recipe's unless given); a pre-logits layer is dropped, as the paper does.
+    The same call on the same folder continues an interrupted run. `on_settings` hears the complete settings.
     """
-    start = f"{Path(checkpoint).name} {_digest(load_model(checkpoint))}"
+    pictures = load_pictures(config.data)
+    source = load_model(checkpoint)
+    config = adapted(source.config, config, len(pictures.train.classes), image_size)
+    if on_settings:
+        on_settings(config)
+    start = f"{Path(checkpoint).name} {_digest(source)}"
     return run(
-        config, workdir, lambda: _carried(checkpoint, config.model), command="finetune", start=start, device=device,
-        tensorboard=tensorboard,
+        config, workdir, pictures, lambda: _carried(checkpoint, config.model), command="finetune", start=start,
+        device=device, tensorboard=tensorboard,
     )  # fmt: skip
 
 
-def adapted(checkpoint: str | Path, config: TrainConfig, image_size: int | None = None) -> TrainConfig:
-    """`config` with its model replaced by the checkpoint's, for the classes of the data set and `image_size`.
-
-    Without an image size the recipe's own is taken.
-    """
-    found = load_model(checkpoint).config
-    data = config.data
-    classes = load_dataset(data.name, data.train_split, root=data.root, classes=data.classes).classes
+def adapted(source: ViTConfig, config: TrainConfig, num_classes: int, image_size: int | None = None) -> TrainConfig:
+    """`config` with the model of a checkpoint: its own shape, at the recipe's resolution or `image_size`."""
     model = dataclasses.replace(
-        found,
+        source,
         image_size=image_size or config.model.image_size,
-        num_classes=len(classes),
+        num_classes=num_classes,
         representation_size=None,
         dropout=config.model.dropout,
         head_bias=0.0,

@@ -35,7 +35,7 @@ def predict(
     """The `top` most probable classes of every picture in `sources`: files, folders (searched through) or `-`.
 
     `-` reads the standard input: one picture, or paths, one a line. A picture that cannot be read gives an answer
-    with its error; a path that is not there is a ValueError.
+    with its error; a path that is not there, or nothing to answer for, is a ValueError.
     """
     if top < 1:
         raise ValueError(f"top is {top}; ask for at least 1 answer.")
@@ -77,6 +77,9 @@ def _answers(
 
 
 def _pictures(sources: Iterable[str]) -> Iterator[tuple[str, Path | bytes]]:
+    sources = list(sources)
+    if not sources:  # nor on the standard input
+        raise ValueError("no picture was named; give pictures, folders of them, or - to name them on stdin.")
     for source in sources:
         if source == "-":
             yield from _standard_input()

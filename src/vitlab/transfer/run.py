@@ -20,11 +20,25 @@ from vitlab.train.workdir import Workdir
 from vitlab.transfer.evaluate import Evaluation, choose_device, evaluate
 from vitlab.weights import load_model, save_model
 
+OnSettings = Callable[[TrainConfig], None]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The splits that a run needs, each loaded once."""
+
+    train: Dataset
+    val: Dataset
+    test: Dataset
+
 
 @dataclass(frozen=True)
 class Outcome:
     """What a finished run leaves."""
 
+    config: TrainConfig
+    """The complete settings."""
+    pictures: Pictures
     model: ViT
     test: Evaluation
     result: dict[str, Any]
@@ -35,20 +49,41 @@ class Outcome:
         return f"{self.test.as_table()}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}"
 
 
-def fitted(config: TrainConfig) -> TrainConfig:
-    """`config` with as many outputs as its data set has classes."""
-    classes = len(_split(config.data, config.data.train_split).classes)
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, num_classes=classes))
+def load_pictures(data: DataConfig) -> Pictures:
+    """The run's training and evaluation splits, and the test split."""
+    splits = {
+        split: load_dataset(data.name, split, root=data.root, classes=data.classes, on_error=data.on_error)
+        for split in dict.fromkeys((data.train_split, data.eval_split, "test"))
+    }
+    return Pictures(splits[data.train_split], splits[data.eval_split], splits["test"])
 
 
-def pretrain(config: TrainConfig, workdir: str | Path, *, device: str = "auto", tensorboard: bool = True) -> Outcome:
-    """Trains a freshly initialised model as `config` says, then tests it.
+def fitted(config: TrainConfig, dataset: Dataset) -> TrainConfig:
+    """`config` with as many outputs as the data set has classes."""
+    model = dataclasses.replace(config.model, num_classes=len(dataset.classes))
+    return dataclasses.replace(config, model=model)
+
+
+def pretrain(
+    config: TrainConfig,
+    workdir: str | Path,
+    *,
+    device: str = "auto",
+    tensorboard: bool = True,
+    on_settings: OnSettings | None = None,
+) -> Outcome:
+    """Trains a freshly initialised model as `config` says, for the classes of its data set, then tests it.
 
     The same call on the same folder continues an interrupted run, and only tests again where the run has ended.
+    `on_settings` hears the settings once they are complete.
     """
+    pictures = load_pictures(config.data)
+    config = fitted(config, pictures.train)
+    if on_settings:
+        on_settings(config)
     generator = torch.Generator().manual_seed(config.seed)
     return run(
-        config, workdir, lambda: ViT(config.model, generator=generator), command="pretrain", device=device,
+        config, workdir, pictures, lambda: ViT(config.model, generator=generator), command="pretrain", device=device,
         tensorboard=tensorboard,
     )  # fmt: skip
 
@@ -56,6 +91,7 @@ def pretrain(config: TrainConfig, workdir: str | Path, *, device: str = "auto", 
 def run(
     config: TrainConfig,
     workdir: str | Path,
+    pictures: Pictures,
     create: Callable[[], ViT],
     *,
     command: str,
@@ -63,27 +99,25 @@ def run(
     device: str = "auto",
     tensorboard: bool = True,
 ) -> Outcome:
-    """Trains what `create()` makes and tests it on the test split; `start` says which weights those were."""
+    """Trains what `create()` makes and tests it; `start` says which weights those were."""
     place = choose_device(device)
     settings = {"command": command, "start": start, **to_dict(config)}
     with Workdir(workdir, settings, tensorboard=tensorboard) as folder:
         since = time.perf_counter()
+
+        def judge(model: nn.Module) -> dict[str, float]:
+            found = judge_split(config, model, pictures.val, place)
+            return {f"{config.data.eval_split}_{name}": value for name, value in found.figures().items()}
+
         if folder.finished:
             model = load_model(folder.path / "model").to(place)
         else:
-            val = _split(config.data, config.data.eval_split)
-
-            def judge(model: nn.Module) -> dict[str, float]:
-                found = judge_split(config, model, val, place)
-                return {f"{config.data.eval_split}_{name}": value for name, value in found.figures().items()}
-
-            model = train(config, folder, create(), evaluate=judge, device=place, label=command)
-        dataset = _split(config.data, "test")
-        test = judge_split(config, model, dataset, place)
+            model = train(config, folder, create(), dataset=pictures.train, evaluate=judge, device=place, label=command)
+        test = judge_split(config, model, pictures.test, place)
         result = {"test": test.record()}
         if not folder.finished:
             card = {
-                "classes": list(dataset.classes),
+                "classes": list(pictures.test.classes),
                 "dataset": config.data.name,
                 "root": config.data.root,
                 "class_indices": config.data.classes,
@@ -92,10 +126,10 @@ def run(
                 "test_accuracy": test.accuracy,
             }
             save_model(model, folder.path / "model", extra=card)
-            step = config.total_steps(len(_split(config.data, config.data.train_split)))
-            folder.log_speed(step, {"run_seconds": time.perf_counter() - since})
+            steps = config.total_steps(len(pictures.train))
+            folder.log_speed(steps, {"run_seconds": time.perf_counter() - since})
             folder.write_result(result)
-    return Outcome(model, test, result)
+    return Outcome(config, pictures, model, test, result)
 
 
 def judge_split(config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device) -> Evaluation:
@@ -108,7 +142,3 @@ def judge_split(config: TrainConfig, model: nn.Module, dataset: Dataset, device:
         model, dataset, config.model.image_hw, resize=data.eval_resize, workers=data.workers,
         on_error=data.on_error, device=device,
     )  # fmt: skip
-
-
-def _split(data: DataConfig, split: str) -> Dataset:
-    return load_dataset(data.name, split, root=data.root, classes=data.classes, on_error=data.on_error)

@@ -1,0 +1,429 @@
+"""The loop: it learns, counts right, stops and continues without a trace, and refuses to go on with nonsense."""
+
+import dataclasses
+import functools
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from vitlab.data.datasets import load_dataset
+from vitlab.data.loader import Batch, example_at, train_batches
+from vitlab.models import ViTConfig
+from vitlab.models.vit import ViT
+from vitlab.settings import to_dict
+from vitlab.train import loop
+from vitlab.train.checkpoint import load_latest
+from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
+from vitlab.train.loop import NonFiniteError, StoppedError, step_rng, train
+from vitlab.train.objectives import classification_loss
+from vitlab.train.optim import learning_rate
+from vitlab.train.workdir import Workdir
+
+TINY = ViTConfig(image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_dim=16, num_classes=10)
+PLAIN = TrainConfig(
+    model=TINY,
+    data=DataConfig(crop="none", flip=False),
+    optim=OptimConfig(name="sgd", lr=0.1),
+    steps=6,
+    batch_size=12,
+    log_every=1,
+    precision="float32",
+)
+EVERYTHING = dataclasses.replace(
+    PLAIN,
+    model=dataclasses.replace(TINY, dropout=0.2),
+    data=DataConfig(crop="inception", min_area=0.5, randaugment_layers=1),
+    optim=OptimConfig(lr=3e-3, weight_decay=0.1, warmup_steps=2, clip_norm=1.0),
+    label_smoothing=0.1,
+    mixup=0.3,
+    steps=9,
+    microbatch=5,
+    average_decay=0.8,
+    log_every=2,
+    eval_every=1,
+    checkpoint_every=3,
+)
+
+State = dict[str, Tensor]
+
+
+@pytest.fixture(autouse=True)
+def _digits_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "load_dataset", functools.cache(load_dataset))
+
+
+def run(config: TrainConfig, folder: Path, evaluate: Callable[[nn.Module], dict[str, float]] | None = None) -> ViT:
+    """Trains the same fresh model as `config` says, or continues what `folder` holds."""
+    with Workdir(folder, to_dict(config), tensorboard=False) as workdir:
+        return train(config, workdir, fresh(config), evaluate=evaluate)
+
+
+def fresh(config: TrainConfig) -> ViT:
+    return ViT(config.model, generator=torch.Generator().manual_seed(0))
+
+
+def records(folder: Path, key: str = "loss") -> dict[int, float]:
+    """Step -> value, in the order of the file."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {line["step"]: line[key] for line in lines if key in line}
+
+
+def copied(model: nn.Module) -> State:
+    return {name: tensor.detach().float().clone() for name, tensor in model.state_dict().items()}
+
+
+def largest_difference(one: State, two: State) -> float:
+    assert one.keys() == two.keys()
+    return max(float((one[name] - two[name]).abs().max()) for name in one)
+
+
+def identical(one: nn.Module, two: nn.Module) -> bool:
+    return largest_difference(copied(one), copied(two)) == 0.0
+
+
+def norm(model: nn.Module) -> dict[str, float]:
+    """A figure that depends on every weight."""
+    return {"norm": float(sum(tensor.double().square().sum() for tensor in copied(model).values()))}
+
+
+# ------------------------------------------------------------------------------------------------ learning
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    config = dataclasses.replace(
+        PLAIN, model=dataclasses.replace(TINY, width=32, patch_size=2), optim=OptimConfig(lr=5e-3, warmup_steps=5),
+        steps=60, batch_size=64, log_every=5,
+    )  # fmt: skip
+    run(config, tmp_path)
+    loss, accuracy = records(tmp_path), records(tmp_path, "accuracy")
+    assert loss[5] > 1.9
+    assert loss[60] < 0.6
+    assert accuracy[60] > 0.8
+
+
+def test_the_model_comes_back_ready_to_use(tmp_path: Path) -> None:
+    model = run(dataclasses.replace(PLAIN, precision="bfloat16", steps=1), tmp_path)
+    assert not model.training
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert model.config == PLAIN.model
+
+
+@pytest.mark.parametrize("changes", [{}, {"mixup": 0.5}, {"loss": "sigmoid", "mixup": 0.5, "label_smoothing": 0.1}])
+def test_accumulation_changes_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+    """Micro-batches of 5, 5 and 2 are the batch of 12: their means are weighed by their sizes."""
+    whole = dataclasses.replace(PLAIN, **changes)
+    parts = dataclasses.replace(whole, microbatch=5)
+    one, two = run(whole, tmp_path / "whole"), run(parts, tmp_path / "parts")
+    assert largest_difference(copied(one), copied(fresh(whole))) > 1e-2
+    assert largest_difference(copied(one), copied(two)) < 1e-6
+    for key in ("loss", "grad_norm", "accuracy"):
+        given, expected = records(tmp_path / "parts", key), records(tmp_path / "whole", key)
+        assert given == pytest.approx(expected, abs=1e-6, rel=1e-6)
+
+
+def test_precisions_agree_loosely(tmp_path: Path) -> None:
+    ends, losses = {}, {}
+    for precision in ("float32", "autocast", "bfloat16"):
+        config = dataclasses.replace(PLAIN, precision=precision, microbatch=5)
+        ends[precision] = copied(run(config, tmp_path / precision, norm))
+        losses[precision] = list(records(tmp_path / precision).values())
+    moved = largest_difference(ends["float32"], copied(fresh(PLAIN)))
+    for precision in ("autocast", "bfloat16"):
+        assert 0 < largest_difference(ends[precision], ends["float32"]) < 0.1 * moved
+        assert losses[precision] == pytest.approx(losses["float32"], rel=0.02)
+
+
+def test_average_is_what_is_evaluated_and_returned(tmp_path: Path) -> None:
+    """Against the moving average made by hand from the weights after each step of the same run without one."""
+    plain = dataclasses.replace(PLAIN, eval_every=1)
+    weights: list[State] = []
+    run(plain, tmp_path / "plain", lambda model: weights.append(copied(model)) or {})
+    judged: list[State] = []
+    averaged = dataclasses.replace(plain, average_decay=0.7)
+    end = run(averaged, tmp_path / "averaged", lambda model: judged.append(copied(model)) or {})
+    expected = copied(fresh(plain))
+    for state, seen in zip(weights, judged, strict=True):
+        expected = {name: 0.7 * expected[name] + 0.3 * state[name] for name in expected}
+        assert largest_difference(seen, expected) < 1e-6
+    assert largest_difference(copied(end), expected) < 1e-6
+    assert largest_difference(expected, weights[-1]) > 1e-3
+    assert records(tmp_path / "averaged") == records(tmp_path / "plain")
+
+
+def test_average_is_evaluated_in_bfloat16_too(tmp_path: Path) -> None:
+    config = dataclasses.replace(PLAIN, precision="bfloat16", average_decay=0.7)
+    seen: list[State] = []
+    end = run(config, tmp_path, lambda model: seen.append(copied(model)) or {})
+    assert seen[-1].keys() == copied(end).keys()
+    assert all(torch.equal(seen[-1][name], tensor.bfloat16().float()) for name, tensor in copied(end).items())
+
+
+def test_compile_by_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
+    one = run(PLAIN, tmp_path / "plain")
+    assert not compiled
+    two = run(dataclasses.replace(PLAIN, compile=True), tmp_path / "compiled")
+    assert len(compiled) == 1
+    assert identical(one, two)
+
+
+# ----------------------------------------------------------------------------------------------- recording
+
+
+def test_records_come_when_asked_for(tmp_path: Path) -> None:
+    config = dataclasses.replace(PLAIN, steps=8, log_every=3, eval_every=5, checkpoint_every=3, keep_checkpoints=2)
+    run(config, tmp_path, norm)
+    assert list(records(tmp_path)) == [3, 6, 8]
+    assert list(records(tmp_path, "norm")) == [5, 8]
+    assert [path.name for path in sorted((tmp_path / "checkpoints").iterdir())] == ["step-000000006", "step-000000008"]
+    speed = [json.loads(line) for line in (tmp_path / "speed.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in speed] == [3, 6, 8]
+    assert all(line["images_per_s"] > 0 and 0 <= line["data_wait"] <= 1 for line in speed)
+
+
+def test_evaluates_once_at_the_end_unless_told(tmp_path: Path) -> None:
+    run(PLAIN, tmp_path, norm)
+    assert list(records(tmp_path, "norm")) == [6]
+
+
+def test_a_record_is_the_mean_since_the_last(tmp_path: Path) -> None:
+    run(PLAIN, tmp_path / "each")
+    run(dataclasses.replace(PLAIN, log_every=4), tmp_path / "four")
+    for key in ("loss", "accuracy", "grad_norm"):
+        each = list(records(tmp_path / "each", key).values())
+        expected = {4: sum(each[:4]) / 4, 6: sum(each[4:]) / 2}
+        assert records(tmp_path / "four", key) == pytest.approx(expected, rel=1e-12)
+    steps = range(1, 7)
+    rates = {step: learning_rate(PLAIN.optim, step - 1, 6) for step in steps}
+    assert records(tmp_path / "each", "lr") == pytest.approx(rates)
+    assert records(tmp_path / "each", "epoch") == pytest.approx({step: step * 12 / 1259 for step in steps})
+    assert set(records(tmp_path / "each", "skipped").values()) == {0}
+
+
+def test_recording_leaves_no_trace_in_the_weights(tmp_path: Path) -> None:
+    """Batches, augmentation, mixup and dropout know nothing of records, evaluations and checkpoints."""
+    often = dataclasses.replace(EVERYTHING, log_every=1, eval_every=1, checkpoint_every=2)
+    never = dataclasses.replace(EVERYTHING, log_every=100, eval_every=None, checkpoint_every=100)
+
+    def draws(model: nn.Module) -> dict[str, float]:
+        return {"drawn": float(torch.rand(3).sum())}
+
+    assert identical(run(often, tmp_path / "often", draws), run(never, tmp_path / "never"))
+
+
+def test_every_step_has_its_own_choices() -> None:
+    draws = {(seed, step): step_rng(seed, step).random() for seed in (0, 1) for step in (0, 1, 10**6)}
+    assert len(set(draws.values())) == 6
+    assert step_rng(1, 10**6).random() == draws[1, 10**6]
+    config = dataclasses.replace(EVERYTHING, seed=1)
+    assert config != EVERYTHING
+
+
+def test_the_seed_decides(tmp_path: Path) -> None:
+    one = run(EVERYTHING, tmp_path / "one", norm)
+    assert identical(one, run(EVERYTHING, tmp_path / "again", norm))
+    assert not identical(one, run(dataclasses.replace(EVERYTHING, seed=1), tmp_path / "other", norm))
+
+
+# ------------------------------------------------------------------------------------ stopping, continuing
+
+
+class Crash(Exception):
+    """Stands for anything that ends a run from outside."""
+
+
+def crash_at(step: int) -> Callable[[nn.Module], dict[str, float]]:
+    calls = iter(range(1, step + 1))
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        if next(calls) == step:
+            raise Crash
+        return norm(model)
+
+    return evaluate
+
+
+def signal_at(step: int, number: signal.Signals, times: int = 1) -> Callable[[nn.Module], dict[str, float]]:
+    calls = iter(range(1, 1000))
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        if next(calls) == step:
+            for _ in range(times):
+                os.kill(os.getpid(), number)
+        return norm(model)
+
+    return evaluate
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> tuple[State, bytes]:
+    """Weights and metrics of a run with everything on that was never stopped."""
+    folder = tmp_path_factory.mktemp("quiet")
+    return copied(run(EVERYTHING, folder, norm)), (folder / "metrics.jsonl").read_bytes()
+
+
+def assert_same_end(folder: Path, quiet: tuple[State, bytes]) -> None:
+    model = run(EVERYTHING, folder, norm)
+    assert largest_difference(copied(model), quiet[0]) == 0.0
+    assert (folder / "metrics.jsonl").read_bytes() == quiet[1]
+
+
+@pytest.mark.parametrize("step", [1, 4, 7, 9])
+def test_a_crash_leaves_no_trace(tmp_path: Path, quiet: tuple[State, bytes], step: int) -> None:
+    """Before the first checkpoint, in the middle of a record, twice over a checkpoint, after the last step."""
+    with pytest.raises(Crash):
+        run(EVERYTHING, tmp_path, crash_at(step))
+    assert_same_end(tmp_path, quiet)
+
+
+def test_crash_upon_crash(tmp_path: Path, quiet: tuple[State, bytes]) -> None:
+    for step in (5, 2, 5):
+        with pytest.raises(Crash):
+            run(EVERYTHING, tmp_path, crash_at(step))
+    assert_same_end(tmp_path, quiet)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop(
+    tmp_path: Path, quiet: tuple[State, bytes], number: signal.Signals, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Saved at the next step's end, which no record and no checkpoint of the schedule falls on."""
+    before = signal.getsignal(number)
+    with pytest.raises(StoppedError, match=r"stopped and saved at step 5/9; the same command continues"):
+        run(EVERYTHING, tmp_path, signal_at(4, number))
+    assert signal.getsignal(number) is before
+    saved = load_latest(tmp_path / "checkpoints", on_damaged=lambda path, why: pytest.fail(why))
+    assert saved is not None
+    assert saved.step == 5
+    assert_same_end(tmp_path, quiet)
+    assert "continues from step-000000005" in capsys.readouterr().err
+
+
+def test_asked_to_stop_when_it_ends_anyway(tmp_path: Path, quiet: tuple[State, bytes]) -> None:
+    model = run(EVERYTHING, tmp_path, signal_at(9, signal.SIGTERM))
+    assert largest_difference(copied(model), quiet[0]) == 0.0
+
+
+def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(EVERYTHING, tmp_path, signal_at(4, signal.SIGINT, times=2))
+    assert signal.getsignal(signal.SIGINT) is before
+    assert list(records(tmp_path, "norm")) == [1, 2, 3]
+
+
+def test_damaged_checkpoint_is_passed_over(
+    tmp_path: Path, quiet: tuple[State, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Crash):
+        run(EVERYTHING, tmp_path, crash_at(8))
+    newest = tmp_path / "checkpoints" / "step-000000006" / "state.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    assert_same_end(tmp_path, quiet)
+    said = " ".join(capsys.readouterr().err.split())
+    assert "step-000000006 is damaged and passed over: state.safetensors does not match its checksum" in said
+    assert "continues from step-000000003" in said
+
+
+def test_a_finished_run_trains_no_more(
+    tmp_path: Path, quiet: tuple[State, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(EVERYTHING, tmp_path, norm)
+    monkeypatch.setattr(loop, "_update", None)
+    assert_same_end(tmp_path, quiet)
+
+
+# ------------------------------------------------------------------------------------------------- nonsense
+
+
+def test_loss_that_is_not_finite(tmp_path: Path) -> None:
+    """A rate of 1e30 ruins the weights in the first step, and the second cannot be made."""
+    config = dataclasses.replace(PLAIN, optim=OptimConfig(name="sgd", lr=1e30), checkpoint_every=1)
+    message = r"not finite at step 2\. The batch is kept in (.*) for replay.*a smaller optim\.lr"
+    with pytest.raises(NonFiniteError, match=message):
+        run(config, tmp_path)
+    kept = load_file(tmp_path / "nonfinite" / "step-000000002.safetensors")
+    expected = [example_at(1259, config.seed, g)[1] for g in range(12, 24)]
+    assert kept["indices"].tolist() == expected
+    assert kept["labels"].tolist() == load_dataset("digits", "train").labels[expected].tolist()
+    assert kept["images"].shape == (12, 3, 8, 8)
+    model = ViT(config.model)
+    model.load_state_dict({n.removeprefix("weights/"): t for n, t in kept.items() if n.startswith("weights/")})
+    replayed = classification_loss(model(kept["images"]), kept["labels"])
+    assert not torch.isfinite(replayed)
+    saved = load_latest(tmp_path / "checkpoints", on_damaged=lambda path, why: pytest.fail(why))
+    assert saved is not None
+    assert saved.step == 1
+    assert list(records(tmp_path)) == [1]
+    with pytest.raises(NonFiniteError, match=r"not finite at step 2\."):
+        run(config, tmp_path)  # as before, from the checkpoint
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_picture_that_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Any) -> None:
+    def poisoned(*args: Any, start: int, **options: Any) -> Iterator[Batch]:
+        for number, batch in enumerate(train_batches(*args, start=start, **options), start // 12 + 1):
+            if number == 4:
+                batch.images[3, 0, 0, 0] = float("inf")
+            yield batch
+
+    monkeypatch.setattr(loop, "train_batches", poisoned)
+    config = dataclasses.replace(EVERYTHING, mixup=0.0, checkpoint_every=1, log_every=100, precision=precision)
+    with pytest.raises(NonFiniteError, match=r"not finite at step 4\."):
+        run(config, tmp_path, norm)
+    kept = load_file(tmp_path / "nonfinite" / "step-000000004.safetensors")
+    assert kept["images"].isinf().nonzero().tolist() == [[3, 0, 0, 0]]
+    saved = load_latest(tmp_path / "checkpoints", on_damaged=lambda path, why: pytest.fail(why))
+    assert saved is not None
+    assert saved.step == 3
+    assert all(bool(torch.isfinite(tensor).all()) for tensor in saved.tensors.values())
+    assert all(torch.equal(kept[name], saved.tensors[name]) for name in saved.tensors if name.startswith("weights/"))
+
+
+def test_another_number_of_classes(tmp_path: Path) -> None:
+    config = dataclasses.replace(PLAIN, model=dataclasses.replace(TINY, num_classes=7))
+    with pytest.raises(ValueError, match=r"the model has 7 classes and digits has 10; set model.num_classes to 10\."):
+        run(config, tmp_path)
+
+
+def folder_of_pictures(place: Path, good: int, bad: int) -> DataConfig:
+    for name in ("cats", "dogs"):
+        (place / "train" / name).mkdir(parents=True)
+        for number in range(good):
+            Image.new("RGB", (8, 8), (20 * number, 0, 0)).save(place / "train" / name / f"{number}.png")
+        for number in range(bad):
+            (place / "train" / name / f"broken{number}.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    return DataConfig(name=f"folder:{place / 'train'}", train_split="trainval", crop="none", on_error="skip")
+
+
+def test_unreadable_pictures_are_counted(tmp_path: Path) -> None:
+    """Two of twelve pictures are broken: every epoch of two steps lacks two."""
+    data = folder_of_pictures(tmp_path, good=6, bad=2)
+    model = dataclasses.replace(TINY, num_classes=2)
+    config = dataclasses.replace(PLAIN, model=model, data=data, batch_size=7, steps=4)
+    run(config, tmp_path / "run")
+    examples = records(tmp_path / "run", "epoch")[4]
+    assert examples == pytest.approx(4 * 7 / 14)  # one of eight a class is the test split's
+    skipped = list(records(tmp_path / "run", "skipped").values())
+    assert skipped == sorted(skipped)
+    assert 2 <= skipped[-1] <= 8
+
+
+def test_batch_of_unreadable_pictures(tmp_path: Path) -> None:
+    data = folder_of_pictures(tmp_path, good=0, bad=4)
+    model = dataclasses.replace(TINY, num_classes=2)
+    config = dataclasses.replace(PLAIN, model=model, data=data, batch_size=6)
+    with pytest.raises(ValueError, match=r"none of the 6 pictures of a batch can be read.*broken\d\.png"):
+        run(config, tmp_path / "run")
