@@ -100,11 +100,12 @@ class Run:
         steps = self.config.steps or 0
         done: list[Kill] = []
         while len(done) < kills:
-            until = self.last_step() + rng.uniform(-5, 2 * steps / kills)
+            reached = self.last_step()
+            until = reached + rng.uniform(-3, 2 * (steps - reached) / (kills - len(done) + 1))
             life = self.start()
             while life.is_alive() and self.last_step() < until:
                 time.sleep(0.001)
-            life.join(rng.uniform(0, 4 * seconds / steps))
+            life.join(rng.uniform(0, 3 * seconds / steps))
             if not life.is_alive():
                 break
             life.kill()

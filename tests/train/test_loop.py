@@ -100,14 +100,14 @@ def norm(model: nn.Module) -> dict[str, float]:
 
 def test_it_learns(tmp_path: Path) -> None:
     config = dataclasses.replace(
-        PLAIN, model=dataclasses.replace(TINY, width=32, patch_size=2), optim=OptimConfig(lr=5e-3, warmup_steps=5),
-        steps=60, batch_size=64, log_every=5,
+        PLAIN, model=dataclasses.replace(TINY, width=32, patch_size=2), optim=OptimConfig(lr=1e-2, warmup_steps=5),
+        steps=100, batch_size=64, log_every=5,
     )  # fmt: skip
     run(config, tmp_path)
     loss, accuracy = records(tmp_path), records(tmp_path, "accuracy")
     assert loss[5] > 1.9
-    assert loss[60] < 0.6
-    assert accuracy[60] > 0.8
+    assert loss[100] < 0.6
+    assert accuracy[100] > 0.8
 
 
 def test_the_model_comes_back_ready_to_use(tmp_path: Path) -> None:
@@ -117,10 +117,10 @@ def test_the_model_comes_back_ready_to_use(tmp_path: Path) -> None:
     assert model.config == PLAIN.model
 
 
-@pytest.mark.parametrize("changes", [{}, {"mixup": 0.5}, {"loss": "sigmoid", "mixup": 0.5, "label_smoothing": 0.1}])
+@pytest.mark.parametrize("changes", [{}, {"mixup": 0.5}, {"loss": "sigmoid", "label_smoothing": 0.1}])
 def test_accumulation_changes_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
     """Micro-batches of 5, 5 and 2 are the batch of 12: their means are weighed by their sizes."""
-    whole = dataclasses.replace(PLAIN, **changes)
+    whole = dataclasses.replace(PLAIN, optim=OptimConfig(name="sgd", lr=0.03), **changes)
     parts = dataclasses.replace(whole, microbatch=5)
     one, two = run(whole, tmp_path / "whole"), run(parts, tmp_path / "parts")
     assert largest_difference(copied(one), copied(fresh(whole))) > 1e-2
@@ -361,7 +361,8 @@ def test_loss_that_is_not_finite(tmp_path: Path) -> None:
     assert kept["images"].shape == (12, 3, 8, 8)
     model = ViT(config.model)
     model.load_state_dict({n.removeprefix("weights/"): t for n, t in kept.items() if n.startswith("weights/")})
-    replayed = classification_loss(model(kept["images"]), kept["labels"])
+    classification_loss(model(kept["images"]), kept["labels"]).backward()
+    replayed = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     assert not torch.isfinite(replayed)
     saved = load_latest(tmp_path / "checkpoints", on_damaged=lambda path, why: pytest.fail(why))
     assert saved is not None
