@@ -40,10 +40,14 @@ from vitlab.train.loop import _start, _update
 from vitlab.train.objectives import Classification
 from vitlab.train.precision import keep_freed_memory
 
+# The exact GELU, because it is timm's.
 SHAPES = {
-    "cifar": (ViTConfig(image_size=32, patch_size=4, width=192, depth=9, heads=3, mlp_dim=768, num_classes=10), 128),
-    "Ti/16": (ViTConfig(width=192, depth=12, heads=3, mlp_dim=768), 16),
-    "S/16": (ViTConfig(width=384, depth=12, heads=6, mlp_dim=1536), 16),
+    "cifar": (
+        ViTConfig(image_size=32, patch_size=4, width=192, depth=9, heads=3, mlp_dim=768, num_classes=10, gelu="erf"),
+        128,
+    ),
+    "Ti/16": (ViTConfig(width=192, depth=12, heads=3, mlp_dim=768, gelu="erf"), 16),
+    "S/16": (ViTConfig(width=384, depth=12, heads=6, mlp_dim=1536, gelu="erf"), 16),
 }
 OPTIM = OptimConfig(lr=1e-3, weight_decay=0.05, clip_norm=1.0)
 Step = Callable[[], None]

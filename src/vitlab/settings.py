@@ -7,6 +7,7 @@ import dataclasses
 import difflib
 import types
 import typing
+from collections.abc import Iterable
 from typing import Any, Literal
 
 T = typing.TypeVar("T")
@@ -65,8 +66,8 @@ def from_dict(kind: type[T], data: dict[str, Any]) -> T:
     return kind(**values)
 
 
-def nearest(given: str, allowed: typing.Iterable[str]) -> str:
-    """`the nearest: a, b` for an error about a name that is not among `allowed`."""
-    allowed = list(allowed)
-    near = difflib.get_close_matches(given, allowed, n=3, cutoff=0.4)
-    return f"the nearest: {', '.join(near)}" if near else f"allowed: {', '.join(allowed)}"
+def nearest(given: str, allowed: Iterable[str]) -> str:
+    """`the nearest: a, b` for an error about a name that is not among `allowed`; case does not matter."""
+    folded = {name.casefold(): name for name in allowed}
+    near = [folded[name] for name in difflib.get_close_matches(given.casefold(), folded, n=3, cutoff=0.4)]
+    return f"the nearest: {', '.join(near)}" if near else f"allowed: {', '.join(folded.values())}"

@@ -94,7 +94,8 @@ class Run:
     def kill_often(self, kills: int, seconds: float, seed: int) -> list["Kill"]:
         """Lives to the end through up to `kills` kills; `seconds` is how long an unharmed run takes.
 
-        A life lasts some steps, so that a busy machine kills as often as an idle one, and then a moment.
+        A life lasts some steps, so that a busy machine kills as often as an idle one, and then a moment; one in
+        four lasts until a checkpoint is being written, which chance would seldom hit.
         """
         rng = random.Random(seed)
         steps = self.config.steps or 0
@@ -105,13 +106,15 @@ class Run:
             life = self.start()
             while life.is_alive() and self.last_step() < until:
                 time.sleep(0.001)
-            life.join(rng.uniform(0, 3 * seconds / steps))
+            moment, aimed = rng.uniform(0, 3 * seconds / steps), rng.random() < 0.25
+            while aimed and life.is_alive() and not self.is_saving():
+                pass
+            life.join(0 if aimed else moment)
             if not life.is_alive():
                 break
             life.kill()
             life.join()
-            saving = any((self.folder / "checkpoints").glob("tmp-step-*"))
-            done.append(Kill(self.last_step(), saving))
+            done.append(Kill(self.last_step(), self.is_saving()))
         self.finish()
         return done
 
@@ -120,6 +123,10 @@ class Run:
         log = self.folder / "metrics.jsonl"
         lines = log.read_text().splitlines(keepends=True) if log.exists() else []
         return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)
+
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is half written."""
+        return any((self.folder / "checkpoints").glob("tmp-step-*"))
 
     def said(self) -> str:
         """All that its lives have said."""

@@ -100,14 +100,14 @@ def norm(model: nn.Module) -> dict[str, float]:
 
 def test_it_learns(tmp_path: Path) -> None:
     config = dataclasses.replace(
-        PLAIN, model=dataclasses.replace(TINY, width=32, patch_size=2), optim=OptimConfig(lr=1e-2, warmup_steps=5),
-        steps=100, batch_size=64, log_every=5,
+        PLAIN, model=dataclasses.replace(TINY, width=64, mlp_dim=128), optim=OptimConfig(lr=3e-3, warmup_steps=10),
+        steps=80, batch_size=64, log_every=5,
     )  # fmt: skip
     run(config, tmp_path)
     loss, accuracy = records(tmp_path), records(tmp_path, "accuracy")
     assert loss[5] > 1.9
-    assert loss[100] < 0.6
-    assert accuracy[100] > 0.8
+    assert loss[80] < 0.5
+    assert accuracy[80] > 0.8
 
 
 def test_the_model_comes_back_ready_to_use(tmp_path: Path) -> None:
@@ -225,8 +225,6 @@ def test_every_step_has_its_own_choices() -> None:
     draws = {(seed, step): step_rng(seed, step).random() for seed in (0, 1) for step in (0, 1, 10**6)}
     assert len(set(draws.values())) == 6
     assert step_rng(1, 10**6).random() == draws[1, 10**6]
-    config = dataclasses.replace(EVERYTHING, seed=1)
-    assert config != EVERYTHING
 
 
 def test_the_seed_decides(tmp_path: Path) -> None:
@@ -238,7 +236,7 @@ def test_the_seed_decides(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ stopping, continuing
 
 
-class Crash(Exception):
+class CrashError(Exception):
     """Stands for anything that ends a run from outside."""
 
 
@@ -247,7 +245,7 @@ def crash_at(step: int) -> Callable[[nn.Module], dict[str, float]]:
 
     def evaluate(model: nn.Module) -> dict[str, float]:
         if next(calls) == step:
-            raise Crash
+            raise CrashError
         return norm(model)
 
     return evaluate
@@ -281,14 +279,14 @@ def assert_same_end(folder: Path, quiet: tuple[State, bytes]) -> None:
 @pytest.mark.parametrize("step", [1, 4, 7, 9])
 def test_a_crash_leaves_no_trace(tmp_path: Path, quiet: tuple[State, bytes], step: int) -> None:
     """Before the first checkpoint, in the middle of a record, twice over a checkpoint, after the last step."""
-    with pytest.raises(Crash):
+    with pytest.raises(CrashError):
         run(EVERYTHING, tmp_path, crash_at(step))
     assert_same_end(tmp_path, quiet)
 
 
 def test_crash_upon_crash(tmp_path: Path, quiet: tuple[State, bytes]) -> None:
     for step in (5, 2, 5):
-        with pytest.raises(Crash):
+        with pytest.raises(CrashError):
             run(EVERYTHING, tmp_path, crash_at(step))
     assert_same_end(tmp_path, quiet)
 
@@ -325,7 +323,7 @@ def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
 def test_damaged_checkpoint_is_passed_over(
     tmp_path: Path, quiet: tuple[State, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(Crash):
+    with pytest.raises(CrashError):
         run(EVERYTHING, tmp_path, crash_at(8))
     newest = tmp_path / "checkpoints" / "step-000000006" / "state.safetensors"
     content = bytearray(newest.read_bytes())

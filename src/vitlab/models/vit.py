@@ -57,6 +57,13 @@ class MatmulAttention(torch.autograd.Function):
         return grad_q, grad_k, grad_v
 
 
+class Linear(nn.Linear):
+    """A dense layer whose numbers are not drawn twice: `init_weights` draws them all."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
 class PatchEmbedding(nn.Module):
     """E of Eq. 1: cuts the picture into patches and projects each to D numbers, as one matrix product."""
 
@@ -80,8 +87,8 @@ class Attention(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.qkv = nn.Linear(config.width, 3 * config.width)
-        self.out = nn.Linear(config.width, config.width)
+        self.qkv = Linear(config.width, 3 * config.width)
+        self.out = Linear(config.width, config.width)
 
     def project(
         self, tokens: Float[Tensor, "B T D"]
@@ -101,9 +108,9 @@ class MLP(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.approximate = "tanh" if config.gelu == "tanh" else "none"
-        self.fc1 = nn.Linear(config.width, config.mlp_dim)
+        self.fc1 = Linear(config.width, config.mlp_dim)
         self.dropout = nn.Dropout(config.dropout)
-        self.fc2 = nn.Linear(config.mlp_dim, config.width)
+        self.fc2 = Linear(config.mlp_dim, config.width)
 
     def forward(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         return self.fc2(self.dropout(F.gelu(self.fc1(tokens), approximate=self.approximate)))
@@ -138,8 +145,8 @@ class ViT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
         self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
         rep = config.representation_size
-        self.pre_logits = nn.Linear(config.width, rep) if rep else None
-        self.head = nn.Linear(rep or config.width, config.num_classes) if config.num_classes else None
+        self.pre_logits = Linear(config.width, rep) if rep else None
+        self.head = Linear(rep or config.width, config.num_classes) if config.num_classes else None
         init_weights(self, generator)
 
     def forward_features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T D"]:

@@ -124,6 +124,11 @@ def train(
     forward = torch.compile(model.train()) if config.compile else model.train()
     flops = 6.0 * forward_macs(config.model)
     with Progress(label, steps) as progress, _signals() as asked_to_stop:
+        if config.optim.warmup_steps >= steps:
+            progress.say(
+                f"the warm-up of {config.optim.warmup_steps} steps is not over when the run of {steps} steps ends; "
+                f"the rate never reaches optim.lr. A tenth of the run is usual: --optim.warmup-steps {steps // 10}."
+            )
         _resume(state, workdir, progress)
         batches = _batches(config, dataset, state.step, device)
         speed = Speed(flops, peak_flops(device))

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TextIO
 
 import torch
 from rich.console import Console
@@ -65,9 +64,9 @@ def duration(seconds: float) -> str:
 class Progress:
     """The live line. A context manager; `show` replaces the line, `say` leaves one behind."""
 
-    def __init__(self, label: str, total_steps: int, stream: TextIO | None = None) -> None:
+    def __init__(self, label: str, total_steps: int) -> None:
         self.label, self.total_steps = label, total_steps
-        self._console = Console(file=stream or sys.stderr, highlight=False, soft_wrap=True)
+        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._on_terminal = self._console.is_terminal
 

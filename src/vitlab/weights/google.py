@@ -301,7 +301,7 @@ def _infer_size(
     path: Path, rows: int, cls: int, patch: int, stated: int | tuple[int, int] | None
 ) -> tuple[int | tuple[int, int], int]:
     """Picture size from the rows of a table, and whether one of them is the class token's."""
-    for class_row in sorted({0, cls}, reverse=True):
+    for class_row in (cls, 0):
         side = math.isqrt(max(rows - class_row, 0))
         if side and side * side == rows - class_row:
             return side * patch, class_row

@@ -1,0 +1,110 @@
+"""Losses against plain formulas, and mixup seen through them."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from vitlab.data.loader import Batch
+from vitlab.data.transforms import mixup
+from vitlab.train.objectives import Classification, classification_loss
+
+B, K = 6, 4
+LABELS = torch.tensor([0, 3, 1, 1, 2, 0])
+
+
+@pytest.fixture
+def logits() -> Tensor:
+    return 3 * torch.randn(B, K)
+
+
+def batch() -> Batch:
+    return Batch(torch.randn(B, 3, 2, 2), LABELS, torch.arange(B))
+
+
+def one_hot(labels: Tensor) -> Tensor:
+    return torch.eye(K)[labels]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("soft", [False, True])
+def test_softmax(logits: Tensor, smoothing: float, soft: bool) -> None:
+    """-sum_k t_k log p_k, where smoothing s makes the targets (1 - s) t + s / K; the mean over pictures."""
+    targets = torch.rand(B, K).softmax(dim=1) if soft else LABELS
+    plain = targets if soft else one_hot(LABELS)
+    plain = (1 - smoothing) * plain + smoothing / K
+    log_p = logits - logits.exp().sum(dim=1, keepdim=True).log()
+    expected = -(plain * log_p).sum() / B
+    torch.testing.assert_close(classification_loss(logits, targets, "softmax", smoothing), expected)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 1e-4, 0.1])
+@pytest.mark.parametrize("soft", [False, True])
+def test_sigmoid(logits: Tensor, smoothing: float, soft: bool) -> None:
+    """-sum_k t_k log p_k + (1 - t_k) log(1 - p_k), summed over classes; targets 1 - s and s."""
+    targets = torch.rand(B, K) if soft else LABELS
+    plain = targets if soft else one_hot(LABELS)
+    plain = plain * (1 - smoothing) + (1 - plain) * smoothing
+    p = 1 / (1 + (-logits).exp())
+    expected = -(plain * p.log() + (1 - plain) * (1 - p).log()).sum() / B
+    torch.testing.assert_close(classification_loss(logits, targets, "sigmoid", smoothing), expected)
+
+
+def test_sigmoid_starts_low_with_the_bias_of_google() -> None:
+    """A zero head with bias -10 says no to everything: only the right class costs, 10 each."""
+    loss = classification_loss(torch.full((B, K), -10.0), LABELS, "sigmoid")
+    assert float(loss) == pytest.approx(10, abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_the_right_answer_costs_nothing(kind: Any) -> None:
+    assert float(classification_loss(100 * (2 * one_hot(LABELS) - 1), LABELS, kind)) < 1e-6
+
+
+def test_without_mixup_a_batch_stays_as_it_is() -> None:
+    given = batch()
+    images, targets = Classification(K).corrupt(given, np.random.default_rng(0))
+    assert images is given.images
+    assert targets is given.labels
+
+
+def test_mixup_mixes_pictures_and_targets_alike() -> None:
+    given = batch()
+    images, targets = Classification(K, mixup=0.4).corrupt(given, np.random.default_rng(7))
+    share = np.random.default_rng(7).beta(0.4, 0.4)
+    share = max(share, 1 - share)
+    assert 0.5 < share < 1
+    partner = torch.arange(B).roll(1)
+    torch.testing.assert_close(images, share * given.images + (1 - share) * given.images[partner])
+    torch.testing.assert_close(targets, share * one_hot(LABELS) + (1 - share) * one_hot(LABELS[partner]))
+    torch.testing.assert_close(targets.sum(dim=1), torch.ones(B))
+    again = mixup(given.images, one_hot(LABELS), 0.4, np.random.default_rng(7))
+    torch.testing.assert_close((images, targets), again)
+
+
+def test_mixed_softmax_is_the_mix_of_the_losses(logits: Tensor) -> None:
+    _, targets = Classification(K, mixup=0.4).corrupt(batch(), np.random.default_rng(7))
+    share = float(targets[1].max())
+    mixed = classification_loss(logits, targets)
+    parts = [classification_loss(logits, labels) for labels in (LABELS, LABELS.roll(1))]
+    torch.testing.assert_close(mixed, share * parts[0] + (1 - share) * parts[1])
+
+
+def test_objective_gives_loss_and_accuracy() -> None:
+    objective = Classification(K, "sigmoid", label_smoothing=0.1)
+    said = torch.tensor([0, 3, 1, 2, 2, 1])  # four of six right
+    logits = 5 * one_hot(said)
+    model = torch.nn.Identity()
+    loss, accuracy = objective.loss(lambda images: model(logits).bfloat16(), batch().images, LABELS)
+    assert float(accuracy) == pytest.approx(4 / 6)
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, classification_loss(logits, LABELS, "sigmoid", 0.1))
+
+
+def test_accuracy_under_mixup_counts_the_larger_share() -> None:
+    objective = Classification(K, mixup=0.4)
+    images, targets = objective.corrupt(batch(), np.random.default_rng(7))
+    _, accuracy = objective.loss(lambda images: one_hot(LABELS), images, targets)
+    assert float(accuracy) == 1.0

@@ -1,0 +1,138 @@
+"""Float32 weights are what is trained, in whatever numbers the model computes."""
+
+import platform
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitlab.models import ViTConfig
+from vitlab.models.vit import ViT
+from vitlab.train.precision import Weights, cpu_has_bfloat16, keep_freed_memory, resolve_precision
+
+CONFIG = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=3)
+IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def model() -> ViT:
+    model = ViT(CONFIG, generator=torch.Generator().manual_seed(0))
+    assert model.head is not None
+    nn.init.normal_(model.head.weight)
+    return model
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("precision", ["float32", "autocast"])
+def test_the_model_is_its_own_master(model: ViT, precision: Any) -> None:
+    weights = Weights(model, precision)
+    assert list(weights.masters) == [name for name, _ in model.named_parameters()]
+    assert all(weights.masters[name] is parameter for name, parameter in model.named_parameters())
+    model(IMAGES).sum().backward()
+    weights.collect_gradients()
+    assert all(master.grad is not None for master in weights.masters.values())
+    weights.clear_gradients()
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("float32", torch.float32), ("autocast", torch.bfloat16)])
+def test_autocast_by_precision(model: ViT, precision: Any, dtype: torch.dtype) -> None:
+    with Weights(model, precision).autocast():
+        assert model(IMAGES).dtype == dtype
+    assert model(IMAGES).dtype == torch.float32
+
+
+def test_masters_are_float32_and_the_model_a_copy(model: ViT) -> None:
+    before = state(model)
+    weights = Weights(model, "bfloat16")
+    assert same({name: master.detach() for name, master in weights.masters.items()}, before)
+    assert all(master.dtype == torch.float32 and master.requires_grad for master in weights.masters.values())
+    assert same(state(model), {name: tensor.bfloat16() for name, tensor in before.items()})
+    with weights.autocast():
+        assert model(IMAGES).dtype == torch.bfloat16
+
+
+def test_small_steps_are_not_lost(model: ViT) -> None:
+    """A step too small for bfloat16 adds up in the masters, and the copy follows once it shows."""
+    weights = Weights(model, "bfloat16")
+    copy, master = model.norm.weight, weights.masters["norm.weight"]  # all ones
+    for _ in range(100):
+        with torch.no_grad():
+            master.add_(1e-4)
+        weights.refresh()
+    assert master[0].item() == pytest.approx(1.01, abs=1e-5)
+    assert copy[0].item() == pytest.approx(1.01, abs=0.004)
+    assert copy[0].item() > 1
+
+
+def test_gradients_add_up_in_float32(model: ViT) -> None:
+    weights = Weights(model, "bfloat16")
+    parts = []
+    for scale in (1.0, 1e-3):
+        (model(IMAGES).float().sum() * scale).backward()
+        parts.append({name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None})
+        weights.collect_gradients()
+        assert all(parameter.grad is None for parameter in model.parameters())
+    for name, master in weights.masters.items():
+        assert master.grad is not None
+        assert master.grad.dtype == torch.float32
+        assert torch.equal(master.grad, parts[0][name] + parts[1][name])
+    weights.clear_gradients()
+    assert all(master.grad is None for master in weights.masters.values())
+
+
+@pytest.mark.parametrize("precision", ["float32", "autocast", "bfloat16"])
+def test_swapped_for_a_while(model: ViT, precision: Any) -> None:
+    weights = Weights(model, precision)
+    before, outputs = state(model), model(IMAGES)
+    other = {name: torch.full_like(master, 0.25) for name, master in weights.masters.items()}
+    with weights.swapped(other):
+        assert all(bool((tensor == 0.25).all()) for tensor in model.state_dict().values())
+    assert same(state(model), before)
+    with pytest.raises(RuntimeError, match="in the middle"), weights.swapped(other):
+        raise RuntimeError("in the middle")
+    assert same(state(model), before)
+    with weights.swapped(None):
+        assert torch.equal(model(IMAGES), outputs)
+
+
+@pytest.mark.parametrize("asked", ["float32", "autocast", "bfloat16"])
+def test_what_is_asked_for_is_taken(asked: str) -> None:
+    assert resolve_precision(asked, CPU) == resolve_precision(asked, CUDA) == asked
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        ({"amx_bf16": True}, "bfloat16"),
+        ({"avx512_bf16": True}, "bfloat16"),
+        ({"amx_bf16": False, "avx2": True}, "float32"),
+        ({}, "float32"),
+    ],
+)
+def test_auto_on_a_processor(monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], expected: str) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
+    assert resolve_precision("auto", CPU) == expected
+    assert cpu_has_bfloat16() == (expected == "bfloat16")
+
+
+@pytest.mark.parametrize(("supported", "expected"), [(True, "autocast"), (False, "float32")])
+def test_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch, supported: bool, expected: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: supported)
+    assert resolve_precision("auto", CUDA) == expected
+
+
+def test_freed_memory_is_kept_where_glibc_manages_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert not keep_freed_memory()

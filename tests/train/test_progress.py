@@ -1,0 +1,120 @@
+"""What a person sees of a run, and the arithmetic of its speed."""
+
+import io
+import sys
+
+import pytest
+import torch
+
+from vitlab.train import progress
+from vitlab.train.progress import Progress, Speed, duration, peak_flops
+
+METRICS = {"step": 50, "loss": 1.23456, "accuracy": 0.5, "lr": 3e-4, "epoch": 2.5, "skipped": 0}
+SPEED = {"images_per_s": 1234.5, "data_wait": 0.031, "tflops": 0.1234, "eta_s": 3723.0}
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without what a person or a build server may have told rich to think of its output."""
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0.0, "0:00"), (7.4, "0:07"), (59.6, "1:00"), (125.0, "2:05"), (3600.0, "1:00:00"), (93784.0, "26:03:04")],
+)
+def test_duration(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA H200", 989.0),
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H100 NVL", 835.0),
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A10", 125.0),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA L4", 121.0),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("Tesla T4", 65.0),
+        ("NVIDIA L40", None),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA RTX A4000", None),
+        ("NVIDIA T400", None),
+        ("Something Newer", None),
+    ],
+)
+def test_peak_of_known_devices_only(monkeypatch: pytest.MonkeyPatch, name: str, tera: float | None) -> None:
+    """A name that merely begins like a known one has another peak, which would make a false MFU."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert peak_flops(torch.device("cuda")) == (None if tera is None else tera * 1e12)
+
+
+def test_a_processor_has_no_known_peak() -> None:
+    assert peak_flops(torch.device("cpu")) is None
+
+
+def test_speed_since_the_last_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
+    speed = Speed(flops_per_image=2e9, peak=1e12, since=now)
+    speed.images, speed.waited, now = 640, 1.0, 104.0
+    figures = speed.record(steps_left=10, batch_size=64)
+    assert figures == {"images_per_s": 160.0, "data_wait": 0.25, "tflops": 0.32, "eta_s": 4.0, "mfu": 0.32}
+    speed.images, now = 64, 106.0
+    figures = speed.record(steps_left=0, batch_size=64)
+    assert figures == {"images_per_s": 32.0, "data_wait": 0.0, "tflops": 0.064, "eta_s": 0.0, "mfu": 0.064}
+
+
+def test_no_share_of_an_unknown_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: 5.0)
+    figures = Speed(flops_per_image=1.0, peak=None, since=1.0).record(steps_left=3, batch_size=2)
+    assert figures == {"images_per_s": 0.0, "data_wait": 0.0, "tflops": 0.0, "eta_s": 0.0}
+
+
+def test_the_line() -> None:
+    shown = Progress("pretrain", 200)
+    expected = (
+        "pretrain step 50/200 · epoch 2.50 · loss 1.2346 · acc 50.0% · lr 3.00e-04 · 1234 img/s · wait 3% · "
+        "0.12 TFLOP/s · ETA 1:02:03"
+    )
+    assert shown.line(METRICS, SPEED) == expected
+    assert "0.12 TFLOP/s (MFU 41%) · ETA" in shown.line(METRICS, SPEED | {"mfu": 0.408})
+
+
+def test_plain_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Progress("train", 200) as shown:
+        shown.say("continues from [step-000000040]")
+        shown.show(METRICS, SPEED)
+        shown.show(METRICS | {"step": 100}, SPEED)
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "train: continues from [step-000000040]"
+    assert lines[1:] == [shown.line(METRICS | {"step": step}, SPEED) for step in (50, 100)]
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_one_live_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Progress("train", 200) as shown:
+        shown.show(METRICS, SPEED)
+        shown.say("a word in between")
+        shown.show(METRICS | {"step": 200}, SPEED)
+    said = stream.getvalue()
+    assert "━" * 5 + "╌" * 15 + " train step 50/200" in said
+    assert "━" * 20 + " train step 200/200" in said
+    assert "train: a word in between\n" in said
+    assert "\x1b[2K" in said  # the line before is wiped out, not left standing

@@ -1,0 +1,134 @@
+"""A run from its config to its result, and what it leaves behind."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from vitlab.data.datasets import load_dataset
+from vitlab.settings import to_dict
+from vitlab.train.config import TrainConfig
+from vitlab.train.workdir import Workdir
+from vitlab.transfer import run
+from vitlab.transfer.evaluate import evaluate
+from vitlab.transfer.run import Outcome, pretrain
+from vitlab.weights import load_card, load_model
+
+
+def again(config: TrainConfig, folder: Path) -> Outcome:
+    return pretrain(config, folder, device="cpu", tensorboard=False)
+
+
+def same_weights(one: nn.Module, two: nn.Module) -> bool:
+    a, b = one.state_dict(), two.state_dict()
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_what_it_leaves(config: TrainConfig, pretrained: Outcome, workdir: Path) -> None:
+    assert {path.name for path in workdir.iterdir()} >= {
+        "config.json", "metrics.jsonl", "speed.jsonl", "result.json", "checkpoints", "model",
+    }  # fmt: skip
+    assert not (workdir / "tensorboard").exists()
+    settings = json.loads((workdir / "config.json").read_text())
+    assert settings == json.loads(json.dumps({"command": "pretrain", "start": None, **to_dict(config)}))
+    assert json.loads((workdir / "result.json").read_text()) == pretrained.result
+    assert pretrained.result == {"test": pretrained.test.record()}
+    seconds = json.loads((workdir / "speed.jsonl").read_text().splitlines()[-1])
+    assert seconds["run_seconds"] > 0
+
+
+def test_the_model_it_leaves(config: TrainConfig, pretrained: Outcome, workdir: Path) -> None:
+    model = load_model(workdir)
+    assert model.config == config.model
+    assert same_weights(model, pretrained.model)
+    card = load_card(workdir)
+    assert card["classes"] == ["0", "1", "2"]
+    assert card["dataset"] == "digits"
+    assert card["class_indices"] == [0, 1, 2]
+    assert card["test_accuracy"] == pretrained.test.accuracy
+
+
+def test_the_test_is_of_the_whole_test_split(pretrained: Outcome) -> None:
+    dataset = load_dataset("digits", "test", classes=(0, 1, 2))
+    assert pretrained.test.record() == evaluate(pretrained.model, dataset, (8, 8)).record()
+    assert len(pretrained.test.labels) == len(dataset)
+    assert pretrained.test.accuracy > 0.5
+
+
+def test_records_while_training_are_of_the_other_split(pretrained: Outcome, workdir: Path) -> None:
+    lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    judged = {line["step"]: line for line in lines if "val_accuracy" in line}
+    assert list(judged) == [10, 15]
+    dataset = load_dataset("digits", "val", classes=(0, 1, 2))
+    expected = evaluate(pretrained.model, dataset, (8, 8)).figures()
+    assert judged[15] == {"step": 15} | {f"val_{name}": value for name, value in expected.items()}
+
+
+def test_summary_says_where_things_lie(pretrained: Outcome, workdir: Path) -> None:
+    *table, last = pretrained.summary(workdir).splitlines()
+    assert "\n".join(table) == pretrained.test.as_table()
+    assert last == f"model: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}"
+
+
+def test_finished_run_is_only_tested_again(
+    config: TrainConfig, pretrained: Outcome, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "train", None)
+    before = {path: path.read_bytes() for path in workdir.rglob("*") if path.is_file() and path.name != ".lock"}
+    outcome = again(config, workdir)
+    assert outcome.result == pretrained.result
+    assert same_weights(outcome.model, pretrained.model)
+    assert before == {path: path.read_bytes() for path in before}
+
+
+def test_stopped_before_its_result_was_written(
+    config: TrainConfig, pretrained: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class CrashError(Exception):
+        pass
+
+    def crash(*_: object) -> None:
+        raise CrashError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Workdir, "write_result", crash)
+        with pytest.raises(CrashError):
+            again(config, tmp_path)
+    assert (tmp_path / "model").is_dir()
+    assert not (tmp_path / "result.json").exists()
+    assert again(config, tmp_path).result == pretrained.result
+    assert (tmp_path / "result.json").is_file()
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_another_run_in_the_folder(config: TrainConfig, workdir: Path) -> None:
+    other = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=0.25), seed=3)
+    with pytest.raises(
+        ValueError, match=r"holds a run with other settings:\n  optim.lr: 0.005 -> 0.25\n  seed: 0 -> 3"
+    ):
+        again(other, workdir)
+
+
+def test_seed_decides_the_start(config: TrainConfig, pretrained: Outcome, tmp_path: Path) -> None:
+    torch.manual_seed(1234)  # the default generator has no say
+    assert same_weights(again(config, tmp_path / "same").model, pretrained.model)
+    other = again(dataclasses.replace(config, seed=1), tmp_path / "other")
+    assert not same_weights(other.model, pretrained.model)
+
+
+def test_model_is_fitted_to_the_classes(config: TrainConfig, pretrained: Outcome, tmp_path: Path) -> None:
+    assert pretrained.config == config
+    told: list[TrainConfig] = []
+    every = dataclasses.replace(config, data=dataclasses.replace(config.data, classes=None), steps=1)
+    outcome = pretrain(every, tmp_path, device="cpu", tensorboard=False, on_settings=told.append)
+    expected = dataclasses.replace(every, model=dataclasses.replace(config.model, num_classes=10))
+    assert told == [outcome.config] == [expected]
+    assert load_model(tmp_path).config == expected.model
+
+
+def test_curves_for_the_viewer(config: TrainConfig, tmp_path: Path) -> None:
+    pretrain(dataclasses.replace(config, steps=1), tmp_path, device="cpu")
+    assert list((tmp_path / "tensorboard").glob("events.*"))
