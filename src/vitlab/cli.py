@@ -250,7 +250,7 @@ def _with_default(kind: type[Command], config: TrainConfig, arguments: Sequence[
     if "--steps" in given:
         config = dataclasses.replace(config, steps=1, epochs=None)
     if "--epochs" in given:
-        config = dataclasses.replace(config, steps=None, epochs=1)
+        config = dataclasses.replace(config, steps=None, epochs=1.0)
     field = dataclasses.field(default=config)
     made = dataclasses.make_dataclass(kind.__name__, [("config", RunConfig, field)], bases=(kind,), frozen=True)
     made.__doc__ = kind.__doc__

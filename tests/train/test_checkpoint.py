@@ -2,12 +2,12 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import resource
 import shutil
 import time
 from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
@@ -260,10 +260,8 @@ for step in itertools.count(1):
 """
 
 
-def test_a_killed_writer_never_leaves_a_damaged_checkpoint(tmp_path: Path) -> None:
+def test_a_killed_writer_never_leaves_a_damaged_checkpoint(tmp_path: Path, processes: ForkServerContext) -> None:
     """Killed at many moments; the last one announced, or a later one, is always there and whole."""
-    processes = multiprocessing.get_context("forkserver")  # imports torch once, for all writers
-    processes.set_forkserver_preload(["vitlab.train.checkpoint"])
     for kill in range(20):
         hear, announce = processes.Pipe(duplex=False)
         scope = {"folder": tmp_path / str(kill), "announce": announce}

@@ -1,28 +1,16 @@
 """A run that is stopped, in whatever way, ends as one that never was: the same weights, metrics and result."""
 
-import multiprocessing
 import signal
-import sys
 import time
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
+from kill_harness import Run, contents, differing, settings
 
 from vitlab.train.config import TrainConfig
 
-sys.path.insert(0, str(Path(__file__).parent))  # for this process and those that it starts
-from kill_harness import IMPORTS, Run, contents, differing, settings
-
 STEPS = 45
-
-
-@pytest.fixture(scope="module")
-def processes() -> ForkServerContext:
-    """Lives that begin at once, because the server that forks them has imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTS)
-    return context
 
 
 @pytest.fixture(scope="module")

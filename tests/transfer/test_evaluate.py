@@ -68,9 +68,9 @@ def test_figures_against_a_plain_loop(logits: Tensor) -> None:
     loss = 0.0
     confusion = [[0] * K for _ in range(K)]
     for i in range(N):
-        label, row = i % (K - 1), logits[i].tolist()
-        order = sorted(range(K), key=lambda k: -row[k])
-        shares = [math.exp(value) / sum(map(math.exp, row)) for value in row]
+        label, answer = i % (K - 1), logits[i].tolist()
+        order = sorted(range(K), key=lambda k: -answer[k])
+        shares = [math.exp(value) / sum(map(math.exp, answer)) for value in answer]
         right += order[0] == label
         top5 += label in order[:5]
         loss -= math.log(shares[label])

@@ -15,15 +15,15 @@ BATCH_SIZE = 4096
 
 # Table 3, JFT-300M: model -> (epochs, base learning rate).
 JFT = {
-    "ViT-B/16": (7, 8e-4),
-    "ViT-B/32": (7, 8e-4),
-    "ViT-L/32": (7, 6e-4),
-    "ViT-L/16": (14, 4e-4),  # the table says 7/14: `--epochs 7` is the shorter run of Table 6
-    "ViT-H/14": (14, 3e-4),
+    "ViT-B/16": (7.0, 8e-4),
+    "ViT-B/32": (7.0, 8e-4),
+    "ViT-L/32": (7.0, 6e-4),
+    "ViT-L/16": (14.0, 4e-4),  # the table says 7/14: `--epochs 7` is the shorter run of Table 6
+    "ViT-H/14": (14.0, 3e-4),
 }
 
 # Table 3, ImageNet-21k: model -> epochs (30/90 for the large ones: `--epochs 30` is the shorter run).
-IMAGENET21K = {"ViT-B/16": 90, "ViT-B/32": 90, "ViT-L/16": 90, "ViT-L/32": 90}
+IMAGENET21K = {"ViT-B/16": 90.0, "ViT-B/32": 90.0, "ViT-L/16": 90.0, "ViT-L/32": 90.0}
 
 
 def jft(model: str = "ViT-B/16") -> TrainConfig:
@@ -60,7 +60,7 @@ def imagenet(model: str = "ViT-B/16") -> TrainConfig:
         optim=OptimConfig(lr=3e-3, weight_decay=0.3, schedule="cosine", warmup_steps=WARMUP_STEPS, clip_norm=1.0),
         loss="sigmoid",
         label_smoothing=1e-4,
-        epochs=300,
+        epochs=300.0,
         batch_size=BATCH_SIZE,
     )
 

@@ -1,7 +1,7 @@
 """Small twins of the recipes, on data that anyone has: they train in minutes on two cores.
 
-docs/reproduce.md holds what each reached, with the command, the minutes and the machine. Where training is long the exact
-GELU stands in for the tanh form, whose CPU kernels take three times as long.
+docs/reproduce.md holds what each reached, with the command, the minutes and the machine. Where training is long the
+exact GELU stands in for the tanh form, whose CPU kernels take three times as long.
 """
 
 from vitlab.models.config import ViTConfig, get_config
@@ -16,7 +16,7 @@ def digits(model: str | None = None) -> TrainConfig:
         data=DataConfig(name="digits", train_split="trainval", eval_split="test", crop="pad", pad=2, flip=False),
         optim=OptimConfig(lr=2e-3, weight_decay=0.05, schedule="cosine", warmup_steps=100, clip_norm=1.0),
         label_smoothing=0.1,
-        epochs=80,
+        epochs=80.0,
         batch_size=64,
         log_every=25,
         checkpoint_every=500,
@@ -30,7 +30,7 @@ def fashion_mnist(model: str | None = None) -> TrainConfig:
         model=_named(model, own),
         data=DataConfig(name="fashion_mnist", train_split="trainval", eval_split="test", crop="pad", pad=2),
         optim=OptimConfig(lr=2e-3, weight_decay=0.05, schedule="cosine", warmup_steps=500, clip_norm=1.0),
-        epochs=20,
+        epochs=20.0,
         batch_size=128,
         log_every=100,
         checkpoint_every=1000,
@@ -44,7 +44,7 @@ def cifar10(model: str | None = None) -> TrainConfig:
         model=_named(model, own),
         data=DataConfig(name="cifar10", train_split="trainval", eval_split="test", crop="pad", pad=4),
         optim=OptimConfig(lr=1.5e-3, weight_decay=0.05, schedule="cosine", warmup_steps=1000, clip_norm=1.0),
-        epochs=25,
+        epochs=25.0,
         batch_size=128,
         log_every=100,
         checkpoint_every=1000,

@@ -29,6 +29,7 @@ from vitlab.train.objectives import Classification
 from vitlab.train.optim import (
     clip_by_global_norm,
     create_optimizer,
+    describe_groups,
     learning_rate,
     pack_optimizer,
     set_learning_rate,
@@ -130,6 +131,7 @@ def train(
                 f"the rate never reaches optim.lr. A tenth of the run is usual: --optim.warmup-steps {steps // 10}."
             )
         _resume(state, workdir, progress)
+        progress.say(f"{state.weights.precision} on {device}; {describe_groups(state.optimizer)}")
         batches = _batches(config, dataset, state.step, device)
         speed = Speed(flops, peak_flops(device))
         while state.step < steps:

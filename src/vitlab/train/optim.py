@@ -86,13 +86,13 @@ def create_optimizer(named_parameters: Iterable[tuple[str, Tensor]], config: Opt
 
 
 def describe_groups(optimizer: torch.optim.Optimizer) -> str:
-    """One line for each group: how many tensors and numbers it has, and how they decay."""
+    """Each group's tensors and numbers, and how they decay, in one line."""
     lines = []
     for group in optimizer.param_groups:
         numbers = sum(parameter.numel() for parameter in group["params"])
         decay = group.get("decay", group.get("weight_decay"))
         lines.append(f"{len(group['params'])} tensors, {numbers:,} numbers, weight decay {decay:g}")
-    return "\n".join(lines)
+    return "; ".join(lines)
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from torch import nn
 
 from vitlab.data.datasets import load_dataset
 from vitlab.data.sources import Dataset
+from vitlab.data.transforms import EvalTransform
 from vitlab.models.vit import ViT
 from vitlab.settings import to_dict
 from vitlab.train.config import DataConfig, TrainConfig
@@ -101,6 +102,7 @@ def run(
 ) -> Outcome:
     """Trains what `create()` makes and tests it; `start` says which weights those were."""
     place = choose_device(device)
+    EvalTransform(config.model.image_hw, resize=config.data.eval_resize)  # a wrong size is refused before the training
     settings = {"command": command, "start": start, **to_dict(config)}
     with Workdir(workdir, settings, tensorboard=tensorboard) as folder:
         since = time.perf_counter()

@@ -1,0 +1,77 @@
+"""Every recipe is one complete config, and each of them, made small, runs."""
+
+import dataclasses
+import functools
+from pathlib import Path
+
+import pytest
+
+from vitlab.models import ViTConfig
+from vitlab.models.vit import ViT
+from vitlab.recipes import FINETUNE, PRETRAIN
+from vitlab.train.config import TrainConfig
+from vitlab.transfer import run
+from vitlab.transfer.finetune import finetune
+from vitlab.transfer.run import Outcome, load_pictures, pretrain
+from vitlab.weights import save_model
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _digits_are_read_once() -> None:
+    """Every recipe's stand-in for its data is the same."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(run, "load_pictures", functools.cache(load_pictures))
+
+
+def shrunken(config: TrainConfig) -> TrainConfig:
+    """The recipe with everything that takes time or data made small, and all else as it is."""
+    model = dataclasses.replace(
+        config.model, image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8,
+        representation_size=8 if config.model.representation_size else None,
+    )  # fmt: skip
+    data = dataclasses.replace(
+        config.data, name="digits", workers=0, eval_resize=10 if config.data.eval_resize else None
+    )
+    return dataclasses.replace(config, model=model, data=data, steps=2, epochs=None, batch_size=8)
+
+
+def check(outcome: Outcome, recipe: TrainConfig, folder: Path) -> None:
+    assert outcome.config == dataclasses.replace(shrunken(recipe), model=outcome.config.model)
+    assert outcome.model.config.num_classes == 10
+    assert len(outcome.test.labels) == 359
+    assert (folder / "result.json").is_file()
+    assert '"step": 2' in (folder / "metrics.jsonl").read_text()
+
+
+@pytest.mark.parametrize("name", PRETRAIN)
+def test_pretraining_recipe_runs(name: str, tmp_path: Path) -> None:
+    recipe = PRETRAIN[name]()
+    check(pretrain(shrunken(recipe), tmp_path, device="cpu", tensorboard=False), recipe, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, representation_size=8)
+    folder = tmp_path_factory.mktemp("recipes") / "model"
+    save_model(ViT(config), folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", FINETUNE)
+def test_finetuning_recipe_runs(name: str, checkpoint: Path, tmp_path: Path) -> None:
+    recipe = FINETUNE[name]()
+    config = shrunken(recipe)
+    check(finetune(checkpoint, config, tmp_path, device="cpu", tensorboard=False), recipe, tmp_path)
+
+
+@pytest.mark.parametrize("name", PRETRAIN)
+def test_pretraining_takes_the_name_of_a_model(name: str) -> None:
+    recipe = PRETRAIN[name]
+    large = recipe("ViT-L/16")
+    assert (large.model.width, large.model.depth, large.model.heads) == (1024, 24, 16)
+    assert large.model.num_classes == recipe().model.num_classes
+
+
+@pytest.mark.parametrize("recipe", [*PRETRAIN.values(), *FINETUNE.values()])
+def test_recipe_is_the_same_each_time(recipe) -> None:
+    assert recipe() == recipe()

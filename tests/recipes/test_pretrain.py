@@ -1,0 +1,90 @@
+"""Table 3, row by row, in its own numbers."""
+
+import dataclasses
+
+import pytest
+
+from vitlab.models import get_config
+from vitlab.recipes import pretrain
+from vitlab.train.config import OptimConfig, TrainConfig
+
+JFT, IMAGENET21K, IMAGENET = 303_000_000, 14_197_122, 1_281_167
+
+
+def check_what_is_common(config: TrainConfig, model: str) -> None:
+    """Batch 4096, 10,000 steps of warm-up, 224 pixels, Adam with 0.9 and 0.999."""
+    assert config.batch_size == 4096
+    assert config.optim.warmup_steps == 10_000
+    assert config.model.image_hw == (224, 224)
+    assert (config.optim.name, config.optim.beta1, config.optim.beta2) == ("adam", 0.9, 0.999)
+    assert config.optim.decay_on == "all"
+    named = get_config(model)
+    for size in ("patch_size", "width", "depth", "heads", "mlp_dim"):
+        assert getattr(config.model, size) == getattr(named, size)
+    assert config.model.representation_size == named.width
+    assert (config.loss, config.model.head_bias) == ("sigmoid", -10.0)
+    assert (config.data.crop, config.data.min_area, config.data.flip) == ("inception", 0.05, True)
+    assert (config.data.randaugment_layers, config.mixup) == (0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "epochs", "lr", "steps"),
+    [
+        ("ViT-B/16", 7, 8e-4, 517_822),
+        ("ViT-B/32", 7, 8e-4, 517_822),
+        ("ViT-L/32", 7, 6e-4, 517_822),
+        ("ViT-L/16", 14, 4e-4, 1_035_645),
+        ("ViT-H/14", 14, 3e-4, 1_035_645),
+    ],
+)
+def test_jft(model: str, epochs: int, lr: float, steps: int) -> None:
+    config = pretrain.jft(model)
+    check_what_is_common(config, model)
+    assert (config.epochs, config.optim.lr) == (epochs, lr)
+    assert (config.optim.schedule, config.optim.weight_decay, config.model.dropout) == ("linear", 0.1, 0.0)
+    assert config.optim.clip_norm is None
+    assert config.model.num_classes == 18_291
+    assert config.total_steps(JFT) == steps
+
+
+@pytest.mark.parametrize("model", ["ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32"])
+def test_imagenet21k(model: str) -> None:
+    config = pretrain.imagenet21k(model)
+    check_what_is_common(config, model)
+    assert (config.epochs, config.optim.lr) == (90, 1e-3)
+    assert (config.optim.schedule, config.optim.weight_decay, config.model.dropout) == ("linear", 0.03, 0.1)
+    assert config.optim.clip_norm is None
+    assert config.model.num_classes == 21_843
+    assert config.total_steps(IMAGENET21K) == 311_948
+    assert dataclasses.replace(config, epochs=30.0).total_steps(IMAGENET21K) == 103_983
+
+
+@pytest.mark.parametrize("model", ["ViT-Ti/16", "ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14"])
+def test_imagenet(model: str) -> None:
+    config = pretrain.imagenet(model)
+    check_what_is_common(config, model)
+    assert (config.epochs, config.optim.lr) == (300, 3e-3)
+    assert (config.optim.schedule, config.optim.weight_decay, config.model.dropout) == ("cosine", 0.3, 0.1)
+    assert config.optim.clip_norm == 1.0
+    assert config.model.num_classes == 1000
+    assert config.total_steps(IMAGENET) == 93_835
+
+
+def test_linear_schedules_end_at_googles_rate() -> None:
+    assert pretrain.jft().optim.end_lr == pretrain.imagenet21k().optim.end_lr == 1e-5
+    assert pretrain.imagenet().optim == OptimConfig(
+        lr=3e-3, weight_decay=0.3, schedule="cosine", warmup_steps=10_000, clip_norm=1.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "model", "message"),
+    [
+        (pretrain.jft, "ViT-H/16", r"no row for 'ViT-H/16' on JFT; its rows are ViT-B/16, .*\(the nearest: ViT-"),
+        (pretrain.imagenet21k, "ViT-H/14", r"no row for 'ViT-H/14' on ImageNet-21k; .*override `--model\.\*`"),
+        (pretrain.imagenet, "ViT-X/16", r"unknown model 'ViT-X/16'; the nearest"),
+    ],
+)
+def test_model_without_a_row(recipe, model: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        recipe(model)

@@ -1,0 +1,52 @@
+"""The small twins fit their data, and keep to the tables where size does not matter."""
+
+import dataclasses
+
+import pytest
+
+from vitlab.data.datasets import DATASETS
+from vitlab.models import ViTConfig
+from vitlab.recipes import FINETUNE, PRETRAIN, tiny
+from vitlab.train.config import TrainConfig
+
+TWINS = {name: recipe for name, recipe in PRETRAIN.items() if name.startswith("tiny")}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_shaped_for_its_data(name: str) -> None:
+    config = TWINS[name]()
+    info = DATASETS[config.data.name]
+    assert info.image_size is not None
+    assert config.model.num_classes == len(info.classes)
+    assert config.model.image_hw[0] % info.image_size[0] == 0
+    assert (config.data.train_split, config.data.eval_split) == ("trainval", "test")
+
+
+def test_digits_are_not_mirrored() -> None:
+    """A mirrored 2 is no 2."""
+    assert not tiny.digits().data.flip
+    assert not tiny.finetune_digits().data.flip
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_named_model_keeps_the_resolution(name: str) -> None:
+    own, named = TWINS[name]().model, TWINS[name]("ViT-S/16").model
+    assert (named.width, named.depth, named.heads, named.mlp_dim) == (384, 12, 6, 1536)
+    kept = ("image_size", "patch_size", "num_classes", "pool")
+    assert all(getattr(named, field) == getattr(own, field) for field in kept)
+
+
+def test_finetuning_doubles_the_resolution() -> None:
+    before, after = tiny.digits().model, FINETUNE["tiny-digits"]().model
+    assert after.image_hw == (2 * before.image_hw[0], 2 * before.image_hw[1])
+    assert after.patch_size == before.patch_size
+
+
+@pytest.mark.parametrize("name", ["tiny-digits", "tiny"])
+def test_finetuning_as_in_table_4(name: str) -> None:
+    """But for steps, batch and rate."""
+    config, table = FINETUNE[name](), FINETUNE["cifar10"]()
+    optim = dataclasses.replace(config.optim, lr=table.optim.lr, warmup_steps=table.optim.warmup_steps)
+    assert optim == table.optim
+    assert isinstance(config, TrainConfig)
+    assert isinstance(config.model, ViTConfig)
