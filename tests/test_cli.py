@@ -374,19 +374,19 @@ def test_bad_input_as_a_process() -> None:
 
 def test_terminated_and_continued(capsys: pytest.CaptureFixture[str]) -> None:
     """SIGTERM saves and ends with 143; the same command continues, to the same bytes as a run left alone."""
-    argv = ["pretrain", "tiny-digits", "--steps", "60", *SMALL, "--mixup", "0.2", "--average-decay", "0.9"]
-    argv += ["--model.dropout", "0.1", "--microbatch", "5", "--eval-every", "1"]
+    argv = ["pretrain", "tiny-digits", "--steps", "300", *SMALL, "--mixup", "0.2", "--average-decay", "0.9"]
+    argv += ["--model.dropout", "0.1", "--microbatch", "5", "--eval-every", "25"]
     started = process(*argv, "--workdir", "stopped")
     log = Path("stopped/metrics.jsonl")
     wait_until(lambda: started.poll() is not None or (log.exists() and log.read_text().count("\n") > 8))
     started.send_signal(signal.SIGTERM)
     _, err = started.communicate()
     assert started.returncode == 143, err.decode()
-    assert re.search(r"vitlab: stopped and saved at step \d+/60; the same command continues\.", err.decode())
+    assert re.search(r"vitlab: stopped and saved at step \d+/300; the same command continues\.", err.decode())
     assert b"Traceback" not in err
     code, _, err = call(capsys, *argv, "--workdir", "stopped")
     assert code == 0
-    assert "continues from step-0000000" in err
+    assert "continues from step-000000" in err
     assert call(capsys, *argv, "--workdir", "quiet")[0] == 0
     for name in ("metrics.jsonl", "result.json", "model/model.safetensors"):
         assert Path("stopped", name).read_bytes() == Path("quiet", name).read_bytes()
