@@ -29,7 +29,7 @@ from vitlab.weights import save_model
 
 SMALL = shlex.split("""
     --batch-size 8 --model.image-size 8 --model.width 8 --model.depth 1 --model.heads 2 --model.mlp-dim 8
-    --data.classes 0 1 2 --data.crop none --log-every 1 --checkpoint-every 2 --device cpu
+    --data.classes 0 1 2 --data.crop none --log-every 1 --checkpoint-every 50 --device cpu
 """)
 
 

@@ -31,6 +31,7 @@ STANDS_ON = {
     "recipes": ("settings", "models.config", "train.config"),
     "studies": ("settings", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
     "app": ("settings", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
+    "catalogue": ("settings", "models", "data", "recipes"),
     "doctor": ("models",),
     "cli": ("",),
     "__main__": ("cli",),

@@ -5,6 +5,7 @@ import functools
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -189,6 +190,20 @@ def test_records_come_when_asked_for(tmp_path: Path) -> None:
     speed = [json.loads(line) for line in (tmp_path / "speed.jsonl").read_text().splitlines()]
     assert [line["step"] for line in speed] == [3, 6, 8]
     assert all(line["images_per_s"] > 0 and 0 <= line["data_wait"] <= 1 for line in speed)
+
+
+def test_speed_is_that_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation of a thousand seconds between two records is not in their pictures per second."""
+    clock, passed = time.perf_counter, [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock() + passed[0])
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        passed[0] += 1000.0
+        return {}
+
+    run(dataclasses.replace(PLAIN, log_every=6, eval_every=4), tmp_path, evaluate)
+    (speed,) = (json.loads(line) for line in (tmp_path / "speed.jsonl").read_text().splitlines())
+    assert 6 * 12 / speed["images_per_s"] < 500
 
 
 def test_evaluates_once_at_the_end_unless_told(tmp_path: Path) -> None:

@@ -76,6 +76,19 @@ def test_speed_since_the_last_record(monkeypatch: pytest.MonkeyPatch) -> None:
     assert figures == {"images_per_s": 32.0, "data_wait": 0.0, "tflops": 0.064, "eta_s": 0.0, "mfu": 0.064}
 
 
+def test_pauses_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An evaluation between two records takes nothing off the speed, and nothing off what was done before it."""
+    now = 0.0
+    monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
+    speed = Speed(flops_per_image=1.0, peak=None, since=now)
+    speed.images, speed.waited, now = 100, 1.0, 2.0
+    with speed.paused():
+        now = 1002.0
+    speed.images, now = 200, 1004.0
+    figures = speed.record(steps_left=1, batch_size=100)
+    assert (figures["images_per_s"], figures["data_wait"], figures["eta_s"]) == (50.0, 0.25, 2.0)
+
+
 def test_no_share_of_an_unknown_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress.time, "perf_counter", lambda: 5.0)
     figures = Speed(flops_per_image=1.0, peak=None, since=1.0).record(steps_left=3, batch_size=2)

@@ -39,7 +39,7 @@ def standard_input(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
 @pytest.mark.parametrize("batch_size", [3, 32])
 def test_files(pretrained: Outcome, workdir: Path, pictures: list[str], batch_size: int) -> None:
     answers = ask(workdir, *pictures, batch_size=batch_size)
-    pixels = [np.asarray(Image.open(path)) for path in pictures]
+    pixels = [np.array(Image.open(path)) for path in pictures]
     with torch.no_grad():
         shares = pretrained.model(EvalTransform(8).apply(pixels)).softmax(dim=1)
     assert [answer.path for answer in answers] == pictures

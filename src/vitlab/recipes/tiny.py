@@ -10,15 +10,18 @@ from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
 
 def digits(model: str | None = None) -> TrainConfig:
     """scikit-learn's 1,797 handwritten digits, shown at 16 pixels."""
-    own = ViTConfig(image_size=16, patch_size=4, width=96, depth=5, heads=4, mlp_dim=192, num_classes=10)
+    own = ViTConfig(
+        image_size=16, patch_size=4, width=96, depth=5, heads=4, mlp_dim=192, num_classes=10, pool="gap", gelu="erf"
+    )
     return TrainConfig(
         model=_named(model, own),
         data=DataConfig(name="digits", train_split="trainval", eval_split="test", crop="pad", pad=2, flip=False),
         optim=OptimConfig(lr=2e-3, weight_decay=0.05, schedule="cosine", warmup_steps=100, clip_norm=1.0),
-        label_smoothing=0.1,
-        epochs=80.0,
+        mixup=1.0,
+        epochs=200.0,
         batch_size=64,
-        log_every=25,
+        average_decay=0.99,
+        log_every=50,
         checkpoint_every=500,
     )
 
@@ -29,7 +32,7 @@ def fashion_mnist(model: str | None = None) -> TrainConfig:
     return TrainConfig(
         model=_named(model, own),
         data=DataConfig(name="fashion_mnist", train_split="trainval", eval_split="test", crop="pad", pad=2),
-        optim=OptimConfig(lr=2e-3, weight_decay=0.05, schedule="cosine", warmup_steps=500, clip_norm=1.0),
+        optim=OptimConfig(lr=1e-3, weight_decay=0.05, schedule="cosine", warmup_steps=500, clip_norm=1.0),
         epochs=20.0,
         batch_size=128,
         log_every=100,

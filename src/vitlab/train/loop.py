@@ -149,15 +149,14 @@ def train(
                 _check_finite(config, state, workdir, dataset, device)
             if due:
                 _record(config, state, workdir, progress, speed, rate, len(dataset), steps)
-            if evaluate and (last or (config.eval_every and state.step % config.eval_every == 0)):
-                with _evaluating(model, state):
-                    figures = evaluate(model)
-                workdir.log_metrics(state.step, figures)
-                progress.say(f"step {state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
-                speed.since = time.perf_counter()
-            if saving:
-                _save(config, state, workdir)
-                speed.since = time.perf_counter()
+            with speed.paused():
+                if evaluate and (last or (config.eval_every and state.step % config.eval_every == 0)):
+                    with _evaluating(model, state):
+                        figures = evaluate(model)
+                    workdir.log_metrics(state.step, figures)
+                    progress.say(f"step {state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+                if saving:
+                    _save(config, state, workdir)
             if stopping and not last:
                 raise StoppedError(f"stopped and saved at step {state.step}/{steps}; the same command continues.")
     return _finished(config, state)

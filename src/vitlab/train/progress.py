@@ -1,9 +1,10 @@
 """What a person sees of a run: one live line on a terminal, plain lines elsewhere; and its speed, measured."""
 
+import contextlib
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -36,6 +37,13 @@ class Speed:
     images: int = 0
     waited: float = 0.0
     since: float = field(default_factory=time.perf_counter)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Does not count the time within: evaluation, saving."""
+        start = time.perf_counter()
+        yield
+        self.since += time.perf_counter() - start
 
     def record(self, steps_left: int, batch_size: int) -> dict[str, float]:
         """Figures since the last record, and a fresh start."""

@@ -103,7 +103,7 @@ def run(
     """Trains what `create()` makes and tests it; `start` says which weights those were."""
     place = choose_device(device)
     EvalTransform(config.model.image_hw, resize=config.data.eval_resize)  # a wrong size is refused before the training
-    settings = {"command": command, "start": start, **to_dict(config)}
+    settings = {"command": command, "start": start, "examples": len(pictures.train), **to_dict(config)}
     with Workdir(workdir, settings, tensorboard=tensorboard) as folder:
         since = time.perf_counter()
 
