@@ -33,7 +33,9 @@ def test_what_it_leaves(config: TrainConfig, pretrained: Outcome, workdir: Path)
     }  # fmt: skip
     assert not (workdir / "tensorboard").exists()
     settings = json.loads((workdir / "config.json").read_text())
-    assert settings == json.loads(json.dumps({"command": "pretrain", "start": None, **to_dict(config)}))
+    examples = len(pretrained.pictures.train)
+    expected = {"command": "pretrain", "start": None, "examples": examples, **to_dict(config)}
+    assert settings == json.loads(json.dumps(expected))
     assert json.loads((workdir / "result.json").read_text()) == pretrained.result
     assert pretrained.result == {"test": pretrained.test.record()}
     seconds = json.loads((workdir / "speed.jsonl").read_text().splitlines()[-1])
