@@ -33,7 +33,7 @@ def fashion_mnist(model: str | None = None) -> TrainConfig:
         model=_named(model, own),
         data=DataConfig(name="fashion_mnist", train_split="trainval", eval_split="test", crop="pad", pad=2),
         optim=OptimConfig(lr=1e-3, weight_decay=0.05, schedule="cosine", warmup_steps=500, clip_norm=1.0),
-        epochs=20.0,
+        epochs=16.0,
         batch_size=128,
         log_every=100,
         checkpoint_every=1000,
