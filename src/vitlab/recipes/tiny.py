@@ -34,8 +34,8 @@ def fashion_mnist(model: str | None = None) -> TrainConfig:
         data=DataConfig(name="fashion_mnist", train_split="trainval", eval_split="test", crop="pad", pad=2),
         optim=OptimConfig(lr=1e-3, weight_decay=0.05, schedule="cosine", warmup_steps=500, clip_norm=1.0),
         epochs=16.0,
-        batch_size=128,
-        log_every=100,
+        batch_size=64,
+        log_every=200,
         checkpoint_every=1000,
     )
 
@@ -46,9 +46,9 @@ def cifar10(model: str | None = None) -> TrainConfig:
     return TrainConfig(
         model=_named(model, own),
         data=DataConfig(name="cifar10", train_split="trainval", eval_split="test", crop="pad", pad=4),
-        optim=OptimConfig(lr=1.5e-3, weight_decay=0.05, schedule="cosine", warmup_steps=1000, clip_norm=1.0),
+        optim=OptimConfig(lr=1e-3, weight_decay=0.05, schedule="cosine", warmup_steps=1000, clip_norm=1.0),
         epochs=25.0,
-        batch_size=128,
+        batch_size=64,
         log_every=100,
         checkpoint_every=1000,
     )
