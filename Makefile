@@ -22,11 +22,9 @@ setup: $(READY) ## install everything, at the versions of requirements.lock, int
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "vitlab needs Python 3.11 or newer, and '$(PYTHON)' is not: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
-	@$(PYTHON) -c 'import venv, ensurepip' || { \
-	  echo "'$(PYTHON)' comes without venv: install it (on Debian the package python3-venv)"; exit 1; }
 	@echo "Installing into .venv: about 5 GB on Linux, a minute or a few."
-	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet $(UV)
+	$(PYTHON) -m venv --without-pip .venv
+	$(PYTHON) -m pip --python $(BIN)/python install --quiet $(UV)
 	$(BIN)/uv pip install --python .venv --quiet -r requirements.lock
 	$(BIN)/uv pip install --python .venv --quiet --no-deps --no-build-isolation -e .
 	@touch $@

@@ -320,8 +320,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _failure(error: RuntimeError) -> int:
+    import torch
+
     from vitlab.train.loop import NonFiniteError, StoppedError
 
+    if isinstance(error, torch.OutOfMemoryError):
+        print(
+            f"vitlab: the device's memory is full. Give a smaller --microbatch or --image-size. ({error})",
+            file=sys.stderr,
+        )
+        return 1
     if not isinstance(error, (StoppedError, NonFiniteError)):
         raise error
     print(f"vitlab: {error}", file=sys.stderr)

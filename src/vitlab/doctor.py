@@ -152,7 +152,7 @@ def _versions() -> dict[str, str]:
 
 
 def _cpu() -> dict[str, Any]:
-    capabilities = torch.cpu.get_capabilities()
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     affinity = getattr(os, "sched_getaffinity", None)  # not on every system
     return {
         "name": capabilities.get("cpu_name", platform.machine()),

@@ -46,7 +46,7 @@ def test_duration(seconds: float, said: str) -> None:
         ("NVIDIA L40S", 362.0),
         ("NVIDIA L4", 121.0),
         ("NVIDIA GeForce RTX 4090", 165.2),
-        ("Tesla T4", 65.0),
+        ("Tesla T4", None),
         ("NVIDIA L40", None),
         ("NVIDIA RTX A1000", None),
         ("NVIDIA RTX A4000", None),

@@ -26,7 +26,7 @@ def task(config: TrainConfig) -> TrainConfig:
         model=dataclasses.replace(config.model, image_size=16, width=8, dropout=0.1),
         data=DataConfig(classes=(3, 4, 5, 6), crop="none", flip=False),
         optim=OptimConfig(name="sgd", lr=0.1, clip_norm=1.0),
-        steps=30,
+        steps=60,
         batch_size=16,
         precision="float32",
     )

@@ -8,6 +8,7 @@ so that a run can start at any example, on any number of ranks, and see what an 
 import dataclasses
 import itertools
 import logging
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vitlab.data.sources import Dataset, PictureError
-from vitlab.data.transforms import EvalTransform, Pictures, TrainTransform, pair
+from vitlab.data.transforms import EvalTransform, Pictures, TrainTransform, pair, to_device
 
 logger = logging.getLogger(__name__)
 
@@ -173,7 +174,7 @@ class _Fetch:
             known = self.dataset.failures
             failures = {int(i): known[int(i)] for i in indices if int(i) in known} if known else {}
             good = indices[[int(i) not in failures for i in indices]] if failures else indices
-            return self.pixels[torch.from_numpy(good).to(self.pixels.device)], failures
+            return self.pixels[to_device(good, self.pixels.device)], failures
         pictures, failures = [], {}
         for i in indices.tolist():
             try:
@@ -196,6 +197,7 @@ def _batches(
             batch_size=None,
             num_workers=workers,
             collate_fn=_as_is,
+            worker_init_fn=_leave_signals_to_the_run,
             pin_memory=device.type == "cuda",
             generator=torch.Generator(),  # else it would draw its workers' seeds from the default generator
         )
@@ -210,6 +212,12 @@ def _batches(
         if not len(batch.labels) and isinstance(fetch.transform, TrainTransform):
             raise ValueError(f"none of the {batch.skipped} pictures of a batch can be read; one: {failures[0]}")
         yield batch.to(device)
+
+
+def _leave_signals_to_the_run(_: int) -> None:
+    """Ctrl-C reaches every process of a terminal: the run saves and ends its workers by SIGTERM, as ever."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _as_is(batch: Any) -> Any:

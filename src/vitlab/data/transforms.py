@@ -184,7 +184,7 @@ def sample(pictures: Pictures, ys: np.ndarray, xs: np.ndarray) -> Float[Tensor, 
 
 def _lookup(images: Float[Tensor, "B 3 H W"], ys: np.ndarray, xs: np.ndarray) -> Float[Tensor, "B 3 S T"]:
     y, x = (
-        torch.from_numpy(((2 * positions + 1) / side - 1).astype(np.float32)).to(images.device)
+        to_device(((2 * positions + 1) / side - 1).astype(np.float32), images.device)
         for positions, side in zip((ys, xs), images.shape[2:], strict=True)
     )
     grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), dim=-1)
@@ -264,6 +264,12 @@ def to_range(images: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     return (images - 127.5).div_(127.5)
 
 
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """The array as a tensor there, without waiting for what the device is doing."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
 def pair(size: Size) -> tuple[int, int]:
     """(H, W) of a size."""
     return (size, size) if isinstance(size, int) else size
@@ -297,7 +303,7 @@ def randaugment(images: Float[Tensor, "B 3 H W"], u: np.ndarray, magnitude: int)
             for number, change in enumerate(variants):
                 rows = np.flatnonzero((chosen == operation) & (variant == number))
                 if len(rows):
-                    at = torch.from_numpy(rows).to(pixels.device)
+                    at = to_device(rows, pixels.device)
                     pixels[at] = change(pixels[at], draw[rows, 2:])
     return pixels.float()
 
@@ -337,7 +343,7 @@ def _randaugment_table(r: float, height: int, width: int) -> list[tuple[_Operati
             np.abs(np.arange(side) + 0.5 - _integers(place[:, i : i + 1], side)) < half
             for i, side in enumerate((height, width))
         )
-        hole = torch.from_numpy(y[:, :, None] & x[:, None, :]).to(p.device)
+        hole = to_device(y[:, :, None] & x[:, None, :], p.device)
         return p.masked_fill(hole[:, None], int(FILL))
 
     return [

@@ -36,6 +36,9 @@ class ViTConfig:
     """Width of the hidden layer (Dense + tanh) before the head, used in pre-training (Sec. 3.1)."""
     position: Literal["none", "1d"] = "1d"
     """Kind of position embedding (App. D.4)."""
+    position_std: float = 0.02
+    """Standard deviation of a new position embedding. Google's is 0.02, big_vision's 1 / sqrt(D); a larger one lets a
+    short training on small pictures tell places apart from the start."""
     dropout: float = 0.0
     """Rate after the position embedding and every dense layer except the qkv projections (App. B.1)."""
     gelu: Literal["tanh", "erf"] = "tanh"
@@ -63,6 +66,8 @@ class ViTConfig:
             raise ValueError(
                 f"heads={self.heads} does not divide width={self.width}; the nearest that do: {sorted(near)}."
             )
+        if not self.position_std >= 0:
+            raise ValueError(f"position_std is {self.position_std}; it must be 0 or more.")
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(f"dropout is {self.dropout}; it must lie in [0, 1).")
         check_divisible(self.image_hw, self.patch_size)

@@ -21,7 +21,7 @@ def attention_path(device_type: str, needs_grad: bool) -> AttentionPath:
     """The faster of two equal ways to compute attention.
 
     `fused` is torch's scaled_dot_product_attention, best everywhere but in training on a CPU: its backward there
-    takes 2.5-6 times as long as two plain matrix products (`benchmarks/train_cpu.py` measures it).
+    takes several times as long as plain matrix products do (`benchmarks/train_cpu.py` has whole training steps).
     """
     return "matmul" if device_type == "cpu" and needs_grad else "fused"
 
@@ -192,7 +192,7 @@ def init_weights(model: ViT, generator: torch.Generator | None = None) -> None:
     |---|---|
     | patch embedding, pre-logits | LeCun normal, truncated at two standard deviations; bias 0 |
     | class token | 0 |
-    | position embedding | normal, sd 0.02 |
+    | position embedding | normal, sd 0.02 (`position_std`) |
     | q, k, v, out | Xavier uniform, each D x D by itself; bias 0 |
     | MLP | Xavier uniform; bias normal, sd 1e-6 |
     | LayerNorm | scale 1, bias 0 |
@@ -205,7 +205,7 @@ def init_weights(model: ViT, generator: torch.Generator | None = None) -> None:
     if model.cls is not None:
         nn.init.zeros_(model.cls)
     if model.position.table is not None:
-        nn.init.normal_(model.position.table, std=0.02, generator=generator)
+        nn.init.normal_(model.position.table, std=model.config.position_std, generator=generator)
     for block in model.blocks:
         assert isinstance(block, Block)
         for matrix in (*block.attention.qkv.weight.chunk(3), block.attention.out.weight):

@@ -50,9 +50,8 @@ def vtab() -> TrainConfig:
 def _row(name: str, steps: int, warmup_steps: int, lr: float = 0.01, image_size: int = 384) -> TrainConfig:
     """Warm-up is not in the table; the steps are those of Google's code, as are crop, flip and squashed test
     pictures."""
-    stand_in = image_size // 16 * 16
     return TrainConfig(
-        model=ViTConfig(image_size=stand_in),
+        model=ViTConfig(image_size=image_size),
         data=DataConfig(name=name, train_split="trainval", eval_split="test", crop="inception", workers=2),
         optim=OptimConfig(name="sgd", lr=lr, momentum=0.9, schedule="cosine", warmup_steps=warmup_steps, clip_norm=1.0),
         steps=steps,

@@ -33,7 +33,7 @@ def fashion_mnist(model: str | None = None) -> TrainConfig:
         model=_named(model, own),
         data=DataConfig(name="fashion_mnist", train_split="trainval", eval_split="test", crop="pad", pad=2),
         optim=OptimConfig(lr=1e-3, weight_decay=0.05, schedule="cosine", warmup_steps=500, clip_norm=1.0),
-        epochs=16.0,
+        epochs=14.0,
         batch_size=64,
         log_every=200,
         checkpoint_every=1000,
@@ -57,7 +57,7 @@ def cifar10(model: str | None = None) -> TrainConfig:
 def finetune_digits() -> TrainConfig:
     """Digits at 32 pixels, twice the resolution of `digits`: Table 4 in small."""
     return TrainConfig(
-        model=ViTConfig(image_size=32, patch_size=4, width=96, heads=4, depth=1, mlp_dim=96, num_classes=10),
+        model=ViTConfig(image_size=32, patch_size=4),
         data=DataConfig(name="digits", train_split="trainval", eval_split="test", crop="pad", pad=4, flip=False),
         optim=OptimConfig(name="sgd", lr=0.03, schedule="cosine", warmup_steps=20, clip_norm=1.0),
         steps=200,
@@ -85,5 +85,11 @@ def _named(model: str | None, own: ViTConfig) -> ViTConfig:
     if model is None:
         return own
     return get_config(
-        model, image_size=own.image_size, patch_size=own.patch_size, num_classes=own.num_classes, pool=own.pool
+        model,
+        image_size=own.image_size,
+        patch_size=own.patch_size,
+        num_classes=own.num_classes,
+        pool=own.pool,
+        gelu=own.gelu,
+        position_std=own.position_std,
     )

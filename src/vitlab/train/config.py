@@ -98,7 +98,7 @@ class OptimConfig:
         for name in ("beta1", "beta2", "momentum"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1).")
-        if self.clip_norm is not None and self.clip_norm <= 0:
+        if self.clip_norm is not None and not self.clip_norm > 0:
             raise ValueError(f"clip_norm is {self.clip_norm}; give a positive norm, or None not to clip.")
 
 
@@ -146,11 +146,13 @@ class TrainConfig:
         for name in ("steps", "epochs", "batch_size", "microbatch", "log_every", "eval_every", "checkpoint_every",
                      "keep_checkpoints"):  # fmt: skip
             given = getattr(self, name)
-            if given is not None and not given > 0:
-                raise ValueError(f"{name} is {given}; it must be positive.")
+            if given is not None and not 0 < given < math.inf:
+                raise ValueError(f"{name} is {given}; it must be positive and finite.")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed is {self.seed}; it must be 0 or more, and below 2**63.")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing is {self.label_smoothing}; it must lie in [0, 1).")
-        if self.mixup < 0:
+        if not 0 <= self.mixup < math.inf:
             raise ValueError(f"mixup is {self.mixup}; it must be 0 (off) or a positive Beta parameter.")
         if self.average_decay is not None and not 0 < self.average_decay < 1:
             raise ValueError(f"average_decay is {self.average_decay}; it must lie in (0, 1), or be None.")

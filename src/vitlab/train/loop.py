@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,7 @@ class State:
     (0: none)."""
     step: int = 0
     skipped: int = 0
-    recorded: int = field(default=0)
+    recorded: int = 0
     """The step of the last record."""
 
     def tensors(self) -> dict[str, Tensor]:
@@ -103,8 +103,9 @@ def train(
     """Trains `model` as `config` says, or continues what `workdir` holds; returns the trained model in float32.
 
     `dataset` is the training split where the caller has loaded it already.
-    With Polyak averaging the returned weights are the averaged ones. `evaluate(model)` gives figures to record every
-    `eval_every` steps. Raises StoppedError after a signal, NonFiniteError, and ValueError for bad settings or data.
+    With Polyak averaging the returned weights are the averaged ones. `evaluate(model)`, given such a model, makes
+    figures to record every `eval_every` steps. Raises StoppedError after a signal, NonFiniteError, and ValueError for
+    bad settings or data.
     """
     device = torch.device(device)
     if device.type == "cpu":
@@ -151,8 +152,7 @@ def train(
                 _record(config, state, workdir, progress, speed, rate, len(dataset), steps)
             with speed.paused():
                 if evaluate and (last or (config.eval_every and state.step % config.eval_every == 0)):
-                    with _evaluating(model, state):
-                        figures = evaluate(model)
+                    figures = evaluate(_finished(config, state))
                     workdir.log_metrics(state.step, figures)
                     progress.say(f"step {state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
                 if saving:
@@ -200,8 +200,8 @@ def _batches(config: TrainConfig, dataset: Dataset, step: int, device: torch.dev
 
 
 def step_rng(seed: int, step: int) -> np.random.Generator:
-    """The generator of one step's choices for the whole batch."""
-    return np.random.Generator(np.random.Philox(key=[seed, step]))
+    """The generator of one step's choices for the whole batch; its counter keeps it apart from the loader's draws."""
+    return np.random.Generator(np.random.Philox(key=[seed, step], counter=[0, 0, 3, 0]))
 
 
 def _update(
@@ -281,15 +281,8 @@ def _check_finite(config: TrainConfig, state: State, workdir: Workdir, dataset: 
     )
 
 
-@contextlib.contextmanager
-def _evaluating(model: ViT, state: State) -> Iterator[None]:
-    with state.weights.swapped(state.average), state.weights.autocast(), torch.no_grad():
-        model.eval()
-        yield
-        model.train()
-
-
 def _finished(config: TrainConfig, state: State) -> ViT:
+    """The trained model as it stands, in float32: with the averaged weights where there are any."""
     model = ViT(config.model).to(next(iter(state.weights.masters.values())).device)
     model.load_state_dict(state.average or {n: m.detach() for n, m in state.weights.masters.items()})
     return model.eval()

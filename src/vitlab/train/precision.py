@@ -9,7 +9,7 @@ repeated casts of autocast.
 import contextlib
 import ctypes
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -23,7 +23,7 @@ def resolve_precision(asked: str, device: torch.device) -> Precision:
     match asked:
         case "float32" | "autocast" | "bfloat16":
             return asked
-        case _ if device.type == "cuda" and torch.cuda.is_bf16_supported():
+        case _ if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
             return "autocast"
         case _ if device.type == "cpu" and cpu_has_bfloat16():
             return "bfloat16"
@@ -84,19 +84,6 @@ class Weights:
         """Brings the model's copy up to the masters, after they have changed."""
         if self._copied:
             _copy(self._masters, self._parameters)
-
-    @contextlib.contextmanager
-    def swapped(self, other: dict[str, Tensor] | None) -> Iterator[None]:
-        """Lets the model compute with other weights for a while (the average, in evaluation)."""
-        if other is None:
-            yield
-            return
-        kept = [p.detach().clone() for p in self._parameters]
-        _copy([other[name] for name in self.names], self._parameters)
-        try:
-            yield
-        finally:
-            _copy(kept, self._parameters)
 
 
 @torch.no_grad()

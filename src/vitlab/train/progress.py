@@ -15,7 +15,7 @@ from rich.text import Text
 # Dense bfloat16 peaks in TFLOP/s, by the makers' data sheets; the first pattern found in the device's name counts.
 PEAK_TFLOPS = {
     "H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "B200": 2250.0, "A100": 312.0,
-    "A40": 149.7, "A10": 125.0, "L40S": 362.0, "L4": 121.0, "4090": 165.2, "3090": 71.0, "V100": 125.0, "T4": 65.0,
+    "A40": 149.7, "A10": 125.0, "L40S": 362.0, "L4": 121.0, "4090": 165.2, "3090": 71.0,
 }  # fmt: skip
 
 

@@ -159,8 +159,10 @@ def evaluate_checkpoint(
         raise ValueError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")
     if model.head is None:
         raise ValueError(f"{checkpoint} has no head, so it has no answers; fine-tune it first (`vitlab finetune`).")
-    kept = card.get("class_indices") if name == card.get("dataset") else None
-    pictures = load_dataset(name, split, root=root or card.get("root"), classes=kept, on_error=on_error)
+    own = card if name == card.get("dataset") else {}  # what the card says of its own data set
+    pictures = load_dataset(
+        name, split, root=root or own.get("root"), classes=own.get("class_indices"), on_error=on_error
+    )
     named = card.get("classes")
     if named and list(pictures.classes) != named:
         raise ValueError(

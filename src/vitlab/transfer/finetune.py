@@ -28,11 +28,11 @@ def finetune(
     The same call on the same folder continues an interrupted run. `on_settings` hears the complete settings.
     """
     pictures = load_pictures(config.data)
-    source = load_model(checkpoint)
-    config = adapted(source.config, config, len(pictures.train.classes), image_size)
+    source, digest = _identity(load_model(checkpoint))
+    config = adapted(source, config, len(pictures.train.classes), image_size)
     if on_settings:
         on_settings(config)
-    start = f"{Path(checkpoint).name} {_digest(source)}"
+    start = f"{Path(checkpoint).name} {digest}"
     return run(
         config, workdir, pictures, lambda: _carried(checkpoint, config.model), command="finetune", start=start,
         device=device, tensorboard=tensorboard,
@@ -40,10 +40,20 @@ def finetune(
 
 
 def adapted(source: ViTConfig, config: TrainConfig, num_classes: int, image_size: int | None = None) -> TrainConfig:
-    """`config` with the model of a checkpoint: its own shape, at the recipe's resolution or `image_size`."""
+    """`config` with the model of a checkpoint: its own shape, at the recipe's resolution or `image_size`.
+
+    Raises ValueError where the recipe's resolution is far from the checkpoint's, and none was asked for.
+    """
+    side = max(source.image_hw)
+    if image_size is None and config.model.image_hw[0] ** 2 > 16 * side**2:
+        raise ValueError(
+            f"the recipe's {config.model.image_hw[0]} pixels are far from the {side} that the checkpoint was trained "
+            f"at, and would cost it {(config.model.image_hw[0] / side) ** 2:.0f} times the patches; say which size "
+            f"you want, e.g. --image-size {2 * side}."
+        )
     model = dataclasses.replace(
         source,
-        image_size=image_size or config.model.image_size,
+        image_size=config.model.image_size if image_size is None else image_size,
         num_classes=num_classes,
         representation_size=None,
         dropout=config.model.dropout,
@@ -61,9 +71,9 @@ def _carried(checkpoint: str | Path, wanted: ViTConfig) -> ViT:
     return model
 
 
-def _digest(model: ViT) -> str:
-    """A short name for exactly these weights, whatever file they came in."""
+def _identity(model: ViT) -> tuple[ViTConfig, str]:
+    """A model's shape, and a short name for exactly its weights, whatever file they came in."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    return f"sha256:{digest.hexdigest()[:16]}"
+    return model.config, f"sha256:{digest.hexdigest()[:16]}"

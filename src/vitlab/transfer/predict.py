@@ -47,7 +47,7 @@ def predict(
     names = card.get("classes") or [str(number) for number in range(model.config.num_classes)]
     transform = EvalTransform(model.config.image_hw, resize=card.get("eval_resize"))
     pending: list[tuple[str, Any]] = []
-    for path, data in _pictures(sources):
+    for path, data in list(_pictures(sources)):  # a missing one is told before any work
         try:
             pending.append((path, decode(data, path=path)))
         except PictureError as error:
