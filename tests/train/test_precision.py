@@ -113,7 +113,7 @@ def test_auto_on_a_processor(monkeypatch: pytest.MonkeyPatch, capabilities: dict
 
 @pytest.mark.parametrize(("supported", "expected"), [(True, "autocast"), (False, "float32")])
 def test_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch, supported: bool, expected: str) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported and not including_emulation)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported > including_emulation)
     assert resolve_precision("auto", CUDA) == expected
 
 

@@ -1,7 +1,7 @@
 """Table 3: pre-training, one function per data set, one entry per model.
 
 Where the table is silent (loss, head bias, last rate, smoothing) the values are those that the authors published with
-the code; docs/reproduce.md says where each stands. The data sets are not to be had by a download: give yours with
+their code. The data sets are not to be had by a download: give yours with
 `--data.name folder:PATH` or `shards:PATH`.
 """
 

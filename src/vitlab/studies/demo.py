@@ -14,6 +14,7 @@ from vitlab.inspect.embeddings import filter_components, position_similarity
 from vitlab.inspect.report import Mistakes, Phase, Rollout, training_page, write_page
 from vitlab.recipes import tiny
 from vitlab.train.config import TrainConfig
+from vitlab.train.workdir import write_json
 from vitlab.transfer.finetune import finetune
 from vitlab.transfer.run import Outcome, pretrain
 
@@ -23,8 +24,8 @@ FIRST, SECOND = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
 def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     """Pre-trains on the digits 0-4 at 16 pixels, fine-tunes on 5-9 at 32, and writes `out`/index.html.
 
-    Returns both test accuracies and the page's path. Interrupted, the same call continues. `shrink` divides the length
-    of both runs, for a quick look.
+    Returns both test accuracies and the page's path (also in `out`/result.json). Interrupted, the same call continues.
+    `shrink` divides the length of both runs, for a quick look.
     """
     out = Path(out)
     first = _shrunken(_on(tiny.digits(), FIRST, seed), shrink)
@@ -51,11 +52,13 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
         "looked into: the main job of 'An Image is Worth 16x16 Words' (ICLR 2021), on scikit-learn's scanned digits."
     )
     write_page(page, training_page("The paper in small", lead, phases))
-    return {
+    result = {
         "pretrain_accuracy": before.test.accuracy,
         "finetune_accuracy": after.test.accuracy,
         "page": str(page.resolve()),
     }
+    write_json(out / "result.json", result)
+    return result
 
 
 def phase(name: str, explanation: str, outcome: Outcome, workdir: Path) -> Phase:
