@@ -22,12 +22,13 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 STANDS_ON = {
     "settings": (),
+    "files": (),
     "models": ("settings",),
     "data": ("settings",),
-    "weights": ("settings", "models"),
-    "train": ("settings", "models", "data"),
+    "weights": ("settings", "files", "models"),
+    "train": ("settings", "files", "models", "data"),
     "transfer": ("settings", "models", "data", "weights", "train"),
-    "inspect": ("settings", "models", "weights"),
+    "inspect": ("settings", "files", "models", "weights"),
     "recipes": ("settings", "models.config", "train.config"),
     "studies": ("settings", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
     "app": ("settings", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),

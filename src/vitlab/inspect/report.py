@@ -3,7 +3,6 @@
 import base64
 import html
 import io
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from jaxtyping import Float, Int, UInt8
 from PIL import Image
 
+from vitlab.files import replacing_file
 from vitlab.inspect import figures
 from vitlab.inspect.figures import DARK, LIGHT, Theme
 
@@ -85,15 +85,9 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
 
 
 def write_page(path: str | Path, text: str) -> None:
-    """Writes the page beside its place and renames it, so that a reader finds the old page or the new, whole."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(text, encoding="utf-8")
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
+    """Writes the page: a reader finds the old one or the new, whole."""
+    with replacing_file(Path(path)) as file:
+        file.write(text.encode())
 
 
 def _section(section: Section, anchor: str, level: int) -> str:

@@ -18,6 +18,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vitlab.files import sync
+
 FORMAT = 1
 TENSORS, STATE = "state.safetensors", "state.json"
 
@@ -55,7 +57,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], stat
             if final.exists():
                 final.rename(folder / f"tmp-damaged-{final.name}")
             aside.rename(final)
-            flush_folder(folder)
+            sync(folder)
         # Later ones are damaged, or this run would have started from them: they count for nothing.
         for old in [path for path in _steps(folder) if path.name <= final.name][keep:]:
             old.rename(folder / f"tmp-old-{old.name}")
@@ -102,20 +104,11 @@ def read_checkpoint(path: Path) -> Checkpoint:
     return Checkpoint(path, record["step"], tensors, record["state"])
 
 
-def flush_folder(folder: Path) -> None:
-    """Makes the names in a folder durable: what was created or renamed in it survives a loss of power."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _write(aside: Path, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
     aside.mkdir()
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, aside / TENSORS)
+    sync(aside / TENSORS)
     with (aside / TENSORS).open("rb") as file:
-        os.fsync(file.fileno())
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     size = (aside / TENSORS).stat().st_size
     record = {"format": FORMAT, "step": step, "state": state, "bytes": size, "sha256": digest}
@@ -123,7 +116,7 @@ def _write(aside: Path, step: int, tensors: Mapping[str, Tensor], state: dict[st
         json.dump(record | {"checksum": _checksum(record)}, file, indent=1, sort_keys=True)
         file.flush()
         os.fsync(file.fileno())
-    flush_folder(aside)
+    sync(aside)
 
 
 def _verify(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitlab.train.checkpoint import flush_folder
+from vitlab.files import replacing_file
 
 if typing.TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -143,15 +143,10 @@ class Workdir:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Writes a JSON file that is whole or not there at all, through a hidden one beside it."""
-    aside = path.with_name(f".{path.name}.tmp")
-    with aside.open("w") as file:
-        json.dump(_finite(data), file, indent=1, sort_keys=True)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    aside.rename(path)
-    flush_folder(path.parent)
+    """Writes a JSON file that is whole or not there at all."""
+    text = json.dumps(_finite(data), indent=1, sort_keys=True) + "\n"
+    with replacing_file(path) as file:
+        file.write(text.encode())
 
 
 def _lock(folder: Path) -> BinaryIO:

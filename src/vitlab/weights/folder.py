@@ -18,10 +18,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from vitlab.files import replacing_folder
 from vitlab.models.config import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.settings import from_dict, to_dict
-from vitlab.weights.files import check_shapes, replacing_folder, some
+from vitlab.weights.shapes import check_shapes, some
 
 FORMAT, VERSION = "vitlab model", 1
 WEIGHTS, CARD = "model.safetensors", "config.json"

@@ -24,9 +24,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlab.files import replacing_file
 from vitlab.models.config import ViTConfig, check_divisible
 from vitlab.models.vit import ViT
-from vitlab.weights.files import check_shapes, replacing_file, some
+from vitlab.weights.shapes import check_shapes, some
 
 Spelling = Literal["stored", "linen", "big_vision"]
 Prefix = Literal["", "params/", "opt/target/"]

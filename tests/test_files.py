@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from vitlab.weights.files import check_shapes, replacing_file, replacing_folder, some
+from vitlab.files import replacing_file, replacing_folder
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
@@ -61,21 +61,3 @@ def test_the_working_folder_can_be_named_by_a_dot(tmp_path: Path, monkeypatch: p
     with replacing_folder(Path()) as aside:
         (aside / "file").write_text("text")
     assert (tmp_path / "here" / "file").read_text() == "text"
-
-
-def test_shapes_that_fit_say_nothing() -> None:
-    check_shapes("x", {"a": (1, 2), "b": ()}, {"b": (), "a": (1, 2)})
-
-
-def test_shapes_that_do_not_are_listed() -> None:
-    with pytest.raises(ValueError) as caught:
-        check_shapes("what", {"a": (1,), "b": (2,), "c": (3,)}, {"a": (1,), "b": (9,), "d": (4,)})
-    assert str(caught.value) == (
-        "what, but the arrays do not fit (1 missing: c; 1 unknown: d; "
-        "1 of another shape: b has shape (9,) instead of (2,))."
-    )
-
-
-def test_many_names_are_cut_short() -> None:
-    assert some(["a", "b"]) == "a, b"
-    assert some([str(i) for i in range(15)], most=3) == "0, 1, 2 and 12 more"
