@@ -213,6 +213,11 @@ def test_predict_from_the_standard_input(
     [
         (StoppedError("saved at step 5"), 143, "vitlab: saved at step 5"),
         (NonFiniteError("not finite at step 5"), 1, "vitlab: not finite at step 5"),
+        (
+            torch.OutOfMemoryError("tried 9 GB"),
+            1,
+            "vitlab: the device's memory is full. Give a smaller --microbatch or --image-size. (tried 9 GB)",
+        ),
         (PermissionError(13, "Permission denied", "runs"), 2, "vitlab: [Errno 13] Permission denied: 'runs'"),
         (KeyboardInterrupt(), 130, "vitlab: interrupted."),
     ],

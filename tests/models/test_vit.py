@@ -279,6 +279,12 @@ def uniform(tensor: Tensor, bound: float) -> None:
     assert 0.999 * bound < tensor.abs().max().item() <= bound * (1 + 1e-6)
 
 
+def test_first_positions_as_wide_as_asked() -> None:
+    table = create_model("ViT-Ti/16", depth=1, position_std=0.5).position.table
+    assert table is not None
+    assert table.std().item() == pytest.approx(0.5, rel=0.05)
+
+
 def test_initial_values_are_google_s(fresh: ViT) -> None:
     assert fresh.cls is not None
     assert fresh.position.table is not None

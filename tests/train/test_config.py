@@ -119,3 +119,22 @@ def test_steps_from_epochs() -> None:
 def test_settings_do_not_import_torch() -> None:
     code = "import sys, vitlab.train.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["epochs", "mixup"])
+def test_endless_settings_are_refused(name: str) -> None:
+    for value in (float("inf"), float("nan")):
+        given = {"epochs": 1.0} | {name: value}
+        with pytest.raises(ValueError, match=f"{name} is {value}"):
+            TrainConfig(**given)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_seed_that_no_generator_takes(seed: int) -> None:
+    with pytest.raises(ValueError, match=rf"seed is {seed}; it must be 0 or more"):
+        TrainConfig(steps=1, seed=seed)
+
+
+def test_clip_norm_that_is_no_number() -> None:
+    with pytest.raises(ValueError, match="clip_norm is nan"):
+        OptimConfig(clip_norm=float("nan"))

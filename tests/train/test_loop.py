@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from vitlab.data.datasets import load_dataset
 from vitlab.data.loader import Batch, example_at, train_batches
+from vitlab.data.transforms import example_generator
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.settings import to_dict
@@ -158,6 +160,14 @@ def test_average_is_what_is_evaluated_and_returned(tmp_path: Path) -> None:
     assert largest_difference(copied(end), expected) < 1e-6
     assert largest_difference(expected, weights[-1]) > 1e-3
     assert records(tmp_path / "averaged") == records(tmp_path / "plain")
+
+
+def test_random_streams_are_apart() -> None:
+    """A step's own draws are not those of any picture, nor of the order."""
+    for number in range(3):
+        step = step_rng(7, number).random(4)
+        assert not np.array_equal(step, example_generator(7, number, 0).random(4))
+        assert not np.array_equal(step, step_rng(7, number + 1).random(4))
 
 
 def test_average_is_evaluated_in_float32(tmp_path: Path) -> None:

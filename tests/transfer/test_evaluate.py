@@ -215,3 +215,16 @@ def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     for unknown in ("quantum", "", "gpu", "meta"):
         with pytest.raises(ValueError, match=rf"device '{unknown}' is (unknown|not supported); give auto, cpu, cuda"):
             choose_device(unknown)
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_folder_of_its_own_data_is_not_that_of_others(workdir: Path, tmp_path: Path) -> None:
+    """A card's `root` is where the run's own data set lies; another data set is not looked for there."""
+    card = {"dataset": "digits", "root": "/nowhere", "class_indices": [0, 1, 2], "classes": ["3", "4", "5"]}
+    save_model(load_model(workdir), tmp_path / "moved", extra=card)
+    for name in ("3", "4", "5"):
+        (tmp_path / "mine" / name).mkdir(parents=True)
+        for i in range(12):
+            Image.new("RGB", (8, 8), (i, i, i)).save(tmp_path / "mine" / name / f"{i}.png")
+    found = evaluate_checkpoint(tmp_path / "moved", f"folder:{tmp_path / 'mine'}", device="cpu")
+    assert found.classes == ("3", "4", "5")

@@ -139,3 +139,14 @@ def test_other_weights_are_another_run(workdir: Path, pretrained: Outcome, task:
     write_google(other, tmp_path / "vit.npz")
     with pytest.raises(ValueError, match=r"holds a run with other settings:\n  start: vit.npz sha256:"):
         carry(tmp_path / "vit.npz", short, tmp_path / "run")
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_far_resolution_must_be_asked_for(workdir: Path, task: TrainConfig, tmp_path: Path) -> None:
+    """A checkpoint of 8 pixels under a recipe of 64 would have 64 times the patches."""
+    far = dataclasses.replace(task, model=dataclasses.replace(task.model, image_size=64))
+    with pytest.raises(ValueError, match=r"64 pixels are far from the 8 .* 64 times the patches; .*--image-size 16"):
+        carry(workdir, far, tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    asked = carry(workdir, dataclasses.replace(far, steps=1), tmp_path / "asked", image_size=64)
+    assert asked.model.config.grid == (16, 16)

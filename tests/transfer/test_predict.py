@@ -141,3 +141,10 @@ def test_checkpoint_without_a_head(workdir: Path, pictures: list[str], tmp_path:
 
 def test_line() -> None:
     assert Answer("a.png", (("cat", 0.91234), ("dog", 0.08))).as_line() == "a.png: cat 91.2%, dog 8.0%"
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_missing_path_is_told_before_any_work(workdir: Path, pictures: list[str], tmp_path: Path) -> None:
+    answers = predict(workdir, [*pictures, str(tmp_path / "nowhere.png")], batch_size=1, device="cpu")
+    with pytest.raises(ValueError, match="there is no file or folder"):
+        next(answers)
