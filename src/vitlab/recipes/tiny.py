@@ -12,8 +12,9 @@ from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
 def digits(model: str | None = None) -> TrainConfig:
     """scikit-learn's 1,797 handwritten digits, shown at 16 pixels."""
     own = ViTConfig(
-        image_size=16, patch_size=4, width=96, depth=5, heads=4, mlp_dim=192, num_classes=10, pool="gap", gelu="erf"
-    )
+        image_size=16, patch_size=4, width=96, depth=5, heads=4, mlp_dim=192, num_classes=10, pool="gap",
+        gelu="erf", position_std=1.0,
+    )  # fmt: skip
     return TrainConfig(
         model=_named(model, own),
         data=DataConfig(name="digits", train_split="trainval", eval_split="test", crop="pad", pad=2, flip=False),
