@@ -301,8 +301,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     Exit codes: 0 done, 1 in part or not at all, 2 bad input, 130 interrupted, 143 stopped and saved.
     """
-    # Before torch is loaded: threads that wait by spinning slow a training to a tenth beside any other work.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Before torch is loaded: threads that spin for long while they wait bring a training to a crawl beside other work,
+    # and threads that do not spin at all halve the speed of small models. (GNU's OpenMP, which torch uses on Linux.)
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     try:
         code = parse(sys.argv[1:] if argv is None else argv).run()
     except BrokenPipeError:
