@@ -28,7 +28,7 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     `shrink` divides the length of both runs, for a quick look.
     """
     out = Path(out)
-    first = _shrunken(_on(tiny.digits(), FIRST, seed), shrink)
+    first = _shrunken(_on(tiny.digits(), FIRST, seed), 2 * shrink)  # half the recipe, for five easy classes
     before = pretrain(first, out / "pretrain")
     second = _shrunken(_on(tiny.finetune_digits(), SECOND, seed), shrink)
     after = finetune(out / "pretrain", second, out / "finetune")
