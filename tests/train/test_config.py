@@ -124,7 +124,7 @@ def test_settings_do_not_import_torch() -> None:
 @pytest.mark.parametrize("name", ["epochs", "mixup"])
 def test_endless_settings_are_refused(name: str) -> None:
     for value in (float("inf"), float("nan")):
-        given = {"epochs": 1.0} | {name: value}
+        given: dict[str, Any] = {"epochs": 1.0} | {name: value}
         with pytest.raises(ValueError, match=f"{name} is {value}"):
             TrainConfig(**given)
 
