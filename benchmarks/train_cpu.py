@@ -33,7 +33,7 @@ from timm.layers.config import set_fused_attn
 from timm.models.vision_transformer import VisionTransformer
 
 from vitlab.data.loader import Batch
-from vitlab.models.config import ViTConfig, forward_macs
+from vitlab.models.config import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.train.config import OptimConfig, TrainConfig
 from vitlab.train.loop import _start, _update
@@ -163,7 +163,7 @@ def compare(name: str, arguments: Arguments) -> dict[str, Any]:
             peer: {"median": statistics.median(values), "least": min(values), "most": max(values)}
             for peer, values in paired.items()
         },
-        "vitlab_tflops": medians["vitlab"] * 6 * forward_macs(config) / 1e12,
+        "vitlab_tflops": medians["vitlab"] * 6 * config.forward_macs / 1e12,
         "matmul_tflops": ceiling,
     }
 

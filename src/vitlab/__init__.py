@@ -17,10 +17,12 @@ if typing.TYPE_CHECKING:
     from vitlab import weights as weights
     from vitlab.data.datasets import load_dataset as load_dataset
     from vitlab.models import MODELS as MODELS
+    from vitlab.models import ResNetConfig as ResNetConfig
     from vitlab.models import ViTConfig as ViTConfig
     from vitlab.models import create_model as create_model
     from vitlab.models import get_config as get_config
     from vitlab.models import list_models as list_models
+    from vitlab.models.resnet import ResNet as ResNet
     from vitlab.models.vit import ViT as ViT
     from vitlab.train.config import DataConfig as DataConfig
     from vitlab.train.config import OptimConfig as OptimConfig
@@ -37,6 +39,8 @@ HOMES = {
     "OptimConfig": "vitlab.train.config",
     "TrainConfig": "vitlab.train.config",
     "ViT": "vitlab.models.vit",
+    "ResNet": "vitlab.models.resnet",
+    "ResNetConfig": "vitlab.models",
     "ViTConfig": "vitlab.models",
     "create_model": "vitlab.models",
     "get_config": "vitlab.models",

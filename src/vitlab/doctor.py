@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 import vitlab
-from vitlab.models.vit import attention_path
+from vitlab.models.encoder import attention_path
 
 CPU_FEATURES = {"avx512": "avx512_f", "bf16": "avx512_bf16", "amx": "amx_bf16", "sve": "sve", "sme": "sme"}
 """Our names of the CPU's units that decide the speed of matrix products, and torch's."""

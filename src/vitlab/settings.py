@@ -10,8 +10,6 @@ import typing
 from collections.abc import Iterable
 from typing import Any, Literal
 
-T = typing.TypeVar("T")
-
 
 def check_fields(config: Any) -> None:
     """Raises ValueError if a field holds a value outside its declared type."""
@@ -52,18 +50,41 @@ def to_dict(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
-def from_dict(kind: type[T], data: dict[str, Any]) -> T:
-    """The inverse of `to_dict`; an unknown key is an error that names the nearest valid one."""
+def from_dict(kind: Any, data: dict[str, Any]) -> Any:
+    """The inverse of `to_dict`; an unknown key is an error that names the nearest valid one.
+
+    `kind` is a dataclass, or a union of dataclasses that say in a field `kind` which of them is meant (the first,
+    where it is missing).
+    """
+    kind = _meant(kind, data)
     hints = typing.get_type_hints(kind)
-    names = [item.name for item in dataclasses.fields(kind)]  # pyright: ignore[reportArgumentType]
+    names = [item.name for item in dataclasses.fields(kind)]
     values = {}
     for key, value in data.items():
         if key not in names:
             raise ValueError(f"unknown setting {key!r} for {kind.__name__}; {nearest(key, names)}.")
-        if dataclasses.is_dataclass(hints[key]) and isinstance(value, dict):
-            value = from_dict(typing.cast(type, hints[key]), value)
+        if isinstance(value, dict) and _members(hints[key]):
+            value = from_dict(hints[key], value)
         values[key] = tuple(value) if isinstance(value, list) else value
     return kind(**values)
+
+
+def _members(hint: Any) -> list[type]:
+    """The dataclasses in a type hint."""
+    alone = [hint] if not typing.get_args(hint) else typing.get_args(hint)
+    return [each for each in alone if dataclasses.is_dataclass(each) and isinstance(each, type)]
+
+
+def _meant(hint: Any, data: dict[str, Any]) -> type:
+    """The dataclass of a union that `data` says it is."""
+    members = _members(hint)
+    if len(members) == 1:
+        return members[0]
+    by_kind = {typing.get_args(typing.get_type_hints(each)["kind"])[0]: each for each in members}
+    given = data.get("kind", next(iter(by_kind)))
+    if given not in by_kind:
+        raise ValueError(f"kind is {given!r}; allowed: {', '.join(map(repr, by_kind))}.")
+    return by_kind[given]
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:

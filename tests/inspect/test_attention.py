@@ -17,7 +17,8 @@ from vitlab.inspect.attention import (
     mean_attention_distance,
 )
 from vitlab.models.config import ViTConfig
-from vitlab.models.vit import Attention, Block, ViT
+from vitlab.models.encoder import Attention, Block
+from vitlab.models.vit import ViT
 
 SMALL = ViTConfig(image_size=(12, 20), patch_size=4, width=24, depth=3, heads=4, mlp_dim=48, num_classes=5)
 KINDS = {

@@ -13,7 +13,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitlab.models.vit import Attention, Block, ViT
+from vitlab.models.encoder import Attention, Block, relative_logits
+from vitlab.models.vit import ViT
 
 
 def attention_maps(model: ViT, images: Float[Tensor, "B 3 H W"]) -> list[Float[Tensor, "B k T T"]]:
@@ -25,11 +26,13 @@ def attention_maps(model: ViT, images: Float[Tensor, "B 3 H W"]) -> list[Float[T
     model runs in eval mode and without gradients, and is left as it was. A map takes B k T T x 4 bytes
     (B/16 at 224: 1.9 MB a picture and layer); pass pictures in batches.
     """
+    if model.config.encoder == "axial":
+        raise ValueError("an axial encoder attends along rows and columns; maps of all tokens are not defined for it.")
     maps: list[Tensor] = []
 
     def record(module: nn.Module, args: tuple[Any, ...]) -> None:
         assert isinstance(module, Attention)
-        maps.append(_weights(module, args[0]))
+        maps.append(_weights(module, *args))
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.no_grad())
@@ -45,11 +48,15 @@ def attention_maps(model: ViT, images: Float[Tensor, "B 3 H W"]) -> list[Float[T
     return maps
 
 
-def _weights(layer: Attention, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B k T T"]:
+def _weights(
+    layer: Attention, tokens: Float[Tensor, "B T D"], relative: Float[Tensor, "R Dh"] | None = None, prefix: int = 0
+) -> Float[Tensor, "B k T T"]:
     """The layer's queries and keys as it computes them, in its own precision; from there on float32."""
     q, k, _ = layer.project(tokens)
     with torch.autocast(tokens.device.type, enabled=False):
         logits = (q.float() * q.shape[-1] ** -0.5) @ k.float().transpose(-2, -1)
+        if relative is not None:
+            logits = logits + relative_logits(q.float(), relative.float(), prefix)
         return torch.softmax(logits, dim=-1)
 
 

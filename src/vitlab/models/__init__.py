@@ -3,14 +3,24 @@
 import fnmatch
 import typing
 
-from vitlab.models.config import MODELS, ViTConfig, forward_macs, get_config
+from vitlab.models.config import MODELS, ModelConfig, ResNetBody, ResNetConfig, ViTConfig, get_config
 
 if typing.TYPE_CHECKING:
     import torch
 
-    from vitlab.models.vit import ViT
+    from vitlab.models.vit import Model
 
-__all__ = ["MODELS", "ViTConfig", "create_model", "forward_macs", "get_config", "list_models"]
+__all__ = [
+    "MODELS",
+    "ModelConfig",
+    "ResNetBody",
+    "ResNetConfig",
+    "ViTConfig",
+    "build_model",
+    "create_model",
+    "get_config",
+    "list_models",
+]
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -18,12 +28,20 @@ def list_models(pattern: str = "*") -> list[str]:
     return [name for name in MODELS if fnmatch.fnmatchcase(name, pattern)]
 
 
-def create_model(name: str, *, generator: "torch.Generator | None" = None, **overrides: typing.Any) -> "ViT":
-    """The model called `name`, freshly initialised as Google's code does; keywords override its `ViTConfig`.
+def create_model(name: str, *, generator: "torch.Generator | None" = None, **overrides: typing.Any) -> "Model":
+    """The model called `name`, freshly initialised as Google's code does; keywords override its configuration.
 
     `generator` draws the weights; without one torch's default generator does.
     Raises ValueError for an unknown name or setting.
     """
+    return build_model(get_config(name, **overrides), generator=generator)
+
+
+def build_model(config: ModelConfig, *, generator: "torch.Generator | None" = None) -> "Model":
+    """The model that `config` describes, freshly initialised."""
+    from vitlab.models.resnet import ResNet
     from vitlab.models.vit import ViT
 
-    return ViT(get_config(name, **overrides), generator=generator)
+    if isinstance(config, ResNetConfig):
+        return ResNet(config, generator=generator)
+    return ViT(config, generator=generator)

@@ -1,4 +1,4 @@
-"""What a Vision Transformer is made of: one frozen dataclass, and the paper's sizes by name (Table 1).
+"""What a model is made of: frozen dataclasses, and the paper's models by name (Table 1, Sec. 4.1, App. D.6).
 
 Nothing here needs torch, so that the command line can list and check models in an instant.
 """
@@ -6,20 +6,144 @@ Nothing here needs torch, so that the command line can list and check models in 
 import dataclasses
 import math
 import typing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from vitlab.settings import check_fields, nearest
+
+ImageSize = int | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class ResNetBody:
+    """The convolutional stages of BiT (GroupNorm, standardised weights): a ResNet's body, or a hybrid's stem."""
+
+    layers: tuple[int, ...] = (3, 4, 6, 3)
+    """Units in each stage; none leaves the root alone (`R+ViT-Ti/16`)."""
+    width: int = 64
+    """Channels of the root: 64 times BiT's width factor."""
+    version: Literal["v1", "v2"] = "v1"
+    """`v1` activates after each convolution and pads as TensorFlow's SAME (the hybrids, big_vision's ResNet); `v2`
+    before, and pads alike on both sides (BiT)."""
+    mixing: Literal["conv", "axial"] = "conv"
+    """What mixes places in a unit: a 3x3 convolution, or attention along rows and then columns (App. D.6)."""
+    pool_padding: Literal["zero", "-inf"] = "zero"
+    """What surrounds the root's max-pooling in `v2`: zero, as published BiT weights expect, or nothing at all."""
+    weight_eps: float = 1e-5
+    """Keeps the standardisation of weights from dividing by zero: added to their deviation, or to their variance."""
+    weight_eps_on: Literal["std", "variance"] = "std"
+    group_norm_eps: float = 1e-6
+    """Added to the variance inside every GroupNorm."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.width < 1 or self.width % 32:
+            raise ValueError(
+                f"a ResNet's width of {self.width} channels cannot be normalised in 32 groups; give a multiple of 32 "
+                f"(64 is R50x1's)."
+            )
+        if any(units < 1 for units in self.layers):
+            raise ValueError(f"layers are {self.layers}; each stage needs at least 1 unit.")
+        if self.mixing == "axial" and self.version == "v1":
+            raise ValueError("mixing='axial' is defined for version='v2' alone, the paper's AxialResNet50.")
+
+    @property
+    def stride(self) -> int:
+        """Pixels from one place of the feature map to the next."""
+        return 4 * 2 ** max(len(self.layers) - 1, 0)
+
+    @property
+    def channels(self) -> int:
+        """Of the feature map."""
+        return 4 * self.width * 2 ** (len(self.layers) - 1) if self.layers else self.width
+
+    def grid(self, image_hw: tuple[int, int]) -> tuple[int, int]:
+        """Places down and across: every halving rounds up."""
+        height, width = image_hw
+        return -(-height // self.stride), -(-width // self.stride)
+
+    def units(self) -> list["Unit"]:
+        """Every unit, in order."""
+        found, channels, reached = [], self.width, 4
+        for stage, count in enumerate(self.layers):
+            for first in (True,) + (False,) * (count - 1):
+                stride = 2 if stage and first else 1
+                found.append(Unit(stage, channels, self.width * 2**stage, stride, reached))
+                channels, reached = found[-1].channels_out, reached * stride
+        return found
+
+    def unit_grid(self, stage: int, unit: int, image_hw: tuple[int, int]) -> tuple[int, int]:
+        """Places down and across of what enters a unit."""
+        return _halved(image_hw, self.units()[sum(self.layers[:stage]) + unit].reached)
+
+    def num_parameters(self, image_hw: tuple[int, int]) -> int:
+        """Trained numbers; only with axial mixing do they depend on the size of the picture."""
+        total = 3 * 7 * 7 * self.width + (2 * self.width if self.version == "v1" else 0)
+        for unit in self.units():
+            c, m, out = unit.channels_in, unit.inner, unit.channels_out
+            if self.mixing == "conv":
+                mixing = 9 * m * m
+            else:
+                h, w = _halved(image_hw, unit.reached)
+                mixing = 2 * 4 * m * (m + 1) + (2 * h - 1 + 2 * w - 1) * m // AXIAL_HEADS
+            norms = m + m + out + (out if unit.projects else 0) if self.version == "v1" else c + m + m
+            total += c * m + mixing + m * out + (c * out if unit.projects else 0) + 2 * norms
+        return total
+
+    def forward_macs(self, image_hw: tuple[int, int]) -> int:
+        """Multiply-accumulates of the products in one forward pass of one picture."""
+        total = 3 * 7 * 7 * self.width * math.prod(_halved(image_hw, 2))
+        for unit in self.units():
+            h, w = _halved(image_hw, unit.reached)
+            c, m, out, before = unit.channels_in, unit.inner, unit.channels_out, h * w
+            after = math.prod(_halved(image_hw, unit.reached * unit.stride))
+            if self.mixing == "conv":
+                mixing = 9 * m * m * after
+            else:  # along w and h: projections, products with keys and values, and with the relative encodings
+                mixing = before * (2 * 4 * m * m + 2 * (w + h) * m + (2 * w - 1 + 2 * h - 1) * m)
+            total += c * m * before + mixing + m * out * after + (c * out * after if unit.projects else 0)
+        return total
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One bottleneck of a ResNet."""
+
+    stage: int
+    channels_in: int
+    inner: int
+    stride: int
+    reached: int
+    """Pixels of the picture to one place of its input."""
+
+    @property
+    def channels_out(self) -> int:
+        return 4 * self.inner
+
+    @property
+    def projects(self) -> bool:
+        """Whether its shortcut is a convolution, for the input has another shape than the output."""
+        return self.stride != 1 or self.channels_in != self.channels_out
+
+
+AXIAL_HEADS = 8
+"""Heads of the attentions that stand for a 3x3 convolution in AxialResNet."""
+
+
+def _halved(image_hw: tuple[int, int], stride: int) -> tuple[int, int]:
+    """(height, width) after halvings that round up, `stride` in all."""
+    return -(-image_hw[0] // stride), -(-image_hw[1] // stride)
 
 
 @dataclass(frozen=True)
 class ViTConfig:
     """One Vision Transformer. The letters in the comments are the paper's (Sec. 3.1, Table 1)."""
 
-    image_size: int | tuple[int, int] = 224
+    kind: Literal["vit"] = "vit"
+    image_size: ImageSize = 224
     """Side of the input in pixels, or (height, width); the patch side must divide both."""
     patch_size: int = 16
-    """P, the side of a patch in pixels."""
+    """P, the side of a patch in pixels; in a hybrid, in places of the stem's feature map."""
     width: int = 768
     """D, the length of a token; the number of heads must divide it."""
     depth: int = 12
@@ -30,31 +154,50 @@ class ViTConfig:
     """Width of the hidden layer of each MLP (four times D in the paper)."""
     num_classes: int = 1000
     """K, the number of outputs; 0 leaves the head out."""
-    pool: Literal["token", "gap"] = "token"
-    """What represents the picture: the class token (Eq. 4) or the mean over patches (App. D.3)."""
+    pool: Literal["token", "gap", "map", "token+gap"] = "token"
+    """What represents the picture: the class token (Eq. 4), the mean over patches (App. D.3), a learned query's
+    attention over all tokens (big_vision), or class token and mean one after the other (DINOv2's classifiers)."""
     representation_size: int | None = None
     """Width of the hidden layer (Dense + tanh) before the head, used in pre-training (Sec. 3.1)."""
-    position: Literal["none", "1d"] = "1d"
-    """Kind of position embedding (App. D.4)."""
+    position: Literal["none", "1d", "2d", "relative", "sincos2d"] = "1d"
+    """Kind of position embedding (App. D.4); `sincos2d` is big_vision's fixed one."""
+    position_at: Literal["stem", "every", "shared"] = "stem"
+    """Where it enters (Table 8): before the encoder, or in every block, each with its own or all with one.
+    `relative` acts inside attention and takes `every` or `shared`."""
     position_std: float = 0.02
     """Standard deviation of a new position embedding. Google's is 0.02, big_vision's 1 / sqrt(D); a larger one lets a
     short training on small pictures tell places apart from the start."""
     dropout: float = 0.0
     """Rate after the position embedding and every dense layer except the qkv projections (App. B.1)."""
+    stochastic_depth: float = 0.0
+    """Share of pictures for which the last block is left out in training; rises linearly from 0 at the first."""
     gelu: Literal["tanh", "erf"] = "tanh"
     """Form of GELU: Google's weights were trained with the tanh approximation."""
     layer_norm_eps: float = 1e-6
     """Added to the variance inside every LayerNorm."""
     head_bias: float = 0.0
     """Initial bias of the head; Google starts sigmoid losses at -10 (ImageNet-21k and JFT)."""
+    encoder: Literal["full", "axial"] = "full"
+    """Attention among all tokens, or along rows and then along columns (App. D.6)."""
+    stem: ResNetBody | None = None
+    """A hybrid cuts its patches from this ResNet's feature map (Sec. 3.1); None takes them from the picture."""
+    layer_scale: float | None = None
+    """Start of a learned factor on every branch (DINOv2, DeiT III); None leaves it out."""
+    registers: int = 0
+    """Further tokens without position or purpose, after the class token (DINOv2 with registers)."""
+    class_position: bool = True
+    """Whether the class token has a row in the position embedding; big_vision's and DeiT III's has none."""
+    distilled: bool = False
+    """A second token with a head of its own, for learning from a teacher (DeiT); the answer is the heads' mean."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         for name in ("patch_size", "width", "depth", "heads", "mlp_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        if self.num_classes < 0:
-            raise ValueError(f"num_classes is {self.num_classes}; it must be 0 (no head) or more.")
+        for name in ("num_classes", "registers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 (none) or more.")
         if self.representation_size is not None and self.representation_size < 1:
             raise ValueError(
                 f"representation_size is {self.representation_size}; give a width of at least 1, or None to leave "
@@ -68,19 +211,44 @@ class ViTConfig:
             )
         if not self.position_std >= 0:
             raise ValueError(f"position_std is {self.position_std}; it must be 0 or more.")
-        if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"dropout is {self.dropout}; it must lie in [0, 1).")
-        check_divisible(self.image_hw, self.patch_size)
+        for name in ("dropout", "stochastic_depth"):
+            if not 0.0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1).")
+        check_divisible(self.image_hw, self.patch_size, self.stem)
+        self._check_positions()
+        if self.distilled and (self.pool != "token" or self.representation_size):
+            raise ValueError("distilled=True needs pool='token' and no representation_size, as in DeiT.")
+
+    def _check_positions(self) -> None:
+        if self.position == "relative":
+            if self.position_at == "stem":
+                raise ValueError("position='relative' acts inside attention: give position_at='every' or 'shared'.")
+            if self.encoder == "axial":
+                raise ValueError("position='relative' goes with encoder='full'; along an axis it is not defined here.")
+        if self.position in ("none", "sincos2d") and self.position_at == "every":
+            raise ValueError(
+                f"position='{self.position}' has nothing to learn in every block by itself; give position_at='stem' "
+                f"or 'shared'."
+            )
+        if self.position == "2d" and self.width % 2:
+            raise ValueError(f"position='2d' gives half of the width to each axis; width={self.width} is odd.")
+        if self.position == "sincos2d" and (self.width % 4 or self.width < 8):
+            raise ValueError(f"position='sincos2d' needs a width that 4 divides, 8 at least; it is {self.width}.")
 
     @property
     def image_hw(self) -> tuple[int, int]:
         """(height, width) of the input in pixels."""
-        return (self.image_size, self.image_size) if isinstance(self.image_size, int) else self.image_size
+        return _hw(self.image_size)
+
+    @property
+    def stride(self) -> int:
+        """Pixels from one patch's centre to the next's."""
+        return self.patch_size * (self.stem.stride if self.stem else 1)
 
     @property
     def grid(self) -> tuple[int, int]:
         """Patches down and across."""
-        height, width = self.image_hw
+        height, width = self.stem.grid(self.image_hw) if self.stem else self.image_hw
         return height // self.patch_size, width // self.patch_size
 
     @property
@@ -89,9 +257,18 @@ class ViTConfig:
         return math.prod(self.grid)
 
     @property
+    def has_class_token(self) -> bool:
+        return self.pool in ("token", "token+gap")
+
+    @property
     def num_prefix_tokens(self) -> int:
-        """Tokens in front of the patches: the class token, if there is one."""
-        return 1 if self.pool == "token" else 0
+        """Tokens in front of the patches: class token, distillation token, registers, in this order."""
+        return int(self.has_class_token) + int(self.distilled) + self.registers
+
+    @property
+    def num_position_prefix(self) -> int:
+        """Those of them that have a row in the position embedding, the first ones."""
+        return int(self.has_class_token) + int(self.distilled) if self.class_position else 0
 
     @property
     def num_tokens(self) -> int:
@@ -99,25 +276,125 @@ class ViTConfig:
         return self.num_prefix_tokens + self.num_patches
 
     @property
+    def num_features(self) -> int:
+        """Length of what the head sees."""
+        return self.representation_size or self.width * (2 if self.pool == "token+gap" else 1)
+
+    @property
     def num_parameters(self) -> int:
         """Trained numbers, counted without building the model."""
-        d, rep = self.width, self.representation_size or 0
-        stem = d * (3 * self.patch_size**2 + 1) + d * self.num_prefix_tokens
-        positions = d * self.num_tokens if self.position != "none" else 0
-        block = 4 * d * (d + 1) + 2 * d * self.mlp_dim + self.mlp_dim + d + 4 * d
-        head = rep * (d + 1) + ((rep or d) + 1) * self.num_classes
-        return stem + positions + self.depth * block + 2 * d + head
+        d = self.width
+        stem = self.stem.num_parameters(self.image_hw) if self.stem else 0
+        channels = self.stem.channels if self.stem else 3
+        embedding = d * (channels * self.patch_size**2 + 1) + d * self.num_prefix_tokens
+        mlp = 2 * d * self.mlp_dim + self.mlp_dim + d
+        block = 4 * d * (d + 1) + mlp + 4 * d + (2 * d if self.layer_scale is not None else 0)
+        halves = 2 if self.encoder == "axial" else 1
+        pooling = d + 4 * d * (d + 1) + mlp + 2 * d if self.pool == "map" else 0
+        rep = self.representation_size or 0
+        pre_logits = rep * (d * (2 if self.pool == "token+gap" else 1) + 1)
+        heads = (2 if self.distilled else 1) * (self.num_features + 1) * self.num_classes
+        blocks = halves * self.depth * block
+        return stem + embedding + self._position_parameters() + blocks + 2 * d + pooling + pre_logits + heads
+
+    def _position_parameters(self) -> int:
+        d, (h, w) = self.width, self.grid
+        rows = {
+            "1d": d * (self.num_position_prefix + self.num_patches),
+            "2d": d * self.num_position_prefix + (h + w) * d // 2,
+            "relative": (2 * self.num_patches - 1) * d // self.heads,
+        }
+        return rows.get(self.position, 0) * (self.depth if self.position_at == "every" else 1)
+
+    @property
+    def forward_macs(self) -> int:
+        """Multiply-accumulates of the matrix products in one forward pass of one picture.
+
+        The paper's exaFLOPs are 6 times this (2 FLOPs each, backward twice the forward) times pictures seen.
+        """
+        d, t, n, p = self.width, self.num_tokens, self.num_patches, self.num_prefix_tokens
+        channels = self.stem.channels if self.stem else 3
+        stem = self.stem.forward_macs(self.image_hw) if self.stem else 0
+        embed = n * channels * self.patch_size**2 * d
+        dense = 4 * d * d + 2 * d * self.mlp_dim
+        if self.encoder == "full":
+            encoder = self.depth * (t * dense + 2 * t * t * d)
+            if self.position == "relative":
+                encoder += self.depth * n * (2 * n - 1) * d
+        else:  # along an axis of s places there are n / s sequences, each with a copy of the prefix
+            encoder = self.depth * sum(n // s * ((s + p) * dense + 2 * (s + p) ** 2 * d) for s in self.grid)
+        pooling = d * d * (2 + 2 * t) + 2 * t * d + 2 * d * self.mlp_dim if self.pool == "map" else 0
+        rep = self.representation_size or 0
+        pooled = d * (2 if self.pool == "token+gap" else 1)
+        head = pooled * rep + (2 if self.distilled else 1) * self.num_features * self.num_classes
+        return stem + embed + encoder + pooling + head
 
 
-def check_divisible(image_hw: tuple[int, int], patch_size: int) -> None:
-    """Raises ValueError with the nearest good sizes unless `patch_size` divides both sides."""
-    height, width = image_hw
+@dataclass(frozen=True)
+class ResNetConfig:
+    """One ResNet: BiT's, the paper's baseline (Sec. 4.1), big_vision's, or the axial one (App. D.6)."""
+
+    kind: Literal["resnet"] = "resnet"
+    image_size: ImageSize = 224
+    """Side of the input in pixels, or (height, width). Convolutions take any size; axial mixing was built for one."""
+    body: ResNetBody = field(default_factory=ResNetBody)
+    num_classes: int = 1000
+    """K, the number of outputs; 0 leaves the head out."""
+    head_bias: float = 0.0
+    """Initial bias of the head."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.num_classes < 0:
+            raise ValueError(f"num_classes is {self.num_classes}; it must be 0 (no head) or more.")
+        if min(self.image_hw) < 1:
+            raise ValueError(f"image_size is {self.image_size}; each side must be at least 1 pixel.")
+
+    @property
+    def image_hw(self) -> tuple[int, int]:
+        """(height, width) of the input in pixels."""
+        return _hw(self.image_size)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Places of the last feature map, down and across."""
+        return self.body.grid(self.image_hw)
+
+    @property
+    def num_features(self) -> int:
+        """Length of what the head sees."""
+        return self.body.channels
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained numbers, counted without building the model."""
+        norm = 2 * self.body.channels if self.body.version == "v2" else 0
+        return self.body.num_parameters(self.image_hw) + norm + (self.body.channels + 1) * self.num_classes
+
+    @property
+    def forward_macs(self) -> int:
+        """Multiply-accumulates of the products in one forward pass of one picture."""
+        return self.body.forward_macs(self.image_hw) + self.body.channels * self.num_classes
+
+
+ModelConfig = ViTConfig | ResNetConfig
+
+
+def _hw(image_size: ImageSize) -> tuple[int, int]:
+    return (image_size, image_size) if isinstance(image_size, int) else image_size
+
+
+def check_divisible(image_hw: tuple[int, int], patch_size: int, stem: ResNetBody | None = None) -> None:
+    """Raises ValueError with the nearest good sizes unless `patch_size` divides both sides (of the stem's map)."""
+    height, width = sides = stem.grid(image_hw) if stem else image_hw
     if height >= patch_size and width >= patch_size and height % patch_size == 0 and width % patch_size == 0:
         return
-    good = sorted({max(side // patch_size + up, 1) * patch_size for side in (height, width) for up in (0, 1)})
+    stride = stem.stride if stem else 1
+    good = sorted({max(side // patch_size + up, 1) * patch_size * stride for side in sides for up in (0, 1)})
+    of_map = f" (of the stem's {height}x{width} feature map)" if stem else ""
     raise ValueError(
-        f"image size {height}x{width} cannot be cut into patches of {patch_size}x{patch_size}; each side must be a "
-        f"multiple of {patch_size}, the nearest: {', '.join(map(str, good))}."
+        f"image size {image_hw[0]}x{image_hw[1]} cannot be cut into patches of {patch_size}x{patch_size}{of_map}; each "
+        f"side must be a multiple of {patch_size * stride}, the nearest: {', '.join(map(str, good))}."
     )
 
 
@@ -126,37 +403,58 @@ _S = ViTConfig(width=384, depth=12, heads=6, mlp_dim=1536)
 _B = ViTConfig(width=768, depth=12, heads=12, mlp_dim=3072)
 _L = ViTConfig(width=1024, depth=24, heads=16, mlp_dim=4096)
 _H = ViTConfig(width=1280, depth=32, heads=16, mlp_dim=5120)
+_BIT = ResNetBody(version="v2", weight_eps=1e-10, weight_eps_on="variance", group_norm_eps=1e-5)
 
-# Table 1 gives B, L and H; Ti and S are the later sizes of the same family.
-MODELS: dict[str, ViTConfig] = {
-    f"ViT-{size}/{patch}": dataclasses.replace(config, patch_size=patch)
-    for size, config in (("Ti", _TI), ("S", _S), ("B", _B), ("L", _L), ("H", _H))
-    for patch in (8, 14, 16, 32)
+STAGES = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
+"""Units in each stage of a ResNet of so many layers."""
+
+
+def _hybrid(config: ViTConfig, layers: tuple[int, ...], patch_size: int = 1) -> ViTConfig:
+    return dataclasses.replace(config, stem=ResNetBody(layers), patch_size=patch_size)
+
+
+def _resnet(layers: int, factor: int, **changes: typing.Any) -> ResNetConfig:
+    return ResNetConfig(body=dataclasses.replace(_BIT, layers=STAGES[layers], width=64 * factor, **changes))
+
+
+MODELS: dict[str, ModelConfig] = {
+    # Table 1 gives B, L and H; Ti and S are the later sizes of the same family.
+    **{
+        f"ViT-{size}/{patch}": dataclasses.replace(config, patch_size=patch)
+        for size, config in (("Ti", _TI), ("S", _S), ("B", _B), ("L", _L), ("H", _H))
+        for patch in (8, 14, 16, 32)
+    },
+    # Hybrids (Sec. 3.1): the number after the slash is the stride in pixels, but for R+ViT-Ti/16, whose is 32. The
+    # /16 of R50 leave stage 4 out and move its 3 units to stage 3, so that there are as many layers.
+    "R50+ViT-B/16": _hybrid(_B, (3, 4, 9)),
+    "R50+ViT-B/32": _hybrid(_B, STAGES[50]),
+    "R50+ViT-L/16": _hybrid(_L, (3, 4, 9)),
+    "R50+ViT-L/32": _hybrid(_L, STAGES[50]),
+    "R26+ViT-S/32": _hybrid(_S, STAGES[26]),
+    "R26+ViT-B/32": _hybrid(_B, STAGES[26]),
+    "R+ViT-Ti/16": _hybrid(_TI, (), patch_size=8),
+    # ResNets (BiT): R50x3 has 50 layers, three times as wide.
+    **{
+        f"R{layers}x{factor}": _resnet(layers, factor)
+        for layers, factors in ((26, (1,)), (50, (1, 2, 3)), (101, (1, 3)), (152, (1, 2, 4)), (200, (3,)))
+        for factor in factors
+    },
+    # Axial attention (App. D.6).
+    "Axial-ViT-B/16": dataclasses.replace(_B, encoder="axial"),
+    "Axial-ViT-B/32": dataclasses.replace(_B, encoder="axial", patch_size=32),
+    "AxialResNet50": _resnet(50, 1, mixing="axial"),
 }
 
 
-def get_config(name: str, **overrides: typing.Any) -> ViTConfig:
+def get_config(name: str, **overrides: typing.Any) -> ModelConfig:
     """The configuration called `name` (`ViT-B/16`), with fields overridden by keyword.
 
     Raises ValueError for an unknown name or field, naming the nearest valid ones.
     """
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; {nearest(name, MODELS)}. `vitlab list models` shows all.")
-    fields = [field.name for field in dataclasses.fields(ViTConfig)]
+    fields = [item.name for item in dataclasses.fields(MODELS[name])]
     for key in overrides:
         if key not in fields:
             raise ValueError(f"unknown model setting {key!r}; {nearest(key, fields)}.")
     return dataclasses.replace(MODELS[name], **overrides)
-
-
-def forward_macs(config: ViTConfig) -> int:
-    """Multiply-accumulates of the matrix products in one forward pass of one picture.
-
-    The paper's exaFLOPs are 6 times this (2 FLOPs each, backward twice the forward) times pictures seen.
-    """
-    d, t = config.width, config.num_tokens
-    embed = config.num_patches * 3 * config.patch_size**2 * d
-    block = t * (4 * d * d + 2 * d * config.mlp_dim) + 2 * t * t * d
-    rep = config.representation_size or 0
-    head = d * rep + (rep or d) * config.num_classes
-    return embed + config.depth * block + head

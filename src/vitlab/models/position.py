@@ -1,5 +1,7 @@
 """App. D.4: where a token stands. Position embeddings, and their interpolation to another grid (Sec. 3.2)."""
 
+from typing import Any, Literal
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -7,30 +9,120 @@ from torch import Tensor, nn
 
 from vitlab.models.config import ViTConfig
 
+Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
+"""How a grid of position embeddings is resampled: bilinear with the corner patches' centres aligned (Google's), or
+bicubic with the picture's borders aligned, as DINOv2 and Hugging Face do, or that with antialiasing, as timm does."""
+
 
 class PositionEmbedding(nn.Module):
-    """E_pos of Eq. 1: one learned row for every token, added at the stem (`1d`), or nothing (`none`)."""
+    """The position embeddings of a model, J of them: one, or one for every block (`position_at`, Table 8).
 
-    table: nn.Parameter | None
+    | kind | parameters | adds to a token |
+    |---|---|---|
+    | `none` | | nothing |
+    | `1d` | `table` [J, T, D] | the row of its place in reading order (E_pos of Eq. 1) |
+    | `2d` | `columns` [J, w, D/2], `rows` [J, h, D/2], `prefix` | column's and row's halves, one after the other |
+    | `sincos2d` | | `sincos_table`, fixed |
+    | `relative` | `table` [J, 2N-1, D/k] | nothing: `relative_logits` reads it inside attention |
+
+    Only tokens with a place are counted here: registers, and with `class_position` off the class token, have none.
+    """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        if config.position == "none":
-            self.register_parameter("table", None)
-        else:
-            self.table = nn.Parameter(torch.zeros(1, config.num_tokens, config.width))
+        kind, d, (h, w) = config.position, config.width, config.grid
+        self.kind = kind
+        self.placeless = config.num_prefix_tokens - config.num_position_prefix
+        self.before = config.num_position_prefix
+        copies = config.depth if config.position_at == "every" else 1
+        self.table: nn.Parameter | Tensor | None = None
+        if kind == "1d":
+            self.table = nn.Parameter(torch.empty(copies, self.before + h * w, d))
+        elif kind == "relative":
+            self.table = nn.Parameter(torch.empty(copies, 2 * h * w - 1, d // config.heads))
+        elif kind == "2d":
+            self.columns = nn.Parameter(torch.empty(copies, w, d // 2))
+            self.rows = nn.Parameter(torch.empty(copies, h, d // 2))
+            self.prefix = nn.Parameter(torch.empty(copies, self.before, d)) if self.before else None
+        elif kind == "sincos2d":
+            del self.table
+            self.register_buffer("table", sincos_table((h, w), d), persistent=False)
 
-    def forward(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        return tokens if self.table is None else tokens + self.table
+    def absolute(self, layer: int = 0) -> Float[Tensor, "T D"] | None:
+        """What is added to the tokens in front of block `layer`, one row each; None for nothing."""
+        if self.kind in ("none", "relative"):
+            return None
+        if self.kind == "2d":
+            layer = layer % self.rows.shape[0]
+            columns, rows = self.columns[layer], self.rows[layer]
+            h, w = rows.shape[0], columns.shape[0]
+            grid = torch.cat([columns[None].expand(h, -1, -1), rows[:, None].expand(-1, w, -1)], dim=-1)
+            found = grid.flatten(0, 1)
+            found = found if self.prefix is None else torch.cat([self.prefix[layer], found])
+        else:
+            assert self.table is not None
+            found = self.table[layer % self.table.shape[0]]
+        if self.kind == "sincos2d":
+            return F.pad(found, (0, 0, self.placeless + self.before, 0))
+        if not self.placeless:
+            return found
+        # Registers come after the tokens that have a place; zero is added to them.
+        middle = found.new_zeros(self.placeless, found.shape[1])
+        return torch.cat([found[: self.before], middle, found[self.before :]])
+
+    def relative(self, layer: int) -> Float[Tensor, "R Dh"] | None:
+        """The embedding of every offset for block `layer`; None for other kinds."""
+        if self.kind != "relative":
+            return None
+        assert self.table is not None
+        return self.table[layer % self.table.shape[0]]
+
+    def forward(self, tokens: Float[Tensor, "B T D"], layer: int = 0) -> Float[Tensor, "B T D"]:
+        found = self.absolute(layer)
+        return tokens if found is None else tokens + found.to(tokens.dtype)
+
+
+def sincos_table(grid: tuple[int, int], width: int) -> Float[Tensor, "1 N D"]:
+    """big_vision's fixed positions: sin and cos of the column, then of the row, at D/4 wavelengths."""
+    numbers: Any = {"dtype": torch.float64, "device": "cpu"}  # also where a model is built without numbers
+    rows, columns = torch.meshgrid(*(torch.arange(side, **numbers) for side in grid), indexing="ij")
+    omega = 10_000.0 ** -torch.linspace(0, 1, width // 4, **numbers)
+    x, y = columns.reshape(-1, 1) * omega, rows.reshape(-1, 1) * omega
+    return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)[None].float()
+
+
+def resize_positions(
+    state: dict[str, Tensor], config: ViTConfig, grid: tuple[int, int], method: Interpolation = "corners"
+) -> dict[str, Tensor]:
+    """The entries of `state` that are position embeddings of `config`'s grid, for another grid."""
+    match config.position:
+        case "1d":
+            table = state["position.table"]
+            return {
+                "position.table": interpolate_positions(table, config.grid, grid, config.num_position_prefix, method)
+            }
+        case "2d":
+            sizes = {"position.rows": (config.grid[0], grid[0]), "position.columns": (config.grid[1], grid[1])}
+            return {
+                name: interpolate_positions(state[name], (old, 1), (new, 1), 0, method)
+                for name, (old, new) in sizes.items()
+            }
+        case "relative":
+            return {"position.table": interpolate_offsets(state["position.table"], config.grid, grid)}
+    return {}
 
 
 def interpolate_positions(
-    table: Float[Tensor, "1 T D"], old_grid: tuple[int, int], new_grid: tuple[int, int], prefix: int
-) -> Float[Tensor, "1 T2 D"]:
+    table: Float[Tensor, "J T D"],
+    old_grid: tuple[int, int],
+    new_grid: tuple[int, int],
+    prefix: int,
+    method: Interpolation = "corners",
+) -> Float[Tensor, "J T2 D"]:
     """The rows of `table` resampled from one grid of patches to another (Sec. 3.2).
 
-    Bilinear with the corner patches' centres aligned, as scipy's `zoom(order=1)` in Google's code; the first
-    `prefix` rows (the class token's) are kept as they are.
+    `corners` is what scipy's `zoom(order=1)` computes in Google's code; the first `prefix` rows (the class token's)
+    are kept as they are.
 
     Deviation: for some pairs of sizes (28 -> 48, say) rounding inside scipy makes Google's last row and column
     zero. That is an accident, not a method, and is not repeated here.
@@ -43,5 +135,37 @@ def interpolate_positions(
     if tuple(old_grid) == tuple(new_grid):
         return table
     grid = table[:, prefix:].unflatten(1, old_grid).permute(0, 3, 1, 2)
-    grid = F.interpolate(grid.double(), size=tuple(new_grid), mode="bilinear", align_corners=True)
+    if method == "corners":
+        grid = F.interpolate(grid.double(), size=tuple(new_grid), mode="bilinear", align_corners=True)
+    else:
+        antialias = method == "bicubic_antialias"
+        grid = F.interpolate(grid.double(), size=tuple(new_grid), mode="bicubic", antialias=antialias)
     return torch.cat([table[:, :prefix], grid.flatten(2).transpose(1, 2).to(table.dtype)], dim=1)
+
+
+def interpolate_offsets(
+    table: Float[Tensor, "J R Dh"], old_grid: tuple[int, int], new_grid: tuple[int, int]
+) -> Float[Tensor, "J R2 Dh"]:
+    """Embeddings of offsets in reading order for another grid, which the paper does not tell how to do.
+
+    An offset of the new grid is so many rows and (at most half a row of) columns; scaled as the distance between
+    the corner patches scales, it falls between four offsets of the old grid, and is their bilinear mean.
+    """
+    (h, w), (h2, w2) = old_grid, new_grid
+    if table.shape[1] != 2 * h * w - 1:
+        raise ValueError(
+            f"a table of {table.shape[1]} offsets does not fit a grid of {h}x{w} patches ({2 * h * w - 1} offsets)."
+        )
+    if tuple(old_grid) == tuple(new_grid):
+        return table
+    offsets = torch.arange(-(h2 * w2 - 1), h2 * w2)
+    down = torch.div(offsets + w2 // 2, w2, rounding_mode="floor").clamp(-(h2 - 1), h2 - 1)
+    across = offsets - down * w2
+    y = down.double() * ((h - 1) / max(h2 - 1, 1))
+    x = across.double() * ((w - 1) / max(w2 - 1, 1))
+    found = torch.zeros(table.shape[0], len(offsets), table.shape[2], dtype=torch.float64)
+    for row, share_y in ((y.floor(), 1 - y % 1), (y.floor() + 1, y % 1)):
+        for column, share_x in ((x.floor(), 1 - x % 1), (x.floor() + 1, x % 1)):
+            index = (row * w + column).long().clamp(-(h * w - 1), h * w - 1) + h * w - 1
+            found += (share_y * share_x)[None, :, None] * table[:, index].double()
+    return found.to(table.dtype)

@@ -5,9 +5,10 @@ their code. The data sets are not to be had by a download: give yours with
 `--data.name folder:PATH` or `shards:PATH`.
 """
 
+import dataclasses
 import difflib
 
-from vitlab.models.config import ViTConfig, get_config
+from vitlab.models.config import ModelConfig, ResNetConfig, get_config
 from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
 
 WARMUP_STEPS = 10_000
@@ -20,6 +21,15 @@ JFT = {
     "ViT-L/32": (7.0, 6e-4),
     "ViT-L/16": (14.0, 4e-4),  # the table says 7/14: `--epochs 7` is the shorter run of Table 6
     "ViT-H/14": (14.0, 3e-4),
+    "R50x1": (7.0, 1e-3),
+    "R50x2": (7.0, 1e-3),
+    "R101x1": (7.0, 8e-4),
+    "R152x1": (7.0, 6e-4),
+    "R152x2": (7.0, 6e-4),  # Table 6 has a run of 14 epochs too
+    "R50+ViT-B/16": (7.0, 8e-4),
+    "R50+ViT-B/32": (7.0, 8e-4),
+    "R50+ViT-L/32": (7.0, 2e-4),
+    "R50+ViT-L/16": (14.0, 4e-4),  # 7/14, as ViT-L/16
 }
 
 # Table 3, ImageNet-21k: model -> epochs (30/90 for the large ones: `--epochs 30` is the shorter run).
@@ -65,10 +75,12 @@ def imagenet(model: str = "ViT-B/16") -> TrainConfig:
     )
 
 
-def _model(name: str, num_classes: int, dropout: float) -> ViTConfig:
-    """224 pixels, a hidden head layer as wide as the model (App. D.3), a head that starts out saying no to all."""
-    width = get_config(name).width
-    return get_config(name, num_classes=num_classes, dropout=dropout, representation_size=width, head_bias=-10.0)
+def _model(name: str, num_classes: int, dropout: float) -> ModelConfig:
+    """224 pixels, a head that starts out saying no to all; a ViT's hidden head layer is as wide as it (App. D.3)."""
+    config = get_config(name, num_classes=num_classes, head_bias=-10.0)
+    if isinstance(config, ResNetConfig):
+        return config
+    return dataclasses.replace(config, dropout=dropout, representation_size=config.width)
 
 
 def _data(name: str) -> DataConfig:

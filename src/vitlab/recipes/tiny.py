@@ -5,7 +5,9 @@ exact GELU stands in for the tanh form, whose CPU kernels take three times as lo
 a short run with Google's 0.02 spends its first epochs learning that places differ.
 """
 
-from vitlab.models.config import ViTConfig, get_config
+from typing import Any
+
+from vitlab.models.config import MODELS, ModelConfig, ViTConfig, get_config
 from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
 
 
@@ -88,16 +90,14 @@ def finetune_small() -> TrainConfig:
     )
 
 
-def _named(model: str | None, own: ViTConfig) -> ViTConfig:
-    """`own`, or the sizes of a named model at the same resolution and patch side."""
+def _named(model: str | None, own: ViTConfig) -> ModelConfig:
+    """`own`, or a named model at the same resolution (and patch side, if it cuts its patches from the picture)."""
     if model is None:
         return own
-    return get_config(
-        model,
-        image_size=own.image_size,
-        patch_size=own.patch_size,
-        num_classes=own.num_classes,
-        pool=own.pool,
-        gelu=own.gelu,
-        position_std=own.position_std,
-    )
+    wanted: dict[str, Any] = {"image_size": own.image_size, "num_classes": own.num_classes}
+    named = MODELS.get(model)
+    if isinstance(named, ViTConfig):
+        wanted |= {"pool": own.pool, "gelu": own.gelu, "position_std": own.position_std}
+        if named.stem is None:
+            wanted["patch_size"] = own.patch_size
+    return get_config(model, **wanted)

@@ -12,6 +12,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.inspect.attention import attention_maps, attention_rollout, class_attention_grid, mean_attention_distance
 from vitlab.inspect.embeddings import filter_components, position_similarity
 from vitlab.inspect.report import Mistakes, Phase, Rollout, training_page, write_page
+from vitlab.models.vit import ViT
 from vitlab.recipes import tiny
 from vitlab.train.config import TrainConfig
 from vitlab.train.workdir import write_json
@@ -64,6 +65,7 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
 def phase(name: str, explanation: str, outcome: Outcome, workdir: Path) -> Phase:
     """One finished run as its page shows it: curves, confusions, wrong answers, and the model from inside."""
     test, model = outcome.test, outcome.model.cpu()
+    assert isinstance(model, ViT), "the demo trains one"
     vit = model.config
     records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     wrong = np.flatnonzero(test.predictions != test.labels)
@@ -92,7 +94,7 @@ def phase(name: str, explanation: str, outcome: Outcome, workdir: Path) -> Phase
         ) if len(wrong) else None,
         filters=filter_components(model.embedding.weight.detach(), min(28, 3 * vit.patch_size**2)).numpy(),
         positions=None if table is None else position_similarity(table.detach(), vit.grid, prefix).numpy(),
-        distances=mean_attention_distance(maps, vit.grid, vit.patch_size, prefix).numpy(),
+        distances=mean_attention_distance(maps, vit.grid, vit.stride, prefix).numpy(),
         rollout=Rollout(
             _pixels(images), captions, class_attention_grid(attention_rollout(maps), vit.grid, prefix).numpy()
         ),

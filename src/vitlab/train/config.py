@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vitlab.models.config import ViTConfig
+from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.settings import check_fields
 
 
@@ -106,7 +106,7 @@ class OptimConfig:
 class TrainConfig:
     """One run, whole: the same config and the same data give the same weights."""
 
-    model: ViTConfig = field(default_factory=ViTConfig)
+    model: ModelConfig = field(default_factory=ViTConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     loss: Literal["softmax", "sigmoid"] = "softmax"

@@ -21,8 +21,8 @@ from vitlab.data.datasets import load_dataset
 from vitlab.data.loader import Batch, train_batches
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import TrainTransform
-from vitlab.models.config import forward_macs
-from vitlab.models.vit import ViT
+from vitlab.models import build_model
+from vitlab.models.vit import Model
 from vitlab.train.checkpoint import load_latest, save_checkpoint
 from vitlab.train.config import TrainConfig
 from vitlab.train.objectives import Classification
@@ -93,13 +93,13 @@ class State:
 def train(
     config: TrainConfig,
     workdir: Workdir,
-    model: ViT,
+    model: Model,
     *,
     dataset: Dataset | None = None,
     evaluate: Evaluate | None = None,
     device: str | torch.device = "cpu",
     label: str = "train",
-) -> ViT:
+) -> Model:
     """Trains `model` as `config` says, or continues what `workdir` holds; returns the trained model in float32.
 
     `dataset` is the training split where the caller has loaded it already.
@@ -124,7 +124,7 @@ def train(
     state = _start(config, model.to(device), device)
     objective = Classification(config.model.num_classes, config.loss, config.label_smoothing, config.mixup)
     forward = torch.compile(model.train()) if config.compile else model.train()
-    flops = 6.0 * forward_macs(config.model)
+    flops = 6.0 * config.model.forward_macs
     with Progress(label, steps) as progress, _signals() as asked_to_stop:
         if config.optim.warmup_steps >= steps:
             progress.say(
@@ -162,7 +162,7 @@ def train(
     return _finished(config, state)
 
 
-def _start(config: TrainConfig, model: ViT, device: torch.device) -> State:
+def _start(config: TrainConfig, model: Model, device: torch.device) -> State:
     weights = Weights(model, resolve_precision(config.precision, device))
     masters = weights.masters
     average = {n: m.detach().clone() for n, m in masters.items()} if config.average_decay else None
@@ -281,9 +281,9 @@ def _check_finite(config: TrainConfig, state: State, workdir: Workdir, dataset: 
     )
 
 
-def _finished(config: TrainConfig, state: State) -> ViT:
+def _finished(config: TrainConfig, state: State) -> Model:
     """The trained model as it stands, in float32: with the averaged weights where there are any."""
-    model = ViT(config.model).to(next(iter(state.weights.masters.values())).device)
+    model = build_model(config.model).to(next(iter(state.weights.masters.values())).device)
     model.load_state_dict(state.average or {n: m.detach() for n, m in state.weights.masters.items()})
     return model.eval()
 

@@ -4,8 +4,8 @@ import dataclasses
 import hashlib
 from pathlib import Path
 
-from vitlab.models.config import ViTConfig
-from vitlab.models.vit import ViT
+from vitlab.models.config import ModelConfig, ViTConfig
+from vitlab.models.vit import Model
 from vitlab.train.config import TrainConfig
 from vitlab.transfer.run import OnSettings, Outcome, load_pictures, run
 from vitlab.weights import load_model
@@ -39,7 +39,7 @@ def finetune(
     )  # fmt: skip
 
 
-def adapted(source: ViTConfig, config: TrainConfig, num_classes: int, image_size: int | None = None) -> TrainConfig:
+def adapted(source: ModelConfig, config: TrainConfig, num_classes: int, image_size: int | None = None) -> TrainConfig:
     """`config` with the model of a checkpoint: its own shape, at the recipe's resolution or `image_size`.
 
     Raises ValueError where the recipe's resolution is far from the checkpoint's, and none was asked for.
@@ -51,27 +51,27 @@ def adapted(source: ViTConfig, config: TrainConfig, num_classes: int, image_size
             f"at, and would cost it {(config.model.image_hw[0] / side) ** 2:.0f} times the patches; say which size "
             f"you want, e.g. --image-size {2 * side}."
         )
-    model = dataclasses.replace(
-        source,
-        image_size=config.model.image_size if image_size is None else image_size,
-        num_classes=num_classes,
-        representation_size=None,
-        dropout=config.model.dropout,
-        head_bias=0.0,
-    )
+    size = config.model.image_size if image_size is None else image_size
+    model = dataclasses.replace(source, image_size=size, num_classes=num_classes, head_bias=0.0)
+    if isinstance(model, ViTConfig):
+        assert isinstance(config.model, ViTConfig), "every fine-tuning recipe has a ViT's settings"
+        model = dataclasses.replace(model, representation_size=None, dropout=config.model.dropout)
+    elif isinstance(config.model, ViTConfig) and config.model.dropout:
+        raise ValueError(f"dropout={config.model.dropout}: the checkpoint is a ResNet, which has none; leave it out.")
     return dataclasses.replace(config, model=model)
 
 
-def _carried(checkpoint: str | Path, wanted: ViTConfig) -> ViT:
+def _carried(checkpoint: str | Path, wanted: ModelConfig) -> Model:
+    dropout = wanted.dropout if isinstance(wanted, ViTConfig) else None
     model = load_model(
         checkpoint, image_size=wanted.image_size, num_classes=wanted.num_classes, reset_head=True,
-        pre_logits="drop", dropout=wanted.dropout,
+        pre_logits="drop", dropout=dropout,
     )  # fmt: skip
     assert model.config == wanted, f"{model.config} is not {wanted}"
     return model
 
 
-def _identity(model: ViT) -> tuple[ViTConfig, str]:
+def _identity(model: Model) -> tuple[ModelConfig, str]:
     """A model's shape, and a short name for exactly its weights, whatever file they came in."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):

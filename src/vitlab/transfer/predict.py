@@ -10,7 +10,7 @@ import torch
 
 from vitlab.data.sources import PICTURE_SUFFIXES, PictureError, decode
 from vitlab.data.transforms import EvalTransform
-from vitlab.models.vit import ViT
+from vitlab.models.vit import Model
 from vitlab.transfer.evaluate import choose_device
 from vitlab.weights import load_card, load_model
 
@@ -62,7 +62,7 @@ def predict(
 
 @torch.inference_mode()
 def _answers(
-    model: ViT,
+    model: Model,
     transform: EvalTransform,
     pictures: list[tuple[str, Any]],
     names: list[str],

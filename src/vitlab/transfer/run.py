@@ -13,7 +13,8 @@ from torch import nn
 from vitlab.data.datasets import load_dataset
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
-from vitlab.models.vit import ViT
+from vitlab.models import build_model
+from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train.config import DataConfig, TrainConfig
 from vitlab.train.loop import train
@@ -40,7 +41,7 @@ class Outcome:
     config: TrainConfig
     """The complete settings."""
     pictures: Pictures
-    model: ViT
+    model: Model
     test: Evaluation
     result: dict[str, Any]
     """The content of `result.json`: the same however often the run was interrupted."""
@@ -84,8 +85,8 @@ def pretrain(
         on_settings(config)
     generator = torch.Generator().manual_seed(config.seed)
     return run(
-        config, workdir, pictures, lambda: ViT(config.model, generator=generator), command="pretrain", device=device,
-        tensorboard=tensorboard,
+        config, workdir, pictures, lambda: build_model(config.model, generator=generator), command="pretrain",
+        device=device, tensorboard=tensorboard,
     )  # fmt: skip
 
 
@@ -93,7 +94,7 @@ def run(
     config: TrainConfig,
     workdir: str | Path,
     pictures: Pictures,
-    create: Callable[[], ViT],
+    create: Callable[[], Model],
     *,
     command: str,
     start: str | None = None,

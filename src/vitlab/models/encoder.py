@@ -1,0 +1,183 @@
+"""App. A and Eq. 2-3: attention and the encoder block, of which there is one each, for every model.
+
+The letters are the paper's: B pictures, T tokens, D width, k heads, Dh = D / k.
+"""
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitlab.models.config import ViTConfig
+
+AttentionPath = Literal["fused", "matmul"]
+Heads = tuple[Float[Tensor, "B k T Dh"], Float[Tensor, "B k S Dh"], Float[Tensor, "B k S Dh"]]
+
+
+def attention_path(device_type: str, needs_grad: bool) -> AttentionPath:
+    """The faster of two equal ways to compute attention.
+
+    `fused` is torch's scaled_dot_product_attention, best everywhere but in training on a CPU: its backward there
+    takes several times as long as plain matrix products do (`benchmarks/train_cpu.py` has whole training steps).
+    """
+    return "matmul" if device_type == "cpu" and needs_grad else "fused"
+
+
+def attention(
+    q: Float[Tensor, "B k T Dh"],
+    k: Float[Tensor, "B k S Dh"],
+    v: Float[Tensor, "B k S Dh"],
+    bias: Float[Tensor, "B k T S"] | None = None,
+) -> Float[Tensor, "B k T Dh"]:
+    """softmax(q k^T / sqrt(Dh) + bias) v (App. A, Eq. 6-7), by the path that is faster here."""
+    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    if attention_path(q.device.type, needs_grad) == "matmul":
+        return MatmulAttention.apply(q, k, v, bias)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+class MatmulAttention(torch.autograd.Function):
+    """Attention as plain matrix products, with its derivative written out; keeps the attention matrix."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
+        q = q * q.shape[-1] ** -0.5
+        logits = q @ k.transpose(-2, -1)
+        weights = torch.softmax(logits if bias is None else logits + bias, dim=-1)
+        ctx.save_for_backward(q, k, v, weights)
+        return weights @ v
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        (grad,) = grads
+        q, k, v, weights = ctx.saved_tensors
+        grad_v = weights.transpose(-2, -1) @ grad
+        grad_logits = torch.ops.aten._softmax_backward_data(grad @ v.transpose(-2, -1), weights, -1, weights.dtype)
+        grad_q = (grad_logits @ k) * q.shape[-1] ** -0.5
+        grad_k = grad_logits.transpose(-2, -1) @ q
+        return grad_q, grad_k, grad_v, grad_logits if ctx.needs_input_grad[3] else None
+
+
+def relative_logits(
+    q: Float[Tensor, "B k T Dh"], table: Float[Tensor, "R Dh"], prefix: int = 0
+) -> Float[Tensor, "B k T T"]:
+    """q . r(p_q - p_k) / sqrt(Dh) for every query and key: what relative positions add to the logits (App. D.4).
+
+    Row N - 1 + p_k - p_q of `table` is the embedding of that offset, so R = 2 N - 1 for N places in a row. The first
+    `prefix` tokens stand nowhere: nothing is added where one of them asks or answers.
+    """
+    places = q.shape[-2] - prefix
+    logits = (q[:, :, prefix:] * q.shape[-1] ** -0.5) @ table.T  # by offset: [B, k, N, 2N - 1]
+    # Read with a stride that is shorter by one, each row starts one offset earlier: [q, offset] becomes [q, k].
+    flat = F.pad(F.pad(logits, (0, 1)).flatten(2), (0, places - 1))
+    logits = flat.unflatten(2, (places + 1, 2 * places - 1))[:, :, :places, places - 1 :]
+    return F.pad(logits, (prefix, 0, prefix, 0))
+
+
+class Linear(nn.Linear):
+    """A dense layer whose numbers are not drawn twice: `init_weights` draws them all."""
+
+    def reset_parameters(self) -> None:
+        pass
+
+
+class Attention(nn.Module):
+    """MSA, multi-head self-attention (App. A); `relative` adds relative positions (App. D.4)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = Linear(width, 3 * width)
+        self.out = Linear(width, width)
+
+    def project(self, tokens: Float[Tensor, "B T D"]) -> Heads:
+        """Queries, keys and values of every head (Eq. 5)."""
+        q, k, v = self.qkv(tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+    def forward(
+        self, tokens: Float[Tensor, "B T D"], relative: Float[Tensor, "R Dh"] | None = None, prefix: int = 0
+    ) -> Float[Tensor, "B T D"]:
+        q, k, v = self.project(tokens)
+        bias = None if relative is None else relative_logits(q, relative, prefix)
+        return self._merge(attention(q, k, v, bias))
+
+    def answer(self, queries: Float[Tensor, "B S D"], tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B S D"]:
+        """Attention of other queries to the tokens."""
+        width = queries.shape[-1]
+        weight, bias = self.qkv.weight, self.qkv.bias
+        q = F.linear(queries, weight[:width], bias[:width]).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        kv = F.linear(tokens, weight[width:], bias[width:])
+        k, v = kv.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self._merge(attention(q, k, v))
+
+    def _merge(self, heads: Float[Tensor, "B k T Dh"]) -> Float[Tensor, "B T D"]:
+        return self.out(heads.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """Two dense layers with a GELU between them."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.approximate = "tanh" if config.gelu == "tanh" else "none"
+        self.fc1 = Linear(config.width, config.mlp_dim)
+        self.dropout = nn.Dropout(config.dropout)
+        self.fc2 = Linear(config.mlp_dim, config.width)
+
+    def forward(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        return self.fc2(self.dropout(F.gelu(self.fc1(tokens), approximate=self.approximate)))
+
+
+class Branch(nn.Module):
+    """What happens to a branch of a block before it is added: LayerScale, dropout, stochastic depth."""
+
+    def __init__(self, config: ViTConfig, skip: float) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(config.width)) if config.layer_scale is not None else None
+        self.dropout = nn.Dropout(config.dropout)
+        self.skip = skip
+
+    def forward(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        tokens = self.dropout(tokens if self.scale is None else tokens * self.scale)
+        if not (self.training and self.skip):
+            return tokens
+        kept = torch.rand(tokens.shape[0], 1, 1, device=tokens.device) >= self.skip
+        return tokens * (kept / (1 - self.skip)).to(tokens.dtype)
+
+
+class Block(nn.Module):
+    """One encoder block: Eq. 2 and Eq. 3, normalised before each part. `skip` is its rate of stochastic depth."""
+
+    def __init__(self, config: ViTConfig, skip: float = 0.0) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
+        self.attention = Attention(config.width, config.heads)
+        self.branch1 = Branch(config, skip)
+        self.norm2 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
+        self.mlp = MLP(config)
+        self.branch2 = Branch(config, skip)
+        self.prefix = config.num_prefix_tokens
+
+    def forward(
+        self, tokens: Float[Tensor, "B T D"], relative: Float[Tensor, "R Dh"] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        tokens = tokens + self.branch1(self.attention(self.norm1(tokens), relative, self.prefix))  # Eq. 2
+        return tokens + self.branch2(self.mlp(self.norm2(tokens)))  # Eq. 3
+
+
+class MAPHead(nn.Module):
+    """Multi-head attention pooling (big_vision): one learned query looks at all tokens, then an MLP."""
+
+    def __init__(self, config: ViTConfig) -> None:
+        super().__init__()
+        self.probe = nn.Parameter(torch.empty(1, 1, config.width))
+        self.attention = Attention(config.width, config.heads)
+        self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
+        pooled = self.attention.answer(self.probe.to(tokens.dtype).expand(tokens.shape[0], -1, -1), tokens)
+        return (pooled + self.mlp(self.norm(pooled)))[:, 0]

@@ -1,0 +1,151 @@
+"""Sec. 4.1: ResNet (BiT), the baseline, and the stem of the hybrids (Sec. 3.1).
+
+BatchNorm is replaced by GroupNorm, and the weights of every convolution are standardised.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from vitlab.models.axial import AxialMixing
+from vitlab.models.config import ResNetBody, ResNetConfig, Unit
+from vitlab.models.encoder import Linear
+from vitlab.models.initial import init_weights
+
+GROUPS = 32
+
+
+class StdConv(nn.Module):
+    """A convolution whose weights have mean 0 and variance 1 over each output channel's inputs, without a bias."""
+
+    def __init__(self, channels_in: int, channels_out: int, size: int, stride: int, body: ResNetBody) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels_out, channels_in, size, size))
+        self.stride, self.body = stride, body
+
+    def standardised(self) -> Float[Tensor, "O I h w"]:
+        """The weights that convolve, in float32: in less their deviations would be lost."""
+        weight = self.weight.float()
+        variance, mean = torch.var_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        eps = self.body.weight_eps
+        if self.body.weight_eps_on == "variance":
+            return (weight - mean) * torch.rsqrt(variance + eps)
+        return (weight - mean) / (variance.sqrt() + eps)
+
+    def forward(self, maps: Float[Tensor, "B I h w"]) -> Float[Tensor, "B O h2 w2"]:
+        maps = _padded(maps, self.weight.shape[-1], self.stride, self.body.version)
+        return F.conv2d(maps, self.standardised().to(maps.dtype), stride=self.stride)
+
+
+def _padded(maps: Float[Tensor, "B C h w"], size: int, stride: int, version: str) -> Float[Tensor, "B C h2 w2"]:
+    """Zeros around the maps: as TensorFlow's SAME (`v1`), which favours the far side, or alike on all (`v2`)."""
+    if size == 1:
+        return maps
+    if version == "v2":
+        return F.pad(maps, (size // 2,) * 4)
+    pads: list[int] = []
+    for side in reversed(maps.shape[-2:]):  # F.pad begins with the last axis
+        total = max((-(-side // stride) - 1) * stride + size - side, 0)
+        pads += [total // 2, total - total // 2]
+    return F.pad(maps, pads)
+
+
+class Bottleneck(nn.Module):
+    """Three convolutions around which the input goes: 1x1 to fewer channels, 3x3 (or axial attention), 1x1 to more."""
+
+    def __init__(self, unit: Unit, body: ResNetBody, grid: tuple[int, int]) -> None:
+        super().__init__()
+        c, m, out = unit.channels_in, unit.inner, unit.channels_out
+        v1 = body.version == "v1"
+        self.v1 = v1
+        self.norm1 = _group_norm(m if v1 else c, body)
+        self.conv1 = StdConv(c, m, 1, 1, body)
+        self.norm2 = _group_norm(m, body)
+        if body.mixing == "axial":
+            self.conv2 = AxialMixing(m, grid, unit.stride)
+        else:
+            self.conv2 = StdConv(m, m, 3, unit.stride, body)
+        self.norm3 = _group_norm(out if v1 else m, body)
+        self.conv3 = StdConv(m, out, 1, 1, body)
+        self.shortcut = StdConv(c, out, 1, unit.stride, body) if unit.projects else None
+        self.shortcut_norm = _group_norm(out, body) if unit.projects and v1 else None
+
+    def forward(self, maps: Float[Tensor, "B I h w"]) -> Float[Tensor, "B O h2 w2"]:
+        if self.v1:  # normalise and activate after each convolution, and once more after the sum
+            out = F.relu(self.norm1(self.conv1(maps)))
+            out = F.relu(self.norm2(self.conv2(out)))
+            out = self.norm3(self.conv3(out))
+            if self.shortcut is not None and self.shortcut_norm is not None:
+                maps = self.shortcut_norm(self.shortcut(maps))
+            return F.relu(maps + out)
+        out = F.relu(self.norm1(maps))  # ... before each; what is projected is already activated
+        if self.shortcut is not None:
+            maps = self.shortcut(out)
+        out = F.relu(self.norm2(self.conv1(out)))
+        out = F.relu(self.norm3(self.conv2(out)))
+        return maps + self.conv3(out)
+
+
+def _group_norm(channels: int, body: ResNetBody) -> nn.GroupNorm:
+    return nn.GroupNorm(GROUPS, channels, eps=body.group_norm_eps)
+
+
+class Body(nn.Module):
+    """Picture -> feature map: the root (7x7 convolution and pooling, stride 4), then the stages."""
+
+    def __init__(self, body: ResNetBody, image_hw: tuple[int, int]) -> None:
+        super().__init__()
+        self.body = body
+        self.root = StdConv(3, body.width, 7, 2, body)
+        self.root_norm = _group_norm(body.width, body) if body.version == "v1" else None
+        self.stages = nn.ModuleList(nn.ModuleList() for _ in body.layers)
+        for unit in body.units():
+            grid = (-(-image_hw[0] // unit.reached), -(-image_hw[1] // unit.reached))
+            stage = self.stages[unit.stage]
+            assert isinstance(stage, nn.ModuleList)
+            stage.append(Bottleneck(unit, body, grid))
+
+    def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B C h w"]:
+        # Planes, not channels last: convolutions are as fast on a CPU, and GroupNorm up to 50 times faster.
+        maps = self.root(images.to(self.root.weight.dtype).contiguous())
+        if self.root_norm is not None:
+            maps = F.relu(self.root_norm(maps))
+        if self.body.pool_padding == "-inf":
+            maps = F.max_pool2d(maps, 3, stride=2, padding=1)  # torch pads it with -inf
+        else:
+            maps = F.max_pool2d(_padded(maps, 3, 2, self.body.version), 3, stride=2)
+        for stage in self.stages:
+            assert isinstance(stage, nn.ModuleList)
+            for unit in stage:
+                maps = unit(maps)
+        return maps
+
+
+class ResNet(nn.Module):
+    """A ResNet as BiT builds it, with the seam of every model here: features, then head."""
+
+    def __init__(self, config: ResNetConfig, *, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.body = Body(config.body, config.image_hw)
+        self.norm = _group_norm(config.body.channels, config.body) if config.body.version == "v2" else None
+        self.head = Linear(config.num_features, config.num_classes) if config.num_classes else None
+        init_weights(self, config, generator)
+
+    def forward_features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N D"]:
+        """The last feature map, one token for every place in reading order; images hold values in [-1, 1]."""
+        maps = self.body(images)
+        if self.norm is not None:
+            maps = F.relu(self.norm(maps))
+        return maps.flatten(2).transpose(1, 2)
+
+    def forward_head(
+        self, tokens: Float[Tensor, "B N D"], pre_logits: bool = False
+    ) -> Float[Tensor, "B K"] | Float[Tensor, "B D"]:
+        """Logits from the tokens of `forward_features`; with `pre_logits`, what the head would have seen."""
+        pooled = tokens.mean(dim=1)
+        return pooled if pre_logits or self.head is None else self.head(pooled)
+
+    def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B K"]:
+        return self.forward_head(self.forward_features(images))
