@@ -13,7 +13,7 @@ from vitlab.models.vit import ViT
 from vitlab.weights import load_card, load_model, save_model
 from vitlab.weights.google import write_google
 
-ALLOWED = r"give a Google \.npz, a folder of save_model, or the work folder of a finished training"
+ALLOWED = r"give a Google \.npz, a folder of save_model, timm or Hugging Face"
 
 
 def test_importing_the_room_does_not_import_torch() -> None:

@@ -4,37 +4,50 @@ Importing this does not import torch.
 """
 
 import dataclasses
+import json
 import typing
 import zipfile
 from pathlib import Path
 from typing import Any, Literal
 
 if typing.TYPE_CHECKING:
-    from vitlab.models.vit import ViT
+    from torch import Tensor
 
-__all__ = ["load_card", "load_model", "save_model"]
+    from vitlab.models import ModelConfig
+    from vitlab.models.config import ImageSize
+    from vitlab.models.position import Interpolation
+    from vitlab.models.vit import Model
+
+__all__ = ["convert", "load_card", "load_model", "save_model"]
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
-READABLE = "a Google .npz, a folder of save_model, or the work folder of a finished training (with model/ in it)"
+READABLE = (
+    "a Google .npz, a folder of save_model, timm or Hugging Face, timm's weights as .safetensors, the work folder of a "
+    "finished training (with model/ in it), or a hub's hub:OWNER/NAME or timm:NAME"
+)
+Format = Literal["google", "vitlab", "timm", "huggingface"]
 
 
 def load_model(
     path: Path | str,
     *,
-    image_size: int | tuple[int, int] | None = None,
+    image_size: "ImageSize | None" = None,
     num_classes: int | None = None,
     reset_head: bool = False,
     pre_logits: Literal["keep", "drop"] = "keep",
     head_bias: float = 0.0,
     dropout: float | None = None,
-) -> "ViT":
+    interpolation: "Interpolation" = "corners",
+) -> "Model":
     """The model of a checkpoint, in float32 and in evaluation mode (`.train()` turns dropout on).
 
-    `path` is a Google `.npz`, a folder of `save_model`, or a training's work folder. With nothing else given,
-    the model is exactly what is there. To carry it to another size or task (Sec. 3.2):
+    `path` is what READABLE lists; which of them, and what model, the content tells. With nothing else given, the
+    model is exactly what is there, but for this: every model here takes pictures in [-1, 1], and where a checkpoint
+    was made for another mean and deviation, these are folded into its patch embedding. To carry it to another size
+    or task (Sec. 3.2):
 
-    - `image_size` interpolates the position embeddings. (For a file that does not tell its own size, see
-      `read_google`, it says which.)
+    - `image_size` interpolates the position embeddings, Google's way unless `interpolation` asks for another. (For a
+      file that does not tell its own size, see `read_google`, it says which.)
     - `num_classes`: where it differs from the checkpoint's, the head is a new one, all zero; 0 leaves it out.
     - `reset_head=True` makes a new head also where the number of classes is the same. A new task needs this.
     - `pre_logits="drop"` leaves out the layer before the head, as Google's fine-tuning does; it asks for a
@@ -45,13 +58,10 @@ def load_model(
     """
     import torch
 
-    from vitlab.models.vit import ViT
+    from vitlab.models import ViTConfig, build_model
     from vitlab.weights.adapt import adapt
-    from vitlab.weights.folder import read_folder
-    from vitlab.weights.google import read_google
 
-    kind, place = _find(Path(path))
-    config, state = read_google(place, image_size=image_size) if kind == "google" else read_folder(place)
+    config, state = _read(*_find(path), image_size)
     config, state = adapt(
         config,
         state,
@@ -60,16 +70,19 @@ def load_model(
         reset_head=reset_head,
         pre_logits=pre_logits,
         head_bias=head_bias,
+        interpolation=interpolation,
     )
     if dropout is not None:
+        if not isinstance(config, ViTConfig):
+            raise ValueError(f"dropout={dropout}: {path} holds a ResNet, which has none; leave it out.")
         config = dataclasses.replace(config, dropout=dropout)
     with torch.device("meta"):  # nothing is drawn that the checkpoint overwrites
-        model = ViT(config)
+        model = build_model(config)
     model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
     return model.eval()
 
 
-def save_model(model: "ViT", folder: Path | str, *, extra: dict[str, Any] | None = None) -> None:
+def save_model(model: "Model", folder: Path | str, *, extra: dict[str, Any] | None = None) -> None:
     """Writes `folder`/model.safetensors and config.json: all or nothing, replacing a model that stands there.
 
     `extra` goes into config.json for `load_card`: `classes` (names of the outputs), `eval_resize`, `source`,
@@ -80,20 +93,102 @@ def save_model(model: "ViT", folder: Path | str, *, extra: dict[str, Any] | None
     write_folder(model, folder, extra or {})
 
 
+def convert(source: Path | str, destination: Path | str, *, to: Format) -> dict[str, Any]:
+    """Writes a checkpoint in another format, reads that back, and returns what came of it.
+
+    `destination` is a file for `google` and a folder otherwise; the card's `classes` go along where the format has a
+    place for them. The result: `format`, `path`, `parameters`, and `difference`, the largest between the two models'
+    logits (or features, without a head) on random pictures, over their root mean square. Raises ValueError for a
+    model that the format cannot say, naming the setting.
+    """
+    import torch
+
+    model, card, destination = load_model(source), load_card(source), Path(destination)
+    match to:
+        case "google":
+            from vitlab.weights.google import write_google
+
+            write_google(model, destination)
+        case "vitlab":
+            save_model(model, destination, extra=card | {"source": str(source)})
+        case "timm":
+            from vitlab.weights.timm import write_timm
+
+            write_timm(model, destination, card)
+        case "huggingface":
+            from vitlab.weights.huggingface import write_huggingface
+
+            write_huggingface(model, destination, card)
+        case _:
+            raise ValueError(f"to is {to!r}; allowed: {', '.join(map(repr, typing.get_args(Format)))}.")
+    written = load_model(destination, image_size=model.config.image_size)
+    images = torch.rand(2, 3, *model.config.image_hw, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    with torch.no_grad():
+        before, after = model(images), written(images)
+    difference = float((before - after).abs().max() / before.square().mean().sqrt().clamp(min=1e-12))
+    if not difference <= 1e-4:
+        raise RuntimeError(
+            f"{destination} was written, but the model read back from it differs by {difference:.1e} of the outputs' "
+            f"root mean square; do not use it, and report this with the model's configuration."
+        )
+    return {
+        "format": to,
+        "path": str(destination),
+        "parameters": model.config.num_parameters,
+        "difference": difference,
+    }
+
+
 def load_card(path: Path | str) -> dict[str, Any]:
-    """The `extra` that a model was saved with; empty for a Google `.npz`, which has no place for it."""
-    from vitlab.weights.folder import read_card
+    """What a checkpoint says of itself beside its weights: the `extra` that a model was saved with, or the `classes`
+    of a timm or Hugging Face folder; empty where there is nothing."""
+    kind, place = _find(path)
+    match kind:
+        case "vitlab":
+            from vitlab.weights.folder import read_card
 
-    kind, place = _find(Path(path))
-    return read_card(place)["extra"] if kind == "folder" else {}
+            return read_card(place)["extra"]
+        case "timm":
+            from vitlab.weights.timm import card_timm
+
+            return card_timm(place)
+        case "huggingface":
+            from vitlab.weights.huggingface import card_huggingface
+
+            return card_huggingface(place)
+    return {}
 
 
-def _find(path: Path) -> tuple[Literal["google", "folder"], Path]:
-    """Which format lies at `path`, judged by content, and where exactly."""
+def _read(kind: Format, place: Path, image_size: "ImageSize | None") -> "tuple[ModelConfig, dict[str, Tensor]]":
+    match kind:
+        case "google":
+            from vitlab.weights.google import read_google
+
+            return read_google(place, image_size=image_size)
+        case "vitlab":
+            from vitlab.weights.folder import read_folder
+
+            return read_folder(place)
+        case "timm":
+            from vitlab.weights.timm import read_timm
+
+            return read_timm(place)
+    from vitlab.weights.huggingface import read_huggingface
+
+    return read_huggingface(place)
+
+
+def _find(given: Path | str) -> tuple[Format, Path]:
+    """Which format lies at a path or on a hub, judged by content, and where exactly."""
+    if str(given).startswith(("hub:", "timm:")):
+        from vitlab.weights.fetch import fetch
+
+        given = fetch(str(given))
+    path = Path(given)
     if not path.exists():
         raise ValueError(f"there is nothing at {path}; give {READABLE}.")
     if path.is_dir():
-        return "folder", _find_folder(path)
+        return _find_folder(path)
     try:
         with path.open("rb") as file:
             start = file.read(9)
@@ -104,18 +199,23 @@ def _find(path: Path) -> tuple[Literal["google", "folder"], Path]:
     if start.startswith(b"PK"):
         return "google", path
     if path.name == "model.safetensors" and (path.parent / "config.json").is_file():
-        return "folder", path.parent
+        return _find_folder(path.parent)
     if path.suffix == ".safetensors" or start[8:] == b"{":
-        raise ValueError(f"{path} holds weights without the config.json that says of which model; give {READABLE}.")
+        if "embedding.weight" in _names(path):
+            raise ValueError(
+                f"{path} holds weights of vitlab without the config.json that says of which model; give {READABLE}."
+            )
+        return "timm", path
     raise ValueError(f"{path} is no checkpoint, or a damaged one; give {READABLE}.")
 
 
-def _find_folder(folder: Path) -> Path:
-    names = {path.name for path in folder.iterdir()}
+def _find_folder(folder: Path) -> tuple[Format, Path]:
     if (folder / "model" / "config.json").is_file():
-        return folder / "model"
-    if {"config.json", "model.safetensors"} <= names:
-        return folder
+        return "vitlab", folder / "model"
+    names = {path.name for path in folder.iterdir()}
+    weights = names & {"model.safetensors", "model.safetensors.index.json"}
+    if "config.json" in names and weights:
+        return _whose(folder / "config.json"), folder
     for name in sorted(names):
         if Path(name).suffix in PICKLED:
             raise ValueError(_refuse_pickle(folder / name))
@@ -125,8 +225,30 @@ def _find_folder(folder: Path) -> Path:
             f"its command again to finish it."
         )
     if "config.json" in names:
-        return folder
+        return _whose(folder / "config.json"), folder
     raise ValueError(f"{folder} holds no checkpoint; give {READABLE}.")
+
+
+def _whose(config: Path) -> Format:
+    """Who wrote this `config.json`; anything unknown is read as ours, which then says what is wrong with it."""
+    try:
+        keys = set(json.loads(config.read_text()))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError):
+        keys = set()
+    if keys & {"architecture", "pretrained_cfg"}:
+        return "timm"
+    return "huggingface" if keys & {"model_type", "architectures", "transformers_version"} else "vitlab"
+
+
+def _names(path: Path) -> list[str]:
+    """The tensors of a safetensors file."""
+    import safetensors
+
+    try:
+        with safetensors.safe_open(path, framework="np") as file:
+            return list(file.keys())
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{path} is no safetensors file, or a damaged one ({error}); give {READABLE}.") from error
 
 
 def _zips_a_pickle(path: Path) -> bool:

@@ -1,61 +1,107 @@
 """Sec. 3.2: a trained model carried to another picture size and another task."""
 
 import dataclasses
-from typing import Literal
+import math
+from collections.abc import Sequence
+from typing import Literal, get_args
 
+import torch
 from torch import Tensor
 
-from vitlab.models.config import ViTConfig
-from vitlab.models.position import interpolate_positions
+from vitlab.models.config import ImageSize, ModelConfig, ResNetConfig, ViTConfig
+from vitlab.models.position import Interpolation, interpolate_offsets, resize_positions
 
 
 def adapt(
-    config: ViTConfig,
+    config: ModelConfig,
     state: dict[str, Tensor],
     *,
-    image_size: int | tuple[int, int] | None = None,
+    image_size: ImageSize | None = None,
     num_classes: int | None = None,
     reset_head: bool = False,
     pre_logits: Literal["keep", "drop"] = "keep",
     head_bias: float = 0.0,
-) -> tuple[ViTConfig, dict[str, Tensor]]:
+    interpolation: Interpolation = "corners",
+) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Configuration and parameters for another picture size or task; what is given stays as it is.
 
-    `image_size`: another one interpolates the position embeddings (corners aligned, the class token's row
-    kept). `num_classes`, `reset_head`: another number of classes means a new head, and so does `reset_head`
-    with the same number, which a new task needs as well; 0 classes mean no head. A new head is zero, its bias
-    `head_bias`. `pre_logits="drop"` leaves out the hidden layer before the head, as Google's fine-tuning
-    does; the head that was trained on it must go as well.
+    `image_size`: another one interpolates the position embeddings (Google's way unless `interpolation` asks for
+    another; the class token's row is kept). `num_classes`, `reset_head`: another number of classes means a new head,
+    and so does `reset_head` with the same number, which a new task needs as well; 0 classes mean no head. A new head
+    is zero, its bias `head_bias`. `pre_logits="drop"` leaves out the hidden layer before the head, as Google's
+    fine-tuning does; the head that was trained on it must go as well.
 
     Raises ValueError for a size that the patch does not divide, or a head left without what it was trained
     on.
     """
-    if pre_logits not in ("keep", "drop"):
-        raise ValueError(f"pre_logits is {pre_logits!r}; allowed: 'keep', 'drop'.")
+    for name, given, allowed in (
+        ("pre_logits", pre_logits, ("keep", "drop")),
+        ("interpolation", interpolation, get_args(Interpolation)),
+    ):
+        if given not in allowed:
+            raise ValueError(f"{name} is {given!r}; allowed: {', '.join(map(repr, allowed))}.")
     state = dict(state)
     new = dataclasses.replace(
         config,
         image_size=config.image_size if image_size is None else image_size,
         num_classes=config.num_classes if num_classes is None else num_classes,
-        representation_size=config.representation_size if pre_logits == "keep" else None,
     )
     reset_head = reset_head or new.num_classes != config.num_classes
-    if new.representation_size != config.representation_size:
+    if isinstance(new, ViTConfig) and pre_logits == "drop" and new.representation_size:
         if not reset_head and config.num_classes:
             raise ValueError(
                 f"pre_logits='drop' leaves out the layer that the head of {config.num_classes} classes was "
                 f"trained on; add reset_head=True for a new head, or num_classes=0 for none."
             )
+        new = dataclasses.replace(new, representation_size=None)
         del state["pre_logits.weight"], state["pre_logits.bias"]
-    if new.grid != config.grid and new.position == "1d":
-        table = state["position.table"]
-        state["position.table"] = interpolate_positions(table, config.grid, new.grid, config.num_prefix_tokens)
+    _resize(config, new, state, interpolation)
     if reset_head:
         new = dataclasses.replace(new, head_bias=head_bias)
-        like = state["embedding.bias"]
-        state.pop("head.weight", None)
-        state.pop("head.bias", None)
-        if new.num_classes:
-            state["head.weight"] = like.new_zeros(new.num_classes, new.representation_size or new.width)
-            state["head.bias"] = like.new_full((new.num_classes,), head_bias)
+        _reset_head(new, state)
     return new, state
+
+
+def _resize(config: ModelConfig, new: ModelConfig, state: dict[str, Tensor], interpolation: Interpolation) -> None:
+    """Brings what depends on the grid to `new`'s."""
+    if isinstance(config, ViTConfig) and new.grid != config.grid:
+        state.update(resize_positions(state, config, new.grid, interpolation))
+    if isinstance(config, ResNetConfig) and isinstance(new, ResNetConfig) and config.body.mixing == "axial":
+        for name in [name for name in state if name.endswith("_offsets")]:
+            stage, unit = map(int, name.split(".")[2:4])
+            old_side, side = (each.body.unit_grid(stage, unit, each.image_hw)["row_" in name] for each in (config, new))
+            state[name] = interpolate_offsets(state[name][None], (old_side, 1), (side, 1))[0]
+
+
+def _reset_head(config: ModelConfig, state: dict[str, Tensor]) -> None:
+    """Puts zero heads into `state`, as many as the model has."""
+    like = state["norm.bias"] if "norm.bias" in state else next(iter(state.values()))
+    for head in ("head", "head_distilled"):
+        state.pop(f"{head}.weight", None)
+        state.pop(f"{head}.bias", None)
+        distilled = isinstance(config, ViTConfig) and config.distilled
+        if config.num_classes and (head == "head" or distilled):
+            state[f"{head}.weight"] = like.new_zeros(config.num_classes, config.num_features)
+            state[f"{head}.bias"] = like.new_full((config.num_classes,), config.head_bias)
+
+
+def fold_normalisation(state: dict[str, Tensor], mean: Sequence[float], std: Sequence[float]) -> dict[str, Tensor]:
+    """Parameters that take pictures in [-1, 1] and give what the given ones do for (picture in [0, 1] - mean) / std.
+
+    The patch embedding is linear and touches no padding, so this is exact but for rounding. Raises ValueError for a
+    model with a convolutional stem, whose padding and standardised weights leave no place for it.
+    """
+    if len(mean) != 3 or len(std) != 3 or not all(each > 0 for each in std):
+        raise ValueError(f"mean {list(mean)} and std {list(std)} must be three numbers each, std positive.")
+    if all(math.isclose(each, 0.5, abs_tol=1e-4) for each in (*mean, *std)):
+        return state
+    if "embedding.weight" not in state or any(name.startswith("stem.") for name in state):
+        raise ValueError(
+            f"the checkpoint wants pictures normalised by mean {list(mean)} and std {list(std)}; that can be folded "
+            f"into a plain ViT's patch embedding, not into a ResNet. Only mean and std of 0.5 are supported there."
+        )
+    weight = state["embedding.weight"].double()
+    centre, scale = (torch.tensor(each, dtype=torch.float64).view(3, 1, 1) for each in (mean, std))
+    bias = state["embedding.bias"].double() + (weight * ((0.5 - centre) / scale)).sum(dim=(1, 2, 3))
+    kind = state["embedding.weight"].dtype
+    return {**state, "embedding.weight": (weight / (2 * scale)).to(kind), "embedding.bias": bias.to(kind)}

@@ -1,6 +1,6 @@
 """Our own format: a folder with the weights and a card that says what they are.
 
-    model.safetensors   the parameters, by the names of `ViT.state_dict()`
+    model.safetensors   the parameters, by the names of `Model.state_dict()`
     config.json         format and version, the model's configuration, the weights' checksum, and `extra`
 
 `extra` is what a user of the model should know. By convention: `classes`, the names of the outputs in order;
@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from vitlab.files import replacing_folder
-from vitlab.models.config import ViTConfig
-from vitlab.models.vit import ViT
+from vitlab.models import ModelConfig, build_model
+from vitlab.models.vit import Model
 from vitlab.settings import from_dict, to_dict
 from vitlab.weights.shapes import check_shapes, some
 
@@ -28,7 +28,7 @@ FORMAT, VERSION = "vitlab model", 1
 WEIGHTS, CARD = "model.safetensors", "config.json"
 
 
-def write_folder(model: ViT, folder: Path | str, extra: dict[str, Any]) -> None:
+def write_folder(model: Model, folder: Path | str, extra: dict[str, Any]) -> None:
     """Writes all of the folder or nothing; a model that stands there is replaced, anything else refused."""
     folder = Path(folder)
     card: dict[str, Any] = {
@@ -48,11 +48,11 @@ def write_folder(model: ViT, folder: Path | str, extra: dict[str, Any]) -> None:
         (aside / CARD).write_text(_to_json(card))
 
 
-def read_folder(folder: Path) -> tuple[ViTConfig, dict[str, Tensor]]:
+def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration and the parameters; raises ValueError where they do not fit or a byte has changed."""
     card = read_card(folder)
     try:
-        config = from_dict(ViTConfig, card["model"])
+        config = from_dict(ModelConfig, card["model"])
     except ValueError as error:
         raise ValueError(f"{folder / CARD} describes no model that can be built: {error}") from error
     weights = folder / WEIGHTS
@@ -66,9 +66,9 @@ def read_folder(folder: Path) -> tuple[ViTConfig, dict[str, Tensor]]:
     except safetensors.SafetensorError as error:
         raise ValueError(f"{weights} is no safetensors file: {error}") from error
     with torch.device("meta"):
-        expected = {name: tuple(tensor.shape) for name, tensor in ViT(config).state_dict().items()}
+        expected = {name: tuple(tensor.shape) for name, tensor in build_model(config).state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    check_shapes(f"{folder / CARD} describes a model of width {config.width} and depth {config.depth}", expected, found)
+    check_shapes(f"{folder / CARD} describes a model of {config.num_parameters:,} parameters", expected, found)
     return config, state
 
 
@@ -80,7 +80,11 @@ def read_card(folder: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} cannot be read ({error}); take another copy of the folder.") from error
     if not isinstance(card, dict) or card.get("format") != FORMAT:
-        raise ValueError(f"{folder} holds {_stranger(card)}; load_model reads Google's .npz and its own folders.")
+        keys = sorted(map(str, card)) if isinstance(card, dict) else []
+        raise ValueError(
+            f"{folder} holds a {CARD} of something else (its keys: {some(keys) or 'none'}); load_model reads folders of "
+            f"save_model, timm and Hugging Face."
+        )
     if card.get("version") != VERSION:
         raise ValueError(
             f"{path} is of version {card.get('version')!r}, and this vitlab reads version {VERSION}: take "
@@ -96,17 +100,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     return card
 
 
-def _stranger(card: Any) -> str:
-    """What a `config.json` that is not ours belongs to."""
-    keys = set(card) if isinstance(card, dict) else set()
-    if keys & {"architecture", "pretrained_cfg"}:
-        return "a timm model, which is not supported yet"
-    if keys & {"model_type", "architectures", "transformers_version"}:
-        return "a Hugging Face model, which is not supported yet"
-    return f"a {CARD} of something else (its keys: {some(sorted(map(str, keys))) or 'none'})"
-
-
-def _check_classes(extra: dict[str, Any], config: ViTConfig) -> None:
+def _check_classes(extra: dict[str, Any], config: ModelConfig) -> None:
     classes = extra.get("classes")
     if classes is not None and len(classes) != config.num_classes:
         raise ValueError(
