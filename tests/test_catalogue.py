@@ -1,39 +1,139 @@
-"""What `vitlab list` shows, against the things themselves."""
+"""What `vitlab list` shows and `docs/models.md` says, against the things themselves."""
 
 import json
+import runpy
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from vitlab import catalogue
 from vitlab.data.datasets import DATASETS, load_dataset
-from vitlab.models import MODELS, create_model
+from vitlab.models import MODELS, create_model, get_config
+from vitlab.models.config import ResNetBody
 from vitlab.recipes import FINETUNE, PRETRAIN
 
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 
-@pytest.mark.parametrize("name", ["ViT-Ti/16", "ViT-S/32", "ViT-B/16", "ViT-L/14"])
+# Counts of Google's own code, at 224 pixels with 1,000 classes.
+PARAMETERS = {
+    "ViT-Ti/16": 5_717_416,
+    "ViT-S/16": 22_050_664,
+    "ViT-S/32": 22_878_952,
+    "ViT-B/8": 86_576_872,
+    "ViT-B/16": 86_567_656,
+    "ViT-B/32": 88_224_232,
+    "ViT-L/16": 304_326_632,
+    "ViT-L/32": 306_535_400,
+    "ViT-H/14": 632_045_800,
+    "R+ViT-Ti/16": 6_337_704,
+    "R26+ViT-S/32": 36_431_912,
+    "R26+ViT-B/32": 101_383_976,
+    "R50+ViT-B/16": 98_659_112,
+    "R50+ViT-L/32": 328_994_856,
+    "R50x1": 25_549_352,
+    "R50x2": 97_988_712,
+    "R50x3": 217_319_080,
+    "R101x1": 44_541_480,
+    "R101x3": 387_934_888,
+    "R152x1": 60_185_128,
+    "R152x2": 236_335_208,
+    "R152x4": 936_533_224,
+    "R200x3": 568_633_000,
+}
+OTHER_PARAMETERS: list[tuple[str, dict[str, Any], int]] = [
+    ("R50x1", {"body": ResNetBody(version="v1")}, 25_557_032),
+    ("R50x1", {"num_classes": 21_843}, 68_256_659),
+    ("R152x4", {"num_classes": 21_843}, 1_107_299_923),
+]
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_models_are_counted_right(name: str) -> None:
     with torch.device("meta"):
         model = create_model(name)
     (row,) = catalogue.models(name)
     assert row["parameters"] == sum(parameter.numel() for parameter in model.parameters())
-    assert (row["layers"], row["width"]) == (len(model.blocks), model.norm.weight.numel())
-    assert row["tokens"] == (224 // row["patch"]) ** 2 + 1
+    assert row["parameters"] == PARAMETERS.get(name, row["parameters"])
+
+
+@pytest.mark.parametrize(("name", "overrides", "parameters"), OTHER_PARAMETERS)
+def test_other_settings_are_counted_right(name: str, overrides: dict[str, Any], parameters: int) -> None:
+    assert get_config(name, **overrides).num_parameters == parameters
+
+
+def test_models_have_the_papers_size() -> None:
+    """Table 1 rounds to millions, and does not say for which patch."""
+    for size, millions in (("B", 86), ("L", 307), ("H", 632)):
+        counts = {name: count / 1e6 for name, count in PARAMETERS.items() if name.startswith(f"ViT-{size}/")}
+        assert all(count == pytest.approx(millions, rel=0.03) for count in counts.values())
+        assert any(abs(count - millions) < 0.6 for count in counts.values()), counts
 
 
 @pytest.mark.parametrize(
-    ("name", "epochs", "exaflops"), [("ViT-B/16", 7, 224), ("ViT-L/32", 7, 196), ("ViT-L/16", 14, 1567)]
+    ("name", "epochs", "exaflops", "tolerance"),
+    [
+        ("ViT-B/32", 7, 55, 0.025),
+        ("ViT-B/16", 7, 224, 0.005),
+        ("ViT-L/32", 7, 196, 0.005),
+        ("ViT-L/16", 14, 1567, 0.005),
+        ("ViT-H/14", 14, 4262, 0.005),
+        ("R50+ViT-B/32", 7, 106, 0.02),
+        ("R50+ViT-B/16", 7, 274, 0.005),
+        ("R50+ViT-L/32", 7, 246, 0.005),
+        ("R50+ViT-L/16", 14, 1668, 0.005),
+        ("R50x1", 7, 50, 0.045),
+        ("R50x2", 7, 199, 0.045),
+        ("R101x1", 7, 96, 0.045),
+        ("R152x1", 7, 141, 0.045),
+        ("R152x2", 14, 1126, 0.045),
+        ("R200x3", 14, 3306, 0.045),
+    ],
 )
-def test_models_cost_what_the_paper_says(name: str, epochs: int, exaflops: float) -> None:
+def test_models_cost_what_the_paper_says(name: str, epochs: int, exaflops: float, tolerance: float) -> None:
     """Table 6: 6 x multiply-accumulates x 303 million pictures x epochs."""
     (row,) = catalogue.models(name)
-    assert 6 * row["gmacs"] * 1e9 * 303e6 * epochs / 1e18 == pytest.approx(exaflops, rel=0.005)
+    assert 6 * row["gmacs"] * 1e9 * 303e6 * epochs / 1e18 == pytest.approx(exaflops, rel=tolerance)
 
 
 def test_every_model_has_a_row() -> None:
     assert [row["model"] for row in catalogue.models()] == list(MODELS)
     assert [row["model"] for row in catalogue.models("ViT-[BL]/16")] == ["ViT-B/16", "ViT-L/16"]
     assert catalogue.models("resnet*") == []
+    assert {row["kind"] for row in catalogue.models()} == set(catalogue.FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ViT-B/16", ["ViT", 12, 768, 3072, 12, 16, 16, 197]),
+        ("R50+ViT-B/16", ["hybrid", 12, 768, 3072, 12, 1, 16, 197]),
+        ("R+ViT-Ti/16", ["hybrid", 12, 192, 768, 3, 8, 32, 50]),
+        ("R152x4", ["ResNet", 152, 256, "-", "-", "-", 32, 49]),
+        ("R26x1", ["ResNet", 26, 64, "-", "-", "-", 32, 49]),
+        ("Axial-ViT-B/32", ["axial", 12, 768, 3072, 12, 32, 32, 50]),
+        ("AxialResNet50", ["axial", 50, 64, "-", 8, "-", 32, 49]),
+    ],
+)
+def test_what_a_row_says(name: str, said: list[Any]) -> None:
+    (row,) = catalogue.models(name)
+    assert list(row.values())[1:-2] == said
+
+
+def test_the_page_about_models_is_what_is_generated(capsys: pytest.CaptureFixture[str]) -> None:
+    page = PAGE.read_text()
+    assert page == catalogue.models_page(), "run `python -m vitlab.catalogue > docs/models.md`"
+    assert "python -m vitlab.catalogue > docs/models.md" in page
+    runpy.run_path(catalogue.__file__, run_name="__main__")
+    assert capsys.readouterr().out == page
+
+
+def test_the_page_about_models_names_all_with_their_counts() -> None:
+    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    counts = {name: int(rest[-2].replace(",", "")) for name, *rest in rows if name in MODELS}
+    assert list(counts) == list(MODELS)
+    assert PARAMETERS.items() <= counts.items()
 
 
 def test_every_data_set_has_a_row() -> None:
@@ -70,4 +170,6 @@ def test_table() -> None:
         "a       1,234,567    0.5",
         "longer          1  12.25",
     ]
+    rows = [{"name": "a", "heads": "-"}, {"name": "b", "heads": 12}]
+    assert catalogue.as_table(rows).splitlines() == ["name  heads", "a         -", "b        12"]
     assert catalogue.as_table([]) == "nothing has such a name"

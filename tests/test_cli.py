@@ -25,7 +25,7 @@ from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.train.loop import NonFiniteError, StoppedError
-from vitlab.weights import save_model
+from vitlab.weights import ParityError, save_model
 
 SMALL = shlex.split("""
     --batch-size 8 --model.image-size 8 --model.width 8 --model.depth 1 --model.heads 2 --model.mlp-dim 8
@@ -179,6 +179,21 @@ def test_json_of_demo_and_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert answer(capsys, "doctor", "--path", "there") == {"path": "there"}
 
 
+def test_converted_and_exported(run: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Through timm's format and back answers and names stay; what is exported is checked before it is left."""
+    done = answer(capsys, "convert", str(run), "as-timm", "--to", "timm")
+    assert (done["format"], done["path"]) == ("timm", "as-timm")
+    assert done["difference"] < 1e-5
+    code, out, _ = call(capsys, "convert", "as-timm", "ours", "--to", "vitlab")
+    assert code == 0
+    assert f"{done['parameters']:,} parameters in vitlab's format" in out
+    first, last = (answer(capsys, "predict", each, str(picture), "--top", "3") for each in (str(run), "ours"))
+    assert [name for name, _ in first["top"]] == [name for name, _ in last["top"]]
+    report = answer(capsys, "export", str(run), "--to", "torch-export", "--out", "run.pt2")
+    assert report["bytes"] == Path("run.pt2").stat().st_size
+    assert report["difference"] < 1e-4
+
+
 def test_list_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "list", "models", "ViT-B/*")
     assert code == 0
@@ -213,6 +228,7 @@ def test_predict_from_the_standard_input(
     [
         (StoppedError("saved at step 5"), 143, "vitlab: saved at step 5"),
         (NonFiniteError("not finite at step 5"), 1, "vitlab: not finite at step 5"),
+        (ParityError("the file differs"), 1, "vitlab: the file differs"),
         (
             torch.OutOfMemoryError("tried 9 GB"),
             1,
@@ -307,6 +323,22 @@ WORDS: list[tuple[str, list[str]]] = [
     ("predict RUN pictures/dogs", ["the folder pictures/dogs holds no picture", ".jpg"]),
     ("predict RUN notes.txt --top 0", ["top is 0; ask for at least 1"]),
     ("predict model.pt notes.txt", ["model.pt is a pickle"]),
+    ("pretrain tiny-digits --model R50x9", ["unknown model 'R50x9'; the nearest: R50x"]),
+    ("pretrain tiny-digits --model.position relative", ["give position_at='every' or 'shared'"]),
+    ("pretrain tiny-digits --model.pool mean", ["'mean'", "'token', 'gap', 'map', 'token+gap'"]),
+    ("pretrain tiny-digits --model.registers -1", ["registers is -1; it must be 0 (none) or more"]),
+    ("pretrain tiny-digits --model R50x1 --model.body.width 48", ["48 channels", "a multiple of 32"]),
+    ("convert RUN", ["DESTINATION", "--to"]),
+    ("convert RUN out --to onnx", ["'onnx'", "'google', 'timm', 'huggingface', 'vitlab'"]),
+    ("convert nowhere.npz out --to timm", ["there is nothing at nowhere.npz; give a Google .npz"]),
+    ("convert RUN out.npz --to google", ["gelu='erf'"]),
+    ("convert RUN out --to huggingface", ["pool='gap'", "`--to vitlab`"]),
+    ("convert RUN pictures --to timm", ["pictures already holds cats, dogs; give a new folder"]),
+    ("convert RUN notes.txt --to vitlab", ["notes.txt is a file; give the name of a folder"]),
+    ("export RUN --to tflite", ["'tflite'", "'onnx', 'torch-export'"]),
+    ("export RUN --to onnx --out notes.txt", ["notes.txt", ".onnx"]),
+    ("export model.pt --to onnx", ["model.pt is a pickle"]),
+    ("evaluate hub:nobody", ["hub:OWNER/NAME"]),
 ]  # fmt: skip
 
 

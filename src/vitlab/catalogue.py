@@ -1,31 +1,60 @@
-"""What there is by name, as rows for people and programs: models, data sets, recipes."""
+"""What there is by name, as rows for people and programs: models, data sets, recipes.
+
+`python -m vitlab.catalogue > docs/models.md` writes the page about the models anew.
+"""
 
 import fnmatch
+import math
+import sys
 from typing import Any
 
-from vitlab.models import MODELS, forward_macs
+from vitlab.models import MODELS, ModelConfig, ResNetConfig
+from vitlab.models.config import AXIAL_HEADS
 from vitlab.recipes import FINETUNE, PRETRAIN
 
 Row = dict[str, Any]
 
+FAMILIES = {
+    "ViT": "Vision Transformers (Sec. 3.1, Table 1)",
+    "hybrid": "Hybrids: a ViT on a ResNet's feature map (Sec. 3.1)",
+    "ResNet": "ResNets (BiT, Sec. 4.1)",
+    "axial": "Axial attention (App. D.6)",
+}
+"""The kinds of models, and what the page about them calls each."""
+
 
 def models(pattern: str = "*") -> list[Row]:
-    """Every model at 224 pixels with 1,000 classes: sizes, parameters, multiply-accumulates."""
-    return [
-        {
-            "model": name,
-            "layers": config.depth,
-            "width": config.width,
-            "mlp": config.mlp_dim,
-            "heads": config.heads,
-            "patch": config.patch_size,
-            "tokens": config.num_tokens,
-            "parameters": config.num_parameters,
-            "gmacs": round(forward_macs(config) / 1e9, 2),
-        }
-        for name, config in MODELS.items()
-        if fnmatch.fnmatchcase(name, pattern)
-    ]
+    """Every model at 224 pixels with 1,000 classes: sizes, parameters, multiply-accumulates; "-" for what it has not.
+
+    `layers` of a ResNet are those that its name counts, `width` is the channels of its root, `tokens` the places of its
+    last feature map. `patch` is in pixels, of a hybrid in places of its stem's feature map; `stride` always in pixels.
+    """
+    return [_model(name, config) for name, config in MODELS.items() if fnmatch.fnmatchcase(name, pattern)]
+
+
+def _model(name: str, config: ModelConfig) -> Row:
+    if isinstance(config, ResNetConfig):
+        body = config.body
+        axial, stride, tokens = body.mixing == "axial", body.stride, math.prod(config.grid)
+        layers, width, mlp, patch = 3 * sum(body.layers) + 2, body.width, "-", "-"
+        kind, heads = ("axial", AXIAL_HEADS) if axial else ("ResNet", "-")
+    else:
+        stride, tokens = config.stride, config.num_tokens
+        layers, width, mlp, heads, patch = config.depth, config.width, config.mlp_dim, config.heads, config.patch_size
+        kind = "axial" if config.encoder == "axial" else "hybrid" if config.stem else "ViT"
+    return {
+        "model": name,
+        "kind": kind,
+        "layers": layers,
+        "width": width,
+        "mlp": mlp,
+        "heads": heads,
+        "patch": patch,
+        "stride": stride,
+        "tokens": tokens,
+        "parameters": config.num_parameters,
+        "gmacs": round(config.forward_macs / 1e9, 2),
+    }
 
 
 def datasets(pattern: str = "*") -> list[Row]:
@@ -66,10 +95,56 @@ def as_table(rows: list[Row]) -> str:
         return "nothing has such a name"
     cells = [list(rows[0])] + [[f"{v:,}" if isinstance(v, int) else str(v) for v in row.values()] for row in rows]
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    right = [isinstance(value, (int, float)) for value in rows[0].values()]
+    right = [any(isinstance(row[name], (int, float)) for row in rows) for name in rows[0]]
     return "\n".join(
         "  ".join(
             f"{cell:>{w}}" if r else f"{cell:{w}}" for cell, w, r in zip(line, widths, right, strict=True)
         ).rstrip()
         for line in cells
     )
+
+
+def models_page() -> str:
+    """The text of `docs/models.md`: every model by family, in Markdown."""
+    rows = models()
+    in_table_1 = [row for row in rows if row["model"] in ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14")]
+    counted = ", ".join(f"{row['model']} {row['parameters'] / 1e6:.1f}" for row in in_table_1)
+    page = f"""# Models
+
+Every name that `vitlab.create_model` takes, at 224 pixels, the native size of each, with 1,000 classes.
+`vitlab list models` prints the same. This page is written by `python -m vitlab.catalogue > docs/models.md`;
+`tests/test_catalogue.py` compares its counts with those of Google's code, and with the paper's.
+
+- **layers**, **width**, **mlp**, **heads**: L, D, MLP size and k of Table 1. A ResNet's layers are
+  those that its name counts, its width is that of the root: 64 times BiT's factor. Each layer of an axial ViT is two
+  blocks.
+- **patch**: side of a patch in pixels; of a hybrid, in places of the ResNet's feature map. **stride**: pixels from one
+  token to the next. R+ViT-Ti/16 is called so by those who published it; its stride is 32.
+- **tokens**: length of the sequence, the class token among it; of a ResNet, the places of its last feature map.
+- **GMACs**: billions of multiply-accumulates of the products in one forward pass of one picture.
+
+The paper gives 86M, 307M and 632M parameters to Base, Large and Huge (Table 1). Counted here, in millions:
+{counted}.
+Table 6's exaFLOPs are 6 x MACs x pictures seen (303 million an epoch): for ViTs and hybrids within 2.1 %, while the
+ResNets count 3 to 4 % more here. One of its rows, R50+ViT-L/16 after 7 epochs, does not fit the same model after 14.
+"""
+    for kind, title in FAMILIES.items():
+        page += f"\n## {title}\n\n{_as_markdown([row for row in rows if row['kind'] == kind])}"
+    return page
+
+
+def _as_markdown(rows: list[Row]) -> str:
+    """A table of those columns in which there is anything to tell apart."""
+    names = [name for name in rows[0] if name != "kind" and any(row[name] != "-" for row in rows)]
+    title = {"gmacs": "GMACs"}
+    lines = [[title.get(name, name) for name in names], ["---", *["--:"] * (len(names) - 1)]]
+    lines += [[_as_cell(row[name]) for name in names] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _as_cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(models_page())

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import sys
+import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,11 @@ from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.settings import nearest, to_dict
 from vitlab.train.config import TrainConfig
 
-Checkpoint = Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT")]
-RunConfig = Annotated[TrainConfig, tyro.conf.arg(name="")]  # `--optim.lr`, not `--config.optim.lr`
+CHECKPOINTS = "A Google .npz, a folder (saved model, run, timm, Hugging Face), hub:OWNER/NAME or timm:NAME."
+Checkpoint = Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help=CHECKPOINTS)]
+RunConfig = Annotated[
+    TrainConfig, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands
+]  # `--optim.lr`, not `--config.optim.lr`
 
 
 @dataclass(frozen=True)
@@ -85,7 +89,6 @@ class Finetune:
     """Carry a checkpoint to another data set by a recipe (Table 4, or a small twin), then test it."""
 
     checkpoint: Checkpoint
-    """A Google .npz, a saved model, or a finished run's folder."""
     config: RunConfig
     recipe: str = "tiny"
     """One of `vitlab list recipes`."""
@@ -113,7 +116,6 @@ class Evaluate:
     """Test a checkpoint on a data set: accuracy, loss, and each class by itself."""
 
     checkpoint: Checkpoint
-    """A Google .npz, a saved model, or a finished run's folder."""
     dataset: str | None = None
     """Data set, `folder:PATH` or `shards:PATH`; the one that the model was trained on unless given."""
     split: Literal["train", "val", "test", "trainval"] = "test"
@@ -143,7 +145,6 @@ class Predict:
     """Name what is in pictures: the most probable classes of files, folders, or the standard input (-)."""
 
     checkpoint: Checkpoint
-    """A Google .npz, a saved model, or a finished run's folder."""
     sources: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURE ...")]
     """Pictures, folders of pictures, or - for the standard input (one picture, or paths, one a line)."""
     top: int = 5
@@ -163,6 +164,50 @@ class Predict:
 
 
 @dataclass(frozen=True)
+class Convert:
+    """Write a checkpoint as Google's, timm's or Hugging Face's code reads it, or as ours; read it back and compare."""
+
+    checkpoint: Checkpoint
+    destination: Annotated[Positional[Path], tyro.conf.arg(metavar="DESTINATION")]
+    """An .npz file for `google`, else a folder."""
+    to: Literal["google", "timm", "huggingface", "vitlab"]
+    """Whose format."""
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab.weights import convert
+
+        done = convert(self.checkpoint, self.destination, to=self.to)
+        _answer(done, self.json, f"{done['path']}: {done['parameters']:,} parameters in {self.to}'s format; read back, "
+                f"the answers differ by {done['difference']:.1e}.")  # fmt: skip
+        return 0
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a checkpoint as a program that runs without vitlab: ONNX or torch.export, any batch size, checked."""
+
+    checkpoint: Checkpoint
+    to: Literal["onnx", "torch-export"]
+    """Format of the program."""
+    out: Path | None = None
+    """File to write; `model.onnx` or `model.pt2` unless given."""
+    image_size: int | None = None
+    """Export at another size, with interpolated position embeddings."""
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab.weights import load_card, load_model
+        from vitlab.weights.export import export_model
+
+        out = self.out or Path("model.onnx" if self.to == "onnx" else "model.pt2")
+        model = load_model(self.checkpoint, image_size=self.image_size)
+        report = export_model(model, out, to=self.to, extra=load_card(self.checkpoint))
+        _answer(report, self.json, "\n".join(f"{name}: {value}" for name, value in report.items()))
+        return 0
+
+
+@dataclass(frozen=True)
 class Doctor:
     """What this machine offers to vitlab: versions, devices, the attention in use, speeds, disk; and what is amiss."""
 
@@ -178,10 +223,8 @@ class Doctor:
         return 0
 
 
-Command = Demo | List | Pretrain | Finetune | Evaluate | Predict | Doctor
-COMMANDS: dict[str, type[Command]] = {
-    kind.__name__.lower(): kind for kind in (Demo, List, Pretrain, Finetune, Evaluate, Predict, Doctor)
-}
+Command = Demo | List | Pretrain | Finetune | Evaluate | Predict | Convert | Export | Doctor
+COMMANDS: dict[str, type[Command]] = {kind.__name__.lower(): kind for kind in typing.get_args(Command)}
 
 
 def parse(argv: Sequence[str]) -> Command:
@@ -324,6 +367,7 @@ def _failure(error: RuntimeError) -> int:
     import torch
 
     from vitlab.train.loop import NonFiniteError, StoppedError
+    from vitlab.weights import ParityError
 
     if isinstance(error, torch.OutOfMemoryError):
         print(
@@ -331,7 +375,7 @@ def _failure(error: RuntimeError) -> int:
             file=sys.stderr,
         )
         return 1
-    if not isinstance(error, (StoppedError, NonFiniteError)):
+    if not isinstance(error, (StoppedError, NonFiniteError, ParityError)):
         raise error
     print(f"vitlab: {error}", file=sys.stderr)
     return 143 if isinstance(error, StoppedError) else 1

@@ -130,7 +130,7 @@ def test_folders_that_hold_something_else(tmp_path: Path) -> None:
         load_model(tmp_path)
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
-    with pytest.raises(ValueError, match="Hugging Face model"):
+    with pytest.raises(ValueError, match=r"holds no model\.safetensors"):
         load_model(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(ValueError, match=r"pytorch_model\.bin is a pickle"):

@@ -177,6 +177,9 @@ class ViTConfig:
     """Added to the variance inside every LayerNorm."""
     head_bias: float = 0.0
     """Initial bias of the head; Google starts sigmoid losses at -10 (ImageNet-21k and JFT)."""
+    head_std: float = 0.0
+    """Standard deviation of a new head's weights. Google starts at 0, which costs a short training from scratch its
+    first hundreds of steps: until the head has grown, nothing below it learns."""
     encoder: Literal["full", "axial"] = "full"
     """Attention among all tokens, or along rows and then along columns (App. D.6)."""
     stem: ResNetBody | None = None
@@ -209,8 +212,9 @@ class ViTConfig:
             raise ValueError(
                 f"heads={self.heads} does not divide width={self.width}; the nearest that do: {sorted(near)}."
             )
-        if not self.position_std >= 0:
-            raise ValueError(f"position_std is {self.position_std}; it must be 0 or more.")
+        for name in ("position_std", "head_std"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more, and finite.")
         for name in ("dropout", "stochastic_depth"):
             if not 0.0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1).")

@@ -31,7 +31,7 @@ def _initialisers(config: ModelConfig) -> list[tuple[str, Initialiser]]:
     body = config.stem if vit else config.body
     stages = body is not None and body.version == "v1"
     return [
-        (r"^head(_distilled)?\.weight$", _constant(0.0)),
+        (r"^head(_distilled)?\.weight$", _normal(config.head_std if vit else 0.0)),
         (r"^head(_distilled)?\.bias$", _constant(config.head_bias)),
         (r"^(cls|distillation)$", _constant(0.0)),
         (r"^registers$", _normal(1e-6)),
@@ -59,6 +59,9 @@ def _normal(std: float) -> Initialiser:
 
 
 def _normal_(std: float, tensor: Tensor, generator: torch.Generator | None) -> None:
+    if std == 0:  # draws nothing, so that what comes after does not depend on it
+        nn.init.zeros_(tensor)
+        return
     nn.init.normal_(tensor, std=std, generator=generator)
 
 

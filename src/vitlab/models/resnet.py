@@ -3,6 +3,8 @@
 BatchNorm is replaced by GroupNorm, and the weights of every convolution are standardised.
 """
 
+import math
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -25,8 +27,8 @@ class StdConv(nn.Module):
         self.stride, self.body = stride, body
 
     def standardised(self) -> Float[Tensor, "O I h w"]:
-        """The weights that convolve, in float32: in less their deviations would be lost."""
-        weight = self.weight.float()
+        """The weights that convolve, in float32 at least: in less their deviations would be lost."""
+        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
         variance, mean = torch.var_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
         eps = self.body.weight_eps
         if self.body.weight_eps_on == "variance":
@@ -38,17 +40,19 @@ class StdConv(nn.Module):
         return F.conv2d(maps, self.standardised().to(maps.dtype), stride=self.stride)
 
 
-def _padded(maps: Float[Tensor, "B C h w"], size: int, stride: int, version: str) -> Float[Tensor, "B C h2 w2"]:
-    """Zeros around the maps: as TensorFlow's SAME (`v1`), which favours the far side, or alike on all (`v2`)."""
+def _padded(
+    maps: Float[Tensor, "B C h w"], size: int, stride: int, version: str, value: float = 0.0
+) -> Float[Tensor, "B C h2 w2"]:
+    """A border around the maps: as TensorFlow's SAME (`v1`), which favours the far side, or alike on all (`v2`)."""
     if size == 1:
         return maps
     if version == "v2":
-        return F.pad(maps, (size // 2,) * 4)
+        return F.pad(maps, (size // 2,) * 4, value=value)
     pads: list[int] = []
     for side in reversed(maps.shape[-2:]):  # F.pad begins with the last axis
         total = max((-(-side // stride) - 1) * stride + size - side, 0)
         pads += [total // 2, total - total // 2]
-    return F.pad(maps, pads)
+    return F.pad(maps, pads, value=value)
 
 
 class Bottleneck(nn.Module):
@@ -111,10 +115,8 @@ class Body(nn.Module):
         maps = self.root(images.to(self.root.weight.dtype).contiguous())
         if self.root_norm is not None:
             maps = F.relu(self.root_norm(maps))
-        if self.body.pool_padding == "-inf":
-            maps = F.max_pool2d(maps, 3, stride=2, padding=1)  # torch pads it with -inf
-        else:
-            maps = F.max_pool2d(_padded(maps, 3, 2, self.body.version), 3, stride=2)
+        border = -math.inf if self.body.pool_padding == "-inf" else 0.0
+        maps = F.max_pool2d(_padded(maps, 3, 2, self.body.version, border), 3, stride=2)
         for stage in self.stages:
             assert isinstance(stage, nn.ModuleList)
             for unit in stage:

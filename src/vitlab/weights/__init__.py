@@ -18,7 +18,7 @@ if typing.TYPE_CHECKING:
     from vitlab.models.position import Interpolation
     from vitlab.models.vit import Model
 
-__all__ = ["convert", "load_card", "load_model", "save_model"]
+__all__ = ["ParityError", "convert", "load_card", "load_model", "save_model"]
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 READABLE = (
@@ -26,6 +26,10 @@ READABLE = (
     "finished training (with model/ in it), or a hub's hub:OWNER/NAME or timm:NAME"
 )
 Format = Literal["google", "vitlab", "timm", "huggingface"]
+
+
+class ParityError(RuntimeError):
+    """What was written does not compute what it was written from."""
 
 
 def load_model(
@@ -127,7 +131,7 @@ def convert(source: Path | str, destination: Path | str, *, to: Format) -> dict[
         before, after = model(images), written(images)
     difference = float((before - after).abs().max() / before.square().mean().sqrt().clamp(min=1e-12))
     if not difference <= 1e-4:
-        raise RuntimeError(
+        raise ParityError(
             f"{destination} was written, but the model read back from it differs by {difference:.1e} of the outputs' "
             f"root mean square; do not use it, and report this with the model's configuration."
         )

@@ -103,5 +103,4 @@ def fold_normalisation(state: dict[str, Tensor], mean: Sequence[float], std: Seq
     weight = state["embedding.weight"].double()
     centre, scale = (torch.tensor(each, dtype=torch.float64).view(3, 1, 1) for each in (mean, std))
     bias = state["embedding.bias"].double() + (weight * ((0.5 - centre) / scale)).sum(dim=(1, 2, 3))
-    kind = state["embedding.weight"].dtype
-    return {**state, "embedding.weight": (weight / (2 * scale)).to(kind), "embedding.bias": bias.to(kind)}
+    return {**state, "embedding.weight": (weight / (2 * scale)).float(), "embedding.bias": bias.float()}

@@ -10,6 +10,7 @@ come from.
 
 import hashlib
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,15 @@ def write_folder(model: Model, folder: Path | str, extra: dict[str, Any]) -> Non
         "model": to_dict(model.config),
         "extra": extra,
     }
-    _check_classes(extra, model.config)
-    _check_replaceable(folder)
+    check_classes(extra, model.config)
+    check_replaceable(folder, (WEIGHTS, CARD))
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
     with replacing_folder(folder) as aside:
         weights = aside / WEIGHTS
         safetensors.torch.save_file(state, weights, metadata={"format": "pt"})
         weights.chmod(aside.stat().st_mode & 0o666)  # safetensors lets only the owner read
         card["sha256"] = _sha256(weights)
-        (aside / CARD).write_text(_to_json(card))
+        (aside / CARD).write_text(to_json(card))
 
 
 def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -82,7 +83,7 @@ def read_card(folder: Path) -> dict[str, Any]:
     if not isinstance(card, dict) or card.get("format") != FORMAT:
         keys = sorted(map(str, card)) if isinstance(card, dict) else []
         raise ValueError(
-            f"{folder} holds a {CARD} of something else (its keys: {some(keys) or 'none'}); load_model reads folders of "
+            f"{folder} holds a {CARD} of something else (its keys: {some(keys) or 'none'}); load_model reads those of "
             f"save_model, timm and Hugging Face."
         )
     if card.get("version") != VERSION:
@@ -100,7 +101,8 @@ def read_card(folder: Path) -> dict[str, Any]:
     return card
 
 
-def _check_classes(extra: dict[str, Any], config: ModelConfig) -> None:
+def check_classes(extra: dict[str, Any], config: ModelConfig) -> None:
+    """Raises ValueError where `extra` names more or fewer classes than the model has outputs."""
     classes = extra.get("classes")
     if classes is not None and len(classes) != config.num_classes:
         raise ValueError(
@@ -109,9 +111,10 @@ def _check_classes(extra: dict[str, Any], config: ModelConfig) -> None:
         )
 
 
-def _check_replaceable(folder: Path) -> None:
+def check_replaceable(folder: Path, names: Collection[str]) -> None:
+    """Raises ValueError where writing files called `names` would put them beside, or in place of, something else."""
     if folder.is_dir():
-        others = sorted(path.name for path in folder.iterdir() if path.name not in (WEIGHTS, CARD))
+        others = sorted(path.name for path in folder.iterdir() if path.name not in names)
         if not others:
             return
         raise ValueError(f"{folder} already holds {some(others)}; give a new folder, or one with a saved model.")
@@ -119,7 +122,8 @@ def _check_replaceable(folder: Path) -> None:
         raise ValueError(f"{folder} is a file; give the name of a folder to write the model into.")
 
 
-def _to_json(card: dict[str, Any]) -> str:
+def to_json(card: dict[str, Any]) -> str:
+    """The card as text; raises ValueError for what JSON cannot say."""
     try:
         return json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
