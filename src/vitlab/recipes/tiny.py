@@ -34,7 +34,7 @@ def fashion_mnist(model: str | None = None) -> TrainConfig:
     """Fashion-MNIST at twice its 28 pixels, by a small hybrid: convolutions to 7 x 7 places, then three blocks."""
     own = ViTConfig(
         image_size=56, patch_size=1, width=128, depth=3, heads=4, mlp_dim=256, num_classes=10, pool="gap",
-        gelu="erf", position_std=1.0, stem=ResNetBody((1, 1), width=32),
+        gelu="erf", position_std=1.0, head_std=0.1, stem=ResNetBody((1, 1), width=32),
     )  # fmt: skip
     return TrainConfig(
         model=_named(model, own),
@@ -98,7 +98,7 @@ def _named(model: str | None, own: ViTConfig) -> ModelConfig:
     wanted: dict[str, Any] = {"image_size": own.image_size, "num_classes": own.num_classes}
     named = MODELS.get(model)
     if isinstance(named, ViTConfig):
-        wanted |= {"pool": own.pool, "gelu": own.gelu, "position_std": own.position_std}
+        wanted |= {"pool": own.pool, "gelu": own.gelu, "position_std": own.position_std, "head_std": own.head_std}
         if named.stem is None:
             wanted["patch_size"] = own.stride
     return get_config(model, **wanted)
