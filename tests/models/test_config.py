@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -10,8 +11,17 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.models import MODELS, ViTConfig, create_model, forward_macs, get_config, list_models
-from vitlab.models.vit import ViT
+from vitlab.models import (
+    MODELS,
+    ModelConfig,
+    ResNetBody,
+    ResNetConfig,
+    ViTConfig,
+    build_model,
+    create_model,
+    get_config,
+    list_models,
+)
 from vitlab.settings import from_dict, to_dict
 
 # At 224 pixels with 1,000 classes. Where Google's code has the model, its own count.
@@ -36,6 +46,26 @@ PARAMETERS = {
     "ViT-H/14": 632_045_800,
     "ViT-H/16": 632_199_400,
     "ViT-H/32": 634_960_360,
+    "R50+ViT-B/16": 98_659_112,
+    "R50+ViT-B/32": 110_945_832,
+    "R50+ViT-L/16": 316_483_624,
+    "R50+ViT-L/32": 328_994_856,
+    "R26+ViT-S/32": 36_431_912,
+    "R26+ViT-B/32": 101_383_976,
+    "R+ViT-Ti/16": 6_337_704,
+    "R26x1": 15_987_496,
+    "R50x1": 25_549_352,
+    "R50x2": 97_988_712,
+    "R50x3": 217_319_080,
+    "R101x1": 44_541_480,
+    "R101x3": 387_934_888,
+    "R152x1": 60_185_128,
+    "R152x2": 236_335_208,
+    "R152x4": 936_533_224,
+    "R200x3": 568_633_000,
+    "Axial-ViT-B/16": 171_622_120,
+    "Axial-ViT-B/32": 173_278_696,
+    "AxialResNet50": 24_355_192,
 }
 
 # Counts of Google's code for other settings.
@@ -49,52 +79,98 @@ OTHER_PARAMETERS = [
     ("ViT-Ti/16", GAP, 5_717_032),
     ("ViT-L/16", GAP, 304_324_584),
     ("ViT-H/14", GAP, 632_043_240),
+    ("ViT-B/16", {**GAP, "width": 32, "depth": 1, "heads": 2, "mlp_dim": 128}, 76_648),
     ("ViT-B/16", {**GAP, "width": 512, "heads": 8, "mlp_dim": 2048}, 38_836_712),
-    ("ViT-H/14", {**GAP, "width": 1408, "depth": 40, "mlp_dim": 6144}, 1_012_608_616),
-    ("ViT-H/14", {**GAP, "width": 1664, "depth": 48, "mlp_dim": 8192}, 1_844_437_352),
     ("ViT-H/14", {**GAP, "width": 1152, "depth": 27, "mlp_dim": 4304}, 413_595_352),
+    ("ViT-H/14", {**GAP, "width": 1408, "depth": 40, "mlp_dim": 6144}, 1_012_608_616),
+    ("ViT-H/14", {**GAP, "width": 1536, "depth": 40, "mlp_dim": 6144}, 1_136_098_792),
+    ("ViT-H/14", {**GAP, "width": 1664, "depth": 48, "mlp_dim": 8192}, 1_844_437_352),
+    ("ViT-H/14", {**GAP, "width": 1536, "depth": 48, "mlp_dim": 8192}, 1_664_839_144),
+    ("ViT-H/14", {**GAP, "width": 1792, "depth": 56, "mlp_dim": 15360}, 3_807_210_728),
     ("ViT-B/16", {"width": 10, "depth": 1, "heads": 2, "mlp_dim": 10}, 21_390),
     ("ViT-Ti/16", I21K, 9_740_115),
     ("ViT-B/16", I21K, 102_595_923),
     ("ViT-B/16", {**I21K, "representation_size": 768}, 103_186_515),
+    ("ViT-B/32", {**I21K, "representation_size": 768}, 104_843_091),
+    ("ViT-B/8", {**I21K, "representation_size": 768}, 103_195_731),
     ("ViT-L/16", {**I21K, "representation_size": 1024}, 326_740_307),
+    ("ViT-L/32", {**I21K, "representation_size": 1024}, 328_949_075),
     ("ViT-H/14", {**I21K, "representation_size": 1280}, 660_385_363),
     ("ViT-B/16", {"image_size": 384}, 86_859_496),
     ("ViT-B/8", {"image_size": 384}, 87_744_232),
     ("ViT-B/16", {"num_classes": 0}, 86_567_656 - 769_000),
     ("ViT-B/16", {"position": "none"}, 86_567_656 - 197 * 768),
+    ("R50+ViT-B/16", {**I21K, "representation_size": 768}, 115_277_971),
+    ("R50+ViT-B/16", {"image_size": 384}, 98_950_952),
+    ("R26+ViT-B/32", {**I21K, "representation_size": 768}, 118_002_835),
+    ("R50+ViT-L/32", I21K, 350_358_931),
+    ("R50+ViT-L/32", {**I21K, "representation_size": 1024}, 351_408_531),
+    ("R50x1", I21K, 68_256_659),
+    ("R152x4", I21K, 1_107_299_923),
+    ("R50x1", {"body": ResNetBody()}, 25_557_032),
+    # timm's
+    ("ViT-Ti/16", {"distilled": True}, 5_910_800),
+    ("ViT-B/16", {"distilled": True}, 87_338_192),
+    ("ViT-S/16", {"layer_scale": 1e-6, "class_position": False}, 22_059_496),
+    ("ViT-S/14", {"image_size": 518, "layer_scale": 1e-5, "num_classes": 0}, 22_056_192),
+    (
+        "ViT-B/14",
+        {"image_size": 518, "layer_scale": 1e-5, "num_classes": 0, "registers": 4, "class_position": False},
+        86_582_016,
+    ),
 ]
-
-
-def count(name: str, **overrides: Any) -> int:
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in create_model(name, **overrides).parameters())
 
 
 def test_every_name_is_counted() -> None:
     assert list(PARAMETERS) == list_models() == list(MODELS)
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters_of_every_name(name: str) -> None:
-    assert count(name) == PARAMETERS[name]
-
-
-@pytest.mark.parametrize(("name", "overrides", "parameters"), OTHER_PARAMETERS)
-def test_parameters_of_other_settings(name: str, overrides: dict[str, Any], parameters: int) -> None:
-    assert count(name, **overrides) == parameters
+@pytest.mark.parametrize(
+    ("name", "overrides", "parameters"), [*((name, {}, count) for name, count in PARAMETERS.items()), *OTHER_PARAMETERS]
+)
+def test_parameters(name: str, overrides: dict[str, Any], parameters: int) -> None:
+    with torch.device("meta"):
+        model = create_model(name, **overrides)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert model.config.num_parameters == parameters
 
 
 def test_sizes_of_table_1() -> None:
     for name, row in (("B", (12, 768, 3072, 12)), ("L", (24, 1024, 4096, 16)), ("H", (32, 1280, 5120, 16))):
         config = MODELS[f"ViT-{name}/16"]
+        assert isinstance(config, ViTConfig)
         assert (config.depth, config.width, config.mlp_dim, config.heads) == row
 
 
-def test_names_are_found_by_pattern() -> None:
-    assert list_models("ViT-B*") == ["ViT-B/8", "ViT-B/14", "ViT-B/16", "ViT-B/32"]
-    assert list_models("*/32") == [f"ViT-{size}/32" for size in ("Ti", "S", "B", "L", "H")]
-    assert list_models("R50*") == []
+@pytest.mark.parametrize(
+    ("name", "stride", "grid"),
+    [
+        ("R50+ViT-B/16", 16, (14, 14)),
+        ("R50+ViT-B/32", 32, (7, 7)),
+        ("R50+ViT-L/16", 16, (14, 14)),
+        ("R50+ViT-L/32", 32, (7, 7)),
+        ("R26+ViT-S/32", 32, (7, 7)),
+        ("R26+ViT-B/32", 32, (7, 7)),
+        ("R+ViT-Ti/16", 32, (7, 7)),  # not 16
+        ("Axial-ViT-B/16", 16, (14, 14)),
+        ("Axial-ViT-B/32", 32, (7, 7)),
+        ("R152x2", None, (7, 7)),
+        ("AxialResNet50", None, (7, 7)),
+    ],
+)
+def test_patches_of_every_family(name: str, stride: int | None, grid: tuple[int, int]) -> None:
+    config = MODELS[name]
+    assert config.grid == grid
+    if isinstance(config, ViTConfig):
+        assert config.stride == stride
+
+
+@pytest.mark.parametrize(("name", "units"), [("R50+ViT-B/16", 16), ("R50+ViT-L/32", 16), ("R26+ViT-S/32", 8)])
+def test_a_stem_has_as_many_layers_as_its_name_says(name: str, units: int) -> None:
+    config = MODELS[name]
+    assert isinstance(config, ViTConfig)
+    assert config.stem
+    assert len(config.stem.units()) == units
 
 
 @pytest.mark.parametrize(
@@ -144,6 +220,18 @@ def test_a_size_that_the_patch_does_not_divide_names_the_nearest(image_size: Any
 
 
 @pytest.mark.parametrize(
+    ("image_size", "layers", "patch", "nearest"),
+    [(200, (), 8, "192, 224"), ((225, 64), (), 8, r"64, 96, 224, 256"), (1, (2, 2), 2, "16")],
+)
+def test_a_size_that_a_hybrid_cannot_cut_names_the_nearest(
+    image_size: Any, layers: tuple[int, ...], patch: int, nearest: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"patches of {patch}x{patch} \(of the stem's .*the nearest: {nearest}\."):
+        ViTConfig(image_size=image_size, patch_size=patch, stem=ResNetBody(layers))
+    ViTConfig(image_size=int(nearest.split(", ")[0]), patch_size=patch, stem=ResNetBody(layers))
+
+
+@pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"heads": 5}, r"heads=5 does not divide width=768; the nearest that do: \[3, 4, 6\]"),
@@ -156,6 +244,17 @@ def test_a_size_that_the_patch_does_not_divide_names_the_nearest(image_size: Any
         ({"representation_size": 0}, "representation_size is 0.*or None"),
         ({"dropout": 1.0}, "dropout is 1.0"),
         ({"dropout": -0.1}, "dropout is -0.1"),
+        ({"stochastic_depth": 1.0}, r"stochastic_depth is 1.0; it must lie in \[0, 1\)"),
+        ({"registers": -1}, "registers is -1; it must be 0"),
+        ({"position_std": -1.0}, "position_std is -1.0"),
+        ({"position": "relative"}, "give position_at='every' or 'shared'"),
+        ({"position": "relative", "position_at": "shared", "encoder": "axial"}, "goes with encoder='full'"),
+        ({"position": "none", "position_at": "every"}, "'none' has nothing to learn in every block"),
+        ({"position": "sincos2d", "position_at": "every"}, "'sincos2d' has nothing to learn in every block"),
+        ({"position": "2d", "width": 765, "heads": 3}, "width=765 is odd"),
+        ({"position": "sincos2d", "width": 6, "heads": 1}, "a width that 4 divides, 8 at least; it is 6"),
+        ({"distilled": True, "pool": "gap"}, "distilled=True needs pool='token'"),
+        ({"distilled": True, "representation_size": 768}, "distilled=True needs .*no representation_size"),
     ],
 )
 def test_a_wrong_number_says_what_is_allowed(settings: dict[str, Any], said: str) -> None:
@@ -166,7 +265,30 @@ def test_a_wrong_number_says_what_is_allowed(settings: dict[str, Any], said: str
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"pool": "map"}, "pool is 'map'; allowed: 'token', 'gap'"),
+        ({"width": 40}, "width of 40 channels cannot be normalised in 32 groups; give a multiple of 32"),
+        ({"width": 0}, "width of 0 channels"),
+        ({"layers": (3, 0, 6)}, r"layers are \(3, 0, 6\); each stage needs at least 1 unit"),
+        ({"mixing": "axial"}, "mixing='axial' is defined for version='v2' alone"),
+    ],
+)
+def test_a_body_that_cannot_be_built_says_what_is_allowed(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ResNetBody(**settings)
+
+
+def test_a_resnet_that_cannot_be_built_says_what_is_allowed() -> None:
+    with pytest.raises(ValueError, match="num_classes is -1"):
+        ResNetConfig(num_classes=-1)
+    with pytest.raises(ValueError, match="image_size is 0; each side must be at least 1"):
+        ResNetConfig(image_size=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"pool": "mean"}, "pool is 'mean'; allowed: 'token', 'gap', 'map', 'token\\+gap'"),
+        ({"stem": (3, 4, 9)}, r"stem is \(3, 4, 9\); allowed: ResNetBody or None"),
+        ({"position_at": "all"}, "position_at is 'all'; allowed: 'stem', 'every', 'shared'"),
         ({"width": "768"}, "width is '768'; allowed: int"),
         ({"depth": True}, "depth is True; allowed: int"),
         ({"image_size": (224, 224, 3)}, "image_size is .* allowed: int or"),
@@ -181,36 +303,30 @@ def test_a_wrong_type_says_what_is_allowed(
         ViTConfig(**settings)
 
 
-def test_a_config_goes_through_json_and_is_frozen() -> None:
-    config = get_config("ViT-L/16", image_size=(224, 384), representation_size=7, head_bias=-10.0)
-    assert from_dict(ViTConfig, {**to_dict(config), "image_size": [224, 384]}) == config
+def test_a_config_goes_through_json(kind: ModelConfig) -> None:
+    assert from_dict(ModelConfig, json.loads(json.dumps(to_dict(kind)))) == kind  # pyright: ignore[reportArgumentType]
+
+
+def test_a_config_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        config.width = 3  # pyright: ignore[reportAttributeAccessIssue]
+        get_config("ViT-L/16").width = 3  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"pool": "gap", "position": "none"},
-        {"representation_size": 24, "image_size": (32, 64)},
-        {"num_classes": 0, "representation_size": 24},
-        {"num_classes": 0, "mlp_dim": 40, "depth": 3},
-    ],
+    "name", ["ViT-B/16", "R50+ViT-B/16", "R+ViT-Ti/16", "R50x1", "Axial-ViT-B/32", "AxialResNet50"]
 )
-@pytest.mark.parametrize("grad", [True, False])
-def test_counted_operations_are_those_that_run(settings: dict[str, Any], grad: bool) -> None:
-    small = {"image_size": 32, "patch_size": 8, "width": 16, "depth": 2, "heads": 4, "mlp_dim": 64, "num_classes": 5}
-    config = ViTConfig(**{**small, **settings})
-    counter = FlopCounterMode(display=False)
-    with counter, torch.set_grad_enabled(grad):
-        ViT(config)(torch.randn(1, 3, *config.image_hw))
-    assert 2 * forward_macs(config) == counter.get_total_flops()
+def test_counted_operations_are_those_that_run(name: str) -> None:
+    config = MODELS[name]
+    with torch.device("meta"), FlopCounterMode(display=False) as counter:
+        build_model(config).requires_grad_(False)(torch.empty(1, 3, *config.image_hw))
+    assert 2 * config.forward_macs == counter.get_total_flops()
 
 
-def test_operations_of_known_models() -> None:
-    assert forward_macs(MODELS["ViT-B/16"]) == pytest.approx(17.56e9, rel=1e-3)
-    assert forward_macs(MODELS["ViT-L/16"]) == pytest.approx(61.55e9, rel=1e-3)
+@pytest.mark.parametrize(
+    ("name", "billions"), [("ViT-B/16", 17.56), ("ViT-L/16", 61.55), ("R50x1", 4.089), ("R50+ViT-B/16", 21.54)]
+)
+def test_operations_of_known_models(name: str, billions: float) -> None:
+    assert MODELS[name].forward_macs == pytest.approx(billions * 1e9, rel=1e-3)
 
 
 def test_the_table_of_models_does_not_import_torch() -> None:

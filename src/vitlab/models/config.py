@@ -220,6 +220,8 @@ class ViTConfig:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1).")
         check_divisible(self.image_hw, self.patch_size, self.stem)
         self._check_positions()
+        if self.encoder == "axial" and self.stochastic_depth:
+            raise ValueError("stochastic_depth goes with encoder='full': an axial block sees lines, not pictures.")
         if self.distilled and (self.pool != "token" or self.representation_size):
             raise ValueError("distilled=True needs pool='token' and no representation_size, as in DeiT.")
 

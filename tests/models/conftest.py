@@ -1,0 +1,163 @@
+"""Every kind of model at a shrunken size: a test that asks for `kind` or `model` runs over all of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from torch import Tensor
+
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model
+from vitlab.models.resnet import ResNet
+from vitlab.models.vit import ViT
+
+
+def vit(**settings: Any) -> ViTConfig:
+    """A grid of 3 x 4, so that no axis can be taken for the other."""
+    small: dict[str, Any] = {"patch_size": 8, "width": 16, "depth": 2, "heads": 4, "mlp_dim": 24, "num_classes": 5}
+    return ViTConfig(**{"image_size": (24, 32), **small, **settings})
+
+
+def hybrid(layers: tuple[int, ...], patch_size: int = 1, **settings: Any) -> ViTConfig:
+    body = ResNetBody(layers=layers, width=32)
+    return vit(**{"stem": body, "patch_size": patch_size, **settings})
+
+
+def resnet(image_size: tuple[int, int] = (24, 32), num_classes: int = 5, **body: Any) -> ResNetConfig:
+    whole = ResNetBody(**{"layers": (1, 2), "width": 32, **body})
+    return ResNetConfig(image_size=image_size, num_classes=num_classes, body=whole)
+
+
+BIT: dict[str, Any] = {
+    "version": "v2", "weight_eps": 1e-10, "weight_eps_on": "variance", "group_norm_eps": 1e-5,
+}  # fmt: skip
+EVEN, ODD = (24, 32), (37, 45)
+
+KINDS: dict[str, ModelConfig] = {
+    # what answers
+    "token": vit(),
+    "gap": vit(pool="gap"),
+    "map": vit(pool="map"),
+    "token+gap": vit(pool="token+gap"),
+    "pre-logits": vit(representation_size=7),
+    "pre-logits of two": vit(pool="token+gap", representation_size=7),
+    "no head": vit(num_classes=0),
+    "one head": vit(heads=1, gelu="erf"),
+    # positions, and where they enter
+    "none": vit(position="none"),
+    "1d every": vit(position_at="every"),
+    "1d shared": vit(position_at="shared"),
+    "2d": vit(position="2d"),
+    "2d every": vit(position="2d", position_at="every"),
+    "2d shared": vit(position="2d", position_at="shared"),
+    "2d of patches": vit(position="2d", pool="gap"),
+    "relative every": vit(position="relative", position_at="every"),
+    "relative shared": vit(position="relative", position_at="shared"),
+    "relative of patches": vit(position="relative", position_at="every", pool="gap"),
+    "relative, registers": vit(position="relative", position_at="shared", registers=2),
+    "sincos2d": vit(position="sincos2d", pool="map"),
+    "sincos2d shared": vit(position="sincos2d", position_at="shared", class_position=False),
+    "class token without": vit(class_position=False),
+    "2d, class token without": vit(position="2d", class_position=False, registers=1),
+    # axial attention
+    "axial": vit(encoder="axial"),
+    "axial of patches": vit(encoder="axial", pool="gap", position="2d", position_at="every"),
+    "axial, registers": vit(encoder="axial", pool="map", registers=2, position="none"),
+    # hybrids
+    "root": hybrid((), patch_size=2),
+    "root, odd": hybrid((), patch_size=3, image_size=(33, 45)),
+    "hybrid": hybrid((1, 1)),
+    "hybrid, odd": hybrid((1, 1), image_size=ODD, pool="gap"),
+    "axial hybrid": hybrid((1, 1), encoder="axial"),
+    # later ViTs
+    "registers": vit(registers=3, position="2d", position_at="every"),
+    "registers without class token": vit(registers=3, pool="gap"),
+    "layer scale": vit(layer_scale=0.1),
+    "stochastic depth": vit(stochastic_depth=0.5, depth=3),
+    "axial stochastic depth": vit(stochastic_depth=0.5, encoder="axial"),
+    "dropout": vit(dropout=0.3, representation_size=7),
+    "distilled": vit(distilled=True),
+    "distilled, registers": vit(distilled=True, registers=2),
+    "distilled, no head": vit(distilled=True, num_classes=0, class_position=False),
+    "DINOv2": vit(registers=2, class_position=False, layer_scale=0.1, pool="token+gap", gelu="erf"),
+    # ResNets
+    "v1": resnet(EVEN),
+    "v1, odd": resnet(ODD),
+    "v1, -inf": resnet(EVEN, pool_padding="-inf"),
+    "v1, root": resnet(EVEN, layers=()),
+    "v2": resnet(EVEN, **BIT),
+    "v2, odd": resnet(ODD, **BIT),
+    "v2, -inf": resnet(EVEN, **{**BIT, "pool_padding": "-inf"}),
+    "v2, no head": resnet(ODD, 0, version="v2", weight_eps_on="variance", group_norm_eps=1e-4),
+    "axial v2": resnet(EVEN, mixing="axial", **BIT),
+    "axial v2, odd": resnet(ODD, mixing="axial", **BIT),
+}
+
+
+TRACED = {
+    "token", "map", "pre-logits of two", "1d every", "2d shared", "relative, registers", "sincos2d", "axial, registers",
+    "hybrid, odd", "distilled", "DINOv2", "v1", "v2, odd", "v2, -inf", "axial v2",
+}  # fmt: skip
+"""Those that are compiled at every run of the tests, each of which takes about a second; the rest only with `slow`."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`vit_kind`, `resnet_kind`: every configuration of the class; `kind`: of both."""
+    for name, of in (("vit_kind", ViTConfig), ("resnet_kind", ResNetConfig), ("kind", ModelConfig)):
+        if name in metafunc.fixturenames:
+            chosen = {label: config for label, config in KINDS.items() if isinstance(config, of)}
+            late = chosen.keys() - TRACED if "traceable" in metafunc.fixturenames else set()
+            marks = {label: [pytest.mark.slow] if label in late else [] for label in chosen}
+            metafunc.parametrize(name, [pytest.param(chosen[each], id=each, marks=marks[each]) for each in chosen])
+            return  # a file may say which `kind` it means
+
+
+def stirred(config: ModelConfig) -> ViT | ResNet:
+    """The model with noise on every parameter: none is left at zero, so that none can be lost unseen."""
+    model = build_model(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
+@pytest.fixture
+def model(kind: ModelConfig) -> ViT | ResNet:
+    return stirred(kind)
+
+
+@pytest.fixture
+def images(kind: ModelConfig) -> Tensor:
+    return torch.rand(2, 3, *kind.image_hw) * 2 - 1
+
+
+@pytest.fixture
+def small() -> Callable[..., ViT]:
+    """A small ViT with these settings and with noise on every parameter."""
+
+    def build(**settings: Any) -> ViT:
+        model = stirred(vit(**settings))
+        assert isinstance(model, ViT)
+        return model
+
+    return build
+
+
+@pytest.fixture
+def small_resnet() -> Callable[..., ResNet]:
+    """The same of ResNets."""
+
+    def build(**settings: Any) -> ResNet:
+        model = stirred(resnet(**settings))
+        assert isinstance(model, ResNet)
+        return model
+
+    return build
+
+
+@pytest.fixture
+def traceable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing compiled before, and none of the tests' own checks, which cannot be compiled."""
+    torch.compiler.reset()
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

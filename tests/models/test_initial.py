@@ -1,0 +1,184 @@
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model, create_model
+from vitlab.models.initial import init_weights
+from vitlab.models.resnet import ResNet
+from vitlab.models.vit import ViT
+
+TRUNCATED = 0.87962566
+"""Standard deviation of a normal distribution cut off at two of its own."""
+
+
+def spread(tensor: Tensor, sd: float, error: float = 0.01) -> None:
+    assert abs(tensor.std().item() / sd - 1) < error
+    assert abs(tensor.mean().item()) < 5 * sd / math.sqrt(tensor.numel())
+
+
+def truncated(tensor: Tensor, error: float = 0.01) -> None:
+    """LeCun's: variance 1 / fan_in."""
+    sd = math.sqrt(1 / tensor[0].numel())
+    spread(tensor, sd, error)
+    bound = 2 * sd / TRUNCATED
+    assert 0.98 * bound < tensor.abs().max().item() <= bound * (1 + 1e-6)
+
+
+def uniform(tensor: Tensor, bound: float, error: float = 0.01) -> None:
+    """Xavier's, between the bounds."""
+    spread(tensor, bound / math.sqrt(3), error)
+    assert 0.995 * bound < tensor.abs().max().item() <= bound * (1 + 1e-6)
+
+
+def normal(tensor: Tensor, sd: float, error: float) -> None:
+    """Not cut off."""
+    spread(tensor, sd, error)
+    assert tensor.abs().max() > 2.5 * sd
+
+
+def constant(tensor: Tensor, value: float) -> None:
+    assert torch.equal(tensor, torch.full_like(tensor, value))
+
+
+@pytest.fixture(scope="module")
+def vit() -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    settings: dict[str, Any] = {
+        "image_size": 112, "depth": 2, "num_classes": 10, "representation_size": 300, "head_bias": -10.0,
+        "pool": "token+gap", "registers": 200, "layer_scale": 0.25,
+    }  # fmt: skip
+    return dict(create_model("ViT-S/16", **settings).named_parameters())
+
+
+def test_a_vit_begins_as_google_s(vit: dict[str, Tensor]) -> None:
+    left = dict(vit)
+    truncated(left.pop("embedding.weight"))
+    truncated(left.pop("pre_logits.weight"))
+    normal(left.pop("position.table"), 0.02, 0.02)
+    normal(left.pop("registers"), 1e-6, 0.02)
+    constant(left.pop("head.bias"), -10.0)
+    for name in ("cls", "head.weight", "embedding.bias", "pre_logits.bias"):
+        constant(left.pop(name), 0.0)
+    for block in ("blocks.0", "blocks.1"):
+        for matrix in (
+            *left.pop(f"{block}.attention.qkv.weight").split(384),
+            left.pop(f"{block}.attention.out.weight"),
+        ):
+            uniform(matrix, math.sqrt(6 / (2 * 384)))
+        for dense in ("qkv", "out"):
+            constant(left.pop(f"{block}.attention.{dense}.bias"), 0.0)
+        for dense in ("fc1", "fc2"):
+            uniform(left.pop(f"{block}.mlp.{dense}.weight"), math.sqrt(6 / (5 * 384)))
+            spread(left.pop(f"{block}.mlp.{dense}.bias"), 1e-6, 0.15)
+        for branch in ("branch1", "branch2"):
+            constant(left.pop(f"{block}.{branch}.scale"), 0.25)
+    for norm in ("blocks.0.norm1", "blocks.0.norm2", "blocks.1.norm1", "blocks.1.norm2", "norm"):
+        constant(left.pop(f"{norm}.weight"), 1.0)
+        constant(left.pop(f"{norm}.bias"), 0.0)
+    assert not left
+
+
+def test_q_k_and_v_are_drawn_apart(vit: dict[str, Tensor]) -> None:
+    q, k, v = vit["blocks.0.attention.qkv.weight"].flatten().chunk(3)
+    assert torch.stack([q, k, v]).corrcoef().fill_diagonal_(0).abs().max() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "sd"),
+    [
+        ({"position_std": 0.5}, "table", 0.5),
+        ({"position": "2d"}, "columns", 0.02),
+        ({"position": "2d"}, "rows", 0.02),
+        ({"position": "2d"}, "prefix", 0.02),
+        ({"position": "relative", "position_at": "every"}, "table", 0.02),
+    ],
+)
+def test_positions_begin_as_wide_as_asked(settings: dict[str, Any], name: str, sd: float) -> None:
+    model = create_model("ViT-S/16", depth=2, **settings)
+    tensor = dict(model.named_parameters())[f"position.{name}"]
+    assert tensor.std().item() == pytest.approx(sd, rel=0.1)
+
+
+def test_attention_pooling_begins_as_big_vision_s() -> None:
+    state = dict(create_model("ViT-S/16", image_size=32, depth=1, pool="map").named_parameters())
+    uniform(state["map.probe"], math.sqrt(6 / (1 + 384)), 0.1)
+    for matrix in (*state["map.attention.qkv.weight"].split(384), state["map.attention.out.weight"]):
+        uniform(matrix, math.sqrt(6 / (2 * 384)))
+    uniform(state["map.mlp.fc1.weight"], math.sqrt(6 / (5 * 384)))
+    constant(state["map.norm.weight"], 1.0)
+
+
+def test_the_second_head_begins_as_the_first() -> None:
+    model = create_model("ViT-Ti/16", image_size=32, depth=1, distilled=True, num_classes=3, head_bias=-2.0)
+    state = dict(model.named_parameters())
+    for head in ("head", "head_distilled"):
+        constant(state[f"{head}.weight"], 0.0)
+        constant(state[f"{head}.bias"], -2.0)
+    constant(state["distillation"], 0.0)
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_a_resnet_begins_as_google_s(version: Any) -> None:
+    """The last norm of a bottleneck is zero where its branch ends with it."""
+    model = ResNet(ResNetConfig(body=ResNetBody((1, 1), version=version), num_classes=5, head_bias=-1.0))
+    seen = set()
+    for name, parameter in model.named_parameters():
+        *_, kind, part = name.split(".")
+        seen.add(kind)
+        if name.startswith("head"):
+            constant(parameter, 0.0 if part == "weight" else -1.0)
+        elif "norm" in kind:
+            one = part == "weight" and not (kind == "norm3" and version == "v1")
+            constant(parameter, 1.0 if one else 0.0)
+        else:
+            truncated(parameter, 0.03)
+    convolutions = {"root", "conv1", "conv2", "conv3", "shortcut", "norm1", "norm2", "norm3", "head"}
+    assert seen == convolutions | ({"root_norm", "shortcut_norm"} if version == "v1" else {"norm"})
+
+
+def test_a_stem_begins_as_a_resnet() -> None:
+    model = create_model("R26+ViT-S/32", image_size=64, depth=1, stem=ResNetBody((1,)))
+    state = dict(model.named_parameters())
+    for name in ("root", "stages.0.0.conv2", "stages.0.0.shortcut"):
+        truncated(state[f"stem.{name}.weight"], 0.03)
+    constant(state["stem.stages.0.0.norm3.weight"], 0.0)
+    constant(state["stem.stages.0.0.norm2.weight"], 1.0)
+    truncated(state["embedding.weight"])
+
+
+def test_axial_mixing_begins_as_attention() -> None:
+    model = ResNet(ResNetConfig(image_size=128, body=ResNetBody((1, 1), version="v2", mixing="axial")))
+    state = dict(model.named_parameters())
+    for half in ("rows", "columns"):
+        for matrix in state[f"body.stages.1.0.conv2.{half}.qkv.weight"].split(128):
+            uniform(matrix, math.sqrt(6 / (2 * 128)), 0.02)
+        constant(state[f"body.stages.1.0.conv2.{half}.out.bias"], 0.0)
+    for offsets in ("row_offsets", "column_offsets"):  # a query meets them as it does a key
+        spread(state[f"body.stages.1.0.conv2.{offsets}"], 16**-0.5, 0.1)
+
+
+def test_weights_are_drawn_anew_in_place(kind: ModelConfig) -> None:
+    """And all of them: whatever stood there before, the generator alone decides."""
+    expected = build_model(kind, generator=torch.Generator().manual_seed(7)).state_dict()
+    model = build_model(kind)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(math.nan)
+    init_weights(model, kind, torch.Generator().manual_seed(7))
+    assert all(torch.equal(expected[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_fresh_model_knows_nothing(kind: ModelConfig) -> None:
+    model = build_model(dataclasses.replace(kind, num_classes=5, head_bias=0.5))
+    assert torch.equal(model(torch.randn(2, 3, *kind.image_hw)), torch.full((2, 5), 0.5))
+
+
+def test_a_parameter_without_a_rule_is_seen() -> None:
+    model = ViT(ViTConfig(image_size=16, width=8, depth=1, heads=2, mlp_dim=8))
+    model.register_parameter("stray", nn.Parameter(torch.zeros(3)))
+    with pytest.raises(AssertionError, match="no initial value for stray"):
+        init_weights(model, model.config)

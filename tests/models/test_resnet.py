@@ -1,0 +1,309 @@
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlab.models import MODELS, ResNetBody, ResNetConfig, create_model
+from vitlab.models.resnet import Body, ResNet, StdConv
+from vitlab.models.vit import ViT
+
+
+@pytest.fixture
+def kind(resnet_kind: ResNetConfig) -> ResNetConfig:
+    return resnet_kind
+
+
+# --- the same network written out in NumPy -----------------------------------------------------------------------
+
+Weights = dict[str, np.ndarray]
+
+
+def sides(n: int, size: int, stride: int, version: str) -> tuple[int, int]:
+    """Padding before and after: TensorFlow's SAME, or alike."""
+    if version == "v2" or size == 1:
+        return size // 2, size // 2
+    total = max((math.ceil(n / stride) - 1) * stride + size - n, 0)
+    return total // 2, total - total // 2
+
+
+def windows(maps: np.ndarray, size: int, stride: int, version: str, fill: float = 0.0) -> np.ndarray:
+    """What a kernel sees at each place: [C, h, w, size * size]."""
+    pads = [sides(n, size, stride, version) for n in maps.shape[1:]]
+    padded = np.pad(maps, [(0, 0), *pads], constant_values=fill)
+    return np.stack(
+        [
+            padded[:, i : padded.shape[1] - size + 1 + i : stride, j : padded.shape[2] - size + 1 + j : stride]
+            for i in range(size)
+            for j in range(size)
+        ],
+        axis=-1,
+    )
+
+
+def convolution(maps: np.ndarray, weight: np.ndarray, stride: int, b: ResNetBody) -> np.ndarray:
+    standard = np.zeros_like(weight)
+    for o, kernel in enumerate(weight):
+        mean, variance = kernel.mean(), ((kernel - kernel.mean()) ** 2).mean()
+        on_variance = b.weight_eps_on == "variance"
+        scale = math.sqrt(variance + b.weight_eps) if on_variance else math.sqrt(variance) + b.weight_eps
+        standard[o] = (kernel - mean) / scale
+    seen = windows(maps, weight.shape[-1], stride, b.version)
+    return np.einsum("chwk,ock->ohw", seen, standard.reshape(*weight.shape[:2], -1))
+
+
+def group_norm(maps: np.ndarray, w: Weights, name: str, b: ResNetBody) -> np.ndarray:
+    groups = maps.reshape(32, -1)
+    mean, variance = groups.mean(1, keepdims=True), groups.var(1, keepdims=True)
+    normal = ((groups - mean) / np.sqrt(variance + b.group_norm_eps)).reshape(maps.shape)
+    return normal * w[f"{name}.weight"][:, None, None] + w[f"{name}.bias"][:, None, None]
+
+
+def relu(x: np.ndarray) -> np.ndarray:
+    return np.maximum(x, 0)
+
+
+def along(line: np.ndarray, w: Weights, name: str, offsets: np.ndarray) -> np.ndarray:
+    """Attention with 8 heads among the places of a line [s, C], with relative encodings."""
+    q, k, v = np.split(line @ w[f"{name}.qkv.weight"].T + w[f"{name}.qkv.bias"], 3, axis=1)
+    size, d, answers = len(line), line.shape[1] // 8, []
+    for head in range(8):
+        part, logits = slice(head * d, (head + 1) * d), np.zeros((size, size))
+        for i in range(size):
+            for j in range(size):
+                logits[i, j] = q[i, part] @ (k[j, part] + offsets[size - 1 + j - i]) / math.sqrt(d)
+        a = np.exp(logits)
+        answers.append(a / a.sum(1, keepdims=True) @ v[:, part])
+    return np.concatenate(answers, 1) @ w[f"{name}.out.weight"].T + w[f"{name}.out.bias"]
+
+
+def axial(maps: np.ndarray, w: Weights, name: str, stride: int) -> np.ndarray:
+    places, (_, h, wide) = np.moveaxis(maps, 0, -1), maps.shape
+    places = np.stack([along(places[i], w, f"{name}.rows", w[f"{name}.row_offsets"]) for i in range(h)])
+    columns = [along(places[:, j], w, f"{name}.columns", w[f"{name}.column_offsets"]) for j in range(wide)]
+    maps = np.moveaxis(np.stack(columns, axis=1), -1, 0)
+    out = np.zeros((maps.shape[0], math.ceil(h / stride), math.ceil(wide / stride)))
+    for i in range(out.shape[1]):
+        for j in range(out.shape[2]):
+            block = maps[:, i * stride : (i + 1) * stride, j * stride : (j + 1) * stride]
+            out[:, i, j] = block.mean(axis=(1, 2))
+    return out
+
+
+def feature_map(w: Weights, b: ResNetBody, image: np.ndarray) -> np.ndarray:
+    """[C, h, w] of one picture [3, H, W], from the weights under `body.` or `stem.`."""
+    maps = convolution(image, w["root.weight"], 2, b)
+    if b.version == "v1":
+        maps = relu(group_norm(maps, w, "root_norm", b))
+    maps = windows(maps, 3, 2, b.version, -np.inf if b.pool_padding == "-inf" else 0.0).max(axis=-1)
+    for stage, units in enumerate(b.layers):
+        for unit in range(units):
+            at, stride = f"stages.{stage}.{unit}", 2 if stage and not unit else 1
+
+            def conv(x: np.ndarray, name: str, stride: int = 1, at: str = at) -> np.ndarray:
+                return convolution(x, w[f"{at}.{name}.weight"], stride, b)
+
+            def mix(x: np.ndarray, at: str = at, stride: int = stride) -> np.ndarray:
+                return axial(x, w, f"{at}.conv2", stride) if b.mixing == "axial" else conv(x, "conv2", stride, at)
+
+            def norm(x: np.ndarray, name: str, at: str = at) -> np.ndarray:
+                return group_norm(x, w, f"{at}.{name}", b)
+
+            if b.version == "v1":
+                out = relu(norm(conv(maps, "conv1"), "norm1"))
+                out = norm(conv(relu(norm(mix(out), "norm2")), "conv3"), "norm3")
+                if f"{at}.shortcut.weight" in w:
+                    maps = norm(conv(maps, "shortcut", stride), "shortcut_norm")
+                maps = relu(maps + out)
+            else:
+                before = relu(norm(maps, "norm1"))
+                out = conv(relu(norm(mix(relu(norm(conv(before, "conv1"), "norm2"))), "norm3")), "conv3")
+                maps = out + (conv(before, "shortcut", stride) if f"{at}.shortcut.weight" in w else maps)
+    return maps
+
+
+def weights(module: nn.Module) -> Weights:
+    return {name: tensor.detach().double().numpy() for name, tensor in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_forward_is_that_of_the_formulas(kind: ResNetConfig, model: ResNet, images: Tensor, grad: bool) -> None:
+    model.double()
+    with torch.set_grad_enabled(grad):
+        tokens, logits = model.forward_features(images.double()), model(images)
+    for i in range(2):
+        maps = feature_map(weights(model.body), kind.body, images[i].double().numpy())
+        if kind.body.version == "v2":
+            maps = relu(group_norm(maps, weights(model), "norm", kind.body))
+        expected = maps.reshape(len(maps), -1).T
+        np.testing.assert_allclose(tokens[i].detach().numpy(), expected, rtol=1e-9, atol=1e-9)
+        answer = expected.mean(0)
+        if kind.num_classes:
+            answer = weights(model)["head.weight"] @ answer + weights(model)["head.bias"]
+        np.testing.assert_allclose(logits[i].detach().numpy(), answer, rtol=1e-9, atol=1e-9)
+
+
+# --- its parts ---------------------------------------------------------------------------------------------------
+
+EPSILONS: list[dict[str, Any]] = [
+    {"weight_eps": 1e-5, "weight_eps_on": "std"},  # the hybrids and big_vision's ResNet
+    {"weight_eps": 1e-10, "weight_eps_on": "variance"},  # BiT
+    {"weight_eps": 1e-5, "weight_eps_on": "variance"},  # the paper's ResNets
+]
+
+
+@pytest.mark.parametrize("settings", EPSILONS)
+def test_standardised_weights_have_no_mean_and_one_deviation(settings: dict[str, Any]) -> None:
+    conv = StdConv(6, 4, 3, 1, ResNetBody(**settings)).double()
+    spread = torch.tensor([1.0, 1e-2, 1e-4, 1e-6], dtype=torch.float64)[:, None, None, None]
+    with torch.no_grad():
+        conv.weight.copy_(3 + spread * torch.randn(4, 6, 3, 3))
+    for kernel, found in zip(conv.weight.detach().numpy(), conv.standardised().detach().numpy(), strict=True):
+        mean, variance = kernel.mean(), kernel.var()
+        eps = settings["weight_eps"]
+        scale = np.sqrt(variance + eps) if settings["weight_eps_on"] == "variance" else np.sqrt(variance) + eps
+        np.testing.assert_allclose(found, (kernel - mean) / scale, rtol=1e-9, atol=1e-12)
+    assert conv.standardised()[0].std(correction=0).item() == pytest.approx(1, abs=1e-4)
+
+
+def test_where_epsilon_stands_can_be_seen() -> None:
+    answers = []
+    for settings in EPSILONS:
+        conv = StdConv(6, 4, 3, 1, ResNetBody(**settings))
+        with torch.no_grad():
+            conv.weight.copy_(1e-3 * torch.randn(4, 6, 3, 3, generator=torch.Generator().manual_seed(0)))
+        answers.append(conv.standardised())
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert (answers[one] - answers[other]).norm() > 0.005 * answers[1].norm()
+
+
+def test_a_shift_and_a_factor_of_the_weights_change_nothing() -> None:
+    conv = StdConv(32, 8, 3, 1, ResNetBody(weight_eps=1e-10, weight_eps_on="variance"))
+    nn.init.normal_(conv.weight)
+    maps = torch.randn(1, 32, 5, 5)
+    before = conv(maps)
+    with torch.no_grad():
+        conv.weight.mul_(3.0).add_(0.5)
+    torch.testing.assert_close(conv(maps), before, rtol=1e-4, atol=1e-4)
+
+
+def test_weights_are_standardised_in_full_precision() -> None:
+    """The deviations of half-precision weights would drown beside their mean."""
+    conv = StdConv(64, 8, 3, 1, ResNetBody())
+    nn.init.normal_(conv.weight, mean=1.0, std=0.1)
+    conv.bfloat16()
+    assert conv.standardised().dtype == torch.float32
+    assert conv.standardised().mean().abs() < 1e-6
+    assert conv(torch.randn(1, 64, 4, 4).bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("size", "side", "before", "after"),
+    [
+        *((7, side, 2, 3) for side in (224, 384, 112, 192, 56, 28, 448)),
+        *((3, side, 0, 1) for side in (224, 384, 112, 192, 56, 28, 448)),
+        *((7, side, 3, 3) for side in (225, 113)),
+        *((3, side, 1, 1) for side in (225, 113)),
+        *((1, side, 0, 0) for side in (224, 225)),
+    ],
+)
+def test_halving_convolutions_pad_as_tensorflow_does(size: int, side: int, before: int, after: int) -> None:
+    conv = StdConv(1, 1, size, 2, ResNetBody())
+    nn.init.normal_(conv.weight)
+    maps = torch.randn(1, 1, side, 8)
+    if size == 1:
+        expected = F.conv2d(maps[:, :, ::2, ::2], conv.standardised())
+    else:
+        across = {7: (2, 3), 3: (0, 1)}[size]
+        expected = F.conv2d(F.pad(maps, (*across, before, after)), conv.standardised(), stride=2)
+    assert conv(maps).shape[-2:] == (-(-side // 2), 4)
+    torch.testing.assert_close(conv(maps), expected)
+    both_ways = conv(maps.transpose(2, 3).contiguous())
+    assert both_ways.shape[-2:] == (4, -(-side // 2))
+
+
+@pytest.mark.parametrize("side", [8, 9])
+def test_bit_pads_alike_on_both_sides(side: int) -> None:
+    for size in (1, 3, 7):
+        conv = StdConv(2, 3, size, 2, ResNetBody(version="v2"))
+        nn.init.normal_(conv.weight)
+        maps = torch.randn(1, 2, side, side)
+        torch.testing.assert_close(conv(maps), F.conv2d(maps, conv.standardised(), stride=2, padding=size // 2))
+
+
+def root(image_size: tuple[int, int], **settings: Any) -> Body:
+    body = Body(ResNetBody(layers=(), width=32, **settings), image_size)
+    nn.init.normal_(body.root.weight)
+    if body.root_norm is not None:
+        nn.init.normal_(body.root_norm.weight)
+        nn.init.normal_(body.root_norm.bias)
+    return body
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("image_size", [(24, 32), (37, 45)])
+def test_what_surrounds_the_pooling_shows_at_the_border_of_bit_alone(image_size: tuple[int, int]) -> None:
+    """Zeros hide negative values there, of which there are none after the activation of `v1`."""
+    images = torch.randn(2, 3, *image_size)
+    for version in ("v1", "v2"):
+        zero, infinite = root(image_size, version=version), root(image_size, version=version, pool_padding="-inf")
+        infinite.load_state_dict(zero.state_dict())
+        one, other = zero(images), infinite(images)
+        assert one.isfinite().all()
+        assert other.isfinite().all()
+        assert torch.equal(one, other) == (version == "v1")
+        assert torch.equal(one[:, :, 1:-1, 1:-1], other[:, :, 1:-1, 1:-1])
+    assert (one >= other).all()
+    hidden = one != other
+    assert (one[hidden] == 0).all()
+    assert (other[hidden] < 0).all()
+
+
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_the_stride_sits_on_the_middle_convolution(small_resnet: Callable[..., ResNet], version: str) -> None:
+    model = small_resnet(version=version, layers=(1, 2))
+    seen = {name: module.stride for name, module in model.named_modules() if isinstance(module, StdConv)}
+    strided = {name for name, stride in seen.items() if stride == 2}
+    assert strided == {"body.root", "body.stages.1.0.conv2", "body.stages.1.0.shortcut"}
+    assert {name for name in seen if "shortcut" in name} == {"body.stages.0.0.shortcut", "body.stages.1.0.shortcut"}
+
+
+def test_names_of_its_weights() -> None:
+    with torch.device("meta"):
+        names = {name: set(create_model(name).state_dict()) for name in ("R50x1", "R50+ViT-B/16")}
+    assert len(names["R50x1"]) == 153  # arrays in BiT's file
+    with torch.device("meta"):
+        assert len(ResNet(ResNetConfig()).state_dict()) == 161  # in big_vision's
+    assert {"norm.weight", "head.bias", "body.root.weight", "body.stages.3.2.norm3.bias"} <= names["R50x1"]
+    assert not {"body.root_norm.weight", "body.stages.0.0.shortcut_norm.weight"} & names["R50x1"]
+    stem = {"stem.root_norm.weight", "stem.stages.2.8.conv3.weight", "stem.stages.0.0.shortcut_norm.bias"}
+    assert stem <= names["R50+ViT-B/16"]
+
+
+def test_published_models_keep_to_their_epsilons() -> None:
+    for name, config in MODELS.items():
+        body = config.body if isinstance(config, ResNetConfig) else config.stem
+        if body is not None:
+            on_std = (body.weight_eps, body.weight_eps_on, body.group_norm_eps) == (1e-5, "std", 1e-6)
+            on_variance = (body.weight_eps, body.weight_eps_on, body.group_norm_eps) == (1e-10, "variance", 1e-5)
+            assert on_std if "ViT" in name else on_variance, name
+
+
+def test_group_norm_has_32_groups_everywhere(small_resnet: Callable[..., ResNet], small: Callable[..., ViT]) -> None:
+    for model in (small_resnet(version="v2", group_norm_eps=1e-4), small(stem=ResNetBody((1,), 64), patch_size=2)):
+        norms = [module for module in model.modules() if isinstance(module, nn.GroupNorm)]
+        assert norms
+        assert {norm.num_groups for norm in norms} == {32}
+        assert {norm.eps for norm in norms} == {1e-4 if isinstance(model, ResNet) else 1e-6}
+
+
+def test_a_resnet_takes_pictures_of_any_size(small_resnet: Callable[..., ResNet]) -> None:
+    for version in ("v1", "v2"):
+        model = small_resnet(version=version)
+        for height, width in ((24, 32), (25, 31), (64, 9)):
+            features = model.forward_features(torch.randn(1, 3, height, width))
+            assert features.shape == (1, -(-height // 8) * -(-width // 8), 256)
