@@ -75,7 +75,6 @@ KINDS: dict[str, ModelConfig] = {
     "registers without class token": vit(registers=3, pool="gap"),
     "layer scale": vit(layer_scale=0.1),
     "stochastic depth": vit(stochastic_depth=0.5, depth=3),
-    "axial stochastic depth": vit(stochastic_depth=0.5, encoder="axial"),
     "dropout": vit(dropout=0.3, representation_size=7),
     "distilled": vit(distilled=True),
     "distilled, registers": vit(distilled=True, registers=2),

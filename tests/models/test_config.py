@@ -248,6 +248,7 @@ def test_a_size_that_a_hybrid_cannot_cut_names_the_nearest(
         ({"registers": -1}, "registers is -1; it must be 0"),
         ({"position_std": -1.0}, "position_std is -1.0"),
         ({"position": "relative"}, "give position_at='every' or 'shared'"),
+        ({"stochastic_depth": 0.1, "encoder": "axial"}, "goes with encoder=.full."),
         ({"position": "relative", "position_at": "shared", "encoder": "axial"}, "goes with encoder='full'"),
         ({"position": "none", "position_at": "every"}, "'none' has nothing to learn in every block"),
         ({"position": "sincos2d", "position_at": "every"}, "'sincos2d' has nothing to learn in every block"),

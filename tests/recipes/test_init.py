@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from vitlab.models import ViTConfig
+from vitlab.models import ResNetBody, ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.train.config import TrainConfig
@@ -25,10 +25,15 @@ def _digits_are_read_once() -> None:
 
 def shrunken(config: TrainConfig) -> TrainConfig:
     """The recipe with everything that takes time or data made small, and all else as it is."""
-    model = dataclasses.replace(
-        config.model, image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8,
-        representation_size=8 if config.model.representation_size else None,
-    )  # fmt: skip
+    model, hybrid = config.model, isinstance(config.model, ViTConfig) and config.model.stem
+    if isinstance(model, ViTConfig):
+        model = dataclasses.replace(
+            model, image_size=8, patch_size=1 if hybrid else 4, width=8, depth=1, heads=2, mlp_dim=8,
+            representation_size=8 if model.representation_size else None,
+            stem=ResNetBody((1,), width=32) if hybrid else None,
+        )  # fmt: skip
+    else:
+        model = dataclasses.replace(model, image_size=8, body=ResNetBody((1,), width=32, version="v2"))
     data = dataclasses.replace(
         config.data, name="digits", workers=0, eval_resize=10 if config.data.eval_resize else None
     )
@@ -43,9 +48,11 @@ def check(outcome: Outcome, recipe: TrainConfig, folder: Path) -> None:
     assert '"step": 2' in (folder / "metrics.jsonl").read_text()
 
 
-@pytest.mark.parametrize("name", PRETRAIN)
-def test_pretraining_recipe_runs(name: str, tmp_path: Path) -> None:
-    recipe = PRETRAIN[name]()
+@pytest.mark.parametrize(
+    ("name", "model"), [*((name, None) for name in PRETRAIN), ("jft", "R50x1"), ("jft", "R50+ViT-L/16")]
+)
+def test_pretraining_recipe_runs(name: str, model: str | None, tmp_path: Path) -> None:
+    recipe = PRETRAIN[name](*([model] if model else []))
     check(pretrain(shrunken(recipe), tmp_path, device="cpu", tensorboard=False), recipe, tmp_path)
 
 

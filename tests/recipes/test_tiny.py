@@ -32,8 +32,18 @@ def test_digits_are_not_mirrored() -> None:
 def test_named_model_keeps_the_resolution(name: str) -> None:
     own, named = TWINS[name]().model, TWINS[name]("ViT-S/16").model
     assert (named.width, named.depth, named.heads, named.mlp_dim) == (384, 12, 6, 1536)
-    kept = ("image_size", "patch_size", "num_classes", "pool")
+    kept = ("image_size", "stride", "num_classes", "pool")
     assert all(getattr(named, field) == getattr(own, field) for field in kept)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_other_kinds_of_models_fit_too(name: str) -> None:
+    """A hybrid keeps its own patches, which the stem's feature map gives; a ResNet has none."""
+    own = TWINS[name]().model
+    hybrid, resnet = TWINS[name]("R26+ViT-S/32").model, TWINS[name]("R50x1").model
+    assert isinstance(hybrid, ViTConfig)
+    assert (hybrid.stride, hybrid.image_size, hybrid.pool) == (32, own.image_size, "gap")
+    assert (resnet.image_size, resnet.num_classes) == (own.image_size, own.num_classes)
 
 
 def test_finetuning_doubles_the_resolution() -> None:
