@@ -1,6 +1,7 @@
 """Answers of Google's own code on random weights, and small models with nothing left at zero."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `peers`
 
 
 @dataclass(frozen=True)

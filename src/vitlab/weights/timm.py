@@ -26,10 +26,10 @@ from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.weights.adapt import fold_normalisation
 from vitlab.weights.folder import CARD, WEIGHTS
 from vitlab.weights.shapes import check_shapes, some
-from vitlab.weights.timm_names import BACKBONE, GROUP_NORM_EPS, WEIGHT_EPS, looks_like_timm, timm_layout
+from vitlab.weights.timm_names import BACKBONE, GROUP_NORM_EPS, WEIGHT_EPS, timm_layout
 from vitlab.weights.timm_write import write_timm
 
-__all__ = ["card_timm", "looks_like_timm", "read_timm", "write_timm"]
+__all__ = ["card_timm", "read_timm", "write_timm"]
 
 SUPPORTED = "plain Vision Transformers, those on a BiT stem, and BiT's ResNets"
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}

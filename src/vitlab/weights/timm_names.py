@@ -1,7 +1,6 @@
 """What timm calls the parameters of a model, and how it stores them."""
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -41,11 +40,6 @@ class Slot:
 
     shape: tuple[int, ...]
     ours: str
-
-
-def looks_like_timm(names: Collection[str]) -> bool:
-    """Whether tensors so called are a ViT's or ResNet's of timm, or of DINO, whose names are the same."""
-    return "patch_embed.proj.weight" in names or {"stem.conv.weight", "stages.0.blocks.0.conv1.weight"} <= set(names)
 
 
 def timm_layout(config: ModelConfig) -> dict[str, Slot]:

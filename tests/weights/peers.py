@@ -1,0 +1,154 @@
+"""timm's and Hugging Face's models at a shrunken size, and how their answers are held against ours."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+import transformers
+from torch import Tensor, nn
+
+from vitlab.models import ModelConfig, build_model
+from vitlab.models.config import ImageSize
+from vitlab.models.vit import Model
+
+
+def loaded(config: ModelConfig, state: dict[str, Tensor]) -> Model:
+    """Our model of what was read."""
+    with torch.device("meta"):
+        model = build_model(config)
+    model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
+    return model.eval()
+
+
+def images(size: ImageSize = 24) -> Tensor:
+    height, width = (size, size) if isinstance(size, int) else size
+    return torch.rand(3, 3, height, width) * 2 - 1
+
+
+def normalised(pictures: Tensor, mean: Any, std: Any) -> Tensor:
+    """Pictures in [-1, 1] as a model made for this mean and deviation wants them."""
+    centre, scale = (torch.tensor(each, dtype=torch.float64)[:, None, None] for each in (mean, std))
+    return (((pictures.double() + 1) / 2 - centre) / scale).float()
+
+
+def check_equal(mine: Tensor, other: Tensor, within: float = 1e-5) -> None:
+    """The greatest error is over the root mean square of the answer."""
+    assert mine.shape == other.shape, f"{mine.shape}, {other.shape}"
+    error = (mine - other).abs().max() / other.square().mean().sqrt()
+    assert error <= within, f"{error:.1e}"
+
+
+# --- timm --------------------------------------------------------------------------------------------------------
+
+
+def stirred(model: nn.Module) -> Any:
+    """The model with noise on every parameter, so that none can be lost or swapped unseen."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def faint(model: Any) -> Any:
+    """The model with convolutions so small that eps weighs in their standardisation."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 4 and parameter.shape[-1] in (3, 7):
+                parameter *= 1e-4
+    return model
+
+
+@torch.no_grad()
+def check_timm(ours: Model, theirs: Any) -> None:
+    """Equal answers; a ResNet's many layers of noise amplify rounding."""
+    pictures, said = images(ours.config.image_size), theirs.pretrained_cfg
+    other = theirs(normalised(pictures, said["mean"], said["std"]))
+    assert other.std() > 1e-3
+    check_equal(ours(pictures), other, within={"vit": 2e-5, "resnet": 1e-4}[ours.config.kind])
+
+
+# --- Hugging Face ------------------------------------------------------------------------------------------------
+
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 24,
+    "patch_size": 8,
+    "num_labels": 7,
+}
+OLDER = {**SMALL, "intermediate_size": 48}
+DINOV2 = {**SMALL, "mlp_ratio": 2}
+BIT = {"embedding_size": 32, "hidden_sizes": [128, 256], "depths": [1, 2], "num_labels": 7}
+BOTTLENECK = {**BIT, "layer_type": "bottleneck", "global_padding": "same", "embedding_dynamic_padding": True}
+
+# What is saved: class, its settings, its constructor's, and our configuration's telling fields.
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "vit": ("ViTForImageClassification", OLDER, {}, {"pool": "token", "layer_norm_eps": 1e-12, "gelu": "erf"}),
+    "vit tanh": (
+        "ViTForImageClassification",
+        {**OLDER, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-3},
+        {},
+        {"gelu": "tanh", "layer_norm_eps": 1e-3},
+    ),
+    "vit oblong": ("ViTForImageClassification", {**OLDER, "image_size": [16, 32]}, {}, {"image_size": (16, 32)}),
+    "vit without biases": ("ViTForImageClassification", {**OLDER, "qkv_bias": False}, {}, {}),
+    "vit body": ("ViTModel", OLDER, {"add_pooling_layer": False}, {"num_classes": 0, "representation_size": None}),
+    "vit body, pooler": ("ViTModel", {**OLDER, "pooler_output_size": 20}, {}, {"representation_size": 20}),
+    "deit, teacher": ("DeiTForImageClassificationWithTeacher", OLDER, {}, {"distilled": True, "registers": 0}),
+    "deit": ("DeiTForImageClassification", OLDER, {}, {"distilled": False, "registers": 1}),
+    "deit body": ("DeiTModel", OLDER, {"add_pooling_layer": False}, {"registers": 1, "num_classes": 0}),
+    "deit body, pooler": ("DeiTModel", OLDER, {}, {"registers": 1, "representation_size": 32}),
+    "dinov2": ("Dinov2ForImageClassification", DINOV2, {}, {"pool": "token+gap", "layer_scale": 1.0}),
+    "dinov2 body": ("Dinov2Model", DINOV2, {}, {"pool": "token", "num_classes": 0, "layer_norm_eps": 1e-6}),
+    "dinov2, registers": (
+        "Dinov2WithRegistersForImageClassification",
+        {**DINOV2, "num_register_tokens": 3},
+        {},
+        {"registers": 3, "pool": "token+gap"},
+    ),
+    "dinov2 body, registers": ("Dinov2WithRegistersModel", DINOV2, {}, {"registers": 4, "pool": "token"}),
+    "bit": ("BitForImageClassification", BIT, {}, {"num_classes": 7}),
+    "bit bottleneck": ("BitForImageClassification", BOTTLENECK, {}, {"num_classes": 7}),
+    "bit body": ("BitModel", BIT, {}, {"num_classes": 0}),
+}
+
+
+def randomise(model: nn.Module) -> Any:
+    """Every parameter random, so that none can be lost or swapped unseen; convolutions so small that eps counts."""
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=3e-4 if parameter.ndim == 4 and parameter.shape[-1] != 8 else 0.5)
+    return model.eval()
+
+
+def theirs(case: str) -> Any:
+    name, settings, options, _ = CASES[case]
+    cls = getattr(transformers, name)
+    return randomise(cls(cls.config_class(**settings), **options))
+
+
+def faint_images() -> Tensor:
+    """Of sides that tell paddings apart, and of values that tell epsilons apart."""
+    return images((46, 37)) * 1e-3
+
+
+def answer(model: Any, pictures: Tensor) -> Tensor:
+    """What their model says in the end: logits, or what stands for the picture."""
+    said = model(pictures)
+    if "logits" in said:
+        return said.logits
+    pooled = said.get("pooler_output")
+    return said.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
+
+
+def from_pretrained(folder: Path, head: bool) -> Any:
+    """Their model; none of its parameters may be missing, left over or of another shape."""
+    bare = not head and not any("pooler" in name for name in safetensors.torch.load_file(folder / "model.safetensors"))
+    can_pool = json.loads((folder / "config.json").read_text())["model_type"] in ("vit", "deit")
+    options: dict[str, Any] = {"add_pooling_layer": False} if bare and can_pool else {}
+    auto = transformers.AutoModelForImageClassification if head else transformers.AutoModel
+    model, info = auto.from_pretrained(folder, output_loading_info=True, **options)
+    assert not any(info.values()), info
+    return model.eval()

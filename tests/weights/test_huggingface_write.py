@@ -1,0 +1,152 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from peers import CASES, answer, check_equal, faint_images, from_pretrained, images, loaded, randomise, theirs
+
+from vitlab.models import ResNetBody, ResNetConfig, build_model
+from vitlab.models.vit import ViT
+from vitlab.weights.huggingface import card_huggingface, read_huggingface
+from vitlab.weights.huggingface_write import write_huggingface
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_what_was_read_is_written_back(tmp_path: Path, case: str) -> None:
+    theirs(case).save_pretrained(tmp_path / "theirs")
+    model = loaded(*read_huggingface(tmp_path / "theirs"))
+    write_huggingface(model, tmp_path / "written", {})
+    pictures = images(model.config.image_size) if "bit" not in case else faint_images()
+    expected = model(pictures)
+    check_equal(answer(from_pretrained(tmp_path / "written", "body" not in case), pictures), expected)
+    check_equal(loaded(*read_huggingface(tmp_path / "written"))(pictures), expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({}, "vit"),
+        ({"gelu": "erf", "layer_norm_eps": 1e-3, "image_size": (8, 12)}, "vit"),
+        ({"position": "2d"}, "vit"),
+        ({"position": "none"}, "vit"),
+        ({"position": "sincos2d", "position_at": "stem", "class_position": False}, "vit"),
+        ({"class_position": False}, "vit"),
+        ({"representation_size": 6, "num_classes": 0}, "vit"),
+        ({"num_classes": 0}, "vit"),
+        ({"distilled": True}, "deit"),
+        ({"distilled": True, "class_position": False, "image_size": (8, 12)}, "deit"),
+        ({"registers": 1, "position": "2d", "image_size": (8, 12)}, "deit"),
+        ({"registers": 1, "representation_size": 6, "num_classes": 0}, "deit"),
+        ({"pool": "token+gap", "mlp_dim": 16}, "dinov2"),
+        ({"layer_scale": 0.5, "class_position": False, "mlp_dim": 16}, "dinov2"),
+        ({"layer_scale": 0.5, "num_classes": 0, "mlp_dim": 16}, "dinov2"),
+        ({"registers": 3, "pool": "token+gap", "layer_scale": 0.5, "mlp_dim": 24}, "dinov2_with_registers"),
+        ({"registers": 2, "position": "2d", "mlp_dim": 24}, "dinov2_with_registers"),
+    ],
+)
+@torch.no_grad()
+def test_their_code_loads_what_we_write(
+    tmp_path: Path, tiny: Callable[..., ViT], settings: dict[str, Any], kind: str
+) -> None:
+    model = tiny(**settings)
+    write_huggingface(model, tmp_path, {})
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == kind
+    pictures = images(model.config.image_size)
+    expected = model(pictures)
+    check_equal(answer(from_pretrained(tmp_path, model.config.num_classes > 0), pictures), expected)
+    check_equal(loaded(*read_huggingface(tmp_path))(pictures), expected)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ResNetBody((1, 2), 32, "v2", weight_eps=1e-10, weight_eps_on="variance", group_norm_eps=1e-5),
+        ResNetBody((1, 2), 32, "v2", weight_eps=1e-5, weight_eps_on="variance", group_norm_eps=1e-5),
+        ResNetBody((2, 1), 32, "v1", weight_eps=1e-10, weight_eps_on="variance", group_norm_eps=1e-5),
+    ],
+)
+@pytest.mark.parametrize("num_classes", [0, 7])
+@torch.no_grad()
+def test_their_code_loads_our_resnets(tmp_path: Path, body: ResNetBody, num_classes: int) -> None:
+    model = randomise(build_model(ResNetConfig(image_size=(46, 37), body=body, num_classes=num_classes)))
+    write_huggingface(model, tmp_path, {})
+    pictures = faint_images()
+    check_equal(answer(from_pretrained(tmp_path, num_classes > 0), pictures), model(pictures), within=1e-4)
+    assert read_huggingface(tmp_path)[0].image_size == (46, 37)
+    check_equal(loaded(*read_huggingface(tmp_path))(pictures), model(pictures), within=1e-4)
+
+
+def test_their_preparation_of_pictures(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    picture = torch.randint(0, 256, (3, 12, 12), dtype=torch.uint8)
+    write_huggingface(tiny(), tmp_path, {})
+    prepared = transformers.AutoImageProcessor.from_pretrained(tmp_path)(picture, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(prepared[0], picture / 127.5 - 1, atol=1e-5, rtol=0)
+    names = ["tench", "crane", "cat", "crane", "Grüße"]
+    write_huggingface(tiny(), tmp_path, {"eval_resize": 14, "classes": names})
+    assert card_huggingface(tmp_path) == {"eval_resize": 14, "classes": names}
+    assert from_pretrained(tmp_path, head=True).config.id2label == dict(enumerate(names))
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    picture = torch.randint(0, 256, (3, 28, 40), dtype=torch.uint8)
+    assert processor(picture, return_tensors="pt")["pixel_values"].shape == (1, 3, 12, 12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pool": "gap"}, "pool='gap'"),
+        ({"pool": "map"}, "pool='map'"),
+        ({"position": "relative", "position_at": "every"}, "position='relative'"),
+        ({"position_at": "every"}, "position_at='every'"),
+        ({"encoder": "axial"}, "encoder='axial'"),
+        ({"stem": ResNetBody((1,), 32), "patch_size": 1, "image_size": 8}, "stem=ResNetBody"),
+        ({"representation_size": 6}, "representation_size=6"),
+        ({"representation_size": 6, "registers": 2, "num_classes": 0}, "representation_size=6"),
+        ({"distilled": True, "layer_scale": 1.0}, "distilled=True"),
+        ({"distilled": True, "num_classes": 0}, "num_classes=0"),
+        ({"layer_scale": 1.0}, "mlp_dim=12, which Hugging Face's code cannot compute.*--to vitlab"),
+        ({"layer_scale": 1.0, "mlp_dim": 16, "image_size": (8, 12)}, r"image_size=\(8, 12\)"),
+    ],
+)
+def test_what_their_code_would_compute_otherwise_is_refused(
+    tmp_path: Path, tiny: Callable[..., ViT], settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        write_huggingface(tiny(**settings), tmp_path / "new", {})
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "weight_eps_on='std'"),
+        ({"group_norm_eps": 1e-6}, "group_norm_eps=1e-06"),
+        ({"pool_padding": "-inf"}, "pool_padding='-inf'"),
+        ({"mixing": "axial"}, "mixing='axial'"),
+        ({"weight_eps_on": "variance", "weight_eps": 0.0}, "weight_eps=0.0"),
+    ],
+)
+def test_resnets_of_other_kinds_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    body = ResNetBody(**{"layers": (1,), "width": 64, "version": "v2", "group_norm_eps": 1e-5, **settings})
+    with pytest.raises(ValueError, match=message):
+        write_huggingface(build_model(ResNetConfig(image_size=16, body=body)), tmp_path, {})
+
+
+def test_only_a_model_is_replaced(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    folder = tmp_path / "model"
+    write_huggingface(tiny(), folder, {})
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert sorted(before) == ["config.json", "model.safetensors", "preprocessor_config.json"]
+    with pytest.raises(ValueError, match="names 2 classes and the model has 5 outputs"):
+        write_huggingface(tiny(), folder, {"classes": ["a", "b"]})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    write_huggingface(tiny(num_classes=0), folder, {})
+    assert (folder / "model.safetensors").read_bytes() != before["model.safetensors"]
+    (folder / "README.md").touch()
+    with pytest.raises(ValueError, match=r"already holds README\.md"):
+        write_huggingface(tiny(), folder, {})
+    with pytest.raises(ValueError, match="is a file"):
+        write_huggingface(tiny(), folder / "README.md", {})
