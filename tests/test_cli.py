@@ -118,6 +118,7 @@ def test_length_is_said_in_steps_or_epochs() -> None:
 def test_model_by_name() -> None:
     command = parse(["pretrain", "jft", "--model", "ViT-L/16", "--model.dropout", "0.2"])
     assert isinstance(command, Pretrain)
+    assert isinstance(command.config.model, ViTConfig)
     assert (command.config.model.depth, command.config.optim.lr) == (24, 4e-4)
     assert command.config.model.dropout == 0.2
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from vitlab.models import ViTConfig
 from vitlab.recipes import FINETUNE, finetune
 
 ROWS = [
@@ -25,6 +26,7 @@ def test_row(name: str, steps: int, warmup: int, rates: tuple[float, ...]) -> No
     assert (config.optim.weight_decay, config.optim.clip_norm) == (0.0, 1.0)
     assert config.optim.warmup_steps == warmup
     assert config.model.image_hw == ((512, 512) if name == "imagenet" else (384, 384))
+    assert isinstance(config.model, ViTConfig)
     assert (config.loss, config.label_smoothing, config.mixup, config.model.dropout) == ("softmax", 0.0, 0.0, 0.0)
 
 

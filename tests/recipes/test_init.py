@@ -75,6 +75,7 @@ def test_finetuning_recipe_runs(name: str, checkpoint: Path, tmp_path: Path) -> 
 def test_pretraining_takes_the_name_of_a_model(name: str) -> None:
     recipe = PRETRAIN[name]
     large = recipe("ViT-L/16")
+    assert isinstance(large.model, ViTConfig)
     assert (large.model.width, large.model.depth, large.model.heads) == (1024, 24, 16)
     assert large.model.num_classes == recipe().model.num_classes
 

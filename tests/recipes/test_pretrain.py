@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from vitlab.models import get_config
+from vitlab.models import ViTConfig, get_config
 from vitlab.recipes import pretrain
 from vitlab.train.config import OptimConfig, TrainConfig
 
@@ -21,7 +21,8 @@ def check_what_is_common(config: TrainConfig, model: str) -> None:
     named = get_config(model)
     for size in ("patch_size", "width", "depth", "heads", "mlp_dim"):
         assert getattr(config.model, size) == getattr(named, size)
-    assert config.model.representation_size == named.width
+    assert isinstance(config.model, ViTConfig)
+    assert config.model.representation_size == config.model.width
     assert (config.loss, config.model.head_bias) == ("sigmoid", -10.0)
     assert (config.data.crop, config.data.min_area, config.data.flip) == ("inception", 0.05, True)
     assert (config.data.randaugment_layers, config.mixup) == (0, 0.0)
@@ -41,6 +42,7 @@ def test_jft(model: str, epochs: int, lr: float, steps: int) -> None:
     config = pretrain.jft(model)
     check_what_is_common(config, model)
     assert (config.epochs, config.optim.lr) == (epochs, lr)
+    assert isinstance(config.model, ViTConfig)
     assert (config.optim.schedule, config.optim.weight_decay, config.model.dropout) == ("linear", 0.1, 0.0)
     assert config.optim.clip_norm is None
     assert config.model.num_classes == 18_291
@@ -52,6 +54,7 @@ def test_imagenet21k(model: str) -> None:
     config = pretrain.imagenet21k(model)
     check_what_is_common(config, model)
     assert (config.epochs, config.optim.lr) == (90, 1e-3)
+    assert isinstance(config.model, ViTConfig)
     assert (config.optim.schedule, config.optim.weight_decay, config.model.dropout) == ("linear", 0.03, 0.1)
     assert config.optim.clip_norm is None
     assert config.model.num_classes == 21_843
@@ -64,6 +67,7 @@ def test_imagenet(model: str) -> None:
     config = pretrain.imagenet(model)
     check_what_is_common(config, model)
     assert (config.epochs, config.optim.lr) == (300, 3e-3)
+    assert isinstance(config.model, ViTConfig)
     assert (config.optim.schedule, config.optim.weight_decay, config.model.dropout) == ("cosine", 0.3, 0.1)
     assert config.optim.clip_norm == 1.0
     assert config.model.num_classes == 1000

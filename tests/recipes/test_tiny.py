@@ -31,6 +31,7 @@ def test_digits_are_not_mirrored() -> None:
 @pytest.mark.parametrize("name", TWINS)
 def test_named_model_keeps_the_resolution(name: str) -> None:
     own, named = TWINS[name]().model, TWINS[name]("ViT-S/16").model
+    assert isinstance(named, ViTConfig)
     assert (named.width, named.depth, named.heads, named.mlp_dim) == (384, 12, 6, 1536)
     kept = ("image_size", "stride", "num_classes", "pool")
     assert all(getattr(named, field) == getattr(own, field) for field in kept)
@@ -48,6 +49,8 @@ def test_other_kinds_of_models_fit_too(name: str) -> None:
 
 def test_finetuning_doubles_the_resolution() -> None:
     before, after = tiny.digits().model, FINETUNE["tiny-digits"]().model
+    assert isinstance(before, ViTConfig)
+    assert isinstance(after, ViTConfig)
     assert after.image_hw == (2 * before.image_hw[0], 2 * before.image_hw[1])
     assert after.patch_size == before.patch_size
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from vitlab.data.datasets import load_dataset
 from vitlab.data.loader import Batch, example_at, train_batches
 from vitlab.data.transforms import example_generator
-from vitlab.models import ViTConfig
-from vitlab.models.vit import ViT
+from vitlab.models import ViTConfig, build_model
+from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train import loop
 from vitlab.train.checkpoint import load_latest
@@ -64,14 +64,14 @@ def _digits_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "load_dataset", functools.cache(load_dataset))
 
 
-def run(config: TrainConfig, folder: Path, evaluate: Callable[[nn.Module], dict[str, float]] | None = None) -> ViT:
+def run(config: TrainConfig, folder: Path, evaluate: Callable[[nn.Module], dict[str, float]] | None = None) -> Model:
     """Trains the same fresh model as `config` says, or continues what `folder` holds."""
     with Workdir(folder, to_dict(config), tensorboard=False) as workdir:
         return train(config, workdir, fresh(config), evaluate=evaluate)
 
 
-def fresh(config: TrainConfig) -> ViT:
-    return ViT(config.model, generator=torch.Generator().manual_seed(0))
+def fresh(config: TrainConfig) -> Model:
+    return build_model(config.model, generator=torch.Generator().manual_seed(0))
 
 
 def records(folder: Path, key: str = "loss") -> dict[int, float]:
@@ -382,7 +382,7 @@ def test_loss_that_is_not_finite(tmp_path: Path) -> None:
     assert kept["indices"].tolist() == expected
     assert kept["labels"].tolist() == load_dataset("digits", "train").labels[expected].tolist()
     assert kept["images"].shape == (12, 3, 8, 8)
-    model = ViT(config.model)
+    model = build_model(config.model)
     model.load_state_dict({n.removeprefix("weights/"): t for n, t in kept.items() if n.startswith("weights/")})
     classification_loss(model(kept["images"]), kept["labels"]).backward()
     replayed = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from vitlab.models import ViTConfig
 from vitlab.models.position import interpolate_positions
-from vitlab.models.vit import ViT
+from vitlab.models.vit import Model, ViT
 from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.transfer import run
 from vitlab.transfer.finetune import finetune
@@ -42,12 +43,12 @@ def checkpoint(request: pytest.FixtureRequest, pretrained: Outcome, workdir: Pat
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[ViT]:
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Model]:
     """The models that training started from."""
-    seen: list[ViT] = []
-    train: Callable[..., ViT] = run.train
+    seen: list[Model] = []
+    train: Callable[..., Model] = run.train
 
-    def watched(config: Any, folder: Any, model: ViT, **options: Any) -> ViT:
+    def watched(config: Any, folder: Any, model: ViT, **options: Any) -> Model:
         seen.append(ViT(model.config))
         seen[-1].load_state_dict(model.state_dict())
         return train(config, folder, model, **options)
@@ -97,7 +98,10 @@ def test_settings_are_told_once_complete(workdir: Path, pretrained: Outcome, tas
     config = dataclasses.replace(task, steps=1)
     outcome = finetune(workdir, config, tmp_path, device="cpu", tensorboard=False, on_settings=told.append)
     assert told == [outcome.config]
-    assert told[0].model.width == pretrained.model.config.width != config.model.width
+    widths = [
+        each.width for each in (told[0].model, pretrained.model.config, config.model) if isinstance(each, ViTConfig)
+    ]
+    assert widths[0] == widths[1] != widths[2]
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -134,6 +138,7 @@ def test_other_weights_are_another_run(workdir: Path, pretrained: Outcome, task:
     (tmp_path / "vit.npz").rename(tmp_path / "elsewhere" / "vit.npz")
     carry(tmp_path / "elsewhere" / "vit.npz", short, tmp_path / "run")
     other = load_model(workdir)
+    assert isinstance(other, ViT)
     with torch.no_grad():
         other.norm.bias[0] += 1e-3
     write_google(other, tmp_path / "vit.npz")

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 
+from vitlab.models import ViTConfig, build_model
 from vitlab.models.position import interpolate_positions
 from vitlab.models.vit import ViT
 from vitlab.weights import load_model
@@ -33,6 +34,7 @@ def test_another_resolution_answers_as_google_s_code(golden: Callable[[str], Any
     answers.check("hires/pre_logits", model.forward_head(tokens, pre_logits=True))
     answers.check("hires/logits", model.forward_head(tokens))
     if "sincos" not in name:
+        assert isinstance(model, ViT)
         assert model.position.table is not None
         answers.check("hires/pos_embedding", model.position.table)
 
@@ -73,6 +75,7 @@ def test_only_the_positions_change_with_the_size(tiny: Callable[..., ViT], pool:
     model = tiny(pool=pool)
     config, state = adapt(model.config, model.state_dict(), image_size=(8, 20))
     assert (config.grid, config.num_classes) == ((2, 5), 5)
+    assert isinstance(config, ViTConfig)
     prefix = config.num_prefix_tokens
     table = model.state_dict()["position.table"]
     expected = interpolate_positions(table, (3, 3), (2, 5), prefix)
@@ -106,7 +109,7 @@ def test_a_new_head_is_zero(
     assert (config.num_classes, config.head_bias) == (classes, bias)
     assert torch.equal(state["head.weight"], torch.zeros(classes, rep or 8))
     assert torch.equal(state["head.bias"], torch.full((classes,), bias))
-    ViT(config).load_state_dict(state)
+    build_model(config).load_state_dict(state)
 
 
 def test_no_head_at_all_and_back(tiny: Callable[..., ViT]) -> None:
@@ -116,7 +119,7 @@ def test_no_head_at_all_and_back(tiny: Callable[..., ViT]) -> None:
     assert {name for name in model.state_dict() if name not in state} == {"head.weight", "head.bias"}
     config, state = adapt(config, state, num_classes=2, pre_logits="drop")
     assert state["head.weight"].shape == (2, 8)
-    ViT(config).load_state_dict(state)
+    build_model(config).load_state_dict(state)
 
 
 def test_the_hidden_layer_goes_only_with_its_head(tiny: Callable[..., ViT]) -> None:
@@ -127,8 +130,9 @@ def test_the_hidden_layer_goes_only_with_its_head(tiny: Callable[..., ViT]) -> N
             adapt(model.config, model.state_dict(), pre_logits="drop", **asked)
     for asked in ({"reset_head": True}, {"num_classes": 3}, {"num_classes": 0}):
         config, state = adapt(model.config, model.state_dict(), pre_logits="drop", **asked)
+        assert isinstance(config, ViTConfig)
         assert config.representation_size is None
-        ViT(config).load_state_dict(state)
+        build_model(config).load_state_dict(state)
 
 
 def test_dropping_a_hidden_layer_that_is_not_there_changes_nothing(tiny: Callable[..., ViT]) -> None:

@@ -49,6 +49,7 @@ def test_what_is_asked_reaches_the_model(tmp_path: Path, tiny: Callable[..., ViT
         tmp_path / "saved", image_size=20, reset_head=True, pre_logits="drop", head_bias=-2.0, dropout=0.25
     )
     assert model.config == tiny(image_size=20, head_bias=-2.0, dropout=0.25).config
+    assert isinstance(model, ViT)
     assert model.dropout.p == 0.25
     assert torch.equal(model(torch.randn(2, 3, 20, 20)), torch.full((2, 5), -2.0))
     with pytest.raises(ValueError, match=r"dropout is 1\.5"):
