@@ -13,11 +13,12 @@ from typing import Annotated, Any, Literal, NoReturn
 import tyro
 from tyro.conf import Positional
 
+from vitlab.models.config import ImageSize
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.settings import nearest, to_dict
 from vitlab.train.config import TrainConfig
 
-CHECKPOINTS = "A Google .npz, a folder (saved model, run, timm, Hugging Face), hub:OWNER/NAME or timm:NAME."
+CHECKPOINTS = "A Google .npz, a folder (saved model, run, timm, Hugging Face), hub:OWNER/NAME or timm:NAME.TAG."
 Checkpoint = Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help=CHECKPOINTS)]
 RunConfig = Annotated[
     TrainConfig, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands
@@ -172,12 +173,14 @@ class Convert:
     """An .npz file for `google`, else a folder."""
     to: Literal["google", "timm", "huggingface", "vitlab"]
     """Whose format."""
+    image_size: ImageSize | None = None
+    """Side in pixels, or height and width: converts at another size, with interpolated position embeddings."""
     json: bool = False
 
     def run(self) -> int:
         from vitlab.weights import convert
 
-        done = convert(self.checkpoint, self.destination, to=self.to)
+        done = convert(self.checkpoint, self.destination, to=self.to, image_size=self.image_size)
         _answer(done, self.json, f"{done['path']}: {done['parameters']:,} parameters in {self.to}'s format; read back, "
                 f"the answers differ by {done['difference']:.1e}.")  # fmt: skip
         return 0
@@ -192,17 +195,15 @@ class Export:
     """Format of the program."""
     out: Path | None = None
     """File to write; `model.onnx` or `model.pt2` unless given."""
-    image_size: int | None = None
+    image_size: ImageSize | None = None
     """Export at another size, with interpolated position embeddings."""
     json: bool = False
 
     def run(self) -> int:
-        from vitlab.weights import load_card, load_model
-        from vitlab.weights.export import export_model
+        from vitlab.weights.export import export_checkpoint
 
         out = self.out or Path("model.onnx" if self.to == "onnx" else "model.pt2")
-        model = load_model(self.checkpoint, image_size=self.image_size)
-        report = export_model(model, out, to=self.to, extra=load_card(self.checkpoint))
+        report = export_checkpoint(self.checkpoint, out, to=self.to, image_size=self.image_size)
         _answer(report, self.json, "\n".join(f"{name}: {value}" for name, value in report.items()))
         return 0
 

@@ -16,7 +16,7 @@ from vitlab.inspect.attention import (
     class_attention_grid,
     mean_attention_distance,
 )
-from vitlab.models.config import ViTConfig
+from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, build_model
 from vitlab.models.encoder import Attention, Block
 from vitlab.models.vit import ViT
 
@@ -217,3 +217,36 @@ def test_what_does_not_fit_is_refused() -> None:
         attention_rollout([])
     with pytest.raises(ValueError, match="no maps"):
         mean_attention_distance([], (3, 3), 16, prefix=1)
+
+
+def test_what_has_no_attention_of_all_tokens_is_refused() -> None:
+    resnet = build_model(ResNetConfig(image_size=32, body=ResNetBody((1,), width=32), num_classes=2))
+    with pytest.raises(ValueError, match="a ResNet has no attention to look at"):
+        attention_maps(resnet, torch.zeros(1, 3, 32, 32))
+    axial = ViT(ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, encoder="axial"))
+    with pytest.raises(ValueError, match="an axial encoder attends along rows and columns"):
+        attention_maps(axial, torch.zeros(1, 3, 8, 8))
+
+
+def test_relative_positions_are_in_the_maps() -> None:
+    """What the layer hands to its output projection is made of the maps and its values."""
+    config = ViTConfig(
+        image_size=(8, 12), patch_size=4, width=8, depth=2, heads=2, mlp_dim=8, position="relative",
+        position_at="every", position_std=1.0,
+    )  # fmt: skip
+    model = ViT(config).eval()
+    seen: list[torch.Tensor] = []
+    layer = model.blocks[1].attention
+    assert isinstance(layer, Attention)
+    handles = [
+        layer.register_forward_pre_hook(lambda _, args: seen.append(args[0])),
+        layer.out.register_forward_pre_hook(lambda _, args: seen.append(args[0])),
+    ]
+    images = torch.rand(2, 3, 8, 12) * 2 - 1
+    with torch.no_grad():
+        model(images)
+        for handle in handles:
+            handle.remove()
+        maps = attention_maps(model, images)[1]
+        _, _, values = layer.project(seen[0])
+        torch.testing.assert_close((maps @ values).transpose(1, 2).flatten(2), seen[1])

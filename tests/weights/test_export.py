@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model
 from vitlab.models.resnet import ResNet
 from vitlab.models.vit import ViT
-from vitlab.weights import ParityError, export
-from vitlab.weights.export import export_model
+from vitlab.weights import ParityError, export, save_model
+from vitlab.weights.export import export_checkpoint, export_model
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the tests' own checks cannot be traced
 
@@ -185,6 +185,16 @@ def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatc
     assert report["bytes"] == sum(each.stat().st_size for each in path.parent.iterdir())
     path.parent.rename(tmp_path / "second")  # the one names the other by its name alone
     check(model, lambda images: run_onnx(tmp_path / "second" / "model.onnx", images))
+
+
+def test_a_checkpoint_at_another_size_leaves_the_old_test_pictures_size_behind(tmp_path: Path) -> None:
+    model = build_model(ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=2))
+    save_model(model, tmp_path / "saved", extra={"eval_resize": 12})
+    for size, said in ((None, 12), ((8, 16), None)):
+        export_checkpoint(tmp_path / "saved", tmp_path / "model.pt2", to="torch-export", image_size=size)
+        with zipfile.ZipFile(tmp_path / "model.pt2") as archive:
+            texts = [archive.read(name).decode() for name in archive.namelist() if name.endswith("eval_resize")]
+        assert [json.loads(text) for text in texts] == ([said] if said else [])
 
 
 def test_the_model_stays_as_it_was(tmp_path: Path) -> None:

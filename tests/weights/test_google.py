@@ -336,6 +336,27 @@ def test_a_table_that_is_no_square_needs_its_picture_size(tmp_path: Path, tiny: 
     assert torch.equal(state["position.table"], model.state_dict()["position.table"])
 
 
+@pytest.mark.parametrize("size", [(8, 16), (16, 24), (56, 64)])
+def test_a_square_with_the_class_token_s_row_is_not_taken_for_patches(
+    tmp_path: Path, tiny: Callable[..., ViT], size: tuple[int, int]
+) -> None:
+    """(k - 1)(k + 1) patches and a class token have k k rows."""
+    model = tiny(image_size=size)
+    write_google(model, tmp_path / "wide.npz")
+    with pytest.raises(ValueError, match=r"form no square; say which picture size"):
+        read_google(tmp_path / "wide.npz")
+    assert read_google(tmp_path / "wide.npz", image_size=size)[0] == model.config
+
+
+@pytest.mark.parametrize("pool", ["token", "gap"])
+def test_a_grid_that_would_be_read_as_a_square_is_not_written(
+    tmp_path: Path, tiny: Callable[..., ViT], pool: str
+) -> None:
+    with pytest.raises(ValueError, match="for 4x9 patches would be read as those of 6x6"):
+        write_google(tiny(image_size=(16, 36), pool=pool), tmp_path / "wide.npz")
+    assert not (tmp_path / "wide.npz").exists()
+
+
 @pytest.mark.parametrize("pool", ["token", "gap"])
 def test_a_hybrid_s_size_is_that_of_its_grid(tmp_path: Path, tiny: Callable[..., ViT], pool: str) -> None:
     stem = ResNetBody((1, 1), 32)

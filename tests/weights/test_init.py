@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 from vitlab.models.vit import ViT
-from vitlab.weights import load_card, load_model, save_model
+from vitlab.weights import convert, load_card, load_model, save_model
 from vitlab.weights.google import write_google
 
 ALLOWED = r"give a Google \.npz, a folder of save_model, timm or Hugging Face"
@@ -151,3 +152,51 @@ def test_a_lone_array_is_no_checkpoint(tmp_path: Path) -> None:
     np.save(tmp_path / "array.npy", np.zeros(3))
     with pytest.raises(ValueError, match="no checkpoint"):
         load_model(tmp_path / "array.npy")
+
+
+# --- convert -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_converted_is_not_destroyed(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    """Neither the source, nor a file that is no checkpoint."""
+    save_model(tiny(), tmp_path / "run" / "model", extra={"source": "here"})
+    (tmp_path / "notes.npz").write_text("mine")
+    before = (tmp_path / "run" / "model" / "config.json").read_bytes()
+    for source, place in (("run/model", "run/model"), ("run", "run/model"), ("run/model", "run/../run/model")):
+        with pytest.raises(ValueError, match="is what is to be converted; give another place"):
+            convert(tmp_path / source, tmp_path / place, to="timm")
+    with pytest.raises(ValueError, match=r"is a folder, and Google's format is one file"):
+        convert(tmp_path / "run" / "model", tmp_path, to="google")
+    with pytest.raises(ValueError, match=r"notes\.npz is there already and no \.npz"):
+        convert(tmp_path / "run", tmp_path / "notes.npz", to="google")
+    assert (tmp_path / "notes.npz").read_text() == "mine"
+    assert (tmp_path / "run" / "model" / "config.json").read_bytes() == before
+
+
+def test_converted_at_another_size(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    save_model(tiny(), tmp_path / "saved", extra={"eval_resize": 16, "classes": list("abcde")})
+    done = convert(tmp_path / "saved", tmp_path / "wide", to="vitlab", image_size=(12, 20))
+    assert load_model(tmp_path / "wide").config.image_size == (12, 20)
+    assert load_card(tmp_path / "wide") == {"classes": list("abcde"), "source": str(tmp_path / "saved")}
+    assert done["difference"] == 0
+
+
+@pytest.mark.parametrize("to", ["timm", "huggingface"])
+def test_missing_blocks_are_noticed(tmp_path: Path, tiny: Callable[..., ViT], to: Any) -> None:
+    """The depth is counted from the tensors, and must be what the card says."""
+    save_model(tiny(), tmp_path / "saved")
+    convert(tmp_path / "saved", tmp_path / "theirs", to=to)
+    weights = tmp_path / "theirs" / "model.safetensors"
+    state = safetensors.torch.load_file(weights)
+    last = ("blocks.1.", "encoder.layer.1.")
+    kept = {name: tensor for name, tensor in state.items() if not any(each in name for each in last)}
+    safetensors.torch.save_file(kept, weights)
+    with pytest.raises(ValueError, match=r"(depth|num_hidden_layers)=2 and the (tensors|arrays) are for 1"):
+        load_model(tmp_path / "theirs")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_kind_that_is_none_is_refused(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    save_model(tiny(), tmp_path / "saved")
+    with pytest.raises(ValueError, match="to is 'keras'; allowed: 'google'"):
+        convert(tmp_path / "saved", tmp_path / "out", to="keras")  # pyright: ignore[reportArgumentType]

@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlab.models.encoder import Attention, Block, relative_logits
-from vitlab.models.vit import ViT
+from vitlab.models.vit import Model, ViT
 
 
-def attention_maps(model: ViT, images: Float[Tensor, "B 3 H W"]) -> list[Float[Tensor, "B k T T"]]:
+def attention_maps(model: Model, images: Float[Tensor, "B 3 H W"]) -> list[Float[Tensor, "B k T T"]]:
     """softmax(q k^T / sqrt(Dh)) of every layer and head (App. A, Eq. 6), lowest layer first, in float32.
 
     Row i of a map says where token i looks; each row sums to one; the class token, if there is one, is token 0.
@@ -26,6 +26,10 @@ def attention_maps(model: ViT, images: Float[Tensor, "B 3 H W"]) -> list[Float[T
     model runs in eval mode and without gradients, and is left as it was. A map takes B k T T x 4 bytes
     (B/16 at 224: 1.9 MB a picture and layer); pass pictures in batches.
     """
+    if not isinstance(model, ViT):
+        raise ValueError(
+            f"a {type(model).__name__} has no attention to look at; give a Vision Transformer or a hybrid."
+        )
     if model.config.encoder == "axial":
         raise ValueError("an axial encoder attends along rows and columns; maps of all tokens are not defined for it.")
     maps: list[Tensor] = []

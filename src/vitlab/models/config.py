@@ -44,6 +44,8 @@ class ResNetBody:
             )
         if any(units < 1 for units in self.layers):
             raise ValueError(f"layers are {self.layers}; each stage needs at least 1 unit.")
+        if not self.weight_eps > 0 or not self.group_norm_eps > 0:
+            raise ValueError(f"weight_eps={self.weight_eps} and group_norm_eps={self.group_norm_eps} must be positive.")
         if self.mixing == "axial" and self.version == "v1":
             raise ValueError("mixing='axial' is defined for version='v2' alone, the paper's AxialResNet50.")
 
@@ -218,6 +220,10 @@ class ViTConfig:
         for name in ("dropout", "stochastic_depth"):
             if not 0.0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1).")
+        if not self.layer_norm_eps > 0 or not math.isfinite(self.layer_scale or 0.0):
+            raise ValueError(
+                f"layer_norm_eps={self.layer_norm_eps} must be positive, layer_scale={self.layer_scale} finite or None."
+            )
         check_divisible(self.image_hw, self.patch_size, self.stem)
         self._check_positions()
         if self.encoder == "axial" and self.stochastic_depth:

@@ -1,8 +1,8 @@
 """Small twins of the recipes, on data that anyone has: they train in minutes on two cores.
 
-docs/reproduce.md holds what each reached, with the command, the minutes and the machine. Where training is long the
-exact GELU stands in for the tanh form, whose CPU kernels take three times as long, and position embeddings start wide:
-a short run with Google's 0.02 spends its first epochs learning that places differ.
+Deviation: neither sizes nor settings are the paper's. docs/reproduce.md holds what each reached, with the command, the
+minutes and the machine. The exact GELU stands in for the tanh form, whose CPU kernels take three times as long, and
+position embeddings and heads start wide: a short run with Google's 0.02 and 0 spends its first epochs growing them.
 """
 
 from typing import Any

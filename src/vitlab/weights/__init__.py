@@ -23,7 +23,7 @@ __all__ = ["ParityError", "convert", "load_card", "load_model", "save_model"]
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 READABLE = (
     "a Google .npz, a folder of save_model, timm or Hugging Face, timm's weights as .safetensors, the work folder of a "
-    "finished training (with model/ in it), or a hub's hub:OWNER/NAME or timm:NAME"
+    "finished training (with model/ in it), or a hub's hub:OWNER/NAME or timm:NAME.TAG"
 )
 Format = Literal["google", "vitlab", "timm", "huggingface"]
 
@@ -97,17 +97,24 @@ def save_model(model: "Model", folder: Path | str, *, extra: dict[str, Any] | No
     write_folder(model, folder, extra or {})
 
 
-def convert(source: Path | str, destination: Path | str, *, to: Format) -> dict[str, Any]:
+def convert(
+    source: Path | str, destination: Path | str, *, to: Format, image_size: "ImageSize | None" = None
+) -> dict[str, Any]:
     """Writes a checkpoint in another format, reads that back, and returns what came of it.
 
     `destination` is a file for `google` and a folder otherwise; the card's `classes` go along where the format has a
-    place for them. The result: `format`, `path`, `parameters`, and `difference`, the largest between the two models'
-    logits (or features, without a head) on random pictures, over their root mean square. Raises ValueError for a
-    model that the format cannot say, naming the setting.
+    place for them; rates of dropout and stochastic depth are not part of the others' weights and stay behind.
+    `image_size` is as in `load_model`. The result: `format`, `path`, `parameters`, and `difference`, the
+    largest between the two models' logits (or features, without a head) on random pictures, over their root mean
+    square. Raises ValueError for a model that the format cannot say, naming the setting, and where something would be destroyed.
     """
     import torch
 
-    model, card, destination = load_model(source), load_card(source), Path(destination)
+    destination = Path(destination)
+    _check_destination(source, destination, to)
+    model, card = load_model(source, image_size=image_size), load_card(source)
+    if image_size is not None:
+        card.pop("eval_resize", None)  # it was for the old size
     match to:
         case "google":
             from vitlab.weights.google import write_google
@@ -141,6 +148,20 @@ def convert(source: Path | str, destination: Path | str, *, to: Format) -> dict[
         "parameters": model.config.num_parameters,
         "difference": difference,
     }
+
+
+def _check_destination(source: Path | str, destination: Path, to: Format) -> None:
+    """Raises ValueError where writing would destroy the source, or a file that is no checkpoint."""
+    place = _find(source)[1]
+    if destination.exists() and destination.resolve() in (place.resolve(), Path(source).resolve()):
+        raise ValueError(f"{destination} is what is to be converted; give another place to write to.")
+    if to != "google" or not destination.exists():
+        return
+    if destination.is_dir():
+        raise ValueError(f"{destination} is a folder, and Google's format is one file; give a name such as model.npz.")
+    with destination.open("rb") as file:
+        if file.read(2) != b"PK":
+            raise ValueError(f"{destination} is there already and no .npz; give another name.")
 
 
 def load_card(path: Path | str) -> dict[str, Any]:

@@ -88,7 +88,8 @@ def _reset_head(config: ModelConfig, state: dict[str, Tensor]) -> None:
 def fold_normalisation(state: dict[str, Tensor], mean: Sequence[float], std: Sequence[float]) -> dict[str, Tensor]:
     """Parameters that take pictures in [-1, 1] and give what the given ones do for (picture in [0, 1] - mean) / std.
 
-    The patch embedding is linear and touches no padding, so this is exact but for rounding. Raises ValueError for a
+    Deviation: other code normalises the pictures. The patch embedding is linear and touches no padding, so this is the
+    same but for rounding, and every model here takes what the paper's take. Raises ValueError for a
     model with a convolutional stem, whose padding and standardised weights leave no place for it.
     """
     if len(mean) != 3 or len(std) != 3 or not all(each > 0 for each in std):

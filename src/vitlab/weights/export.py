@@ -24,9 +24,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlab.files import sync
+from vitlab.models.config import ImageSize
 from vitlab.models.resnet import ResNet
 from vitlab.models.vit import ViT
-from vitlab.weights import ParityError
+from vitlab.weights import ParityError, load_card, load_model
 
 Format = Literal["onnx", "torch-export"]
 SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -81,6 +82,17 @@ def export_model(model: ViT | ResNet, path: Path, *, to: Format, extra: dict[str
         "batches": list(BATCHES),
         "difference": difference,
     }
+
+
+def export_checkpoint(
+    checkpoint: Path | str, path: Path, *, to: Format, image_size: ImageSize | None = None
+) -> dict[str, Any]:
+    """`export_model` for what lies at `checkpoint`, with its card; `image_size` is as in `load_model`."""
+    _check_request(path, to)
+    model, card = load_model(checkpoint, image_size=image_size), load_card(checkpoint)
+    if image_size is not None:
+        card.pop("eval_resize", None)  # it was for the old size
+    return export_model(model, path, to=to, extra=card)
 
 
 def _check_request(path: Path, to: Format) -> None:

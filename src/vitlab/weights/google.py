@@ -175,6 +175,17 @@ def write_google(model: Model, path: Path | str, *, spelling: Spelling | None = 
         if given not in allowed:
             raise ValueError(f"{name} is {given!r}; allowed: {', '.join(map(repr, allowed))}.")
     _check_sayable(config, spelling)
+    if (
+        isinstance(config, ViTConfig)
+        and config.position == "1d"
+        and len(set(config.grid)) > 1
+        and _is_square(config.num_patches)
+    ):
+        side = math.isqrt(config.num_patches)
+        raise ValueError(
+            f"the model has image_size={config.image_size!r}, and its positions for {config.grid[0]}x{config.grid[1]} "
+            f"patches would be read as those of {side}x{side}: Google's .npz does not say which. Use save_model."
+        )
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     if isinstance(config, ViTConfig):
         config, state = _place_class(config, state, spelling == "big_vision")
@@ -318,30 +329,43 @@ def _infer_positions(
     table = arrays[TABLE] = arrays.pop(name)
     if table.ndim != 3:
         raise ValueError(f"{path}: {name} has shape {tuple(table.shape)}; a table is (1, tokens, {width}).")
-    size, class_row = _infer_size(path, table.shape[1], cls, patch, stem, stated)
+    size, class_row = _infer_size(path, table.shape[1], cls, patch, stem, stated, name != TABLE)
     return size, "1d", class_row == cls
 
 
 def _infer_size(
-    path: Path, rows: int, cls: int, patch: int, stem: ResNetBody | None, stated: ImageSize | None
+    path: Path, rows: int, cls: int, patch: int, stem: ResNetBody | None, stated: ImageSize | None, may_lack_cls: bool
 ) -> tuple[ImageSize, int]:
-    """Picture size from the rows of a table, and whether one of them is the class token's."""
-    for class_row in (cls, 0):
-        side = math.isqrt(max(rows - class_row, 0))
-        if side and side * side == rows - class_row:
-            return side * patch * (stem.stride if stem else 1), class_row
+    """Picture size from the rows of a table, and whether one of them is the class token's.
+
+    A square decides; `stated` comes before one without a row for the class token, which only big_vision's tables
+    may lack: 14 x 16 patches and a class token have 15 x 15 rows.
+    """
+    if _is_square(rows - cls):
+        return math.isqrt(rows - cls) * patch * (stem.stride if stem else 1), cls
+    fits = stated is not None and rows == cls + _num_patches(stated, patch, stem)
+    if may_lack_cls and not fits and _is_square(rows):
+        return math.isqrt(rows) * patch * (stem.stride if stem else 1), 0
     if stated is None:
         raise ValueError(
             f"{path} has a position table of {rows} rows, which form no square; say which picture size they "
-            f"are for: image_size=(height, width)."
+            f"are for: image_size=(height, width). `vitlab convert` takes --image-size, and keeps it with --to vitlab."
         )
-    height, width = image_hw = (stated, stated) if isinstance(stated, int) else stated
-    check_divisible(image_hw, patch, stem)
-    height, width = stem.grid(image_hw) if stem else image_hw
-    class_row = rows - (height // patch) * (width // patch)
+    class_row = rows - _num_patches(stated, patch, stem)
     if class_row not in (0, cls):
         raise ValueError(
             f"{path} has a position table of {rows} rows, which form no square, and image_size={stated} "
             f"needs {rows - class_row} in patches of {patch}x{patch}; say which picture size they are for."
         )
     return stated, class_row
+
+
+def _is_square(count: int) -> bool:
+    return count > 0 and math.isqrt(count) ** 2 == count
+
+
+def _num_patches(image_size: ImageSize, patch: int, stem: ResNetBody | None) -> int:
+    image_hw = (image_size, image_size) if isinstance(image_size, int) else image_size
+    check_divisible(image_hw, patch, stem)
+    height, width = stem.grid(image_hw) if stem else image_hw
+    return (height // patch) * (width // patch)

@@ -157,6 +157,7 @@ def _vit_config(kind: str, card: dict[str, Any], arrays: dict[str, Tensor]) -> V
     if not _allowed(card, "qkv_bias", True, (True, False)):
         for i, each in ((i, each) for i in range(depth) for each in ("query", "key", "value")):
             arrays.setdefault(f"encoder.layer.{i}.attention.attention.{each}.bias", torch.zeros(width))
+    _check_said(card, {"num_hidden_layers": depth, "hidden_size": width, "patch_size": patch_size})
     distilled = kind == "deit" and head in HEADS[1:]
     registers = "embeddings.distillation_token" if kind == "deit" and not distilled else "embeddings.register_tokens"
     size = _collapse(card.get("image_size", ViTConfig.image_size))
@@ -196,10 +197,18 @@ def _resnet_config(card: dict[str, Any], arrays: dict[str, Tensor], pictures: di
         weight_eps_on="variance",
         group_norm_eps=BIT_NORM_EPS,
     )
+    _check_said(card, {"depths": list(body.layers)})
     _allowed(card, "output_stride", 32, tuple(2**i for i in range(16) if 2**i >= body.stride))
     head = "classifier.1.weight"
     num_classes = _shape(arrays, head, 2)[0] if head in arrays else 0
     return ResNetConfig(image_size=_size(pictures) or ResNetConfig.image_size, body=body, num_classes=num_classes)
+
+
+def _check_said(card: dict[str, Any], found: dict[str, Any]) -> None:
+    """Raises ValueError where the card speaks of other sizes than the arrays have, as when some are missing."""
+    for name, size in found.items():
+        if card.get(name, size) != size:
+            raise ValueError(f"{CARD} says {name}={card[name]!r} and the arrays are for {size!r}; get the files again")
 
 
 def _allowed(card: dict[str, Any], name: str, default: Any, allowed: tuple[Any, ...]) -> Any:
@@ -227,7 +236,11 @@ def _normalisation(pictures: dict[str, Any], kind: str) -> tuple[list[float], li
     if not pictures.get("do_normalize", True):
         return [0.0] * 3, [1.0] * 3
     mean, std = pictures.get("image_mean"), pictures.get("image_std")
-    if not isinstance(mean, list) or not isinstance(std, list):
+    if (
+        not isinstance(mean, list)
+        or not isinstance(std, list)
+        or not all(isinstance(x, float | int) for x in mean + std)
+    ):
         raise ValueError(f"{PICTURES} lacks image_mean and image_std; add those that the model was trained with.")
     return mean, std
 

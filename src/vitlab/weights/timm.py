@@ -188,13 +188,20 @@ def _infer_vit(where: str, tensors: Mapping[str, Tensor], card: Card) -> ViTConf
     stem = _infer_body(where, tensors, "v1", BACKBONE) if hybrid else None
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
     size, class_position = _infer_size(where, tensors, card, patch * (stem.stride if stem else 1), registers)
+    depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
+    for name, found in (("depth", depth), ("embed_dim", width), ("patch_size", patch)):
+        if card.args.get(name, found) not in (found, [found, found]):
+            raise ValueError(
+                f"{where}: config.json says {name}={card.args[name]} and the tensors are for {found}; some are "
+                f"missing, or it belongs to another file. Get both again."
+            )
     heads, pool, gelu = _infer_heads(where, width, card), _infer_pool(where, tensors, card), _infer_gelu(where, card)
     try:
         return ViTConfig(
             image_size=size[0] if size[0] == size[1] else size,
             patch_size=patch,
             width=width,
-            depth=len({name.split(".")[1] for name in tensors if name.startswith("blocks.")}),
+            depth=depth,
             heads=heads,
             mlp_dim=tensors["blocks.0.mlp.fc1.weight"].shape[0],
             num_classes=_rows(tensors, "head.weight"),
