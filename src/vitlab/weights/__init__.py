@@ -106,7 +106,8 @@ def convert(
     place for them; rates of dropout and stochastic depth are not part of the others' weights and stay behind.
     `image_size` is as in `load_model`. The result: `format`, `path`, `parameters`, and `difference`, the
     largest between the two models' logits (or features, without a head) on random pictures, over their root mean
-    square. Raises ValueError for a model that the format cannot say, naming the setting, and where something would be destroyed.
+    square. Raises ValueError for a model that the format cannot say, naming the setting, and where something would be
+    destroyed.
     """
     import torch
 
