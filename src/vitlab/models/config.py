@@ -44,8 +44,10 @@ class ResNetBody:
             )
         if any(units < 1 for units in self.layers):
             raise ValueError(f"layers are {self.layers}; each stage needs at least 1 unit.")
-        if not self.weight_eps > 0 or not self.group_norm_eps > 0:
-            raise ValueError(f"weight_eps={self.weight_eps} and group_norm_eps={self.group_norm_eps} must be positive.")
+        if not self.weight_eps >= 0 or not self.group_norm_eps > 0:
+            raise ValueError(
+                f"weight_eps={self.weight_eps} must not be negative, and group_norm_eps={self.group_norm_eps} positive."
+            )
         if self.mixing == "axial" and self.version == "v1":
             raise ValueError("mixing='axial' is defined for version='v2' alone, the paper's AxialResNet50.")
 
