@@ -222,21 +222,23 @@ def test_a_later_format_is_refused_not_called_damaged(tmp_path: Path) -> None:
 # --- a disk that refuses
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_disk() -> Iterator[None]:
-    """No file may grow beyond 4 KiB, which the writer meets like a full disk."""
+    """No file may grow beyond 4 KiB, which the writer meets like a full disk; nor may the log of the tests, so this
+    stands around the writing alone."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-@pytest.mark.usefixtures("small_disk")
 @pytest.mark.parametrize("large", ["tensors", "state"])
 def test_a_full_disk_leaves_the_last_good_one(tmp_path: Path, large: str) -> None:
     save_steps(tmp_path, 10)
     tensors = {"w": torch.zeros(5000 if large == "tensors" else 1)}
-    with pytest.raises(OSError, match=r"checkpoint of step 20 could not be written .*make room"):
+    with pytest.raises(OSError, match=r"checkpoint of step 20 could not be written .*make room"), small_disk():
         save_checkpoint(tmp_path, 20, tensors, {"text": "a" * 10_000}, keep=1)
     latest = load_latest(tmp_path, refuse)
     assert latest is not None
