@@ -63,8 +63,7 @@ class ResNetBody:
 
     def grid(self, image_hw: tuple[int, int]) -> tuple[int, int]:
         """Places down and across: every halving rounds up."""
-        height, width = image_hw
-        return -(-height // self.stride), -(-width // self.stride)
+        return _halved(image_hw, self.stride)
 
     def units(self) -> list["Unit"]:
         """Every unit, in order."""
@@ -76,10 +75,6 @@ class ResNetBody:
                 channels, reached = found[-1].channels_out, reached * stride
         return found
 
-    def unit_grid(self, stage: int, unit: int, image_hw: tuple[int, int]) -> tuple[int, int]:
-        """Places down and across of what enters a unit."""
-        return _halved(image_hw, self.units()[sum(self.layers[:stage]) + unit].reached)
-
     def num_parameters(self, image_hw: tuple[int, int]) -> int:
         """Trained numbers; only with axial mixing do they depend on the size of the picture."""
         total = 3 * 7 * 7 * self.width + (2 * self.width if self.version == "v1" else 0)
@@ -88,7 +83,7 @@ class ResNetBody:
             if self.mixing == "conv":
                 mixing = 9 * m * m
             else:
-                h, w = _halved(image_hw, unit.reached)
+                h, w = unit.grid(image_hw)
                 mixing = 2 * 4 * m * (m + 1) + (2 * h - 1 + 2 * w - 1) * m // AXIAL_HEADS
             norms = m + m + out + (out if unit.projects else 0) if self.version == "v1" else c + m + m
             total += c * m + mixing + m * out + (c * out if unit.projects else 0) + 2 * norms
@@ -98,7 +93,7 @@ class ResNetBody:
         """Multiply-accumulates of the products in one forward pass of one picture."""
         total = 3 * 7 * 7 * self.width * math.prod(_halved(image_hw, 2))
         for unit in self.units():
-            h, w = _halved(image_hw, unit.reached)
+            h, w = unit.grid(image_hw)
             c, m, out, before = unit.channels_in, unit.inner, unit.channels_out, h * w
             after = math.prod(_halved(image_hw, unit.reached * unit.stride))
             if self.mixing == "conv":
@@ -123,6 +118,10 @@ class Unit:
     @property
     def channels_out(self) -> int:
         return 4 * self.inner
+
+    def grid(self, image_hw: tuple[int, int]) -> tuple[int, int]:
+        """Places down and across of its input, for a picture of this size."""
+        return _halved(image_hw, self.reached)
 
     @property
     def projects(self) -> bool:

@@ -105,10 +105,9 @@ class Body(nn.Module):
         self.root_norm = _group_norm(body.width, body) if body.version == "v1" else None
         self.stages = nn.ModuleList(nn.ModuleList() for _ in body.layers)
         for unit in body.units():
-            grid = (-(-image_hw[0] // unit.reached), -(-image_hw[1] // unit.reached))
             stage = self.stages[unit.stage]
             assert isinstance(stage, nn.ModuleList)
-            stage.append(Bottleneck(unit, body, grid))
+            stage.append(Bottleneck(unit, body, unit.grid(image_hw)))
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B C h w"]:
         # Planes, not channels last: convolutions are as fast on a CPU, and GroupNorm up to 50 times faster.

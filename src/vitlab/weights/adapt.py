@@ -69,7 +69,8 @@ def _resize(config: ModelConfig, new: ModelConfig, state: dict[str, Tensor], int
     if isinstance(config, ResNetConfig) and isinstance(new, ResNetConfig) and config.body.mixing == "axial":
         for name in [name for name in state if name.endswith("_offsets")]:
             stage, unit = map(int, name.split(".")[2:4])
-            old_side, side = (each.body.unit_grid(stage, unit, each.image_hw)["row_" in name] for each in (config, new))
+            entered = config.body.units()[sum(config.body.layers[:stage]) + unit]
+            old_side, side = (entered.grid(each.image_hw)["row_" in name] for each in (config, new))
             state[name] = interpolate_offsets(state[name][None], (old_side, 1), (side, 1))[0]
 
 

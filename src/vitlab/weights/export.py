@@ -28,6 +28,7 @@ from vitlab.models.config import ImageSize
 from vitlab.models.resnet import ResNet
 from vitlab.models.vit import ViT
 from vitlab.weights import ParityError, load_card, load_model
+from vitlab.weights.folder import check_classes
 
 Format = Literal["onnx", "torch-export"]
 SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -114,12 +115,7 @@ def _check_request(path: Path, to: Format) -> None:
 
 
 def _metadata(model: ViT | ResNet, extra: dict[str, Any]) -> dict[str, str]:
-    classes = extra.get("classes")
-    if classes is not None and len(classes) != model.config.num_classes:
-        raise ValueError(
-            f"extra['classes'] names {len(classes)} classes and the model has {model.config.num_classes} outputs; "
-            f"give one name for each output, or leave the names out."
-        )
+    check_classes(extra, model.config)
     told = {**extra, "image_size": model.config.image_hw, "value_range": (-1.0, 1.0)}
     try:
         return {key: json.dumps(value, ensure_ascii=False, allow_nan=False) for key, value in told.items()}
