@@ -49,7 +49,7 @@ def fashion_mnist(model: str | None = None) -> TrainConfig:
 
 
 def cifar10(model: str | None = None) -> TrainConfig:
-    """CIFAR-10 at twice its 32 pixels, by the small hybrid of `fashion_mnist`; `--data.name shards:PATH` takes shards."""
+    """CIFAR-10 at twice its 32 pixels, by the hybrid of `fashion_mnist`; `--data.name shards:PATH` takes shards."""
     own = ViTConfig(
         image_size=64, patch_size=1, width=128, depth=3, heads=4, mlp_dim=256, num_classes=10, pool="gap",
         gelu="erf", position_std=1.0, head_std=0.1, stem=ResNetBody((1, 1), width=32),
