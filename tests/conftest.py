@@ -1,7 +1,12 @@
 """What every test stands on: shapes and types checked at each call, fixed seeds, the shared files' place."""
 
+import multiprocessing
+import os
 import random
+import socket
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +30,40 @@ def _fixed_seeds() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002  (for libraries that draw from it)
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def in_ranks() -> Callable[[int, Callable[[], Any]], list[Any]]:
+    """`in_ranks(count, job)` runs `job` in so many processes, each with what torchrun would tell it, on the loopback
+    device; returns what each returned, or the ValueError, RuntimeError or SystemExit that it raised."""
+
+    def run(count: int, job: Callable[[], Any]) -> list[Any]:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1]), "GLOO_SOCKET_IFNAME": "lo"}
+        context = multiprocessing.get_context("fork")  # all that takes long to import is there already
+        started = []
+        for rank in range(count):
+            ours, theirs = context.Pipe(duplex=False)
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+            process = context.Process(target=answer, args=(job, place | own, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            started.append((process, ours))
+        answers = [ours.recv() if ours.poll(60) else "nothing after a minute" for _, ours in started]
+        for process, _ in started:
+            process.join(10)
+            process.kill()
+        return answers
+
+    def answer(job: Callable[[], Any], environment: dict[str, str], pipe: Any) -> None:
+        os.environ.update(environment)
+        try:
+            pipe.send(job())
+        except (ValueError, RuntimeError, SystemExit) as error:
+            pipe.send(error)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,11 @@
 """The order is a pure function of (seed, epoch, position): whatever the start, the ranks, the workers."""
 
+import dataclasses
 import itertools
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitlab.data.loader import Batch, epoch_order, eval_batches, example_at, train_batches
-from vitlab.data.sources import Dataset, Entry, PictureError
+from vitlab.data.pictures import Entry, PictureError
+from vitlab.data.sources import Dataset, Labels
 from vitlab.data.transforms import EvalTransform, TrainTransform
 
 TRAIN, EVAL = TrainTransform(8, crop="inception"), EvalTransform(8)
@@ -183,6 +186,26 @@ def test_a_batch_without_any_readable_picture(on_disk: Dataset) -> None:
     (empty,) = eval_batches(bad, EVAL, batch_size=2, on_error="skip")
     assert empty.images.shape == (0, 3, 8, 8)
     assert empty.skipped == 2
+
+
+def test_all_labels_of_a_picture_come_along(on_disk: Dataset) -> None:
+    """Multi-hot, in the order of the batch, without those that could not be read; from workers and after a restart."""
+    lists = [[i % 3, *([(i + 1) % 3] if i % 2 else [])] for i in range(11)]
+    sets = Labels.of_lists(lists)
+    data = dataclasses.replace(on_disk, classes=("a", "b", "c"), labels=sets.firsts, label_sets=sets)
+    options: Any = {"batch_size": 4, "seed": 0, "on_error": "skip"}
+    whole = list(itertools.islice(train_batches(data, TRAIN, **options), 6))
+    for batch in whole:
+        assert batch.targets is not None
+        assert batch.targets.dtype == torch.bool
+        assert batch.targets.tolist() == [[c in lists[i] for c in range(3)] for i in batch.indices.tolist()]
+        assert batch.labels.tolist() == [lists[i][0] for i in batch.indices.tolist()]
+    later = list(itertools.islice(train_batches(data, TRAIN, **options, start=12, workers=1), 3))
+    for one, two in zip(whole[3:], later, strict=True):
+        same(one, two)
+        np.testing.assert_array_equal(one.targets, two.targets)
+    assert whole[0].to("meta").targets is not None
+    assert next(eval_batches(on_disk, EVAL, batch_size=4)).targets is None
 
 
 def test_files_and_memory_agree(on_disk: Dataset) -> None:

@@ -92,6 +92,68 @@ def test_mixed_softmax_is_the_mix_of_the_losses(logits: Tensor) -> None:
     torch.testing.assert_close(mixed, share * parts[0] + (1 - share) * parts[1])
 
 
+SETS = [[0], [3, 1], [1], [1, 2, 0], [2], [0, 3]]
+HOT = torch.tensor([[k in labels for k in range(K)] for labels in SETS])
+
+
+def several() -> Batch:
+    return Batch(torch.randn(B, 3, 2, 2), torch.tensor([s[0] for s in SETS]), torch.arange(B), targets=HOT)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_several_labels(logits: Tensor, smoothing: float) -> None:
+    """Sigmoid: every label is a yes. Softmax: k labels are 1/k each."""
+    p = 1 / (1 + (-logits).exp())
+    log_p = logits - logits.exp().sum(dim=1, keepdim=True).log()
+    yes, softmax = 0.0, 0.0
+    for i, labels in enumerate(SETS):
+        for k in range(K):
+            t = 1 - smoothing if k in labels else smoothing
+            yes -= float(t * p[i, k].log() + (1 - t) * (1 - p[i, k]).log()) / B
+            t = (1 - smoothing) * (k in labels) / len(labels) + smoothing / K
+            softmax -= float(t * log_p[i, k]) / B
+    assert float(classification_loss(logits, HOT, "sigmoid", smoothing)) == pytest.approx(yes, rel=1e-5)
+    assert float(classification_loss(logits, HOT, "softmax", smoothing)) == pytest.approx(softmax, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_one_of_several_labels_is_one_label(logits: Tensor, kind: Any) -> None:
+    torch.testing.assert_close(
+        classification_loss(logits, one_hot(LABELS).bool(), kind, 0.1), classification_loss(logits, LABELS, kind, 0.1)
+    )
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_any_of_the_labels_is_right(kind: Any) -> None:
+    objective = Classification(K, kind)
+    images, targets = objective.corrupt(several(), np.random.default_rng(0))
+    said = torch.tensor([0, 1, 0, 2, 2, 1])  # right, right (the second), wrong, right, right, wrong
+    logits = 5 * one_hot(said)
+    loss, accuracy = objective.loss(lambda _: logits, images, targets)
+    assert float(accuracy) == pytest.approx(4 / 6)
+    torch.testing.assert_close(loss, classification_loss(logits, HOT, kind))
+
+
+@pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
+def test_mixup_of_several_labels(logits: Tensor, kind: Any) -> None:
+    """Softmax's loss is the mix of the losses; a sigmoid's targets mix yes and no. The larger share counts."""
+    objective = Classification(K, kind, mixup=0.4)
+    given = several()
+    images, targets = objective.corrupt(given, np.random.default_rng(7))
+    share = np.random.default_rng(7).beta(0.4, 0.4)
+    share = max(share, 1 - share)
+    hot = HOT / HOT.sum(dim=1, keepdim=True) if kind == "softmax" else HOT.float()
+    torch.testing.assert_close(targets, share * hot + (1 - share) * hot.roll(1, 0))
+    mixed = objective.loss(lambda _: logits, images, targets)[0]
+    if kind == "softmax":
+        parts = [classification_loss(logits, sets) for sets in (HOT, HOT.roll(1, 0))]
+        torch.testing.assert_close(mixed, share * parts[0] + (1 - share) * parts[1])
+    least = targets.masked_fill(targets == 0, 2).argmin(dim=1)  # a label of the other picture
+    for said, expected in ((targets.argmax(dim=1), 1.0), (least, 0.0)):
+        _, accuracy = objective.loss(lambda _, said=said: one_hot(said), images, targets)
+        assert float(accuracy) == expected
+
+
 def test_objective_gives_loss_and_accuracy() -> None:
     objective = Classification(K, "sigmoid", label_smoothing=0.1)
     said = torch.tensor([0, 3, 1, 2, 2, 1])  # four of six right

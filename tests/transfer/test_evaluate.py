@@ -3,7 +3,9 @@
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +14,12 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitlab.data.datasets import load_dataset
-from vitlab.data.sources import Dataset, PictureError
+from vitlab.data.pictures import Entry, PictureError
+from vitlab.data.sources import Dataset, Labels
+from vitlab.models import ViTConfig
+from vitlab.models.vit import ViT
 from vitlab.train.config import TrainConfig
+from vitlab.train.distributed import RankError, together
 from vitlab.transfer.evaluate import Evaluation, choose_device, evaluate, evaluate_checkpoint
 from vitlab.transfer.run import Outcome, pretrain
 from vitlab.weights import load_model, save_model
@@ -129,6 +135,158 @@ def test_nothing_readable(logits: Tensor) -> None:
         evaluate(Table(logits), dataset, (4, 4), on_error="skip")
 
 
+# -------------------------------------------------------------------------- several labels, padding, ranks
+
+
+def with_sets(dataset: Dataset, lists: list[list[int]]) -> Dataset:
+    sets = Labels.of_lists(lists)
+    return dataclasses.replace(dataset, labels=sets.firsts, label_sets=sets)
+
+
+def test_any_of_several_labels_is_right(logits: Tensor) -> None:
+    lists = [sorted({i % K, (3 * i + 1) % K, i % 2}, reverse=True) for i in range(N)]
+    found = evaluate(Table(logits), dataclasses.replace(with_sets(pictures(), lists), left_out=4), (4, 4), batch_size=5)
+    right = top5 = 0
+    loss = 0.0
+    for i, labels in enumerate(lists):
+        answer = logits[i].tolist()
+        order = sorted(range(K), key=lambda k: -answer[k])
+        total = sum(map(math.exp, answer))
+        right += order[0] in labels
+        top5 += bool(set(order[:5]) & set(labels))
+        loss -= sum(math.log(math.exp(answer[k]) / total) for k in labels) / len(labels)
+        assert found.right[i] == (order[0] in labels)
+    assert 0 < right < N
+    assert found.figures() == pytest.approx({"accuracy": right / N, "loss": loss / N, "top5": top5 / N})
+    assert found.labels.tolist() == [labels[0] for labels in lists]
+    assert found.record()["left_out"] == 4
+    assert found.as_table().endswith(" · 4 have no label here")
+    for k, row in enumerate(found.per_class()):
+        own = [i for i in range(N) if k in lists[i]]
+        said = [i for i in range(N) if logits[i].argmax() == k]
+        good = sum(int(logits[i].argmax()) in lists[i] for i in own)
+        assert row == {
+            "class": f"class {k}",
+            "pictures": len(own),
+            "accuracy": pytest.approx(good / len(own)) if own else None,
+            "precision": pytest.approx(sum(k in lists[i] for i in said) / len(said)) if said else None,
+        }
+    with pytest.raises(ValueError, match="pictures with several labels have no confusion matrix"):
+        _ = found.confusion
+
+
+def test_table_of_several_labels() -> None:
+    """Cats and dogs on one picture: either answer is right, for both classes. Nothing is said of gnus."""
+    said = torch.eye(4)[[0, 1, 2]] * 20
+    dataset = dataclasses.replace(
+        with_sets(pictures(3, 4), [[0, 1], [0], [0, 1]]), classes=("cat", "dog", "elk", "gnu")
+    )
+    assert evaluate(Table(said), dataset, (4, 4)).as_table().splitlines()[:4] == [
+        "class  pictures  accuracy  precision",
+        "cat           3     33.3%     100.0%",
+        "dog           2     50.0%       0.0%",
+        "elk           0         -       0.0%",
+    ]
+
+
+def test_sets_of_one_label_are_judged_as_labels(logits: Tensor) -> None:
+    plain = evaluate(Table(logits), pictures(), (4, 4))
+    sets = evaluate(Table(logits), with_sets(pictures(), [[label] for label in pictures().labels.tolist()]), (4, 4))
+    assert plain.figures() == pytest.approx(sets.figures())
+    for one, two in zip(plain.per_class(), sets.per_class(), strict=True):
+        assert one.pop("recall") == two.pop("accuracy")
+        assert one == two
+
+
+def test_padding_shows_one_shape_and_changes_nothing(logits: Tensor) -> None:
+    model = Table(torch.cat([logits, 9 * torch.randn(120, K)]))  # answers to the grey filling as well
+    dataset = dataclasses.replace(pictures(), failures={3: PictureError("3", "broken")})
+    padded = evaluate(model, dataset, (4, 4), batch_size=5, pad=True, on_error="skip")
+    assert {len(rows) for rows in model.asked} == {5}
+    plain = evaluate(model, dataset, (4, 4), batch_size=5, on_error="skip")
+    same(padded, plain)
+    assert len(padded.indices) == N - 1
+
+
+def same(one: Evaluation, two: Evaluation) -> None:
+    """To the bit, in the same order."""
+    for field in dataclasses.fields(Evaluation):
+        a, b = getattr(one, field.name), getattr(two, field.name)
+        if isinstance(a, Labels):
+            np.testing.assert_array_equal(a.values, b.values)
+            np.testing.assert_array_equal(a.offsets, b.offsets)
+        else:
+            np.testing.assert_array_equal(a, b, err_msg=field.name)
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Dataset:
+    """Thirteen pictures with one to three labels each; number 4 is empty."""
+    rng = np.random.default_rng(0)
+    entries = []
+    for i in range(13):
+        path = tmp_path / f"{i:02}.png"
+        Image.fromarray(rng.integers(0, 256, (10 + i, 20 - i, 3)).astype(np.uint8)).save(path)
+        entries.append(Entry(str(path)))
+    (tmp_path / "04.png").write_bytes(b"")
+    made = Dataset("disk", "test", tuple("abcdefg"), np.zeros(13, np.int64), entries=entries)
+    return with_sets(made, [[i % 7, (i + 3) % 7, 6][: 1 + i % 3] for i in range(13)])
+
+
+def small_vit() -> ViT:
+    model = ViT(ViTConfig(image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_dim=16, num_classes=7))
+    assert model.head is not None
+    torch.nn.init.normal_(model.head.weight)
+    return model
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("batch_size", [2, 20])
+def test_several_ranks_find_what_one_finds(
+    count: int, batch_size: int, on_disk: Dataset, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
+) -> None:
+    """On every rank; 13 pictures, of which one cannot be read, are shared neither by 2 nor by 3."""
+    model = small_vit()
+    alone = evaluate(model, on_disk, (8, 8), batch_size=batch_size, pad=True, on_error="skip")
+    assert alone.indices.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12]
+    assert alone.skipped == 1
+
+    def job() -> Evaluation:
+        with together() as ranks:
+            return evaluate(model, on_disk, (8, 8), batch_size=batch_size, pad=True, on_error="skip", ranks=ranks)
+
+    answers = in_ranks(count, job)
+    assert len(answers) == count
+    for found in answers:
+        same(found, alone)
+
+
+def test_ranks_without_a_picture(on_disk: Dataset, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]) -> None:
+    """Two pictures for three ranks, and one of them is broken."""
+    model, two = small_vit(), on_disk.take(np.array([4, 5]))
+
+    def job() -> Evaluation:
+        with together() as ranks:
+            return evaluate(model, two, (8, 8), on_error="skip", ranks=ranks)
+
+    for found in in_ranks(3, job):
+        same(found, evaluate(model, two, (8, 8), on_error="skip"))
+
+
+def test_broken_picture_ends_every_rank(
+    on_disk: Dataset, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
+) -> None:
+    model = small_vit()
+
+    def job() -> Evaluation:
+        with together() as ranks:
+            return evaluate(model, on_disk, (8, 8), batch_size=2, ranks=ranks)
+
+    first, second = in_ranks(2, job)  # number 4 belongs to the first
+    assert isinstance(first, PictureError)
+    assert isinstance(second, RankError)
+
+
 def test_in_evaluation_mode_and_back(logits: Tensor) -> None:
     model = Table(logits)
     for training in (True, False):
@@ -228,3 +386,77 @@ def test_folder_of_its_own_data_is_not_that_of_others(workdir: Path, tmp_path: P
             Image.new("RGB", (8, 8), (i, i, i)).save(tmp_path / "mine" / name / f"{i}.png")
     found = evaluate_checkpoint(tmp_path / "moved", f"folder:{tmp_path / 'mine'}", device="cpu")
     assert found.classes == ("3", "4", "5")
+
+
+# ------------------------------------------------------------------------------- heads of ImageNet's classes
+
+
+@pytest.fixture(scope="module")
+def v2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ImageNet-V2 with one picture of 20 x 14 pixels for each class."""
+    root = tmp_path_factory.mktemp("v2")
+    pixels = np.random.default_rng(0).integers(0, 256, (14, 20, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(root / "picture.png")
+    for c in range(1000):
+        folder = root / "imagenetv2-matched-frequency-format-val" / str(c)
+        folder.mkdir(parents=True)
+        (folder / "0.png").hardlink_to(root / "picture.png")
+    return root
+
+
+def thousand(**settings: Any) -> ViT:
+    config = ViTConfig(image_size=12, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=1000)
+    model = ViT(dataclasses.replace(config, **settings))
+    assert model.head is not None
+    torch.nn.init.normal_(model.head.weight)
+    return model
+
+
+def test_head_without_names_answers_imagenet(v2: Path, tmp_path: Path) -> None:
+    """Google's checkpoints have no names of classes."""
+    model = thousand()
+    write_google(model, tmp_path / "vit.npz")
+    found = evaluate_checkpoint(tmp_path / "vit.npz", "imagenet_v2", root=str(v2), device="cpu")
+    dataset = load_dataset("imagenet_v2", "test", root=v2)
+    assert dataset.labels.tolist() == list(range(1000))
+    same(found, evaluate(model, dataset, (12, 12)))
+    resized = evaluate_checkpoint(tmp_path / "vit.npz", "imagenet_v2", root=str(v2), resize=13, device="cpu")
+    same(resized, evaluate(model, dataset, (12, 12), resize=13))
+    assert not np.array_equal(found.losses, resized.losses)
+
+
+def test_names_come_from_the_checkpoint(v2: Path, tmp_path: Path) -> None:
+    wnids = [f"n{2 * number:08}" for number in range(1000)]
+    for card in ({"classes": wnids, "dataset": "imagenet"}, {"classes": wnids, "dataset": "folder:mine"}):
+        save_model(thousand(), tmp_path / "named", extra=card)
+        found = evaluate_checkpoint(tmp_path / "named", "imagenet_v2", root=str(v2), device="cpu")
+        assert found.classes == tuple(wnids)
+
+
+@pytest.mark.parametrize(
+    ("card", "message"),
+    [
+        (
+            {"classes": [f"bird {i}" for i in range(1000)], "dataset": "folder:birds"},
+            "knows the classes bird 0, bird 1",
+        ),
+        ({"classes": [f"n{i:08}" for i in range(1000, 0, -1)], "dataset": "folder:x"}, "knows the classes n00001000"),
+    ],
+)
+def test_thousand_classes_of_something_else(card: dict[str, Any], message: str, v2: Path, tmp_path: Path) -> None:
+    save_model(thousand(), tmp_path / "other", extra=card)
+    with pytest.raises(ValueError, match=f"{message}.* and imagenet_v2 has 0, 1, 2, 3, ... .1000.; test it on data"):
+        evaluate_checkpoint(tmp_path / "other", "imagenet_v2", root=str(v2), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (21_843, r"answers with 21,843 classes, as ImageNet-21k has them, and imagenet_v2 needs the 1,000 of ImageNet"),
+        (10, r"answers with 10 classes, and imagenet_v2 needs the 1,000 of ImageNet: take a checkpoint that was"),
+    ],
+)
+def test_head_of_other_size(classes: int, message: str, v2: Path, tmp_path: Path) -> None:
+    write_google(thousand(num_classes=classes), tmp_path / "vit.npz")
+    with pytest.raises(ValueError, match=message):
+        evaluate_checkpoint(tmp_path / "vit.npz", "imagenet_v2", root=str(v2), device="cpu")

@@ -1,7 +1,8 @@
 """Sec. 4.1: pictures in, batches out.
 
-`datasets.py` names the sets, `sources.py` reads pictures, `transforms.py` crops and scales them, `loader.py`
-puts them in order. Names are imported on first use, so that importing this package does not import torch.
+`datasets.py` names the sets, `sources.py` finds pictures, `pictures.py` reads them, `transforms.py` crops and scales
+them, `loader.py` puts them in order. Names are imported on first use, so that importing this package does not import
+torch.
 """
 
 import importlib
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vitlab.data.datasets import DATASETS, DatasetInfo, load_dataset
     from vitlab.data.loader import Batch, epoch_order, eval_batches, example_at, train_batches
-    from vitlab.data.sources import Dataset, PictureError, decode
+    from vitlab.data.pictures import PictureError, decode
+    from vitlab.data.sources import Dataset
     from vitlab.data.transforms import EvalTransform, TrainTransform, mixup
 
 __all__ = [
@@ -33,7 +35,8 @@ __all__ = [
 _MODULES = {
     "datasets": ("DATASETS", "DatasetInfo", "load_dataset"),
     "loader": ("Batch", "epoch_order", "eval_batches", "example_at", "train_batches"),
-    "sources": ("Dataset", "PictureError", "decode"),
+    "pictures": ("PictureError", "decode"),
+    "sources": ("Dataset",),
     "transforms": ("EvalTransform", "TrainTransform", "mixup"),
 }
 

@@ -9,16 +9,17 @@ import dataclasses
 import itertools
 import logging
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitlab.data.sources import Dataset, PictureError
+from vitlab.data.pictures import PictureError
+from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform, Pictures, TrainTransform, pair, to_device
 
 logger = logging.getLogger(__name__)
@@ -28,19 +29,26 @@ Request = tuple[np.ndarray, np.ndarray]  # epochs and dataset indices of one bat
 
 @dataclasses.dataclass
 class Batch:
-    """Pictures in [-1, 1], their labels and their places in the set; `skipped` pictures could not be read."""
+    """Pictures in [-1, 1], their labels and their places in the set; `skipped` pictures could not be read.
+
+    targets: all labels of each picture, where the set has several; `labels` is the first of them.
+    """
 
     images: Float[Tensor, "B 3 H W"]
     labels: Int64[Tensor, " B"]
     indices: Int64[Tensor, " B"]
     skipped: int = 0
+    targets: Bool[Tensor, "B K"] | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
-        images, labels, indices = (x.to(device, non_blocking=True) for x in (self.images, self.labels, self.indices))
-        return Batch(images, labels, indices, self.skipped)
+        return self._each(lambda x: x.to(device, non_blocking=True))
 
     def pin_memory(self) -> "Batch":
-        return Batch(self.images.pin_memory(), self.labels.pin_memory(), self.indices.pin_memory(), self.skipped)
+        return self._each(Tensor.pin_memory)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+        targets = None if self.targets is None else change(self.targets)
+        return Batch(change(self.images), change(self.labels), change(self.indices), self.skipped, targets)
 
 
 # ----------------------------------------------------------------------------------------------------- order
@@ -165,8 +173,10 @@ class _Fetch:
             images = self.transform.apply(pictures, self.seed, epochs, indices)
         else:
             images = self.transform.apply(pictures)
-        labels = torch.from_numpy(self.dataset.labels[indices])
-        return Batch(images, labels, torch.from_numpy(indices), len(failures)), list(failures.values())
+        labels, sets, targets = torch.from_numpy(self.dataset.labels[indices]), self.dataset.label_sets, None
+        if sets is not None:
+            targets = torch.from_numpy(sets.multi_hot(indices, len(self.dataset.classes)))
+        return Batch(images, labels, torch.from_numpy(indices), len(failures), targets), list(failures.values())
 
     def _read(self, indices: np.ndarray) -> tuple[Pictures, dict[int, PictureError]]:
         """The readable ones of the pictures `indices`, and the errors of the others."""

@@ -1,163 +1,84 @@
-"""Where pictures lie, and how one is read: decoding, image folders, shards.
+"""Labelled pictures, and where they lie: sets of them, image folders, shards.
 
-A picture is uint8 [H, W, 3], RGB, upright, whatever the file was. A file that cannot be read is a
-`PictureError` with its path and the reason; nothing is dropped in silence.
+A picture is uint8 [H, W, 3], as `pictures.py` reads it.
 """
 
 import collections
 import dataclasses
-import io
 import json
 import logging
 import os
-import struct
 import tarfile
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from PIL import Image, ImageOps
+
+from vitlab.data.grey import GreyEntry
+from vitlab.data.pictures import PICTURE_SUFFIXES, Entry, PictureError
 
 logger = logging.getLogger(__name__)
 
-MAX_PIXELS = 89_478_485  # 256 MiB of RGB: larger pictures are refused as bombs (Pillow's own bound)
 MEMORY_SIDE = 64  # pixels: sets of one size up to this side are decoded once, if they stay below ...
 MEMORY_BYTES = 2**30  # ... this many bytes
-# What is read, and nothing else: Pillow also knows formats that run other programs.
-PICTURE_FORMATS = {
-    "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
-    "PNG": (".png",),
-    "WEBP": (".webp",),
-    "GIF": (".gif",),
-    "BMP": (".bmp",),
-    "TIFF": (".tif", ".tiff"),
-    "PPM": (".ppm", ".pgm", ".pbm"),
-    "AVIF": (".avif",),
-}
-PICTURE_SUFFIXES = frozenset(suffix for suffixes in PICTURE_FORMATS.values() for suffix in suffixes)
 SPLIT_FOLDERS = {"train": ("train",), "val": ("val", "validation"), "test": ("test",)}
 
-# What Pillow's readers raise on damaged data.
-_DAMAGE = (
-    ArithmeticError,
-    AssertionError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    RuntimeError,  # and its NotImplementedError
-    OSError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-    zlib.error,
-)
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Labels:
+    """Several labels for each picture: those of picture i are `values[offsets[i] : offsets[i + 1]]`.
 
-class PictureError(ValueError):
-    """A picture that cannot be read: `path` says which one, `reason` why."""
-
-    def __init__(self, path: str, reason: str) -> None:
-        super().__init__(path, reason)
-        self.path, self.reason = path, reason
-
-    def __str__(self) -> str:
-        return f"cannot read the picture {self.path}: {self.reason}"
-
-
-# ---------------------------------------------------------------------------------------------- decoding
-
-
-def decode(data: bytes | Path, *, path: str = "<bytes>", max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """Encoded picture -> uint8 [H, W, 3] RGB. Raises `PictureError`.
-
-    EXIF orientation is applied, transparency is laid over white, 16-bit grey is scaled to 8 bits, grey and
-    CMYK become RGB, and of an animation the first frame is taken. `path` names the picture in errors.
+    values: int64 [M]; offsets: int64 [N + 1].
     """
-    if isinstance(data, Path):
-        path = str(data)
-        data = _read_bytes(path)
-    if not data:
-        raise PictureError(path, "the file is empty (zero bytes)")
-    try:
-        with Image.open(io.BytesIO(data), formats=tuple(PICTURE_FORMATS)) as image:
-            if image.width * image.height > max_pixels:
-                raise PictureError(path, _bomb(f"{image.width} x {image.height}", max_pixels))
-            image.load()
-            return np.array(_to_rgb(_upright(image), path))
-    except PictureError:
-        raise
-    except Image.UnidentifiedImageError:
-        raise PictureError(path, f"not a picture of a known format ({', '.join(PICTURE_FORMATS)})") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise PictureError(path, _bomb("too many", max_pixels)) from None
-    except _DAMAGE as error:
-        raise PictureError(path, f"damaged or cut off ({error or type(error).__name__})") from error
 
+    values: np.ndarray
+    offsets: np.ndarray
 
-def _bomb(size: str, max_pixels: int) -> str:
-    return f"{size} pixels, more than the {max_pixels:,} allowed: a decompression bomb, or to be scaled down"
+    @classmethod
+    def of_lists(cls, lists: Sequence[Sequence[int]]) -> "Labels":
+        values = np.fromiter((label for labels in lists for label in labels), np.int64)
+        return cls(values, np.cumsum([0, *map(len, lists)], dtype=np.int64))
 
-
-def _read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
-    try:
-        with Path(path).open("rb") as file:
-            file.seek(offset)
-            return file.read(size)
-    except OSError as error:
-        raise PictureError(path, error.strerror or str(error)) from error
-
-
-def _upright(image: Image.Image) -> Image.Image:
-    """Apply the EXIF orientation; an EXIF block that cannot be parsed is as good as none."""
-    if not image.info:  # no metadata at all: saves a third of the time of a small PNG
-        return image
-    try:
-        turned = image.getexif().get(0x0112, 1) != 1
-        return ImageOps.exif_transpose(image) if turned else image
-    except (SyntaxError, ValueError, TypeError, KeyError, struct.error):
-        return image
-
-
-def _to_rgb(image: Image.Image, path: str) -> Image.Image:
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image
-    if image.mode.startswith("I"):  # I;16, I;16B, I: Pillow's own conversion clips these instead of scaling
-        grey = np.asarray(image).astype(np.int64)
-        grey[grey == image.info.get("transparency", -1)] = 65535
-        if grey.min() < 0 or grey.max() > 65535:
-            raise PictureError(path, "32-bit grey values have no agreed range: store it with 8 or 16 bits")
-        return Image.fromarray(((grey + 128) // 257).astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        raise PictureError(path, "floating-point grey values have no agreed range: store it with 8 or 16 bits")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        if image.mode in ("RGBa", "La"):  # premultiplied alpha
-            image = image.convert({"RGBa": "RGBA", "La": "LA"}[image.mode])
-        rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, rgba).convert("RGB")
-    return image.convert("RGB")
-
-
-# ------------------------------------------------------------------------------------------- picture sets
-
-
-class Entry(NamedTuple):
-    """The bytes of one picture: a whole file, or a member of a tar at `offset` with `size` bytes."""
-
-    file: str
-    member: str = ""
-    offset: int = 0
-    size: int = -1
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
 
     @property
-    def path(self) -> str:
-        return f"{self.file}/{self.member}" if self.member else self.file
+    def counts(self) -> np.ndarray:
+        """How many labels each picture has, int64 [N]."""
+        return np.diff(self.offsets)
 
-    def read(self) -> np.ndarray:
-        return decode(_read_bytes(self.file, self.offset, self.size), path=self.path)
+    @property
+    def firsts(self) -> np.ndarray:
+        """The first label of each picture, int64 [N]; every picture has one."""
+        return self.values[self.offsets[:-1]]
+
+    def of(self, index: int) -> np.ndarray:
+        """The labels of one picture."""
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
+
+    def take(self, indices: np.ndarray) -> "Labels":
+        """The labels of the pictures `indices`, in that order."""
+        counts = self.counts[indices]
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        shift = np.repeat(self.offsets[:-1][indices] - offsets[:-1], counts)
+        return Labels(self.values[shift + np.arange(offsets[-1])], offsets)
+
+    def renumber(self, new: np.ndarray) -> "Labels":
+        """Every label c becomes `new[c]`; those that become -1 are dropped, so that a picture may end without any."""
+        values = new[self.values]
+        kept = np.concatenate([[0], np.cumsum(values >= 0)])
+        return Labels(values[values >= 0], kept[self.offsets])
+
+    def join(self, other: "Labels") -> "Labels":
+        offsets = np.concatenate([self.offsets, self.offsets[-1] + other.offsets[1:]])
+        return Labels(np.concatenate([self.values, other.values]), offsets)
+
+    def multi_hot(self, indices: np.ndarray, classes: int) -> np.ndarray:
+        """Which of `classes` labels the pictures `indices` have, bool [B, K]."""
+        taken = self.take(indices)
+        hot = np.zeros((len(indices), classes), bool)
+        hot[np.repeat(np.arange(len(indices)), taken.counts), taken.values] = True
+        return hot
 
 
 @dataclasses.dataclass
@@ -165,7 +86,10 @@ class Dataset:
     """N labelled pictures, in files (`entries`) or in memory (`pixels`).
 
     labels: int64 [N], indices into `classes`. pixels: uint8 [N, H, W, 3], or None when the set is not held in
-    memory. failures: the pictures of `pixels` that could not be read; `picture` raises them.
+    memory. failures: the pictures of `pixels` that could not be read; `picture` raises them. label_sets: where
+    pictures have several labels, all of them; `labels` is the first of each then, and an answer is right if it is
+    any of them. left_out: pictures of the source that are not here as none of their labels is among the classes.
+    folder: where the set's files lie, so that a picture can be told by its path from there on.
     """
 
     name: str
@@ -175,6 +99,9 @@ class Dataset:
     pixels: np.ndarray | None = None
     entries: Sequence[Entry] = ()
     failures: dict[int, PictureError] = dataclasses.field(default_factory=dict)
+    label_sets: Labels | None = None
+    left_out: int = 0
+    folder: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -195,8 +122,9 @@ class Dataset:
             self,
             labels=self.labels[indices],
             pixels=None if self.pixels is None else self.pixels[indices],
-            entries=[self.entries[i] for i in indices] if self.entries else (),
+            entries=[self.entries[i] for i in indices.tolist()] if self.entries else (),
             failures={j: self.failures[i] for j, i in enumerate(indices.tolist()) if i in self.failures},
+            label_sets=None if self.label_sets is None else self.label_sets.take(indices),
         )
 
     def in_memory(self, on_error: str) -> "Dataset":
@@ -204,6 +132,8 @@ class Dataset:
 
         With `on_error="raise"` the first unreadable picture is raised; with "skip" it is left to the loader.
         """
+        if self.entries and isinstance(self.entries[0], GreyEntry):
+            return self  # it is, in a third of the bytes or less
         pixels, failures = None, {}
         for i in range(len(self) if self.pixels is None else 0):
             try:
@@ -228,11 +158,15 @@ def join(first: Dataset, second: Dataset) -> Dataset:
     assert first.classes == second.classes
     assert not first.failures | second.failures, "sets are joined before their pictures are read"
     pixels = [p for p in (first.pixels, second.pixels) if p is not None]
+    sets = [part.label_sets or Labels(part.labels, np.arange(len(part) + 1)) for part in (first, second)]
+    several = first.label_sets is not None or second.label_sets is not None
     return dataclasses.replace(
         first,
         labels=np.concatenate([first.labels, second.labels]),
         pixels=np.concatenate(pixels) if len(pixels) == 2 else None,
         entries=[*first.entries, *second.entries],
+        label_sets=sets[0].join(sets[1]) if several else None,
+        left_out=first.left_out + second.left_out,
     )
 
 
@@ -262,10 +196,10 @@ def folder_splits(path: Path, name: str) -> Splits:
     classes = tuple(_subfolders(places["train"]))
     if not classes:
         raise ValueError(f"{places['train']} has no class folders: expected {places['train']}/CLASS/picture.jpg")
-    return list(places), lambda split: _read_class_folders(places[split], name, split, classes)
+    return list(places), lambda split: read_class_folders(places[split], name, split, classes)
 
 
-def _read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ...]) -> Dataset:
+def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ...]) -> Dataset:
     if strange := sorted(set(_subfolders(path)) - set(classes)):
         raise ValueError(f"{path} has class folders that train lacks: {strange}; train's are {list(classes)}")
     entries: list[Entry] = []
@@ -327,6 +261,7 @@ def _require_folder(path: Path, content: str) -> None:
 def shard_splits(path: Path, name: str) -> Splits:
     """WebDataset tars `train-*.tar`, `val-*.tar`, `test-*.tar` of `KEY.jpg|png|webp` and `KEY.cls` members.
 
+    A `KEY.cls` holds the number of the picture's class, or of several classes, with spaces or commas between them.
     Class names come from `classes.json` (a list, in label order) or are the numbers up to train's largest
     label.
     """
@@ -345,12 +280,13 @@ def shard_splits(path: Path, name: str) -> Splits:
         entries, labels = _index_shards(tars[split])
         classes = named
         if not classes:
-            largest = max(labels if split == "train" else _index_shards(tars["train"])[1])
-            classes = tuple(str(i) for i in range(largest + 1))
-        if (top := max(labels)) >= len(classes):
-            where = entries[labels.index(top)].path
+            known = labels if split == "train" else _index_shards(tars["train"])[1]
+            classes = tuple(str(i) for i in range(known.values.max() + 1))
+        if (top := labels.values.max()) >= len(classes):
+            where = entries[np.searchsorted(labels.offsets, labels.values.argmax(), side="right") - 1].path
             raise ValueError(f"{where} has the label {top}, but train's classes are 0 to {len(classes) - 1}")
-        return Dataset(name, split, classes, np.array(labels, np.int64), entries=entries)
+        several = labels if labels.counts.max() > 1 else None
+        return Dataset(name, split, classes, labels.firsts, entries=entries, label_sets=several)
 
     return list(tars), read
 
@@ -368,9 +304,9 @@ def _class_names(path: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _index_shards(tars: Sequence[Path]) -> tuple[list[Entry], list[int]]:
+def _index_shards(tars: Sequence[Path]) -> tuple[list[Entry], Labels]:
     entries: list[Entry] = []
-    labels: list[int] = []
+    labels: list[list[int]] = []
     ignored: collections.Counter[str] = collections.Counter()
     for tar in tars:
         pictures, numbers = _index_shard(tar, ignored)
@@ -381,13 +317,13 @@ def _index_shards(tars: Sequence[Path]) -> tuple[list[Entry], list[int]]:
     _report(tars[0].parent, ignored)
     if not entries:
         raise ValueError(f"no pictures in {', '.join(map(str, tars))}: expected KEY.jpg|png|webp with KEY.cls")
-    return entries, labels
+    return entries, Labels.of_lists(labels)
 
 
-def _index_shard(path: Path, ignored: collections.Counter[str]) -> tuple[dict[str, Entry], dict[str, int]]:
-    """Key -> place of the picture, and key -> label. The tar is read once and never unpacked."""
+def _index_shard(path: Path, ignored: collections.Counter[str]) -> tuple[dict[str, Entry], dict[str, list[int]]]:
+    """Key -> place of the picture, and key -> labels. The tar is read once and never unpacked."""
     pictures: dict[str, Entry] = {}
-    numbers: dict[str, int] = {}
+    numbers: dict[str, list[int]] = {}
     try:
         with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
@@ -400,7 +336,7 @@ def _index_shard(path: Path, ignored: collections.Counter[str]) -> tuple[dict[st
                     raise ValueError(f"{path} has more than one picture or .cls of the key {key!r}: keys are unique")
                 if kind == "cls":
                     file.seek(member.offset_data)
-                    numbers[key] = _label(file.read(member.size), f"{path}/{member.name}")
+                    numbers[key] = _labels(file.read(member.size), f"{path}/{member.name}")
                 elif f".{kind.lower()}" in PICTURE_SUFFIXES:
                     pictures[key] = Entry(str(path), member.name, member.offset_data, member.size)
                 else:
@@ -413,7 +349,9 @@ def _index_shard(path: Path, ignored: collections.Counter[str]) -> tuple[dict[st
     return pictures, numbers
 
 
-def _label(text: bytes, path: str) -> int:
-    if not text.strip().isdigit():
-        raise ValueError(f"{path} must hold a class number (0, 1, 2, ...), not {text[:40]!r}")
-    return int(text)
+def _labels(text: bytes, path: str) -> list[int]:
+    """The class numbers in `text`, each once."""
+    words = text.replace(b",", b" ").split()
+    if not words or not all(word.isdigit() for word in words):
+        raise ValueError(f"{path} must hold a class number (0, 1, 2, ...), or several: 3 17 42; not {text[:40]!r}")
+    return list(dict.fromkeys(map(int, words)))

@@ -113,8 +113,9 @@ def train(
     data = config.data
     if dataset is None:
         dataset = load_dataset(
-            data.name, data.train_split, root=data.root, classes=data.classes, on_error=data.on_error
-        )
+            data.name, data.train_split, root=data.root, classes=data.classes, on_error=data.on_error,
+            exclude=data.exclude,
+        )  # fmt: skip
     if len(dataset.classes) != config.model.num_classes:
         raise ValueError(
             f"the model has {config.model.num_classes} classes and {data.name} has {len(dataset.classes)}; set "

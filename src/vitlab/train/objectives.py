@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vitlab.data.loader import Batch
@@ -21,7 +22,7 @@ LossKind = Literal["softmax", "sigmoid"]
 
 @dataclass(frozen=True)
 class Classification:
-    """Softmax or sigmoid cross-entropy on K classes, with label smoothing and mixup."""
+    """Softmax or sigmoid cross-entropy on K classes, one or several a picture, with label smoothing and mixup."""
 
     num_classes: int
     kind: LossKind = "softmax"
@@ -29,35 +30,57 @@ class Classification:
     mixup: float = 0.0
 
     def corrupt(self, batch: Batch, rng: np.random.Generator) -> tuple[Float[Tensor, "B 3 H W"], Tensor]:
-        """(images, targets): class numbers [B], or with mixup shares of classes [B, K]."""
+        """(images, targets): class numbers [B]; bool [B, K] where pictures have several labels; with mixup shares of
+        classes, float [B, K]."""
+        targets = batch.labels if batch.targets is None else batch.targets
         if not self.mixup:
-            return batch.images, batch.labels
-        return mixup(batch.images, F.one_hot(batch.labels, self.num_classes).float(), self.mixup, rng)
+            return batch.images, targets
+        return mixup(batch.images, class_shares(targets, self.num_classes, self.kind), self.mixup, rng)
 
     def loss(
         self, model: Callable[..., Tensor], images: Float[Tensor, "B 3 H W"], targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(mean loss, share of correct top-1 answers), both 0-d."""
+        """(mean loss, share of correct top-1 answers), both 0-d.
+
+        Of several labels any one is correct; under mixup, any that has the largest share.
+        """
         logits = model(images).float()
-        hard = targets if targets.ndim == 1 else targets.argmax(dim=1)
-        accuracy = (logits.detach().argmax(dim=1) == hard).float().mean()
-        return classification_loss(logits, targets, self.kind, self.label_smoothing), accuracy
+        said = logits.detach().argmax(dim=1)
+        if targets.ndim == 1:
+            correct = said == targets
+        else:
+            correct = targets.gather(1, said[:, None])[:, 0] == targets.amax(dim=1)
+        return classification_loss(logits, targets, self.kind, self.label_smoothing), correct.float().mean()
+
+
+def class_shares(
+    targets: Int[Tensor, " B"] | Bool[Tensor, "B K"], classes: int, kind: LossKind
+) -> Float[Tensor, "B K"]:
+    """The targets of a loss as numbers: 1 for every label of a picture, 0 for the rest.
+
+    For a softmax, which has one answer to give, k labels get 1/k each (as Mahajan et al. 2018 do with hashtags).
+    """
+    if targets.ndim == 1:
+        return F.one_hot(targets, classes).float()
+    shares = targets.float()
+    return shares / shares.sum(dim=1, keepdim=True) if kind == "softmax" else shares
 
 
 def classification_loss(
     logits: Float[Tensor, "B K"],
-    targets: Int[Tensor, " B"] | Float[Tensor, "B K"],
+    targets: Int[Tensor, " B"] | Bool[Tensor, "B K"] | Float[Tensor, "B K"],
     kind: LossKind = "softmax",
     label_smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
     """Mean over pictures of the cross-entropy between targets and logits.
 
+    targets: class numbers; or, bool, all labels of each picture (see `class_shares`); or shares of classes.
     Softmax: smoothing spreads its share evenly over all classes. Sigmoid, as in Google's pre-training: binary
     cross-entropies are summed over classes, and smoothing s makes the targets 1 - s and s.
     """
+    if targets.dtype == torch.bool or (targets.ndim == 1 and kind == "sigmoid"):
+        targets = class_shares(targets, logits.shape[1], kind).to(logits.dtype)
     if kind == "softmax":
         return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
-    if targets.ndim == 1:
-        targets = F.one_hot(targets, logits.shape[1]).to(logits.dtype)
     targets = targets * (1 - 2 * label_smoothing) + label_smoothing
     return F.binary_cross_entropy_with_logits(logits, targets, reduction="sum") / logits.shape[0]

@@ -1,5 +1,6 @@
 """How good a model is on a data set: every picture counted exactly once."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
-from torch import nn
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
 
+from vitlab.data import imagenet
 from vitlab.data.datasets import load_dataset
-from vitlab.data.loader import eval_batches
-from vitlab.data.sources import Dataset
+from vitlab.data.loader import Batch, eval_batches
+from vitlab.data.sources import Dataset, Labels
 from vitlab.data.transforms import EvalTransform
+from vitlab.train.distributed import ALONE, Ranks
+from vitlab.train.objectives import class_shares
 from vitlab.weights import load_card, load_model
 
 
@@ -25,23 +29,34 @@ class Evaluation:
     classes: tuple[str, ...]
     indices: Int[np.ndarray, " n"]
     labels: Int[np.ndarray, " n"]
+    """Of several labels, the first."""
     predictions: Int[np.ndarray, " n"]
     confidences: Float[np.ndarray, " n"]
     """Softmax probability of the prediction."""
     losses: Float[np.ndarray, " n"]
-    """Softmax cross-entropy."""
-    in_top5: Any
-    """Whether the label is among the five highest logits, bool [n]."""
+    """Softmax cross-entropy; of k labels each counts 1/k."""
+    right: Bool[np.ndarray, " n"]
+    """Whether the prediction is the label, or any of the labels."""
+    in_top5: Bool[np.ndarray, " n"]
+    """Whether the label, or any of them, is among the five highest logits."""
     skipped: int
+    label_sets: Labels | None = None
+    """All labels of each picture, where there are several."""
+    left_out: int = 0
+    """Pictures of the source that have no label among the classes."""
 
     @property
     def accuracy(self) -> float:
-        """Top-1: share of pictures whose highest logit is the label's."""
-        return float((self.predictions == self.labels).mean())
+        """Top-1: share of pictures whose highest logit is the label's, or any label's."""
+        return float(self.right.mean())
 
     @property
     def confusion(self) -> Int[np.ndarray, "K K"]:
-        """Pictures of class i (row) that were called j (column)."""
+        """Pictures of class i (row) that were called j (column). ValueError where pictures have several labels."""
+        if self.label_sets is not None:
+            raise ValueError(
+                "pictures with several labels have no confusion matrix: which label was confused is unknown"
+            )
         counts = np.zeros((len(self.classes), len(self.classes)), dtype=np.int64)
         np.add.at(counts, (self.labels, self.predictions), 1)
         return counts
@@ -54,31 +69,50 @@ class Evaluation:
     def record(self) -> dict[str, Any]:
         """All figures as plain data."""
         counts = {"pictures": len(self.labels), "skipped": self.skipped}
+        counts |= {"left_out": self.left_out} if self.left_out else {}
         return self.figures() | counts | {"per_class": self.per_class()}
 
     def as_table(self) -> str:
         """The figures and each class, to be read by a person."""
-        width = max(len("class"), *map(len, self.classes))
-        lines = [f"{'class':{width}}  pictures  recall  precision"]
-        for row in self.per_class():
-            recall, precision = ("-" if row[name] is None else f"{row[name]:.1%}" for name in ("recall", "precision"))
-            lines.append(f"{row['class']:{width}}  {row['pictures']:8}  {recall:>6}  {precision:>9}")
-        figures = " · ".join(
-            f"{name} {value:.4f}" if name == "loss" else f"{name} {value:.2%}" for name, value in self.figures().items()
-        )
-        skipped = f" · {self.skipped} could not be read" if self.skipped else ""
-        return "\n".join([*lines, f"{len(self.labels)} pictures · {figures}{skipped}"])
+        return table(self.record())
 
     def per_class(self) -> list[dict[str, Any]]:
-        """For each class: pictures, recall (share of its pictures found) and precision (share of answers right)."""
-        counts = self.confusion
+        """For each class: pictures, recall (share of its pictures found) and precision (share of answers right).
+
+        Where pictures have several labels, recall gives way to `accuracy`: the share of the class's pictures whose
+        answer is any of their labels, for the answer need not be this one.
+        """
+        several = self.label_sets or Labels(self.labels, np.arange(len(self.labels) + 1))
+        found = several.values[np.repeat(self.right, several.counts)]
+        hits = self.predictions[self.right]
+        counts = [np.bincount(x, minlength=len(self.classes)) for x in (several.values, found, self.predictions, hits)]
+        share = "recall" if self.label_sets is None else "accuracy"
         rows = []
-        for number, name in enumerate(self.classes):
-            right, own, said = counts[number, number], counts[number].sum(), counts[:, number].sum()
-            recall = float(right / own) if own else None
-            precision = float(right / said) if said else None
-            rows.append({"class": name, "pictures": int(own), "recall": recall, "precision": precision})
+        for name, own, good, said, hit in zip(self.classes, *counts, strict=True):
+            precision = float(hit / said) if said else None
+            rows.append({
+                "class": name, "pictures": int(own), share: float(good / own) if own else None, "precision": precision,
+            })  # fmt: skip
         return rows
+
+
+def table(record: dict[str, Any]) -> str:
+    """An `Evaluation.record()` to be read by a person: each class that was there or was said, then the figures."""
+    rows = [row for row in record["per_class"] if row["pictures"] or row["precision"] is not None]
+    share = "recall" if "recall" in rows[0] else "accuracy"
+    width = max(len("class"), *(len(row["class"]) for row in rows))
+    lines = [f"{'class':{width}}  pictures  {share}  precision"]
+    for row in rows:
+        good, precision = ("-" if row[name] is None else f"{row[name]:.1%}" for name in (share, "precision"))
+        lines.append(f"{row['class']:{width}}  {row['pictures']:8}  {good:>{len(share)}}  {precision:>9}")
+    figures = " · ".join(
+        f"{name} {value:.4f}" if name == "loss" else f"{name} {value:.2%}"
+        for name, value in record.items()
+        if name in ("accuracy", "loss", "top5")
+    )
+    skipped = f" · {record['skipped']} could not be read" if record["skipped"] else ""
+    left_out = f" · {record['left_out']} have no label here" if "left_out" in record else ""
+    return "\n".join([*lines, f"{record['pictures']} pictures · {figures}{skipped}{left_out}"])
 
 
 @torch.inference_mode()
@@ -89,51 +123,83 @@ def evaluate(
     *,
     resize: int | None = None,
     batch_size: int = 256,
+    pad: bool = False,
     workers: int = 0,
     on_error: str = "raise",
     device: str | torch.device = "cpu",
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Runs `model` over `dataset`; pictures are squashed to `image_size`, or resized and cropped with `resize`.
 
+    Of several ranks each takes its share, `batch_size` pictures at a time, and every one returns the whole. `pad` fills
+    up batches that are not full, so that the model sees one shape only; what it says of the filling is dropped.
     Raises ValueError if the model's outputs are not one for each class of the data set.
     """
     was_training = model.training
     model.eval()
-    columns: dict[str, list[np.ndarray]] = {
-        name: [] for name in ("indices", "labels", "predictions", "confidences", "losses", "in_top5")
-    }
+    columns = {name: [np.empty(0, kind)] for name, kind in _COLUMNS.items()}
     skipped = 0
     batches = eval_batches(
-        dataset, EvalTransform(image_size, resize=resize), batch_size=batch_size, workers=workers,
-        on_error=on_error, device=device,
+        dataset, EvalTransform(image_size, resize=resize), batch_size=batch_size * ranks.world_size, rank=ranks.rank,
+        world_size=ranks.world_size, workers=workers, on_error=on_error, device=device,
     )  # fmt: skip
     for batch in batches:
+        ranks.check()
         skipped += batch.skipped
-        if not len(batch.labels):
+        count = len(batch.labels)
+        if not count:
             continue
-        logits = model(batch.images).float()
+        images = batch.images
+        if pad and count < batch_size:
+            images = torch.cat([images, images.new_zeros(batch_size - count, *images.shape[1:])])
+        logits = model(images)[:count].float()
         if logits.shape[1] != len(dataset.classes):
             raise ValueError(
                 f"the model answers with {logits.shape[1]} classes and {dataset.name} has {len(dataset.classes)}; "
                 f"fine-tune it on this data set first (`vitlab finetune`)."
             )
-        confidence, prediction = logits.softmax(dim=1).max(dim=1)
-        top5 = logits.topk(min(5, logits.shape[1]), dim=1).indices
-        found = {
-            "indices": batch.indices,
-            "labels": batch.labels,
-            "predictions": prediction,
-            "confidences": confidence,
-            "losses": F.cross_entropy(logits, batch.labels, reduction="none"),
-            "in_top5": (top5 == batch.labels[:, None]).any(dim=1),
-        }
-        for name, values in found.items():
+        for name, values in _judge(logits, batch).items():
             columns[name].append(values.cpu().numpy())
     model.train(was_training)
-    if not columns["labels"]:
+    whole = ranks.gather({name: np.concatenate(parts) for name, parts in columns.items()})
+    skipped = int(ranks.gather({"skipped": np.array([skipped])})["skipped"].sum())
+    if not len(whole["indices"]):
         raise ValueError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) could be read.")
-    whole = {name: np.concatenate(parts) for name, parts in columns.items()}
-    return Evaluation(classes=dataset.classes, skipped=skipped, **whole)
+    order = np.argsort(whole["indices"])
+    whole = {name: values[order] for name, values in whole.items()}
+    sets = None if dataset.label_sets is None else dataset.label_sets.take(whole["indices"])
+    return Evaluation(
+        classes=dataset.classes, skipped=skipped, label_sets=sets, left_out=dataset.left_out, **whole
+    )  # fmt: skip
+
+
+_COLUMNS = {
+    "indices": np.int64,
+    "labels": np.int64,
+    "predictions": np.int64,
+    "confidences": np.float32,
+    "losses": np.float32,
+    "right": np.bool_,
+    "in_top5": np.bool_,
+}
+"""What is kept of each answer."""
+
+
+def _judge(logits: Float[Tensor, "B K"], batch: Batch) -> dict[str, Tensor]:
+    """`_COLUMNS` of one batch."""
+    targets = batch.labels if batch.targets is None else class_shares(batch.targets, logits.shape[1], "softmax")
+    confidence, prediction = logits.softmax(dim=1).max(dim=1)
+    best = torch.cat([prediction[:, None], logits.topk(min(5, logits.shape[1]), dim=1).indices], dim=1)
+    correct = best == batch.labels[:, None] if batch.targets is None else batch.targets.gather(1, best)
+    return {
+        "indices": batch.indices,
+        "labels": batch.labels,
+        "predictions": prediction,
+        "confidences": confidence,
+        "losses": F.cross_entropy(logits, targets, reduction="none"),
+        "right": correct[:, 0],
+        "in_top5": correct[:, 1:].any(dim=1),
+    }
 
 
 def evaluate_checkpoint(
@@ -143,16 +209,19 @@ def evaluate_checkpoint(
     *,
     root: str | None = None,
     image_size: int | None = None,
+    resize: int | None = None,
     batch_size: int = 256,
     workers: int = 0,
     on_error: str = "raise",
     device: str = "auto",
+    ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Tests a checkpoint on a data set, by default the one that its card names, with its own test resize.
 
+    `resize` overrides that of the data set (ObjectNet has one) and of the card. `ranks` are as in `evaluate`.
     Raises ValueError if the checkpoint has no head, or names other classes than the data set.
     """
-    place = choose_device(device)
+    place = choose_device(ranks.device(device))
     model, card = load_model(checkpoint, image_size=image_size).to(place), load_card(checkpoint)
     name = dataset or card.get("dataset")
     if name is None:
@@ -163,16 +232,35 @@ def evaluate_checkpoint(
     pictures = load_dataset(
         name, split, root=root or own.get("root"), classes=own.get("class_indices"), on_error=on_error
     )
-    named = card.get("classes")
-    if named and list(pictures.classes) != named:
-        raise ValueError(
-            f"{checkpoint} knows the classes {_some(named)} and {name} has {_some(pictures.classes)}; test it on data "
-            f"with its own classes, or fine-tune it on this data (`vitlab finetune`)."
-        )
+    pictures = _matched(str(checkpoint), card, model.config.num_classes, name, pictures)
+    if resize is None and name in imagenet.TEST_RESIZE:
+        side, centre = imagenet.TEST_RESIZE[name]
+        resize = round(max(model.config.image_hw) * side / centre)
+    elif resize is None and image_size is None:
+        resize = card.get("eval_resize")
     return evaluate(
-        model, pictures, model.config.image_hw, resize=card.get("eval_resize") if image_size is None else None,
-        batch_size=batch_size, workers=workers, on_error=on_error, device=place,
+        model, pictures, model.config.image_hw, resize=resize, batch_size=batch_size, workers=workers,
+        on_error=on_error, device=place, ranks=ranks,
     )  # fmt: skip
+
+
+def _matched(checkpoint: str, card: dict[str, Any], outputs: int, name: str, pictures: Dataset) -> Dataset:
+    """`pictures` with the checkpoint's names of their classes. Raises ValueError if these are not its classes."""
+    named = card.get("classes")
+    if named == list(pictures.classes) or (not named and name not in imagenet.ORIGINS):
+        return pictures
+    if name in imagenet.ORIGINS and imagenet.answers_imagenet(named, card.get("dataset")):
+        if outputs != imagenet.CLASSES:
+            whose = ", as ImageNet-21k has them" if outputs > 10_000 else ""
+            raise ValueError(
+                f"{checkpoint} answers with {outputs:,} classes{whose}, and {name} needs the 1,000 of ImageNet: take a "
+                f"checkpoint that was fine-tuned on ImageNet, or fine-tune this one (`vitlab finetune`)."
+            )
+        return dataclasses.replace(pictures, classes=tuple(named)) if named else pictures
+    raise ValueError(
+        f"{checkpoint} knows the classes {_some(named or [])} and {name} has {_some(pictures.classes)}; test it on "
+        f"data with its own classes, or fine-tune it on this data (`vitlab finetune`)."
+    )
 
 
 def choose_device(asked: str) -> torch.device:

@@ -1,0 +1,224 @@
+"""Sets whose files hold pixels: Fashion-MNIST (idx), CIFAR (binary), SVHN (.mat), PatchCamelyon (HDF5).
+
+No pickle is ever loaded; CIFAR is therefore read from its binary version.
+"""
+
+import dataclasses
+import gzip
+import math
+import shutil
+import tarfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitlab.data import fetch
+from vitlab.data.sources import Dataset, Splits
+
+_CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
+_CIFAR100 = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel
+    can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur
+    dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion
+    lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter
+    palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road
+    rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower
+    sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
+    willow_tree wolf woman worm
+"""
+_FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
+
+CLASSES: dict[str, tuple[str, ...]] = {
+    "fashion_mnist": tuple(_FASHION.split(", ")),
+    "cifar10": tuple(_CIFAR10.split()),
+    "cifar100": tuple(_CIFAR100.split()),
+}
+"""The names of the classes, in the order of the labels."""
+
+
+def fashion_mnist(root: Path | None, download: bool) -> Splits:
+    files = {"train": "train-{}-ubyte", "test": "t10k-{}-ubyte"}
+    home = root or fetch.cache_folder()
+    raw = home / "FashionMNIST" / "raw"  # torchvision's layout
+    places = [home, raw] if root else [Path("/usr/share/datasets/fashion-mnist"), raw]
+
+    def find(part: str) -> Path | None:
+        return next((p for folder in places for p in (folder / part, folder / f"{part}.gz") if p.is_file()), None)
+
+    def read(split: str) -> Dataset:
+        parts = [files[split].format(what) for what in ("images-idx3", "labels-idx1")]
+        for part in parts:
+            if not find(part):
+                fetch.require_download("fashion_mnist", f"{part} or {part}.gz", places, download)
+                from torchvision.datasets import FashionMNIST  # slow to import, and seldom needed
+
+                md5 = dict(FashionMNIST.resources)[f"{part}.gz"]
+                fetch.download_file([f"{mirror}{part}.gz" for mirror in FashionMNIST.mirrors], raw, f"md5:{md5}")
+        pixels, labels = (_read_idx(path) for part in parts if (path := find(part)))
+        if pixels.shape != (len(labels), 28, 28) or labels.max() > 9:
+            raise ValueError(f"{find(parts[0])} is not Fashion-MNIST: pictures {pixels.shape}, labels {labels.shape}")
+        colours = np.repeat(pixels[..., None], 3, axis=3)
+        return Dataset("fashion_mnist", split, CLASSES["fashion_mnist"], labels.astype(np.int64), colours)
+
+    return ["train", "test"], read
+
+
+def _read_idx(path: Path) -> np.ndarray:
+    """An idx file of bytes: two zeros, type 8, number of axes; the axes' sizes, big-endian; the data."""
+    try:
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (EOFError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{path} is damaged or cut off ({error}): fetch it again") from error
+    start = 4 + 4 * data[3] if data[:3] == b"\0\0\x08" else 0
+    shape = np.frombuffer(data[4:start], ">u4").tolist()
+    if not shape or len(data) != start + math.prod(shape):
+        raise ValueError(f"{path} is no whole idx file of bytes (it has {len(data)}): fetch it again")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cifar:
+    """Reader of one CIFAR set in its binary version.
+
+    A record is `label_bytes` labels, of which the last counts, and 3 x 32 x 32 bytes of pixels.
+    """
+
+    name: str
+    folder: str
+    archive: str
+    digest: str
+    pickled: str
+    label_bytes: int
+    files: Mapping[str, Sequence[str]]
+
+    def __call__(self, root: Path | None, download: bool) -> Splits:
+        home = root or fetch.cache_folder()
+
+        def read(split: str) -> Dataset:
+            folder = self._find(home, download)
+            records = np.concatenate([self._records(folder / file) for file in self.files[split]])
+            pixels = records[:, self.label_bytes :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+            labels = records[:, self.label_bytes - 1].astype(np.int64)
+            return Dataset(self.name, split, CLASSES[self.name], labels, np.ascontiguousarray(pixels))
+
+        return ["train", "test"], read
+
+    def _find(self, home: Path, download: bool) -> Path:
+        """The folder with the .bin files, unpacked or downloaded where need be."""
+        every = [file for files in self.files.values() for file in files]
+        for folder in (home, home / self.folder):
+            if all((folder / file).is_file() for file in every):
+                return folder
+        archive = home / self.archive
+        if not archive.is_file():
+            pickled = [p for n in (self.pickled, self.archive.replace("binary", "python")) if (p := home / n).exists()]
+            note = f" ({pickled[0]} is the pickled version, and no pickle is ever loaded)" if pickled else ""
+            fetch.require_download(
+                self.name, f"{self.archive} or its .bin files{note}", [home, home / self.folder], download
+            )
+            fetch.download_file([f"https://www.cs.toronto.edu/~kriz/{self.archive}"], home, self.digest)
+        if (found := fetch.digest_of(archive, self.digest)) != self.digest:
+            raise ValueError(f"{archive} has the sum {found}, not {self.digest}: remove it and fetch it again")
+        with tarfile.open(archive) as tar:
+            tar.extractall(home, filter="data")
+        return home / self.folder
+
+    def _records(self, path: Path) -> np.ndarray:
+        data = np.fromfile(path, np.uint8)
+        size = self.label_bytes + 3 * 32 * 32
+        if not data.size or data.size % size:
+            raise ValueError(f"{path} is damaged: {data.size} bytes are no whole number of records of {size}")
+        records = data.reshape(-1, size)
+        if (top := records[:, self.label_bytes - 1].max()) >= len(CLASSES[self.name]):
+            raise ValueError(f"{path} is not {self.name}: it has the label {top}")
+        return records
+
+
+CIFAR10 = Cifar(
+    name="cifar10",
+    folder="cifar-10-batches-bin",
+    archive="cifar-10-binary.tar.gz",
+    digest="md5:c32a1d4ab5d03f1284b67883e8d87530",
+    pickled="cifar-10-batches-py",
+    label_bytes=1,
+    files={"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]},
+)
+CIFAR100 = Cifar(
+    name="cifar100",
+    folder="cifar-100-binary",
+    archive="cifar-100-binary.tar.gz",
+    digest="md5:03b5dce01913d631647c71ecec9e9cb8",
+    pickled="cifar-100-python",
+    label_bytes=2,
+    files={"train": ["train.bin"], "test": ["test.bin"]},
+)
+
+
+def read_mat(path: Path, *names: str) -> list[np.ndarray]:
+    """The arrays `names` of a MATLAB file. Raises `ValueError`."""
+    import scipy.io  # slow to import
+    from scipy.io.matlab import MatReadError
+
+    try:
+        content = scipy.io.loadmat(path)
+        return [content[name] for name in names]
+    except KeyError as error:
+        raise ValueError(f"{path} has no array {error}: it is another file, or was changed") from error
+    except (
+        ArithmeticError,
+        EOFError,
+        LookupError,
+        NotImplementedError,
+        OSError,
+        TypeError,
+        ValueError,
+        zlib.error,
+        MatReadError,
+    ) as error:
+        raise ValueError(f"{path} is damaged or cut off ({error}): fetch it again") from error
+
+
+def read_svhn(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels uint8 [N, 32, 32, 3] and labels int64 [N] of an SVHN file, where the digit 0 is the label 10."""
+    pixels, labels = read_mat(path, "X", "y")
+    shaped = pixels.dtype == np.uint8 and pixels.shape[:3] == (32, 32, 3) and labels.shape == (pixels.shape[-1], 1)
+    if not shaped or not labels.size or labels.min() < 1 or labels.max() > 10:
+        raise ValueError(f"{path} is not SVHN's: X {pixels.shape}, y {labels.shape}: {np.unique(labels)[:12].tolist()}")
+    return np.ascontiguousarray(pixels.transpose(3, 0, 1, 2)), labels[:, 0].astype(np.int64) % 10
+
+
+def read_h5(path: Path, name: str) -> np.ndarray:
+    """The array `name` of an HDF5 file, or of `path`.gz, which is unpacked beside it first. Raises `ValueError`.
+
+    It is mapped, not read, so that a few pictures of many cost little. What lies in the file in chunks is therefore
+    written out once, in one piece, as an .npy beside it.
+    """
+    try:
+        import h5py
+    except ImportError as error:
+        raise ValueError(f"{path} is an HDF5 file, and h5py is not installed: pip install 'vitlab[vtab]'") from error
+    try:
+        if not path.is_file():
+            part = path.with_name(f"{path.name}.part")
+            with gzip.open(f"{path}.gz") as packed, part.open("wb") as file:
+                shutil.copyfileobj(packed, file)
+            part.replace(path)
+        with h5py.File(path) as file:
+            array = file.get(name)
+            if not isinstance(array, h5py.Dataset):
+                raise ValueError(f"{path} has no array {name!r}: it is another file, or was changed")
+            if (offset := array.id.get_offset()) is not None:
+                return np.memmap(path, array.dtype, "r", offset, array.shape)
+            plain = path.with_name(f"{path.name}.{name}.npy")
+            if not plain.is_file():
+                part = plain.with_name(f"{plain.name}.part")
+                copy = np.lib.format.open_memmap(part, "w+", array.dtype, array.shape)
+                for start in range(0, len(array), 1024):
+                    copy[start : start + 1024] = array[start : start + 1024]
+                copy.flush()
+                part.replace(plain)
+            return np.load(plain, "r", allow_pickle=False)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} is damaged or cut off ({error}): fetch it again") from error

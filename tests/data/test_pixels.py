@@ -1,0 +1,252 @@
+"""Files of pixels: idx, CIFAR's binary version, SVHN's .mat, HDF5; whole, packed, damaged, missing."""
+
+import dataclasses
+import gzip
+import hashlib
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import scipy.io
+
+from vitlab.data import datasets, fetch, pixels
+from vitlab.data.datasets import SPLITS, load_dataset
+from vitlab.data.sources import Dataset
+
+rng = np.random.default_rng(0)
+
+
+def pixels_of(data: Dataset) -> np.ndarray:
+    assert data.pixels is not None
+    return data.pixels
+
+
+# ------------------------------------------------------------------------------------------ Fashion-MNIST
+
+
+def write_fashion(folder: Path, *, packed: bool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {}
+    for split, prefix, n in (("train", "train", 200), ("test", "t10k", 20)):
+        images, labels = rng.integers(0, 256, (n, 28, 28), np.uint8), np.arange(n, dtype=np.uint8) % 10
+        for what, array in (("images", images), ("labels", labels)):
+            head = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
+            data = head + array.tobytes()
+            path = folder / f"{prefix}-{what}-idx{array.ndim}-ubyte{'.gz' if packed else ''}"
+            path.write_bytes(gzip.compress(data) if packed else data)
+        written[split] = images, labels
+    return written
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("place", [".", "FashionMNIST/raw"])
+def test_fashion_mnist_from_a_folder(tmp_path: Path, place: str, packed: bool) -> None:
+    written = write_fashion(tmp_path / place, packed=packed)
+    sizes = {s: len(load_dataset("fashion_mnist", s, root=tmp_path, download=False)) for s in SPLITS}
+    assert sizes == {"train": 180, "val": 20, "test": 20, "trainval": 200}
+    test = load_dataset("fashion_mnist", "test", root=tmp_path)
+    np.testing.assert_array_equal(pixels_of(test), np.repeat(written["test"][0][..., None], 3, axis=3))
+    np.testing.assert_array_equal(test.labels, written["test"][1])
+    assert test.classes[9] == "Ankle boot"
+
+
+@pytest.mark.parametrize("damage", [lambda d: d[:-1], lambda d: d[: len(d) // 2], lambda d: b"x" + d[1:]])
+def test_damaged_fashion_mnist(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+    for packed in (True, False):
+        write_fashion(tmp_path, packed=packed)
+        path = tmp_path / f"t10k-images-idx3-ubyte{'.gz' if packed else ''}"
+        path.write_bytes(damage(path.read_bytes()))
+        with pytest.raises(ValueError, match=r"t10k-images-idx3-ubyte.*fetch it again"):
+            load_dataset("fashion_mnist", "test", root=tmp_path)
+        path.unlink()
+
+
+def test_fashion_mnist_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_fashion(tmp_path / "served", packed=True)
+    asked = []
+
+    def serve(urls: list[str], folder: Path, digest: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        name = urls[0].rpartition("/")[2]
+        (folder / name).write_bytes((tmp_path / "served" / name).read_bytes())
+        asked.append((name, len(digest)))
+
+    monkeypatch.setattr(fetch, "download_file", serve)
+    for _ in range(2):
+        assert len(load_dataset("fashion_mnist", "test", root=tmp_path / "root")) == 20
+    assert asked == [("t10k-images-idx3-ubyte.gz", 36), ("t10k-labels-idx1-ubyte.gz", 36)]
+
+
+def test_missing_fashion_mnist(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"fashion_mnist needs train-images-idx3-ubyte.*allow the download"):
+        load_dataset("fashion_mnist", "train", root=tmp_path, download=False)
+
+
+# -------------------------------------------------------------------------------------------------- CIFAR
+
+
+def write_cifar(folder: Path, name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Tiny files in CIFAR's binary form, and what they hold."""
+    reader = {"cifar10": pixels.CIFAR10, "cifar100": pixels.CIFAR100}[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {}
+    for split, files in reader.files.items():
+        n = 200 * len(files)
+        planes = rng.integers(0, 256, (n, 3, 32, 32), np.uint8)
+        labels = np.arange(n) % len(pixels.CLASSES[name])
+        heads = [np.full(n, 99)] * (reader.label_bytes - 1) + [labels]  # CIFAR-100's first label is the coarse one
+        records = np.concatenate([np.stack(heads, 1).astype(np.uint8), planes.reshape(n, -1)], axis=1)
+        for file, part in zip(files, np.split(records, len(files)), strict=True):
+            (folder / file).write_bytes(part.tobytes())
+        written[split] = planes, labels
+    return written
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_from_its_binary_files(tmp_path: Path, name: str) -> None:
+    written = write_cifar(tmp_path, name)
+    test = load_dataset(name, "test", root=tmp_path, download=False)
+    np.testing.assert_array_equal(pixels_of(test), written["test"][0].transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(test.labels, written["test"][1])
+    n = len(written["train"][0])
+    held = len(load_dataset(name, "val", root=tmp_path))
+    assert held == max(len(test.classes), n // 50)  # 2 %, and one of each class
+    assert len(load_dataset(name, "train", root=tmp_path)) == n - held
+
+
+def pack(folder: Path, archive: Path, inside: str) -> str:
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(folder, inside)
+    return hashlib.md5(archive.read_bytes()).hexdigest()
+
+
+def test_cifar_archive_is_checked_and_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar(tmp_path / "made", "cifar10")
+    root = tmp_path / "root"
+    root.mkdir()
+    md5 = pack(tmp_path / "made", root / "cifar-10-binary.tar.gz", "cifar-10-batches-bin")
+    with pytest.raises(ValueError, match=f"has the sum md5:{md5}, not md5:c32a1d4a.*fetch it again"):
+        load_dataset("cifar10", "test", root=root)
+    monkeypatch.setitem(datasets._READERS, "cifar10", dataclasses.replace(pixels.CIFAR10, digest=f"md5:{md5}"))
+    assert len(load_dataset("cifar10", "test", root=root)) == 200
+    assert (root / "cifar-10-batches-bin" / "test_batch.bin").is_file()
+
+
+def test_cifar_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_cifar(tmp_path / "made", "cifar10")
+    md5 = pack(tmp_path / "made", tmp_path / "served.tar.gz", "cifar-10-batches-bin")
+    monkeypatch.setitem(datasets._READERS, "cifar10", dataclasses.replace(pixels.CIFAR10, digest=f"md5:{md5}"))
+
+    def serve(urls: list[str], folder: Path, digest: str) -> None:
+        assert digest == f"md5:{md5}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "served.tar.gz").rename(folder / urls[0].rpartition("/")[2])
+
+    monkeypatch.setattr(fetch, "download_file", serve)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for _ in range(2):  # the second time there is nothing left to fetch
+        assert len(load_dataset("cifar10", "test")) == 200
+    assert (tmp_path / "cache" / "vitlab" / "cifar-10-batches-bin").is_dir()
+
+
+@pytest.mark.parametrize("there", ["cifar-10-batches-py", "cifar-10-python.tar.gz"])
+def test_pickled_cifar_is_named_and_not_read(tmp_path: Path, there: str) -> None:
+    (tmp_path / there).mkdir()
+    with pytest.raises(ValueError, match=f"needs cifar-10-binary.tar.gz.*{there} is the pickled version.*no pickle"):
+        load_dataset("cifar10", "test", root=tmp_path, download=False)
+
+
+def test_damaged_cifar(tmp_path: Path) -> None:
+    write_cifar(tmp_path, "cifar10")
+    path = tmp_path / "test_batch.bin"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match=r"test_batch.bin is damaged: 614599 bytes are no whole number of records"):
+        load_dataset("cifar10", "test", root=tmp_path)
+    path.write_bytes(b"\x0a" + whole[1:])
+    with pytest.raises(ValueError, match="is not cifar10: it has the label 10"):
+        load_dataset("cifar10", "test", root=tmp_path)
+
+
+# --------------------------------------------------------------------------------------------- .mat, HDF5
+
+
+def test_svhn_matrices(tmp_path: Path) -> None:
+    images, labels = rng.integers(0, 256, (32, 32, 3, 12), np.uint8), np.arange(1, 13) % 10 + 1
+    scipy.io.savemat(tmp_path / "a.mat", {"X": images, "y": labels[:, None].astype(np.uint8)})
+    got, numbers = pixels.read_svhn(tmp_path / "a.mat")
+    np.testing.assert_array_equal(got, np.moveaxis(images, 3, 0))
+    assert numbers.tolist() == (labels % 10).tolist()  # the digit 0 is stored as 10
+    assert 0 in numbers
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"X": np.zeros((32, 32, 3, 2), np.uint8)}, "has no array 'y'"),
+        ({"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[0], [1]])}, r"is not SVHN's.*: \[0, 1\]"),
+        ({"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[11], [1]])}, r"is not SVHN's.*: \[1, 11\]"),
+        ({"X": np.zeros((28, 28, 3, 2), np.uint8), "y": np.array([[1], [1]])}, r"is not SVHN's: X \(28, 28, 3, 2\)"),
+        ({"X": np.zeros((32, 32, 3, 2)), "y": np.array([[1], [1]])}, "is not SVHN's"),
+        ({"X": np.zeros((32, 32, 3, 3), np.uint8), "y": np.array([[1], [1]])}, "is not SVHN's"),
+    ],
+)
+def test_other_matrices(tmp_path: Path, content: dict[str, np.ndarray], message: str) -> None:
+    scipy.io.savemat(tmp_path / "a.mat", content)
+    with pytest.raises(ValueError, match=message):
+        pixels.read_svhn(tmp_path / "a.mat")
+
+
+@pytest.mark.parametrize("part", [0, 50, 200, 3000])
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_matrix_that_is_cut_off(tmp_path: Path, part: int, compressed: bool) -> None:
+    path = tmp_path / "a.mat"
+    content = {"X": rng.integers(0, 256, (32, 32, 3, 2), np.uint8), "y": np.array([[1], [1]], np.uint8)}
+    scipy.io.savemat(path, content, do_compression=compressed)
+    path.write_bytes(path.read_bytes()[:part])
+    with pytest.raises(ValueError, match=r"a\.mat (is damaged or cut off|has no array)"):
+        pixels.read_svhn(path)
+
+
+@pytest.mark.parametrize("chunks", [None, (16, 4, 4, 3)])
+@pytest.mark.parametrize("packed", [True, False])
+def test_hdf5_is_mapped(tmp_path: Path, chunks: tuple[int, ...] | None, packed: bool) -> None:
+    content, path = rng.integers(0, 256, (1500, 4, 4, 3), np.uint8), tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=content, chunks=chunks, compression="gzip" if chunks else None)
+    if packed:
+        (tmp_path / "a.h5.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+    for _ in range(2):  # the second time nothing is left to unpack
+        got = pixels.read_h5(path, "x")
+        assert isinstance(got, np.memmap)
+        np.testing.assert_array_equal(got, content)
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_damaged_hdf5(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["y"] = np.zeros(5000, np.uint8)
+    with pytest.raises(ValueError, match=r"a\.h5 has no array 'x'"):
+        pixels.read_h5(path, "x")
+    whole = path.read_bytes()
+    for data in (b"", whole[:100], b"x" * 5000):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"a\.h5 is damaged or cut off .*fetch it again"):
+            pixels.read_h5(path, "y")
+    path.unlink()
+    (tmp_path / "a.h5.gz").write_bytes(gzip.compress(whole)[:-20])
+    with pytest.raises(ValueError, match=r"a\.h5 is damaged or cut off .*fetch it again"):
+        pixels.read_h5(path, "y")
+    assert not path.exists()
+
+
+def test_hdf5_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ValueError, match=r"h5py is not installed: pip install 'vitlab\[vtab\]'"):
+        pixels.read_h5(tmp_path / "a.h5", "x")
