@@ -3,24 +3,25 @@
 import pytest
 
 from vitlab.models import ViTConfig
-from vitlab.recipes import FINETUNE, finetune
+from vitlab.recipes import FINETUNE
 
 ROWS = [
-    ("imagenet", 20_000, 500, (0.003, 0.01, 0.03, 0.06)),
-    ("cifar100", 10_000, 500, (0.001, 0.003, 0.01, 0.03)),
-    ("cifar10", 10_000, 500, (0.001, 0.003, 0.01, 0.03)),
-    ("pets", 500, 100, (0.001, 0.003, 0.01, 0.03)),
-    ("flowers", 500, 100, (0.001, 0.003, 0.01, 0.03)),
-    ("vtab", 2_500, 500, (0.01,)),
+    ("imagenet", 20_000, 500, (0.003, 0.01, 0.03, 0.06), 0.01),
+    ("cifar100", 10_000, 500, (0.001, 0.003, 0.01, 0.03), 0.02),
+    ("cifar10", 10_000, 500, (0.001, 0.003, 0.01, 0.03), 0.02),
+    ("pets", 500, 100, (0.001, 0.003, 0.01, 0.03), 0.1),
+    ("flowers", 500, 100, (0.001, 0.003, 0.01, 0.03), 0.1),
+    ("vtab", 2_500, 500, (0.01,), 0.2),
 ]
 
 
-@pytest.mark.parametrize(("name", "steps", "warmup", "rates"), ROWS)
-def test_row(name: str, steps: int, warmup: int, rates: tuple[float, ...]) -> None:
+@pytest.mark.parametrize(("name", "steps", "warmup", "rates", "held_out"), ROWS)
+def test_row(name: str, steps: int, warmup: int, rates: tuple[float, ...], held_out: float) -> None:
     """SGD with momentum 0.9, cosine, batch 512, no decay, norm 1, 384 pixels; ImageNet at 512 (Sec. 4.1)."""
     config = FINETUNE[name]()
     assert (config.steps, config.epochs, config.batch_size) == (steps, None, 512)
-    assert finetune.LEARNING_RATES[name] == rates
+    assert (config.learning_rates, config.held_out, config.runs) == (rates, held_out, 1)
+    assert (config.sweep_steps, config.automatic) == (None, ())  # the search takes the run's own steps
     assert config.optim.lr in rates
     assert (config.optim.name, config.optim.momentum, config.optim.schedule) == ("sgd", 0.9, "cosine")
     assert (config.optim.weight_decay, config.optim.clip_norm) == (0.0, 1.0)
@@ -31,7 +32,7 @@ def test_row(name: str, steps: int, warmup: int, rates: tuple[float, ...]) -> No
 
 
 def test_every_row_of_the_table_is_a_recipe() -> None:
-    assert finetune.LEARNING_RATES.keys() == {name for name, *_ in ROWS} == FINETUNE.keys() - {"tiny", "tiny-digits"}
+    assert {name for name, *_ in ROWS} == FINETUNE.keys() - {"own", "tiny", "tiny-digits"}
 
 
 @pytest.mark.parametrize("name", [name for name, *_ in ROWS])
@@ -45,3 +46,25 @@ def test_average_is_for_imagenet_only() -> None:
     averaged = {name: FINETUNE[name]().average_decay for name, *_ in ROWS}
     assert averaged.pop("imagenet") == 0.9999
     assert set(averaged.values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("name", "dataset"),
+    [
+        ("imagenet", "imagenet"),
+        ("cifar10", "cifar10"),
+        ("cifar100", "cifar100"),
+        ("pets", "pets"),
+        ("flowers", "flowers102"),
+        ("own", ""),
+    ],
+)
+def test_names_its_pictures(name: str, dataset: str) -> None:
+    assert FINETUNE[name]().data.name == dataset
+
+
+def test_own_pictures_start_as_the_table_but_for_size_and_crop() -> None:
+    own, flowers = FINETUNE["own"](), FINETUNE["flowers"]()
+    assert (own.optim, own.steps) == (flowers.optim, flowers.steps)
+    assert own.learning_rates == (0.01,)
+    assert set(own.automatic) == {"steps", "warmup_steps", "mixup", "batch_size", "image_size"}

@@ -9,7 +9,7 @@ import pytest
 from vitlab.models import ResNetBody, ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.recipes import FINETUNE, PRETRAIN
-from vitlab.train.config import TrainConfig
+from vitlab.train.config import FinetuneConfig, TrainConfig
 from vitlab.transfer import run
 from vitlab.transfer.finetune import finetune
 from vitlab.transfer.run import Outcome, load_pictures, pretrain
@@ -41,7 +41,8 @@ def shrunken(config: TrainConfig) -> TrainConfig:
 
 
 def check(outcome: Outcome, recipe: TrainConfig, folder: Path) -> None:
-    assert outcome.config == dataclasses.replace(shrunken(recipe), model=outcome.config.model)
+    run = recipe.single() if isinstance(recipe, FinetuneConfig) else recipe
+    assert outcome.config == dataclasses.replace(shrunken(run), model=outcome.config.model)
     assert outcome.model.config.num_classes == 10
     assert len(outcome.test.labels) == 359
     assert (folder / "result.json").is_file()

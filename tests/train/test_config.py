@@ -10,7 +10,7 @@ import pytest
 
 from vitlab.models import get_config
 from vitlab.settings import from_dict, to_dict
-from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
+from vitlab.train.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
 
 
 def build(kind: type[Any], values: dict[str, Any]) -> Any:
@@ -28,6 +28,7 @@ def test_json_and_back() -> None:
         model=get_config("ViT-Ti/16", image_size=(32, 48), num_classes=3),
         data=DataConfig(classes=(0, 3, 4), crop="random", crop_resize=40, randaugment_layers=2),
         optim=OptimConfig(name="sgd", lr=0.03, clip_norm=1.0, warmup_steps=5),
+        fewshot=FewShotConfig(dataset="cifar10", root="there", shots=(10,), test_pictures=100),
         loss="sigmoid",
         epochs=1.5,
         average_decay=0.999,
@@ -40,7 +41,7 @@ def test_every_setting_is_explained() -> None:
     """The help of the command line is made from the lines below each field."""
     import inspect
 
-    for kind in (TrainConfig, DataConfig, OptimConfig):
+    for kind in (TrainConfig, DataConfig, OptimConfig, FewShotConfig):
         source = inspect.getsource(kind)
         for item in dataclasses.fields(kind):
             assert f"    {item.name}: " in source
@@ -108,6 +109,52 @@ def test_wrong_optimiser_settings(values: dict[str, Any], message: str) -> None:
 def test_wrong_run_settings(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(TrainConfig, values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"learning_rates": (0.1, 0.0)}, r"learning_rates are \(0\.1, 0\.0\); each must be positive and finite"),
+        ({"learning_rates": (0.1, float("inf"))}, r"each must be positive and finite"),
+        ({"learning_rates": (0.1, 0.1)}, r"name each of them once"),
+        ({"held_out": 1.0}, r"held_out is 1\.0; it is a share of the training split, in \(0, 1\)"),
+        ({"runs": 0}, r"runs is 0; it must be at least 1"),
+        ({"sweep_steps": 5}, r"sweep_steps is 5 for the learning rates \(\); .*two rates or more"),
+        ({"sweep_steps": 0, "learning_rates": (0.1, 0.2)}, r"sweep_steps is 0"),
+        ({"automatic": ("size",)}, r"automatic is \('size',\)"),
+        ({"batch_size": 0}, r"batch_size is 0"),
+    ],
+)
+def test_wrong_finetuning_settings(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(FinetuneConfig, {"steps": 1} | values)
+
+
+def test_single_run_of_a_finetuning() -> None:
+    whole = FinetuneConfig(
+        steps=3, mixup=0.2, optim=OptimConfig(lr=0.5, momentum=0.8), seed=4, learning_rates=(0.1, 1.0)
+    )
+    assert type(whole.single()) is TrainConfig
+    assert whole.single() == TrainConfig(steps=3, mixup=0.2, optim=OptimConfig(lr=0.5, momentum=0.8), seed=4)
+    assert whole.single(0.1, 7) == TrainConfig(steps=3, mixup=0.2, optim=OptimConfig(lr=0.1, momentum=0.8), seed=7)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"shots": ()}, r"shots is \(\); give numbers of examples"),
+        ({"shots": (5, 0)}, r"shots is \(5, 0\); .*at least 1"),
+        ({"l2": 0.0}, r"l2 is 0\.0; it must be positive"),
+        ({"l2": float("nan")}, r"l2 is nan"),
+        ({"seeds": 0}, r"seeds is 0; at least one draw"),
+        ({"test_pictures": 0}, r"test_pictures is 0"),
+        ({"root": "there"}, r"root is 'there' and there is no dataset"),
+        ({"shots": 5}, r"shots is 5; allowed"),
+    ],
+)
+def test_wrong_few_shot_settings(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(FewShotConfig, values)
 
 
 def test_steps_from_epochs() -> None:

@@ -59,6 +59,15 @@ def test_other_settings_are_refused_one_by_one(tmp_path: Path) -> None:
     open_workdir(tmp_path).close()  # and the folder is free again
 
 
+@pytest.mark.parametrize("value", [None, False])
+def test_a_setting_that_came_later_and_is_off_is_no_difference(value: object, tmp_path: Path) -> None:
+    settings = {"model": {"width": 192}, "steps": None}
+    open_workdir(tmp_path, settings).close()
+    open_workdir(tmp_path, settings | {"fewshot": value}).close()
+    with pytest.raises(ValueError, match="fewshot: not set -> 0"):
+        open_workdir(tmp_path, settings | {"fewshot": 0})
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(ValueError, match=r"not empty and holds no run .*thesis\.tex.*new or empty folder"):

@@ -1,22 +1,39 @@
-"""A checkpoint carried to other classes at twice the resolution, from both formats."""
+"""A checkpoint carried to other classes at twice the resolution, from both formats; the search and the runs."""
 
 import dataclasses
 import json
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from vitlab.models import ViTConfig
+from vitlab.data.datasets import load_dataset
+from vitlab.data.sources import Dataset
+from vitlab.models import ViTConfig, get_config
 from vitlab.models.position import interpolate_positions
 from vitlab.models.vit import Model, ViT
-from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
+from vitlab.train.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
+from vitlab.train.loop import NonFiniteError
+from vitlab.train.workdir import Workdir
+from vitlab.transfer import finetune as room
 from vitlab.transfer import run
-from vitlab.transfer.finetune import finetune
+from vitlab.transfer.finetune import (
+    Finetuned,
+    activation_bytes,
+    adapted,
+    best_rate,
+    by_size,
+    finetune,
+    hold_out,
+    sweep_and_finetune,
+)
 from vitlab.transfer.run import Outcome
-from vitlab.weights import load_model
+from vitlab.weights import load_card, load_model
 from vitlab.weights.google import write_google
 
 
@@ -155,3 +172,428 @@ def test_far_resolution_must_be_asked_for(workdir: Path, task: TrainConfig, tmp_
     assert not (tmp_path / "refused").exists()
     asked = carry(workdir, dataclasses.replace(far, steps=1), tmp_path / "asked", image_size=64)
     assert asked.model.config.grid == (16, 16)
+
+
+# -------------------------------------------------------------------------------------------- the whole protocol
+
+
+@pytest.fixture
+def whole(task: TrainConfig) -> FinetuneConfig:
+    """Two rates, one of which hardly moves, and two runs, on the four digits."""
+    settings = {field.name: getattr(task, field.name) for field in dataclasses.fields(TrainConfig)}
+    data = dataclasses.replace(task.data, train_split="trainval", eval_split="test")
+    return FinetuneConfig(
+        **settings | {"data": data, "steps": 12, "log_every": 4, "checkpoint_every": 5},
+        learning_rates=(1e-6, 0.1),
+        held_out=0.25,
+        runs=2,
+    )
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def protocol(checkpoint: Path, config: FinetuneConfig, folder: Path, **options: Any) -> Finetuned:
+    return sweep_and_finetune(checkpoint, config, folder, device="cpu", tensorboard=False, **options)
+
+
+def watch(monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[str, int]], list[str]]:
+    """What is trained (label, pictures) and what is judged on (split), from here on."""
+    trained: list[tuple[str, int]] = []
+    judged: list[str] = []
+    for module in (run, room):
+        train, judge_split = module.train, module.judge_split
+
+        def watched_train(*given: Any, train: Any = train, **options: Any) -> Model:
+            trained.append((options["label"], len(options["dataset"])))
+            return train(*given, **options)
+
+        def watched_judge(*given: Any, judge_split: Any = judge_split) -> Any:
+            judged.append(given[2].split)
+            return judge_split(*given)
+
+        monkeypatch.setattr(module, "train", watched_train)
+        monkeypatch.setattr(module, "judge_split", watched_judge)
+    return trained, judged
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Every file that must not depend on how often the work was interrupted."""
+    names = ("config.json", "metrics.jsonl", "result.json", "model.safetensors")
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for name in names for path in sorted(folder.rglob(name))
+    }
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_search_then_runs_on_all_of_train(
+    workdir: Path, whole: FinetuneConfig, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained, judged = watch(monkeypatch)
+    told: list[TrainConfig] = []
+    longer = dataclasses.replace(whole, steps=60)
+    done = protocol(workdir, longer, tmp_path / "out", on_settings=told.append, say=said.append)
+    train = load_dataset("digits", "trainval", classes=(3, 4, 5, 6))
+    rest, held = hold_out(train, 0.25, 0)
+    assert trained == [("rate 1e-06", len(rest)), ("rate 0.1", len(rest)), ("run 0", len(train)), ("run 1", len(train))]
+    assert judged == ["held_out"] * 2 + ["test"] * 2  # once each
+    assert told == [done.config]
+    result = done.result
+    slow, fast = result["sweep"]
+    assert (slow["learning_rate"], fast["learning_rate"], result["learning_rate"]) == (1e-6, 0.1, 0.1)
+    assert slow["accuracy"] < fast["accuracy"]
+    assert slow["pictures"] == len(held)
+    assert [line.split(":")[0] for line in said] == ["learning rate 1e-06", "learning rate 0.1"]
+    accuracies = [one["accuracy"] for one in result["runs"]]
+    assert [one["seed"] for one in result["runs"]] == [0, 1]
+    assert result["accuracy_mean"] == pytest.approx(statistics.fmean(accuracies))
+    assert result["accuracy_sd"] == pytest.approx(abs(accuracies[0] - accuracies[1]) / 2**0.5)
+    assert result["runs"][0]["loss"] != result["runs"][1]["loss"]
+    assert len(result["test"]["per_class"]) == 4
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_from_scratch_starts_from_fresh_weights_of_each_seed(
+    workdir: Path, whole: FinetuneConfig, begun: list[Model], tmp_path: Path
+) -> None:
+    control = dataclasses.replace(whole, learning_rates=(0.1,), from_scratch=True)
+    protocol(workdir, control, tmp_path / "out")
+    trained = load_model(workdir).state_dict()["blocks.0.mlp.fc1.weight"]
+    first, second = (model.state_dict()["blocks.0.mlp.fc1.weight"] for model in begun)
+    assert begun[0].config == begun[1].config
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, trained)
+    assert "from scratch" in json.loads((tmp_path / "out" / "run-1" / "config.json").read_text())["start"]
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_what_the_whole_leaves(workdir: Path, whole: FinetuneConfig, tmp_path: Path) -> None:
+    done = protocol(workdir, whole, tmp_path / "out")
+    parts = ["sweep/lr-1e-06", "sweep/lr-0.1", "run-0", "run-1"]
+    for part in parts:
+        names = {path.name for path in (tmp_path / "out" / part).iterdir()}
+        assert names >= {"config.json", "metrics.jsonl", "result.json", "checkpoints"}
+    settings = [json.loads((tmp_path / "out" / part / "config.json").read_text()) for part in parts]
+    best = best_rate(done.result["sweep"])
+    assert [each["optim"]["lr"] for each in settings] == [1e-6, 0.1, best, best]
+    assert [each["seed"] for each in settings] == [0, 0, 0, 1]
+    assert {each["steps"] for each in settings} == {12}
+    outer = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (outer["learning_rates"], outer["held_out"], outer["runs"]) == ([1e-6, 0.1], 0.25, 2)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["accuracy"] for line in lines] == [
+        one["accuracy"] for one in (*done.result["sweep"], *done.result["runs"])
+    ]
+    model, first = load_model(tmp_path / "out"), load_model(tmp_path / "out" / "run-0")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), first.parameters(), strict=True))
+    assert load_card(tmp_path / "out")["classes"] == ["3", "4", "5", "6"]
+    assert not (tmp_path / "out" / "sweep" / "lr-0.1" / "model").exists()
+    lines = done.summary(tmp_path / "out").splitlines()
+    taken = [line for line in lines if line.endswith("  <- taken")]
+    assert len(taken) == 1
+    assert taken[0].startswith(f"learning rate {best:<6g} ")
+    assert "% of 144 held-out pictures right, loss " in taken[0]
+    assert any(line.startswith("accuracy over 2 runs: ") and " +- " in line for line in lines)
+    assert lines[-1].startswith(f"model: {tmp_path / 'out' / 'model'}")
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_interrupted_anywhere_and_started_again(
+    workdir: Path, whole: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Crashes before each of its records, checkpoints, models and results; what has ended is not trained again."""
+
+    class CrashError(Exception):
+        pass
+
+    short = dataclasses.replace(whole, steps=6, runs=1, checkpoint_every=2)
+    quiet = protocol(workdir, short, tmp_path / "quiet")
+    folder, left, crashed = tmp_path / "killed", 0, 0
+
+    def fail_late(function: Any) -> Any:
+        def failing(*given: Any, **options: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise CrashError
+            return function(*given, **options)
+
+        return failing
+
+    for owner, name in ((Workdir, "log_metrics"), (Workdir, "write_result"), (room, "save_model"), (run, "save_model")):
+        monkeypatch.setattr(owner, name, fail_late(getattr(owner, name)))
+    trained, _ = watch(monkeypatch)
+    lives = np.random.default_rng(0)
+    while True:
+        ended = {path.parent.name for path in folder.rglob("result.json")}
+        trained.clear()
+        left = int(lives.integers(10))  # events of this life
+        try:
+            done = protocol(workdir, short, folder)
+        except CrashError:
+            crashed += 1
+            again = {label.replace("rate ", "lr-").replace("run ", "run-") for label, _ in trained}
+            assert not again & ended
+            assert crashed < 60
+        else:
+            break
+    assert crashed > 5
+    assert done.result == quiet.result
+    assert contents(folder) == contents(tmp_path / "quiet")
+    assert (folder / "result.json").read_bytes() == (tmp_path / "quiet" / "result.json").read_bytes()
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_started_again_when_all_has_ended(
+    workdir: Path, whole: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = dataclasses.replace(whole, steps=2)
+    first, before = protocol(workdir, short, tmp_path / "out"), contents(tmp_path / "out")
+    trained, judged = watch(monkeypatch)
+    again = protocol(workdir, short, tmp_path / "out")
+    assert (trained, judged) == ([], [])
+    assert again.result == first.result
+    assert again.summary(tmp_path) == first.summary(tmp_path)
+    assert contents(tmp_path / "out") == before
+    other = dataclasses.replace(short, learning_rates=(1e-6, 0.2), runs=3)
+    with pytest.raises(
+        ValueError, match=r"(?s)other settings:\n  learning_rates: \[1e-06, 0.1\] -> .*\n  runs: 2 -> 3"
+    ):
+        protocol(workdir, other, tmp_path / "out")
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_one_run_without_search_has_the_folder_for_itself(
+    workdir: Path, whole: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rate is no search; the run is the one that `finetune` makes."""
+    one = dataclasses.replace(whole, steps=2, learning_rates=(0.05,), runs=1)
+    done = protocol(workdir, one, tmp_path / "whole")
+    assert done.config.optim.lr == 0.05
+    alone = carry(workdir, dataclasses.replace(one.single(0.05)), tmp_path / "alone")
+    assert done.result == alone.result == {"test": alone.test.record()}
+    assert contents(tmp_path / "whole") == contents(tmp_path / "alone")
+    assert not list((tmp_path / "whole").glob("run-*"))
+    trained, judged = watch(monkeypatch)
+    assert protocol(workdir, one, tmp_path / "whole").result == done.result
+    assert (trained, judged) == ([], [])
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_runs_without_search_have_no_sweep(workdir: Path, whole: FinetuneConfig, tmp_path: Path) -> None:
+    done = protocol(workdir, dataclasses.replace(whole, steps=1, learning_rates=()), tmp_path)
+    assert (done.result["sweep"], done.result["learning_rate"]) == ([], whole.optim.lr)
+    assert not (tmp_path / "sweep").exists()
+    assert len(done.result["runs"]) == 2
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_a_rate_that_diverges_is_not_taken(
+    workdir: Path, whole: FinetuneConfig, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = dataclasses.replace(whole, steps=3, runs=1, learning_rates=(0.1, 1e30))
+    done = protocol(workdir, config, tmp_path / "out", say=said.append)
+    assert done.result["sweep"][1] == {"learning_rate": 1e30, "accuracy": None}
+    assert done.result["learning_rate"] == 0.1
+    assert any("not finite at step" in line for line in said)
+    assert said[-1] == "learning rate 1e+30: diverged"
+    assert "diverged" in done.summary(tmp_path)
+    (tmp_path / "out" / "result.json").unlink()
+    trained, _ = watch(monkeypatch)
+    assert protocol(workdir, config, tmp_path / "out").result == done.result
+    assert trained == []
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_shortened_search_says_so(workdir: Path, whole: FinetuneConfig, said: list[str], tmp_path: Path) -> None:
+    optim = dataclasses.replace(whole.optim, warmup_steps=6)
+    config = dataclasses.replace(whole, runs=1, sweep_steps=4, optim=optim)
+    protocol(workdir, config, tmp_path, say=said.append)
+    assert said[0] == "Deviation: the search takes 4 steps a rate; the paper's takes the run's own 12"
+    for part, steps, warmup in (("sweep/lr-0.1", 4, 2), ("run-0", 12, 6)):
+        settings = json.loads((tmp_path / part / "config.json").read_text())
+        assert (settings["steps"], settings["optim"]["warmup_steps"]) == (steps, warmup)
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_length_in_epochs_counts_all_of_train_in_the_search_too(
+    workdir: Path, whole: FinetuneConfig, tmp_path: Path
+) -> None:
+    protocol(workdir, dataclasses.replace(whole, steps=None, epochs=0.2, runs=1), tmp_path)
+    steps = whole.single().total_steps  # of the config with steps; here only to be compared with
+    train = load_dataset("digits", "trainval", classes=(3, 4, 5, 6))
+    expected = round(0.2 * len(train) / 16)
+    assert expected != steps(len(train))
+    for part in ("sweep/lr-0.1", "run-0"):
+        assert json.loads((tmp_path / part / "metrics.jsonl").read_text().splitlines()[-1])["step"] == expected
+
+
+def test_best_rate() -> None:
+    def score(lr: float, accuracy: float | None) -> dict[str, Any]:
+        return {"learning_rate": lr, "accuracy": accuracy}
+
+    assert best_rate([score(0.03, 0.5), score(0.003, 0.9), score(0.01, 0.7)]) == 0.003
+    assert best_rate([score(0.03, 0.9), score(0.01, 0.9), score(0.003, 0.8)]) == 0.01  # of equals the smaller
+    assert best_rate([score(0.03, None), score(0.01, 0.0)]) == 0.01
+    with pytest.raises(NonFiniteError, match=r"diverged at every learning rate \(0\.03, 0\.1\); try smaller"):
+        best_rate([score(0.03, None), score(0.1, None)])
+
+
+def numbered(labels: np.ndarray) -> Dataset:
+    """A set whose picture i has the value i."""
+    pixels = np.arange(len(labels), dtype=np.uint8)[:, None, None, None].repeat(3, axis=3)
+    return Dataset("made", "trainval", ("a", "b", "c"), labels, pixels)
+
+
+def test_held_out_part_is_stratified_seeded_and_apart() -> None:
+    train = numbered(np.repeat([0, 1, 2], [100, 40, 10]))
+    rest, held = hold_out(train, 0.1, 7)
+    assert np.bincount(held.labels).tolist() == [10, 4, 1]
+    assert held.split == "held_out"
+    assert rest.pixels is not None
+    assert held.pixels is not None
+    values = np.concatenate([rest.pixels.ravel()[::3], held.pixels.ravel()[::3]])
+    assert sorted(values) == list(range(150))  # every picture once, on one side
+    again, other = hold_out(train, 0.1, 7)[1], hold_out(train, 0.1, 8)[1]
+    assert again.pixels is not None
+    assert other.pixels is not None
+    assert np.array_equal(again.pixels, held.pixels)
+    assert not np.array_equal(other.pixels, held.pixels)
+    with pytest.raises(ValueError, match=r"leaves 3 pictures of made to train on and 0 to judge by"):
+        hold_out(numbered(np.array([0, 1, 2])), 0.5, 0)
+
+
+@pytest.mark.parametrize(
+    ("examples", "steps", "warmup", "mixup", "batch"),
+    [
+        (40, 500, 100, 0.0, 32),
+        (1_020, 500, 100, 0.0, 64),
+        (5_000, 500, 100, 0.0, 512),
+        (19_999, 500, 100, 0.0, 512),
+        (20_000, 10_000, 500, 0.1, 512),
+        (499_999, 10_000, 500, 0.1, 512),
+        (500_000, 20_000, 500, 0.1, 512),
+    ],
+)
+def test_rule_for_own_pictures(examples: int, steps: int, warmup: int, mixup: float, batch: int) -> None:
+    """BiT's HyperRule."""
+    asked = FinetuneConfig(steps=1, automatic=("steps", "warmup_steps", "mixup", "batch_size"))
+    found = by_size(asked, examples)
+    assert (found.steps, found.epochs, found.optim.warmup_steps) == (steps, None, warmup)
+    assert (found.mixup, found.batch_size, found.automatic) == (mixup, batch, ())
+
+
+def test_rule_leaves_alone_what_it_was_not_asked_for() -> None:
+    config = FinetuneConfig(steps=50, mixup=0.7, batch_size=24, automatic=("warmup_steps",))
+    expected = dataclasses.replace(config, automatic=(), optim=dataclasses.replace(config.optim, warmup_steps=10))
+    assert by_size(config, 30_000) == expected
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_size_of_the_checkpoint_for_own_pictures(workdir: Path, whole: FinetuneConfig, tmp_path: Path) -> None:
+    config = dataclasses.replace(whole, steps=1, runs=1, learning_rates=(), automatic=("image_size",))
+    assert protocol(workdir, config, tmp_path / "own").config.model.image_hw == (8, 8)
+    assert protocol(workdir, config, tmp_path / "asked", image_size=12).config.model.image_hw == (12, 12)
+
+
+def test_large_batches_are_cut_to_what_memory_may_hold() -> None:
+    """About: a ViT-B/16 at 384 pixels leaves 325 MiB of maps for each picture, in float32."""
+    source = get_config("ViT-B/16", image_size=384)
+    assert activation_bytes(source) / 2**20 == pytest.approx(325, rel=0.01)
+    table = FinetuneConfig(model=ViTConfig(image_size=384), steps=500, batch_size=512)
+    assert adapted(source, table, 10).microbatch == 16
+    assert adapted(get_config("ViT-Ti/16"), table, 10, 64).microbatch is None
+    assert adapted(source, dataclasses.replace(table, microbatch=512), 10).microbatch == 512
+    assert adapted(source, dataclasses.replace(table, batch_size=8), 10).microbatch is None
+    kept = [activation_bytes(get_config(name, image_size=384)) for name in ("R50x1", "R50+ViT-B/16", "R152x4")]
+    assert kept[0] < kept[1] < kept[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"data": {"eval_resize": 4}}, r"resize=4 must be at least image_size=\(16, 16\)"),
+        ({"data": {"name": "digit"}}, r"unknown data set 'digit'; the nearest: digits"),
+        ({"held_out": 0.999}, r"held_out=0\.999 leaves 0 pictures of digits to train on"),
+    ],
+)
+@pytest.mark.usefixtures("pretrained")
+def test_wrong_settings_are_refused_before_anything_is_trained(
+    change: dict[str, Any], message: str, workdir: Path, whole: FinetuneConfig, tmp_path: Path
+) -> None:
+    if "data" in change:
+        change = {"data": dataclasses.replace(whole.data, **change["data"])}
+    with pytest.raises(ValueError, match=message):
+        protocol(workdir, dataclasses.replace(whole, **change), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# ------------------------------------------------------------------------------- a folder that nobody prepared
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Bright and dark pictures of many sizes, formats and modes; six of the files are broken."""
+    formats = [("jpg", "RGB"), ("png", "RGBA"), ("webp", "RGB"), ("bmp", "L"), ("gif", "P"), ("jpeg", "CMYK")]
+    rng = np.random.default_rng(0)
+    for name, level in (("dark", 40), ("bright", 210)):
+        (tmp_path / "mess" / name).mkdir(parents=True)
+        for number in range(24):
+            suffix, mode = formats[number % len(formats)]
+            side = rng.integers(5, 90, 2)
+            grey = np.clip(rng.normal(level, 15, (*side, 3)), 0, 255).astype(np.uint8)
+            Image.fromarray(grey).convert(mode).save(tmp_path / "mess" / name / f"{number:02}.{suffix}")
+    dark = tmp_path / "mess" / "dark"
+    (dark / "empty.png").touch()
+    (dark / "text.jpg").write_text("no picture at all")
+    whole = (dark / "00.jpg").read_bytes()
+    (dark / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (dark / "lost.png").symlink_to("nowhere.png")
+    bright = tmp_path / "mess" / "bright"
+    (bright / "cut.webp").write_bytes((bright / "02.webp").read_bytes()[:40])
+    (bright / "z.bmp").write_bytes((bright / "03.bmp").read_bytes()[:60])
+    (bright / "notes.txt").write_text("not read")
+    return tmp_path / "mess"
+
+
+BROKEN = ["bright/cut.webp", "bright/z.bmp", "dark/cut.jpg", "dark/empty.png", "dark/lost.png", "dark/text.jpg"]
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_folder_that_nobody_prepared(
+    workdir: Path, folder: Path, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = DataConfig(name=f"folder:{folder}", train_split="trainval", eval_split="test", crop="none", on_error="skip")
+    optim = OptimConfig(name="sgd", lr=0.1, clip_norm=1.0)
+    config = FinetuneConfig(
+        model=ViTConfig(image_size=8, patch_size=4), data=data, optim=optim, steps=25, batch_size=12,
+        precision="float32", learning_rates=(0.01, 0.1), held_out=0.2, automatic=("image_size",),
+    )  # fmt: skip
+    trained, _ = watch(monkeypatch)
+    done = protocol(workdir, config, tmp_path / "out", say=said.append)
+    result = done.result
+    listed = {Path(each["path"]).relative_to(folder).as_posix(): each["reason"] for each in result["unreadable"]}
+    assert list(listed) == BROKEN
+    assert "zero bytes" in listed["dark/empty.png"]
+    assert "No such file" in listed["dark/lost.png"]
+    assert said[0] == "6 pictures cannot be read and are left out; they are listed at the end"
+    assert (result["test"]["skipped"], len(result["test"]["per_class"])) == (0, 2)
+    assert [row["class"] for row in result["test"]["per_class"]] == ["bright", "dark"]
+    assert trained[-1][1] + result["test"]["pictures"] == 48  # every readable picture, in one part or the other
+    assert result["test"]["accuracy"] > 0.8
+    lines = done.summary(tmp_path / "out").splitlines()
+    assert "6 files could not be read and were left out:" in lines
+    for path, reason in listed.items():
+        assert f"  {folder / path}: {reason}" in lines
+    assert load_card(tmp_path / "out")["classes"] == ["bright", "dark"]
+    assert protocol(workdir, config, tmp_path / "out").result == result
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_folder_is_not_skipped_over_unless_asked(workdir: Path, folder: Path, tmp_path: Path) -> None:
+    data = DataConfig(name=f"folder:{folder}", train_split="trainval", eval_split="test", crop="none")
+    config = FinetuneConfig(model=ViTConfig(image_size=8, patch_size=4), data=data, steps=5, batch_size=48)
+    with pytest.raises(ValueError, match=r"cannot read the picture .*mess/(dark|bright)/"):
+        protocol(workdir, config, tmp_path / "out")

@@ -4,8 +4,10 @@ import dataclasses
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 from vitlab.data.datasets import load_dataset
@@ -14,7 +16,7 @@ from vitlab.train.config import TrainConfig
 from vitlab.train.workdir import Workdir
 from vitlab.transfer import run
 from vitlab.transfer.evaluate import evaluate
-from vitlab.transfer.run import Outcome, pretrain
+from vitlab.transfer.run import Outcome, Pictures, pretrain, readable, unreadable
 from vitlab.weights import load_card, load_model
 
 
@@ -140,3 +142,73 @@ def test_model_is_fitted_to_the_classes(config: TrainConfig, pretrained: Outcome
 def test_curves_for_the_viewer(config: TrainConfig, tmp_path: Path) -> None:
     pretrain(dataclasses.replace(config, steps=1), tmp_path, device="cpu")
     assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+def pictures(folder: Path, size: int, *splits: str) -> Pictures:
+    """A folder's splits of two classes; in each, one picture of ten is broken."""
+    for split in splits:
+        for name in ("ants", "bees"):
+            (folder / split / name).mkdir(parents=True)
+            for number in range(5):
+                Image.new("RGB", (size, size), (40 * number,) * 3).save(folder / split / name / f"{number}.png")
+        (folder / split / "bees" / "2.png").write_bytes(b"")
+    found = [load_dataset(f"folder:{folder}", split, on_error="skip") for split in splits]
+    return Pictures(found[0], found[-2], found[-1])
+
+
+@pytest.mark.parametrize("size", [8, 100])
+def test_readable_leaves_out_what_cannot_be_read(size: int, tmp_path: Path) -> None:
+    """Also of pictures so small that they are held in memory, where they were read before."""
+    given = pictures(tmp_path, size, "train", "val", "test")
+    assert (given.train.pixels is None) == (size == 100)
+    kept = readable(given)
+    for before, after in ((given.train, kept.train), (given.val, kept.val), (given.test, kept.test)):
+        assert len(before) == 10
+        assert after.labels.tolist() == [0] * 5 + [1] * 4
+        assert all(np.array_equal(after.picture(i), before.picture(i + (i > 6))) for i in range(9))
+    assert unreadable(given) == {}
+    assert unreadable(kept) == {
+        "unreadable": [
+            {"path": str(tmp_path / split / "bees" / "2.png"), "reason": "the file is empty (zero bytes)"}
+            for split in ("test", "train", "val")
+        ]
+    }
+
+
+def test_split_that_serves_twice_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = pictures(tmp_path, 100, "train", "val", "test")
+    given = dataclasses.replace(given, val=given.test)
+    read: list[int] = []
+    picture = type(given.test).picture
+    monkeypatch.setattr(type(given.test), "picture", lambda self, index: read.append(index) or picture(self, index))
+    kept = readable(given)
+    assert kept.val is kept.test
+    assert len(read) == 20
+
+
+def test_nothing_readable(tmp_path: Path) -> None:
+    given = pictures(tmp_path, 100, "train", "val", "test")
+    for path in tmp_path.rglob("*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"none of the 10 pictures of folder:.* \(train\) can be read"):
+        readable(given)
+
+
+def test_listed_pictures_are_left_out_of_training_alone(config: TrainConfig, tmp_path: Path) -> None:
+    """Their number and the list's content are settings of the run; where the list lies is not enough."""
+    plain = run.load_pictures(config.data)
+    listed = tmp_path / "exclude.txt"
+    listed.write_text(f"{plain.train.path(0)}\n{plain.train.path(5)}\n")
+    data = dataclasses.replace(config.data, exclude=str(listed))
+    pictures = run.load_pictures(data)
+    assert len(pictures.train) == len(plain.train) - 2
+    assert pictures.train.path(0) == plain.train.path(1)
+    assert (len(pictures.val), len(pictures.test)) == (len(plain.val), len(plain.test))
+    same_split = run.load_pictures(dataclasses.replace(data, eval_split=data.train_split))
+    assert (len(same_split.train), len(same_split.val)) == (len(plain.train) - 2, len(plain.train))
+    chosen = dataclasses.replace(config, data=data)
+    settings = run.run_settings("pretrain", None, pictures.train, chosen)
+    assert (settings["examples"], settings["excluded"]["listed"]) == (len(plain.train) - 2, 2)
+    listed.write_text(f"{plain.train.path(0)}\n{plain.train.path(6)}\n")
+    assert run.run_settings("pretrain", None, pictures.train, chosen) != settings
+    assert "excluded" not in run.run_settings("pretrain", None, plain.train, config)

@@ -6,7 +6,7 @@
 from collections.abc import Callable
 
 from vitlab.recipes import finetune, pretrain, tiny
-from vitlab.train.config import TrainConfig
+from vitlab.train.config import FinetuneConfig, TrainConfig
 
 PRETRAIN: dict[str, Callable[..., TrainConfig]] = {
     "jft": pretrain.jft,
@@ -18,14 +18,15 @@ PRETRAIN: dict[str, Callable[..., TrainConfig]] = {
 }
 """Each takes the name of a model (the tiny ones have their own) and returns the run."""
 
-FINETUNE: dict[str, Callable[[], TrainConfig]] = {
+FINETUNE: dict[str, Callable[[], FinetuneConfig]] = {
     "imagenet": finetune.imagenet,
     "cifar100": finetune.cifar100,
     "cifar10": finetune.cifar10,
     "pets": finetune.pets,
     "flowers": finetune.flowers,
     "vtab": finetune.vtab,
+    "own": finetune.own,
     "tiny-digits": tiny.finetune_digits,
     "tiny": tiny.finetune_small,
 }
-"""Each returns the run but for its model, which the checkpoint brings."""
+"""Each returns the search and the run but for the model, which the checkpoint brings."""

@@ -8,7 +8,7 @@ position embeddings and heads start wide: a short run with Google's 0.02 and 0 s
 from typing import Any
 
 from vitlab.models.config import MODELS, ModelConfig, ResNetBody, ViTConfig, get_config
-from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
+from vitlab.train.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 
 
 def digits(model: str | None = None) -> TrainConfig:
@@ -58,16 +58,16 @@ def cifar10(model: str | None = None) -> TrainConfig:
         model=_named(model, own),
         data=DataConfig(name="cifar10", train_split="trainval", eval_split="test", crop="pad", pad=8),
         optim=OptimConfig(lr=1e-3, weight_decay=0.05, schedule="cosine", warmup_steps=500, clip_norm=1.0),
-        epochs=12.0,
+        epochs=20.0,
         batch_size=64,
         log_every=200,
         checkpoint_every=1000,
     )
 
 
-def finetune_digits() -> TrainConfig:
+def finetune_digits() -> FinetuneConfig:
     """Digits at 32 pixels, twice the resolution of `digits`: Table 4 in small."""
-    return TrainConfig(
+    return FinetuneConfig(
         model=ViTConfig(image_size=32, patch_size=4),
         data=DataConfig(name="digits", train_split="trainval", eval_split="test", crop="pad", pad=4, flip=False),
         optim=OptimConfig(name="sgd", lr=0.03, schedule="cosine", warmup_steps=20, clip_norm=1.0),
@@ -78,11 +78,13 @@ def finetune_digits() -> TrainConfig:
     )
 
 
-def finetune_small() -> TrainConfig:
-    """Any small data set (`--data.name folder:PATH`): 500 steps as BiT's rule for fewer than 20,000 pictures."""
-    return TrainConfig(
+def finetune_small() -> FinetuneConfig:
+    """Any small data set (`--dataset folder:PATH`): 500 steps of 64 pictures at 224 pixels."""
+    return FinetuneConfig(
         model=ViTConfig(image_size=224),
-        data=DataConfig(name="digits", crop="inception", min_area=0.3, workers=2),
+        data=DataConfig(
+            name="digits", train_split="trainval", eval_split="test", crop="inception", min_area=0.3, workers=2
+        ),
         optim=OptimConfig(name="sgd", lr=0.01, schedule="cosine", warmup_steps=100, clip_norm=1.0),
         steps=500,
         batch_size=64,

@@ -4,7 +4,7 @@ Nothing here needs torch: recipes and the command line build on these in an inst
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
 from vitlab.models.config import ModelConfig, ViTConfig
@@ -46,6 +46,8 @@ class DataConfig:
     """Processes that read pictures; 0 reads in the training process."""
     on_error: Literal["raise", "skip"] = "raise"
     """What an unreadable picture does: stop the run, or be left out, named and counted."""
+    exclude: str | None = None
+    """A list of pictures to leave out of the training split, as `vitlab duplicates` writes it (`exclude.txt`)."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -103,6 +105,41 @@ class OptimConfig:
 
 
 @dataclass(frozen=True)
+class FewShotConfig:
+    """Few-shot accuracy while training (Sec. 4.1): least squares on the frozen representation, at each evaluation."""
+
+    dataset: str | None = None
+    """Data set, `folder:PATH` or `shards:PATH`; None means the run's own."""
+    root: str | None = None
+    """Folder that holds a named data set."""
+    train_split: str = "train"
+    """Split that the few examples are drawn from."""
+    test_split: str = "val"
+    """Split to measure on."""
+    shots: tuple[int, ...] = (1, 5, 10, 25)
+    """Examples of each class; one figure for each number."""
+    l2: float = 1024.0
+    """Strength of the penalty (2^10 in Google's code)."""
+    seeds: int = 3
+    """Draws of the examples; the figure is their mean."""
+    test_pictures: int | None = None
+    """Measure on no more pictures than these, taken evenly from the split; None takes all."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.root is not None and self.dataset is None:
+            raise ValueError(f"root is {self.root!r} and there is no dataset; the run's own data set brings its own.")
+        if not self.shots or min(self.shots) < 1:
+            raise ValueError(f"shots is {self.shots}; give numbers of examples a class, each at least 1.")
+        if not 0 < self.l2 < math.inf:
+            raise ValueError(f"l2 is {self.l2}; it must be positive and finite.")
+        if self.seeds < 1:
+            raise ValueError(f"seeds is {self.seeds}; at least one draw is needed.")
+        if self.test_pictures is not None and self.test_pictures < 1:
+            raise ValueError(f"test_pictures is {self.test_pictures}; it must be at least 1, or None for all.")
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """One run, whole: the same config and the same data give the same weights."""
 
@@ -134,6 +171,8 @@ class TrainConfig:
     """Steps between records in metrics.jsonl."""
     eval_every: int | None = None
     """Steps between evaluations; None evaluates only at the end."""
+    fewshot: FewShotConfig | None = None
+    """Few-shot accuracy at each evaluation; None leaves it out."""
     checkpoint_every: int = 1000
     """Steps between checkpoints."""
     keep_checkpoints: int = 2
@@ -163,3 +202,45 @@ class TrainConfig:
             return self.steps
         assert self.epochs is not None
         return max(1, round(self.epochs * examples / self.batch_size))
+
+
+@dataclass(frozen=True)
+class FinetuneConfig(TrainConfig):
+    """A whole fine-tuning (App. B.1.1): the learning rate sought on a part of train, then runs on all of it."""
+
+    learning_rates: tuple[float, ...] = ()
+    """Base learning rates to try (Table 4). With two or more, the best on the held-out part takes `optim.lr`'s place;
+    with one or none there is no search."""
+    held_out: float = 0.1
+    """Share of each class of the training split that the search is judged on."""
+    sweep_steps: int | None = None
+    """Updates for each rate tried; None takes the run's own number, as the paper does."""
+    runs: int = 1
+    """Final runs, with the seeds `seed`, `seed` + 1, ...; their mean and deviation are reported."""
+    from_scratch: bool = False
+    """Start from fresh weights, drawn by each run's seed, in the checkpoint's shape: the control that tells what its
+    pre-training is worth."""
+    automatic: tuple[Literal["steps", "warmup_steps", "mixup", "batch_size", "image_size"], ...] = ()
+    """Settings that the number of training pictures decides (BiT's rule), and the size, which is the checkpoint's."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not all(0 < rate < math.inf for rate in self.learning_rates):
+            raise ValueError(f"learning_rates are {self.learning_rates}; each must be positive and finite.")
+        if len(set(self.learning_rates)) < len(self.learning_rates):
+            raise ValueError(f"learning_rates are {self.learning_rates}; name each of them once.")
+        if not 0 < self.held_out < 1:
+            raise ValueError(f"held_out is {self.held_out}; it is a share of the training split, in (0, 1).")
+        if self.runs < 1:
+            raise ValueError(f"runs is {self.runs}; it must be at least 1.")
+        if self.sweep_steps is not None and (self.sweep_steps < 1 or len(self.learning_rates) < 2):
+            raise ValueError(
+                f"sweep_steps is {self.sweep_steps} for the learning rates {self.learning_rates}; give at least 1 "
+                f"step, and two rates or more to choose from."
+            )
+
+    def single(self, lr: float | None = None, seed: int | None = None) -> TrainConfig:
+        """One of its runs, at the rate `lr` (`optim.lr` unless given) and with `seed` (its own unless given)."""
+        settings = {each.name: getattr(self, each.name) for each in fields(TrainConfig)}
+        optim = self.optim if lr is None else replace(self.optim, lr=lr)
+        return TrainConfig(**settings | {"optim": optim, "seed": self.seed if seed is None else seed})

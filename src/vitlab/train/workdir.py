@@ -20,6 +20,7 @@ if typing.TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 LOCK = ".lock"
+_ABSENT = "not set"
 
 
 class Workdir:
@@ -172,16 +173,21 @@ def _lock(folder: Path) -> BinaryIO:
 
 
 def _differences(old: Any, new: Any, name: str = "") -> list[str]:
-    """`name: old -> new` for every setting in which two configurations differ."""
+    """`name: old -> new` for every setting in which two configurations differ.
+
+    A setting that one of them does not know, and the other has switched off, is no difference: a run goes on under a
+    later version that has more settings.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         prefix = f"{name}." if name else ""
-        absent = "not set"
         return [
             line
             for key in sorted(old.keys() | new.keys())
-            for line in _differences(old.get(key, absent), new.get(key, absent), prefix + key)
+            for line in _differences(old.get(key, _ABSENT), new.get(key, _ABSENT), prefix + key)
         ]
-    return [] if old == new else [f"{name}: {old} -> {new}"]
+    known = [value for value in (old, new) if value is not _ABSENT]
+    switched_off = len(known) == 1 and (known[0] is None or known[0] is False)
+    return [] if old == new or switched_off else [f"{name}: {old} -> {new}"]
 
 
 def _append(file: BinaryIO, step: int, values: Mapping[str, Any]) -> None:

@@ -1,14 +1,75 @@
-"""Table 4: carry a checkpoint to another task, at another resolution."""
+"""Table 4 and App. B.1.1: carry a checkpoint to another task, at another resolution.
+
+`finetune` is one run. `sweep_and_finetune` is the paper's protocol: a search for the learning rate on a held-out part
+of the training split, then one run or several on all of it, then the test.
+"""
 
 import dataclasses
 import hashlib
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
-from vitlab.models.config import ModelConfig, ViTConfig
+import torch
+from torch import nn
+
+from vitlab.data.datasets import stratified_split
+from vitlab.data.sources import Dataset
+from vitlab.data.transforms import EvalTransform
+from vitlab.models import build_model
+from vitlab.models.config import ImageSize, ModelConfig, ViTConfig
 from vitlab.models.vit import Model
-from vitlab.train.config import TrainConfig
-from vitlab.transfer.run import OnSettings, Outcome, load_pictures, run
-from vitlab.weights import load_model
+from vitlab.train.config import FinetuneConfig, TrainConfig
+from vitlab.train.loop import NonFiniteError, train
+from vitlab.train.workdir import Workdir
+from vitlab.transfer.evaluate import Evaluation, choose_device, table
+from vitlab.transfer.run import (
+    OnSettings,
+    Outcome,
+    Pictures,
+    judge_split,
+    load_pictures,
+    readable,
+    run,
+    run_settings,
+    unreadable,
+)
+from vitlab.weights import load_card, load_model, save_model
+
+MICROBATCH_BYTES = 8 * 2**30
+"""Room for what the backward pass needs of a micro-batch, counted in float32; in bfloat16 it takes half."""
+
+Config = TypeVar("Config", bound=TrainConfig)
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Finetuned:
+    """What a whole fine-tuning leaves."""
+
+    config: FinetuneConfig
+    """The complete settings."""
+    result: dict[str, Any]
+    """The content of `result.json`: the same however often the work was interrupted."""
+
+    def summary(self, workdir: Path) -> str:
+        """The rates tried, the runs, each class, what could not be read, and where things lie."""
+        result, lines = self.result, []
+        for trial in result.get("sweep", ()):
+            chosen = "  <- taken" if trial["learning_rate"] == result["learning_rate"] else ""
+            lines.append(f"learning rate {trial['learning_rate']:<6g} {_score(trial)}{chosen}")
+        lines.append(table(result["test"]))
+        if len(runs := result.get("runs", ())) > 1:
+            each = ", ".join(f"{one['accuracy']:.2%}" for one in runs)
+            spread = f"{result['accuracy_mean']:.2%} +- {result['accuracy_sd']:.2%}"
+            lines.append(f"accuracy over {len(runs)} runs: {spread} ({each}; the classes above are run-0's)")
+        if left_out := result.get("unreadable"):
+            lines.append(f"{len(left_out)} files could not be read and were left out:")
+            lines += [f"  {one['path']}: {one['reason']}" for one in left_out]
+        return "\n".join([*lines, f"model: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}"])
 
 
 def finetune(
@@ -16,32 +77,230 @@ def finetune(
     config: TrainConfig,
     workdir: str | Path,
     *,
-    image_size: int | None = None,
+    image_size: ImageSize | None = None,
     device: str = "auto",
     tensorboard: bool = True,
     on_settings: OnSettings | None = None,
 ) -> Outcome:
-    """Fine-tunes `checkpoint` as `config` says, then tests it (Sec. 3.2, App. B.1.1).
+    """One run: fine-tunes `checkpoint` at the rate `config.optim.lr`, then tests it (Sec. 3.2, App. B.1.1).
 
     The model is the checkpoint's with a new zero head for the data set's classes, and position embeddings
     interpolated to `image_size` (the recipe's unless given); a pre-logits layer is dropped, as the paper does.
     The same call on the same folder continues an interrupted run. `on_settings` hears the complete settings.
     """
     pictures = load_pictures(config.data)
-    source, digest = _identity(load_model(checkpoint))
-    config = adapted(source, config, len(pictures.train.classes), image_size)
+    source, digest = identity(load_model(checkpoint))
+    single = config.single() if isinstance(config, FinetuneConfig) else config
+    single = adapted(source, single, len(pictures.train.classes), image_size)
     if on_settings:
-        on_settings(config)
-    start = f"{Path(checkpoint).name} {digest}"
+        on_settings(single)
     return run(
-        config, workdir, pictures, lambda: _carried(checkpoint, config.model), command="finetune", start=start,
+        single, workdir, pictures, lambda: carried(checkpoint, single.model), command="finetune",
+        start=f"{Path(checkpoint).name} {digest}",
         device=device, tensorboard=tensorboard,
     )  # fmt: skip
 
 
-def adapted(source: ModelConfig, config: TrainConfig, num_classes: int, image_size: int | None = None) -> TrainConfig:
+def sweep_and_finetune(
+    checkpoint: str | Path,
+    config: FinetuneConfig,
+    workdir: str | Path,
+    *,
+    image_size: ImageSize | None = None,
+    device: str = "auto",
+    tensorboard: bool = True,
+    on_settings: OnSettings | None = None,
+    say: Say | None = None,
+) -> Finetuned:
+    """The whole protocol (App. B.1.1): tries `config.learning_rates`, trains on all of train, tests once for each run.
+
+    The search lies in `workdir`/sweep/lr-RATE, the runs in `workdir`/run-0, run-1, ..., run-0's model also in
+    `workdir`/model: none is chosen by its test. A single run without a search has `workdir` itself for its folder.
+    With `config.data.on_error="skip"` every picture is tried first, and those that cannot be read are left out and
+    listed in the result. The same call continues what was interrupted, and repeats nothing that has ended.
+    Raises ValueError for bad settings or data, and for a folder with other settings.
+    """
+    workdir, say = Path(workdir), say or (lambda _: None)
+    choose_device(device)  # a device that is not there is refused before anything is read
+    pictures = load_pictures(config.data)
+    if config.data.on_error == "skip":
+        pictures = readable(pictures)
+        if pictures.unreadable:
+            say(f"{len(pictures.unreadable)} pictures cannot be read and are left out; they are listed at the end")
+    source, digest = identity(load_model(checkpoint))
+    if "image_size" in config.automatic and image_size is None:
+        image_size = source.image_size
+    if len(config.learning_rates) == 1:
+        config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=config.learning_rates[0]))
+    config = by_size(config, len(pictures.train))
+    config = adapted(source, config, len(pictures.train.classes), image_size)
+    EvalTransform(config.model.image_hw, resize=config.data.eval_resize)  # a wrong size before any training
+    if on_settings:
+        on_settings(config)
+    if config.sweep_steps is not None:
+        own = config.total_steps(len(pictures.train))
+        say(f"Deviation: the search takes {config.sweep_steps} steps a rate; the paper's takes the run's own {own}")
+    start = f"{Path(checkpoint).name} from scratch" if config.from_scratch else f"{Path(checkpoint).name} {digest}"
+    task = _Task(checkpoint, start, pictures, config, device, tensorboard, say)
+    if len(config.learning_rates) < 2 and config.runs == 1:
+        return Finetuned(config, task.final(config.single(), workdir))
+    return Finetuned(config, _whole(task, workdir))
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What all runs of one fine-tuning share; `start` says which weights they begin with."""
+
+    checkpoint: str | Path
+    start: str
+    pictures: Pictures
+    config: FinetuneConfig
+    device: str
+    tensorboard: bool
+    say: Say
+
+    def create(self, seed: int) -> Model:
+        if self.config.from_scratch:
+            return build_model(self.config.model, generator=torch.Generator().manual_seed(seed))
+        return carried(self.checkpoint, self.config.model)
+
+    def final(self, config: TrainConfig, path: Path, label: str | None = None) -> dict[str, Any]:
+        """The result of a run on all of train, tested; read from its folder where it has ended."""
+        with Workdir(path, run_settings("finetune", self.start, self.pictures.train, config), False) as folder:
+            if folder.finished:
+                return folder.read_result()
+        return run(
+            config, path, self.pictures, lambda: self.create(config.seed), command="finetune", start=self.start,
+            label=label, device=self.device, tensorboard=self.tensorboard,
+        ).result  # fmt: skip
+
+    def trial(self, lr: float, rest: Dataset, held: Dataset, path: Path) -> dict[str, Any]:
+        """The score of a learning rate: trained on the rest, judged on the held-out part; None where it diverged."""
+        steps, warmup = self.config.total_steps(len(self.pictures.train)), self.config.optim.warmup_steps
+        if self.config.sweep_steps is not None:
+            steps, warmup = self.config.sweep_steps, warmup * self.config.sweep_steps // steps
+        config = self.config.single(lr)
+        config = dataclasses.replace(
+            config,
+            steps=steps,
+            epochs=None,
+            optim=dataclasses.replace(config.optim, warmup_steps=warmup),
+            data=dataclasses.replace(config.data, eval_split=held.split),
+        )
+        settings = run_settings("finetune", self.start, rest, config) | {"held_out": self.config.held_out}
+        place = choose_device(self.device)
+
+        judged: list[Evaluation] = []  # the latest; the last of a training is of the weights that it returns
+
+        def judge(model: nn.Module) -> dict[str, float]:
+            judged[:] = [judge_split(config, model, held, place)]
+            return {f"{held.split}_{name}": value for name, value in judged[0].figures().items()}
+
+        with Workdir(path, settings, tensorboard=self.tensorboard) as folder:
+            if not folder.finished:
+                try:
+                    model = train(
+                        config, folder, self.create(config.seed), dataset=rest, evaluate=judge, device=place,
+                        label=f"rate {lr:g}",
+                    )  # fmt: skip
+                    found = judged[0] if judged else judge_split(config, model, held, place)
+                    result: dict[str, Any] = {held.split: found.record()}
+                except NonFiniteError as error:
+                    self.say(str(error))
+                    result = {held.split: None}
+                folder.write_result(result)
+            record = folder.read_result()[held.split]
+        score = {"learning_rate": lr, "accuracy": None} | (_figures(record) if record else {})
+        self.say(f"learning rate {lr:g}: {_score(score)}")
+        return score
+
+
+def _whole(task: _Task, workdir: Path) -> dict[str, Any]:
+    """Search and runs, each in a folder of its own; returns the content of `workdir`/result.json."""
+    config, train_split = task.config, task.pictures.train
+    rates = config.learning_rates
+    parts = hold_out(train_split, config.held_out, config.seed) if len(rates) > 1 else None
+    with Workdir(workdir, run_settings("finetune", task.start, train_split, config), tensorboard=False) as folder:
+        if folder.finished:
+            return folder.read_result()
+        folder.truncate_metrics(None)  # one line for each run that has ended, the same at every start
+        scores, records = [], []
+        if parts:
+            rest, held = parts
+            for lr in rates:
+                scores.append(task.trial(lr, rest, held, workdir / "sweep" / f"lr-{lr}"))
+                folder.log_metrics(len(scores), scores[-1])
+        best = best_rate(scores) if scores else config.optim.lr
+        for number in range(config.runs):
+            single = config.single(best, config.seed + number)
+            record = task.final(single, workdir / f"run-{number}", f"run {number}")["test"]
+            records.append(record)
+            folder.log_metrics(
+                len(scores) + len(records), {"learning_rate": best, "seed": single.seed, **_figures(record)}
+            )
+        save_model(load_model(workdir / "run-0"), workdir / "model", extra=load_card(workdir / "run-0"))
+        accuracies = [record["accuracy"] for record in records]
+        folder.write_result({
+            "learning_rate": best,
+            "sweep": scores,
+            "runs": [{"seed": config.seed + number, **_figures(record)} for number, record in enumerate(records)],
+            "accuracy_mean": statistics.fmean(accuracies),
+            "accuracy_sd": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
+            "test": records[0],
+            **unreadable(task.pictures),
+        })  # fmt: skip
+        return folder.read_result()
+
+
+def best_rate(scores: Sequence[Mapping[str, Any]]) -> float:
+    """The learning rate with the highest accuracy, of equals the smallest; those without an accuracy diverged."""
+    scored = [score for score in scores if score["accuracy"] is not None]
+    if not scored:
+        tried = ", ".join(f"{score['learning_rate']:g}" for score in scores)
+        raise NonFiniteError(f"the training diverged at every learning rate ({tried}); try smaller ones.")
+    return max(scored, key=lambda score: (score["accuracy"], -score["learning_rate"]))["learning_rate"]
+
+
+def hold_out(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
+    """The training split without `share` of each class, and that part, chosen by `seed` (App. B.1.1).
+
+    Raises ValueError where one of the two is empty.
+    """
+    parts = stratified_split(dataset.labels, {"held_out": share}, seed)
+    rest, held = (dataset.take(parts[name]) for name in ("train", "held_out"))
+    if not len(rest) or not len(held):
+        raise ValueError(
+            f"held_out={share:g} leaves {len(rest)} pictures of {dataset.name} to train on and {len(held)} to judge by "
+            f"(a class needs at least two); give another share, or one rate and no search (`--learning-rates 0.01`)."
+        )
+    return rest, dataclasses.replace(held, split="held_out")
+
+
+def by_size(config: FinetuneConfig, examples: int) -> FinetuneConfig:
+    """`config` with what it leaves to the number of training pictures: BiT's rule (HyperRule, big_transfer).
+
+    500 steps below 20,000 pictures, 10,000 below 500,000, else 20,000; warm-up 100 or 500 steps, and never more than a
+    fifth of them; mixup 0.1 from 20,000 pictures on. Deviation: the batch is the power of two up to an eighth of the
+    pictures, from 32 to 512; BiT's is 512.
+    """
+    small, asked = examples < 20_000, config.automatic
+    if "batch_size" in asked:
+        config = dataclasses.replace(config, batch_size=min(max(_power_of_two(examples / 8), 32), 512))
+    if "steps" in asked:
+        steps = 500 if small else 10_000 if examples < 500_000 else 20_000
+        config = dataclasses.replace(config, steps=steps, epochs=None)
+    if "warmup_steps" in asked:
+        warmup = min(100 if small else 500, config.total_steps(examples) // 5)
+        config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, warmup_steps=warmup))
+    if "mixup" in asked:
+        config = dataclasses.replace(config, mixup=0.0 if small else 0.1)
+    return dataclasses.replace(config, automatic=())
+
+
+def adapted(source: ModelConfig, config: Config, num_classes: int, image_size: ImageSize | None = None) -> Config:
     """`config` with the model of a checkpoint: its own shape, at the recipe's resolution or `image_size`.
 
+    A batch that memory may not hold is cut into micro-batches, unless `config` says how.
     Raises ValueError where the recipe's resolution is far from the checkpoint's, and none was asked for.
     """
     side = max(source.image_hw)
@@ -58,10 +317,41 @@ def adapted(source: ModelConfig, config: TrainConfig, num_classes: int, image_si
         model = dataclasses.replace(model, representation_size=None, dropout=config.model.dropout)
     elif isinstance(config.model, ViTConfig) and config.model.dropout:
         raise ValueError(f"dropout={config.model.dropout}: the checkpoint is a ResNet, which has none; leave it out.")
-    return dataclasses.replace(config, model=model)
+    fits = _power_of_two(MICROBATCH_BYTES / activation_bytes(model))
+    micro = fits if config.microbatch is None and fits < config.batch_size else config.microbatch
+    return dataclasses.replace(config, model=model, microbatch=micro)
 
 
-def _carried(checkpoint: str | Path, wanted: ModelConfig) -> Model:
+def activation_bytes(model: ModelConfig) -> int:
+    """What one picture leaves in memory for the backward pass, in float32 and about: each block's or unit's maps."""
+    body = model.stem if isinstance(model, ViTConfig) else model.body
+    numbers = 0
+    for unit in body.units() if body else ():
+        before = math.prod(unit.grid(model.image_hw))
+        numbers += 4 * before * (unit.channels_in + unit.inner) + 4 * before // unit.stride**2 * unit.inner
+    if isinstance(model, ViTConfig):
+        numbers += model.depth * model.num_tokens * (8 * model.width + 2 * model.mlp_dim)
+    return 4 * max(numbers, 1)
+
+
+def _power_of_two(most: float) -> int:
+    """The largest power of two up to `most`; at least 1."""
+    return 2 ** max(math.floor(math.log2(most)), 0)
+
+
+def _figures(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The headline numbers of a record."""
+    return {name: record[name] for name in ("accuracy", "loss", "top5", "pictures") if name in record}
+
+
+def _score(score: Mapping[str, Any]) -> str:
+    if score["accuracy"] is None:
+        return "diverged"
+    return f"{score['accuracy']:.2%} of {score['pictures']} held-out pictures right, loss {score['loss']:.4f}"
+
+
+def carried(checkpoint: str | Path, wanted: ModelConfig) -> Model:
+    """The model `wanted` (see `adapted`) with the weights of a checkpoint and a new head of zeros."""
     dropout = wanted.dropout if isinstance(wanted, ViTConfig) else None
     model = load_model(
         checkpoint, image_size=wanted.image_size, num_classes=wanted.num_classes, reset_head=True,
@@ -71,7 +361,7 @@ def _carried(checkpoint: str | Path, wanted: ModelConfig) -> Model:
     return model
 
 
-def _identity(model: Model) -> tuple[ModelConfig, str]:
+def identity(model: Model) -> tuple[ModelConfig, str]:
     """A model's shape, and a short name for exactly its weights, whatever file they came in."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from vitlab.data.sources import PICTURE_SUFFIXES, PictureError, decode
+from vitlab.data.pictures import PICTURE_SUFFIXES, PictureError, decode
 from vitlab.data.transforms import EvalTransform
 from vitlab.models.vit import Model
 from vitlab.transfer.evaluate import choose_device

@@ -3,14 +3,18 @@
 import dataclasses
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from vitlab.data import exclusion
 from vitlab.data.datasets import load_dataset
+from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.models import build_model
@@ -20,6 +24,7 @@ from vitlab.train.config import DataConfig, TrainConfig
 from vitlab.train.loop import train
 from vitlab.train.workdir import Workdir
 from vitlab.transfer.evaluate import Evaluation, choose_device, evaluate
+from vitlab.transfer.fewshot import during_training
 from vitlab.weights import load_model, save_model
 
 OnSettings = Callable[[TrainConfig], None]
@@ -32,6 +37,8 @@ class Pictures:
     train: Dataset
     val: Dataset
     test: Dataset
+    unreadable: tuple[PictureError, ...] | None = None
+    """What `readable` found and left out; None where it has not looked."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +60,48 @@ class Outcome:
 
 def load_pictures(data: DataConfig) -> Pictures:
     """The run's training and evaluation splits, and the test split."""
-    splits = {
-        split: load_dataset(data.name, split, root=data.root, classes=data.classes, on_error=data.on_error)
-        for split in dict.fromkeys((data.train_split, data.eval_split, "test"))
-    }
-    return Pictures(splits[data.train_split], splits[data.eval_split], splits["test"])
+
+    def load(split: str, exclude: str | None = None) -> Dataset:
+        return load_dataset(
+            data.name, split, root=data.root, classes=data.classes, on_error=data.on_error, exclude=exclude
+        )
+
+    judged = {split: load(split) for split in dict.fromkeys((data.eval_split, "test"))}
+    train = judged.get(data.train_split) if data.exclude is None else None
+    if train is None:
+        train = load(data.train_split, data.exclude)
+    return Pictures(train, judged[data.eval_split], judged["test"])
+
+
+def readable(pictures: Pictures) -> Pictures:
+    """The same without what cannot be read: every picture is decoded once, and the failures are listed."""
+    found: dict[str, PictureError] = {}
+
+    def without_failures(dataset: Dataset) -> Dataset:
+        def attempt(index: int) -> PictureError | None:
+            try:
+                dataset.picture(index)
+            except PictureError as error:
+                return error
+            return None
+
+        if dataset.pixels is not None:
+            errors = {i: dataset.failures.get(i) for i in range(len(dataset))}
+        else:
+            blocks = np.array_split(
+                np.arange(len(dataset)), len(dataset) // 4096 + 1
+            )  # or millions of tasks would wait
+            with ThreadPoolExecutor() as pool:  # decoding leaves the interpreter's lock
+                errors = dict(enumerate(e for block in blocks for e in pool.map(attempt, block.tolist())))
+        found.update({error.path: error for error in errors.values() if error})
+        kept = dataset.take(np.array([i for i, error in errors.items() if error is None], np.int64))
+        if not len(kept):
+            raise ValueError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) can be read.")
+        return kept
+
+    train, test = without_failures(pictures.train), without_failures(pictures.test)
+    val = test if pictures.val is pictures.test else without_failures(pictures.val)
+    return Pictures(train, val, test, tuple(found[path] for path in sorted(found)))
 
 
 def fitted(config: TrainConfig, dataset: Dataset) -> TrainConfig:
@@ -98,26 +142,36 @@ def run(
     *,
     command: str,
     start: str | None = None,
+    label: str | None = None,
     device: str = "auto",
     tensorboard: bool = True,
 ) -> Outcome:
-    """Trains what `create()` makes and tests it; `start` says which weights those were."""
+    """Trains what `create()` makes and tests it; `start` says which weights those were, `label` what to call it."""
     place = choose_device(device)
     EvalTransform(config.model.image_hw, resize=config.data.eval_resize)  # a wrong size is refused before the training
-    settings = {"command": command, "start": start, "examples": len(pictures.train), **to_dict(config)}
+    few_shot = during_training(config, place)
+    settings = run_settings(command, start, pictures.train, config)
     with Workdir(workdir, settings, tensorboard=tensorboard) as folder:
         since = time.perf_counter()
 
+        judged: list[Evaluation] = []  # the latest; the last of a training is of the weights that it returns
+
         def judge(model: nn.Module) -> dict[str, float]:
-            found = judge_split(config, model, pictures.val, place)
-            return {f"{config.data.eval_split}_{name}": value for name, value in found.figures().items()}
+            judged[:] = [judge_split(config, model, pictures.val, place)]
+            figures = {f"{config.data.eval_split}_{name}": value for name, value in judged[0].figures().items()}
+            return figures | few_shot(model)
 
         if folder.finished:
             model = load_model(folder.path / "model").to(place)
         else:
-            model = train(config, folder, create(), dataset=pictures.train, evaluate=judge, device=place, label=command)
-        test = judge_split(config, model, pictures.test, place)
-        result = {"test": test.record()}
+            model = train(
+                config, folder, create(), dataset=pictures.train, evaluate=judge, device=place, label=label or command
+            )
+        if judged and pictures.val is pictures.test:
+            test = judged[0]
+        else:
+            test = judge_split(config, model, pictures.test, place)
+        result = {"test": test.record(), **unreadable(pictures)}
         if not folder.finished:
             card = {
                 "classes": list(pictures.test.classes),
@@ -133,6 +187,19 @@ def run(
             folder.log_speed(steps, {"run_seconds": time.perf_counter() - since})
             folder.write_result(result)
     return Outcome(config, pictures, model, test, result)
+
+
+def run_settings(command: str, start: str | None, train: Dataset, config: TrainConfig) -> dict[str, Any]:
+    """What `config.json` says of a run, and a run that continues must say again."""
+    listed = {} if config.data.exclude is None else {"excluded": exclusion.identity(config.data.exclude)}
+    return {"command": command, "start": start, "examples": len(train), **listed, **to_dict(config)}
+
+
+def unreadable(pictures: Pictures) -> dict[str, list[dict[str, str]]]:
+    """The pictures left out as plain data for `result.json`: path and reason of each; nothing if none were sought."""
+    if pictures.unreadable is None:
+        return {}
+    return {"unreadable": [{"path": error.path, "reason": error.reason} for error in pictures.unreadable]}
 
 
 def judge_split(config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device) -> Evaluation:

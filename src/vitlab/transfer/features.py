@@ -1,0 +1,252 @@
+"""What a frozen model says of pictures before its head: computed once, kept on disk, and found again."""
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+
+from vitlab.data.loader import eval_batches
+from vitlab.data.sources import Dataset
+from vitlab.data.transforms import EvalTransform
+from vitlab.files import replacing_file
+from vitlab.models.vit import Model
+from vitlab.settings import to_dict
+from vitlab.train.progress import Progress, duration
+
+CHUNK = 4096  # pictures to a file: what an interruption loses at most
+PLAIN_SECONDS = 30.0  # between two lines of progress where there is no terminal
+
+
+@dataclass(frozen=True)
+class Features:
+    """The representations of a data set's readable pictures, in its order."""
+
+    x: Float[np.ndarray, "n D"]
+    labels: Int[np.ndarray, " n"]
+    indices: Int[np.ndarray, " n"]
+    """Places in the data set."""
+    skipped: int
+    """Pictures that could not be read."""
+
+
+def features(
+    model: Model,
+    dataset: Dataset,
+    *,
+    resize: int | None = None,
+    keep_aspect: bool = True,
+    batch_size: int = 64,
+    workers: int = 0,
+    on_error: str = "raise",
+    device: str | torch.device = "cpu",
+    cache: Path | None = None,
+    label: str | None = None,
+) -> Features:
+    """The pre-logits representation of every picture: what the head would have seen (Sec. 4.1), in float32.
+
+    `resize` and `keep_aspect` are EvalTransform's. With a folder `cache`, what was computed for the same weights,
+    pictures and transform is read from there and the rest added, so that an interrupted call goes on where it stopped;
+    labels are no part of it. A picture that could not be read is tried again. `label` shows the progress under that
+    name. Raises ValueError for representations that are not finite, and where no picture can be read.
+    """
+    if not len(dataset):
+        raise ValueError(f"{dataset.name} has no pictures in its split {dataset.split!r}.")
+    if batch_size < 1:
+        raise ValueError(f"batch_size={batch_size}: give a positive number of pictures.")
+    transform = EvalTransform(model.config.image_hw, resize=resize, keep_aspect=keep_aspect)
+    x = np.zeros((len(dataset), model.config.num_features), np.float32)
+    known = np.zeros(len(dataset), bool)
+    size = -(-CHUNK // batch_size) * batch_size  # whole batches: what a picture is computed with is always the same
+    chunks = [slice(i, min(i + size, len(dataset))) for i in range(0, len(dataset), size)]
+    paths: list[Path | None] = [None] * len(chunks)
+    if cache is not None:
+        start = _digest_model(model, transform)
+        stats: dict[str, bytes] = {}
+        for number, chunk in enumerate(chunks):
+            paths[number] = path = cache / f"{_digest_pictures(start, dataset, chunk, stats)}.npz"
+            if found := _read(path, chunk.stop - chunk.start, x.shape[1]):
+                known[chunk], x[chunk] = found
+    before = known.copy()
+    done = 0
+    for reached in _compute(model, dataset, transform, x, known, batch_size, workers, on_error, device, label):
+        while done < len(chunks) and chunks[done].stop <= reached:
+            chunk, path = chunks[done], paths[done]
+            if path is not None and known[chunk].sum() > before[chunk].sum():
+                _write(path, known[chunk], x[chunk])
+            done += 1
+    if not known.any():
+        raise ValueError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) could be read.")
+    indices = np.flatnonzero(known)
+    whole = len(indices) == len(dataset)
+    return Features(x if whole else x[indices], dataset.labels[indices], indices, len(dataset) - len(indices))
+
+
+def _compute(
+    model: Model,
+    dataset: Dataset,
+    transform: EvalTransform,
+    x: np.ndarray,
+    known: np.ndarray,
+    batch_size: int,
+    workers: int,
+    on_error: str,
+    device: str | torch.device,
+    label: str | None,
+) -> Iterator[int]:
+    """Fills the rows of `x` that are not `known`; says after each batch up to where everything has been tried."""
+    missing = np.flatnonzero(~known)
+    if not len(missing):
+        return
+    was_training = model.training
+    model.eval()
+    batches = eval_batches(
+        dataset if len(missing) == len(dataset) else dataset.take(missing), transform, batch_size=batch_size,
+        workers=workers, on_error=on_error, device=device,
+    )  # fmt: skip
+    seen = 0
+    counter = _Counter(label, len(missing)) if label else None
+    with counter or contextlib.nullcontext():
+        for batch in batches:
+            seen += len(batch.labels) + batch.skipped
+            if len(batch.labels):
+                rows = missing[batch.indices.cpu().numpy()]
+                with torch.inference_mode():
+                    found = model.forward_head(model.forward_features(batch.images), pre_logits=True)
+                x[rows] = found.float().cpu().numpy()
+                if not (good := np.isfinite(x[rows]).all(axis=1)).all():
+                    raise ValueError(
+                        f"the model's representation of {dataset.path(int(rows[~good][0]))} is not finite; its weights "
+                        f"are broken, or its training ran away. Take another checkpoint."
+                    )
+                known[rows] = True
+            if counter:
+                counter.count(seen)
+            yield int(missing[seen - 1]) + 1 if seen < len(missing) else len(dataset)
+    model.train(was_training)
+
+
+def check_features(x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " m"], num_classes: int) -> None:
+    """Raises ValueError for representations and labels that nothing can be fitted to, or tested on."""
+    if not len(x) or len(x) != len(labels):
+        raise ValueError(
+            f"{len(x)} representations and {len(labels)} labels: give one label for each, and at least one."
+        )
+    if labels.min() < 0 or labels.max() >= num_classes:
+        raise ValueError(f"the labels are {labels.min()} to {labels.max()}; {num_classes} classes go from 0 on.")
+    if not (finite := np.isfinite(x).all(axis=1)).all():
+        raise ValueError(
+            f"{(~finite).sum()} of {len(x)} representations are not finite; the model's weights are broken."
+        )
+
+
+def resize_of(image_hw: tuple[int, int]) -> int:
+    """The side that both sides of a picture are brought to before the centre is cut out: 256 for the model's 224."""
+    return round(max(image_hw) * 256 / 224)
+
+
+def cache_folder() -> Path:
+    """Where commands keep features: `vitlab/features` in the user's cache folder. It can be removed at any time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitlab" / "features"
+
+
+# -------------------------------------------------------------------------------------------------------- identity
+
+
+def _digest_model(model: Model, transform: EvalTransform) -> str:
+    """Of all that makes a representation out of a picture: configuration, weights, transform."""
+    settings = {"model": to_dict(model.config), "transform": to_dict(transform), "version": 1}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _digest_pictures(start: str, dataset: Dataset, chunk: slice, stats: dict[str, bytes]) -> str:
+    """Of the pictures in memory, their bytes; of those in files, what they are called, their sizes and their times.
+
+    `stats` remembers the files of former chunks.
+    """
+    digest = hashlib.sha256(start.encode())
+    if dataset.pixels is not None:
+        pixels = np.ascontiguousarray(dataset.pixels[chunk])
+        broken = [i - chunk.start for i in dataset.failures if chunk.start <= i < chunk.stop]
+        digest.update(f"{pixels.dtype} {pixels.shape} {sorted(broken)}".encode())
+        digest.update(pixels.data)
+    else:
+        for entry in dataset.entries[chunk]:
+            if entry.file not in stats:
+                stats[entry.file] = _stat(entry.file)
+            digest.update(stats[entry.file] + f"\0{entry[1:]}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _stat(file: str) -> bytes:
+    try:
+        found = os.stat(file)  # noqa: PTH116  (a Path for each of a million files would cost more than the question)
+    except OSError:
+        return f"{file}\0missing".encode(errors="surrogateescape")  # the loader says so, as on_error asks
+    return f"{os.path.abspath(file)}\0{found.st_size}\0{found.st_mtime_ns}".encode(errors="surrogateescape")  # noqa: PTH100
+
+
+# ------------------------------------------------------------------------------------------------------------ files
+
+
+def _write(path: Path, known: np.ndarray, x: np.ndarray) -> None:
+    with replacing_file(path) as file:
+        np.savez(file, known=known, x=x[known])
+
+
+def _read(path: Path, count: int, width: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Which of a chunk's pictures are in the file, and their features in their places; None where it is damaged.
+
+    A flipped byte is noticed by the archive's own checksums.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip():
+                return None
+        with np.load(path, allow_pickle=False) as arrays:
+            known, rows = arrays["known"], arrays["x"]
+    except (OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error):
+        return None
+    if known.shape != (count,) or known.dtype != bool or rows.dtype != np.float32:
+        return None
+    if rows.shape != (known.sum(), width):
+        return None
+    x = np.zeros((count, width), np.float32)
+    x[known] = rows
+    return known, x
+
+
+# --------------------------------------------------------------------------------------------------------- progress
+
+
+class _Counter(Progress):
+    """A line that counts pictures; work that is done in a moment shows none."""
+
+    def __init__(self, label: str, total_steps: int) -> None:
+        super().__init__(label, total_steps)
+        self._since = self._shown = time.perf_counter()
+
+    def count(self, done: int) -> None:
+        now = time.perf_counter()
+        if now - self._shown < (1.0 if self._on_terminal else PLAIN_SECONDS):
+            return
+        self._shown = now
+        rate = done / (now - self._since)
+        self.show({"step": done}, {"images_per_s": rate, "eta_s": (self.total_steps - done) / rate})
+
+    def line(self, metrics: Mapping[str, float | int], speed: Mapping[str, float]) -> str:
+        count = f"{self.label}: {int(metrics['step'])}/{self.total_steps} pictures"
+        return f"{count} · {speed['images_per_s']:.0f} img/s · ETA {duration(speed['eta_s'])}"

@@ -1,0 +1,396 @@
+"""Few-shot accuracy (Sec. 4.1): regularised least squares from frozen representations to targets of +-1.
+
+What comes in are arrays; at the end of the file, checkpoints and data sets.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Float64, Int
+from torch import nn
+
+from vitlab.data.datasets import load_dataset
+from vitlab.data.sources import Dataset
+from vitlab.models.vit import Model
+from vitlab.train.config import TrainConfig
+from vitlab.train.workdir import write_json
+from vitlab.transfer.evaluate import choose_device
+from vitlab.transfer.features import Features, cache_folder, check_features, features, resize_of
+from vitlab.weights import load_model
+
+SHOTS = (1, 5, 10, 25)
+SEEDS = 3
+L2 = 2.0**10  # big_vision's, the same for all
+L2_GRID = tuple(2.0**power for power in range(-10, 20))  # the code of the paper's time chooses from these
+BIAS = 100.0  # the constant feature: so large that the penalty on its weight is next to none
+
+_ROWS = 256  # test pictures at a time
+
+
+# --------------------------------------------------------------------------------------------------- choosing pictures
+
+
+def draw(labels: Int[np.ndarray, " n"], num_classes: int, shots: int, seed: int | None) -> Int[np.ndarray, " m"]:
+    """The first `shots` pictures of each class, class by class, after a shuffle by `seed`; None: in the set's order.
+
+    A class with fewer gives what it has. The draws are big_vision's to the index, and with more shots come the same
+    pictures and further ones.
+    """
+    order = np.argsort(labels, kind="stable")
+    classes = np.split(order, np.searchsorted(labels[order], np.arange(1, num_classes)))
+    if seed is not None:
+        rng = np.random.default_rng(seed)
+        classes = [rng.permutation(members) for members in classes]
+    return np.concatenate([members[:shots] for members in classes])
+
+
+# -------------------------------------------------------------------------------------------------- the least squares
+
+
+class Ridge:
+    """W = (X'X + l2 I)^-1 X'Y for every l2, from one eigendecomposition in float64.
+
+    X are the representations, standardised by their own mean and standard deviation (+ 1e-5), and a last column of
+    100; Y is +1 for the label and -1 for the other classes. Decomposed is the smaller of X'X and XX'.
+    Deviation: Google's code solves in float32, whose answers are wrong for l2 below about 2^6.
+    """
+
+    def __init__(self, x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"], num_classes: int) -> None:
+        check_features(x, labels, num_classes)
+        wide = x.astype(np.float64)
+        self.mean, self.std = wide.mean(axis=0), wide.std(axis=0) + 1e-5
+        full = np.column_stack([(wide - self.mean) / self.std, np.full(len(x), BIAS)])
+        targets = np.full((len(x), num_classes), -1.0)
+        targets[np.arange(len(x)), labels] = 1.0
+        n, width = full.shape
+        eigenvalues, vectors = np.linalg.eigh(full.T @ full if n >= width else full @ full.T)
+        self.eigenvalues: np.ndarray = np.maximum(eigenvalues, 0.0)
+        # W = out @ diag(1 / (eigenvalues + l2)) @ inner, in both forms; the columns of `out` are orthogonal.
+        self._out = vectors if n >= width else full.T @ vectors
+        self._inner = vectors.T @ (full.T @ targets if n >= width else targets)
+
+    def weights(self, l2: float) -> Float64[np.ndarray, "D1 K"]:
+        """W; its last row belongs to the feature that is 100 everywhere."""
+        return self._out @ (self._inner / (self.eigenvalues + l2)[:, None])
+
+    def scores(self, x: Float[np.ndarray, "n D"], l2: float) -> Float64[np.ndarray, "n K"]:
+        weights = self.weights(l2)
+        return self._standardised(x) @ weights[:-1] + BIAS * weights[-1]
+
+    def correct(
+        self, x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"], l2s: Sequence[float]
+    ) -> Bool[np.ndarray, "L n"]:
+        """Whether the label has the highest of float64's scores, for each l2.
+
+        Nearly all the time goes into test pictures times weights, so that is done in float32; where a margin is within
+        its rounding, float64 decides. And a picture is answered wrongly whenever one class, such as the one of the l2
+        before, is above the label: the other classes need no look then.
+        """
+        check_features(x, labels, self._inner.shape[1])
+        tested = np.concatenate([self._standardised(x[i : i + _ROWS]).astype(np.float32) for i in _starts(len(x))])
+        norms = np.linalg.norm(tested, axis=1)
+        rivals = labels.copy()  # a class that was above the label; itself, where there is none
+        right = np.zeros((len(l2s), len(x)), bool)
+        for number, l2 in enumerate(l2s):
+            exact = self.weights(l2)
+            exact -= exact.mean(axis=1, keepdims=True)  # moves no margin, and leaves less to round
+            weights, bias = np.ascontiguousarray(exact[:-1].T, np.float32), (BIAS * exact[-1]).astype(np.float32)
+            errors = 2.0**-22 * (
+                (len(exact) + 8) * norms * np.linalg.norm(exact[:-1], axis=0).max() + np.abs(bias).max()
+            )
+            for start in _starts(len(x)):
+                rows = np.arange(start, min(start + _ROWS, len(x)))
+                own, rival = labels[rows], rivals[rows]
+                lead = np.einsum("nd,nd->n", tested[rows], weights[rival] - weights[own]) + bias[rival] - bias[own]
+                rows = rows[lead <= errors[rows]]
+                margins, rivals[rows] = _margins(tested[rows] @ weights.T + bias, labels[rows])
+                right[number, rows] = margins > 0
+                if len(close := rows[np.abs(margins) <= errors[rows]]):
+                    answers = (self._standardised(x[close]) @ exact[:-1] + BIAS * exact[-1]).argmax(axis=1)
+                    right[number, close] = answers == labels[close]
+        return right
+
+    def _standardised(self, x: np.ndarray) -> np.ndarray:
+        return (x - self.mean) / self.std
+
+
+def _starts(count: int) -> range:
+    return range(0, count, _ROWS)
+
+
+def _margins(
+    scores: Float32[np.ndarray, "n K"], labels: Int[np.ndarray, " n"]
+) -> tuple[Float32[np.ndarray, " n"], Int[np.ndarray, " n"]]:
+    """How far the label's score is above the best of the others, and which that is. Overwrites `scores`."""
+    rows = np.arange(len(labels))
+    own = scores[rows, labels]
+    scores[rows, labels] = -np.inf
+    rivals = scores.argmax(axis=1)
+    return own - scores[rows, rivals], rivals
+
+
+# ----------------------------------------------------------------------------------------- one l2 for several data sets
+
+
+def mean_ranks(accuracies: Float[np.ndarray, "S L"]) -> Float[np.ndarray, " L"]:
+    """The mean over data sets of each l2's rank, the best of a data set having the highest rank.
+
+    Deviation: of l2 that are equally good the later ranks higher, where Google's code leaves it to the sorting.
+    """
+    return np.argsort(np.argsort(accuracies, axis=1, kind="stable"), axis=1, kind="stable").mean(axis=0)
+
+
+def choose_l2(accuracies: Float[np.ndarray, "S L"], leave_self_out: bool = False) -> Int[np.ndarray, " S"]:
+    """The place of each data set's l2: that of the highest mean rank, one for all data sets (the paper's time).
+
+    leave_self_out: a data set's own accuracies, which are of its test pictures, have no part in its choice (as in
+    uncertainty-baselines).
+    """
+    sets = len(accuracies)
+    if not leave_self_out:
+        return np.full(sets, mean_ranks(accuracies).argmax())
+    if sets < 2:
+        raise ValueError("leave_self_out chooses by the other data sets, and there is one only; give at least two.")
+    return np.array([mean_ranks(np.delete(accuracies, own, axis=0)).argmax() for own in range(sets)])
+
+
+# ----------------------------------------------------------------------------------------------- a model on a data set
+
+
+@dataclass(frozen=True)
+class FewShot:
+    """Accuracies of one data set with one number of shots."""
+
+    dataset: str
+    shots: int
+    l2: float
+    accuracies: tuple[float, ...]
+    """One for each seed; one alone where the first pictures of each class are taken."""
+    train_pictures: int
+    """With the first seed."""
+    test_pictures: int
+    skipped: int
+    """Pictures that could not be read."""
+    short_classes: int
+    """Classes with fewer pictures than shots: they give what they have."""
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.accuracies))
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation over seeds (n - 1), where there are several."""
+        return float(np.std(self.accuracies, ddof=1)) if len(self.accuracies) > 1 else None
+
+    def record(self) -> dict[str, Any]:
+        return asdict(self) | {"mean": self.mean, "deviation": self.deviation}
+
+
+@dataclass(frozen=True)
+class Split:
+    """The few examples that any draw takes, and the test pictures, of one data set."""
+
+    train: Dataset
+    test: Dataset
+    num_classes: int
+    draws: dict[tuple[int, int], np.ndarray]
+    """(shots, number of the draw) -> places in `train`."""
+    short_classes: dict[int, int]
+
+
+def few_examples(
+    train: Dataset, test: Dataset, shots: Sequence[int], seeds: Sequence[int | None], test_pictures: int | None = None
+) -> Split:
+    """Draws once and for all, so that no other picture of `train` need be looked at.
+
+    Raises ValueError for sets of other classes, or with several labels a picture.
+    """
+    for dataset in (train, test):
+        if dataset.label_sets is not None:
+            raise ValueError(f"{dataset.name} has several labels a picture; few-shot accuracy is of data with one.")
+    if train.classes != test.classes:
+        raise ValueError(f"{train.name} has other classes in {train.split} than in {test.split}.")
+    classes, labels = len(train.classes), train.labels
+    if not len(labels) or not len(test):
+        empty = test if len(labels) else train
+        raise ValueError(f"{empty.name} has no pictures in its split {empty.split!r}.")
+    places = {(k, turn): draw(labels, classes, k, seed) for k in shots for turn, seed in enumerate(seeds)}
+    needed = np.unique(np.concatenate(list(places.values())))
+    draws = {key: np.searchsorted(needed, each) for key, each in places.items()}
+    counts = np.bincount(labels, minlength=classes)
+    short = {k: int((counts < k).sum()) for k in shots}
+    if test_pictures is not None and test_pictures < len(test):
+        test = test.take(np.arange(test_pictures) * len(test) // test_pictures)
+    return Split(train.take(needed), test, classes, draws, short)
+
+
+def accuracies(
+    split: Split, train: Features, test: Features, l2s: Sequence[float]
+) -> dict[int, Float[np.ndarray, "S L"]]:
+    """For each number of shots the test accuracy of every draw and l2."""
+    place = np.full(len(split.train), -1)
+    place[train.indices] = np.arange(len(train.indices))
+    found: dict[int, list[np.ndarray]] = {}
+    for (shots, _), drawn in split.draws.items():
+        rows = place[drawn]
+        rows = rows[rows >= 0]  # pictures that could not be read are missing from their draw
+        if not len(rows):
+            raise ValueError(f"none of the {len(drawn)} pictures drawn from {split.train.name} could be read.")
+        ridge = Ridge(train.x[rows], train.labels[rows], split.num_classes)
+        found.setdefault(shots, []).append(ridge.correct(test.x, test.labels, l2s).mean(axis=1))
+    return {shots: np.stack(rows) for shots, rows in found.items()}
+
+
+def during_training(config: TrainConfig, device: torch.device) -> Callable[[nn.Module], dict[str, float]]:
+    """What adds `fewshot_10shot` and its like to the figures of a run; nothing without `config.fewshot`.
+
+    The pictures are drawn here, once; nothing random is touched later.
+    """
+    if config.fewshot is None:
+        return lambda model: {}
+    own, data = config.fewshot, config.data
+    name, root, classes = (own.dataset, own.root, None) if own.dataset else (data.name, data.root, data.classes)
+    train, test = (
+        load_dataset(name, split, root=root, classes=classes, on_error=data.on_error)
+        for split in (own.train_split, own.test_split)
+    )
+    split = few_examples(train, test, own.shots, range(own.seeds), own.test_pictures)
+
+    def judge(model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, Model)
+        train, test = _frozen(model, split, workers=data.workers, on_error=data.on_error, device=device)
+        found = accuracies(split, train, test, [own.l2])
+        return {f"fewshot_{shots}shot": float(values.mean()) for shots, values in found.items()}
+
+    return judge
+
+
+def _frozen(model: Model, split: Split, label: str | None = None, **options: Any) -> tuple[Features, Features]:
+    """Features of the few examples and of the test pictures, as the public code prepares both: no augmentation."""
+    options |= {"resize": resize_of(model.config.image_hw), "keep_aspect": False}
+    train, test = (
+        features(model, part, label=label and f"{label} {part.split}", **options) for part in (split.train, split.test)
+    )
+    return train, test
+
+
+@dataclass(frozen=True)
+class Report:
+    """All that `fewshot_checkpoint` found: a row for every data set and number of shots."""
+
+    checkpoint: str
+    settings: dict[str, Any]
+    rows: tuple[FewShot, ...]
+
+    def record(self) -> dict[str, Any]:
+        return {"checkpoint": self.checkpoint, "settings": self.settings, "rows": [row.record() for row in self.rows]}
+
+    def as_table(self) -> str:
+        """To be read by a person: mean +- standard deviation over seeds, and what there is to know beside."""
+        width = max(len("data set"), *(len(row.dataset) for row in self.rows))
+        lines = [f"{'data set':{width}}  shots         l2  accuracy"]
+        for row in self.rows:
+            spread = "" if row.deviation is None else f" ± {row.deviation:.2%}"
+            notes = [f"{row.short_classes} classes have fewer pictures than shots"] if row.short_classes else []
+            notes += [f"{row.skipped} pictures could not be read"] if row.skipped else []
+            note = f"  ({'; '.join(notes)})" if notes else ""
+            lines.append(f"{row.dataset:{width}}  {row.shots:5}  {row.l2:9g}  {row.mean:.2%}{spread}{note}")
+        return "\n".join(lines)
+
+
+def fewshot_checkpoint(
+    checkpoint: str | Path,
+    datasets: Sequence[str],
+    *,
+    root: str | None = None,
+    shots: Sequence[int] = SHOTS,
+    l2: Sequence[float] | None = None,
+    seeds: int | None = None,
+    original: bool = False,
+    leave_self_out: bool = False,
+    train_split: str = "train",
+    test_split: str = "test",
+    test_pictures: int | None = None,
+    image_size: int | None = None,
+    batch_size: int = 64,
+    workers: int = 0,
+    on_error: str = "raise",
+    device: str = "auto",
+    cache: Path | None = None,
+    out: Path | None = None,
+) -> Report:
+    """Few-shot accuracy of a checkpoint on one or several data sets.
+
+    As in big_vision unless told otherwise: `l2` is 2^10, `seeds` 3 random draws. `original` is the form of the paper's
+    time: the first pictures of each class, and of 30 l2 the one that ranks best over all data sets. Of several `l2`,
+    too, the best by rank is taken for each number of shots: by the test pictures, as it was then, unless
+    `leave_self_out`. Pictures are squashed to 256/224 of the model's size and the centre is cut out. Features are kept
+    in `cache` (the user's cache folder unless given), so that a second call, or one after an interruption, only
+    computes what is missing. `out` receives the record as JSON. Raises ValueError for bad settings, data or weights.
+    """
+    l2s, draws = _protocol(datasets, shots, l2, seeds, original, leave_self_out)
+    place = choose_device(device)
+    splits = []
+    for name in datasets:
+        train, test = (load_dataset(name, s, root=root, on_error=on_error) for s in (train_split, test_split))
+        splits.append(few_examples(train, test, shots, draws, test_pictures))
+    model = load_model(checkpoint, image_size=image_size).to(place)
+    found, skipped = [], []
+    for name, split in zip(datasets, splits, strict=True):
+        train, test = _frozen(
+            model, split, name, batch_size=batch_size, workers=workers, on_error=on_error, device=place,
+            cache=cache or cache_folder(),
+        )  # fmt: skip
+        found.append(accuracies(split, train, test, l2s))
+        skipped.append(train.skipped + test.skipped)
+    rows = []
+    for k in shots:
+        chosen = choose_l2(np.stack([each[k].mean(axis=0) for each in found]), leave_self_out).tolist()
+        rows += [
+            FewShot(name, k, l2s[best], tuple(own[k][:, best].tolist()), len(split.draws[k, 0]), len(split.test), lost,
+                    split.short_classes[k])
+            for name, split, own, best, lost in zip(datasets, splits, found, chosen, skipped, strict=True)
+        ]  # fmt: skip
+    settings = {
+        "shots": list(shots), "l2": list(l2s), "seeds": None if original else len(draws),
+        "leave_self_out": leave_self_out, "train_split": train_split, "test_split": test_split,
+        "image_size": list(model.config.image_hw), "resize": resize_of(model.config.image_hw),
+    }  # fmt: skip
+    report = Report(str(checkpoint), settings, tuple(rows))
+    if out is not None:
+        write_json(out, report.record())
+    return report
+
+
+def _protocol(
+    datasets: Sequence[str],
+    shots: Sequence[int],
+    l2: Sequence[float] | None,
+    seeds: int | None,
+    original: bool,
+    leave_self_out: bool,
+) -> tuple[Sequence[float], list[int | None]]:
+    """The l2 to try, and the seeds of the draws; raises ValueError for what makes no protocol."""
+    if original and (l2 is not None or seeds is not None):
+        raise ValueError(
+            "the original form takes the first pictures of each class and its own 30 l2; leave out l2 and seeds."
+        )
+    l2s = L2_GRID if original else (L2,) if l2 is None else l2
+    draws: list[int | None] = [None] if original else list(range(SEEDS if seeds is None else seeds))
+    if not (shots and min(shots) > 0 and draws and l2s and all(0 < each < np.inf for each in l2s)):
+        raise ValueError(
+            f"shots {tuple(shots)}, seeds {len(draws)}, l2 {tuple(l2s)}: give at least one of each, and all positive."
+        )
+    if not datasets or len(set(datasets)) < len(datasets):
+        raise ValueError(f"data sets {tuple(datasets)}: name at least one, and each of them once.")
+    if leave_self_out and (len(datasets) < 2 or len(l2s) < 2):
+        raise ValueError(
+            f"leave_self_out chooses between several l2 by the other data sets; {len(l2s)} l2 and {len(datasets)} data "
+            f"sets were given."
+        )
+    return l2s, draws

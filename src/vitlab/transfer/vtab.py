@@ -1,0 +1,152 @@
+"""Table 4 and App. D.10: VTAB-1k. One setting for all 19 tasks, each fine-tuned on 1,000 examples and tested whole.
+
+The result is the plain mean over the tasks, and over those of each group; there is none while a task is missing.
+Deviation: the benchmark's code drops the last, incomplete batch of a test part; here every picture counts once.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from vitlab.data.datasets import load_dataset
+from vitlab.data.pictures import PictureError
+from vitlab.data.vtab import GROUPS, TASKS, task_named
+from vitlab.settings import to_dict
+from vitlab.train.config import TrainConfig
+from vitlab.train.workdir import Workdir
+from vitlab.transfer.finetune import adapted, carried, identity
+from vitlab.transfer.run import Pictures, run
+from vitlab.weights import load_model
+
+OnTask = Callable[[str, dict[str, Any]], None]
+
+
+def vtab(
+    checkpoint: str | Path,
+    config: TrainConfig,
+    root: str | Path | None,
+    out: str | Path,
+    *,
+    tasks: Sequence[str] | Literal["available"] = "available",
+    select: bool = False,
+    download: bool = True,
+    image_size: int | None = None,
+    device: str = "auto",
+    tensorboard: bool = True,
+    on_task: OnTask | None = None,
+) -> dict[str, Any]:
+    """Fine-tunes `checkpoint` on every task as `config` says; returns the content of OUT/result.json.
+
+    tasks: names of `TASKS`, whose data must all be there before the first is trained, or "available": whichever can be
+    had from `root` (or downloaded, if `download`), the others listed with the reason. select: train on the 800 and
+    score on the 200, to choose settings without a look at the test parts. on_task hears of each task's record.
+    The same call continues an interrupted one: a task that has ended (OUT/TASK/result.json) is not touched again, and
+    stays part of the result when others are asked for. Raises ValueError for unknown tasks, missing data, and a folder
+    of other settings.
+    """
+    asked = list(TASKS if tasks == "available" else dict.fromkeys(tasks))
+    for name in asked:
+        task_named(name)
+    if config.data.classes is not None:
+        raise ValueError(f"classes are {config.data.classes}; a VTAB task keeps all of its own, leave them out.")
+    if config.data.exclude is not None:
+        raise ValueError(
+            f"exclude is {config.data.exclude!r}; a VTAB task trains on its own 1,000 pictures, all of them."
+        )
+    source, digest = identity(load_model(checkpoint))
+    start = f"{Path(checkpoint).name} {digest}"
+    adapted(source, config, 2, image_size)  # what it refuses is refused before anything is read
+    parts = ("train", "val") if select else ("trainval", "test")
+    data = dataclasses.replace(config.data, name="vtab:TASK", root=None, train_split=parts[0], eval_split=parts[1])
+    config = dataclasses.replace(config, data=data)
+    settings = {"command": "vtab", "start": start, "select": select, "image_size": image_size, **to_dict(config)}
+
+    def pictures(name: str) -> Pictures:
+        train, test = (
+            load_dataset(f"vtab:{name}", part, root=root, download=download, on_error=data.on_error) for part in parts
+        )
+        return Pictures(train, test, test)
+
+    def train_and_score(name: str, path: Path) -> None:
+        here = dataclasses.replace(data, name=f"vtab:{name}", root=None if root is None else str(root))
+        single = adapted(source, dataclasses.replace(config, data=here), TASKS[name].classes, image_size)
+        run(
+            single, path, pictures(name), lambda: carried(checkpoint, single.model), command="vtab", start=start,
+            label=name, device=device, tensorboard=tensorboard,
+        )  # fmt: skip
+
+    with Workdir(out, settings, tensorboard=False) as folder:
+        missing = _missing([name for name in asked if _record(folder.path / name) is None], pictures)
+        if missing and tasks != "available":
+            raise ValueError("\n  ".join([f"{len(missing)} of the tasks asked for cannot be had:", *missing.values()]))
+        for name in asked:
+            if name not in missing and _record(folder.path / name) is None:
+                train_and_score(name, folder.path / name)
+            if on_task and (record := _record(folder.path / name)):
+                on_task(name, record)
+        done = {name: record for name in TASKS if (record := _record(folder.path / name))}
+        result = summary(done, missing) | {"scored_on": "val200" if select else "test"}
+        folder.write_result(result)
+    return result
+
+
+def _missing(names: Sequence[str], pictures: Callable[[str], Pictures]) -> dict[str, str]:
+    """Why the data of a task cannot be had, for those of which that is so."""
+    reasons = {}
+    for name in names:
+        try:
+            pictures(name)
+        except PictureError:
+            raise
+        except ValueError as error:
+            reasons[name] = str(error)
+    return reasons
+
+
+def _record(folder: Path) -> dict[str, Any] | None:
+    """What a task that has ended left: accuracy, pictures counted, pictures that could not be read."""
+    if not (folder / "result.json").is_file():
+        return None
+    test = json.loads((folder / "result.json").read_bytes())["test"]
+    return {name: test[name] for name in ("accuracy", "pictures", "skipped")}
+
+
+def summary(done: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str]) -> dict[str, Any]:
+    """The records of the tasks and their plain means: of a group, and of all 19, or None where a task lacks.
+
+    missing: why some of them lack; of the others it is said how their data is had.
+    """
+    rows = {name: {"task": task.csv, "group": task.group, **done[name]} for name, task in TASKS.items() if name in done}
+
+    def mean(names: Sequence[str]) -> float | None:
+        return sum(done[name]["accuracy"] for name in names) / len(names) if set(names) <= set(done) else None
+
+    return {
+        "tasks": rows,
+        "missing": {
+            name: missing.get(name, f"not asked for; data: {task.how()}")
+            for name, task in TASKS.items()
+            if name not in done
+        },
+        "groups": {group: mean([name for name, task in TASKS.items() if task.group == group]) for group in GROUPS},
+        "mean": mean(list(TASKS)),
+    }
+
+
+def as_table(result: Mapping[str, Any]) -> str:
+    """The result to be read by a person: each task, the means, and what is missing for them."""
+    lines = [f"{'task':12}  {'group':11}  {'pictures':>8}  accuracy"]
+    for row in result["tasks"].values():
+        skipped = f"  ({row['skipped']} could not be read)" if row["skipped"] else ""
+        lines.append(f"{row['task']:12}  {row['group']:11}  {row['pictures']:8,}  {row['accuracy']:8.2%}{skipped}")
+    for group, value in (*result["groups"].items(), ("all 19", result["mean"])):
+        size = sum(task.group == group or group == "all 19" for task in TASKS.values())
+        there = sum(group in (row["group"], "all 19") for row in result["tasks"].values())
+        said = f"{value:8.2%}" if value is not None else f"none: {there} of its {size} tasks are there"
+        lines.append(f"{'mean of ' + group:35}  {said}")
+    if result["missing"]:
+        lines.append("missing:")
+        lines += [f"  {name}: {reason}" for name, reason in result["missing"].items()]
+    return "\n".join([*lines, f"scored on: {result['scored_on']}"])

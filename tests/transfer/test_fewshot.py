@@ -1,0 +1,423 @@
+"""Least squares against Google's own answers, a direct solve, and the evaluation of a checkpoint from end to end."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vitlab.data.datasets import load_dataset
+from vitlab.data.pictures import PictureError
+from vitlab.data.sources import Dataset, Labels
+from vitlab.train.config import FewShotConfig, TrainConfig
+from vitlab.transfer import features as features_module
+from vitlab.transfer import fewshot
+from vitlab.transfer.features import Features, features
+from vitlab.transfer.fewshot import (
+    L2_GRID,
+    FewShot,
+    Report,
+    Ridge,
+    accuracies,
+    choose_l2,
+    draw,
+    during_training,
+    few_examples,
+    fewshot_checkpoint,
+    mean_ranks,
+)
+from vitlab.transfer.run import Outcome, pretrain
+from vitlab.weights import load_model
+
+CASES = ("case1_NltD", "case2_NgeD", "case3_5shot5cls")
+
+
+@pytest.fixture(scope="session")
+def golden(shared: Path) -> dict[str, Any]:
+    with np.load(shared / "golden" / "fewshot.npz") as archive:
+        return dict(archive)
+
+
+def made(n: int, D: int, K: int, seed: int = 0, apart: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Representations of K classes, each with its own mean, at very different scales."""
+    rng = np.random.default_rng(seed)
+    centres = np.random.default_rng(99).standard_normal((K, D))
+    labels = rng.integers(0, K, n)
+    x = (apart * centres[labels] + rng.standard_normal((n, D))) * np.geomspace(1e-2, 1e2, D) + 3
+    return x.astype(np.float32), labels
+
+
+# ------------------------------------------------------------------------------------------------- Google's answers
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_accuracies_are_those_of_the_golden_file(case: str, golden: dict[str, Any]) -> None:
+    x, y, test_x, test_y = (golden[f"{case}/{name}"] for name in ("x_train", "y_train", "x_test", "y_test"))
+    classes = int(y.max()) + 1
+    right = Ridge(x, y, classes).correct(test_x, test_y, golden["l2_regs"].tolist())
+    assert right.mean(axis=1).tolist() == golden[f"{case}/acc_f64"].tolist()
+    meta = json.loads(str(golden["meta"]))[case]
+    assert (abs(right.mean(axis=1) - golden[f"{case}/acc"]) <= meta["tol_acc"]).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scores_are_those_of_the_golden_file(case: str, golden: dict[str, Any]) -> None:
+    x, y, test_x = (golden[f"{case}/{name}"] for name in ("x_train", "y_train", "x_test"))
+    ridge = Ridge(x, y, int(y.max()) + 1)
+    scores = ridge.scores(test_x, 1024.0)
+    meta = json.loads(str(golden["meta"]))[case]
+    for name, tolerance in (("scores_f64_l2_1024", 1e-12), ("scores_l2_1024", meta["tol_scores_nerr_l2_1024"])):
+        expected = golden[f"{case}/{name}"].astype(np.float64)
+        assert abs(scores - expected).max() / np.sqrt((expected**2).mean()) <= tolerance
+    np.testing.assert_allclose(ridge.mean, golden[f"{case}/cache_mean"][0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ridge.std, golden[f"{case}/cache_std"][0], rtol=1e-5)
+    eigenvalues = golden[f"{case}/cache_eigs"]
+    np.testing.assert_allclose(ridge.eigenvalues, eigenvalues, rtol=1e-3, atol=1e-6 * eigenvalues.max())
+
+
+def test_whole_evaluation_of_the_golden_file(golden: dict[str, Any]) -> None:
+    """Draws identical to the index, accuracies to the last picture, for three seeds and four numbers of shots."""
+    x, y, test_x, test_y = (golden[f"evaluator/{name}"] for name in ("x_train", "y_train", "x_test", "y_test"))
+    shots = golden["evaluator/shots"].tolist()
+    assert tuple(shots) == fewshot.SHOTS
+    assert float(golden["evaluator/l2_reg"]) == fewshot.L2
+    train, test = (Dataset("made", s, tuple("abcdefghij"), labels) for s, labels in (("train", y), ("test", test_y)))
+    split = few_examples(train, test, shots, range(3))
+    kept = np.unique(np.concatenate([draw(y, 10, 25, seed) for seed in range(3)]))
+    known = Features(x[kept], y[kept], np.arange(len(kept)), 0)
+    found = accuracies(split, known, Features(test_x, test_y, np.arange(len(test_y)), 0), [fewshot.L2])
+    for seed in range(3):
+        for number, k in enumerate(shots):
+            indices = golden[f"evaluator/seed{seed}/shots{k}/all_idx"]
+            assert draw(y, 10, k, seed).tolist() == indices.tolist()
+            assert kept[split.draws[k, seed]].tolist() == indices.tolist()
+            expected = golden["evaluator/acc[seed,shots]"][seed, number]
+            assert round(found[k][seed, 0] * 600) == round(float(expected) * 600)
+
+
+# ------------------------------------------------------------------------------------------------------ the algebra
+
+
+def naive(x: np.ndarray, y: np.ndarray, test_x: np.ndarray, classes: int, l2: float) -> np.ndarray:
+    """Scores by a direct solve, in float64."""
+    wide = x.astype(np.float64)
+    mean, std = wide.mean(axis=0), wide.std(axis=0) + 1e-5
+    train, test = (np.hstack([(part - mean) / std, np.full((len(part), 1), 100.0)]) for part in (wide, test_x))
+    targets = 2.0 * np.eye(classes)[y] - 1.0
+    return test @ np.linalg.solve(train.T @ train + l2 * np.eye(train.shape[1]), train.T @ targets)
+
+
+@pytest.mark.parametrize(("n", "D", "K"), [(30, 50, 6), (50, 50, 6), (51, 50, 6), (200, 12, 30), (3, 40, 2), (1, 5, 3)])
+def test_any_shape_against_a_direct_solve(n: int, D: int, K: int) -> None:
+    x, y = made(n, D, K)
+    test_x, test_y = made(300, D, K, seed=1)
+    ridge = Ridge(x, y, K)
+    l2s = [2.0**power for power in (-4, 0, 6, 10, 15)]
+    right = ridge.correct(test_x, test_y, l2s)
+    for row, l2 in zip(right, l2s, strict=True):
+        expected = naive(x, y, test_x, K, l2)
+        scores = ridge.scores(test_x, l2)
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-5 * np.sqrt((expected**2).mean()))
+        assert np.array_equal(row, scores.argmax(axis=1) == test_y)
+        assert ridge.weights(l2).shape == (D + 1, K)
+
+
+@pytest.mark.parametrize("apart", [0.0, 0.3, 1.0, 3.0])
+@pytest.mark.parametrize(("n", "rows"), [(40, 100), (300, 64), (300, 1000)])
+def test_answers_are_float64s_over_the_whole_grid(
+    apart: float, n: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever float32 and the skipping of pictures do, easy and hopeless data, in one piece and in many."""
+    monkeypatch.setattr(fewshot, "_ROWS", rows)
+    x, y = made(n, 64, 20, apart=apart)
+    test_x, test_y = made(700, 64, 20, seed=1, apart=apart)
+    ridge = Ridge(x, y, 20)
+    expected = np.stack([ridge.scores(test_x, l2).argmax(axis=1) == test_y for l2 in L2_GRID])
+    assert np.array_equal(ridge.correct(test_x, test_y, L2_GRID), expected)
+    assert np.array_equal(ridge.correct(test_x, test_y, L2_GRID[::-1]), expected[::-1])
+    assert 0 < expected.mean() <= 1
+
+
+def test_float64_decides_where_float32_cannot() -> None:
+    """Two classes whose representations differ in the seventh digit only."""
+    rng = np.random.default_rng(0)
+    base = rng.standard_normal((1, 16)).astype(np.float32)
+    x = np.repeat(base, 2, axis=0)
+    x[1] *= 1 + 3e-7
+    y = np.array([0, 1])
+    test_x = np.repeat(x, 20, axis=0)
+    ridge = Ridge(x, y, 2)
+    test_y = np.repeat(y, 20)
+    expected = ridge.scores(test_x, 2.0**20).argmax(axis=1) == test_y
+    assert np.array_equal(ridge.correct(test_x, test_y, [2.0**20])[0], expected)
+
+
+def test_class_without_a_picture_and_class_alone() -> None:
+    x, y = made(40, 8, 3)
+    ridge = Ridge(x, y, 5)
+    assert not ridge.correct(x, np.full(40, 4), [1.0]).any()
+    assert Ridge(x, np.zeros(40, np.int64), 1).correct(x, np.zeros(40, np.int64), [1.0]).all()
+
+
+def test_feature_that_never_changes() -> None:
+    x, y = made(40, 8, 3)
+    x[:, 2] = 7.0
+    assert np.isfinite(Ridge(x, y, 3).scores(x + 1, 1.0)).all()
+
+
+def test_broken_representations() -> None:
+    x, y = made(10, 4, 3)
+    for bad in (np.nan, np.inf):
+        broken = x.copy()
+        broken[3, 1] = bad
+        with pytest.raises(ValueError, match="1 of 10 representations are not finite"):
+            Ridge(broken, y, 3)
+        with pytest.raises(ValueError, match="1 of 10 representations are not finite"):
+            Ridge(x, y, 3).correct(broken, y, [1.0])
+    with pytest.raises(ValueError, match=r"the labels are 0 to 2; 2 classes"):
+        Ridge(x, y, 2)
+
+
+# ------------------------------------------------------------------------------------------------- choosing pictures
+
+
+def test_draws() -> None:
+    labels = np.array([2, 0, 2, 2, 0, 3, 2, 0])
+    assert draw(labels, 5, 2, None).tolist() == [1, 4, 0, 2, 5]
+    assert draw(labels, 5, 9, None).tolist() == [1, 4, 7, 0, 2, 3, 6, 5]
+    for seed in range(5):
+        few, many = draw(labels, 5, 1, seed), draw(labels, 5, 3, seed)
+        assert [labels[i] for i in few] == [0, 2, 3]
+        assert [labels[i] for i in many] == [0, 0, 0, 2, 2, 2, 3]
+        assert many[[0, 3, 6]].tolist() == few.tolist()
+        rng = np.random.default_rng(seed)
+        expected = [rng.permutation(np.flatnonzero(labels == c))[:3] for c in range(5)]
+        assert many.tolist() == np.concatenate(expected).tolist()
+    assert len({tuple(draw(labels, 5, 1, seed)) for seed in range(20)}) > 3
+
+
+def test_best_l2_by_rank() -> None:
+    """Of three data sets, two prefer the second l2; the third's accuracies are far apart, which must not count."""
+    table = np.array([[0.50, 0.52, 0.51, 0.49], [0.30, 0.33, 0.31, 0.29], [0.10, 0.20, 0.30, 0.90]])
+    assert mean_ranks(table).tolist() == [pytest.approx(2 / 3), pytest.approx(7 / 3), 2, 1]
+    assert choose_l2(table).tolist() == [1, 1, 1]
+    table[0] = [0.4, 0.1, 0.2, 0.3]  # by itself the first, by the others' ranks the second; without the last, the third
+    assert mean_ranks(table).tolist() == [
+        pytest.approx(4 / 3),
+        pytest.approx(4 / 3),
+        pytest.approx(5 / 3),
+        pytest.approx(5 / 3),
+    ]
+    assert choose_l2(table).tolist() == [2, 2, 2]
+    assert choose_l2(table, leave_self_out=True).tolist() == [1, 3, 0]
+    assert choose_l2(np.array([[0.1, 0.7, 0.7, 0.2]])).tolist() == [2]
+    with pytest.raises(ValueError, match="give at least two"):
+        choose_l2(table[:1], leave_self_out=True)
+
+
+def test_only_the_drawn_pictures_are_kept() -> None:
+    labels = np.arange(1000) % 10
+    train = Dataset("made", "train", tuple("abcdefghij"), labels, np.zeros((1000, 1, 1, 3), np.uint8))
+    test = dataclasses.replace(train.take(np.arange(101)), split="test")
+    split = few_examples(train, test, (1, 5), range(2), test_pictures=10)
+    assert len(split.train) <= 100
+    assert split.draws.keys() == {(1, 0), (1, 1), (5, 0), (5, 1)}
+    for (k, seed), places in split.draws.items():
+        assert split.train.labels[places].tolist() == labels[draw(labels, 10, k, seed)].tolist()
+    assert split.test.labels.tolist() == [(i * 101 // 10) % 10 for i in range(10)]
+    assert split.short_classes == {1: 0, 5: 0}
+    assert few_examples(train.take(np.arange(13)), test, (2,), [None]).short_classes == {2: 7}
+
+
+def test_data_that_cannot_be_used() -> None:
+    labels = np.arange(6) % 3
+    train = Dataset("made", "train", ("a", "b", "c"), labels, np.zeros((6, 1, 1, 3), np.uint8))
+    test = dataclasses.replace(train, split="test")
+    with pytest.raises(ValueError, match="made has other classes in train than in test"):
+        few_examples(train, dataclasses.replace(test, classes=("a", "b", "d")), (1,), [0])
+    several = dataclasses.replace(test, label_sets=Labels(labels, np.arange(7)))
+    with pytest.raises(ValueError, match="made has several labels a picture"):
+        few_examples(train, several, (1,), [0])
+    with pytest.raises(ValueError, match="made has no pictures in its split 'test'"):
+        few_examples(train, test.take(np.arange(0)), (1,), [0])
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "vitlab" / "features"
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_checkpoint_on_digits(workdir: Path, cache: Path, tmp_path: Path) -> None:
+    report = fewshot_checkpoint(workdir, ["digits"], shots=(1, 5), device="cpu", out=tmp_path / "result.json")
+    train, test = load_dataset("digits", "train"), load_dataset("digits", "test")
+    options: dict[str, Any] = {"resize": 9, "keep_aspect": False}  # 8 * 256 / 224
+    known, asked = (features(load_model(workdir), part, **options) for part in (train, test))
+    assert [(row.dataset, row.shots, row.l2) for row in report.rows] == [("digits", 1, 1024.0), ("digits", 5, 1024.0)]
+    for row in report.rows:
+        for seed, accuracy in enumerate(row.accuracies):
+            rows = draw(train.labels, 10, row.shots, seed)
+            scores = naive(known.x[rows], train.labels[rows], asked.x, 10, 1024.0)
+            assert accuracy == (scores.argmax(axis=1) == test.labels).mean()
+        assert (row.train_pictures, row.test_pictures, row.short_classes) == (10 * row.shots, len(test), 0)
+        assert row.mean == pytest.approx(np.mean(row.accuracies))
+        assert row.deviation == pytest.approx(np.std(row.accuracies, ddof=1))
+    assert json.loads((tmp_path / "result.json").read_text()) == json.loads(json.dumps(report.record()))
+    assert report.settings["resize"] == 9
+    assert len(list(cache.glob("*.npz"))) == 2
+    assert report.rows[1].mean > 0.15
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_interrupted_and_started_again(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The features are there; nothing is computed twice, and the report is the same."""
+    first = fewshot_checkpoint(workdir, ["digits"], device="cpu")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("computed again")
+
+    monkeypatch.setattr(features_module, "eval_batches", refuse)
+    assert fewshot_checkpoint(workdir, ["digits"], device="cpu") == first
+    with pytest.raises(AssertionError, match="computed again"):
+        fewshot_checkpoint(workdir, ["digits"], device="cpu", test_pictures=100)
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_original_form_on_two_sets(workdir: Path, tmp_path: Path) -> None:
+    """The first pictures of each class, one l2 for all sets and each number of shots, chosen by rank."""
+    digits = load_dataset("digits", "train")
+    write_folder(tmp_path / "some", digits.take(np.arange(200)))
+    names = ["digits", f"folder:{tmp_path / 'some'}"]
+    report = fewshot_checkpoint(workdir, names, shots=(1, 5), original=True, device="cpu")
+    assert [(row.shots, row.dataset) for row in report.rows] == [(k, name) for k in (1, 5) for name in names]
+    model = load_model(workdir)
+    tables: dict[tuple[str, int], np.ndarray] = {}
+    for name in names:
+        train, test = load_dataset(name, "train"), load_dataset(name, "test")
+        known, asked = (features(model, part, resize=9, keep_aspect=False) for part in (train, test))
+        for k in (1, 5):
+            rows = draw(train.labels, 10, k, None)
+            ridge = Ridge(known.x[rows], train.labels[rows], 10)
+            tables[name, k] = ridge.correct(asked.x, asked.labels, L2_GRID).mean(axis=1)
+    for row in report.rows:
+        best = choose_l2(np.stack([tables[name, row.shots] for name in names]))[0]
+        assert row.l2 == L2_GRID[best]
+        assert row.accuracies == (tables[row.dataset, row.shots][best],)
+        assert row.deviation is None
+    left = fewshot_checkpoint(workdir, names, shots=(5,), original=True, leave_self_out=True, device="cpu")
+    for own, other in ((0, 1), (1, 0)):
+        assert left.rows[own].l2 == L2_GRID[choose_l2(tables[names[other], 5][None])[0]]
+
+
+def write_folder(path: Path, dataset: Dataset) -> None:
+    from PIL import Image
+
+    for i in range(len(dataset)):
+        place = path / dataset.classes[dataset.labels[i]] / f"{i:04d}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(dataset.picture(i)).save(place)
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_small_and_broken_folder(workdir: Path, tmp_path: Path) -> None:
+    """Fewer pictures than shots: what is there is used, and the table says so; what cannot be read is counted."""
+    digits = load_dataset("digits", "train", classes=(0, 1))
+    write_folder(tmp_path / "few", digits.take(np.arange(30)))
+    name = f"folder:{tmp_path / 'few'}"
+    train = load_dataset(name, "train")
+    Path(train.entries[0].file).write_bytes(b"")
+    with pytest.raises(PictureError, match="zero bytes"):
+        fewshot_checkpoint(workdir, [name], shots=(5, 25), device="cpu")
+    report = fewshot_checkpoint(workdir, [name], shots=(5, 25), on_error="skip", device="cpu")
+    assert [row.short_classes for row in report.rows] == [0, 2]
+    assert [row.skipped for row in report.rows] == [1, 1]
+    assert "(2 classes have fewer pictures than shots; 1 pictures could not be read)" in report.as_table()
+
+
+def test_table_of_known_numbers() -> None:
+    rows = (
+        FewShot("digits", 5, 1024.0, (0.5, 0.7), 50, 100, 0, 0),
+        FewShot("folder:x", 10, 2.0**-10, (0.25,), 90, 100, 0, 3),
+    )
+    assert Report("m", {}, rows).as_table().splitlines() == [
+        "data set  shots         l2  accuracy",
+        "digits        5       1024  60.00% ± 14.14%",
+        "folder:x     10  0.000976562  25.00%  (3 classes have fewer pictures than shots)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"shots": ()}, r"shots \(\), seeds 3"),
+        ({"shots": (0, 5)}, r"shots \(0, 5\)"),
+        ({"seeds": 0}, r"seeds 0"),
+        ({"l2": ()}, r"l2 \(\)"),
+        ({"l2": (0.0,)}, r"l2 \(0\.0,\): .*all positive"),
+        ({"l2": (float("nan"),)}, r"l2 \(nan,\)"),
+        ({"datasets": []}, r"data sets \(\): name at least one"),
+        ({"datasets": ["digits", "digits"]}, r"each of them once"),
+        ({"leave_self_out": True}, r"1 l2 and 1 data sets were given"),
+        ({"leave_self_out": True, "original": True}, r"30 l2 and 1 data sets were given"),
+        ({"original": True, "seeds": 2}, r"leave out l2 and seeds"),
+        ({"original": True, "l2": (1.0,)}, r"leave out l2 and seeds"),
+        ({"datasets": ["digit"]}, r"unknown data set 'digit'"),
+        ({"device": "quantum"}, r"device 'quantum'"),
+    ],
+)
+def test_settings_that_make_no_protocol(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fewshot_checkpoint("nowhere", **{"datasets": ["digits"], "device": "cpu"} | options)
+
+
+# ---------------------------------------------------------------------------------------------------- while training
+
+
+def with_fewshot(config: TrainConfig, **settings: Any) -> TrainConfig:
+    return dataclasses.replace(config, fewshot=FewShotConfig(**settings))
+
+
+def test_figures_of_a_run(config: TrainConfig, pretrained: Outcome, workdir: Path, tmp_path: Path) -> None:
+    """They stand beside the others at each evaluation, and change nothing else: weights and records are the same."""
+    told = with_fewshot(config, shots=(1, 5), seeds=2, test_pictures=40)
+    outcome = pretrain(told, tmp_path / "run", device="cpu", tensorboard=False)
+    ours, theirs = (
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        for folder in (tmp_path / "run", workdir)
+    )
+    names = {"fewshot_1shot", "fewshot_5shot"}
+    assert [line["step"] for line in ours if names <= line.keys()] == [10, 15]
+    assert [{k: v for k, v in line.items() if k not in names} for line in ours] == theirs
+    for name, tensor in pretrained.model.state_dict().items():
+        assert torch.equal(outcome.model.state_dict()[name], tensor)
+    train, test = (load_dataset("digits", split, classes=(0, 1, 2)) for split in ("train", "val"))
+    few = test.take(np.arange(40) * len(test) // 40)
+    known, asked = (features(outcome.model, part, resize=9, keep_aspect=False) for part in (train, few))
+    expected = []
+    for seed in (0, 1):
+        rows = draw(train.labels, 3, 5, seed)
+        expected.append(Ridge(known.x[rows], train.labels[rows], 3).correct(asked.x, asked.labels, [1024.0]).mean())
+    assert ours[-1]["fewshot_5shot"] == pytest.approx(np.mean(expected))
+
+
+def test_other_data_set_than_the_runs(config: TrainConfig, pretrained: Outcome, tmp_path: Path) -> None:
+    digits = load_dataset("digits", "train", classes=(3, 4, 5, 6))
+    write_folder(tmp_path / "other", digits.take(np.arange(60)))
+    told = with_fewshot(config, dataset=f"folder:{tmp_path / 'other'}", shots=(2,), test_split="test")
+    figures = during_training(told, torch.device("cpu"))(pretrained.model)
+    assert figures.keys() == {"fewshot_2shot"}
+    assert 0 <= figures["fewshot_2shot"] <= 1
+    assert during_training(config, torch.device("cpu"))(pretrained.model) == {}
+
+
+def test_wrong_data_set_is_told_before_the_run(config: TrainConfig, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown data set 'digit'"):
+        pretrain(with_fewshot(config, dataset="digit"), tmp_path / "run", device="cpu", tensorboard=False)
+    assert not (tmp_path / "run").exists()
