@@ -1,7 +1,9 @@
 """What `vitlab list` shows and `docs/models.md` says, against the things themselves."""
 
+import io
 import json
 import runpy
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 
 from vitlab import catalogue
 from vitlab.data.datasets import DATASETS, load_dataset
+from vitlab.data.vtab import TASKS
 from vitlab.models import MODELS, create_model, get_config
 from vitlab.models.config import ResNetBody
 from vitlab.recipes import FINETUNE, PRETRAIN
@@ -142,8 +145,48 @@ def test_every_data_set_has_a_row() -> None:
     assert rows["digits"]["splits"] == "train 1,259, val 179, test 359"
     assert (rows["digits"]["classes"], rows["digits"]["size"], rows["digits"]["licence"]) == (10, "8x8", "CC BY 4.0")
     assert rows["folder:PATH"]["classes"] == rows["folder:PATH"]["splits"] == "yours"
-    assert rows["folder:PATH"]["held out"] == "val 10%, test 10%"
+    assert rows["vtab:TASK"]["classes"] == rows["vtab:TASK"]["size"] == "varied"
+    assert rows["folder:PATH"]["held out"] == "val 10 %, test 10 %"
+    assert rows["digits"]["held out"] == "val 12.5 %"
+    assert list(rows["digits"])[-2:] == ["licence", "source"], "what is long comes last"
+    assert all(row["licence"] and row["source"] for row in rows.values())
     assert len(load_dataset("digits", "val")) == 179
+
+
+def test_how_the_paper_fine_tunes_on_a_data_set() -> None:
+    said = {row["dataset"]: row["fine-tuning"] for row in catalogue.datasets()}
+    assert said["pets"] == "Table 4: 500 steps, batch 512, 384 px, rates 0.001-0.03, 10 % held out"
+    assert said["imagenet"] == "Table 4: 20,000 steps, batch 512, 512 px, rates 0.003-0.06, 1 % held out"
+    assert said["vtab:TASK"] == "Table 4: 2,500 steps, batch 512, 384 px, rate 0.01, 20 % held out"
+    assert said["dtd"] == "Table 4 (VTAB): 2,500 steps, batch 512, 384 px, rate 0.01, 20 % held out"
+    assert {said[name][:8] for name in ("cifar10", "cifar100", "flowers102")} == {"Table 4:"}
+    assert {said[name][:8] for name in TASKS if name in said} == {"Table 4:", "Table 4 "}
+    assert said["digits"] == said["fashion_mnist"] == said["objectnet"] == said["folder:PATH"] == "-"
+
+
+def test_where_imagenet_21k_and_jft_go(tmp_path: Path) -> None:
+    """As the row says: tars whose .cls hold several classes."""
+    (row,) = catalogue.datasets("shards:*")
+    assert all(part in row["source"] for part in ("ImageNet-21k", "JFT", "KEY.cls", "several (3 17 42)", "train"))
+    with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
+        for name, data in (("n.ppm", b"P6 1 1 255 abc"), ("n.cls", b"3 17 42")):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    dataset = load_dataset(f"shards:{tmp_path}", "train")
+    assert dataset.label_sets is not None
+    assert dataset.label_sets.of(0).tolist() == [3, 17, 42]
+
+
+def test_tasks_of_vtab(tmp_path: Path) -> None:
+    rows = {row["task"]: row for row in catalogue.vtab()}
+    assert list(rows) == list(TASKS)
+    assert (rows["eurosat"]["called"], rows["eurosat"]["classes"], rows["eurosat"]["test"]) == ("EuroSAT", 10, 5_400)
+    ways = {name: rows[name]["data"] for name in ("svhn", "clevr_count", "kitti_distance")}
+    assert ways == {"svhn": "automatic", "clevr_count": "by hand", "kitti_distance": "licence"}
+    assert all(row["licence"] and row["source"] and "found" not in row for row in rows.values())
+    (row,) = catalogue.vtab("resisc*", tmp_path)
+    assert row["found"] == "-"
 
 
 def test_every_recipe_has_a_row() -> None:

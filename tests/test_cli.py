@@ -1,5 +1,6 @@
 """The program as its users meet it: what it prints, what it leaves, and what it says of bad input."""
 
+import contextlib
 import io
 import json
 import os
@@ -19,11 +20,12 @@ import torch
 from PIL import Image
 
 from vitlab import cli
-from vitlab.cli import COMMANDS, Finetune, Pretrain, main, parse
+from vitlab.cli import COMMANDS, Duplicates, Finetune, Pretrain, main, parse
 from vitlab.data.datasets import load_dataset
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.recipes import FINETUNE, PRETRAIN
+from vitlab.train.config import FewShotConfig
 from vitlab.train.loop import NonFiniteError, StoppedError
 from vitlab.weights import ParityError, save_model
 
@@ -107,6 +109,44 @@ def test_settings_override_the_recipe() -> None:
     assert (command.config.data.name, command.config.data.flip) == ("folder:x", False)
 
 
+def test_data_set_in_short() -> None:
+    """Of a folder, what cannot be read is left out, unless the user wants to stop at it."""
+    for words, name, root, on_error in (
+        ("--dataset folder:x", "folder:x", None, "skip"),
+        ("--dataset folder:x --data.on_error raise", "folder:x", None, "raise"),
+        ("--dataset cifar10 --root y --recipe cifar100", "cifar10", "y", "raise"),
+        ("--recipe flowers", "flowers102", None, "raise"),
+    ):
+        command = parse(["finetune", "m", *words.split()])
+        assert isinstance(command, Finetune)
+        data = command.config.data
+        assert (data.name, data.root, data.on_error) == (name, root, on_error)
+
+
+def test_what_is_said_is_not_automatic() -> None:
+    for words, left in (
+        ("", ("steps", "warmup_steps", "mixup", "batch_size", "image_size")),
+        ("--steps 7 --mixup=0.2", ("warmup_steps", "batch_size", "image_size")),
+        ("--epochs 1 --optim.warmup_steps 3 --batch-size 8 --model.image-size 32", ("mixup",)),
+        ("--automatic steps mixup --steps 3", ("mixup",)),
+    ):
+        command = parse(["finetune", "m", "--dataset", "digits", *words.split()])
+        assert isinstance(command, Finetune)
+        assert command.config.automatic == left
+
+
+def test_learning_rates() -> None:
+    for words, rates, rate in (
+        ("--recipe cifar10", (0.001, 0.003, 0.01, 0.03), 0.01),
+        ("--recipe cifar10 --optim.lr 0.003", (), 0.003),
+        ("--recipe cifar10 --learning-rates 0.1", (0.1,), 0.01),
+        ("--dataset digits --learning-rates 0.003 0.01 --held-out 0.2", (0.003, 0.01), 0.01),
+    ):
+        command = parse(["finetune", "m", *words.split()])
+        assert isinstance(command, Finetune)
+        assert (command.config.learning_rates, command.config.optim.lr) == (rates, rate)
+
+
 def test_length_is_said_in_steps_or_epochs() -> None:
     steps, epochs = parse(["pretrain", "jft", "--steps=7"]), parse(["pretrain", "jft", "--epochs", "0.5"])
     assert isinstance(steps, Pretrain)
@@ -152,8 +192,41 @@ def test_json_for_programs(run: Path, picture: Path, capsys: pytest.CaptureFixtu
     said = answer(capsys, "predict", str(run), str(picture), "--top", "2", "--device", "cpu")
     assert (said["path"], said["error"]) == (str(picture), None)
     assert len(said["top"]) == 2
-    for what in ("models", "datasets", "recipes"):
+    for what in ("models", "datasets", "recipes", "vtab"):
         assert answer(capsys, "list", what)
+
+
+def test_finetune_searches_and_runs(run: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is left can be used as any other run, and the same command only reads it."""
+    argv = [
+        "finetune",
+        str(run),
+        "--dataset",
+        "digits",
+        "--data.classes",
+        "0",
+        "1",
+        "2",
+        "--steps",
+        "2",
+        "--device",
+        "cpu",
+    ]
+    argv += ["--learning-rates", "0.1", "0.2", "--runs", "2"]
+    tuned = answer(capsys, *argv)
+    assert [each["learning_rate"] for each in tuned["sweep"]] == [0.1, 0.2]
+    assert len(tuned["runs"]) == 2
+    folder = Path("runs/finetune-digits")
+    assert json.loads((folder / "result.json").read_text()) == tuned
+    assert answer(capsys, "evaluate", str(folder), "--device", "cpu") == tuned["test"]
+    assert len(answer(capsys, "predict", str(folder), str(picture), "--device", "cpu")["top"]) == 3
+    code, out, err = call(capsys, *argv)
+    assert code == 0
+    assert "<- taken" in out
+    assert "accuracy over 2 runs: " in out
+    for setting in ("learning_rates = (0.1, 0.2)", "batch_size = 32", "model.image_size = 8", "held_out = 0.1"):
+        assert setting in err
+    assert " step " not in err  # nothing was trained
 
 
 def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
@@ -193,6 +266,74 @@ def test_converted_and_exported(run: Path, picture: Path, capsys: pytest.Capture
     report = answer(capsys, "export", str(run), "--to", "torch-export", "--out", "run.pt2")
     assert report["bytes"] == Path("run.pt2").stat().st_size
     assert report["difference"] < 1e-4
+
+
+def test_vtab(run: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 19 tasks one is there; it is found, trained, tested, and no mean is made of it."""
+    for name, count in {"train800": 800, "val200": 200, "train800val200": 1000, "test": 5}.items():
+        Path("data/dmlab").mkdir(parents=True, exist_ok=True)
+        Path(f"data/dmlab/{name}.txt").write_text(f"{picture} 1\n" * count)
+    code, out, _ = call(capsys, "list", "vtab", "d*", "--root", "data")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if " lists " in line] == ["dmlab"]
+    small = ["--steps", "2", "--batch-size", "4", "--image-size", "8", "--data.workers", "0", "--device", "cpu"]
+    code, out, err = call(capsys, "vtab", str(run), "--root", "data", "--no-download", *small)
+    assert code == 0
+    assert "DMLab structured 5 100.00%" in " ".join(out.split())
+    assert "mean of all 19 none: 1 of its 19 tasks are there" in " ".join(out.split())
+    assert "dmlab: 100.00% of 5" in err
+    result = answer(capsys, "vtab", str(run), "--root", "data", "--no-download", *small)
+    assert result == json.loads(Path("runs/vtab/result.json").read_text())
+    assert len(result["missing"]) == 18
+
+
+def test_few_shots_and_probes(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the same features, kept where the user says."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "elsewhere")
+    argv = ["fewshot", str(run), "--dataset", "digits", "--shots", "5", "--device", "cpu", "--cache", "kept"]
+    found = answer(capsys, *argv, "--out", "few.json")
+    assert found == json.loads(Path("few.json").read_text())
+    assert [row["shots"] for row in found["rows"]] == [5]
+    code, out, _ = call(capsys, *argv)
+    assert code == 0
+    assert out.splitlines()[1].split()[:4] == ["digits", "5", "1024", f"{found['rows'][0]['mean']:.2%}"]
+    probed = answer(capsys, "probe", str(run), "--dataset", "digits", "--k", "3", "--cache", "kept", "--device", "cpu")
+    assert list(probed["weighted"]) == ["3"]
+    assert len(list(Path("kept").iterdir())) == 3  # few of train, test, all of train
+    assert not Path("elsewhere").exists()
+
+
+def test_few_shots_while_training() -> None:
+    command = parse(["pretrain", "tiny-digits", "--fewshot.dataset", "cifar10", "--fewshot.shots", "10", "25"])
+    assert isinstance(command, Pretrain)
+    assert command.config.fewshot == FewShotConfig(dataset="cifar10", shots=(10, 25))
+    command = parse(["pretrain", "tiny-digits"])
+    assert isinstance(command, Pretrain)
+    assert command.config.fewshot is None
+
+
+def test_duplicates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is printed and left, and an exit code that says whether all could be compared."""
+    from vitlab.data.dedup import THRESHOLD
+
+    assert Duplicates("a", "b").threshold == THRESHOLD
+    random = np.random.default_rng(0)
+    for split, seeds in (("train", range(6)), ("test", range(4, 8))):
+        (tmp_path / "set" / split / "any").mkdir(parents=True)
+        for seed in seeds:
+            rough = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+            picture = Image.fromarray(rough).resize((48, 48), Image.Resampling.BICUBIC)
+            picture.save(tmp_path / "set" / split / "any" / f"{seed}.png")
+    said = answer(capsys, "duplicates", "folder:set", "folder:set", "--train-split", "train", "--out", "found")
+    assert (said["pairs"], said["unreadable"]) == (2, [])
+    assert Path("found/exclude.txt").read_text() == "train/any/4.png\ntrain/any/5.png\n"
+    (tmp_path / "set" / "test" / "any" / "8.png").write_bytes(random.bytes(50))
+    code, out, err = call(capsys, "duplicates", "folder:set", "folder:set", "--train-split", "train", "--out", "found")
+    assert code == 1
+    assert "Pairs: 2\n" in out
+    assert "8.png: not a picture" in out
+    assert out.splitlines()[-1].endswith("to look at: found/report.html")
+    assert "compared 5 of 5" in err
 
 
 def test_list_for_people(capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,9 +405,10 @@ WORDS: list[tuple[str, list[str]]] = [
     ("", ["Expected one of {demo, list, pretrain"]),
     ("pretrian", ["unknown command 'pretrian'; the nearest: pretrain"]),
     ("--jsn", ["Unrecognized options: --jsn", "pretrain"]),
-    ("list", ["{models,datasets,recipes}", "required"]),
+    ("list", ["{models,datasets,recipes,vtab}", "required"]),
     ("list modls", ["'modls'", "'models', 'datasets', 'recipes'"]),
     ("list models --jsn", ["Unrecognized options: --jsn", "--json"]),
+    ("list models --root pictures", ["--root has no effect on a list of models", "`vitlab list vtab`"]),
     ("demo --seed x", ["--seed", "'x'"]),
     ("pretrain", ["RECIPE", "`vitlab list recipes`"]),
     ("pretrain tiny-digit", ["unknown recipe 'tiny-digit'; the nearest: tiny-digits", "`vitlab list recipes`"]),
@@ -299,24 +441,51 @@ WORDS: list[tuple[str, list[str]]] = [
     ("pretrain tiny-digits --workdir pictures", ["work folder pictures is not empty and holds no run", "empty folder"]),
     ("pretrain tiny-digits --workdir notes.txt", ["notes.txt is a file; give the name of a folder"]),
     ("finetune", ["CHECKPOINT", "Google .npz"]),
-    ("finetune nowhere.npz", ["there is nothing at nowhere.npz; give a Google .npz"]),
+    ("finetune nowhere.npz --dataset digits", ["there is nothing at nowhere.npz; give a Google .npz"]),
     ("finetune RUN --recipe tinny", ["unknown recipe 'tinny'; the nearest: tiny"]),
     ("finetune RUN --model.mlp-dim 64", ["--model.mlp-dim has no effect here: the checkpoint brings", "--image-size"]),
-    ("finetune RUN --image-size 18", ["18x18", "the nearest: 16, 20"]),
+    ("finetune RUN --dataset digits --image-size 18", ["18x18", "the nearest: 16, 20"]),
+    ("finetune RUN", ["name the pictures with --dataset folder:PATH", "--recipe"]),
+    ("finetune RUN --dataset folder:nowhere", ["nowhere does not exist", "give a folder of class folders"]),
+    ("finetune RUN --dataset pictures", ["unknown data set 'pictures'; for your own", "folder:pictures"]),
+    ("finetune RUN --dataset digits --data.name digits", ["--dataset and --data.name say the same; give one"]),
+    ("finetune RUN --root x --data.root x", ["--root and --data.root say the same; give one"]),
+    ("finetune RUN --optim.lr 0.1 --learning-rates 0.1 0.2", ["--optim.lr is one learning rate"]),
+    ("finetune RUN --learning-rates 0.1 0.1", ["learning_rates are (0.1, 0.1); name each of them once"]),
+    ("finetune RUN --learning-rates 0.1 -0.2", ["learning_rates are (0.1, -0.2); each must be positive and finite"]),
+    ("finetune RUN --held-out 0.2", ["--held-out has no effect with one learning rate", "--learning-rates 0.003 0.01"]),
+    ("finetune RUN --recipe cifar10 --held-out 2", ["held_out is 2.0; it is a share of the training split"]),
+    ("finetune RUN --sweep-steps 5", ["sweep_steps is 5", "two rates or more to choose from"]),
+    ("finetune RUN --runs 0", ["runs is 0; it must be at least 1"]),
+    ("finetune RUN --dataset digits --data.eval-resize 4", ["resize=4 must be at least image_size=(8, 8)"]),
+    ("finetune RUN --dataset digits --device quantum", ["device 'quantum' is unknown; give auto, cpu, cuda"]),
     ("finetune RUN --data.nme x", ["--data.nme", "--data.name"]),
-    ("finetune model.pt", ["model.pt is a pickle", "never loaded", "convert it to safetensors"]),
-    ("finetune notes.txt", ["notes.txt is no checkpoint", "give a Google .npz"]),
-    ("finetune other.npz", ["other.npz is no Vision Transformer", "It holds weight"]),
-    ("finetune cut.npz", ["cut.npz"]),
-    ("finetune lone.safetensors", ["without the config.json"]),
-    ("finetune pictures", ["pictures holds no checkpoint; give a Google .npz"]),
-    ("finetune unfinished", ["training that has not ended", "Run its command again"]),
-    ("finetune mixed", ["mixed/model.safetensors is damaged", "checksums differ"]),
+    ("finetune model.pt --dataset digits", ["model.pt is a pickle", "never loaded", "convert it to safetensors"]),
+    ("finetune notes.txt --dataset digits", ["notes.txt is no checkpoint", "give a Google .npz"]),
+    ("finetune other.npz --dataset digits", ["other.npz is no Vision Transformer", "It holds weight"]),
+    ("finetune cut.npz --dataset digits", ["cut.npz"]),
+    ("finetune lone.safetensors --dataset digits", ["without the config.json"]),
+    ("finetune pictures --dataset digits", ["pictures holds no checkpoint; give a Google .npz"]),
+    ("finetune unfinished --dataset digits", ["training that has not ended", "Run its command again"]),
+    ("finetune mixed --dataset digits", ["mixed/model.safetensors is damaged", "checksums differ"]),
+    ("vtab", ["CHECKPOINT", "Google .npz"]),
+    ("vtab RUN --tasks svnh", ["unknown VTAB task 'svnh'; the nearest: svhn", "`vitlab list vtab`"]),
+    ("vtab RUN --tasks dmlab --root pictures --image-size 16", ["1 of the tasks asked for cannot be had", "dmlab"]),
+    ("vtab RUN", ["384 pixels are far from the 8 that the checkpoint was trained at", "--image-size 16"]),
+    ("vtab RUN --data.name cifar10", ["--data.name has no effect here", "--root and --tasks"]),
+    ("vtab RUN --model.depth 3", ["--model.depth has no effect here: the checkpoint brings"]),
+    ("vtab RUN --learning-rates 0.1", ["Unrecognized options: --learning-rates"]),
+    ("vtab nowhere.npz", ["there is nothing at nowhere.npz; give a Google .npz"]),
     ("evaluate", ["CHECKPOINT", "Google .npz"]),
     ("evaluate RUN --split tset", ["'tset'", "'train', 'val', 'test', 'trainval'"]),
     ("evaluate RUN --image-size 18", ["18x18", "the nearest: 16, 20"]),
     ("evaluate RUN --dataset folder:other", ["knows the classes 0, 1, 2 and folder:other has ants, bees", "fine-tune"]),
     ("evaluate RUN --batch-size 0", ["batch_size=0", "positive"]),
+    ("evaluate RUN --resize 4", ["resize=4 must be at least image_size=(8, 8)"]),
+    ("evaluate RUN --dataset imagenet", ["imagenet is not downloaded", "image-net.org", "licence: research"]),
+    ("evaluate RUN --dataset imagenet_real --root other", ["imagenet_real needs real.json and val; looked in other"]),
+    ("evaluate RUN --dataset imagenet_v2 --root other", ["imagenetv2-matched-frequency-format-val", "ImageNetV2"]),
+    ("evaluate RUN --dataset objectnet --root other", ["objectnet needs images and mappings", "objectnet.dev"]),
     ("evaluate headless --dataset digits", ["headless has no head", "`vitlab finetune`"]),
     ("evaluate headless", ["does not say what it was trained on; name a data set with --dataset"]),
     ("predict RUN", ["no picture was named; give pictures, folders of them, or -"]),
@@ -324,11 +493,34 @@ WORDS: list[tuple[str, list[str]]] = [
     ("predict RUN pictures/dogs", ["the folder pictures/dogs holds no picture", ".jpg"]),
     ("predict RUN notes.txt --top 0", ["top is 0; ask for at least 1"]),
     ("predict model.pt notes.txt", ["model.pt is a pickle"]),
+    ("fewshot RUN", ["--dataset"]),
+    ("fewshot RUN --dataset digit", ["unknown data set 'digit'; the nearest: digits"]),
+    ("fewshot RUN --dataset digits --shots 5 0", ["shots (5, 0)", "all positive"]),
+    ("fewshot RUN --dataset digits --l2 -1", ["l2 (-1.0,)", "all positive"]),
+    ("fewshot RUN --dataset digits --original --seeds 2", ["first pictures of each class", "leave out l2 and seeds"]),
+    ("fewshot RUN --dataset digits --original --leave-self-out", ["by the other data sets; 30 l2 and 1 data sets"]),
+    ("fewshot RUN --dataset digits digits", ["('digits', 'digits')", "each of them once"]),
+    ("fewshot RUN --dataset digits --batch-size 0", ["batch_size=0"]),
+    ("fewshot nowhere.npz --dataset digits", ["there is nothing at nowhere.npz; give a Google .npz"]),
+    ("probe RUN --dataset digits --kind svm", ["'svm'", "'knn', 'linear'"]),
+    ("probe RUN --dataset digits --kind linear --k 5", ["ks belongs to knn and l2 to linear"]),
+    ("probe RUN --dataset digits --kind linear --l2 0", ["l2 is (0.0,); give one or more positive"]),
+    ("probe RUN --dataset digits --k 5000", ["give numbers from 1 to the 1259 training pictures"]),
+    ("probe RUN --dataset other", ["unknown data set 'other'; for your own pictures write folder:other"]),
+    ("pretrain tiny-digits --fewshot.shots 0", ["shots is (0,); give numbers of examples"]),
+    ("pretrain tiny-digits --fewshot.dataset digit", ["unknown data set 'digit'; the nearest: digits"]),
     ("pretrain tiny-digits --model R50x9", ["unknown model 'R50x9'; the nearest: R50x"]),
     ("pretrain tiny-digits --model.position relative", ["give position_at='every' or 'shared'"]),
     ("pretrain tiny-digits --model.pool mean", ["'mean'", "'token', 'gap', 'map', 'token+gap'"]),
     ("pretrain tiny-digits --model.registers -1", ["registers is -1; it must be 0 (none) or more"]),
     ("pretrain tiny-digits --model R50x1 --model.body.width 48", ["48 channels", "a multiple of 32"]),
+    ("duplicates digits", ["Missing from vitlab duplicates", "TEST"]),
+    ("duplicates digits digit", ["unknown data set 'digit'; the nearest: digits"]),
+    ("duplicates digits digits --train-split test", ["digits (test) was given twice", "Name another set or split"]),
+    ("duplicates digits digits --threshold 2", ["the threshold is 2.0", "at most 0.5", "Usual is 0.25"]),
+    ("duplicates digits digits --out notes.txt", ["notes.txt is a file; give the name of a folder"]),
+    ("pretrain tiny-digits --data.exclude nowhere.txt", ["nowhere.txt (No such file", "`vitlab duplicates`"]),
+    ("pretrain tiny-digits --data.exclude notes.txt", ["1 of the 1 pictures listed in notes.txt", "no checkpoint, no"]),
     ("convert RUN", ["DESTINATION", "--to"]),
     ("convert RUN out --to onnx", ["'onnx'", "'google', 'timm', 'huggingface', 'vitlab'"]),
     ("convert nowhere.npz out --to timm", ["there is nothing at nowhere.npz; give a Google .npz"]),
@@ -408,6 +600,38 @@ def test_bad_input_as_a_process() -> None:
     out, err = started.communicate()
     assert (started.returncode, out) == (2, b"")
     assert err.startswith(b"vitlab: there is nothing at nowhere; give a Google .npz")
+
+
+def test_several_processes_print_once(run: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]) -> None:
+    """What torchrun does, without its start: both test their share, one prints what a single process prints."""
+
+    def job() -> str:
+        said = io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+            main(["evaluate", str(run), "--json", "--device", "cpu"])
+        return said.getvalue()
+
+    (whole,) = in_ranks(1, job)
+    assert len(json.loads(whole)["per_class"]) == 3
+    assert in_ranks(2, job) == [whole, ""]
+
+
+def test_several_processes_end_together(in_ranks: Callable[[int, Callable[[], Any]], list[Any]]) -> None:
+    def job() -> None:
+        main(["evaluate", "nowhere"])
+
+    assert [str(ended) for ended in in_ranks(2, job)] in (["2", "2"], ["2", "1"], ["1", "2"])
+
+
+@pytest.mark.slow
+def test_torchrun(run: Path) -> None:
+    torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2"]
+    command = ["-m", "vitlab", "evaluate", str(run), "--device", "cpu"]
+    ended = subprocess.run([*torchrun, *command], check=False, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+    alone = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True)
+    assert ended.stdout == alone.stdout
+    assert ended.stdout.count("pictures · accuracy") == 1
 
 
 def test_terminated_and_continued(capsys: pytest.CaptureFixture[str]) -> None:

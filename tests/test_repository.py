@@ -27,7 +27,7 @@ STANDS_ON = {
     "data": ("settings",),
     "weights": ("settings", "files", "models"),
     "train": ("settings", "files", "models", "data"),
-    "transfer": ("settings", "models", "data", "weights", "train"),
+    "transfer": ("settings", "files", "models", "data", "weights", "train"),
     "inspect": ("settings", "files", "models", "weights"),
     "recipes": ("settings", "models.config", "train.config"),
     "studies": ("settings", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),

@@ -6,11 +6,15 @@
 import fnmatch
 import math
 import sys
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vitlab.models import MODELS, ModelConfig, ResNetConfig
 from vitlab.models.config import AXIAL_HEADS
 from vitlab.recipes import FINETUNE, PRETRAIN
+
+if TYPE_CHECKING:
+    from vitlab.data.datasets import DatasetInfo
 
 Row = dict[str, Any]
 
@@ -58,20 +62,67 @@ def _model(name: str, config: ModelConfig) -> Row:
 
 
 def datasets(pattern: str = "*") -> list[Row]:
-    """Every data set: classes, splits with their sizes, picture size, source, licence."""
+    """Every data set: classes, splits with their sizes, picture size, how the paper fine-tunes on it, licence, source.
+
+    `held out` are the shares of train that stand in for the splits that the source lacks.
+    """
     from vitlab.data.datasets import DATASETS
+
+    return [_dataset(name, info) for name, info in DATASETS.items() if fnmatch.fnmatchcase(name, pattern)]
+
+
+def _dataset(name: str, info: "DatasetInfo") -> Row:
+    unknown = "yours" if ":PATH" in name else "varied"
+    return {
+        "dataset": name,
+        "classes": len(info.classes) or info.num_classes or unknown,
+        "size": "x".join(map(str, info.image_size)) if info.image_size else unknown,
+        "splits": ", ".join(f"{split} {count:,}" for split, count in info.splits.items()) or unknown,
+        "held out": ", ".join(f"{split} {_percent(share)}" for split, share in info.held_out.items()) or "-",
+        "fine-tuning": _protocol(name),
+        "licence": info.licence,
+        "source": info.source,
+    }
+
+
+def _protocol(name: str) -> str:
+    """The row of Table 4 for a data set: its own, or else VTAB's where it is one of the 19 tasks; "-" without one."""
+    from vitlab.data.vtab import TASKS
+
+    configs = [recipe() for recipe in FINETUNE.values()]
+    rows = {config.data.name: config for config in configs if config.learning_rates}
+    row = rows.get(name) or (rows["vtab:TASK"] if name in TASKS else None)
+    if row is None:
+        return "-"
+    lowest, highest = min(row.learning_rates), max(row.learning_rates)
+    rates = f"rate {lowest:g}" if lowest == highest else f"rates {lowest:g}-{highest:g}"
+    return (
+        f"Table 4{'' if name in rows else ' (VTAB)'}: {row.steps:,} steps, batch {row.batch_size}, "
+        f"{row.model.image_hw[0]} px, {rates}, {_percent(row.held_out)} held out"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+def vtab(pattern: str = "*", root: Path | None = None) -> list[Row]:
+    """Every task of VTAB-1k, and how its data is had; with a `root`, also what of it is there (without a download)."""
+    from vitlab.data.vtab import TASKS, found
 
     return [
         {
-            "dataset": name,
-            "classes": len(info.classes) or "yours",
-            "size": "x".join(map(str, info.image_size)) if info.image_size else "yours",
-            "splits": ", ".join(f"{split} {count:,}" for split, count in info.splits.items()) or "yours",
-            "held out": ", ".join(f"{split} {share:.0%}" for split, share in info.held_out.items()) or "-",
-            "licence": info.licence,
-            "source": info.source,
+            "task": name,
+            "called": task.csv,
+            "group": task.group,
+            "classes": task.classes,
+            "test": task.test_size,
+            "data": task.origin.access,
+            **({"found": found(name, root)} if root else {}),
+            "licence": task.origin.licence,
+            "source": task.origin.page,
         }
-        for name, info in DATASETS.items()
+        for name, task in TASKS.items()
         if fnmatch.fnmatchcase(name, pattern)
     ]
 

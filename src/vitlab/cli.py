@@ -16,13 +16,22 @@ from tyro.conf import Positional
 from vitlab.models.config import ImageSize
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.settings import nearest, to_dict
-from vitlab.train.config import TrainConfig
+from vitlab.train.config import DataConfig, FewShotConfig, FinetuneConfig, TrainConfig
 
 CHECKPOINTS = "A Google .npz, a folder (saved model, run, timm, Hugging Face), hub:OWNER/NAME or timm:NAME.TAG."
 Checkpoint = Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help=CHECKPOINTS)]
 RunConfig = Annotated[
     TrainConfig, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands
 ]  # `--optim.lr`, not `--config.optim.lr`
+AUTOMATIC = {
+    "steps": {"--steps", "--epochs"},
+    "warmup_steps": {"--optim.warmup-steps"},
+    "mixup": {"--mixup"},
+    "batch_size": {"--batch-size"},
+    "image_size": {"--model.image-size"},
+}
+"""The flags by which a user sets what a recipe leaves to the data."""
+FinetuneRunConfig = Annotated[FinetuneConfig, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]
 
 
 @dataclass(frozen=True)
@@ -46,18 +55,24 @@ class Demo:
 
 @dataclass(frozen=True)
 class List:
-    """What there is by name: models, data sets or recipes."""
+    """What there is by name: models, data sets, recipes, or the tasks of VTAB-1k and how their data is had."""
 
-    what: Positional[Literal["models", "datasets", "recipes"]]
+    what: Positional[Literal["models", "datasets", "recipes", "vtab"]]
     """What to list."""
     pattern: Annotated[Positional[str], tyro.conf.arg(metavar="PATTERN")] = "*"
     """Shell pattern for the names, e.g. `ViT-B*`."""
+    root: Path | None = None
+    """With `vtab`: a folder to look into for the tasks' data."""
     json: bool = False
 
     def run(self) -> int:
         from vitlab import catalogue
 
-        rows = getattr(catalogue, self.what)(self.pattern)
+        if self.root and self.what != "vtab":
+            raise ValueError(
+                f"--root has no effect on a list of {self.what}: only `vitlab list vtab` looks into a folder."
+            )
+        rows = getattr(catalogue, self.what)(self.pattern, **({"root": self.root} if self.root else {}))
         _answer(rows, self.json, catalogue.as_table(rows))
         return 0
 
@@ -87,34 +102,75 @@ class Pretrain:
 
 @dataclass(frozen=True)
 class Finetune:
-    """Carry a checkpoint to another data set by a recipe (Table 4, or a small twin), then test it."""
+    """Carry a checkpoint to another data set: seek the learning rate, train on all of train, test (Table 4)."""
 
     checkpoint: Checkpoint
-    config: RunConfig
-    recipe: str = "tiny"
-    """One of `vitlab list recipes`."""
+    config: FinetuneRunConfig
+    recipe: str = "own"
+    """One of `vitlab list recipes`; `own` suits any pictures, and needs --dataset."""
+    dataset: str | None = None
+    """Data set, `folder:PATH` or `shards:PATH`; the recipe's unless given. Of a folder, files that cannot be read are
+    left out and listed (`--data.on-error raise` stops at them)."""
+    root: str | None = None
+    """Folder that holds a named data set."""
     image_size: int | None = None
     """Side of the pictures in pixels; the recipe's unless given."""
     workdir: Path | None = None
-    """The run's folder; `runs/finetune-RECIPE` unless given."""
+    """The folder of the search and the runs; `runs/finetune-RECIPE` unless given (for `own`, the data set's name)."""
     device: str = "auto"
     json: bool = False
 
     def run(self) -> int:
-        from vitlab.transfer.finetune import finetune
+        from vitlab.transfer.finetune import sweep_and_finetune
 
-        workdir = self.workdir or Path("runs") / f"finetune-{self.recipe}"
-        outcome = finetune(
+        name = self.config.data.name
+        if not name:
+            raise ValueError("name the pictures with --dataset folder:PATH (or a data set), or a --recipe that does.")
+        called = Path(name.partition(":")[2] or name).name if self.recipe == "own" else self.recipe
+        workdir = self.workdir or Path("runs") / f"finetune-{called}"
+        done = sweep_and_finetune(
             self.checkpoint, self.config, workdir, image_size=self.image_size, device=self.device,
-            on_settings=_settings(workdir),
+            on_settings=_settings(workdir), say=lambda text: print(f"vitlab: {text}", file=sys.stderr),
         )  # fmt: skip
-        _answer(outcome.result, self.json, outcome.summary(workdir))
+        _answer(done.result, self.json, done.summary(workdir))
+        return 0
+
+
+@dataclass(frozen=True)
+class Vtab:
+    """Judge a checkpoint by VTAB-1k: 19 tasks, each learnt from 1,000 pictures by one setting and tested whole."""
+
+    checkpoint: Checkpoint
+    config: RunConfig
+    root: str | None = None
+    """Folder of the tasks' data; the cache folder unless given. `vitlab list vtab` says how the data is had."""
+    out: Path = Path("runs/vtab")
+    """Folder for the result and for a run of each task."""
+    tasks: tuple[str, ...] = ()
+    """The tasks to do, whose data must be there; all that can be had unless given."""
+    select: bool = False
+    """Train on 800 and score on the 200 of the validation part, to choose settings; the test parts stay unseen."""
+    download: bool = True
+    """Download data that may be had so."""
+    image_size: int | None = None
+    """Side of the pictures in pixels; 384 unless given."""
+    device: str = "auto"
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab.transfer.vtab import as_table, vtab
+
+        result = vtab(
+            self.checkpoint, self.config, self.root, self.out, tasks=self.tasks or "available", select=self.select,
+            download=self.download, image_size=self.image_size, device=self.device, on_task=_scored,
+        )  # fmt: skip
+        _answer(result, self.json, f"{as_table(result)}\nresult: {self.out / 'result.json'}")
         return 0
 
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Test a checkpoint on a data set: accuracy, loss, and each class by itself."""
+    """Test a checkpoint on a data set: accuracy, loss, and each class by itself; with torchrun by several processes."""
 
     checkpoint: Checkpoint
     dataset: str | None = None
@@ -124,18 +180,114 @@ class Evaluate:
     """Folder that holds a named data set."""
     image_size: int | None = None
     """Test at another size, with interpolated position embeddings."""
+    resize: int | None = None
+    """Bring the shorter side of each picture to so many pixels and test the centre; as the data set or the checkpoint
+    says unless given, else the whole picture is squashed to size."""
     batch_size: int = 256
+    """Pictures at once, in each process."""
     workers: int = 0
     on_error: Literal["raise", "skip"] = "raise"
     device: str = "auto"
     json: bool = False
 
     def run(self) -> int:
+        from vitlab.train.distributed import together
         from vitlab.transfer.evaluate import evaluate_checkpoint
 
-        found = evaluate_checkpoint(
-            self.checkpoint, self.dataset, self.split, root=self.root, image_size=self.image_size,
+        with together() as ranks:
+            found = evaluate_checkpoint(
+                self.checkpoint, self.dataset, self.split, root=self.root, image_size=self.image_size,
+                resize=self.resize, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
+                device=self.device, ranks=ranks,
+            )  # fmt: skip
+        if ranks.rank == 0:
+            _answer(found.record(), self.json, found.as_table())
+        return 0
+
+
+@dataclass(frozen=True)
+class Fewshot:
+    """Few-shot accuracy of a checkpoint (Sec. 4.1): least squares on the frozen features of a few pictures a class."""
+
+    checkpoint: Checkpoint
+    dataset: tuple[str, ...]
+    """One data set or several: names, `folder:PATH` or `shards:PATH`."""
+    root: str | None = None
+    """Folder that holds the named data sets."""
+    shots: tuple[int, ...] = (1, 5, 10, 25)
+    """Pictures of each class to learn from."""
+    l2: tuple[float, ...] | None = None
+    """Strength of the penalty, 2^10 unless given; of several the one that ranks best over the data sets is taken."""
+    seeds: int | None = None
+    """Random draws of those pictures, 3 unless given."""
+    original: bool = False
+    """The form of the paper's time: the first pictures of each class, l2 chosen from 2^-10 to 2^19 by rank."""
+    leave_self_out: bool = False
+    """Choose a data set's l2 by the other data sets only."""
+    train_split: Literal["train", "val", "test", "trainval"] = "train"
+    test_split: Literal["train", "val", "test", "trainval"] = "test"
+    test_pictures: int | None = None
+    """Test on no more pictures than these, taken evenly from the split."""
+    image_size: int | None = None
+    """Test at another size, with interpolated position embeddings."""
+    batch_size: int = 64
+    workers: int = 0
+    on_error: Literal["raise", "skip"] = "raise"
+    device: str = "auto"
+    cache: Path | None = None
+    """Folder for the features; the user's cache folder unless given."""
+    out: Path | None = None
+    """JSON file for the result."""
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab.transfer.fewshot import fewshot_checkpoint
+
+        report = fewshot_checkpoint(
+            self.checkpoint, self.dataset, root=self.root, shots=self.shots, l2=self.l2, seeds=self.seeds,
+            original=self.original, leave_self_out=self.leave_self_out, train_split=self.train_split,
+            test_split=self.test_split, test_pictures=self.test_pictures, image_size=self.image_size,
             batch_size=self.batch_size, workers=self.workers, on_error=self.on_error, device=self.device,
+            cache=self.cache, out=self.out,
+        )  # fmt: skip
+        _answer(report.record(), self.json, report.as_table())
+        return 0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Probe a checkpoint's frozen features on a data set: nearest neighbours, or a linear (logistic) classifier."""
+
+    checkpoint: Checkpoint
+    dataset: str
+    """Data set, `folder:PATH` or `shards:PATH`."""
+    kind: Literal["knn", "linear"] = "knn"
+    root: str | None = None
+    """Folder that holds a named data set."""
+    k: tuple[int, ...] | None = None
+    """Numbers of neighbours; 1 to 200 unless given."""
+    l2: tuple[float, ...] | None = None
+    """Strengths of the linear probe's penalty; the best on a held-out part of train is taken."""
+    train_split: Literal["train", "val", "test", "trainval"] = "train"
+    test_split: Literal["train", "val", "test", "trainval"] = "test"
+    image_size: int | None = None
+    """Test at another size, with interpolated position embeddings."""
+    batch_size: int = 64
+    workers: int = 0
+    on_error: Literal["raise", "skip"] = "raise"
+    device: str = "auto"
+    cache: Path | None = None
+    """Folder for the features; the user's cache folder unless given."""
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab.transfer.probes import probe_checkpoint
+
+        found = probe_checkpoint(
+            self.checkpoint, self.dataset, self.kind, root=self.root, train_split=self.train_split,
+            test_split=self.test_split, ks=self.k, l2=self.l2, image_size=self.image_size,
+            batch_size=self.batch_size, workers=self.workers, on_error=self.on_error, device=self.device,
+            cache=self.cache,
         )  # fmt: skip
         _answer(found.record(), self.json, found.as_table())
         return 0
@@ -162,6 +314,39 @@ class Predict:
         if failed:
             print(f"vitlab: {failed} pictures could not be read (named above).", file=sys.stderr)
         return 1 if failed else 0
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Find near-duplicates of test pictures in a training set: a list to leave out, and a page to look at."""
+
+    train: Annotated[Positional[str], tyro.conf.arg(metavar="TRAIN")]
+    """Training set: a name of `vitlab list datasets`, `folder:PATH` or `shards:PATH`."""
+    test: Annotated[Positional[str], tyro.conf.arg(metavar="TEST")]
+    """Test set, likewise."""
+    out: Path = Path("duplicates")
+    """Folder for duplicates.jsonl, exclude.txt, report.html, result.json and the thumbnails."""
+    train_split: Literal["train", "val", "test", "trainval"] = "trainval"
+    test_split: Literal["train", "val", "test", "trainval"] = "test"
+    train_root: str | None = None
+    """Folder that holds a named training set."""
+    test_root: str | None = None
+    """Folder that holds a named test set."""
+    threshold: float = 0.25
+    """Largest distance of a pair: 0 is the same, 1.41 unrelated; at most 0.5."""
+    workers: int = 0
+    """Threads that read pictures."""
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab.studies.duplicates import as_text, duplicates
+
+        found = duplicates(
+            self.train, self.test, self.out, train_split=self.train_split, test_split=self.test_split,
+            train_root=self.train_root, test_root=self.test_root, threshold=self.threshold, workers=self.workers,
+        )  # fmt: skip
+        _answer(found, self.json, as_text(found, self.out))
+        return 1 if found["unreadable"] else 0
 
 
 @dataclass(frozen=True)
@@ -224,7 +409,21 @@ class Doctor:
         return 0
 
 
-Command = Demo | List | Pretrain | Finetune | Evaluate | Predict | Convert | Export | Doctor
+Command = (
+    Demo
+    | List
+    | Pretrain
+    | Finetune
+    | Vtab
+    | Evaluate
+    | Fewshot
+    | Probe
+    | Predict
+    | Duplicates
+    | Convert
+    | Export
+    | Doctor
+)
 COMMANDS: dict[str, type[Command]] = {kind.__name__.lower(): kind for kind in typing.get_args(Command)}
 
 
@@ -240,6 +439,8 @@ def parse(argv: Sequence[str]) -> Command:
         return _parse_pretrain(arguments)
     if name == "finetune":
         return _parse_finetune(arguments)
+    if name == "vtab":
+        return _parse_vtab(arguments)
     return _parse_as(COMMANDS[name], name, arguments)
 
 
@@ -277,14 +478,56 @@ def _parse_pretrain(arguments: Sequence[str]) -> Pretrain:
 
 
 def _parse_finetune(arguments: Sequence[str]) -> Finetune:
-    default = _recipe(_value(arguments, "--recipe") or "tiny", FINETUNE)()
+    default = _recipe(_value(arguments, "--recipe") or "own", FINETUNE)()
+    given = {word.partition("=")[0].replace("_", "-") for word in arguments}
+    if "--optim.lr" in given:
+        default = dataclasses.replace(default, learning_rates=())  # this one, and no search
     command = _parse_as(_with_default(Finetune, default, arguments), "finetune", arguments)
-    given, own = to_dict(command.config.model), to_dict(default.model)
-    if idle := [name for name in own if given[name] != own[name] and name not in ("image_size", "dropout")]:
+    config = command.config
+    _refuse_model(config, default)
+    if {"--optim.lr", "--learning-rates"} <= given:
+        raise ValueError("--optim.lr is one learning rate and --learning-rates are those to try; give one of the two.")
+    if "--held-out" in given and len(config.learning_rates) < 2:
+        raise ValueError(
+            "--held-out has no effect with one learning rate; add rates to try, --learning-rates 0.003 0.01."
+        )
+    automatic = tuple(name for name in config.automatic if not AUTOMATIC[name] & given)
+    config = dataclasses.replace(config, automatic=automatic, data=_data(command, given))
+    return dataclasses.replace(command, config=config)
+
+
+def _data(command: Finetune, given: set[str]) -> DataConfig:
+    """The data of `command`, with what --dataset and --root say."""
+    data = command.config.data
+    for short, long in (("--dataset", "--data.name"), ("--root", "--data.root")):
+        if {short, long} <= given:
+            raise ValueError(f"{short} and {long} say the same; give one of the two.")
+    if command.dataset is not None:
+        skips = command.dataset.startswith("folder:") and "--data.on-error" not in given
+        data = dataclasses.replace(data, name=command.dataset, on_error="skip" if skips else data.on_error)
+    return data if command.root is None else dataclasses.replace(data, root=command.root)
+
+
+def _refuse_model(config: TrainConfig, default: TrainConfig) -> None:
+    """Says so where settings of a model are given, and a checkpoint brings its own."""
+    told, ours = to_dict(config.model), to_dict(default.model)
+    if idle := [name for name in ours if told[name] != ours[name] and name not in ("image_size", "dropout")]:
         raise ValueError(
             f"--model.{idle[0].replace('_', '-')} has no effect here: the checkpoint brings its own model. What can be "
             f"set is --image-size and --model.dropout."
         )
+
+
+def _parse_vtab(arguments: Sequence[str]) -> Vtab:
+    default = FINETUNE["vtab"]().single()
+    command = _parse_as(_with_default(Vtab, default, arguments), "vtab", arguments)
+    _refuse_model(command.config, default)
+    for name in ("name", "root", "train_split", "eval_split", "classes"):
+        if getattr(command.config.data, name) != getattr(default.data, name):
+            raise ValueError(
+                f"--data.{name.replace('_', '-')} has no effect here: the tasks bring their own data. What can be set "
+                f"is --root and --tasks."
+            )
     return command
 
 
@@ -295,8 +538,11 @@ def _with_default(kind: type[Command], config: TrainConfig, arguments: Sequence[
         config = dataclasses.replace(config, steps=1, epochs=None)
     if "--epochs" in given:
         config = dataclasses.replace(config, steps=None, epochs=1.0)
+    if any(word.startswith("--fewshot.") for word in given):
+        config = dataclasses.replace(config, fewshot=FewShotConfig())
     field = dataclasses.field(default=config)
-    made = dataclasses.make_dataclass(kind.__name__, [("config", RunConfig, field)], bases=(kind,), frozen=True)
+    hint = FinetuneRunConfig if kind is Finetune else RunConfig
+    made = dataclasses.make_dataclass(kind.__name__, [("config", hint, field)], bases=(kind,), frozen=True)
     made.__doc__ = kind.__doc__
     return made
 
@@ -326,6 +572,10 @@ def _settings(workdir: Path) -> Callable[[TrainConfig], None]:
             print(f"  {name} = {value}", file=sys.stderr)
 
     return show
+
+
+def _scored(task: str, record: dict[str, Any]) -> None:
+    print(f"{task}: {record['accuracy']:.2%} of {record['pictures']:,}", file=sys.stderr, flush=True)
 
 
 def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -367,6 +617,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _failure(error: RuntimeError) -> int:
     import torch
 
+    from vitlab.train.distributed import RankError
     from vitlab.train.loop import NonFiniteError, StoppedError
     from vitlab.weights import ParityError
 
@@ -376,7 +627,7 @@ def _failure(error: RuntimeError) -> int:
             file=sys.stderr,
         )
         return 1
-    if not isinstance(error, (StoppedError, NonFiniteError, ParityError)):
+    if not isinstance(error, (StoppedError, NonFiniteError, ParityError, RankError)):
         raise error
     print(f"vitlab: {error}", file=sys.stderr)
     return 143 if isinstance(error, StoppedError) else 1

@@ -20,7 +20,7 @@ from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import RankError, together
-from vitlab.transfer.evaluate import Evaluation, choose_device, evaluate, evaluate_checkpoint
+from vitlab.transfer.evaluate import Evaluation, choose_device, evaluate, evaluate_checkpoint, table
 from vitlab.transfer.run import Outcome, pretrain
 from vitlab.weights import load_model, save_model
 from vitlab.weights.google import write_google
@@ -110,6 +110,12 @@ def test_table_of_known_answers() -> None:
         "c             0       -       0.0%",
         "6 pictures · accuracy 50.00% · loss 10.0000",
     ]
+
+
+def test_table_of_a_loss_that_json_could_not_hold() -> None:
+    dataset = dataclasses.replace(pictures(2, 2), labels=np.array([0, 1]))
+    record = evaluate(Table(torch.tensor([[9.0, 0.0]] * 2)), dataset, (4, 4)).record()
+    assert table(record | {"loss": None}).splitlines()[-1] == "2 pictures · accuracy 50.00%"
 
 
 def test_class_that_is_never_said() -> None:

@@ -417,6 +417,21 @@ def test_other_data_set_than_the_runs(config: TrainConfig, pretrained: Outcome, 
     assert during_training(config, torch.device("cpu"))(pretrained.model) == {}
 
 
+def test_listed_pictures_are_not_learnt_from(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the run's own training split, that is; another data set has names of its own."""
+    drawn: list[int] = []
+    monkeypatch.setattr(fewshot, "few_examples", lambda train, *_: drawn.append(len(train)))
+    whole = load_dataset("digits", "train")
+    listed = tmp_path / "exclude.txt"
+    listed.write_text(f"{whole.path(0)}\n")
+    data = dataclasses.replace(config.data, name="digits", classes=None, exclude=str(listed))
+    for own in ({}, {"dataset": "digits"}):
+        during_training(dataclasses.replace(with_fewshot(config, **own), data=data), torch.device("cpu"))
+    assert drawn == [len(whole) - 1, len(whole)]
+
+
 def test_wrong_data_set_is_told_before_the_run(config: TrainConfig, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown data set 'digit'"):
         pretrain(with_fewshot(config, dataset="digit"), tmp_path / "run", device="cpu", tensorboard=False)

@@ -407,14 +407,32 @@ def test_a_rate_that_diverges_is_not_taken(
 
 
 @pytest.mark.usefixtures("pretrained")
+def test_a_rate_whose_last_update_broke_the_weights_is_not_taken(
+    workdir: Path, whole: FinetuneConfig, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge_split = room.judge_split
+
+    def broken(config: TrainConfig, *given: Any) -> Any:
+        found = judge_split(config, *given)
+        return dataclasses.replace(found, losses=found.losses * np.nan) if config.optim.lr == 0.1 else found
+
+    monkeypatch.setattr(room, "judge_split", broken)
+    done = protocol(workdir, dataclasses.replace(whole, steps=2, runs=1), tmp_path, say=said.append)
+    assert "learning rate 0.1: diverged" in said
+    assert done.result["sweep"][1] == {"learning_rate": 0.1, "accuracy": None}
+    assert done.result["learning_rate"] == 1e-6
+
+
+@pytest.mark.usefixtures("pretrained")
 def test_shortened_search_says_so(workdir: Path, whole: FinetuneConfig, said: list[str], tmp_path: Path) -> None:
     optim = dataclasses.replace(whole.optim, warmup_steps=6)
-    config = dataclasses.replace(whole, runs=1, sweep_steps=4, optim=optim)
+    config = dataclasses.replace(whole, runs=1, sweep_steps=4, optim=optim, average_decay=0.9)
     protocol(workdir, config, tmp_path, say=said.append)
     assert said[0] == "Deviation: the search takes 4 steps a rate; the paper's takes the run's own 12"
-    for part, steps, warmup in (("sweep/lr-0.1", 4, 2), ("run-0", 12, 6)):
+    for part, steps, warmup, decay in (("sweep/lr-0.1", 4, 2, 0.9**3), ("run-0", 12, 6, 0.9)):
         settings = json.loads((tmp_path / part / "config.json").read_text())
         assert (settings["steps"], settings["optim"]["warmup_steps"]) == (steps, warmup)
+        assert settings["average_decay"] == pytest.approx(decay)  # the fresh model's share at the end is the same
 
 
 @pytest.mark.usefixtures("pretrained")

@@ -17,7 +17,7 @@ from vitlab.train.loop import StoppedError
 from vitlab.train.workdir import Workdir
 from vitlab.transfer import vtab as module
 from vitlab.transfer.run import Outcome
-from vitlab.transfer.vtab import as_table, summary, vtab
+from vitlab.transfer.vtab import NO_CROP, NO_FLIP, as_table, summary, vtab, without_harm
 
 PAIR = ("patch_camelyon", "kitti_distance")
 TESTED = {"patch_camelyon": 30, "kitti_distance": 50}
@@ -166,6 +166,21 @@ def test_selection_sees_no_test_picture(
     assert (settings["data"]["train_split"], settings["data"]["eval_split"]) == ("train", "val")
     with pytest.raises(ValueError, match=r"holds a run with other settings:\n(.*\n)* *select: True -> False"):
         score(workdir, setting, root, tmp_path, tasks=PAIR)
+
+
+def test_no_crop_and_no_mirroring_that_would_change_a_label(
+    setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path
+) -> None:
+    data = DataConfig(crop="random", crop_resize=10, flip=True)
+    score(workdir, dataclasses.replace(setting, steps=1, data=data), root, tmp_path, tasks=PAIR)
+    settings = [json.loads((tmp_path / name / "config.json").read_text())["data"] for name in PAIR]
+    assert [(each["crop"], each["crop_resize"], each["flip"]) for each in settings] == [
+        ("random", 10, True), ("none", None, True),
+    ]  # fmt: skip
+    kept = {name: without_harm(name, data) for name in TASKS}
+    assert {name for name, own in kept.items() if own.crop == "none"} == set(NO_CROP)
+    assert {name for name, own in kept.items() if not own.flip} == set(NO_FLIP)
+    assert not any(without_harm(name, dataclasses.replace(data, flip=False)).flip for name in TASKS)
 
 
 def test_settings_that_do_not_fit(

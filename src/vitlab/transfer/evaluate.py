@@ -108,7 +108,7 @@ def table(record: dict[str, Any]) -> str:
     figures = " · ".join(
         f"{name} {value:.4f}" if name == "loss" else f"{name} {value:.2%}"
         for name, value in record.items()
-        if name in ("accuracy", "loss", "top5")
+        if name in ("accuracy", "loss", "top5") and value is not None  # JSON has no NaN
     )
     skipped = f" · {record['skipped']} could not be read" if record["skipped"] else ""
     left_out = f" · {record['left_out']} have no label here" if "left_out" in record else ""

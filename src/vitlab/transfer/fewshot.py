@@ -256,8 +256,8 @@ def during_training(config: TrainConfig, device: torch.device) -> Callable[[nn.M
     own, data = config.fewshot, config.data
     name, root, classes = (own.dataset, own.root, None) if own.dataset else (data.name, data.root, data.classes)
     train, test = (
-        load_dataset(name, split, root=root, classes=classes, on_error=data.on_error)
-        for split in (own.train_split, own.test_split)
+        load_dataset(name, split, root=root, classes=classes, on_error=data.on_error, exclude=exclude)
+        for split, exclude in ((own.train_split, None if own.dataset else data.exclude), (own.test_split, None))
     )
     split = few_examples(train, test, own.shots, range(own.seeds), own.test_pictures)
 

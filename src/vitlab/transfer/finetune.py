@@ -177,13 +177,15 @@ class _Task:
     def trial(self, lr: float, rest: Dataset, held: Dataset, path: Path) -> dict[str, Any]:
         """The score of a learning rate: trained on the rest, judged on the held-out part; None where it diverged."""
         steps, warmup = self.config.total_steps(len(self.pictures.train)), self.config.optim.warmup_steps
-        if self.config.sweep_steps is not None:
-            steps, warmup = self.config.sweep_steps, warmup * self.config.sweep_steps // steps
+        decay = self.config.average_decay
+        if (short := self.config.sweep_steps) is not None:  # warm-up and average span the same share of it
+            steps, warmup, decay = short, warmup * short // steps, decay and decay ** (steps / short)
         config = self.config.single(lr)
         config = dataclasses.replace(
             config,
             steps=steps,
             epochs=None,
+            average_decay=decay,
             optim=dataclasses.replace(config.optim, warmup_steps=warmup),
             data=dataclasses.replace(config.data, eval_split=held.split),
         )
@@ -204,7 +206,8 @@ class _Task:
                         label=f"rate {lr:g}",
                     )  # fmt: skip
                     found = judged[0] if judged else judge_split(config, model, held, place)
-                    result: dict[str, Any] = {held.split: found.record()}
+                    finite = math.isfinite(found.figures()["loss"])  # else the last update broke the weights
+                    result: dict[str, Any] = {held.split: found.record() if finite else None}
                 except NonFiniteError as error:
                     self.say(str(error))
                     result = {held.split: None}

@@ -1,0 +1,298 @@
+"""How well and how fast near-duplicates are found (`vitlab.data.dedup`); the threshold stands on these tables.
+
+    python benchmarks/dedup.py --out benchmarks/results/dedup.json
+
+- `planted`: copies of real pictures, each changed in one way, are compared with their originals: the share found, by
+  kind of change. The same search compares them with all other pictures; what it finds there, by distance, is wrong, or
+  a duplicate that the set has by nature: of these, pairs of different classes count as wrong, those of one class are
+  given beside.
+- `speed`: `train` thumbnails (blends of two real pictures each, so that all differ and still look like photographs) are
+  searched for `test` ones, shard by shard; seconds of the processor and the most memory in use. Reading is not in it.
+- `natural`: the duplicates between the training and test pictures of a set as it is, which is read and searched.
+
+The sets are WebDataset shards: `--flowers` and `--cifar` say where.
+"""
+
+import dataclasses
+import gc
+import io
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import tyro
+from PIL import Image, ImageEnhance
+
+from vitlab.data import dedup
+from vitlab.data.datasets import load_dataset
+from vitlab.data.sources import Dataset
+
+EDGES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5)
+Picture = np.ndarray
+Change = Callable[[Picture, np.random.Generator], Picture]
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    parts: tuple[Literal["planted", "natural", "speed"], ...] = ("planted", "natural", "speed")
+    flowers: str = "shards:../shared/data/flowers102"
+    cifar: str = "shards:../shared/data/cifar10"
+    pictures: int = 400
+    """Pictures of each set that are changed in every way."""
+    train: int = 1_000_000
+    test: int = 10_000
+    seed: int = 0
+    out: Path | None = None
+    """JSON file for the figures; parts that are not measured now stay as they are there."""
+
+
+def resized(scale: float) -> Change:
+    def change(picture: Picture, _: np.random.Generator) -> Picture:
+        height, width = (max(round(side * scale), 1) for side in picture.shape[:2])
+        return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BICUBIC))
+
+    return change
+
+
+def compressed(quality: int) -> Change:
+    def change(picture: Picture, _: np.random.Generator) -> Picture:
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, "JPEG", quality=quality)
+        return np.asarray(Image.open(file))
+
+    return change
+
+
+def cropped(share: float) -> Change:
+    """`share` of each side goes, in whole pixels, at a random place."""
+
+    def change(picture: Picture, random: np.random.Generator) -> Picture:
+        height, width = (round(side * (1 - share)) for side in picture.shape[:2])
+        top = random.integers(picture.shape[0] - height + 1)
+        left = random.integers(picture.shape[1] - width + 1)
+        return picture[top : top + height, left : left + width]
+
+    return change
+
+
+def brighter(factor: float) -> Change:
+    return lambda picture, _: np.asarray(ImageEnhance.Brightness(Image.fromarray(picture)).enhance(factor))
+
+
+def contrasted(factor: float) -> Change:
+    return lambda picture, _: np.asarray(ImageEnhance.Contrast(Image.fromarray(picture)).enhance(factor))
+
+
+def grey(picture: Picture, _: np.random.Generator) -> Picture:
+    return np.asarray(Image.fromarray(picture).convert("L").convert("RGB"))
+
+
+def flipped(picture: Picture, _: np.random.Generator) -> Picture:
+    return np.ascontiguousarray(picture[:, ::-1])
+
+
+def after(*changes: Change) -> Change:
+    def change(picture: Picture, random: np.random.Generator) -> Picture:
+        for each in changes:
+            picture = each(picture, random)
+        return picture
+
+    return change
+
+
+CHANGES: dict[str, Change] = {
+    "unchanged": lambda picture, _: picture,
+    "resized to 50 %": resized(0.5),
+    "resized to 75 %": resized(0.75),
+    "resized to 150 %": resized(1.5),
+    "JPEG quality 90": compressed(90),
+    "JPEG quality 60": compressed(60),
+    "JPEG quality 30": compressed(30),
+    "cropped by 2 %": cropped(0.02),
+    "cropped by 4 %": cropped(0.04),
+    "cropped by 6 %": cropped(0.06),
+    "cropped by 8 %": cropped(0.08),
+    "brightness 70 %": brighter(0.7),
+    "brightness 130 %": brighter(1.3),
+    "contrast 70 %": contrasted(0.7),
+    "grey": grey,
+    "75 %, cropped by 4 %, JPEG 60": after(cropped(0.04), resized(0.75), compressed(60)),
+    "flipped": flipped,
+    "flipped, cropped by 4 %, JPEG 60": after(flipped, cropped(0.04), compressed(60)),
+}
+
+
+def planted(name: str, arguments: Arguments) -> dict[str, Any]:
+    """Recall by kind of change, and recall and wrong pairs by threshold."""
+    random = np.random.default_rng(arguments.seed)
+    test, train = load_dataset(name, "test"), load_dataset(name, "train")
+    own = np.sort(random.permutation(len(test))[: arguments.pictures])
+    originals = [test.picture(int(i)) for i in own]
+    looks = dedup.both_ways(thumbnails(originals))
+    recall: dict[str, dict[str, Any]] = {}
+    least: dict[str, np.ndarray] = {}
+    between = np.zeros((2, len(EDGES)), int)  # pairs of other originals: of one class, of two
+    compared = 0
+    for kind, change in CHANGES.items():
+        copies = thumbnails([change(picture, random) for picture in originals])
+        distance = np.full(len(own), np.inf)
+        turned = np.zeros(len(own), bool)
+        for pair in dedup.near(copies, looks, dedup.LARGEST):
+            if pair.train == pair.test:
+                if pair.distance < distance[pair.test]:
+                    distance[pair.test], turned[pair.test] = pair.distance, pair.flipped
+            else:
+                other = test.labels[own[pair.train]] != test.labels[own[pair.test]]
+                between[int(other)] += pair.distance <= np.array(EDGES)
+        compared += len(own) * (len(own) - 1)
+        least[kind] = distance
+        found = distance <= dedup.THRESHOLD
+        recall[kind] = {
+            "found": float(found.mean()),
+            "proposed": float((distance <= dedup.LARGEST).mean()),
+            "flip_right": float((turned == kind.startswith("flipped"))[found].mean()) if found.any() else None,
+            "median_distance": float(np.median(distance)),
+        }
+    # Pictures that nobody planted, from the training split: of another class they are wrong.
+    usable = np.arange(len(train)) if len(train) <= 20_000 else np.sort(random.permutation(len(train))[:20_000])
+    others = thumbnails([train.picture(int(i)) for i in usable])
+    for pair in dedup.near(others, looks, dedup.LARGEST):
+        other = train.labels[usable[pair.train]] != test.labels[own[pair.test]]
+        between[int(other)] += pair.distance <= np.array(EDGES)
+    compared += len(usable) * len(own)
+    every = np.concatenate(list(least.values()))
+    curve = []
+    for edge, same, different in zip(EDGES, *between.tolist(), strict=True):
+        right = int((every <= edge).sum())
+        curve.append(
+            {
+                "threshold": edge,
+                "recall": right / len(every),
+                "planted_found": right,
+                "others_of_another_class": different,
+                "others_of_the_same_class": same,
+                "precision_if_those_of_another_class_are_wrong": right / max(right + different, 1),
+                "precision_if_all_others_are_wrong": right / max(right + different + same, 1),
+            }
+        )
+    return {"pictures": len(own), "pairs_of_others": compared, "by_change": recall, "by_threshold": curve}
+
+
+def thumbnails(pictures: list[Picture]) -> np.ndarray:
+    return np.stack([dedup.thumbnail(picture) for picture in pictures])
+
+
+def natural(name: str) -> dict[str, Any]:
+    """Counts at several thresholds, of the whole training set against the test set."""
+    since, spent = time.perf_counter(), time.process_time()
+    train, test = load_dataset(name, "trainval"), load_dataset(name, "test")
+    found = dedup.find_duplicates(train, test, limit=0.4)
+    seconds, processor = time.perf_counter() - since, time.process_time() - spent
+    rows = []
+    for edge in (edge for edge in EDGES if edge <= 0.4):
+        pairs = [pair for pair in found.pairs if pair.distance <= edge]
+        rows.append(
+            {
+                "threshold": edge,
+                "pairs": len(pairs),
+                "test_pictures": len({pair.test for pair in pairs}),
+                "train_pictures": len({pair.train for pair in pairs}),
+                "mirrored_pairs": sum(pair.flipped for pair in pairs),
+                "pairs_of_different_classes": sum(conflict(pair, train, test) for pair in pairs),
+            }
+        )
+    sizes = {"train": len(train), "test": len(test)}
+    return {**sizes, "seconds": seconds, "processor_seconds": processor, "by_threshold": rows}
+
+
+def conflict(pair: dedup.Pair, train: Dataset, test: Dataset) -> bool:
+    return bool(train.labels[pair.train] != test.labels[pair.test])
+
+
+def speed(name: str, arguments: Arguments) -> dict[str, Any]:
+    """Processor seconds and memory of the search alone."""
+    random = np.random.default_rng(arguments.seed)
+    source = load_dataset(name, "train")
+    stock = thumbnails([source.picture(i) for i in range(len(source))])
+    test = load_dataset(name, "test")
+    tested = thumbnails([test.picture(i % len(test)) for i in range(arguments.test)])
+    del source, test
+    gc.collect()
+    Path("/proc/self/clear_refs").write_text("5")  # the most memory is counted from here on
+    before = memory("VmRSS")
+    looks = dedup.both_ways(tested)
+    wall = processor = 0.0
+    pairs = 0
+    for start in range(0, arguments.train, dedup.SHARD):
+        count = min(dedup.SHARD, arguments.train - start)
+        one, other = random.integers(len(stock), size=(2, count))
+        share = random.uniform(0.5, 0.8, (count, 1, 1)).astype(np.float32)
+        shard = (share * stock[one] + (1 - share) * stock[other]).astype(np.uint8)
+        since, spent = time.perf_counter(), time.process_time()
+        pairs += sum(1 for _ in dedup.near(shard, looks))
+        wall, processor = wall + time.perf_counter() - since, processor + time.process_time() - spent
+        print(f"  {start + count:,} of {arguments.train:,}: {processor:.0f} s", file=sys.stderr, flush=True)
+    return {
+        "train": arguments.train,
+        "test": arguments.test,
+        "shard": dedup.SHARD,
+        "processor_seconds": processor,
+        "wall_seconds": wall,
+        "pairs_found": pairs,
+        "mib_before": before,
+        "mib_most": memory("VmHWM"),
+    }
+
+
+def memory(kind: str) -> float:
+    """What this process has in memory (VmRSS), or had at most (VmHWM), in MiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
+
+
+def circumstances(arguments: Arguments) -> dict[str, Any]:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.partition(":")[2].strip() for line in lines if "model name" in line), platform.processor())
+    settings = {name: getattr(dedup, name) for name in ("SIDE", "RADIUS", "CENTRE", "WAVES", "ALIKE", "THRESHOLD")}
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit,
+        "cpu": cpu,
+        "threads": torch.get_num_threads(),
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+        "settings": settings,
+        "arguments": {**dataclasses.asdict(arguments), "out": None},
+    }
+
+
+def main() -> None:
+    arguments = tyro.cli(Arguments, description=__doc__)
+    torch.set_num_threads(1)
+    record: dict[str, Any] = {}
+    if arguments.out is not None and arguments.out.exists():
+        record = json.loads(arguments.out.read_text())
+    for part in arguments.parts:
+        if part == "planted":
+            found = {name: planted(name, arguments) for name in (arguments.flowers, arguments.cifar)}
+        elif part == "natural":
+            found = {arguments.cifar: natural(arguments.cifar)}
+        else:
+            found = {arguments.cifar: speed(arguments.cifar, arguments)}
+        record[part] = {"circumstances": circumstances(arguments), **found}
+        print(json.dumps(record[part], indent=1))
+        if arguments.out is not None:
+            arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""The page of near-duplicates: pairs side by side, with how far they are from each other and whose they are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import UInt8
+
+from vitlab.inspect import figures
+from vitlab.inspect.report import Picture, Section, Table, page
+
+HEIGHT = 192
+"""Most pixels of a picture's longer side on the page."""
+
+
+@dataclass(frozen=True, eq=False)
+class ShownPair:
+    """A test picture and the training picture that is near to it."""
+
+    test: UInt8[np.ndarray, "H W 3"]
+    train: UInt8[np.ndarray, "h w 3"]
+    test_name: str
+    train_name: str
+    test_label: str
+    train_label: str
+    distance: float
+    """Normalised distance after alignment: 0 the same, 1.41 unrelated."""
+    bits: int
+    """Bits of 64 in which their hashes differ."""
+    flipped: bool
+    conflict: bool
+    """Whether their labels contradict each other."""
+
+
+def duplicates_page(
+    lead: str,
+    numbers: Mapping[str, str],
+    found: Sequence[ShownPair],
+    beyond: Sequence[ShownPair],
+    conflicts: Sequence[ShownPair],
+    *,
+    total: int,
+    unreadable: Sequence[tuple[str, str]] = (),
+) -> str:
+    """The page as text, for `write_page`. found: pairs to show, nearest first, of `total`; beyond: those that follow;
+    conflicts: pairs whose labels contradict each other, which stand first.
+
+    unreadable: path and reason of each picture that could not be compared.
+    """
+    sections = [Section("What was found", numbers=numbers)]
+    if conflicts:
+        text = "Pairs whose labels contradict each other: one of the labels is wrong, or the pictures only look alike."
+        sections.append(Section("Conflicting labels", text, pictures=[_shown(pair) for pair in conflicts]))
+    text = f"On the left the test picture, on the right the training picture, the nearest first. {_bands(found)}"
+    if len(found) < total:
+        text += (
+            f" The {len(found)} nearest test pictures are shown, each with its nearest; all {total} pairs are listed."
+        )
+    sections.append(
+        Section("Near-duplicates", text if found else "There are none.", pictures=[_shown(pair) for pair in found])
+    )
+    if beyond:
+        text = (
+            "The next ones, which are further apart than the threshold and do not count. If these are duplicates to "
+            "you, raise the threshold; if the last ones above are not, lower it."
+        )
+        sections.append(Section("Just beyond the threshold", text, pictures=[_shown(pair) for pair in beyond]))
+    if unreadable:
+        rows = [(_clean(path), _clean(reason)) for path, reason in unreadable]
+        table = Table("Pictures that could not be read, and were compared with nothing", ("picture", "reason"), rows)
+        sections.append(Section("Unreadable pictures", table=table))
+    return page("Near-duplicates of test pictures", _clean(lead), sections)
+
+
+def _bands(pairs: Sequence[ShownPair]) -> str:
+    """How many of the pairs lie how near."""
+    if not pairs:
+        return ""
+    edges = (0.05, 0.1, 0.15, 0.2)
+    counts = [sum(pair.distance <= edge for pair in pairs) for edge in edges]
+    said = ", ".join(f"{count} up to {edge}" for count, edge in zip(counts, edges, strict=True) if count < len(pairs))
+    return f"Of these {len(pairs)} pairs, by distance: {said}." if said else ""
+
+
+def _shown(pair: ShownPair) -> Picture:
+    mirrored = ", mirrored" if pair.flipped else ""
+    labels = pair.test_label if pair.test_label == pair.train_label else f"{pair.test_label} | {pair.train_label}"
+    contradiction = "LABELS CONFLICT\n" if pair.conflict else ""
+    caption = (
+        f"{contradiction}{labels}\ndistance {pair.distance:.3f}, {pair.bits} bits{mirrored}\n"
+        f"{pair.test_name}\n{pair.train_name}"
+    )
+    alt = (
+        f"Test picture {pair.test_name} ({pair.test_label}) beside training picture {pair.train_name} "
+        f"({pair.train_label}), at distance {pair.distance:.3f}{mirrored}."
+    )
+    return Picture(figures.encoded(_beside(pair.test, pair.train)), _clean(alt), 280, _clean(caption))
+
+
+def _beside(left: UInt8[np.ndarray, "H W 3"], right: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "S T 4"]:
+    """Both pictures on one, centred, with a transparent gap; small ones pixel for pixel."""
+    both = [figures.fit(picture, HEIGHT) for picture in (left, right)]
+    height, width = (max(picture.shape[axis] for picture in both) for axis in (0, 1))
+    canvas = np.zeros((height, 2 * width + max(width // 16, 1), 4), np.uint8)
+    for picture, start in zip(both, (0, canvas.shape[1] - width), strict=True):
+        top, left_edge = (height - picture.shape[0]) // 2, start + (width - picture.shape[1]) // 2
+        canvas[top : top + picture.shape[0], left_edge : left_edge + picture.shape[1], :3] = picture
+        canvas[top : top + picture.shape[0], left_edge : left_edge + picture.shape[1], 3] = 255
+    return canvas
+
+
+def _clean(text: str) -> str:
+    """Names of files may hold bytes that are no text."""
+    return text.encode(errors="replace").decode()

@@ -1,0 +1,197 @@
+"""Near-duplicates of test pictures in a training set: found, listed for `DataConfig.exclude`, and shown on a page."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from vitlab.data.datasets import load_dataset
+from vitlab.data.dedup import LARGEST, THRESHOLD, Duplicates, Pair, find_duplicates
+from vitlab.data.exclusion import picture_id, write_lines
+from vitlab.data.sources import Dataset
+from vitlab.inspect.duplicates import ShownPair, duplicates_page
+from vitlab.inspect.report import write_page
+from vitlab.train.workdir import write_json
+
+SHOWN = 300
+"""Most pairs on the page; further ones are in the list only."""
+
+
+def duplicates(
+    train: str,
+    test: str,
+    out: str | Path,
+    *,
+    train_split: str = "trainval",
+    test_split: str = "test",
+    train_root: str | None = None,
+    test_root: str | None = None,
+    threshold: float = THRESHOLD,
+    workers: int = 0,
+) -> dict[str, Any]:
+    """Finds the pictures of `train` that are near-duplicates of pictures of `test`, and writes four files to `out`.
+
+    duplicates.jsonl: every pair, the nearest first; exclude.txt: the training pictures of these pairs, for
+    `DataConfig.exclude`; report.html: the pairs side by side; result.json: what is returned, counts and what could not
+    be compared. threshold: the largest distance of a pair (`vitlab.data.dedup.distances`). workers: threads that read
+    pictures. Thumbnails stay in `out`/thumbnails: the same call on the same pictures goes on from there.
+    """
+    out = Path(out)
+    if not 0 < threshold <= LARGEST:
+        raise ValueError(
+            f"the threshold is {threshold}; it must be above 0 and at most {LARGEST}. Usual is {THRESHOLD}."
+        )
+    if workers < 0:
+        raise ValueError(f"workers={workers} must not be negative.")
+    if (train, train_root, train_split) == (test, test_root, test_split):
+        raise ValueError(
+            f"{test} ({test_split}) was given twice: every picture is its own duplicate. Name another set or split."
+        )
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; give the name of a folder.")
+    here = load_dataset(train, train_split, root=train_root, on_error="skip")
+    there = load_dataset(test, test_split, root=test_root, on_error="skip")
+    with _Progress() as report:
+        found = find_duplicates(
+            here, there, limit=min(1.3 * threshold, LARGEST), cache=out / "thumbnails", workers=workers, report=report
+        )
+    pairs = [pair for pair in found.pairs if pair.distance <= threshold]
+    result = _summary(found, pairs, here, there, threshold)
+    write_lines(out / "duplicates.jsonl", [json.dumps(_record(pair, here, there)) for pair in pairs])
+    write_lines(out / "exclude.txt", [picture_id(here, i) for i in sorted({pair.train for pair in pairs})])
+    shown = _nearest(pairs, SHOWN)
+    beyond = _nearest([pair for pair in found.pairs if pair.distance > threshold], 24)
+    conflicts = [pair for pair in pairs if _conflict(pair, here, there)][:SHOWN]
+    lead = (
+        f"Pictures of {train} ({train_split}) that are, but for size, compression, brightness, a narrow crop or a "
+        f"mirror, pictures of {test} ({test_split}). A model trained on the one and tested on the other has seen "
+        f"the answers."
+    )
+    text = duplicates_page(
+        lead, _numbers(result), *([_shown(pair, here, there) for pair in part] for part in (shown, beyond, conflicts)),
+        total=len(pairs), unreadable=[(each["path"], each["reason"]) for each in result["unreadable"]],
+    )  # fmt: skip
+    write_page(out / "report.html", text)
+    write_json(out / "result.json", result)
+    return result
+
+
+def as_text(result: dict[str, Any], out: Path) -> str:
+    """A result in a few lines, for people."""
+    lines = [f"{name}: {value}" for name, value in _numbers(result).items()]
+    if left := result["unreadable"]:
+        lines.append(f"{len(left)} pictures could not be read:")
+        lines += [f"  {each['path']}: {each['reason']}" for each in left]
+    lines.append(f"leave out in training: --data.exclude {out / 'exclude.txt'} · to look at: {out / 'report.html'}")
+    return "\n".join(lines)
+
+
+def _summary(
+    found: Duplicates, pairs: Sequence[Pair], here: Dataset, there: Dataset, threshold: float
+) -> dict[str, Any]:
+    unreadable = [
+        {"path": dataset.path(i), "reason": reason}
+        for dataset, side in ((there, found.test), (here, found.train))
+        for i, reason in side.unreadable.items()
+    ]
+    return {
+        "train": {"name": here.name, "split": here.split, "pictures": len(here), "flat": len(found.train.flat)},
+        "test": {"name": there.name, "split": there.split, "pictures": len(there), "flat": len(found.test.flat)},
+        "threshold": threshold,
+        "pairs": len(pairs),
+        "test_pictures": len({pair.test for pair in pairs}),
+        "train_pictures": len({pair.train for pair in pairs}),
+        "mirrored_pairs": sum(pair.flipped for pair in pairs),
+        "conflicting_pairs": sum(_conflict(pair, here, there) for pair in pairs),
+        "unreadable": unreadable,
+    }
+
+
+def _numbers(result: dict[str, Any]) -> dict[str, str]:
+    flat = result["train"]["flat"] + result["test"]["flat"]
+    seen, tested = result["test_pictures"], result["test"]["pictures"]
+    return {
+        "Test pictures with a duplicate": f"{seen:,} of {tested:,} ({seen / tested:.2%})",
+        "Training pictures to leave out": f"{result['train_pictures']:,} of {result['train']['pictures']:,}",
+        "Pairs": f"{result['pairs']:,}",
+        "Mirrored pairs": f"{result['mirrored_pairs']:,}",
+        "Pairs with conflicting labels": f"{result['conflicting_pairs']:,}",
+        "Largest distance": f"{result['threshold']:g}",
+        **({"Blank pictures, not compared": f"{flat:,}"} if flat else {}),
+        **({"Unreadable pictures": f"{len(result['unreadable']):,}"} if result["unreadable"] else {}),
+    }
+
+
+def _record(pair: Pair, here: Dataset, there: Dataset) -> dict[str, Any]:
+    return {
+        "test": picture_id(there, pair.test),
+        "train": picture_id(here, pair.train),
+        "distance": pair.distance,
+        "hash_distance": pair.bits,
+        "flipped": pair.flipped,
+        "test_label": _label(there, pair.test),
+        "train_label": _label(here, pair.train),
+        "conflict": _conflict(pair, here, there),
+    }
+
+
+def _labels(dataset: Dataset, index: int) -> list[str]:
+    numbers = [dataset.labels[index]] if dataset.label_sets is None else dataset.label_sets.of(index)
+    return [dataset.classes[number] for number in numbers]
+
+
+def _label(dataset: Dataset, index: int) -> str:
+    return ", ".join(_labels(dataset, index))
+
+
+def _conflict(pair: Pair, here: Dataset, there: Dataset) -> bool:
+    """Whether two pictures of the same classes have no label in common."""
+    return here.classes == there.classes and not set(_labels(here, pair.train)) & set(_labels(there, pair.test))
+
+
+def _nearest(pairs: Sequence[Pair], most: int) -> list[Pair]:
+    """The nearest pair of each test picture, of the first `most` test pictures: copies of one do not fill the page."""
+    first: dict[int, Pair] = {}
+    for pair in pairs:
+        first.setdefault(pair.test, pair)
+    return list(first.values())[:most]
+
+
+def _shown(pair: Pair, here: Dataset, there: Dataset) -> ShownPair:
+    return ShownPair(
+        there.picture(pair.test), here.picture(pair.train), picture_id(there, pair.test), picture_id(here, pair.train),
+        _label(there, pair.test), _label(here, pair.train), pair.distance, pair.bits, pair.flipped,
+        _conflict(pair, here, there),
+    )  # fmt: skip
+
+
+class _Progress:
+    """Bars on a terminal, a line for each tenth elsewhere."""
+
+    def __init__(self) -> None:
+        console = self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bars = Progress(*columns, console=console) if console.is_terminal else None
+        self._tasks: dict[str, TaskID] = {}
+        self._tenths: dict[str, int] = {}
+
+    def __enter__(self) -> Callable[[str, int, int], None]:
+        if self._bars:
+            self._bars.start()
+        return self._hear
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars:
+            self._bars.stop()
+
+    def _hear(self, what: str, done: int, total: int) -> None:
+        if self._bars:
+            if what not in self._tasks:
+                self._tasks[what] = self._bars.add_task(what, total=total)
+            self._bars.update(self._tasks[what], completed=done)
+        elif (tenth := 10 * done // total) > self._tenths.get(what, 0):
+            self._tenths[what] = tenth
+            self._console.print(f"{what} {done:,} of {total:,}", markup=False)
