@@ -478,7 +478,10 @@ def _parse_pretrain(arguments: Sequence[str]) -> Pretrain:
 
 
 def _parse_finetune(arguments: Sequence[str]) -> Finetune:
-    default = _recipe(_value(arguments, "--recipe") or "own", FINETUNE)()
+    recipe = _value(arguments, "--recipe") or "own"
+    if recipe == "vtab":
+        raise ValueError("the recipe vtab is that of 19 tasks: `vitlab vtab CHECKPOINT --tasks ...` runs one or all.")
+    default = _recipe(recipe, FINETUNE)()
     given = {word.partition("=")[0].replace("_", "-") for word in arguments}
     if "--optim.lr" in given:
         default = dataclasses.replace(default, learning_rates=())  # this one, and no search
@@ -522,6 +525,8 @@ def _parse_vtab(arguments: Sequence[str]) -> Vtab:
     default = FINETUNE["vtab"]().single()
     command = _parse_as(_with_default(Vtab, default, arguments), "vtab", arguments)
     _refuse_model(command.config, default)
+    if command.config.model.image_size != default.model.image_size:
+        raise ValueError("--model.image-size has no effect here; give --image-size.")
     for name in ("name", "root", "train_split", "eval_split", "classes"):
         if getattr(command.config.data, name) != getattr(default.data, name):
             raise ValueError(

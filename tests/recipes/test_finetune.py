@@ -38,7 +38,7 @@ def test_every_row_of_the_table_is_a_recipe() -> None:
 @pytest.mark.parametrize("name", [name for name, *_ in ROWS])
 def test_final_run_is_on_all_of_train(name: str) -> None:
     config = FINETUNE[name]()
-    assert (config.data.train_split, config.data.eval_split) == ("trainval", "test")
+    assert (config.data.train_split, config.data.eval_split) == ("train" if name == "flowers" else "trainval", "test")
     assert config.data.eval_resize is None  # test pictures are squashed, as in Google's code
 
 
@@ -61,6 +61,11 @@ def test_average_is_for_imagenet_only() -> None:
 )
 def test_names_its_pictures(name: str, dataset: str) -> None:
     assert FINETUNE[name]().data.name == dataset
+
+
+def test_vtab_pictures_are_squashed_to_448_and_cropped_to_384() -> None:
+    run = FINETUNE["vtab"]()
+    assert (run.data.crop, run.data.crop_resize, run.model.image_size, run.data.flip) == ("random", 448, 384, True)
 
 
 def test_own_pictures_start_as_the_table_but_for_size_and_crop() -> None:

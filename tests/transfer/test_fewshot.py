@@ -432,6 +432,13 @@ def test_listed_pictures_are_not_learnt_from(
     assert drawn == [len(whole) - 1, len(whole)]
 
 
+@pytest.mark.parametrize(("learnt", "tested"), [("trainval", "val"), ("train", "train"), ("train", "trainval")])
+def test_no_test_on_what_the_run_learns_from(config: TrainConfig, learnt: str, tested: str) -> None:
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, train_split=learnt))
+    with pytest.raises(ValueError, match=f"test would be on {tested}, which is part of .* learns from \\({learnt}\\)"):
+        during_training(with_fewshot(config, test_split=tested), torch.device("cpu"))
+
+
 def test_wrong_data_set_is_told_before_the_run(config: TrainConfig, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown data set 'digit'"):
         pretrain(with_fewshot(config, dataset="digit"), tmp_path / "run", device="cpu", tensorboard=False)

@@ -177,6 +177,12 @@ def test_no_crop_and_no_mirroring_that_would_change_a_label(
     assert [(each["crop"], each["crop_resize"], each["flip"]) for each in settings] == [
         ("random", 10, True), ("none", None, True),
     ]  # fmt: skip
+    assert not (tmp_path / PAIR[0] / "checkpoints").exists()  # of no use any more
+    twice = score(workdir, dataclasses.replace(setting, steps=1, data=data), root, tmp_path / "twice", tasks=PAIR[:1],
+                  image_size=2 * setting.model.image_hw[0])  # fmt: skip
+    assert twice["tasks"].keys() == {PAIR[0]}
+    settings = json.loads((tmp_path / "twice" / PAIR[0] / "config.json").read_text())
+    assert settings["data"]["crop_resize"] == 20  # in proportion to the size
     kept = {name: without_harm(name, data) for name in TASKS}
     assert {name for name, own in kept.items() if own.crop == "none"} == set(NO_CROP)
     assert {name for name, own in kept.items() if not own.flip} == set(NO_FLIP)

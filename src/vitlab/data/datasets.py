@@ -209,6 +209,7 @@ def stratified_split(labels: np.ndarray, shares: Mapping[str, float], seed: int)
     start = np.zeros_like(size)
     for name, share in shares.items():
         stop = start + np.where(size > len(shares), np.maximum(np.rint(share * size), 1), 0).astype(np.int64)
+        stop = np.minimum(stop, size - 1)  # train keeps one, however large the shares
         parts[name] = np.sort(order[(place >= start) & (place < stop)])
         start = stop
     return parts | {"train": np.sort(order[place >= start])}

@@ -19,6 +19,7 @@ from torch.distributed.rendezvous import rendezvous
 
 FAILED = "vitlab/failed"  # the key under which a failing process leaves its last words
 PATIENCE = 0.02  # seconds between two looks whether the others have come
+FAREWELL = 5.0  # seconds that the first process waits for the others when all ends
 
 
 class RankError(RuntimeError):
@@ -98,6 +99,16 @@ def _the_store_there() -> Iterator[None]:
         raise RankError(f"the process that keeps the others together is gone ({error}).") from error
 
 
+def _leave(ranks: Ranks) -> None:
+    """The first process may keep the store: it stays for a moment, until the others have heard why all ends."""
+    assert ranks.store is not None
+    left = ranks.store.add("vitlab/left", 1)
+    until = time.monotonic() + FAREWELL
+    while ranks.rank == 0 and left < ranks.world_size and time.monotonic() < until:
+        time.sleep(PATIENCE)
+        left = ranks.store.add("vitlab/left", 0)
+
+
 ALONE = Ranks()
 
 
@@ -131,7 +142,9 @@ def together() -> Iterator[Ranks]:
         done = True
     finally:
         error = sys.exception()
-        if not done and not isinstance(error, RankError):
+        if not done:
             with contextlib.suppress(dist.DistError):  # the keeper of the store may be gone already
-                store.set(FAILED, f"{error or type(error).__name__}")
+                if not isinstance(error, RankError):
+                    store.set(FAILED, f"{error or type(error).__name__}")
+                _leave(here)
         dist.destroy_process_group()

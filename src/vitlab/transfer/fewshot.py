@@ -254,6 +254,12 @@ def during_training(config: TrainConfig, device: torch.device) -> Callable[[nn.M
     if config.fewshot is None:
         return lambda model: {}
     own, data = config.fewshot, config.data
+    learnt = ("train", "val") if data.train_split == "trainval" else (data.train_split,)
+    if own.dataset is None and (own.test_split in learnt or own.test_split == "trainval"):
+        raise ValueError(
+            f"the few-shot test would be on {own.test_split}, which is part of what the run learns from "
+            f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."
+        )
     name, root, classes = (own.dataset, own.root, None) if own.dataset else (data.name, data.root, data.classes)
     train, test = (
         load_dataset(name, split, root=root, classes=classes, on_error=data.on_error, exclude=exclude)

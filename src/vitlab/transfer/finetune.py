@@ -7,6 +7,7 @@ of the training split, then one run or several on all of it, then the test.
 import dataclasses
 import hashlib
 import math
+import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -212,6 +213,7 @@ class _Task:
                     self.say(str(error))
                     result = {held.split: None}
                 folder.write_result(result)
+                shutil.rmtree(folder.checkpoints, ignore_errors=True)  # nobody asks for them again
             record = folder.read_result()[held.split]
         score = {"learning_rate": lr, "accuracy": None} | (_figures(record) if record else {})
         self.say(f"learning rate {lr:g}: {_score(score)}")

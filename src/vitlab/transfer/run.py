@@ -88,9 +88,8 @@ def readable(pictures: Pictures) -> Pictures:
         if dataset.pixels is not None:
             errors = {i: dataset.failures.get(i) for i in range(len(dataset))}
         else:
-            blocks = np.array_split(
-                np.arange(len(dataset)), len(dataset) // 4096 + 1
-            )  # or millions of tasks would wait
+            # In blocks, or millions of tasks would wait.
+            blocks = np.array_split(np.arange(len(dataset)), len(dataset) // 4096 + 1)
             with ThreadPoolExecutor() as pool:  # decoding leaves the interpreter's lock
                 errors = dict(enumerate(e for block in blocks for e in pool.map(attempt, block.tolist())))
         found.update({error.path: error for error in errors.values() if error})

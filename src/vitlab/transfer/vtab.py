@@ -7,6 +7,7 @@ Deviation: the benchmark's code drops the last, incomplete batch of a test part;
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -77,11 +78,16 @@ def vtab(
     def train_and_score(name: str, path: Path) -> None:
         here = without_harm(name, data)
         here = dataclasses.replace(here, name=f"vtab:{name}", root=None if root is None else str(root))
-        single = adapted(source, dataclasses.replace(config, data=here), TASKS[name].classes, image_size)
+        single = adapted(source, config, TASKS[name].classes, image_size)
+        if here.crop_resize is not None:  # it goes with the recipe's size
+            scale = single.model.image_hw[0] / config.model.image_hw[0]
+            here = dataclasses.replace(here, crop_resize=round(here.crop_resize * scale))
+        single = dataclasses.replace(single, data=here)
         run(
             single, path, pictures(name), lambda: carried(checkpoint, single.model), command="vtab", start=start,
             label=name, device=device, tensorboard=tensorboard,
         )  # fmt: skip
+        shutil.rmtree(path / "checkpoints")  # 19 tasks would fill a disk; the model and the result stay
 
     with Workdir(out, settings, tensorboard=False) as folder:
         missing = _missing([name for name in asked if _record(folder.path / name) is None], pictures)
