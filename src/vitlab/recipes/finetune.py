@@ -35,7 +35,7 @@ def pets() -> FinetuneConfig:
 
 
 def flowers() -> FinetuneConfig:
-    """The official training part alone, 1,020 pictures, as in Google's code; `--data.train-split trainval` has 2,040."""
+    """The official training part alone, 1,020 pictures, as Google's code; `--data.train-split trainval` has 2,040."""
     run = _row("flowers102", SMALL_GRID, held_out=0.1, steps=500, warmup_steps=100)
     return dataclasses.replace(run, data=dataclasses.replace(run.data, train_split="train"))
 
