@@ -42,8 +42,8 @@ Change = Callable[[Picture, np.random.Generator], Picture]
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     parts: tuple[Literal["planted", "natural", "speed"], ...] = ("planted", "natural", "speed")
-    flowers: str = "shards:../shared/data/flowers102"
-    cifar: str = "shards:../shared/data/cifar10"
+    flowers: str = "shards:data/flowers102"
+    cifar: str = "shards:data/cifar10"
     pictures: int = 400
     """Pictures of each set that are changed in every way."""
     train: int = 1_000_000

@@ -137,6 +137,7 @@ def linear_probe(
 ) -> Linear:
     """Softmax regression on standardised features by L-BFGS: mean cross-entropy + l2 / 2 |W|^2, the bias free.
 
+    With two classes scikit-learn fits the difference of their rows alone, on which the same l2 weighs twice as much.
     Of several `l2` the best on `HELD_OUT` of each class is taken (of equals the largest), by `seed`; then all of train
     is fitted with it. Raises ValueError where there is nothing to tell apart, or nothing to hold out.
     """
