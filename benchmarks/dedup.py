@@ -1,6 +1,6 @@
 """How well and how fast near-duplicates are found (`vitlab.data.dedup`); the threshold stands on these tables.
 
-    python benchmarks/dedup.py --out benchmarks/results/dedup.json
+    python benchmarks/dedup.py --out benchmarks/results/dedup.json --listed benchmarks/results/cifar10_duplicates.csv
 
 - `planted`: copies of real pictures, each changed in one way, are compared with their originals: the share found, by
   kind of change. The same search compares them with all other pictures; what it finds there, by distance, is wrong, or
@@ -15,13 +15,14 @@ The sets are WebDataset shards: `--flowers` and `--cifar` say where.
 
 import dataclasses
 import gc
+import hashlib
 import io
 import json
 import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -51,6 +52,8 @@ class Arguments:
     seed: int = 0
     out: Path | None = None
     """JSON file for the figures; parts that are not measured now stay as they are there."""
+    listed: Path | None = None
+    """CSV file for the pairs of `natural`."""
 
 
 def resized(scale: float) -> Change:
@@ -189,8 +192,8 @@ def thumbnails(pictures: list[Picture]) -> np.ndarray:
     return np.stack([dedup.thumbnail(picture) for picture in pictures])
 
 
-def natural(name: str) -> dict[str, Any]:
-    """Counts at several thresholds, of the whole training set against the test set."""
+def natural(name: str, listed: Path | None) -> dict[str, Any]:
+    """Counts at several thresholds, of the whole training set against the test set; the pairs themselves in `listed`."""
     since, spent = time.perf_counter(), time.process_time()
     train, test = load_dataset(name, "trainval"), load_dataset(name, "test")
     found = dedup.find_duplicates(train, test, limit=0.4)
@@ -208,8 +211,26 @@ def natural(name: str) -> dict[str, Any]:
                 "pairs_of_different_classes": sum(conflict(pair, train, test) for pair in pairs),
             }
         )
+    if listed is not None:
+        write_list(listed, found.pairs, train, test)
     sizes = {"train": len(train), "test": len(test)}
     return {**sizes, "seconds": seconds, "processor_seconds": processor, "by_threshold": rows}
+
+
+def write_list(path: Path, pairs: Sequence[dedup.Pair], train: Dataset, test: Dataset) -> None:
+    """The pairs within the threshold, nearest first. A picture is known, in whatever order one has the set, by SHA-256
+    of its RGB bytes (their first 16 digits)."""
+
+    def known(dataset: Dataset, index: int) -> str:
+        return hashlib.sha256(np.ascontiguousarray(dataset.picture(index)).tobytes()).hexdigest()[:16]
+
+    lines = ["distance,mirrored,test_label,train_label,test_sha256,train_sha256"]
+    for pair in sorted(pairs, key=lambda pair: (pair.distance, pair.test, pair.train)):
+        if pair.distance <= dedup.THRESHOLD:
+            labels = f"{test.classes[test.labels[pair.test]]},{train.classes[train.labels[pair.train]]}"
+            names = f"{known(test, pair.test)},{known(train, pair.train)}"
+            lines.append(f"{pair.distance:.3f},{int(pair.flipped)},{labels},{names}")
+    path.write_text("\n".join(lines) + "\n")
 
 
 def conflict(pair: dedup.Pair, train: Dataset, test: Dataset) -> bool:
@@ -285,10 +306,11 @@ def main() -> None:
         if part == "planted":
             found = {name: planted(name, arguments) for name in (arguments.flowers, arguments.cifar)}
         elif part == "natural":
-            found = {arguments.cifar: natural(arguments.cifar)}
+            found = {arguments.cifar: natural(arguments.cifar, arguments.listed)}
         else:
             found = {arguments.cifar: speed(arguments.cifar, arguments)}
-        record[part] = {"circumstances": circumstances(arguments), **found}
+        by_hand = {name: value for name, value in record.get(part, {}).items() if name == "looked_at"}
+        record[part] = {"circumstances": circumstances(arguments), **found, **by_hand}
         print(json.dumps(record[part], indent=1))
         if arguments.out is not None:
             arguments.out.write_text(json.dumps(record, indent=1) + "\n")
