@@ -193,7 +193,7 @@ def thumbnails(pictures: list[Picture]) -> np.ndarray:
 
 
 def natural(name: str, listed: Path | None) -> dict[str, Any]:
-    """Counts at several thresholds, of the whole training set against the test set; the pairs themselves in `listed`."""
+    """Counts at several thresholds, of the whole training set against the test set; the pairs go to `listed`."""
     since, spent = time.perf_counter(), time.process_time()
     train, test = load_dataset(name, "trainval"), load_dataset(name, "test")
     found = dedup.find_duplicates(train, test, limit=0.4)
@@ -292,7 +292,7 @@ def circumstances(arguments: Arguments) -> dict[str, Any]:
         "numpy": np.__version__,
         "torch": torch.__version__,
         "settings": settings,
-        "arguments": {**dataclasses.asdict(arguments), "out": None},
+        "arguments": {**dataclasses.asdict(arguments), "out": None, "listed": None},
     }
 
 
