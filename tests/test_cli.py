@@ -285,6 +285,9 @@ def test_vtab(run: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> N
     result = answer(capsys, "vtab", str(run), "--root", "data", "--no-download", *small)
     assert result == json.loads(Path("runs/vtab/result.json").read_text())
     assert len(result["missing"]) == 18
+    nothing = call(capsys, "vtab", str(run), "--root", "empty", "--out", "none", "--no-download", *small)
+    assert nothing[0] == 1
+    assert "mean of all 19 none: 0 of its 19 tasks are there" in " ".join(nothing[1].split())
 
 
 def test_few_shots_and_probes(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

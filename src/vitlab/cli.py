@@ -165,7 +165,7 @@ class Vtab:
             download=self.download, image_size=self.image_size, device=self.device, on_task=_scored,
         )  # fmt: skip
         _answer(result, self.json, f"{as_table(result)}\nresult: {self.out / 'result.json'}")
-        return 0
+        return 0 if result["tasks"] else 1  # nothing could be had
 
 
 @dataclass(frozen=True)
