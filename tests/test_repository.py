@@ -24,7 +24,7 @@ STANDS_ON = {
     "settings": (),
     "files": (),
     "models": ("settings",),
-    "data": ("settings",),
+    "data": ("settings", "files"),
     "weights": ("settings", "files", "models"),
     "train": ("settings", "files", "models", "data"),
     "transfer": ("settings", "files", "models", "data", "weights", "train"),

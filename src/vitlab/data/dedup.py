@@ -8,10 +8,7 @@ A set is read in shards of `SHARD` pictures, whose thumbnails are kept on disk: 
 memory holds one shard of the training set, whatever its size, and the thumbnails of the test set.
 """
 
-import hashlib
 import json
-import logging
-import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -25,10 +22,9 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from vitlab.data.kept import digest_pictures, read_arrays, write_arrays
 from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset
-
-logger = logging.getLogger(__name__)
 
 SIDE = 32
 """Side of a thumbnail in pixels."""
@@ -349,16 +345,18 @@ def _shards(
     dataset: Dataset, cache: Path | None, name: str, side: Side, workers: int, report: Report
 ) -> Iterator[tuple[int, UInt8[np.ndarray, "n S S"]]]:
     """First place and thumbnails of each shard, from the cache where they are there; `side` hears what is amiss."""
+    stats: dict[str, bytes] = {}
     for start in range(0, len(dataset), SHARD):
         places = range(start, min(start + SHARD, len(dataset)))
-        key = _key(dataset, places)
+        key = digest_pictures(f"thumbnails 2, {SIDE}", dataset, places, stats) if cache else ""
         file = cache and cache / f"{name}-{start // SHARD:05d}.npz"
-        found = _stored(file, key) if file else None
-        if found is None:
-            found = _thumbnails(dataset, places, workers)
+        kept = read_arrays(file, "key", "thumbs", "unreadable") if file else None
+        if kept and str(kept[0]) == key:
+            thumbs, reasons = kept[1], json.loads(str(kept[2]))
+        else:
+            thumbs, reasons = _thumbnails(dataset, places, workers)
             if file:
-                _store(file, key, *found)
-        thumbs, reasons = found
+                write_arrays(file, key=np.array(key), thumbs=thumbs, unreadable=np.array(json.dumps(reasons)))
         side.unreadable.update((start + int(i), reason) for i, reason in reasons.items())
         flat = thumbs.std(axis=(1, 2), dtype=np.float32) < FLAT
         side.flat.extend(start + i for i in np.flatnonzero(flat).tolist() if str(i) not in reasons)
@@ -379,45 +377,3 @@ def _thumbnails(dataset: Dataset, places: range, workers: int) -> tuple[np.ndarr
 
     with ThreadPoolExecutor(max(1, workers)) as pool:  # Pillow decodes and scales outside of Python's lock
         return np.stack(list(pool.map(read, places))), reasons
-
-
-def _key(dataset: Dataset, places: range) -> str:
-    """Changes with the pictures: with the names, sizes and times of their files, or with the pixels in memory."""
-    digest = hashlib.sha256(f"thumbnails 1, {SIDE}".encode())
-    times: dict[str, str] = {}
-    for place in places:
-        digest.update(f"\0{dataset.path(place)}".encode(errors="surrogateescape"))
-        if not dataset.entries or dataset.pixels is not None:
-            continue
-        entry = dataset.entries[place]
-        if entry.file not in times:
-            try:
-                state = Path(entry.file).stat()
-                times[entry.file] = f"{state.st_size} {state.st_mtime_ns}"
-            except OSError as error:  # reading it says what is wrong with it
-                times[entry.file] = str(error.errno)
-        digest.update(f" {times[entry.file]} {entry.offset}".encode())
-    if dataset.pixels is not None:
-        digest.update(dataset.pixels[places.start : places.stop].tobytes())
-    return digest.hexdigest()
-
-
-def _store(file: Path, key: str, thumbs: np.ndarray, reasons: dict[str, str]) -> None:
-    """Whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    aside = file.with_suffix(".new")
-    with aside.open("wb") as out:
-        np.savez(out, key=np.array(key), thumbs=thumbs, unreadable=np.array(json.dumps(reasons)))
-    aside.replace(file)
-
-
-def _stored(file: Path, key: str) -> tuple[np.ndarray, dict[str, str]] | None:
-    if not file.is_file():
-        return None
-    try:
-        with np.load(file, allow_pickle=False) as found:
-            if str(found["key"]) == key:
-                return found["thumbs"], json.loads(str(found["unreadable"]))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        logger.warning("%s is damaged: its thumbnails are made again", file)
-    return None

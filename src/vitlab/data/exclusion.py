@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from vitlab.data.sources import Dataset
+from vitlab.files import replacing_file
 
 logger = logging.getLogger(__name__)
 
@@ -29,10 +30,8 @@ def picture_id(dataset: Dataset, index: int) -> str:
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Writes a text file, whole or not at all; names that are not UTF-8 keep their bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.new")
-    aside.write_bytes("".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"))
-    aside.replace(path)
+    with replacing_file(path) as file:
+        file.writelines(f"{line}\n".encode(errors="surrogateescape") for line in lines)
 
 
 def read_exclusion(path: str | os.PathLike[str]) -> list[str]:

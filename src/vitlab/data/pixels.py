@@ -16,6 +16,7 @@ import numpy as np
 
 from vitlab.data import fetch
 from vitlab.data.sources import Dataset, Splits
+from vitlab.files import replacing_file
 
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100 = """
@@ -170,7 +171,7 @@ def read_mat(path: Path, *names: str) -> list[np.ndarray]:
         ArithmeticError,
         EOFError,
         LookupError,
-        NotImplementedError,
+        NotImplementedError,  # what SciPy says of a file of MATLAB 7.3, which none of these sets has
         OSError,
         TypeError,
         ValueError,
@@ -201,10 +202,8 @@ def read_h5(path: Path, name: str) -> np.ndarray:
         raise ValueError(f"{path} is an HDF5 file, and h5py is not installed: pip install 'vitlab[vtab]'") from error
     try:
         if not path.is_file():
-            part = path.with_name(f"{path.name}.part")
-            with gzip.open(f"{path}.gz") as packed, part.open("wb") as file:
+            with gzip.open(f"{path}.gz") as packed, replacing_file(path) as file:
                 shutil.copyfileobj(packed, file)
-            part.replace(path)
         with h5py.File(path) as file:
             array = file.get(name)
             if not isinstance(array, h5py.Dataset):

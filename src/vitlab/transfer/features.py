@@ -3,10 +3,7 @@
 import contextlib
 import hashlib
 import json
-import os
 import time
-import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +12,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
+from vitlab.data import fetch
+from vitlab.data.kept import digest_pictures, read_arrays, write_arrays
 from vitlab.data.loader import eval_batches
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
-from vitlab.files import replacing_file
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train.progress import Progress, duration
@@ -73,7 +71,8 @@ def features(
         start = _digest_model(model, transform)
         stats: dict[str, bytes] = {}
         for number, chunk in enumerate(chunks):
-            paths[number] = path = cache / f"{_digest_pictures(start, dataset, chunk, stats)}.npz"
+            digest = digest_pictures(start, dataset, range(chunk.start, chunk.stop), stats)
+            paths[number] = path = cache / f"{digest}.npz"
             if found := _read(path, chunk.stop - chunk.start, x.shape[1]):
                 known[chunk], x[chunk] = found
     before = known.copy()
@@ -82,7 +81,7 @@ def features(
         while done < len(chunks) and chunks[done].stop <= reached:
             chunk, path = chunks[done], paths[done]
             if path is not None and known[chunk].sum() > before[chunk].sum():
-                _write(path, known[chunk], x[chunk])
+                write_arrays(path, known=known[chunk], x=x[chunk][known[chunk]])
             done += 1
     if not known.any():
         raise ValueError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) could be read.")
@@ -156,7 +155,7 @@ def resize_of(image_hw: tuple[int, int]) -> int:
 
 def cache_folder() -> Path:
     """Where commands keep features: `vitlab/features` in the user's cache folder. It can be removed at any time."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitlab" / "features"
+    return fetch.cache_folder() / "features"
 
 
 # -------------------------------------------------------------------------------------------------------- identity
@@ -172,54 +171,15 @@ def _digest_model(model: Model, transform: EvalTransform) -> str:
     return digest.hexdigest()
 
 
-def _digest_pictures(start: str, dataset: Dataset, chunk: slice, stats: dict[str, bytes]) -> str:
-    """Of the pictures in memory, their bytes; of those in files, what they are called, their sizes and their times.
-
-    `stats` remembers the files of former chunks.
-    """
-    digest = hashlib.sha256(start.encode())
-    if dataset.pixels is not None:
-        pixels = np.ascontiguousarray(dataset.pixels[chunk])
-        broken = [i - chunk.start for i in dataset.failures if chunk.start <= i < chunk.stop]
-        digest.update(f"{pixels.dtype} {pixels.shape} {sorted(broken)}".encode())
-        digest.update(pixels.data)
-    else:
-        for entry in dataset.entries[chunk]:
-            if entry.file not in stats:
-                stats[entry.file] = _stat(entry.file)
-            digest.update(stats[entry.file] + f"\0{entry[1:]}\n".encode(errors="surrogateescape"))
-    return digest.hexdigest()
-
-
-def _stat(file: str) -> bytes:
-    try:
-        found = os.stat(file)  # noqa: PTH116  (a Path for each of a million files would cost more than the question)
-    except OSError:
-        return f"{file}\0missing".encode(errors="surrogateescape")  # the loader says so, as on_error asks
-    return f"{os.path.abspath(file)}\0{found.st_size}\0{found.st_mtime_ns}".encode(errors="surrogateescape")  # noqa: PTH100
-
-
 # ------------------------------------------------------------------------------------------------------------ files
 
 
-def _write(path: Path, known: np.ndarray, x: np.ndarray) -> None:
-    with replacing_file(path) as file:
-        np.savez(file, known=known, x=x[known])
-
-
 def _read(path: Path, count: int, width: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Which of a chunk's pictures are in the file, and their features in their places; None where it is damaged.
-
-    A flipped byte is noticed by the archive's own checksums.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            if archive.testzip():
-                return None
-        with np.load(path, allow_pickle=False) as arrays:
-            known, rows = arrays["known"], arrays["x"]
-    except (OSError, ValueError, KeyError, EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error):
+    """Which of a chunk's pictures are in the file, and their features in their places; None where it is damaged."""
+    found = read_arrays(path, "known", "x")
+    if found is None:
         return None
+    known, rows = found
     if known.shape != (count,) or known.dtype != bool or rows.dtype != np.float32:
         return None
     if rows.shape != (known.sum(), width):

@@ -88,7 +88,12 @@ def finetune(
     The model is the checkpoint's with a new zero head for the data set's classes, and position embeddings
     interpolated to `image_size` (the recipe's unless given); a pre-logits layer is dropped, as the paper does.
     The same call on the same folder continues an interrupted run. `on_settings` hears the complete settings.
+    Raises ValueError for a config that asks for more than one run from the checkpoint: see `sweep_and_finetune`.
     """
+    if isinstance(config, FinetuneConfig) and (
+        len(config.learning_rates) > 1 or config.runs > 1 or config.from_scratch or config.automatic
+    ):
+        raise ValueError("a search, several runs, from_scratch and automatic settings are for sweep_and_finetune.")
     pictures = load_pictures(config.data)
     source, digest = identity(load_model(checkpoint))
     single = config.single() if isinstance(config, FinetuneConfig) else config

@@ -1,0 +1,62 @@
+"""What was computed from pictures and is kept on disk: whose it is, and whole or not there."""
+
+import hashlib
+import os
+import zipfile
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from vitlab.data.sources import Dataset
+from vitlab.files import replacing_file
+
+# What a damaged .npz raises, wherever the damage is: in the archive's directory, an array's header, or its data.
+_DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+def digest_pictures(start: str, dataset: Dataset, places: range, stats: dict[str, bytes]) -> str:
+    """SHA-256 of `start` and the pictures at `places`: it changes with any of them. Labels are no part of it.
+
+    Of pictures in memory the bytes count; of those in files what they are called, their sizes and their times.
+    `stats` remembers the files from one call to the next.
+    """
+    digest = hashlib.sha256(start.encode())
+    part = slice(places.start, places.stop)
+    if dataset.pixels is not None:
+        pixels = np.ascontiguousarray(dataset.pixels[part])
+        broken = [i - places.start for i in dataset.failures if i in places]
+        digest.update(f"{pixels.dtype} {pixels.shape} {sorted(broken)}".encode())
+        digest.update(pixels.data)
+    else:
+        for entry in dataset.entries[part]:
+            if entry.file not in stats:
+                stats[entry.file] = _stat(entry.file)
+            digest.update(stats[entry.file] + f"\0{entry[1:]}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _stat(file: str) -> bytes:
+    try:
+        found = os.stat(file)  # noqa: PTH116  (a Path for each of a million files would cost more than the question)
+    except OSError:
+        return f"{file}\0missing".encode(errors="surrogateescape")  # reading it says what is wrong with it
+    return f"{os.path.abspath(file)}\0{found.st_size}\0{found.st_mtime_ns}".encode(errors="surrogateescape")  # noqa: PTH100
+
+
+def write_arrays(path: Path, **arrays: np.ndarray) -> None:
+    """Writes an .npz, whole or not at all."""
+    with replacing_file(path) as file:
+        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]  # no array is called allow_pickle
+
+
+def read_arrays(path: Path, *names: str) -> list[np.ndarray] | None:
+    """The arrays `names` of an .npz; None where it is not there, lacks one, or has a byte that its checksums deny."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if archive.testzip():
+                return None
+        with np.load(path, allow_pickle=False) as arrays:
+            return [arrays[name] for name in names]
+    except _DAMAGE:
+        return None
