@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 import tyro
 
-from vitlab.transfer.fewshot import BIAS, L2_GRID, Ridge
+from vitlab.transfer.ridge import BIAS, L2_GRID, Ridge
 
 
 @dataclasses.dataclass(frozen=True)

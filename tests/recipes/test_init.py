@@ -68,7 +68,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", FINETUNE)
 def test_finetuning_recipe_runs(name: str, checkpoint: Path, tmp_path: Path) -> None:
     recipe = FINETUNE[name]()
-    config = shrunken(recipe)
+    config = shrunken(recipe.single())
     check(finetune(checkpoint, config, tmp_path, device="cpu", tensorboard=False), recipe, tmp_path)
 
 
