@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ import pytest
 import torch
 from hypothesis import settings
 from jaxtyping import install_import_hook
+from PIL import Image
 
 # Before the first import of vitlab: from here on every annotated shape and type is checked when called.
 install_import_hook("vitlab", "beartype.beartype")
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `program`
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Golden files and data sets that are too large for the repository; they stand beside it, or nowhere."""
@@ -72,3 +76,27 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip(f"needs the golden files and data sets in {SHARED.name}/ beside the repository")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small run that has ended."""
+    from program import SMALL
+
+    from vitlab.cli import main
+
+    folder = tmp_path_factory.mktemp("cli") / "run"
+    with pytest.raises(SystemExit) as ended:
+        main(["pretrain", "tiny-digits", "--workdir", str(folder), "--steps", "3", *SMALL])
+    assert ended.value.code == 0
+    return folder
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    """A digit, in a file."""
+    from vitlab.data.datasets import load_dataset
+
+    path = tmp_path / "one.png"
+    Image.fromarray(load_dataset("digits", "test", classes=(1,)).picture(0)).save(path)
+    return path
