@@ -10,7 +10,7 @@ export UV_HTTP_TIMEOUT := 300
 # or it asks the net for a newer version at every run
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: help setup demo test lint format lock clean
+.PHONY: help setup demo test browser lint format lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1	\2/' | expand -t 16
@@ -32,8 +32,19 @@ $(READY): requirements.lock pyproject.toml
 demo: $(READY) ## pre-train, fine-tune, test and look inside a small ViT, on the digits that come with it
 	$(BIN)/vitlab demo
 
-test: lint ## all checks: lint, types, tests
+test: lint browser ## all checks: lint, types, tests
 	$(BIN)/python -m pytest
+
+# Debian's Chromium, with which the tests look at the pages. As root on Debian it is installed; elsewhere nothing happens,
+# and the tests that need it are skipped.
+browser: ## a browser for the tests, where it can be had
+	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  echo "Installing chromium and chromium-driver for the tests of the web pages."; \
+	  { apt-get update -qq; \
+	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver; \
+	  } >/dev/null 2>&1 || echo "They cannot be installed here; those tests will be skipped."; \
+	else echo "No chromium and chromedriver here, so the tests of the web pages will be skipped."; fi
 
 lint: $(READY) ## format, style and types
 	$(BIN)/ruff format --check

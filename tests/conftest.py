@@ -3,9 +3,10 @@
 import multiprocessing
 import os
 import random
+import shutil
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,30 @@ def picture(tmp_path: Path) -> Path:
     path = tmp_path / "one.png"
     Image.fromarray(load_dataset("digits", "test", classes=(1,)).picture(0)).save(path)
     return path
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Chromium without a window (a selenium driver), which resolves no names and keeps a log of every request; the test
+    is skipped where it is not installed."""
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("needs chromium and chromedriver (Debian's chromium and chromium-driver; `make browser`)")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    flags = ["headless=new", "disable-gpu", "disable-dev-shm-usage", "no-first-run", "window-size=1280,1000"]
+    flags += ["disable-background-networking", "disable-component-update"]
+    flags.append("host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1")
+    if getattr(os, "geteuid", lambda: 1)() == 0:
+        flags.append("no-sandbox")  # Chromium's own does not work as root
+    for flag in flags:
+        options.add_argument(f"--{flag}")
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
+    started = webdriver.Chrome(options, Service(driver))
+    try:
+        yield started
+    finally:
+        started.quit()

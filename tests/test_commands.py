@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -223,3 +224,33 @@ def test_predict_from_the_standard_input(
     code, out, _ = call(capsys, "predict", str(run), "-", "--top", "1", "--device", "cpu")
     assert code == 0
     assert re.fullmatch(r"<stdin>: [012] \d+\.\d%\n", out)
+
+
+def test_inspect_leaves_a_page(run: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "inspect", str(run), str(picture), "--device", "cpu")
+    assert code == 0
+    assert "mean attention distance over 1 pictures" in out
+    assert out.splitlines()[-1] == str(Path("inspect/index.html").resolve())
+    Path("broken.png").write_bytes(b"no picture")
+    words = ["inspect", str(run), str(picture), "broken.png", "--out", "look", "--json", "--device", "cpu"]
+    code, out, _ = call(capsys, *words)
+    assert code == 1  # in part
+    found = json.loads(out)
+    assert [each["path"] for each in found["unreadable"]] == ["broken.png"]
+    assert found["page"] == str(Path("look/index.html").resolve())
+
+
+def test_app_says_where_it_is(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {}
+
+    def launch(path: str, *, announce: Callable[[str], object], **options: Any) -> None:
+        asked.update(options, path=path)
+        announce("http://127.0.0.1:8000/")
+
+    monkeypatch.setattr("vitlab.app.server.launch", launch)
+    assert call(capsys, "app", str(run)) == (0, "http://127.0.0.1:8000/ (Ctrl-C ends it)\n", "")
+    assert call(capsys, "app", str(run), "--port", "8000", "--json") == (0, '{"url": "http://127.0.0.1:8000/"}\n', "")
+    assert asked == {
+        "path": str(run), "port": 8000, "max_megapixels": 50.0, "max_upload_mb": 20.0, "open_browser": False,
+        "device": "auto",
+    }  # fmt: skip

@@ -32,7 +32,7 @@ if typing.TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-ROOMS = ("data", "inspect", "models", "recipes", "train", "transfer", "weights")
+ROOMS = ("app", "data", "inspect", "models", "recipes", "train", "transfer", "weights")
 HOMES = {
     "MODELS": "vitlab.models",
     "DataConfig": "vitlab.train.config",

@@ -306,6 +306,64 @@ class Predict:
 
 
 @dataclass(frozen=True)
+class Inspect:
+    """Look inside a checkpoint: where it looks, what its embeddings have learned, how its training went. One page."""
+
+    checkpoint: Checkpoint
+    sources: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURE ...")] = ()
+    """Pictures, folders of pictures, or -; of a finished run its own test pictures unless given."""
+    out: Path = Path("inspect")
+    """Folder for index.html, figures/ (PNG, SVG and the arrays behind them) and result.json."""
+    shown: int = 16
+    """Pictures on the page; the attention distances are over all."""
+    top: int = 5
+    batch_size: int = 16
+    image_size: int | None = None
+    """Look at another size, with interpolated position embeddings."""
+    device: str = "auto"
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab.studies.inspect import as_text, inspect_checkpoint
+
+        found = inspect_checkpoint(
+            self.checkpoint, self.sources, self.out, shown=self.shown, top=self.top, batch_size=self.batch_size,
+            image_size=self.image_size, device=self.device,
+        )  # fmt: skip
+        _answer(found, self.json, as_text(found))
+        return 1 if found["unreadable"] else 0
+
+
+@dataclass(frozen=True)
+class App:
+    """A web page on this machine: drop a picture, see the answers and where they look. Needs `vitlab[app]`."""
+
+    checkpoint: Annotated[
+        Positional[str],
+        tyro.conf.arg(metavar="CHECKPOINT", help=f"{CHECKPOINTS} Or a folder of them, to choose among."),
+    ]
+    port: int | None = None
+    """Port on 127.0.0.1; the first free from 7860 unless given."""
+    max_megapixels: float = 50.0
+    """Largest picture, in millions of pixels."""
+    max_upload_mb: float = 20.0
+    """Largest file, in megabytes."""
+    open_browser: bool = False
+    device: str = "auto"
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab.app import launch
+
+        launch(
+            self.checkpoint, port=self.port, max_megapixels=self.max_megapixels, max_upload_mb=self.max_upload_mb,
+            open_browser=self.open_browser, device=self.device,
+            announce=lambda url: _answer({"url": url}, self.json, f"{url} (Ctrl-C ends it)", lines=True),
+        )  # fmt: skip
+        return 0
+
+
+@dataclass(frozen=True)
 class Duplicates:
     """Find near-duplicates of test pictures in a training set: a list to leave out, and a page to look at."""
 
@@ -408,6 +466,8 @@ Command = (
     | Fewshot
     | Probe
     | Predict
+    | Inspect
+    | App
     | Duplicates
     | Convert
     | Export

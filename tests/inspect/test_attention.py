@@ -1,6 +1,10 @@
 """Maps, rollout and distance against plain numpy, and against what the model's own attention computes."""
 
+import gc
 import math
+import weakref
+from dataclasses import replace
+from typing import Any
 
 import jaxtyping
 import numpy as np
@@ -10,30 +14,54 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from vitlab.inspect import attention
 from vitlab.inspect.attention import (
+    answer_grid,
+    answer_weights,
+    attention_layers,
     attention_maps,
     attention_rollout,
-    class_attention_grid,
+    head_distances,
     mean_attention_distance,
+    patch_distances,
+    visit_attention,
 )
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, build_model
-from vitlab.models.encoder import Attention, Block
+from vitlab.models.encoder import Attention
 from vitlab.models.vit import ViT
 
 SMALL = ViTConfig(image_size=(12, 20), patch_size=4, width=24, depth=3, heads=4, mlp_dim=48, num_classes=5)
+AXIAL = ViTConfig(
+    image_size=(12, 20), patch_size=4, width=24, depth=2, heads=4, mlp_dim=24, num_classes=5, encoder="axial"
+)
+BASE = ViTConfig(image_size=(8, 12), patch_size=4, width=16, depth=2, heads=2, mlp_dim=16, num_classes=5)
 KINDS = {
     "class token, wider than high": SMALL,
-    "mean over patches": ViTConfig(
-        image_size=16, patch_size=4, width=24, depth=2, heads=3, mlp_dim=24, num_classes=5, pool="gap"
+    "mean over patches": replace(BASE, pool="gap", heads=4),
+    "no positions, one head, pre-logits, no head": replace(
+        BASE, heads=1, num_classes=0, position="none", representation_size=8, gelu="erf"
     ),
-    "no positions, one head, pre-logits, no head": ViTConfig(
-        image_size=8, patch_size=4, width=16, depth=1, heads=1, mlp_dim=16, num_classes=0, position="none",
-        representation_size=8, gelu="erf",
+    "dropout": replace(BASE, dropout=0.5, stochastic_depth=0.5),
+    "hybrid": replace(BASE, image_size=(32, 48), patch_size=1, stem=ResNetBody((1, 1), width=32)),
+    "hybrid with the root alone": replace(BASE, image_size=16, patch_size=2, stem=ResNetBody((), width=32)),
+    "relative positions": replace(BASE, position="relative", position_at="every", position_std=1.0),
+    "relative positions, shared, registers": replace(
+        BASE, position="relative", position_at="shared", position_std=1.0, registers=2, pool="gap"
     ),
-    "dropout": ViTConfig(
-        image_size=8, patch_size=2, width=16, depth=2, heads=2, mlp_dim=16, num_classes=5, dropout=0.5
-    ),
-}  # fmt: skip
+    "positions in every block": replace(BASE, position_at="every"),
+    "2-D positions in every block": replace(BASE, position="2d", position_at="every", registers=1),
+    "2-D positions, shared": replace(BASE, position="2d", position_at="shared"),
+    "sin-cos, MAP head": replace(BASE, position="sincos2d", pool="map"),
+    "MAP head, registers": replace(BASE, pool="map", registers=3),
+    "registers, LayerScale": replace(BASE, registers=4, layer_scale=0.5),
+    "distillation token": replace(BASE, distilled=True),
+    "class token and mean, class without a place": replace(BASE, pool="token+gap", class_position=False),
+    "axial": AXIAL,
+    "axial, higher than wide, mean": replace(AXIAL, image_size=(20, 8), pool="gap"),
+    "axial, registers and distillation token": replace(AXIAL, distilled=True, registers=2),
+    "axial, one row": replace(AXIAL, image_size=(4, 20)),
+    "axial hybrid": replace(AXIAL, image_size=(24, 16), patch_size=1, stem=ResNetBody((1,), width=32), pool="map"),
+}
 
 
 def awake(config: ViTConfig) -> ViT:
@@ -49,17 +77,50 @@ def pictures(config: ViTConfig, n: int = 3) -> Tensor:
     return torch.rand(n, 3, *config.image_hw) * 2 - 1
 
 
-def seen(model: ViT, images: Tensor) -> list[tuple[Attention, Tensor]]:
-    """Each attention layer with its input, by walking through the blocks one by one."""
-    tokens = model.embedding(images)
-    if model.cls is not None:
-        tokens = torch.cat([model.cls.expand(len(images), -1, -1), tokens], dim=1)
-    tokens, out = model.position(tokens), []
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        out.append((block.attention, block.norm1(tokens)))
-        tokens = block(tokens)
-    return out
+class Sublayer:
+    """What one attention was given and put out, by hooks of the test's own; an axial one over all tokens."""
+
+    def __init__(self, attention: Attention, model: ViT, name: str) -> None:
+        self.attention, self.config, self.along = attention, model.config, name.partition(" ")[2]
+        self.hook = attention.register_forward_hook(self.take)
+
+    def take(self, _module: object, args: Any, out: Tensor) -> None:
+        _, relative, _ = args
+        self.relative = None if relative is None else relative.numpy()
+        self.tokens, self.out = self.whole(args[0]).numpy(), self.whole(out)
+
+    def whole(self, tokens: Tensor) -> Tensor:
+        """[B n, p + s, D] of n lines to [B, T, D]; the copies of the prefix averaged."""
+        if not self.along:
+            return tokens
+        p, (h, w) = self.config.num_prefix_tokens, self.config.grid
+        rows = self.along == "rows"
+        tokens = tokens.unflatten(0, (-1, h if rows else w))
+        patches = tokens[:, :, p:] if rows else tokens[:, :, p:].transpose(1, 2)
+        return torch.cat([tokens[:, :, :p].mean(1), patches.flatten(1, 2)], dim=1)
+
+    def expected(self) -> tuple[np.ndarray, np.ndarray]:
+        """The map and the values, query by query, in plain numpy."""
+        config, weight, bias = self.config, self.attention.qkv.weight.numpy(), self.attention.qkv.bias.numpy()
+        p, (h, w), k = config.num_prefix_tokens, config.grid, config.heads
+        qkv = self.tokens.astype(float) @ weight.T.astype(float) + bias
+        q, keys, v = qkv.reshape(len(qkv), config.num_tokens, 3, k, -1).transpose(2, 0, 3, 1, 4)
+        logits = q @ keys.swapaxes(-1, -2)
+        if self.relative is not None:
+            for query, key in np.ndindex(h * w, h * w):
+                offset = self.relative[h * w - 1 + key - query]
+                logits[:, :, p + query, p + key] += q[:, :, p + query] @ offset
+        logits /= math.sqrt(q.shape[-1])
+        found = np.zeros_like(logits)
+        place = np.arange(h * w).reshape(h, w)
+        lines = {"rows": place, "columns": place.T, "": place.reshape(1, -1)}[self.along]
+        for line in lines:
+            for query in [*range(p), *(p + line)]:
+                keys_of_line = [*range(p), *(p + line)]
+                power = np.exp(logits[:, :, query, keys_of_line])
+                share = len(lines) if query < p else 1  # a copy of the prefix is in every line
+                found[:, :, query, keys_of_line] += power / power.sum(-1, keepdims=True) / share
+        return found, v
 
 
 def random_maps(layers: int, pictures: int, heads: int, tokens: int) -> list[Tensor]:
@@ -69,22 +130,74 @@ def random_maps(layers: int, pictures: int, heads: int, tokens: int) -> list[Ten
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_maps_equal_plain_numpy_and_reproduce_the_fused_output(config: ViTConfig) -> None:
     model, images = awake(config).eval(), pictures(config)
+    names = attention_layers(model)
+    blocks = range(1, config.depth + 1)
+    if config.encoder == "axial":
+        assert names == tuple(f"{block} {half}" for block in blocks for half in ("rows", "columns"))
+    else:
+        assert names == tuple(map(str, blocks))
+    attentions = [module for module in model.blocks.modules() if isinstance(module, Attention)]
+    sublayers = [Sublayer(attention, model, name) for attention, name in zip(attentions, names, strict=True)]
     maps = attention_maps(model, images)
-    assert len(maps) == config.depth
+    assert len(maps) == len(names)
     with torch.no_grad():
-        for weights, (layer, tokens) in zip(maps, seen(model, images), strict=True):
+        for weights, sublayer in zip(maps, sublayers, strict=True):
             assert weights.shape == (3, config.heads, config.num_tokens, config.num_tokens)
             assert weights.dtype == torch.float32
             torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]), atol=1e-5, rtol=0)
-
-            qkv = tokens.numpy() @ layer.qkv.weight.numpy().T + layer.qkv.bias.numpy()
-            q, k, v = qkv.reshape(3, config.num_tokens, 3, config.heads, -1).transpose(2, 0, 3, 1, 4)
-            power = np.exp(q @ k.swapaxes(-1, -2) / math.sqrt(q.shape[-1]))
-            expected = power / power.sum(axis=-1, keepdims=True)
+            expected, values = sublayer.expected()
             np.testing.assert_allclose(weights.numpy(), expected, atol=1e-5)
+            mixed = (weights @ torch.from_numpy(values).float()).transpose(1, 2).flatten(2)
+            torch.testing.assert_close(sublayer.attention.out(mixed), sublayer.out, atol=1e-5, rtol=1e-5)
 
-            mixed = (weights @ torch.from_numpy(v)).transpose(1, 2).flatten(2)
-            torch.testing.assert_close(layer.out(mixed), layer(tokens), atol=1e-5, rtol=1e-5)
+
+@pytest.mark.parametrize("kind", ["class token, wider than high", "axial"])
+def test_a_visitor_sees_each_layer_as_soon_as_it_ran_and_nothing_else_keeps_it(kind: str) -> None:
+    model, images = awake(KINDS[kind]).eval(), pictures(KINDS[kind])
+    ran: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, Attention):
+            module.register_forward_hook(lambda *_, name=name: ran.append(name))
+    alive: list[weakref.ref] = []
+
+    def visit(layer: int, attention: Tensor) -> None:
+        assert layer == len(alive)
+        assert len(ran) == layer, "the layer above must not have run yet"
+        gc.collect()
+        assert not any(ref() is not None for ref in alive), "maps of lower layers must be gone"
+        alive.append(weakref.ref(attention))
+
+    tokens = visit_attention(model, images, visit)
+    assert len(alive) == len(attention_layers(model))
+    with torch.no_grad():
+        assert torch.equal(tokens, model.forward_features(images))
+
+
+@pytest.mark.parametrize("kind", ["relative positions, shared, registers", "axial", "MAP head, registers"])
+@pytest.mark.parametrize("at_once", [1, 2])
+def test_how_many_pictures_are_worked_on_at_once_does_not_matter(
+    kind: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, images = awake(KINDS[kind]).eval(), pictures(KINDS[kind])
+    apart = patch_distances(model.config.grid, 4)
+
+    def numbers() -> list[Tensor]:
+        maps = attention_maps(model, images)
+        return [*maps, answer_weights(model, images), *(head_distances(attention, apart) for attention in maps)]
+
+    expected = numbers()
+    assert attention._at_once(expected[0]) > 3
+    monkeypatch.setattr(attention, "_at_once", lambda maps: at_once)
+    for one, other in zip(numbers(), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_is_looked_at_answers_as_ever() -> None:
+    model, images = awake(SMALL).eval(), pictures(SMALL)
+    with torch.no_grad():
+        before = model(images)
+        attention_maps(model, images)
+        assert torch.equal(model(images), before)
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -100,7 +213,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
     assert torch.is_grad_enabled()
 
 
@@ -108,7 +221,7 @@ def test_hooks_go_and_modes_return_after_an_error() -> None:
     model = awake(SMALL).train()
     with pytest.raises(ValueError, match="12x20"):
         attention_maps(model, torch.zeros(1, 3, 16, 16))
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
     assert all(module.training for module in model.modules())
 
 
@@ -163,18 +276,62 @@ def test_rollout_of_identity_is_identity(residual: bool) -> None:
     assert torch.equal(attention_rollout([identity] * 5, residual=residual), torch.eye(6).expand(2, 6, 6))
 
 
-def test_class_attention_is_the_class_tokens_row_at_the_patches_places() -> None:
-    attention = torch.rand(2, 7, 7)
-    grid = class_attention_grid(attention, (2, 3), prefix=1)
-    for row in range(2):
-        for column in range(3):
-            assert torch.equal(grid[:, row, column], attention[:, 0, 1 + 3 * row + column])
+def test_the_answers_attention_is_the_class_tokens_row_at_the_patches_places() -> None:
+    attention = torch.rand(3, 16, 16)
+    grid = answer_grid(attention, answer_weights(awake(SMALL), pictures(SMALL)), (3, 5))
+    for row in range(3):
+        for column in range(5):
+            assert torch.equal(grid[:, row, column], attention[:, 0, 1 + 5 * row + column])
 
 
-def test_class_attention_without_a_class_token_is_the_mean_over_queries() -> None:
-    attention = torch.rand(2, 6, 6)
-    expected = attention.numpy().mean(axis=1).reshape(2, 2, 3)
-    np.testing.assert_allclose(class_attention_grid(attention, (2, 3), prefix=0).numpy(), expected, rtol=1e-6)
+def plain_answer_weights(config: ViTConfig) -> np.ndarray:
+    """Written out for each kind: [T]."""
+    prefix, n = config.num_prefix_tokens, config.num_patches
+    token, patches = np.eye(config.num_tokens), np.array([0.0] * prefix + [1 / n] * n)
+    if config.distilled:
+        return (token[0] + token[1]) / 2
+    return {"token": token[0], "gap": patches, "token+gap": (token[0] + patches) / 2}[config.pool]
+
+
+@pytest.mark.parametrize(
+    "config", [config for config in KINDS.values() if config.pool != "map"], ids=lambda config: config.pool
+)
+def test_the_answer_is_read_from_these_tokens(config: ViTConfig) -> None:
+    """As the pooling of the model itself has it: what it reads is what the answer follows."""
+    model, images = awake(config).eval(), pictures(config)
+    weights = answer_weights(model, images)
+    expected = plain_answer_weights(config)
+    np.testing.assert_allclose(weights.numpy(), np.tile(expected, (3, 1)), atol=1e-7)
+    tokens = torch.randn(3, config.num_tokens, config.width, requires_grad=True)
+    model.forward_head(tokens, pre_logits=True).sum().backward()
+    assert tokens.grad is not None
+    assert ((tokens.grad.abs().sum(-1) > 0) == (weights > 0)).all()
+    attention = torch.rand(3, 2, config.num_tokens, config.num_tokens)
+    rows = np.einsum("t,bkts->bks", expected, attention.numpy())[..., config.num_prefix_tokens :]
+    found = answer_grid(attention, weights, config.grid).numpy()
+    np.testing.assert_allclose(found, rows.reshape(3, 2, *config.grid), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["sin-cos, MAP head", "MAP head, registers", "axial hybrid"])
+def test_a_map_heads_answer_is_read_where_its_query_looks(kind: str) -> None:
+    config = KINDS[kind]
+    model, images = awake(config).train(), pictures(config)
+    weights = answer_weights(model, images).numpy()
+    assert model.map is not None
+    assert model.map.training
+    with torch.no_grad():
+        tokens = model.eval().forward_features(images).numpy().astype(float)
+        weight, bias = (x.numpy().astype(float) for x in (model.map.attention.qkv.weight, model.map.attention.qkv.bias))
+        q, d = model.map.probe[0, 0].numpy() @ weight[: config.width].T + bias[: config.width], config.width
+        expected = np.zeros((3, config.num_tokens))
+        side = d // config.heads
+        for b, head in np.ndindex(3, config.heads):
+            part = slice(d + head * side, d + (head + 1) * side)
+            keys = tokens[b] @ weight[part].T + bias[part]
+            power = np.exp(keys @ q[head * side : (head + 1) * side] / math.sqrt(side))
+            expected[b] += power / power.sum() / config.heads
+    np.testing.assert_allclose(weights, expected, atol=1e-5)
+    np.testing.assert_allclose(weights.sum(1), 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -194,23 +351,40 @@ def test_distance_of_identity_attention_is_zero() -> None:
     assert torch.equal(mean_attention_distance([identity], (3, 4), 16, prefix=1), torch.zeros(1, 3))
 
 
-def test_distance_equals_plain_numpy() -> None:
-    grid, patch_size, prefix = (2, 3), 8, 1
-    maps = random_maps(layers=2, pictures=2, heads=3, tokens=7)
+@pytest.mark.parametrize(("grid", "prefix"), [((2, 3), 1), ((3, 1), 0), ((2, 2), 6)])
+def test_distance_equals_plain_numpy(grid: tuple[int, int], prefix: int) -> None:
+    patch_size, n = 8, math.prod(grid)
+    maps = random_maps(layers=2, pictures=2, heads=3, tokens=prefix + n)
     found = mean_attention_distance(maps, grid, patch_size, prefix)
-    places = [(row * patch_size, column * patch_size) for row in range(2) for column in range(3)]
+    places = [(row * patch_size, column * patch_size) for row in range(grid[0]) for column in range(grid[1])]
     for layer, head in np.ndindex(2, 3):
         total = 0.0
-        for b, query in np.ndindex(2, 6):
-            weights = maps[layer][b, head, query + 1, 1:].numpy().astype(float)
+        for b, query in np.ndindex(2, n):
+            weights = maps[layer][b, head, query + prefix, prefix:].numpy().astype(float)
             weights = weights / weights.sum()
             total += sum(w * math.dist(places[query], place) for w, place in zip(weights, places, strict=True))
-        assert float(found[layer, head]) == pytest.approx(total / 12, rel=1e-5)
+        assert float(found[layer, head]) == pytest.approx(total / (2 * n), rel=1e-5)
+
+
+def test_distance_of_attention_that_all_falls_on_the_class_token_is_zero() -> None:
+    attention = torch.zeros(1, 1, 7, 7)
+    attention[..., 0] = 1
+    assert float(head_distances(attention, patch_distances((2, 3), 16))) == 0
+
+
+@settings(max_examples=25)
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 3))
+def test_distance_lies_between_zero_and_the_diagonal(rows: int, columns: int, prefix: int) -> None:
+    attention = torch.softmax(30 * torch.randn(2, 3, prefix + rows * columns, prefix + rows * columns), dim=-1)
+    found = head_distances(attention, patch_distances((rows, columns), 10))
+    assert found.shape == (2, 3)
+    assert (found >= 0).all()
+    assert (found <= 10 * math.hypot(rows - 1, columns - 1) * (1 + 1e-5)).all()
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="7 tokens does not fit 0 prefix tokens and a grid of 2x3"):
-        class_attention_grid(torch.rand(1, 7, 7), (2, 3), prefix=0)
+    with pytest.raises(ValueError, match="7 tokens does not fit a grid of 3x3"):
+        answer_grid(torch.rand(1, 7, 7), torch.ones(1, 7), (3, 3))
     with pytest.raises(ValueError, match="grid of 3x3"):
         mean_attention_distance(random_maps(1, 1, 1, 7), (3, 3), 16, prefix=1)
     with pytest.raises(ValueError, match="no maps"):
@@ -219,34 +393,8 @@ def test_what_does_not_fit_is_refused() -> None:
         mean_attention_distance([], (3, 3), 16, prefix=1)
 
 
-def test_what_has_no_attention_of_all_tokens_is_refused() -> None:
+def test_a_resnet_has_none() -> None:
     resnet = build_model(ResNetConfig(image_size=32, body=ResNetBody((1,), width=32), num_classes=2))
-    with pytest.raises(ValueError, match="a ResNet has no attention to look at"):
-        attention_maps(resnet, torch.zeros(1, 3, 32, 32))
-    axial = ViT(ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, encoder="axial"))
-    with pytest.raises(ValueError, match="an axial encoder attends along rows and columns"):
-        attention_maps(axial, torch.zeros(1, 3, 8, 8))
-
-
-def test_relative_positions_are_in_the_maps() -> None:
-    """What the layer hands to its output projection is made of the maps and its values."""
-    config = ViTConfig(
-        image_size=(8, 12), patch_size=4, width=8, depth=2, heads=2, mlp_dim=8, position="relative",
-        position_at="every", position_std=1.0,
-    )  # fmt: skip
-    model = ViT(config).eval()
-    seen: list[torch.Tensor] = []
-    layer = model.blocks[1].attention
-    assert isinstance(layer, Attention)
-    handles = [
-        layer.register_forward_pre_hook(lambda _, args: seen.append(args[0])),
-        layer.out.register_forward_pre_hook(lambda _, args: seen.append(args[0])),
-    ]
-    images = torch.rand(2, 3, 8, 12) * 2 - 1
-    with torch.no_grad():
-        model(images)
-        for handle in handles:
-            handle.remove()
-        maps = attention_maps(model, images)[1]
-        _, _, values = layer.project(seen[0])
-        torch.testing.assert_close((maps @ values).transpose(1, 2).flatten(2), seen[1])
+    for ask in (attention_layers, lambda model: attention_maps(model, torch.zeros(1, 3, 32, 32))):
+        with pytest.raises(ValueError, match="a ResNet has no attention to look at"):
+            ask(resnet)

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Callable
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -26,8 +27,16 @@ def confused(kinds: int, name: str) -> Callable[[Theme], Figure]:
     return lambda theme: figures.confusion(counts(kinds), [f"{name}{i}" for i in range(kinds)], theme=theme)
 
 
-def similar(rows: int, columns: int) -> Callable[[Theme], Figure]:
-    return lambda theme: figures.positions(RANDOM.uniform(-1, 1, (rows, columns) * 2), theme=theme)
+def similar(rows: int, columns: int, blocks: int = 1) -> Callable[[Theme], Figure]:
+    return lambda theme: figures.positions(RANDOM.uniform(-1, 1, (blocks, *(rows, columns) * 2)), theme=theme)
+
+
+def halves(layers: int) -> list[str]:
+    return [f"{i} {line}" for i in range(1, layers + 1) for line in ("rows", "columns")]
+
+
+def noise(*shape: int) -> np.ndarray:
+    return RANDOM.integers(0, 256, (*shape, 3), dtype=np.uint8)
 
 
 DRAWN: dict[str, Callable[[Theme], Figure]] = {
@@ -43,10 +52,20 @@ DRAWN: dict[str, Callable[[Theme], Figure]] = {
     "4x4 patches": similar(4, 4),
     "14x14 patches": similar(14, 14),
     "3x5 patches": similar(3, 5),
+    "37x30 patches": similar(37, 30),
+    "5 blocks": similar(8, 8, blocks=5),
     "28 filters": lambda theme: figures.filters(RANDOM.random((28, 4, 4, 3)), theme=theme),
     "3 filters": lambda theme: figures.filters(RANDOM.random((3, 16, 16, 3)), theme=theme),
     "distance": lambda theme: figures.attention_distance(116 * RANDOM.random((12, 12)), theme=theme),
     "one layer, no distance": lambda theme: figures.attention_distance(np.zeros((1, 1)), theme=theme),
+    "axial distance": lambda theme: figures.attention_distance(
+        90 * RANDOM.random((24, 12)), halves(12), [50.2, 74.67], title="Axial-ViT-B/16", theme=theme
+    ),
+    "heads": lambda theme: figures.heads(RANDOM.random((12, 6, 14, 14)), [str(i) for i in range(12)], theme=theme),
+    "heads, axial": lambda theme: figures.heads(RANDOM.random((4, 16, 5, 9)), halves(2), theme=theme),
+    "one head": lambda theme: figures.heads(np.ones((1, 1, 2, 2)), ["1"], theme=theme),
+    "one pair": lambda theme: figures.pairs([noise(30, 20)], [noise(3, 2)], theme=theme),
+    "6 pairs": lambda theme: figures.pairs([noise(9, 9)] * 6, [noise(9, 9)] * 6, ("Input", "Tokens"), theme=theme),
 }
 
 
@@ -56,11 +75,11 @@ def test_figures_decode_to_their_size_on_both_pages(draw: Callable[[Theme], Figu
     width, height = light.get_size_inches()
     for figure, theme in ((light, LIGHT), (dark, DARK)):
         data = figures.png(figure)
-        assert len(data) < 400_000
+        assert len(data) < 900_000
         image = Image.open(io.BytesIO(data))
         assert image.size == (round(200 * width), round(200 * height))
         assert image.convert("RGB").getpixel((0, 0)) == tuple(round(255 * part) for part in to_rgb(theme.card))
-    assert 100 <= 100 * width <= 700
+    assert 100 <= 100 * width <= 1000
 
 
 @pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
@@ -103,11 +122,112 @@ def test_confusion_shows_shares_of_the_true_class() -> None:
 
 def test_tiles_stand_in_the_paper_s_order() -> None:
     similarity = RANDOM.uniform(-1, 1, (2, 3, 2, 3))
-    shown = np.asarray(figures.positions(similarity).axes[0].images[0].get_array())
+    shown = np.asarray(figures.positions(similarity[None]).axes[0].images[0].get_array())
     zoom, gap = 8, 2  # 3 patches to a tile of 24 pixels
     for i, j, row, column in np.ndindex(2, 3, 2, 3):
         top, left = i * (2 * zoom + gap) + row * zoom, j * (3 * zoom + gap) + column * zoom
-        assert (shown[top : top + zoom, left : left + zoom] == similarity[i, j, row, column]).all()
+        assert np.abs(shown[top : top + zoom, left : left + zoom] - similarity[i, j, row, column]).max() <= 0.0101
+
+
+def test_large_grids_show_every_second_place_by_its_number() -> None:
+    similarity = np.zeros((1, 20, 20, 20, 20))
+    similarity[0, 18, 2] = 1
+    axes = figures.positions(similarity).axes[0]
+    shown = np.asarray(axes.images[0].get_array())
+    assert [label.get_text() for label in axes.get_yticklabels()] == [str(i) for i in range(1, 20, 2)]
+    pitch = shown.shape[0] // 10 + 1
+    assert (shown[9 * pitch : 9 * pitch + 40, pitch : pitch + 40] == 1).all()
+    assert np.nansum(shown) == 40 * 40
+
+
+def test_tables_of_several_blocks_stand_in_their_order() -> None:
+    similarity = np.stack([np.full((4, 4, 4, 4), i / 5) for i in range(5)])
+    panels = [axes for axes in figures.positions(similarity).axes if axes.images]
+    assert [np.nanmax(np.asarray(axes.images[0].get_array())) for axes in panels] == [0, 0.2, 0.4, 0.6, 0.8]
+    corners = [(round(1 - axes.get_position().y1, 3), round(axes.get_position().x0, 3)) for axes in panels]
+    assert corners == sorted(corners)
+    assert [axes.get_xlabel() for axes in panels] == [f"block {i}" for i in range(1, 6)]
+
+
+def test_distances_are_dots_above_their_layers_from_zero_up() -> None:
+    far = RANDOM.random((3, 4)) * 50
+    axes = figures.attention_distance(far, uniform=[60.0]).axes[0]
+    offsets = np.asarray(axes.collections[0].get_offsets())
+    np.testing.assert_allclose(offsets, [(layer + 1, far[layer, head]) for layer in range(3) for head in range(4)])
+    mean, line = axes.lines
+    np.testing.assert_allclose(np.asarray(mean.get_ydata()), far.mean(axis=1))
+    assert np.asarray(line.get_ydata()).tolist() == [60, 60]
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_ylim()[1] > 60
+    assert axes.get_xlabel() == "network depth (layer)"
+    assert [text.get_text() for text in axes.texts] == ["uniform attention: 60"]
+
+
+def test_axial_layers_are_numbered_by_layer() -> None:
+    axes = figures.attention_distance(RANDOM.random((4, 2)), halves(2)).axes[0]
+    name = axes.xaxis.get_major_formatter()
+    assert [name(x) for x in (0, 1, 2, 3, 4, 5)] == ["", "1", "1", "2", "2", ""]
+    assert "rows, then columns" in axes.get_xlabel()
+
+
+def test_heads_stand_a_row_to_a_layer_each_in_its_own_colours() -> None:
+    maps = RANDOM.random((2, 3, 4, 4)) * np.array([1, 1e-3]).reshape(2, 1, 1, 1)
+    shown = np.asarray(figures.heads(maps, ["1", "2"]).axes[0].images[0].get_array())
+    zoom, pitch = 6, 26
+    for layer, head in np.ndindex(2, 3):
+        tile = shown[layer * pitch : layer * pitch + 24 : zoom, head * pitch : head * pitch + 24 : zoom]
+        np.testing.assert_allclose(tile, figures.levels(maps[layer, head]), atol=1 / 60)
+        assert tile.max() == 1
+
+
+def test_pairs_stand_beside_each_other_in_order() -> None:
+    left, right = ([np.full((4, 4, 3), 10 * i + j, np.uint8) for i in range(6)] for j in (0, 1))
+    figure = figures.pairs(left, right, ("Input", "Other"))
+    placed = [(np.asarray(axes.images[0].get_array()), axes.get_position()) for axes in figure.axes]
+    assert [int(picture[0, 0, 0]) for picture, _ in placed] == [10 * i + j for i in range(6) for j in (0, 1)]
+    corners = [(round(1 - box.y1, 3), round(box.x0, 3)) for _, box in placed]
+    assert corners == sorted(corners)
+    assert [axes.get_title() for axes in figure.axes[:8]] == ["Input", "Other"] * 4
+
+
+def test_svg_of_the_same_numbers_is_the_same_and_says_no_date() -> None:
+    first, second = (figures.svg(figures.heads(np.eye(4).reshape(1, 1, 4, 4), ["1"])) for _ in range(2))
+    assert first == second
+    assert ElementTree.fromstring(first).tag.endswith("svg")
+    assert b"date" not in first
+    assert b"Matplotlib" not in first.split(b"-->", 1)[1]
+
+
+def test_webp_is_the_png_to_the_bit() -> None:
+    drawn = [figures.filters(np.full((2, 2, 2, 3), 0.3)) for _ in range(2)]
+    same = [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in
+            (figures.png(drawn[0]), figures.webp(figures.png(drawn[1])))]  # fmt: skip
+    assert (same[0] == same[1]).all()
+
+
+def test_levels_are_each_map_s_own_and_one_patch_does_not_hide_the_rest() -> None:
+    level = np.linspace(0.2, 0.4, 100).reshape(10, 10)
+    np.testing.assert_allclose(figures.levels(level).ravel()[:95], np.linspace(0, 99 / 94.05, 100)[:95], rtol=1e-6)
+    np.testing.assert_allclose(figures.levels(np.stack([level, 9 * level]))[1], figures.levels(level))
+    spiked = level.copy()
+    spiked[0, 0] = 2.0
+    assert np.abs(figures.levels(spiked) - figures.levels(level)).ravel()[1:].max() < 0.02
+    alone = np.full((10, 10), 1e-6) * level
+    alone[3, 3] = 1.0
+    shown = figures.levels(alone)
+    assert shown[3, 3] == 1
+    assert np.delete(shown.ravel(), 33).max() < 1e-4, "rounding errors beside one patch with everything"
+    assert (figures.levels(np.full((2, 2), 0.25)) == 0).all()
+
+
+def test_lit_is_black_without_attention_and_the_picture_where_it_is_highest() -> None:
+    picture = np.full((60, 60, 3), 200, dtype=np.uint8)
+    attention = np.zeros((3, 3))
+    attention[1, 1] = attention[1, 2] = 0.5
+    shown = figures.lit(picture, attention)
+    assert (shown[30, 50] == 200).all()
+    assert (shown[5, 5] <= 2).all()
+    assert (figures.ramp(2) == [[68, 1, 84], [253, 231, 37]]).all()
 
 
 def test_overlay_is_yellow_where_attention_is_highest_and_blue_where_lowest() -> None:

@@ -1,50 +1,22 @@
-"""The page: well-formed, self-contained, escaped, and readable without eyes or a mouse."""
+"""The pages of a training and of a checkpoint: what they say, and that they are whole, small and escaped."""
 
 import base64
 import io
-import itertools
 import json
-import re
-from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from inside import look_at, photograph
+from markup import Page, check
 from PIL import Image
 
-from vitlab.inspect.report import Mistakes, Phase, Rollout, Section, page, training_page, write_page
+from vitlab.inspect.figures import LIGHT
+from vitlab.inspect.report import Inspection, Mistakes, Phase, Rollout, checkpoint_page, draw, training_page
+from vitlab.models import MODELS, ViTConfig, get_config
 
 EVIL = "<script>alert(\"1\")</script> & 'co'"
-VOID = {"meta", "img", "source", "link", "br", "hr", "input"}
-
-
-class Page(HTMLParser):
-    """Elements in order, each with its attributes; checks that tags close in the order they opened."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.open: list[str] = []
-        self.words = ""
-        self.feed(text)
-        self.close()
-        assert not self.open, f"never closed: {self.open}"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-        assert len({name for name, _ in attrs}) == len(attrs), f"an attribute twice in {tag}"
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.words += data
-
-    def all(self, *tags: str) -> list[dict[str, str]]:
-        return [attributes for tag, attributes in self.elements if tag in tags]
 
 
 def phase(name: str = "Pre-training", kinds: int = 3) -> Phase:
@@ -87,20 +59,8 @@ def parsed(text: str) -> Page:
     return Page(text)
 
 
-def test_nothing_is_fetched(text: str, parsed: Page) -> None:
-    assert not parsed.all("script", "link", "iframe", "object", "embed", "form", "base")
-    for tag, attributes in parsed.elements:
-        for name, value in attributes.items():
-            assert not name.startswith("on"), f"a handler in {tag}"
-            assert "://" not in value
-            if name in ("src", "srcset"):
-                assert re.match("data:image/(png|webp);base64,", value)
-            if name == "href":
-                assert value.startswith("#")
-    style = text[text.index("<style>") : text.index("</style>")]
-    assert "url(" not in style
-    assert "@import" not in style
-    assert any("default-src 'none'" in meta.get("content", "") for meta in parsed.all("meta"))
+def test_the_page_is_whole_and_runs_nothing(text: str) -> None:
+    assert not check(text).all("script")
 
 
 def test_names_of_classes_are_escaped(text: str, parsed: Page) -> None:
@@ -124,21 +84,6 @@ def test_figures_have_a_dark_twin(parsed: Page) -> None:
     assert len(dark) == 2 * (3 + 1 + 3)
     assert all(source["media"] == "(prefers-color-scheme: dark)" for source in dark)
     assert not {source["srcset"] for source in dark} & {image["src"] for image in parsed.all("img")}
-
-
-def test_the_page_can_be_read_without_a_mouse(parsed: Page) -> None:
-    assert parsed.all("html")[0]["lang"] == "en"
-    assert any(meta.get("name") == "viewport" for meta in parsed.all("meta"))
-    assert len(parsed.all("h1")) == len(parsed.all("main")) == 1
-    levels = [int(tag[1]) for tag, _ in parsed.elements if re.fullmatch(r"h[1-6]", tag)]
-    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
-    names = [attributes["id"] for _, attributes in parsed.elements if "id" in attributes]
-    assert len(set(names)) == len(names)
-    assert {link["href"][1:] for link in parsed.all("a")} <= set(names)
-    assert all(head["scope"] == "col" for head in parsed.all("th"))
-    scrolled = [div for div in parsed.all("div") if div.get("class") == "scroll"]
-    assert scrolled
-    assert all(div["tabindex"] == "0" and div["role"] == "region" and div["aria-label"] for div in scrolled)
 
 
 def test_what_the_page_says(parsed: Page) -> None:
@@ -187,28 +132,6 @@ def test_a_class_without_pictures_is_no_trouble() -> None:
     assert "33.3%" in shown.words
 
 
-def test_sections_nest() -> None:
-    made = Page(page("T", "L", [Section("A", parts=[Section("B", parts=[Section("C")])]), Section("D")]))
-    headings = [(tag, attributes["id"]) for tag, attributes in made.elements if "id" in attributes and tag != "main"]
-    assert headings == [("h2", "s1"), ("h3", "s1-1"), ("h4", "s1-1-1"), ("h2", "s2")]
-
-
-def test_the_page_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "new" / "index.html"
-    write_page(path, "first é")
-    write_page(path, "second")
-    assert path.read_text(encoding="utf-8") == "second"
-
-    def broken(self: Path, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "replace", broken)
-    with pytest.raises(OSError, match="No space"):
-        write_page(path, "third")
-    assert path.read_text(encoding="utf-8") == "second"
-    assert [each.name for each in path.parent.iterdir()] == ["index.html"]
-
-
 def test_records_come_from_json_lines(tmp_path: Path) -> None:
     lines = tmp_path / "metrics.jsonl"
     lines.write_text('{"step": 1, "loss": 0.5, "lr": 0.1}\n{"step": 2, "loss": null, "note": "x"}\n')
@@ -218,3 +141,130 @@ def test_records_come_from_json_lines(tmp_path: Path) -> None:
         "Loss over training steps: loss ends at 0.5.",
         "Learning rate over training steps: lr ends at 0.1.",
     ]
+
+
+# ---- the page of a checkpoint ----
+
+
+def inspection(config: ViTConfig, pictures: int, **other: Any) -> Inspection:
+    h, w = config.grid
+    random = np.random.default_rng(0)
+    given: dict[str, Any] = {
+        "checkpoint": "folder/model", "config": config, "card": {"classes": [f"kind {i}" for i in range(9)] + [EVIL]},
+        "filters": random.random((28, 4, 4, 3)), "positions": random.uniform(-1, 1, (1, h, w, h, w)),
+        "look": look_at(config, pictures) if pictures else None, "names": [f"{i}.png" for i in range(pictures)],
+        "pictures": [photograph(config.image_hw, i) for i in range(pictures)],
+    }  # fmt: skip
+    return Inspection(**given | other)
+
+
+def config(**other: Any) -> ViTConfig:
+    sizes: dict[str, Any] = {"image_size": 32, "patch_size": 8, "width": 8, "depth": 3, "heads": 2, "mlp_dim": 8}
+    return ViTConfig(**{**sizes, "num_classes": 10, **other})
+
+
+def shown(given: Inspection, **options: Any) -> tuple[str, Page]:
+    text = checkpoint_page(given, draw(given), **options)
+    return text, check(text)
+
+
+@pytest.fixture(scope="module")
+def large() -> str:
+    """The largest page that is meant to be: 16 pictures through L/16 at 384 pixels, its maps hard to compress."""
+    model = get_config("ViT-L/16", image_size=384, num_classes=10)
+    assert isinstance(model, ViTConfig)
+    given = inspection(model, 16)
+    return checkpoint_page(given, draw(given))
+
+
+def test_sixteen_pictures_of_a_large_model_are_under_5_mb(large: str) -> None:
+    assert 2_000_000 < len(large.encode()) < 5_000_000
+    assert "mean of" not in large[large.index("<main") : large.index("viewer")], "nothing had to be pooled"
+
+
+def test_a_checkpoint_s_page_is_whole_and_runs_its_own_script_alone(large: str) -> None:
+    page = check(large)
+    assert len(page.all("script")) == 1
+    assert len(page.all("canvas")) == 16
+    assert len(page.all("source")) == 4  # each figure for a dark page
+
+
+def test_what_a_checkpoint_s_page_says() -> None:
+    given = inspection(config(), 3, unreadable=[("bad <1>.png", "cut off")], card={"dataset": "digits"})
+    text, page = shown(given, top=2)
+    for words in (
+        "Inside folder/model", "ViT/8", f"{config().num_parameters:,}", "32 × 32", "4 × 4", "3 × 2", "class token",
+        "trained on", "digits", "Patch filters", "Position embeddings", "Attention distance", "bad <1>.png", "cut off",
+        "2.png", "Where the answer looks", "Every layer and every head", "weights from",
+    ):  # fmt: skip
+        assert words in page.words, words
+    assert len(page.all("ol")) == 1 + 3
+    assert text.count('class="bar"') == 3 * 2
+    assert "kind 0" not in text, "the card has no names: classes are numbers"
+
+
+def test_answers_come_most_probable_first() -> None:
+    given = inspection(config(), 2)
+    assert given.look is not None
+    assert given.look.probabilities is not None
+    answers = given.answers(1, 3)
+    row = given.look.probabilities[1]
+    assert [share for _, share in answers] == pytest.approx(sorted(row, reverse=True)[:3])
+    assert answers[0][0] == [*[f"kind {i}" for i in range(9)], EVIL][int(row.argmax())]
+    assert len(given.answers(0, 99)) == 10
+
+
+def test_a_model_without_a_head_gives_no_answers() -> None:
+    _, page = shown(inspection(config(num_classes=0), 1))
+    assert "none: it has no head" in page.words
+    assert "it gives no answer" in page.words
+
+
+def test_without_pictures_there_are_filters_positions_and_the_card() -> None:
+    given = inspection(config(), 0)
+    assert [drawing.name for drawing in draw(given)] == ["filters", "positions"]
+    _, page = shown(given)
+    assert len(page.all("img")) == 2
+    assert "Where the answer looks" not in page.words
+    _, page = shown(inspection(config(position="none"), 0, positions=None))
+    assert len(page.all("img")) == 1
+
+
+def test_hybrids_and_axial_models_are_called_so() -> None:
+    hybrid, axial = MODELS["R50+ViT-B/16"], config(encoder="axial", image_size=(32, 16))
+    assert isinstance(hybrid, ViTConfig)
+    given = inspection(hybrid, 0)
+    assert given.model == "R50+ViT-B/16"
+    text, page = shown(given)
+    assert "hybrid" in page.words
+    assert "first convolution of the ResNet" in text
+    given = inspection(axial, 1)
+    assert given.model == "Axial ViT/8"
+    _, page = shown(given)
+    assert "axial attention" in page.words
+    (distances,) = [drawing for drawing in draw(given) if drawing.name == "distances"]
+    # two patches along a row: half the weight is 8 pixels away; four along a column
+    assert distances.arrays["uniform"].tolist() == pytest.approx([4, 8 * 1.25])
+
+
+def test_the_line_of_uniform_attention_is_the_closed_form() -> None:
+    given = inspection(get_config("ViT-B/16", num_classes=10), 1)  # pyright: ignore[reportArgumentType]
+    (distances,) = [drawing for drawing in draw(given) if drawing.name == "distances"]
+    assert distances.arrays["uniform"] == pytest.approx([116.5], abs=0.05)
+
+
+def test_a_page_of_few_of_many_pictures_and_of_pooled_maps_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vitlab.inspect.viewer.CELLS", 100)
+    many = inspection(config(), 2)
+    assert many.look is not None
+    object.__setattr__(many.look, "count", 1234)
+    _, page = shown(many)
+    assert "the first 2 of 1,234 pictures" in page.words
+    assert "the mean of 2 × 2 patches" in page.words
+
+
+def test_a_training_stands_below_the_checkpoint() -> None:
+    given = inspection(config(), 0)
+    page = check(checkpoint_page(given, draw(given), phases=[phase("Its training")]))
+    assert "Its training" in page.words
+    assert LIGHT.page in checkpoint_page(given, draw(given))

@@ -269,7 +269,7 @@ def _keep_classes(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
 def _digits(root: Path | None, download: bool) -> Splits:
     from sklearn.datasets import load_digits  # slow to import
 
-    levels, labels = load_digits(return_X_y=True)  # 0..16
+    levels, labels = map(np.asarray, load_digits(return_X_y=True))  # 0..16
     grey = np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)
     fixed = stratified_split(labels, {"test": 0.2}, seed=0)
 

@@ -264,6 +264,11 @@ def to_range(images: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     return (images - 127.5).div_(127.5)
 
 
+def to_pixels(images: Float[Tensor, "B 3 H W"]) -> UInt8[np.ndarray, "B H W 3"]:
+    """What a model sees, in [-1, 1], as pictures again: the nearest whole numbers."""
+    return ((images.permute(0, 2, 3, 1) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
+
+
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """The array as a tensor there, without waiting for what the device is doing."""
     tensor = torch.from_numpy(array)

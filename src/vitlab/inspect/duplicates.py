@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import UInt8
 
 from vitlab.inspect import figures
-from vitlab.inspect.report import Picture, Section, Table, page
+from vitlab.inspect.page import Picture, Section, Table, page
 
 HEIGHT = 192
 """Most pixels of a picture's longer side on the page."""

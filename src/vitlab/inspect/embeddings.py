@@ -1,9 +1,38 @@
-"""Sec. 4.5: what the embeddings have learned: filters of patches, and their places (Fig. 7, Fig. 10)."""
+"""Sec. 4.5: what the embeddings have learned: filters of patches, their places (Fig. 7, Fig. 10), what they become."""
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+
+from vitlab.models.vit import ViT
+
+
+def filters_of(model: ViT, n: int = 28) -> Float[np.ndarray, "n P P 3"]:
+    """`filter_components` of what meets the picture's pixels: the patch embedding's filters or, of a hybrid, those of
+    its ResNet's first convolution, standardised as they convolve. The paper shows 28 of ViT-L/32's."""
+    with torch.no_grad():
+        weight = model.embedding.weight if model.stem is None else model.stem.root.standardised()
+        return filter_components(weight.float().cpu(), n).numpy()
+
+
+def positions_of(model: ViT) -> Float[np.ndarray, "J h w h2 w2"] | None:
+    """`position_similarity` of every position embedding of absolute places that the model has, learned or fixed.
+
+    J is 1, or the number of blocks where each has its own. Of the 2-D kind it is the row's and the column's halves
+    together, as they are added to a token. None for models without positions, and for relative ones: those belong to
+    no place.
+    """
+    config = model.config
+    copies = config.depth if config.position_at == "every" else 1
+    tables = [model.position.absolute(layer) for layer in range(copies)]
+    found = [
+        position_similarity(table[None].cpu(), config.grid, config.num_prefix_tokens).numpy()
+        for table in tables
+        if table is not None
+    ]
+    return np.stack(found) if found else None
 
 
 def position_similarity(table: Float[Tensor, "1 T D"], grid: tuple[int, int], prefix: int) -> Float[Tensor, "h w h w"]:
@@ -38,3 +67,34 @@ def filter_components(weight: Float[Tensor, "D 3 P P"], n: int = 28) -> Float[Te
     low, high = components.amin(dim=1, keepdim=True), components.amax(dim=1, keepdim=True)
     side = weight.shape[-1]
     return ((components - low) / (high - low).clamp_min(1e-12)).reshape(n, side, side, 3)
+
+
+def token_components(tokens: Float[np.ndarray, "n h w D"]) -> Float[np.ndarray, "n h w 3"]:
+    """The three principal components of patch tokens as red, green and blue in [0, 1]: like colours mark patches that
+    the model takes for alike.
+
+    All n pictures have one basis, of their own tokens and no others', so that a colour means the same in each of
+    them and as much difference as possible is seen. Each component is stretched so that its lowest and highest
+    hundredth are 0 and 1; its sign means nothing, and is chosen so that its number farthest from zero is positive.
+    A component that does not vary (there are fewer than three, say in one picture of two patches) is 0.5 everywhere.
+    """
+    patches = tokens.reshape(-1, tokens.shape[-1]).astype(np.float32)
+    patches = patches - patches.mean(axis=0, dtype=np.float64).astype(np.float32)
+    # Of both products with itself that have its components, the smaller; in float64, summed up in bounded memory.
+    wide = patches.shape[0] < patches.shape[1]
+    product = np.zeros((min(patches.shape),) * 2)
+    for part in np.array_split(patches, -(-patches.size // 2**22), axis=int(wide)):
+        part = part.astype(np.float64)
+        product += part @ part.T if wide else part.T @ part
+    values, vectors = np.linalg.eigh(product)
+    colours = np.full((len(patches), 3), 0.5, np.float32)
+    for colour in range(min(3, len(values))):
+        if values[-1 - colour] <= 1e-10 * max(values[-1], 1e-30):
+            break
+        vector = vectors[:, -1 - colour]
+        scores = vector if wide else patches @ vector
+        farthest = np.abs(scores) >= 0.999 * np.abs(scores).max()  # the first of equals: rounding must not choose
+        scores = scores * np.sign(scores[farthest.argmax()])
+        low, high = np.quantile(scores, [0.01, 0.99])
+        colours[:, colour] = ((scores - low) / max(high - low, 1e-30)).clip(0, 1)
+    return colours.reshape(*tokens.shape[:3], 3)

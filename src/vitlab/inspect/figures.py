@@ -1,4 +1,4 @@
-"""Numbers to pictures, in the paper's form (Fig. 6, 7, 10, 11). The only file that imports matplotlib.
+"""Numbers to pictures, in the paper's form (Fig. 6, 7, 10, 11, 14). The only file that imports matplotlib.
 
 A figure is drawn for a light or a dark page; 100 units of its size are 100 pixels on the page, at twice the
 density. No global state: `matplotlib.figure.Figure` without pyplot, so threads and windows do not matter.
@@ -20,6 +20,9 @@ from matplotlib.figure import Figure
 from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
+
+TINY = 64
+"""Longer side of pictures whose every pixel is shown as it is."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,25 @@ def png(figure: Figure) -> bytes:
     return out.getvalue()
 
 
+def webp(picture: bytes) -> bytes:
+    """A figure's `png` without loss in a third of the bytes, for a page that holds its figures."""
+    out = io.BytesIO()
+    Image.open(io.BytesIO(picture)).convert("RGB").save(out, format="WEBP", lossless=True, method=2)
+    return out.getvalue()
+
+
+def svg(figure: Figure) -> bytes:
+    """The figure as SVG, letters as outlines; the same figure gives the same bytes."""
+    out = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "vitlab", "svg.fonttype": "path"}):
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    return out.getvalue()
+
+
 def encoded(picture: UInt8[np.ndarray, "H W C"]) -> bytes:
     """An RGB or RGBA picture as a file: pixel for pixel as PNG up to 64 pixels, else as WebP, a tenth of the size."""
     out = io.BytesIO()
-    if max(picture.shape[:2]) <= 64:
+    if max(picture.shape[:2]) <= TINY:
         Image.fromarray(picture).save(out, format="PNG")
     else:
         Image.fromarray(picture).save(out, format="WEBP", quality=88)
@@ -142,27 +160,38 @@ def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str], *, theme: 
     return figure
 
 
-def positions(similarity: Float[np.ndarray, "h w h2 w2"], *, theme: Theme = LIGHT) -> Figure:
-    """A grid of grids: the tile in row i, column j shows how near all places are to that patch (Fig. 7 centre)."""
-    rows, columns = similarity.shape[:2]
-    tiles, pitches = _tiles(similarity[..., None])
-    wide = 200 if max(rows, columns) <= 8 else 380
-    high = round(wide * tiles.shape[0] / tiles.shape[1])
-    left = 34 if rows < 10 else 42
-    width, height = left + wide + 54, high + 72
-    figure, axes = _axes(theme, (width, height), (left, 54, 34, 38), "Cosine similarity")
-    image = axes.imshow(tiles[..., 0], cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
-    for pitch, count, ticks in zip(pitches, (rows, columns), (axes.set_yticks, axes.set_xticks), strict=True):
-        shown = range(0, count, math.ceil(count / 16))  # numbered from 1, as in the paper
-        ticks([pitch * (i + 0.45) for i in shown], [str(i + 1) for i in shown])
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set_xlabel("patch column")
-    axes.set_ylabel("patch row")
-    scale = figure.add_axes((1 - 44 / width, 38 / height, 10 / width, high / height))
-    bar = figure.colorbar(image, cax=scale, ticks=[-1, 0, 1])
-    bar.ax.tick_params(colors=theme.muted, labelsize=8.5, length=0)
-    bar.ax.spines[:].set_visible(False)
+def positions(similarity: Float[np.ndarray, "J h w h2 w2"], *, theme: Theme = LIGHT) -> Figure:
+    """A grid of grids: the tile in row i, column j shows how near all places are to that patch (Fig. 7 centre).
+
+    Of tables that enter at several blocks, each is one such grid, three to a row, the first block's first (Fig. 10).
+    Of more than 16 places to a side every second (or third, ...) has a tile.
+    """
+    step = math.ceil(max(similarity.shape[1:3]) / 16)
+    similarity = similarity[:, ::step, ::step]
+    count, rows, columns = similarity.shape[:3]
+    across, down = min(count, 3), math.ceil(count / 3)
+    sheets = [_tiles(np.round(50 * each[..., None]) / 50) for each in similarity]  # few colours: half of the file
+    high, wide = _enlarged(sheets[0][0], 200 if max(rows, columns) <= 8 else 380 if count == 1 else 260)
+    left, below = (34 if step * rows < 10 else 42), 38
+    width, height = across * (left + wide + 8) + 56, 34 + down * (high + below)
+    figure = _figure(theme, (width, height), "Position embedding similarity")
+    for i, (sheet, pitches) in enumerate(sheets):
+        row, column = divmod(i, across)
+        axes = _place(figure, theme, (column * (left + wide + 8) + left, 34 + row * (high + below), wide, high))
+        image = axes.imshow(sheet[..., 0], cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
+        for pitch, patches, ticks in zip(pitches, (rows, columns), (axes.set_yticks, axes.set_xticks), strict=True):
+            numbers = [str(1 + step * j) for j in range(patches)]  # from 1, as in the paper
+            ticks([pitch * (j + 0.45) for j in range(patches)], numbers)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set_xlabel("input patch column" if count == 1 else f"block {i + 1}")
+        axes.set_ylabel("input patch row" if column == 0 else "")
+        if i == 0:
+            scale = _place(figure, theme, (width - 54, 34, 10, high))
+            bar = figure.colorbar(image, cax=scale, ticks=[-1, 0, 1])
+            bar.set_label("cosine similarity", color=theme.muted, fontsize=9, labelpad=-4)
+            scale.tick_params(length=0)
+            bar.ax.spines[:].set_visible(False)
     return figure
 
 
@@ -174,46 +203,130 @@ def filters(components: Float[np.ndarray, "n P P 3"], *, theme: Theme = LIGHT) -
     sheet[: len(components)] = components
     tiles, _ = _tiles(sheet.reshape(rows, columns, *components.shape[1:]))
     high = round(288 * tiles.shape[0] / tiles.shape[1])
-    figure, axes = _axes(theme, (288, high + 34), (0, 0, 34, 0), "Principal components")
+    figure, axes = _axes(theme, (288, high + 34), (0, 0, 34, 0), "RGB embedding filters")
     opaque = np.isfinite(tiles[..., :1]).astype(float)
     axes.imshow(np.concatenate([np.nan_to_num(tiles), opaque], axis=-1), interpolation="nearest")
     axes.set_axis_off()
     return figure
 
 
-def attention_distance(distances: Float[np.ndarray, "L k"], *, theme: Theme = LIGHT) -> Figure:
-    """One dot for each head of each layer, and a line through the layers' means (Fig. 7 right, Fig. 11)."""
-    layers, heads = distances.shape
-    figure, axes = _axes(theme, (288, 280), (36, 10, 52, 40), "Mean attention distance (pixels)")
-    depth = np.arange(1, layers + 1)
+def attention_distance(
+    distances: Float[np.ndarray, "L k"],
+    layers: Sequence[str] = (),
+    uniform: Sequence[float] = (),
+    *,
+    title: str = "",
+    theme: Theme = LIGHT,
+) -> Figure:
+    """One dot for each head of each layer, and a line through the layers' means (Fig. 7 right, Fig. 11).
+
+    layers: what the layers are called, numbers unless given. uniform: the distances of heads that look everywhere
+    alike, each a dashed line.
+    """
+    count, each = distances.shape
+    figure, axes = _axes(theme, (320, 300), (54, 10, 54, 40), title)
+    depth = np.arange(1, count + 1)
     axes.plot(depth, distances.mean(axis=1), color=theme.series[1], lw=1.5, label="mean of the layer", zorder=1)
-    axes.scatter(
-        np.repeat(depth, heads),
-        distances.ravel(),
-        s=20,
-        color=theme.series[0],
-        alpha=0.7,
-        linewidths=0,
-        label="one head",
-        zorder=2,
-    )
+    dots = {"s": 20, "color": theme.series[0], "alpha": 0.7, "linewidths": 0, "label": "one head", "zorder": 2}
+    axes.scatter(np.repeat(depth, each), distances.ravel(), **dots)
+    top = max(float(distances.max()), *uniform, 1e-6)
+    for level in uniform:
+        axes.axhline(level, color=theme.muted, lw=1, ls=(0, (5, 3)), zorder=0)
+        said = f"uniform attention: {level:.4g}"
+        axes.text(0.6, level + 0.015 * top, said, color=theme.muted, fontsize=8.5, va="bottom")
     axes.grid(axis="y", color=theme.line, lw=0.7)
-    axes.set_ylim(0, max(float(distances.max()) * 1.12, 1e-6))
-    axes.set_xlim(0.5, layers + 0.5)
+    axes.set_ylim(0, 1.12 * top)
+    axes.set_xlim(0.5, count + 0.5)
+    names = [name.split()[0] for name in layers] or [str(i) for i in depth]
     axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+    axes.xaxis.set_major_formatter(lambda x, _: names[round(x) - 1] if 1 <= round(x) <= count else "")
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    axes.set_xlabel("layer")
+    halves = "; rows, then columns" if layers and layers[0] != names[0] else ""
+    axes.set_xlabel(f"network depth (layer{halves})")
+    axes.set_ylabel("mean attention distance (pixels)")
     axes.legend(
         frameon=False,
         fontsize=8.5,
         labelcolor=theme.muted,
         ncols=2,
         loc="lower left",
-        bbox_to_anchor=(-0.16, 0.98),
+        bbox_to_anchor=(-0.04, 0.98),
         handlelength=1.2,
         columnspacing=1.2,
     )
     return figure
+
+
+def heads(maps: Float[np.ndarray, "L k h w"], layers: Sequence[str], *, theme: Theme = LIGHT) -> Figure:
+    """Every head's map of one picture: a row for each layer, the lowest at the top, a column for each head.
+
+    Each map shows its own `levels`: dark blue where its head looks least, yellow where it looks most.
+    """
+    count, columns = maps.shape[:2]
+    sheet, pitches = _tiles(np.round(31 * levels(maps)[..., None]) / 31)  # few colours: a third of the file
+    tall, wide = _enlarged(sheet, max(min(620 // columns, 48), 24) * columns)
+    left = 30 + 8 * max(len(name) for name in layers)
+    right = 8 + max(190 - left - wide, 0)  # the title has to fit
+    size = (left + wide + right, 34 + tall + 40)
+    figure, axes = _axes(theme, size, (left, right, 34, 40), "Attention of every head")
+    axes.imshow(sheet[..., 0], cmap="viridis", vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+    step = math.ceil(columns * 14 / wide)
+    axes.set_xticks(
+        [pitches[1] * (i + 0.45) for i in range(0, columns, step)], [str(i) for i in range(1, columns + 1, step)]
+    )
+    axes.set_yticks([pitches[0] * (i + 0.45) for i in range(count)], layers)
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel("head")
+    axes.set_ylabel("layer")
+    return figure
+
+
+def pairs(
+    left: Sequence[UInt8[np.ndarray, "_ _ 3"]],
+    right: Sequence[UInt8[np.ndarray, "_ _ 3"]],
+    names: tuple[str, str] = ("Input", "Attention"),
+    *,
+    theme: Theme = LIGHT,
+) -> Figure:
+    """Pictures beside what became of them, in their order, up to four pairs to a row (Fig. 6; Fig. 14)."""
+    side, gap = 112, 6
+    across = min(len(left), 4)
+    pitch = 2 * side + gap + 16
+    width, height = across * pitch - 16 + 2 * gap, 28 + math.ceil(len(left) / across) * (side + gap) + gap
+    figure = _figure(theme, (width, height))
+    for i, both in enumerate(zip(left, right, strict=True)):
+        row, column = divmod(i, across)
+        for j, picture in enumerate(both):
+            corner = (gap + column * pitch + j * (side + gap), 28 + row * (side + gap))
+            axes = _place(figure, theme, (*corner, side, side))
+            axes.imshow(fit(picture, 2 * side, enlarge=True))
+            axes.set_axis_off()
+            if row == 0:
+                axes.set_title(names[j], color=theme.ink, fontsize=10, pad=5)
+    return figure
+
+
+def levels(maps: Float[np.ndarray, "*n h w"]) -> Float[np.ndarray, "*n h w"]:
+    """Maps of attention as they are shown, each for itself: its lowest value is 0, the 95th of a hundred and above 1.
+
+    Some models gather notes in a few patches anywhere, on which up to a hundred times the attention of the rest lies;
+    stretched to these, a map would show nothing else. But 1 stands for a sixteenth of the highest at least, so that a
+    map with all its weight in one place does not show its rounding errors.
+    """
+    low, high = (edge(maps, axis=(-2, -1), keepdims=True) for edge in (np.min, np.max))
+    top = np.maximum(np.quantile(maps, 0.95, axis=(-2, -1), keepdims=True) - low, (high - low) / 16)
+    return ((maps - low) / np.maximum(top, 1e-12)).clip(0, 1)
+
+
+def ramp(count: int) -> UInt8[np.ndarray, "count 3"]:
+    """The colours of a map of attention, from least to most."""
+    return (255 * matplotlib.colormaps["viridis"](np.linspace(0, 1, count))[:, :3]).round().astype(np.uint8)
+
+
+def lit(picture: UInt8[np.ndarray, "H W 3"], attention: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "H W 3"]:
+    """The picture in the light of its attention: black where there is least, itself where there is most (Fig. 6)."""
+    return (picture * _stretched(levels(attention), picture.shape[:2])[..., None]).round().astype(np.uint8)
 
 
 def rollout(
@@ -232,25 +345,31 @@ def rollout(
 def overlay(picture: UInt8[np.ndarray, "H W 3"], attention: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "H W 3"]:
     """The picture in the colours of its attention: dark blue where there is least, yellow where there is most.
 
-    The map is stretched to fill its own range and smoothed over the patches; the lightness is the picture's too.
+    The map's `levels`, smoothed over the patches; the lightness is the picture's too.
     """
-    height, width = picture.shape[:2]
-    low, high = float(attention.min()), float(attention.max())
-    level = Image.fromarray(((attention - low) / max(high - low, 1e-12)).astype(np.float32))
-    level = np.asarray(level.resize((width, height), Image.Resampling.BICUBIC)).clip(0, 1)
+    level = _stretched(levels(attention), picture.shape[:2])
     heat = matplotlib.colormaps["viridis"](level)[..., :3]
     grey = np.asarray(Image.fromarray(picture).convert("L"), dtype=float)[..., None] / 255
     return (255 * (heat * (0.45 + 0.55 * grey) + 0.25 * grey).clip(0, 1)).astype(np.uint8)
 
 
+def _stretched(level: Float[np.ndarray, "h w"], size: tuple[int, ...]) -> Float[np.ndarray, "H W"]:
+    """Levels of patches, smoothly over a picture of `size` (height, width), inside [0, 1]."""
+    image = Image.fromarray(level.astype(np.float32))
+    return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BICUBIC)).clip(0, 1)
+
+
 def fit(picture: UInt8[np.ndarray, "H W 3"], side: int, enlarge: bool = False) -> UInt8[np.ndarray, "H2 W2 3"]:
-    """The picture with its longer side made `side`: made smaller smoothly, enlarged (if at all) in plain blocks."""
+    """The picture with its longer side made `side`: smoothly, but one of up to 64 pixels is enlarged in plain blocks.
+
+    Without `enlarge` a smaller picture stays as it is.
+    """
     height, width = picture.shape[:2]
     scale = side / max(height, width)
     if scale >= 1 and not enlarge:
         return picture
     size = (max(round(width * scale), 1), max(round(height * scale), 1))
-    resample = Image.Resampling.NEAREST if scale > 1 else Image.Resampling.LANCZOS
+    resample = Image.Resampling.NEAREST if scale > 1 and max(height, width) <= TINY else Image.Resampling.LANCZOS
     return np.asarray(Image.fromarray(picture).resize(size, resample))
 
 
@@ -263,6 +382,12 @@ def _tiles(grid: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:
     spaced = np.pad(grid, ((0, 0), (0, 0), (0, gap), (0, gap), (0, 0)), constant_values=np.nan)
     sheet = spaced.transpose(0, 2, 1, 3, 4).reshape(rows * (height + gap), columns * (width + gap), channels)
     return sheet[:-gap, :-gap], (height + gap, width + gap)
+
+
+def _enlarged(sheet: np.ndarray, width: int) -> tuple[int, int]:
+    """(height, width) in page pixels, about `width` wide, at which a sheet's squares are all of one size in a PNG."""
+    scale = max(round(2 * width / sheet.shape[1]), 1) / 2
+    return math.ceil(sheet.shape[0] * scale), math.ceil(sheet.shape[1] * scale)
 
 
 def _short(value: float) -> str:
@@ -280,14 +405,28 @@ def _axes(
     settle around images.
     """
     (width, height), (left, right, top, bottom) = size, margins
+    figure = _figure(theme, size, title)
+    return figure, _place(figure, theme, (left, top, width - left - right, height - top - bottom))
+
+
+def _figure(theme: Theme, size: tuple[int, int], title: str = "") -> Figure:
+    """A figure of `size` (width, height) in page pixels."""
+    width, height = size
     figure = Figure(figsize=(width / 100, height / 100), facecolor=theme.card)
-    inner = ((width - left - right) / width, (height - top - bottom) / height)
-    axes = figure.add_axes((left / width, bottom / height, *inner), facecolor=theme.card)
+    if title:
+        figure.text(2 / width, 1 - 2 / height, title, va="top", color=theme.ink, fontsize=10, fontweight="bold")
+    return figure
+
+
+def _place(figure: Figure, theme: Theme, box: tuple[int, int, int, int]) -> Axes:
+    """Axes at `box` (left, top, width, height) of the figure, in page pixels from its top left."""
+    width, height = 100 * figure.get_size_inches()
+    left, top, wide, high = box
+    rectangle = (left / width, 1 - (top + high) / height, wide / width, high / height)
+    axes = figure.add_axes(rectangle, facecolor=theme.card)
     axes.tick_params(colors=theme.muted, labelsize=8.5, length=3)
     axes.xaxis.label.set(color=theme.muted, fontsize=9)
     axes.yaxis.label.set(color=theme.muted, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[:].set_color(theme.line)
-    if title:
-        figure.text(2 / width, 1 - 2 / height, title, va="top", color=theme.ink, fontsize=10, fontweight="bold")
-    return figure, axes
+    return axes

@@ -1,221 +1,19 @@
-"""Numbers and figures to one self-contained HTML page: no network, light and dark, for eyes and screen readers."""
+"""The pages of a training run and of a checkpoint: numbers to figures, and figures to sections of one page."""
 
-import base64
-import html
-import io
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
-from PIL import Image
 
-from vitlab.files import replacing_file
-from vitlab.inspect import figures
-from vitlab.inspect.figures import DARK, LIGHT, Theme
-
-# ---- what a page is made of ----
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A PNG or WebP file, `width` pixels wide on the page where there is room; `dark` is for a dark page."""
-
-    data: bytes
-    alt: str
-    width: int
-    caption: str = ""
-    dark: bytes | None = None
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of cells under a head; the last `numeric` columns are numbers and stand to the right."""
-
-    caption: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    numeric: int = 0
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading and what stands under it, in this order; `parts` are one level lower. Blank lines part `text`."""
-
-    heading: str
-    text: str = ""
-    numbers: Mapping[str, str] | None = None
-    pictures: Sequence[Picture] = ()
-    table: Table | None = None
-    parts: Sequence["Section"] = ()
-
-
-def page(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """The whole page as text. Everything given is escaped: names of classes may hold any sign."""
-    links = (f'<li><a href="#s{i}">{_text(s.heading)}</a></li>' for i, s in enumerate(sections, 1))
-    body = "".join(_section(section, f"s{i}", level=2) for i, section in enumerate(sections, 1))
-    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # nothing is ever fetched
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<title>{_text(title)}</title>
-<style>
-:root {{ {_colours(LIGHT)} }}
-@media (prefers-color-scheme: dark) {{ :root {{ {_colours(DARK)} }} }}
-{STYLE}</style>
-</head>
-<body>
-<a class="skip" href="#main">Skip to the results</a>
-<header>
-<h1>{_text(title)}</h1>
-{_paragraphs(lead, "lead")}
-<nav aria-label="Contents"><ol>{"".join(links)}</ol></nav>
-</header>
-<main id="main">
-{body}</main>
-</body>
-</html>
-"""
-
-
-def write_page(path: str | Path, text: str) -> None:
-    """Writes the page: a reader finds the old one or the new, whole."""
-    with replacing_file(Path(path)) as file:
-        file.write(text.encode())
-
-
-def _section(section: Section, anchor: str, level: int) -> str:
-    numbers = "".join(
-        f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in (section.numbers or {}).items()
-    )
-    parts = "".join(_section(part, f"{anchor}-{i}", level + 1) for i, part in enumerate(section.parts, 1))
-    return "".join(
-        [
-            f'<section><h{level} id="{anchor}">{_text(section.heading)}</h{level}>',
-            _paragraphs(section.text),
-            f'<dl class="numbers">{numbers}</dl>' if numbers else "",
-            '<div class="beside">' if section.table else "",
-            _pictures(section.pictures) if section.pictures else "",
-            f"{_table(section.table)}</div>" if section.table else "",
-            f"{parts}</section>\n",
-        ]
-    )
-
-
-def _pictures(pictures: Sequence[Picture]) -> str:
-    """Small ones in as many columns as there is room for; large ones in up to three, of which a wide one takes two."""
-    kind = "small" if max(picture.width for picture in pictures) < 200 else "large"
-    wide = ["" if picture.width <= 320 else ' class="wide"' for picture in pictures]
-    items = "".join(f"<li{w}>{_figure(p)}</li>" for w, p in zip(wide, pictures, strict=True))
-    return f'<ul class="{kind} pictures">{items}</ul>'
-
-
-def _figure(picture: Picture) -> str:
-    width, height = Image.open(io.BytesIO(picture.data)).size
-    crisp = ' class="crisp"' if width < picture.width else ""
-    img = (
-        f'<img{crisp} src="{_uri(picture.data)}" alt="{_text(picture.alt)}" '
-        f'width="{picture.width}" height="{round(height * picture.width / width)}">'
-    )
-    if picture.dark is not None:
-        dark = f'<source media="(prefers-color-scheme: dark)" srcset="{_uri(picture.dark)}">'
-        img = f"<picture>{dark}{img}</picture>"
-    caption = f"<figcaption>{_text(picture.caption)}</figcaption>" if picture.caption else ""
-    return f"<figure>{img}{caption}</figure>"
-
-
-def _table(table: Table) -> str:
-    first = len(table.head) - table.numeric
-
-    def row(cells: Sequence[str], tag: str, scope: str = "") -> str:
-        kinds = ["" if i < first else ' class="number"' for i in range(len(cells))]
-        inner = (f"<{tag}{scope}{k}>{_text(cell)}</{tag}>" for k, cell in zip(kinds, cells, strict=True))
-        return f"<tr>{''.join(inner)}</tr>"
-
-    name = _text(table.caption)
-    head = row(table.head, "th", ' scope="col"')
-    rows = "".join(row(cells, "td") for cells in table.rows)
-    return (
-        f'<div class="scroll" role="region" aria-label="{name}" tabindex="0"><table><caption>{name}</caption>'
-        f"<thead>{head}</thead><tbody>{rows}</tbody></table></div>"
-    )
-
-
-def _text(value: str) -> str:
-    return html.escape(value, quote=True)
-
-
-def _paragraphs(text: str, kind: str = "") -> str:
-    attribute = f' class="{kind}"' if kind else ""
-    return "".join(f"<p{attribute}>{_text(part.strip())}</p>" for part in text.split("\n\n") if part.strip())
-
-
-def _uri(data: bytes) -> str:
-    kind = "webp" if data.startswith(b"RIFF") else "png"
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
-
-
-def _colours(theme: Theme) -> str:
-    names = ("page", "card", "ink", "muted", "line", "accent")
-    return " ".join(f"--{name}: {getattr(theme, name)};" for name in names)
-
-
-STYLE = """:root { color-scheme: light dark; }
-* { box-sizing: border-box; }
-html { background: var(--page); color: var(--ink); -webkit-text-size-adjust: 100%; line-height: 1.6;
-  font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-body { margin: 0 auto; padding: clamp(1.5rem, 5vw, 4rem) clamp(1rem, 4vw, 2.5rem); max-width: 66rem; }
-h1, h2, h3 { line-height: 1.2; letter-spacing: -0.015em; margin: 0; text-wrap: balance; }
-h1 { font-size: clamp(1.9rem, 5vw, 2.75rem); }
-h2 { font-size: clamp(1.4rem, 3.5vw, 1.8rem); }
-h3 { font-size: 1.15rem; }
-p { max-width: 42rem; margin: 0.6rem 0 0; }
-.lead { font-size: 1.15rem; color: var(--muted); }
-a { color: var(--accent); text-underline-offset: 0.2em; }
-a:focus-visible, .scroll:focus-visible { outline: 3px solid var(--accent); outline-offset: 3px; }
-.skip { position: absolute; left: -100vw; }
-.skip:focus { left: 1rem; top: 1rem; padding: 0.5rem 1rem; background: var(--card); }
-nav ol { list-style: none; display: flex; flex-wrap: wrap; gap: 0.4rem 1.5rem; margin: 1.2rem 0 0; padding: 0; }
-main > section { margin-top: 3.5rem; padding-top: 2rem; border-top: 1px solid var(--line); }
-section section { margin-top: 2.25rem; }
-section section p { color: var(--muted); font-size: 0.95rem; }
-.numbers { display: flex; flex-wrap: wrap; gap: 0.9rem; margin: 1.5rem 0 0; }
-.numbers div, figure { background: var(--card); border: 1px solid var(--line); border-radius: 0.75rem; }
-.numbers div { display: flex; flex-direction: column; flex: 1 1 9.5rem; max-width: 20rem; padding: 0.9rem 1.1rem; }
-dt { color: var(--muted); font-size: 0.85rem; }
-dd { margin: auto 0 0; font-size: 1.6rem; font-weight: 650; line-height: 1.3; font-variant-numeric: tabular-nums; }
-.pictures { list-style: none; margin: 1rem 0 0; padding: 0; gap: 0.9rem; }
-.small { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.8rem, 1fr)); }
-.large { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 19.6rem), 1fr)); }
-@media (min-width: 45rem) { .large { grid-auto-flow: dense; } .large .wide { grid-area: span 2 / span 2; } }
-.beside { display: flex; flex-wrap: wrap; align-items: start; gap: 0 2rem; }
-.beside .large { display: block; max-width: 100%; }
-figure { margin: 0; height: 100%; padding: 0.8rem; display: flex; flex-direction: column;
-  justify-content: space-between; }
-.small figure { padding: 0.5rem; justify-content: start; }
-img { display: block; max-width: 100%; height: auto; margin: 0 auto; border-radius: 0.25rem; }
-section > .large img { width: 100%; }
-.crisp { image-rendering: pixelated; }
-figcaption { color: var(--muted); font-size: 0.85rem; line-height: 1.4; margin-top: 0.5rem; text-align: center;
-  white-space: pre-line; overflow-wrap: anywhere; text-wrap: balance; }
-.scroll { overflow-x: auto; margin-top: 1rem; max-width: 100%; }
-table { border-collapse: collapse; font-size: 0.95rem; font-variant-numeric: tabular-nums; }
-caption { text-align: left; color: var(--muted); padding-bottom: 0.4rem; }
-th, td { text-align: left; padding: 0.35rem 0 0.35rem 1.5rem; border-bottom: 1px solid var(--line); }
-tr > :first-child { padding-left: 0; }
-th { font-weight: 600; vertical-align: bottom; }
-.number { text-align: right; }
-@media print { nav, .skip { display: none; } figure { break-inside: avoid; } }
-"""
-
-
-# ---- the page of a training run ----
+from vitlab.inspect import drawings, figures, viewer
+from vitlab.inspect.attention import patch_distances
+from vitlab.inspect.drawings import Drawing
+from vitlab.inspect.look import Look
+from vitlab.inspect.page import Picture, Section, Table, page
+from vitlab.models import MODELS, ViTConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +28,7 @@ class Mistakes:
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """Pictures, what to write under each, and where the answer's attention lies (`class_attention_grid`)."""
+    """Pictures, what to write under each, and where the answer's attention lies (`Look.rollout`)."""
 
     pictures: UInt8[np.ndarray, "n H W 3"]
     captions: Sequence[str]
@@ -250,6 +48,8 @@ class Phase:
     classes: Sequence[str] = ()
     confusion: Int[np.ndarray, "K K"] | None = None
     """Counts over the test pictures; row = true class, column = answer."""
+    per_class: Sequence[Mapping[str, Any]] = ()
+    """For each class: class, pictures, recall (or accuracy), precision, as `Evaluation.per_class` has them."""
     mistakes: Mistakes | None = None
     rollout: Rollout | None = None
     filters: Float[np.ndarray, "n P P 3"] | None = None
@@ -265,19 +65,12 @@ def training_page(title: str, lead: str, phases: Sequence[Phase]) -> str:
 
     Give the text to `write_page`. Raises ValueError where a phase's parts do not fit each other.
     """
-    sections = []
-    for phase in phases:
-        parts = (_curves(phase), _confusion(phase), _mistakes(phase), _rollout(phase), _inside(phase))
-        shown = [part for part in parts if part is not None]
-        sections.append(Section(phase.name, phase.explanation, phase.numbers, parts=shown))
-    return page(title, lead, sections)
+    return page(title, lead, [_phase(phase) for phase in phases])
 
 
-def _drawn(draw: Callable[..., figures.Figure], *args: Any, alt: str, caption: str = "", **options: Any) -> Picture:
-    """A figure for the light and for the dark page."""
-    light, dark = (draw(*args, **options, theme=theme) for theme in (LIGHT, DARK))
-    width = round(100 * light.get_figwidth())
-    return Picture(figures.png(light), alt, width, caption, figures.png(dark))
+def _phase(phase: Phase) -> Section:
+    parts = (_curves(phase), _confusion(phase), _classes(phase), _mistakes(phase), _rollout(phase), _inside(phase))
+    return Section(phase.name, phase.explanation, phase.numbers, parts=[part for part in parts if part is not None])
 
 
 def _curves(phase: Phase) -> Section | None:
@@ -289,7 +82,9 @@ def _curves(phase: Phase) -> Section | None:
         if last:
             ends = ", ".join(f"{key.replace('_', ' ')} ends at {value:.4g}" for key, value in last.items())
             alt, percent = f"{title} over training steps: {ends}.", ending == "accuracy"
-            pictures.append(_drawn(figures.curves, phase.records, list(last), title, percent=percent, alt=alt))
+            pictures.append(
+                drawings.on_page(figures.curves, phase.records, list(last), title, percent=percent, alt=alt)
+            )
     return Section("Training", pictures=pictures) if pictures else None
 
 
@@ -317,8 +112,35 @@ def _confusion(phase: Phase) -> Section | None:
         f"{right} of {total} test pictures were answered right. A row is a true class, a column an answer; a "
         f"perfect model fills the diagonal alone. Colour grows with the square root of the share of the row, so "
         f"that rare mistakes can be seen.",
-        pictures=[_drawn(figures.confusion, counts, names, alt=alt)],
+        pictures=[drawings.on_page(figures.confusion, counts, names, alt=alt)],
         table=Table("Most frequent confusions", head, rows, numeric=2) if rows else None,
+    )
+
+
+def _classes(phase: Phase, most: int = 50) -> Section | None:
+    """Each class by itself, the worst first."""
+    there = [row for row in phase.per_class if row["pictures"] or row["precision"] is not None]
+    if not there:
+        return None
+    share = "recall" if "recall" in there[0] else "accuracy"
+    there.sort(key=lambda row: math.inf if row[share] is None else row[share])
+    rows = [
+        (
+            row["class"],
+            f"{row['pictures']:,}",
+            *("-" if row[x] is None else f"{row[x]:.1%}" for x in (share, "precision")),
+        )
+        for row in there[:most]
+    ]
+    text = (
+        "Recall is the share of a class's pictures that were answered right; precision, how often an answer of this "
+        "class was right. "
+        if share == "recall"
+        else "Accuracy is the share of a class's pictures whose answer was any of their labels; precision, how often "
+        "an answer of this class was right. "
+    ) + (f"The worst {most} of {len(there):,} classes." if len(there) > most else "The worst come first.")
+    return Section(
+        "Each class", text, table=Table("Results of each class", ("class", "pictures", share, "precision"), rows, 3)
     )
 
 
@@ -356,24 +178,165 @@ def _rollout(phase: Phase) -> Section | None:
 
 
 def _inside(phase: Phase) -> Section | None:
-    pictures = []
+    found = []
     if phase.filters is not None:
-        n = len(phase.filters)
-        alt = f"The first {n} principal components of the patch filters, as small colour pictures."
-        caption = "Patch filters (Fig. 7, left): the main patterns by which a patch is described."
-        pictures.append(_drawn(figures.filters, phase.filters, alt=alt, caption=caption))
+        found.append(drawings.filters(phase.filters))
     if phase.positions is not None:
-        h, w = phase.positions.shape[:2]
-        alt = f"Cosine similarity of position embeddings: {h} by {w} tiles, each over {h} by {w} patches."
-        caption = "Position embeddings (Fig. 7, centre): each tile compares one patch's place with all places."
-        pictures.append(_drawn(figures.positions, phase.positions, alt=alt, caption=caption))
+        found.append(drawings.positions(phase.positions[None]))
     if phase.distances is not None:
-        layers, heads = phase.distances.shape
-        first, last = phase.distances[0].mean(), phase.distances[-1].mean()
-        alt = (
-            f"Mean attention distance of {heads} heads in each of {layers} layers; on average {first:.1f} pixels "
-            f"in the first layer and {last:.1f} in the last."
+        found.append(drawings.distances(phase.distances))
+    return Section("What the model has learned", parts=drawings.columns(found), columns=True) if found else None
+
+
+# ---- the page of a checkpoint ----
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """What the page of a checkpoint shows; what is None or empty is left out."""
+
+    checkpoint: str
+    """As it was given."""
+    config: ViTConfig
+    card: Mapping[str, Any] = field(default_factory=dict)
+    """What the checkpoint says of itself: `weights.load_card`."""
+    filters: Float[np.ndarray, "n P P 3"] | None = None
+    """`filters_of` the model."""
+    positions: Float[np.ndarray, "J h w h2 w2"] | None = None
+    """`positions_of` the model."""
+    look: Look | None = None
+    names: Sequence[str] = ()
+    """Of the pictures that the look has kept, in its order; and they themselves, as the model saw them."""
+    pictures: Sequence[UInt8[np.ndarray, "H W 3"]] = ()
+    unreadable: Sequence[tuple[str, str]] = ()
+    """Path and reason of each picture that is left out."""
+
+    @property
+    def model(self) -> str:
+        """The paper's name for a model of these sizes; where there is none, its kind and the pixels between patches."""
+        sizes = ("width", "depth", "heads", "mlp_dim", "patch_size", "encoder", "stem")
+        for name, known in MODELS.items():
+            if all(getattr(self.config, size) == getattr(known, size, None) for size in sizes):
+                return name
+        kind = "Axial ViT" if self.config.encoder == "axial" else "Hybrid" if self.config.stem else "ViT"
+        return f"{kind}/{self.config.stride}"
+
+    def answers(self, picture: int, top: int) -> list[tuple[str, float]]:
+        """The `top` most probable classes of a kept picture, and their probabilities."""
+        if self.look is None or self.look.probabilities is None:
+            return []
+        row = self.look.probabilities[picture]
+        names = self.card.get("classes") or [str(number) for number in range(len(row))]
+        return [(names[i], float(row[i])) for i in np.argsort(-row, kind="stable")[:top]]
+
+
+def draw(shown: Inspection) -> list[Drawing]:
+    """Every figure of the paper that there are numbers for."""
+    found = []
+    if shown.filters is not None:
+        found.append(drawings.filters(shown.filters, hybrid=shown.config.stem is not None))
+    if shown.positions is not None:
+        found.append(drawings.positions(shown.positions))
+    if (look := shown.look) is not None:
+        found.append(drawings.distances(look.distances, look.layers, _uniform(shown.config), shown.model))
+        found += [drawings.heads(look, shown.names[0]), *drawings.pairs(look, shown.pictures)]
+    return found
+
+
+def checkpoint_page(shown: Inspection, drawn: Sequence[Drawing], *, top: int = 5, phases: Sequence[Phase] = ()) -> str:
+    """The page of a checkpoint: its card, what it has learned, and where it looks in each picture.
+
+    drawn: what `draw` returned; phases: what is known of its training; top: answers to each picture. Give the text to
+    `write_page`.
+    """
+    by_name = {drawing.name: drawing for drawing in drawn}
+    learned = [by_name[name] for name in ("filters", "positions", "distances") if name in by_name]
+    sections = [
+        _card(shown),
+        Section("What the model has learned", parts=drawings.columns(learned), columns=True),
+    ]
+    if shown.look is not None:
+        text = (
+            f"A row is a layer, the lowest at the top, and a column one of its heads; heads of different layers have "
+            f"nothing to do with each other. Yellow is where a head looks most in {shown.names[0]}, the first picture."
         )
-        caption = "Attention distance (Fig. 7, right): from how far each head gathers."
-        pictures.append(_drawn(figures.attention_distance, phase.distances, alt=alt, caption=caption))
-    return Section("What the model has learned", pictures=pictures) if pictures else None
+        sections.append(_viewers(shown, shown.look, top))
+        heads = by_name["heads"].picture
+        sections.append(Section("Every layer and every head", text, pictures=[heads] if heads else []))
+    if shown.unreadable:
+        table = Table("Left out, because they cannot be read", ("picture", "reason"), shown.unreadable)
+        sections.append(Section("Unreadable pictures", table=table))
+    sections += [_phase(phase) for phase in phases]
+    lead = (
+        f"Where {shown.model} looks and what it has learned, in the figures of 'An Image is Worth 16x16 Words' "
+        f"(ICLR 2021, Sec. 4.5, App. D.7 and D.8)."
+    )
+    return page(f"Inside {shown.checkpoint}", lead, sections, style=viewer.STYLE, script=viewer.SCRIPT)
+
+
+def _card(shown: Inspection) -> Section:
+    config, look = shown.config, shown.look
+    numbers = {
+        "Model": shown.model,
+        "Parameters": f"{config.num_parameters:,}",
+        "GMACs a picture": f"{config.forward_macs / 1e9:.3g}",
+        "Pixels": "{} × {}".format(*config.image_hw),
+        "Patches": "{} × {}".format(*config.grid),
+        "Layers × heads": f"{config.depth} × {config.heads}",
+        **({"Pictures looked at": f"{look.count:,}"} if look else {}),
+    }
+    kind = {"vit": "Vision Transformer", "hybrid": "hybrid: a Vision Transformer on a ResNet's feature map"}
+    answer = {
+        "token": "the class token (Eq. 4)",
+        "gap": "the mean over patches (App. D.3)",
+        "map": "a learned query's attention over all tokens",
+        "token+gap": "class token and mean over patches",
+    }
+    rows = {
+        "kind": kind["hybrid" if config.stem else "vit"] + (", axial attention" if config.encoder == "axial" else ""),
+        "weights from": str(shown.card.get("source") or shown.checkpoint),
+        **({"trained on": str(shown.card["dataset"])} if "dataset" in shown.card else {}),
+        "pixels from patch to patch": str(config.stride),
+        "width of a token, of the MLP": f"{config.width}, {config.mlp_dim}",
+        "tokens before the patches": str(config.num_prefix_tokens),
+        "position embedding": config.position
+        + {"stem": "", "every": ", of its own in every block", "shared": ", shared by all blocks"}[config.position_at],
+        "answer from": f"{answer[config.pool]}; {config.num_classes:,} classes"
+        if config.num_classes
+        else "none: it has no head",
+    }
+    table = Table("Further details", ("what", "value"), list(rows.items()))
+    return Section("The model", numbers=numbers, table=table)
+
+
+def _viewers(shown: Inspection, look: Look, top: int) -> Section:
+    n, layers, heads, *grid = look.heads.shape
+    pool = viewer.pooling(n, layers, heads, (grid[0], grid[1]))
+    text = (
+        "Yellow marks the patches that the answer draws on most, dark blue those that it hardly uses. Rollout (Fig. 6, "
+        "Fig. 14, App. D.8) follows the attention of all heads from the answer down through all layers to the patches; "
+        "the sliders show the heads of one layer alone. Each map fills the colours by itself, and its highest "
+        "twentieth is all yellow: some models keep notes in single patches of the background, which would outshine "
+        "everything else.\n\n"
+        "The tokens' colours are their three main components, as red, green and blue: patches of one colour are alike "
+        "to the last layer, within a picture and from one to the other."
+    )
+    if n < look.count:
+        text += f"\n\nThese are the first {n} of {look.count:,} pictures."
+    if pool > 1:
+        text += f" To keep this page small, each place of a map below is the mean of {pool} × {pool} patches."
+    parts = []
+    for i, (name, picture) in enumerate(zip(shown.names, shown.pictures, strict=True)):
+        one = viewer.Shown(
+            name, picture, shown.answers(i, top), look.layers, look.heads[i], look.picture_distances[i],
+            look.rollout[i], look.rollout_plain[i], look.components[i],
+        )  # fmt: skip
+        parts.append(Section(name, markup=viewer.viewer(one, i, pool)))
+    return Section("Where the answer looks", text, parts=parts)
+
+
+def _uniform(config: ViTConfig) -> list[float]:
+    """Distances of heads that look everywhere alike: along rows and along columns for an axial encoder."""
+    h, w = config.grid
+    lines = [(1, w), (h, 1)] if config.encoder == "axial" else [(h, w)]
+    return sorted({round(float(patch_distances(line, config.stride).mean()), 6) for line in lines})

@@ -94,7 +94,11 @@ class Attention(nn.Module):
 
     def project(self, tokens: Float[Tensor, "B T D"]) -> Heads:
         """Queries, keys and values of every head (Eq. 5)."""
-        q, k, v = self.qkv(tokens).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return self.split(self.qkv(tokens))
+
+    def split(self, qkv: Float[Tensor, "B T D3"]) -> Heads:
+        """What `qkv` put out, by heads."""
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return q, k, v
 
     def forward(
@@ -106,12 +110,16 @@ class Attention(nn.Module):
 
     def answer(self, queries: Float[Tensor, "B S D"], tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B S D"]:
         """Attention of other queries to the tokens."""
+        return self._merge(attention(*self.project_apart(queries, tokens)))
+
+    def project_apart(self, queries: Float[Tensor, "B T D"], tokens: Float[Tensor, "B S D"]) -> Heads:
+        """Queries of some, keys and values of other tokens."""
         width = queries.shape[-1]
         weight, bias = self.qkv.weight, self.qkv.bias
         q = F.linear(queries, weight[:width], bias[:width]).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         kv = F.linear(tokens, weight[width:], bias[width:])
         k, v = kv.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        return self._merge(attention(q, k, v))
+        return q, k, v
 
     def _merge(self, heads: Float[Tensor, "B k T Dh"]) -> Float[Tensor, "B T D"]:
         return self.out(heads.transpose(1, 2).flatten(2))

@@ -1,19 +1,20 @@
 """The paper's main job in small: pre-train, carry to another task at a higher resolution, test, look inside."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from vitlab.data.transforms import EvalTransform
-from vitlab.inspect.attention import attention_maps, attention_rollout, class_attention_grid, mean_attention_distance
-from vitlab.inspect.embeddings import filter_components, position_similarity
-from vitlab.inspect.report import Mistakes, Phase, Rollout, training_page, write_page
+from vitlab.data.transforms import to_range
+from vitlab.inspect.embeddings import filters_of, positions_of
+from vitlab.inspect.look import look
+from vitlab.inspect.page import write_page
+from vitlab.inspect.report import Phase, Rollout, training_page
 from vitlab.models.vit import ViT
 from vitlab.recipes import tiny
+from vitlab.studies.runs import Run
 from vitlab.train.config import TrainConfig
 from vitlab.train.workdir import write_json
 from vitlab.transfer.finetune import finetune
@@ -64,41 +65,23 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
 
 def phase(name: str, explanation: str, outcome: Outcome, workdir: Path) -> Phase:
     """One finished run as its page shows it: curves, confusions, wrong answers, and the model from inside."""
-    test, model = outcome.test, outcome.model.cpu()
+    model, run = outcome.model.cpu(), Run.read(workdir)
     assert isinstance(model, ViT), "the demo trains one"
-    vit = model.config
-    records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    wrong = np.flatnonzero(test.predictions != test.labels)
-    wrong = wrong[np.argsort(-test.confidences[wrong])][:24]
-    looked = _one_of_each(test.labels)
-    images = _images(outcome, test.indices[looked])
-    maps = attention_maps(model, images)
-    prefix = vit.num_prefix_tokens
-    table = model.position.table
-    captions = [f"{test.classes[test.labels[i]]}, called {test.classes[test.predictions[i]]}" for i in looked]
-    return Phase(
-        name=name,
-        explanation=explanation,
-        numbers={
-            "Test accuracy": f"{test.accuracy:.1%}",
-            "Test pictures": f"{len(test.labels):,}",
-            "Training steps": f"{max(record['step'] for record in records):,}",
-            "Parameters": f"{vit.num_parameters:,}",
-        },
-        records=records,
-        classes=test.classes,
-        confusion=test.confusion,
-        mistakes=Mistakes(
-            _pixels(_images(outcome, test.indices[wrong])), test.predictions[wrong], test.labels[wrong],
-            test.confidences[wrong],
-        ) if len(wrong) else None,
-        filters=filter_components(model.embedding.weight.detach(), min(28, 3 * vit.patch_size**2)).numpy(),
-        positions=None if table is None else position_similarity(table.detach(), vit.grid, prefix).numpy(),
-        distances=mean_attention_distance(maps, vit.grid, vit.stride, prefix).numpy(),
-        rollout=Rollout(
-            _pixels(images), captions, class_attention_grid(attention_rollout(maps), vit.grid, prefix).numpy()
-        ),
-    )  # fmt: skip
+    test = run.test
+    shown = run.pictures(run.one_of_each(10))
+    pictures = np.stack(list(shown.values()))
+    images = to_range(torch.from_numpy(pictures).permute(0, 3, 1, 2).float())
+    seen, positions = look(model, [images], keep=len(images)), positions_of(model)
+    captions = [f"{test.classes[test.labels[row]]}, called {test.classes[test.predictions[row]]}" for row in shown]
+    told = run.phase(name, explanation)
+    return dataclasses.replace(
+        told,
+        numbers={**told.numbers, "Parameters": f"{model.config.num_parameters:,}"},
+        filters=filters_of(model),
+        positions=None if positions is None else positions[0],
+        distances=seen.distances,
+        rollout=Rollout(pictures, captions, seen.rollout),
+    )
 
 
 def _on(config: TrainConfig, classes: tuple[int, ...], seed: int) -> TrainConfig:
@@ -112,19 +95,3 @@ def _shrunken(config: TrainConfig, by: int) -> TrainConfig:
         return dataclasses.replace(config, steps=max(1, config.steps // by))
     assert config.epochs is not None
     return dataclasses.replace(config, epochs=config.epochs / by)
-
-
-def _one_of_each(labels: np.ndarray, most: int = 10) -> np.ndarray:
-    """The first picture of each class, of the first `most` classes."""
-    return np.unique(labels, return_index=True)[1][:most]
-
-
-def _images(outcome: Outcome, indices: np.ndarray) -> torch.Tensor:
-    """Test pictures as the model sees them: [n, 3, H, W] in [-1, 1]."""
-    transform = EvalTransform(outcome.model.config.image_hw, resize=outcome.config.data.eval_resize)
-    return transform.apply([outcome.pictures.test.picture(int(index)) for index in indices])
-
-
-def _pixels(images: torch.Tensor) -> np.ndarray:
-    """What the model saw, as pictures: uint8 [n, H, W, 3]."""
-    return ((images.permute(0, 2, 3, 1) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).numpy()

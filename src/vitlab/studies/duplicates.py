@@ -13,7 +13,7 @@ from vitlab.data.dedup import LARGEST, THRESHOLD, Duplicates, Pair, find_duplica
 from vitlab.data.exclusion import picture_id, write_lines
 from vitlab.data.sources import Dataset
 from vitlab.inspect.duplicates import ShownPair, duplicates_page
-from vitlab.inspect.report import write_page
+from vitlab.inspect.page import write_page
 from vitlab.train.workdir import write_json
 
 SHOWN = 300

@@ -113,7 +113,7 @@ def _compute(
         workers=workers, on_error=on_error, device=device,
     )  # fmt: skip
     seen = 0
-    counter = _Counter(label, len(missing)) if label else None
+    counter = PictureCounter(label, len(missing)) if label else None
     with counter or contextlib.nullcontext():
         for batch in batches:
             seen += len(batch.labels) + batch.skipped
@@ -192,7 +192,7 @@ def _read(path: Path, count: int, width: int) -> tuple[np.ndarray, np.ndarray] |
 # --------------------------------------------------------------------------------------------------------- progress
 
 
-class _Counter(Progress):
+class PictureCounter(Progress):
     """A line that counts pictures; work that is done in a moment shows none."""
 
     def __init__(self, label: str, total_steps: int) -> None:

@@ -47,7 +47,7 @@ def predict(
     names = card.get("classes") or [str(number) for number in range(model.config.num_classes)]
     transform = EvalTransform(model.config.image_hw, resize=card.get("eval_resize"))
     pending: list[tuple[str, Any]] = []
-    for path, data in list(_pictures(sources)):  # a missing one is told before any work
+    for path, data in list(find_pictures(sources)):  # a missing one is told before any work
         try:
             pending.append((path, decode(data, path=path)))
         except PictureError as error:
@@ -76,7 +76,8 @@ def _answers(
         yield Answer(path, tuple((names[number], value) for number, value in zip(numbers, row, strict=True)))
 
 
-def _pictures(sources: Iterable[str]) -> Iterator[tuple[str, Path | bytes]]:
+def find_pictures(sources: Iterable[str]) -> Iterator[tuple[str, Path | bytes]]:
+    """Name and place, or bytes, of every picture in `sources`, as `predict` takes them; nothing is decoded yet."""
     sources = list(sources)
     if not sources:  # nor on the standard input
         raise ValueError("no picture was named; give pictures, folders of them, or - to name them on stdin.")
@@ -103,4 +104,4 @@ def _standard_input() -> Iterator[tuple[str, Path | bytes]]:
     except UnicodeDecodeError:
         yield "<stdin>", data
         return
-    yield from _pictures(line.strip() for line in lines if line.strip())
+    yield from find_pictures(line.strip() for line in lines if line.strip())

@@ -25,9 +25,12 @@ from vitlab.train.loop import train
 from vitlab.train.workdir import Workdir
 from vitlab.transfer.evaluate import Evaluation, choose_device, evaluate
 from vitlab.transfer.fewshot import during_training
+from vitlab.transfer.predictions import write_predictions
 from vitlab.weights import load_model, save_model
 
 OnSettings = Callable[[TrainConfig], None]
+PREDICTIONS = "predictions.csv"
+"""In a run's folder: its answers to the test pictures."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,8 @@ def run(
             test = judged[0]
         else:
             test = judge_split(config, model, pictures.test, place)
+        if not (folder.path / PREDICTIONS).exists():
+            write_predictions(folder.path / PREDICTIONS, test, pictures.test)
         result = {"test": test.record(), **unreadable(pictures)}
         if not folder.finished:
             card = {

@@ -1,0 +1,23 @@
+"""The web page over a checkpoint: drop a picture, see the answers and where they look; on loopback, without a network.
+
+Needs the extra `app` (Gradio); importing this imports neither Gradio nor torch.
+"""
+
+import importlib
+import typing
+
+if typing.TYPE_CHECKING:
+    from vitlab.app.page import build_page as build_page
+    from vitlab.app.server import launch as launch
+
+HOMES = {"build_page": "vitlab.app.page", "launch": "vitlab.app.server"}
+
+
+def __getattr__(name: str) -> typing.Any:
+    if name in HOMES:
+        return getattr(importlib.import_module(HOMES[name]), name)
+    raise AttributeError(f"vitlab.app has no {name!r}; its public names are {', '.join(HOMES)}.")
+
+
+def __dir__() -> list[str]:
+    return [*HOMES]

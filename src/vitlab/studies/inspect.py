@@ -1,0 +1,209 @@
+"""Looking inside one checkpoint: a page, every figure of the paper as a file, and the numbers behind them."""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vitlab.data.pictures import PictureError, decode
+from vitlab.data.transforms import EvalTransform, pair, to_pixels, to_range
+from vitlab.inspect.drawings import write_drawings
+from vitlab.inspect.embeddings import filters_of, positions_of
+from vitlab.inspect.look import look
+from vitlab.inspect.page import write_page
+from vitlab.inspect.report import Inspection, Phase, checkpoint_page, draw, training_page
+from vitlab.models.config import ImageSize, ResNetConfig
+from vitlab.models.vit import ViT
+from vitlab.studies.runs import Run, run_folders
+from vitlab.train.workdir import write_json
+from vitlab.transfer.evaluate import choose_device
+from vitlab.transfer.features import PictureCounter
+from vitlab.transfer.predict import find_pictures
+from vitlab.weights import load_card, load_model
+
+MOST = 128
+"""Pictures that a run's attention distances are over, as in App. D.7."""
+
+
+def inspect_checkpoint(
+    checkpoint: str | Path,
+    sources: Sequence[str],
+    out: str | Path,
+    *,
+    shown: int = 16,
+    top: int = 5,
+    batch_size: int = 16,
+    image_size: ImageSize | None = None,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """Looks into a Vision Transformer or a hybrid while it sees pictures; writes a page, figures and numbers to `out`.
+
+    `sources` are files, folders (searched through) or `-` for the standard input; all of their pictures count for the
+    attention distances, the first `shown` stand on the page, each with its `top` answers. Pictures that cannot be read
+    are left out and named. Without sources, a finished run shows test pictures of its own, and the page of any other
+    checkpoint what needs none: its card, filters and position embeddings. A run's page also tells how the run went.
+    `image_size` interpolates the position embeddings.
+
+    In `out`: index.html, which needs no network; figures/NAME.png, .svg and .npz; result.json, which is returned.
+    A ResNet has no attention to look at, so of its run the page only tells how it went. Raises ValueError for any other
+    ResNet, for a path that is not there, and where no picture can be read.
+    """
+    out = Path(out)
+    for name, value in (("shown", shown), ("top", top), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; give at least 1.")
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out} is a file; give the name of a folder.")
+    place = choose_device(device)
+    model, card = load_model(checkpoint, image_size=image_size), load_card(checkpoint)
+    runs = [Run.read(folder) for folder in run_folders(checkpoint)]
+    phases = [run.phase(f"{run.folder.name}: {run.title}" if len(runs) > 1 else None) for run in runs]
+    if not isinstance(model, ViT):
+        if sources or not runs:
+            raise ValueError(
+                f"{checkpoint} is a ResNet, which has no attention to look at; give a Vision Transformer or a hybrid, "
+                f"or the folder of a ResNet's run and no pictures, to see how the run went."
+            )
+        return _run_page(str(checkpoint), model.config, phases, out)
+    resize = card.get("eval_resize") if image_size is None else None  # it was for the checkpoint's own size
+    found = list(find_pictures(sources)) if sources else _own_pictures(runs, shown)  # a missing one is told right away
+    stream = _Stream(found, EvalTransform(model.config.image_hw, resize=resize), shown, batch_size)
+    seen = look(model.to(place), stream.batches(), keep=shown) if found else None
+    inspection = Inspection(
+        checkpoint=str(checkpoint), config=model.config, card=card, filters=filters_of(model),
+        positions=positions_of(model), look=seen, names=[_short(name) for name in stream.names],
+        pictures=stream.pictures, unreadable=stream.unreadable,
+    )  # fmt: skip
+    drawn = draw(inspection)
+    write_drawings(drawn, out / "figures")
+    write_page(out / "index.html", checkpoint_page(inspection, drawn, top=top, phases=phases))
+    result = _result(inspection, stream.names, top) | {
+        "figures": [f"figures/{drawing.name}" for drawing in drawn],
+        "page": str((out / "index.html").resolve()),
+    }
+    write_json(out / "result.json", result)
+    return result
+
+
+def _run_page(checkpoint: str, config: ResNetConfig, phases: Sequence[Phase], out: Path) -> dict[str, Any]:
+    write_page(out / "index.html", training_page(f"How {checkpoint} went", "A ResNet's training and test.", phases))
+    result = {
+        "checkpoint": checkpoint,
+        "model": "ResNet",
+        "image_size": list(config.image_hw),
+        "parameters": config.num_parameters,
+        "gmacs": config.forward_macs / 1e9,
+        "pictures": 0,
+        "unreadable": [],
+        "figures": [],
+        "page": str((out / "index.html").resolve()),
+    }
+    write_json(out / "result.json", result)
+    return result
+
+
+def as_text(result: dict[str, Any]) -> str:
+    """A result in a few lines, for people."""
+    lines = [f"{result['model']}: {result['parameters']:,} parameters, {result['gmacs']:.3g} GMACs a picture"]
+    if distances := result.get("distances"):
+        means = [f"{np.mean(far):.1f} pixels in layer {name}" for name, far in distances.items()]
+        said = ", ".join(dict.fromkeys((means[0], means[-1])))
+        lines.append(f"mean attention distance over {result['pictures']:,} pictures: {said}")
+    for each in result["unreadable"]:
+        lines.append(f"{each['path']}: cannot be read: {each['reason']}")
+    return "\n".join([*lines, result["page"]])
+
+
+def _own_pictures(runs: Sequence[Run], shown: int) -> list[tuple[str, np.ndarray]]:
+    """Up to MOST test pictures of the first run, as its model sees them: one of each class, then the others in order;
+    none where there is no run, or where its pictures are not to be had (which the run's part of the page tells).
+    """
+    for run in runs[:1]:
+        first = run.one_of_each(shown)
+        rows = np.concatenate([first, np.setdiff1d(np.arange(len(run.test.labels)), first)])[: max(shown, MOST)]
+        with contextlib.suppress(ValueError):
+            pictures = run.pictures(rows)
+            return [(run.names[row], pictures[row]) for row in map(int, rows) if row in pictures]
+    return []
+
+
+@dataclass
+class _Stream:
+    """Pictures on their way into a model. What is known of them when they are through is kept here."""
+
+    found: Sequence[tuple[str, Path | bytes | np.ndarray]]
+    """Name, and where it is, or itself as the model sees it."""
+    transform: EvalTransform
+    shown: int
+    batch_size: int
+    names: list[str] = field(default_factory=list)
+    """Of the first `shown` pictures, and they themselves, as the model sees them."""
+    pictures: list[np.ndarray] = field(default_factory=list)
+    unreadable: list[tuple[str, str]] = field(default_factory=list)
+
+    def batches(self) -> Iterator[Float[Tensor, "B 3 H W"]]:
+        """Raises ValueError where none of the pictures can be read."""
+        pending: list[Tensor] = []
+        counter = PictureCounter("inspect", len(self.found))
+        with counter:
+            for number, (path, data) in enumerate(self.found, start=1):
+                try:
+                    image = self._image(path, data)
+                except PictureError as error:
+                    self.unreadable.append((path, error.reason))
+                    continue
+                if len(self.names) < self.shown:
+                    self.names.append(path)
+                    self.pictures.append(to_pixels(image)[0])
+                pending.append(image)
+                if len(pending) == self.batch_size:
+                    yield torch.cat(pending)
+                    pending = []
+                    counter.count(number)
+            if pending:
+                yield torch.cat(pending)
+        if not self.names:
+            path, reason = self.unreadable[0]
+            raise ValueError(f"none of the {len(self.found)} pictures can be read; the first, {path}: {reason}.")
+
+    def _image(self, path: str, data: Path | bytes | np.ndarray) -> Float[Tensor, "1 3 H W"]:
+        if not isinstance(data, np.ndarray):
+            return self.transform.apply([decode(data, path=path)])
+        if data.shape[:2] != pair(self.transform.image_size):
+            return self.transform.apply([data])  # the model is looked at in another size than its own
+        return to_range(torch.from_numpy(data).permute(2, 0, 1)[None].float())
+
+
+def _short(path: str) -> str:
+    """A picture's file and folder, as text."""
+    return "/".join(Path(path).parts[-2:]).encode(errors="replace").decode()
+
+
+def _result(inspection: Inspection, paths: Sequence[str], top: int) -> dict[str, Any]:
+    config, seen = inspection.config, inspection.look
+    found: dict[str, Any] = {
+        "checkpoint": inspection.checkpoint,
+        "model": inspection.model,
+        "image_size": list(config.image_hw),
+        "grid": list(config.grid),
+        "parameters": config.num_parameters,
+        "gmacs": config.forward_macs / 1e9,
+        "pictures": seen.count if seen else 0,
+        "unreadable": [{"path": path, "reason": reason} for path, reason in inspection.unreadable],
+    }
+    if seen:
+        found["distances"] = dict(zip(seen.layers, seen.distances.tolist(), strict=True))
+        found["shown"] = [
+            {
+                "path": path,
+                "answers": [{"class": name, "probability": share} for name, share in inspection.answers(i, top)],
+            }
+            for i, path in enumerate(paths)
+        ]
+    return found

@@ -1,0 +1,75 @@
+"""The answers to every picture of a data set as a table in a file: for a spreadsheet, and to be read back whole."""
+
+import csv
+import io
+from pathlib import Path
+
+import numpy as np
+
+from vitlab.data.exclusion import picture_id
+from vitlab.data.sources import Dataset, Labels
+from vitlab.files import replacing_file
+from vitlab.transfer.evaluate import Evaluation
+
+COLUMNS = ("picture", "truth", "answer", "confidence", "right", "top5", "loss", "labels", "prediction", "index")
+"""truth, answer: names of classes, several with | between them; labels, prediction: their numbers; index: the
+picture's place in the data set."""
+
+
+def write_predictions(path: Path, found: Evaluation, dataset: Dataset) -> None:
+    """Writes `found`, the answers to the pictures of `dataset`, as CSV; whole or not at all."""
+    sets = found.label_sets or Labels(found.labels, np.arange(len(found.labels) + 1))
+    text = io.StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for row, index in enumerate(found.indices.tolist()):
+        labels = sets.of(row).tolist()
+        prediction = int(found.predictions[row])
+        table.writerow((
+            picture_id(dataset, index),
+            "|".join(found.classes[label] for label in labels),
+            found.classes[prediction],
+            str(found.confidences[row]),
+            int(found.right[row]),
+            int(found.in_top5[row]),
+            str(found.losses[row]),
+            " ".join(map(str, labels)),
+            prediction,
+            index,
+        ))  # fmt: skip
+    with replacing_file(path) as file:
+        file.write(text.getvalue().encode(errors="surrogateescape"))  # names of files may hold bytes that are no text
+
+
+def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, list[str]]:
+    """What `write_predictions` wrote, but for the counts of pictures without an answer; and the pictures' names.
+
+    Raises ValueError where the file is something else, or of other classes.
+    """
+    try:
+        text = path.read_bytes().decode(errors="surrogateescape")
+        head, *lines = csv.reader(io.StringIO(text, newline=""))
+        if tuple(head) != COLUMNS:
+            raise ValueError(f"its head is {','.join(head)[:60]!r}")
+        rows = [dict(zip(COLUMNS, line, strict=True)) for line in lines]
+        labels = [[int(label) for label in row["labels"].split()] for row in rows]
+        indices, predictions = (
+            np.array([int(row[name]) for row in rows], np.int64) for name in ("index", "prediction")
+        )
+        right, top5 = (np.array([int(row[name]) for row in rows], bool) for name in ("right", "top5"))
+        confidences, losses = (
+            np.array([float(row[name]) for row in rows], np.float32) for name in ("confidence", "loss")
+        )
+        named = all(classes[int(row["prediction"])] == row["answer"] for row in rows)
+    except (ValueError, IndexError, csv.Error) as error:
+        raise ValueError(
+            f"{path} is not a table of predictions ({error}); remove it and run the command again."
+        ) from error
+    if not named:
+        raise ValueError(f"{path} is of other classes than the model's; remove it and run the command again.")
+    sets = Labels.of_lists(labels)
+    found = Evaluation(
+        classes, indices, sets.firsts, predictions, confidences, losses, right, top5, skipped=0,
+        label_sets=sets if len(sets.values) > len(rows) else None,
+    )  # fmt: skip
+    return found, [row["picture"] for row in rows]

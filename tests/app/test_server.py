@@ -1,0 +1,300 @@
+"""The page as it is served: to a browser, and to whoever else knocks."""
+
+import contextlib
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import uvicorn
+from PIL import Image
+
+from vitlab.app.server import HOST, launch, listen
+from vitlab.models import ViTConfig, build_model
+from vitlab.weights import save_model
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Gradio's use of pandas
+
+SMALL = ViTConfig(image_size=32, patch_size=8, width=8, depth=3, heads=2, mlp_dim=8, num_classes=3)
+
+
+@contextlib.contextmanager
+def served(path: Path, **options: Any) -> Iterator[str]:
+    """The address of the page over `path` while it is served, by `launch` in a thread that looks up no other host."""
+    addresses, servers, hosts, look_up = list[str](), list[uvicorn.Server](), set[Any](), socket.getaddrinfo
+
+    def recorded(host: Any, *args: Any, **options: Any) -> Any:
+        hosts.add(host)
+        return look_up(host, *args, **options)
+
+    class Server(uvicorn.Server):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            servers.append(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GRADIO_TEMP_DIR", "")  # put back afterwards
+        patch.setenv("GRADIO_ANALYTICS_ENABLED", "")
+        patch.setattr(uvicorn, "Server", Server)
+        patch.setattr(socket, "getaddrinfo", recorded)
+        options |= {"announce": addresses.append, "device": "cpu"}
+        thread = threading.Thread(target=launch, args=(path,), kwargs=options, daemon=True)
+        thread.start()
+        until(lambda: servers and servers[0].started)
+        uploads = Path(os.environ["GRADIO_TEMP_DIR"])
+        assert uploads.is_dir()
+        try:
+            yield addresses[0]
+        finally:
+            servers[0].should_exit = True
+            thread.join(20)
+        assert not thread.is_alive()
+        assert not uploads.exists()
+    assert hosts <= {HOST, "localhost"}  # where selenium finds the browser
+
+
+def until(ready: Callable[[], Any], seconds: float = 60) -> Any:
+    """What `ready` returns once that is true."""
+    end = time.monotonic() + seconds
+    while not (found := ready()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two checkpoints, one of them broken; and what is dropped on the page."""
+    place = tmp_path_factory.mktemp("app")
+    model = build_model(SMALL)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(0))
+    save_model(model, place / "models" / "animals", extra={"classes": ["ant", "bee", "cow"]})
+    save_model(model, place / "models" / "broken")
+    (place / "models" / "broken" / "model.safetensors").write_bytes(b"{")
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
+    Image.fromarray(pixels).convert("CMYK").save(place / "photo.jpg")
+    (place / "letter.txt").write_text("Dear all")
+    (place / "cut.jpg").write_bytes((place / "photo.jpg").read_bytes()[:2000])
+    (place / "huge.png").write_bytes(np.random.default_rng(0).bytes(2**21))
+    rows = zlib.compress(bytes(10_000 * (1 + 3 * 10_000)), 1)  # all of its 100 megapixels are there, black
+    parts = ((b"IHDR", struct.pack(">IIBBBBB", 10_000, 10_000, 8, 2, 0, 0, 0)), (b"IDAT", rows), (b"IEND", b""))
+    chunks = (struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in parts)
+    (place / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+    assert (place / "bomb.png").stat().st_size == pytest.approx(1.3e6, rel=0.1)
+    return place
+
+
+@pytest.fixture(scope="module")
+def address(folder: Path) -> Iterator[str]:
+    with served(folder / "models", max_upload_mb=1.5) as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> "Page":
+    return Page(browser, address)
+
+
+class Page:
+    """The page in the browser, in the words of the tests."""
+
+    def __init__(self, browser: Any, address: str) -> None:
+        self.browser = browser
+        browser.get("about:blank")
+        for kind in ("performance", "browser"):
+            browser.get_log(kind)  # of the page before, whose streams have been cut off
+        browser.get(address)
+        until(lambda: self.all("input[type=file]"))
+
+    def all(self, css: str) -> list[Any]:
+        return self.browser.find_elements("css selector", css)
+
+    def text(self, css: str) -> str:
+        text = self.browser.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", css)
+        return " ".join(text.split())
+
+    def drop(self, path: Path) -> None:
+        """Hands over a file, once the page is ready for one."""
+        until(lambda: self.all("#upload input[type=file]"))[0].send_keys(str(path))
+
+    def choose(self, part: str, option: str) -> None:
+        """Picks an option of a list."""
+        self.all(f"#{part} input")[0].click()
+        found = until(lambda: [each for each in self.all(f"#{part} [role=option]") if each.text.strip() == option])
+        found[0].click()
+
+    def shown(self) -> str:
+        """The address of the picture under its map."""
+        return self.browser.execute_script("return document.querySelectorAll('#inside img')[1]?.src ?? ''")
+
+    def refusal(self) -> str:
+        return until(lambda: self.text("#message [role=alert]"))
+
+    def requests(self) -> set[str]:
+        """Hosts of all requests since the page was asked for."""
+        logged = (json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance"))
+        urls = [entry["params"]["request"]["url"] for entry in logged if entry["method"] == "Network.requestWillBeSent"]
+        assert any(url.endswith(".js") for url in urls)
+        return {re.sub(r"^(data|blob):.*|^\w+://([^/:]+).*", r"\1\2", url, flags=re.DOTALL) for url in urls}
+
+    def errors(self) -> list[str]:
+        return [entry["message"] for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"]
+
+
+def test_a_picture_is_answered_and_its_maps_are_shown_without_a_network(page: Page, folder: Path) -> None:
+    assert "at most 50 megapixels and 1.5 MB: JPEG, PNG, " in page.text("#message")
+    page.drop(folder / "photo.jpg")
+    until(page.shown)
+    until(lambda: page.text("#message") == "photo.jpg")
+    answers = page.text("#answers")
+    assert all(name in answers for name in ("ant", "bee", "cow"))
+    assert "80 × 60 pixels were given; the model sees 32 × 32." in page.text("#inside")
+    assert "3 layers of 2 heads" in page.text("#card")
+    assert page.all("#distance img")
+    sizes = page.browser.execute_script("return [...document.querySelectorAll('.vitlab img')].map(i => i.naturalWidth)")
+    assert len(sizes) == 3
+    assert min(sizes) > 300
+
+    rollout = page.shown()
+    next(label for label in page.all("#view label") if label.text.strip() == "One layer").click()
+    until(lambda: page.shown() != rollout)
+    assert "Layer 3 of 3, mean of 2 heads" in page.text("#inside")
+    top = page.shown()
+    slider = until(lambda: page.all("#layer input[type=range]"))[0]
+    slider.send_keys("\ue012")  # arrow to the left
+    until(lambda: page.shown() != top)
+    assert "Layer 2 of 3, mean of 2 heads" in page.text("#inside")
+    middle = page.shown()
+    page.choose("head", "head 2")
+    until(lambda: page.shown() != middle)
+    assert "Layer 2 of 3, head 2 of 2" in page.text("#inside")
+
+    assert page.requests() <= {HOST, "data", "blob"}
+    assert page.errors() == []
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_what_is_no_picture_is_refused_and_the_page_lives_on(page: Page, folder: Path) -> None:
+    cases = {
+        "letter.txt": "letter.txt: not a picture of a known format",
+        "bomb.png": "10000 x 10000 pixels, more than the 50,000,000 allowed",
+        "cut.jpg": "cut.jpg: damaged or cut off",
+    }
+    for name, reason in cases.items():
+        page.drop(folder / name)
+        until(lambda reason=reason: reason in page.refusal())
+        assert page.refusal().endswith("Allowed are pictures of at most 50 megapixels and 1.5 MB.")
+        until(lambda: page.shown() == page.text("#answers") == "")
+    page.drop(folder / "photo.jpg")
+    until(page.shown)
+    until(lambda: not page.all("#message [role=alert]"))
+    assert page.errors() == []
+
+
+def test_a_file_too_large_is_refused_before_it_is_sent(page: Page, folder: Path) -> None:
+    page.drop(folder / "huge.png")
+    said = until(lambda: [each.text for each in page.all(".toast-body") if each.text])
+    assert re.search(r"exceed the maximum allowed size of 1.5 Mb: .huge.png", said[0])
+    page.drop(folder / "photo.jpg")
+    until(page.shown)
+
+
+def test_a_broken_checkpoint_is_a_message_and_the_picture_stays(page: Page, folder: Path) -> None:
+    page.drop(folder / "photo.jpg")
+    until(page.shown)
+    page.choose("checkpoint", "broken")
+    assert "model.safetensors" in page.refusal()
+    until(lambda: page.shown() == "")
+    page.choose("checkpoint", "animals")
+    until(page.shown)
+    until(lambda: page.text("#message") == "photo.jpg")
+    assert page.errors() == []
+
+
+def ask(address: str, path: str = "/", method: str = "GET", body: bytes = b"", **headers: str) -> tuple[int, str, str]:
+    """Status, content security policy and text of an answer."""
+    port = int(address.rstrip("/").rpartition(":")[2])
+    with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=20)) as connection:
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers.get("content-security-policy", ""), answer.read().decode()
+
+
+def test_it_answers_to_itself_only_and_has_no_other_doors(address: str) -> None:
+    status, policy, text = ask(address)
+    assert (status, "vitlab" in text) == (200, True)
+    assert "default-src 'self';" in policy
+    assert not re.search(r"https?:|\*", policy)
+    assert ask(address, Host="elsewhere.example")[0] == 400
+    for origin in ("http://elsewhere.example", "null", "http://127.0.0.1:1"):
+        assert ask(address, "/gradio_api/upload", "POST", b"", Origin=origin)[0] == 403
+    for path in ("/docs", "/redoc", "/openapi.json", "/monitoring", "/gradio_api/runs", "/gradio_api/mcp"):
+        assert ask(address, path)[0] in (403, 404), path
+    assert json.loads(ask(address, "/gradio_api/info")[2]) == {"named_endpoints": {}, "unnamed_endpoints": {}}
+    assert "googleapis" not in ask(address, "/theme.css")[2] + text
+    family = re.search(r"--font: (.*?);", ask(address, "/theme.css")[2])
+    assert family is not None
+    assert family[1].startswith("system-ui")
+
+
+@pytest.mark.parametrize(("size", "status"), [(1000, 200), (2**21, 413)])
+def test_the_server_too_keeps_to_the_size(address: str, size: int, status: int) -> None:
+    head = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
+    body = head + bytes(size) + b"\r\n--x--\r\n"
+    kind = {"Content-Type": "multipart/form-data; boundary=x", "Origin": address.rstrip("/")}
+    assert ask(address, "/gradio_api/upload", "POST", body, **kind)[0] == status
+
+
+def test_ports_are_on_loopback_and_a_taken_one_is_told_of() -> None:
+    with listen() as first, listen() as second:
+        (host, port), (_, other) = first.getsockname(), second.getsockname()
+        assert host == HOST
+        assert other > port >= 7860
+        with pytest.raises(ValueError, match=f"port {port} of 127.0.0.1 cannot be had .*; give another"):
+            listen(port)
+    with listen(port) as again:
+        assert again.getsockname() == (HOST, port)
+    with pytest.raises(ValueError, match="port 70000"):
+        listen(70000)
+
+
+def test_what_cannot_be_served_is_told_before_anything_is(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        launch(tmp_path, announce=pytest.fail)
+    with pytest.raises(ValueError, match="the limit of megabytes is -1"):
+        launch(tmp_path, max_upload_mb=-1.0, announce=pytest.fail)
+
+
+@pytest.mark.slow  # all is imported once more
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
+def test_stopped_it_leaves_quietly_and_leaves_nothing(folder: Path, tmp_path: Path, sent: int, code: int) -> None:
+    program = "import sys; from vitlab.app import launch; launch(sys.argv[1], announce=lambda a: print(a, flush=True))"
+    place = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(folder / "models" / "animals")],
+        env=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        address = process.stdout.readline().strip()
+        assert ask(address)[0] == 200
+        left = [path.name for path in tmp_path.iterdir() if path.name.startswith("vitlab-app-")]
+        assert len(left) == 1
+        process.send_signal(sent)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (code, "", "")
+    assert not (tmp_path / left[0]).exists()

@@ -1,0 +1,46 @@
+"""Models from inside as tests make them up: maps that are smooth, and all different."""
+
+import numpy as np
+from PIL import Image
+
+from vitlab.inspect.look import Look
+from vitlab.models import ViTConfig
+
+
+def smooth(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    """Maps [..., h, w] that sum to one, smooth over three patches."""
+    random = np.random.default_rng(seed)
+    height, width = shape[-2:]
+    small = random.random((int(np.prod(shape[:-2])), -(-height // 3) + 1, -(-width // 3) + 1), dtype=np.float32) ** 3
+    maps = [Image.fromarray(each).resize((width, height), Image.Resampling.BICUBIC) for each in small]
+    found = np.stack([np.asarray(each).clip(1e-4) for each in maps])
+    return (found / found.sum(axis=(1, 2), keepdims=True)).reshape(shape)
+
+
+def photograph(size: tuple[int, int], seed: int = 0) -> np.ndarray:
+    """A smooth picture with a little noise: uint8 [H, W, 3]."""
+    random = np.random.default_rng(seed)
+    coarse = Image.fromarray(random.integers(0, 256, (6, 6, 3), dtype=np.uint8))
+    picture = np.asarray(coarse.resize((size[1], size[0]), Image.Resampling.BICUBIC)).astype(int)
+    return (picture + random.integers(-8, 9, picture.shape)).clip(0, 255).astype(np.uint8)
+
+
+def look_at(config: ViTConfig, n: int, seed: int = 0) -> Look:
+    """What `look` might have found of n pictures."""
+    random = np.random.default_rng(seed)
+    lines = ("rows", "columns") if config.encoder == "axial" else ("",)
+    layers = tuple(f"{i} {line}".strip() for i in range(1, config.depth + 1) for line in lines)
+    size = (n, len(layers), config.heads)
+    far = (random.random(size) * config.image_hw[0] / 2).astype(np.float32)
+    shares = random.random((n, config.num_classes), dtype=np.float32)
+    return Look(
+        count=n,
+        layers=layers,
+        distances=far.mean(axis=0),
+        heads=smooth((*size, *config.grid), seed),
+        rollout=smooth((n, *config.grid), seed + 1),
+        rollout_plain=smooth((n, *config.grid), seed + 2),
+        components=random.random((n, *config.grid, 3), dtype=np.float32),
+        picture_distances=far,
+        probabilities=shares / shares.sum(axis=1, keepdims=True) if config.num_classes else None,
+    )
