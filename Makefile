@@ -41,9 +41,9 @@ browser: ## a browser for the tests, where it can be had
 	@if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then :; \
 	elif [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  echo "Installing chromium and chromium-driver for the tests of the web pages."; \
-	  { apt-get update -qq; \
-	    DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium chromium-driver; \
-	  } >/dev/null 2>&1 || echo "They cannot be installed here; those tests will be skipped."; \
+	  { timeout 60 apt-get update -qq; DEBIAN_FRONTEND=noninteractive timeout 300 \
+	    apt-get install -qq -y --no-install-recommends chromium chromium-driver; \
+	  } </dev/null >/dev/null 2>&1 || echo "They cannot be installed here; those tests will be skipped."; \
 	else echo "No chromium and chromedriver here, so the tests of the web pages will be skipped."; fi
 
 lint: $(READY) ## format, style and types

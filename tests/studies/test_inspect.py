@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -196,7 +197,7 @@ def test_a_run_shows_its_own_test_pictures_and_how_it_went(run: Path, tmp_path: 
     found = inspect_checkpoint(run, [], tmp_path / "out", shown=4, device="cpu")
     assert found["pictures"] == min(MOST, len(load_dataset("digits", "test", classes=(0, 1, 2))))
     assert len(found["shown"]) == 4
-    assert all(each["path"].startswith("digits/test[") for each in found["shown"])
+    assert all(re.fullmatch(r"digits/test\[\d+\], [012]", each["path"]) for each in found["shown"])
     page = check((tmp_path / "out" / "index.html").read_text())
     for words in ("Trained from scratch on digits", "Test accuracy", "Which classes are taken for which"):
         assert words in page.words

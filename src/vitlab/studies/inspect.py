@@ -121,15 +121,16 @@ def as_text(result: dict[str, Any]) -> str:
 
 
 def _own_pictures(runs: Sequence[Run], shown: int) -> list[tuple[str, np.ndarray]]:
-    """Up to MOST test pictures of the first run, as its model sees them: one of each class, then the others in order;
-    none where there is no run, or where its pictures are not to be had (which the run's part of the page tells).
+    """Up to MOST test pictures of the first run, by name and class, as its model sees them: one of each class, then the
+    others in order. None where there is no run, or where its pictures are not to be had, as its part of the page tells.
     """
     for run in runs[:1]:
         first = run.one_of_each(shown)
         rows = np.concatenate([first, np.setdiff1d(np.arange(len(run.test.labels)), first)])[: max(shown, MOST)]
         with contextlib.suppress(ValueError):
             pictures = run.pictures(rows)
-            return [(run.names[row], pictures[row]) for row in map(int, rows) if row in pictures]
+            truths = [run.test.classes[label] for label in run.test.labels]
+            return [(f"{run.names[row]}, {truths[row]}", pictures[row]) for row in map(int, rows) if row in pictures]
     return []
 
 
