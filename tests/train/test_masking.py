@@ -157,13 +157,14 @@ def test_class_of_a_colour(colour: tuple[float, ...], expected: int) -> None:
 
 
 def test_class_of_every_whole_colour_through_the_range_of_the_images() -> None:
-    """A flat patch of value v has level v // 32: no rounding on the way takes it to another."""
+    """A flat patch of value v has level v // 32, also where the images are an ulp off, as a GPU makes them."""
     values = torch.arange(256, dtype=torch.float32)
     for side, p in ((1, 4), (4, 4), (4, 14), (1, 7)):
-        images = ((values - 127.5) / 127.5)[:, None, None, None].expand(-1, 3, p, p)
-        classes = colour_classes(patch_colours(images, p, side))
+        exact = ((values - 127.5) / 127.5)[:, None, None, None].expand(-1, 3, p, p)
         levels = torch.arange(256) // 32
-        assert torch.equal(classes, (73 * levels)[:, None, None].expand_as(classes))
+        for images in (exact, exact.nextafter(torch.tensor(-9.0)), exact.nextafter(torch.tensor(9.0))):
+            classes = colour_classes(patch_colours(images, p, side))
+            assert torch.equal(classes, (73 * levels)[:, None, None].expand_as(classes))
 
 
 def test_the_middle_of_a_class() -> None:
@@ -330,6 +331,15 @@ def test_what_stands_at_a_corrupted_patch() -> None:
     expected = patches.clone()
     expected[0], expected[5], expected[2] = model.mask[0, 0], patches[2], patches[11]  # of the clean picture
     torch.testing.assert_close(seen[0][0, 1:], expected)
+
+
+def test_a_patch_is_told_from_the_token_at_its_own_place() -> None:
+    """Not from where its embedding came from."""
+    model, tokens = MaskedViT(dataclasses.replace(MODEL, registers=1), MaskingConfig()), []
+    handle = model.vit.norm.register_forward_hook(lambda *given: tokens.append(given[2]))
+    said = model(torch.randn(1, 3, 16, 16), torch.tensor([[[7, MASK], [5, 2], [9, 9], [2, 11]]]))
+    handle.remove()
+    torch.testing.assert_close(said[0], model.predictor(tokens[0][0, [9, 7, 11, 4]]))
 
 
 def test_a_hidden_patch_is_hidden() -> None:

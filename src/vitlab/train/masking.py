@@ -28,7 +28,9 @@ BITS = 3
 LEVELS = 2**BITS
 COLOURS = LEVELS**3  # 512
 STEP = 256 // LEVELS  # 32: values that share a level
-HAIR = 2.0**-9  # added before rounding down, so that rounding errors take no whole value below its level
+HAIR = (
+    2.0**-9
+)  # added before rounding down: a GPU's range [-1, 1] is an ulp off, which takes no whole value down a level
 
 Plan = Int64[Tensor, "B n 2"]
 
