@@ -157,7 +157,7 @@ def test_class_of_a_colour(colour: tuple[float, ...], expected: int) -> None:
 
 
 def test_class_of_every_whole_colour_through_the_range_of_the_images() -> None:
-    """A flat patch of value v has level v // 32, also where the images are an ulp off, as a GPU makes them."""
+    """A flat patch of value v has level v // 32, also where another device has made the images an ulp off."""
     values = torch.arange(256, dtype=torch.float32)
     for side, p in ((1, 4), (4, 4), (4, 14), (1, 7)):
         exact = ((values - 127.5) / 127.5)[:, None, None, None].expand(-1, 3, p, p)

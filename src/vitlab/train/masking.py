@@ -28,9 +28,8 @@ BITS = 3
 LEVELS = 2**BITS
 COLOURS = LEVELS**3  # 512
 STEP = 256 // LEVELS  # 32: values that share a level
-HAIR = (
-    2.0**-9
-)  # added before rounding down: a GPU's range [-1, 1] is an ulp off, which takes no whole value down a level
+HAIR = 2.0**-9
+"""Added before rounding down: images that another device has made an ulp darker lose no level."""
 
 Plan = Int64[Tensor, "B n 2"]
 
