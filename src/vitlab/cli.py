@@ -65,6 +65,9 @@ def _parse_pretrain(arguments: Sequence[str]) -> Pretrain:
     recipe = arguments[0] if arguments and not arguments[0].startswith("-") else "tiny-digits"
     name = _value(arguments, "--model")
     default = _recipe(recipe, PRETRAIN)(*([name] if name else []))
+    if default.masking is None and any(word.startswith("--masking.") for word in arguments):
+        able = ", ".join(name for name, make in PRETRAIN.items() if make().masking)
+        raise ValueError(f"--masking.* has no effect in {recipe}, which learns classes; take one of {able}.")
     command = _parse_as(_with_default(Pretrain, default, arguments), "pretrain", arguments)
     if (command.recipe, command.model_name) != (recipe, name):
         raise ValueError(f"write the recipe first and --model once: `vitlab pretrain {command.recipe} --...`.")

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitlab.data.loader import Batch, epoch_order, eval_batches, example_at, train_batches
+from vitlab.data.loader import DRAWS, Batch, epoch_order, eval_batches, example_at, train_batches
 from vitlab.data.pictures import Entry, PictureError
 from vitlab.data.sources import Dataset, Labels
-from vitlab.data.transforms import EvalTransform, TrainTransform
+from vitlab.data.transforms import EvalTransform, TrainTransform, example_uniforms
 
 TRAIN, EVAL = TrainTransform(8, crop="inception"), EvalTransform(8)
 
@@ -242,3 +242,39 @@ def test_wrong_settings(options: dict[str, object], message: str) -> None:
 def test_an_empty_set_is_refused() -> None:
     with pytest.raises(ValueError, match="noise has no pictures in its split 'train'"):
         eval_batches(in_memory(3).take(np.array([], int)), EVAL, batch_size=4)
+
+
+# ------------------------------------------------------------------------------------- numbers of each example's own
+
+
+def test_draws_depend_on_seed_epoch_and_index_alone() -> None:
+    """Neither the batch nor the rank, and the pictures are the same with them and without."""
+    data = in_memory(11)
+    whole = next(train_batches(data, TRAIN, batch_size=22, seed=5, draws=7))
+    assert whole.draws is not None
+    assert whole.draws.shape == (22, 7)
+    assert len(set(whole.draws.flatten().tolist())) == 22 * 7
+    for g, row in enumerate(whole.draws):
+        epoch, index = example_at(11, 5, g)
+        np.testing.assert_array_equal(row, example_uniforms(5, np.array([epoch]), np.array([index]), 7, DRAWS)[0])
+    parts = [next(train_batches(data, TRAIN, batch_size=22, seed=5, draws=7, rank=r, world_size=2)) for r in (0, 1)]
+    assert torch.equal(torch.cat([part.draws for part in parts if part.draws is not None]), whole.draws)
+    plain = next(train_batches(data, TRAIN, batch_size=22, seed=5))
+    assert plain.draws is None
+    same(plain, whole)
+
+
+def test_draws_of_unreadable_pictures_are_left_out(on_disk: Dataset) -> None:
+    batch = next(train_batches(on_disk, TRAIN, batch_size=11, seed=0, on_error="skip", draws=3))
+    assert batch.draws is not None
+    expected = example_uniforms(0, np.zeros(9, np.int64), batch.indices.numpy(), 3, DRAWS)
+    np.testing.assert_array_equal(batch.draws, expected)
+
+
+def test_draws_of_a_test_picture_are_the_same_each_time() -> None:
+    found = []
+    for batch_size in (5, 64):
+        batches = eval_batches(in_memory(37), EVAL, batch_size=batch_size, draws=10)
+        found.append(torch.cat([batch.draws for batch in batches if batch.draws is not None]))
+    assert torch.equal(*found)
+    assert found[0].shape == (37, 10)

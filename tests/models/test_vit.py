@@ -302,3 +302,16 @@ def test_dropout_rests_in_evaluation_and_at_rate_zero(small: Callable[..., ViT])
     assert not torch.equal(model.train()(images), model(images))
     still = small().train()
     assert torch.equal(still(images), still(images))
+
+
+def test_features_are_the_encoding_of_the_patch_embeddings() -> None:
+    """Eq. 1 in two halves: what stands in between knows nothing of its place."""
+    model = ViT(ViTConfig(image_size=16, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=0))
+    images = torch.randn(2, 3, 16, 16)
+    patches = model.embed(images)
+    assert patches.shape == (2, 16, 8)
+    torch.testing.assert_close(model.encode(patches), model.forward_features(images), rtol=0, atol=0)
+    rolled = model.embed(images.roll(4, dims=3)).unflatten(1, (4, 4)).roll(-1, dims=2).flatten(1, 2)
+    torch.testing.assert_close(rolled, patches)
+    with pytest.raises(ValueError, match="built for 16x16 pixels and the images have 16x20"):
+        model.embed(torch.randn(2, 3, 16, 20))

@@ -9,7 +9,7 @@ from vitlab.models import ViTConfig
 from vitlab.recipes import FINETUNE, PRETRAIN, tiny
 from vitlab.train.config import TrainConfig
 
-TWINS = {name: recipe for name, recipe in PRETRAIN.items() if name.startswith("tiny")}
+TWINS = {name: recipe for name, recipe in PRETRAIN.items() if recipe.__module__ == tiny.__name__}
 
 
 @pytest.mark.parametrize("name", TWINS)

@@ -1,6 +1,6 @@
 """Kills a training run again and again, and compares its end with that of a run that was left alone.
 
-    python tests/train/kill_harness.py --kills 25 [--steps 600] [--seed 0] [--folder DIR]
+    python tests/train/kill_harness.py --kills 25 [--steps 600] [--seed 0] [--folder DIR] [--masked]
 
 The run uses everything that has a state or draws a random number: augmentation, mixup, dropout, micro-batches,
 warm-up, clipping, Adam, Polyak average, evaluation. Each of its lives is a fresh process, ended by SIGKILL at a
@@ -15,13 +15,13 @@ import random
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from vitlab.models import ViTConfig
-from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
+from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 
 IMPORTS = ["torch._dynamo", "sklearn.datasets", "vitlab.transfer.run"]
 """What takes a run seconds to import."""
@@ -46,6 +46,14 @@ def settings(steps: int) -> TrainConfig:
         eval_every=25,
         checkpoint_every=3,
         keep_checkpoints=2,
+    )
+
+
+def masked(steps: int) -> TrainConfig:
+    """The same in masked patch prediction, which draws what it hides from every example's own numbers."""
+    config = settings(steps)
+    return replace(
+        config, model=replace(config.model, num_classes=0), label_smoothing=0.0, mixup=0.0, masking=MaskingConfig()
     )
 
 
@@ -144,7 +152,7 @@ class Kill:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a finished run that must not depend on how often it was stopped."""
-    kept = ("config.json", "metrics.jsonl", "result.json", "model/*", "checkpoints/*/*")
+    kept = ("config.json", "metrics.jsonl", "result.json", "model/*", "checkpoints/*/*", "masking.safetensors", "*.png")
     paths = [path for pattern in kept for path in folder.glob(pattern)]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
@@ -161,12 +169,13 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=25)
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--masked", action="store_true", help="masked patch prediction instead of classes")
     parser.add_argument("--folder", type=Path, help="an empty folder for the two runs")
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     processes = multiprocessing.get_context("spawn")
-    quiet = Run(settings(given.steps), folder / "quiet", processes)
+    quiet = Run((masked if given.masked else settings)(given.steps), folder / "quiet", processes)
     seconds = quiet.finish()
     killed = Run(quiet.config, folder / "killed", processes)
     kills = killed.kill_often(given.kills, seconds, given.seed)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from vitlab.models import get_config
+from vitlab.models import ResNetBody, ViTConfig, get_config
 from vitlab.settings import from_dict, to_dict
-from vitlab.train.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
+from vitlab.train.config import DataConfig, FewShotConfig, FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
 
 
 def build(kind: type[Any], values: dict[str, Any]) -> Any:
@@ -41,7 +41,7 @@ def test_every_setting_is_explained() -> None:
     """The help of the command line is made from the lines below each field."""
     import inspect
 
-    for kind in (TrainConfig, DataConfig, OptimConfig, FewShotConfig):
+    for kind in (TrainConfig, DataConfig, OptimConfig, FewShotConfig, MaskingConfig):
         source = inspect.getsource(kind)
         for item in dataclasses.fields(kind):
             assert f"    {item.name}: " in source
@@ -185,3 +185,56 @@ def test_seed_that_no_generator_takes(seed: int) -> None:
 def test_clip_norm_that_is_no_number() -> None:
     with pytest.raises(ValueError, match="clip_norm is nan"):
         OptimConfig(clip_norm=float("nan"))
+
+
+HEADLESS = ViTConfig(num_classes=0)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"share": 0.0}, r"share is 0\.0; it is a share of the patches, in \(0, 1\]"),
+        ({"share": 1.01}, r"share is 1\.01"),
+        ({"masked": 0.8, "replaced": 0.3}, r"masked=0\.8 and replaced=0\.3 .* nor both together more than 1"),
+        ({"masked": -0.1}, r"masked=-0\.1 .*may be negative"),
+        ({"target": "colour"}, r"target is 'colour'; allowed: 'mean-colour', 'downsized', 'regression'"),
+    ],
+)
+def test_bad_masking(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(MaskingConfig, values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model": get_config("R50x1")}, "needs patches, and a ResNet has none"),
+        ({"model": ViTConfig(patch_size=1, stem=ResNetBody((1,), width=32), num_classes=0)}, "a hybrid's convolutions"),
+        ({"model": ViTConfig(patch_size=224, num_classes=0)}, "1 patch leaves nothing to tell it from"),
+        ({"model": ViTConfig()}, r"trains no head: pool='token', .* num_classes=1000 .*Set pool"),
+        ({"model": ViTConfig(num_classes=0, pool="map")}, "trains no head: pool='map'"),
+        ({"model": ViTConfig(num_classes=0, representation_size=8)}, "trains no head: .*representation_size=8"),
+        ({"loss": "sigmoid"}, "loss='sigmoid' has no effect in masked patch prediction, .*leave it at 'softmax'"),
+        ({"label_smoothing": 0.1}, "label_smoothing=0.1 has no effect"),
+        ({"mixup": 0.2}, "mixup=0.2 has no effect"),
+    ],
+)
+def test_what_masked_patch_prediction_cannot_use(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(TrainConfig, {"model": HEADLESS, "steps": 1, "masking": MaskingConfig()} | values)
+
+
+def test_fine_tuning_learns_classes() -> None:
+    with pytest.raises(ValueError, match="masking is for pre-training, and fine-tuning learns classes"):
+        FinetuneConfig(model=HEADLESS, steps=1, masking=MaskingConfig())
+
+
+def test_masking_through_json() -> None:
+    config = TrainConfig(model=HEADLESS, steps=1, masking=MaskingConfig("downsized", share=0.15))
+    assert from_dict(TrainConfig, json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_how_many_patches_are_corrupted() -> None:
+    """Half of 196 is 98, 15 % is 29.4; a picture has at least one."""
+    assert [MaskingConfig(share=share).corrupted(196) for share in (0.5, 0.15, 1.0, 0.001)] == [98, 29, 196, 1]
+    assert MaskingConfig().draws(196) == 196 + 2 * 98

@@ -6,7 +6,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
 import pytest
-from kill_harness import Run, contents, differing, settings
+from kill_harness import Run, contents, differing, masked, settings
 
 from vitlab.train.config import TrainConfig
 
@@ -85,3 +85,14 @@ def test_started_again_after_the_end(quiet: tuple[Run, float]) -> None:
     run.finish()
     assert newest_checkpoint(run).stat() == saved
     assert contents(run.folder) == before
+
+
+def test_masked_pretraining_killed_again_and_again(tmp_path: Path, processes: ForkServerContext) -> None:
+    """Down to the pictures of what it tells."""
+    quiet = Run(masked(STEPS), tmp_path / "quiet", processes)
+    seconds = quiet.finish()
+    killed = Run(quiet.config, tmp_path / "killed", processes)
+    kills = killed.kill_often(4, seconds, seed=1)
+    assert any(0 < kill.step < STEPS for kill in kills)
+    assert {"masking.safetensors", "reconstructions.png"} <= contents(quiet.folder).keys()
+    assert differing(quiet.folder, killed.folder) == []

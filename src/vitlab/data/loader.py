@@ -14,15 +14,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset
-from vitlab.data.transforms import EvalTransform, Pictures, TrainTransform, pair, to_device
+from vitlab.data.transforms import EvalTransform, Pictures, TrainTransform, example_uniforms, pair, to_device
 
 logger = logging.getLogger(__name__)
+
+DRAWS = 4
+"""The stream of `Batch.draws`: their counters (0, 0, 4, index) meet no other generator's."""
 
 Request = tuple[np.ndarray, np.ndarray]  # epochs and dataset indices of one batch, int64 [B] each
 
@@ -32,6 +35,7 @@ class Batch:
     """Pictures in [-1, 1], their labels and their places in the set; `skipped` pictures could not be read.
 
     targets: all labels of each picture, where the set has several; `labels` is the first of them.
+    draws: uniform numbers in [0, 1) of each example's own, as many as were asked for.
     """
 
     images: Float[Tensor, "B 3 H W"]
@@ -39,6 +43,7 @@ class Batch:
     indices: Int64[Tensor, " B"]
     skipped: int = 0
     targets: Bool[Tensor, "B K"] | None = None
+    draws: Float64[Tensor, "B d"] | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
         return self._each(lambda x: x.to(device, non_blocking=True))
@@ -47,8 +52,8 @@ class Batch:
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        targets = None if self.targets is None else change(self.targets)
-        return Batch(change(self.images), change(self.labels), change(self.indices), self.skipped, targets)
+        targets, draws = (None if each is None else change(each) for each in (self.targets, self.draws))
+        return Batch(change(self.images), change(self.labels), change(self.indices), self.skipped, targets, draws)
 
 
 # ----------------------------------------------------------------------------------------------------- order
@@ -99,18 +104,20 @@ def train_batches(
     workers: int = 0,
     on_error: str = "raise",
     device: torch.device | str = "cpu",
+    draws: int = 0,
 ) -> Iterator[Batch]:
     """This rank's share of every global batch of `batch_size` examples, without end.
 
     start: the first example, counted over all epochs and ranks. on_error: "raise", or "skip": unreadable
     pictures leave their batch, are counted in `Batch.skipped` and logged once. workers: processes that read
-    pictures ahead; a set in memory needs none and uses none.
+    pictures ahead; a set in memory needs none and uses none. draws: uniform numbers to bring with each example, which
+    depend on (seed, epoch, index) alone.
     """
     _check(dataset, batch_size, rank, world_size, workers, on_error)
     if seed < 0 or start < 0:
         raise ValueError(f"seed and start must be 0 or more, not seed={seed}, start={start}")
     requests = _train_requests(len(dataset), batch_size, seed, start, rank, world_size)
-    fetch = _Fetch(dataset, transform, seed)
+    fetch = _Fetch(dataset, transform, seed, draws)
     return _batches(fetch, requests, workers, on_error, torch.device(device))
 
 
@@ -124,17 +131,18 @@ def eval_batches(
     workers: int = 0,
     on_error: str = "raise",
     device: torch.device | str = "cpu",
+    draws: int = 0,
 ) -> Iterator[Batch]:
     """Every example exactly once over all ranks, in the set's order; rank r takes r, r + world_size, ...
 
-    The last batch is smaller, and a rank may have one batch fewer than another. Settings as for
-    `train_batches`.
+    The last batch is smaller, and a rank may have one batch fewer than another. Settings as for `train_batches`;
+    `draws` are those of seed 0 and epoch 0, the same for a picture each time.
     """
     _check(dataset, batch_size, rank, world_size, workers, on_error)
     mine = np.arange(rank, len(dataset), world_size)
     share = batch_size // world_size
     requests = ((np.zeros_like(b), b) for b in (mine[i : i + share] for i in range(0, len(mine), share)))
-    return _batches(_Fetch(dataset, transform), requests, workers, on_error, torch.device(device))
+    return _batches(_Fetch(dataset, transform, draws=draws), requests, workers, on_error, torch.device(device))
 
 
 def _check(dataset: Dataset, batch_size: int, rank: int, world_size: int, workers: int, on_error: str) -> None:
@@ -159,6 +167,7 @@ class _Fetch:
     dataset: Dataset
     transform: TrainTransform | EvalTransform
     seed: int = 0
+    draws: int = 0
     pixels: Tensor | None = None  # the dataset's, on the device
 
     def __getitem__(self, request: Request) -> tuple[Batch, list[PictureError]]:
@@ -176,7 +185,11 @@ class _Fetch:
         labels, sets, targets = torch.from_numpy(self.dataset.labels[indices]), self.dataset.label_sets, None
         if sets is not None:
             targets = torch.from_numpy(sets.multi_hot(indices, len(self.dataset.classes)))
-        return Batch(images, labels, torch.from_numpy(indices), len(failures), targets), list(failures.values())
+        draws = None
+        if self.draws:
+            draws = torch.from_numpy(example_uniforms(self.seed, epochs, indices, self.draws, DRAWS))
+        batch = Batch(images, labels, torch.from_numpy(indices), len(failures), targets, draws)
+        return batch, list(failures.values())
 
     def _read(self, indices: np.ndarray) -> tuple[Pictures, dict[int, PictureError]]:
         """The readable ones of the pictures `indices`, and the errors of the others."""

@@ -37,12 +37,13 @@ def example_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
 
 
-def example_uniforms(seed: int, epochs: np.ndarray, indices: np.ndarray, count: int) -> np.ndarray:
+def example_uniforms(seed: int, epochs: np.ndarray, indices: np.ndarray, count: int, stream: int = 0) -> np.ndarray:
     """The first `count` uniform numbers of every example's generator: float64 [B, count].
 
+    Another `stream` has other numbers, its counters from (0, 0, stream, index) on; augmentation takes stream 0.
     One generator is moved from key to key, as building one per example costs ten times as much.
     """
-    philox = np.random.Philox(key=np.array([seed, 0], np.uint64))
+    philox = np.random.Philox(key=np.array([seed, 0], np.uint64), counter=np.array([0, 0, stream, 0], np.uint64))
     generator, state = np.random.Generator(philox), philox.state
     rows = np.empty((len(indices), count))
     for row, epoch, index in zip(rows, epochs, indices, strict=True):

@@ -62,10 +62,17 @@ class ViT(nn.Module):
     def forward_features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T D"]:
         """Tokens after the last LayerNorm, images in [-1, 1]. In front stand, where the model has them, the class
         token, the distillation token and the registers."""
+        return self.encode(self.embed(images))
+
+    def embed(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N D"]:
+        """The patch embeddings x_p E of Eq. 1, in reading order: what tokens are before they know where they stand."""
         height, width = images.shape[-2:]
         if (height, width) != self.config.image_hw:
             raise ValueError(self._wrong_size((height, width)))
-        tokens = self.embedding(images if self.stem is None else self.stem(images))
+        return self.embedding(images if self.stem is None else self.stem(images))
+
+    def encode(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B T D"]:
+        """From patch embeddings to `forward_features`: tokens in front, positions (Eq. 1), blocks, LayerNorm."""
         prefix = [token for token in (self.cls, self.distillation, self.registers) if token is not None]
         if prefix:
             batch, dtype = tokens.shape[0], tokens.dtype

@@ -1,20 +1,23 @@
-"""Tables 3 and 4, and their small twins: one function per row, returning one complete `TrainConfig`.
+"""Tables 3 and 4, App. B.1.2, and their small twins: one function per row, returning one complete `TrainConfig`.
 
 `PRETRAIN` and `FINETUNE` are the names that the command line knows.
 """
 
 from collections.abc import Callable
 
-from vitlab.recipes import finetune, pretrain, tiny
+from vitlab.recipes import finetune, pretrain, selfsup, tiny
 from vitlab.train.config import FinetuneConfig, TrainConfig
 
 PRETRAIN: dict[str, Callable[..., TrainConfig]] = {
     "jft": pretrain.jft,
     "imagenet21k": pretrain.imagenet21k,
     "imagenet": pretrain.imagenet,
+    "masked": selfsup.masked,
     "tiny-digits": tiny.digits,
     "tiny-fashion": tiny.fashion_mnist,
     "tiny-cifar10": tiny.cifar10,
+    "tiny-masked": selfsup.tiny_cifar10,
+    "tiny-masked-digits": selfsup.tiny_digits,
 }
 """Each takes the name of a model (the tiny ones have their own) and returns the run."""
 

@@ -140,6 +140,39 @@ class FewShotConfig:
 
 
 @dataclass(frozen=True)
+class MaskingConfig:
+    """Masked patch prediction (Sec. 4.6, App. B.1.2): learning without labels, from the pictures alone."""
+
+    target: Literal["mean-colour", "downsized", "regression"] = "mean-colour"
+    """What is told of a corrupted patch: its mean colour in 3 bits a channel; those of the patch at 4x4 pixels; or
+    all of its pixels, in L2."""
+    share: float = 0.5
+    """Share of the patches of each picture that are corrupted (0.15 is the paper's other rate)."""
+    masked: float = 0.8
+    """Share of these whose embedding gives way to a learned one."""
+    replaced: float = 0.1
+    """Share of these that get the embedding of another patch; the rest keep their own."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 0 < self.share <= 1:
+            raise ValueError(f"share is {self.share}; it is a share of the patches, in (0, 1].")
+        if not (self.masked >= 0 and self.replaced >= 0 and self.masked + self.replaced <= 1 + 1e-9):
+            raise ValueError(
+                f"masked={self.masked} and replaced={self.replaced} are shares of the corrupted patches: neither may "
+                f"be negative, nor both together more than 1."
+            )
+
+    def corrupted(self, patches: int) -> int:
+        """How many of so many patches are corrupted: the share, rounded, in every picture alike; at least one."""
+        return max(1, round(self.share * patches))
+
+    def draws(self, patches: int) -> int:
+        """Uniform numbers that a picture's corruption takes: one a patch, and two more for each corrupted one."""
+        return patches + 2 * self.corrupted(patches)
+
+
+@dataclass(frozen=True)
 class TrainConfig:
     """One run, whole: the same config and the same data give the same weights."""
 
@@ -173,6 +206,8 @@ class TrainConfig:
     """Steps between evaluations; None evaluates only at the end."""
     fewshot: FewShotConfig | None = None
     """Few-shot accuracy at each evaluation; None leaves it out."""
+    masking: MaskingConfig | None = None
+    """Masked patch prediction in place of classes; None learns the classes."""
     checkpoint_every: int = 1000
     """Steps between checkpoints."""
     keep_checkpoints: int = 2
@@ -195,6 +230,36 @@ class TrainConfig:
             raise ValueError(f"mixup is {self.mixup}; it must be 0 (off) or a positive Beta parameter.")
         if self.average_decay is not None and not 0 < self.average_decay < 1:
             raise ValueError(f"average_decay is {self.average_decay}; it must lie in (0, 1), or be None.")
+        if self.masking is not None:
+            self._check_masking()
+
+    def _check_masking(self) -> None:
+        """Masked patch prediction takes a ViT that is all patches, and no setting that speaks of classes."""
+        model = self.model
+        if not isinstance(model, ViTConfig):
+            raise ValueError("masked patch prediction needs patches, and a ResNet has none; take a ViT.")
+        if model.stem is not None:
+            raise ValueError(
+                "masked patch prediction needs patches cut from the picture: a hybrid's convolutions have seen what "
+                "lies around them, so that nothing is hidden where an embedding is. Take a ViT without a stem."
+            )
+        if model.num_patches < 2:
+            raise ValueError(
+                f"a picture of {model.num_patches} patch leaves nothing to tell it from; take smaller ones."
+            )
+        if model.pool == "map" or model.representation_size is not None or model.num_classes:
+            raise ValueError(
+                f"masked patch prediction trains no head: pool={model.pool!r}, representation_size="
+                f"{model.representation_size} and num_classes={model.num_classes} would stay as they were drawn. Set "
+                f"pool to 'token' or 'gap', representation_size to None and num_classes to 0; fine-tuning adds a head."
+            )
+        idle = {"loss": "softmax", "label_smoothing": 0.0, "mixup": 0.0}
+        for name, off in idle.items():
+            if getattr(self, name) != off:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} has no effect in masked patch prediction, which has no classes; "
+                    f"leave it at {off!r}."
+                )
 
     def total_steps(self, examples: int) -> int:
         """Updates for a training split of so many examples."""
@@ -225,6 +290,8 @@ class FinetuneConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.masking is not None:
+            raise ValueError("masking is for pre-training, and fine-tuning learns classes; leave it out.")
         if not all(0 < rate < math.inf for rate in self.learning_rates):
             raise ValueError(f"learning_rates are {self.learning_rates}; each must be positive and finite.")
         if len(set(self.learning_rates)) < len(self.learning_rates):

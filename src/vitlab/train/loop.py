@@ -5,12 +5,13 @@ the weights, what the optimiser remembers, the average and the sums of the recor
 """
 
 import contextlib
+import math
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,11 +22,9 @@ from vitlab.data.datasets import load_dataset
 from vitlab.data.loader import Batch, train_batches
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import TrainTransform
-from vitlab.models import build_model
-from vitlab.models.vit import Model
 from vitlab.train.checkpoint import load_latest, save_checkpoint
 from vitlab.train.config import TrainConfig
-from vitlab.train.objectives import Classification
+from vitlab.train.objectives import Classification, MaskedPatch, create_objective, create_trained
 from vitlab.train.optim import (
     clip_by_global_norm,
     create_optimizer,
@@ -41,6 +40,8 @@ from vitlab.train.progress import Progress, Speed, peak_flops
 from vitlab.train.workdir import Workdir
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
+Trained = TypeVar("Trained", bound=nn.Module)
+"""What `create_trained` makes of the run's settings."""
 
 
 class StoppedError(RuntimeError):
@@ -93,13 +94,13 @@ class State:
 def train(
     config: TrainConfig,
     workdir: Workdir,
-    model: Model,
+    model: Trained,
     *,
     dataset: Dataset | None = None,
     evaluate: Evaluate | None = None,
     device: str | torch.device = "cpu",
     label: str = "train",
-) -> Model:
+) -> Trained:
     """Trains `model` as `config` says, or continues what `workdir` holds; returns the trained model in float32.
 
     `dataset` is the training split where the caller has loaded it already.
@@ -116,14 +117,14 @@ def train(
             data.name, data.train_split, root=data.root, classes=data.classes, on_error=data.on_error,
             exclude=data.exclude,
         )  # fmt: skip
-    if len(dataset.classes) != config.model.num_classes:
+    if config.masking is None and len(dataset.classes) != config.model.num_classes:
         raise ValueError(
             f"the model has {config.model.num_classes} classes and {data.name} has {len(dataset.classes)}; set "
             f"model.num_classes to {len(dataset.classes)}."
         )
     steps = config.total_steps(len(dataset))
     state = _start(config, model.to(device), device)
-    objective = Classification(config.model.num_classes, config.loss, config.label_smoothing, config.mixup)
+    objective = create_objective(config)
     forward = torch.compile(model.train()) if config.compile else model.train()
     flops = 6.0 * config.model.forward_macs
     with Progress(label, steps) as progress, _signals() as asked_to_stop:
@@ -153,17 +154,17 @@ def train(
                 _record(config, state, workdir, progress, speed, rate, len(dataset), steps)
             with speed.paused():
                 if evaluate and (last or (config.eval_every and state.step % config.eval_every == 0)):
-                    figures = evaluate(_finished(config, state))
+                    figures = evaluate(_finished(config, state, model))
                     workdir.log_metrics(state.step, figures)
                     progress.say(f"step {state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
                 if saving:
                     _save(config, state, workdir)
             if stopping and not last:
                 raise StoppedError(f"stopped and saved at step {state.step}/{steps}; the same command continues.")
-    return _finished(config, state)
+    return _finished(config, state, model)
 
 
-def _start(config: TrainConfig, model: Model, device: torch.device) -> State:
+def _start(config: TrainConfig, model: nn.Module, device: torch.device) -> State:
     weights = Weights(model, resolve_precision(config.precision, device))
     masters = weights.masters
     average = {n: m.detach().clone() for n, m in masters.items()} if config.average_decay else None
@@ -196,7 +197,7 @@ def _batches(config: TrainConfig, dataset: Dataset, step: int, device: torch.dev
     )  # fmt: skip
     return train_batches(
         dataset, transform, batch_size=config.batch_size, seed=config.seed, start=step * config.batch_size,
-        workers=data.workers, on_error=data.on_error, device=device,
+        workers=data.workers, on_error=data.on_error, device=device, draws=create_objective(config).draws,
     )  # fmt: skip
 
 
@@ -206,7 +207,12 @@ def step_rng(seed: int, step: int) -> np.random.Generator:
 
 
 def _update(
-    config: TrainConfig, state: State, forward: Callable[..., Any], objective: Classification, batch: Batch, rate: float
+    config: TrainConfig,
+    state: State,
+    forward: Callable[..., Any],
+    objective: Classification | MaskedPatch,
+    batch: Batch,
+    rate: float,
 ) -> None:
     """One step: the gradient of the whole batch in micro-batches, clipped, and the optimiser's update."""
     rng = step_rng(config.seed, state.step)
@@ -255,6 +261,8 @@ def _record(
         "epoch": state.step * config.batch_size / examples,
         "skipped": state.skipped,
     }
+    if math.isnan(accuracy):  # there is nothing to be right about
+        del metrics["accuracy"]
     state.sums.zero_()
     state.recorded = state.step
     figures = speed.record(steps - state.step, config.batch_size)
@@ -282,11 +290,12 @@ def _check_finite(config: TrainConfig, state: State, workdir: Workdir, dataset: 
     )
 
 
-def _finished(config: TrainConfig, state: State) -> Model:
+def _finished(config: TrainConfig, state: State, model: Trained) -> Trained:
     """The trained model as it stands, in float32: with the averaged weights where there are any."""
-    model = build_model(config.model).to(next(iter(state.weights.masters.values())).device)
-    model.load_state_dict(state.average or {n: m.detach() for n, m in state.weights.masters.items()})
-    return model.eval()
+    fresh = create_trained(config).to(next(iter(state.weights.masters.values())).device)
+    assert isinstance(fresh, type(model)), f"the settings are those of a {type(fresh).__name__}"
+    fresh.load_state_dict(state.average or {n: m.detach() for n, m in state.weights.masters.items()})
+    return fresh.eval()
 
 
 @contextlib.contextmanager

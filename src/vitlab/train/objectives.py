@@ -1,7 +1,8 @@
-"""What a run minimises. An objective draws its randomness once for the whole batch, then scores any part of it.
+"""What a run minimises, and the model that it trains for it.
 
-`corrupt(batch, rng)` makes the targets (mixup here), `loss(model, images, targets)` gives the mean loss and metrics
-of a micro-batch; the loop weighs micro-batches by their size, so accumulation changes nothing.
+An objective draws its randomness once for the whole batch, then scores any part of it: `corrupt(batch, rng)` makes the
+targets (mixup, or what is hidden of a picture), `loss(model, images, targets)` gives the mean loss and metrics of a
+micro-batch; the loop weighs micro-batches by their size, so accumulation changes nothing.
 """
 
 from collections.abc import Callable
@@ -16,8 +17,29 @@ from torch import Tensor
 
 from vitlab.data.loader import Batch
 from vitlab.data.transforms import mixup
+from vitlab.models import build_model
+from vitlab.models.config import ViTConfig
+from vitlab.models.vit import Model
+from vitlab.train.config import TrainConfig
+from vitlab.train.masking import MaskedPatch, MaskedViT
 
 LossKind = Literal["softmax", "sigmoid"]
+
+
+def create_trained(config: TrainConfig, generator: torch.Generator | None = None) -> Model | MaskedViT:
+    """A fresh model of what `config` trains: its model alone, or with the parts that masked patch prediction adds."""
+    if config.masking is None:
+        return build_model(config.model, generator=generator)
+    assert isinstance(config.model, ViTConfig), "the settings have been checked"
+    return MaskedViT(config.model, config.masking, generator=generator)
+
+
+def create_objective(config: TrainConfig) -> "Classification | MaskedPatch":
+    """What `config` minimises."""
+    if config.masking is None:
+        return Classification(config.model.num_classes, config.loss, config.label_smoothing, config.mixup)
+    assert isinstance(config.model, ViTConfig), "the settings have been checked"
+    return MaskedPatch(config.masking, config.model)
 
 
 @dataclass(frozen=True)
@@ -28,6 +50,8 @@ class Classification:
     kind: LossKind = "softmax"
     label_smoothing: float = 0.0
     mixup: float = 0.0
+    draws = 0
+    """Uniform numbers that each example has to bring."""
 
     def corrupt(self, batch: Batch, rng: np.random.Generator) -> tuple[Float[Tensor, "B 3 H W"], Tensor]:
         """(images, targets): class numbers [B]; bool [B, K] where pictures have several labels; with mixup shares of

@@ -104,7 +104,7 @@ class Progress:
             f"{self.label} step {int(metrics['step'])}/{self.total_steps}",
             f"epoch {metrics['epoch']:.2f}",
             f"loss {metrics['loss']:.4f}",
-            f"acc {metrics['accuracy']:.1%}",
+            *([f"acc {metrics['accuracy']:.1%}"] if "accuracy" in metrics else []),
             f"lr {metrics['lr']:.2e}",
             f"{speed['images_per_s']:.0f} img/s",
             f"wait {speed['data_wait']:.0%}",

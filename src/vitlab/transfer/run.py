@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -17,20 +17,23 @@ from vitlab.data.datasets import load_dataset
 from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
-from vitlab.models import build_model
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train.config import DataConfig, TrainConfig
 from vitlab.train.loop import train
+from vitlab.train.masking import MaskedViT
+from vitlab.train.objectives import create_trained
 from vitlab.train.workdir import Workdir
 from vitlab.transfer.evaluate import Evaluation, choose_device, evaluate
 from vitlab.transfer.fewshot import during_training
+from vitlab.transfer.masked import MaskedEvaluation, evaluate_masked, load_masked, save_masked, write_reconstructions
 from vitlab.transfer.predictions import write_predictions
 from vitlab.weights import load_model, save_model
 
 OnSettings = Callable[[TrainConfig], None]
 PREDICTIONS = "predictions.csv"
 """In a run's folder: its answers to the test pictures."""
+Judged = TypeVar("Judged", bound=Evaluation | MaskedEvaluation)
 
 
 @dataclass(frozen=True)
@@ -45,20 +48,22 @@ class Pictures:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a finished run leaves."""
+class Outcome(Generic[Judged]):
+    """What a finished run leaves. `Judged` is a MaskedEvaluation after masked patch prediction, else an Evaluation."""
 
     config: TrainConfig
     """The complete settings."""
     pictures: Pictures
     model: Model
-    test: Evaluation
+    """Of masked patch prediction, the plain ViT."""
+    test: Judged
     result: dict[str, Any]
     """The content of `result.json`: the same however often the run was interrupted."""
 
     def summary(self, workdir: Path) -> str:
         """The test's figures and where things lie."""
-        return f"{self.test.as_table()}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}"
+        seen = "" if self.config.masking is None else f" · pictures: {workdir / 'reconstructions.png'}"
+        return f"{self.test.as_table()}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{seen}"
 
 
 def load_pictures(data: DataConfig) -> Pictures:
@@ -107,7 +112,9 @@ def readable(pictures: Pictures) -> Pictures:
 
 
 def fitted(config: TrainConfig, dataset: Dataset) -> TrainConfig:
-    """`config` with as many outputs as the data set has classes."""
+    """`config` with as many outputs as the data set has classes; masked patch prediction knows none."""
+    if config.masking is not None:
+        return config
     model = dataclasses.replace(config.model, num_classes=len(dataset.classes))
     return dataclasses.replace(config, model=model)
 
@@ -119,7 +126,7 @@ def pretrain(
     device: str = "auto",
     tensorboard: bool = True,
     on_settings: OnSettings | None = None,
-) -> Outcome:
+) -> Outcome[Any]:
     """Trains a freshly initialised model as `config` says, for the classes of its data set, then tests it.
 
     The same call on the same folder continues an interrupted run, and only tests again where the run has ended.
@@ -131,7 +138,7 @@ def pretrain(
         on_settings(config)
     generator = torch.Generator().manual_seed(config.seed)
     return run(
-        config, workdir, pictures, lambda: build_model(config.model, generator=generator), command="pretrain",
+        config, workdir, pictures, lambda: create_trained(config, generator), command="pretrain",
         device=device, tensorboard=tensorboard,
     )  # fmt: skip
 
@@ -140,14 +147,14 @@ def run(
     config: TrainConfig,
     workdir: str | Path,
     pictures: Pictures,
-    create: Callable[[], Model],
+    create: Callable[[], Model | MaskedViT],
     *,
     command: str,
     start: str | None = None,
     label: str | None = None,
     device: str = "auto",
     tensorboard: bool = True,
-) -> Outcome:
+) -> Outcome[Any]:
     """Trains what `create()` makes and tests it; `start` says which weights those were, `label` what to call it."""
     place = choose_device(device)
     EvalTransform(config.model.image_hw, resize=config.data.eval_resize)  # a wrong size is refused before the training
@@ -156,15 +163,18 @@ def run(
     with Workdir(workdir, settings, tensorboard=tensorboard) as folder:
         since = time.perf_counter()
 
-        judged: list[Evaluation] = []  # the latest; the last of a training is of the weights that it returns
+        judged: list[
+            Evaluation | MaskedEvaluation
+        ] = []  # the latest; the last of a training is of the weights that it returns
 
         def judge(model: nn.Module) -> dict[str, float]:
-            judged[:] = [judge_split(config, model, pictures.val, place)]
+            judged[:] = [_judge(config, model, pictures.val, place)]
             figures = {f"{config.data.eval_split}_{name}": value for name, value in judged[0].figures().items()}
-            return figures | few_shot(model)
+            return figures | few_shot(_plain(model))
 
         if folder.finished:
-            model = load_model(folder.path / "model").to(place)
+            model = load_model(folder.path / "model") if config.masking is None else load_masked(folder.path)
+            model = model.to(place)
         else:
             model = train(
                 config, folder, create(), dataset=pictures.train, evaluate=judge, device=place, label=label or command
@@ -172,25 +182,33 @@ def run(
         if judged and pictures.val is pictures.test:
             test = judged[0]
         else:
-            test = judge_split(config, model, pictures.test, place)
-        if not (folder.path / PREDICTIONS).exists():
+            test = _judge(config, model, pictures.test, place)
+        if isinstance(test, Evaluation) and not (folder.path / PREDICTIONS).exists():
             write_predictions(folder.path / PREDICTIONS, test, pictures.test)
         result = {"test": test.record(), **unreadable(pictures)}
         if not folder.finished:
             card = {
-                "classes": list(pictures.test.classes),
                 "dataset": config.data.name,
                 "root": config.data.root,
                 "class_indices": config.data.classes,
                 "eval_resize": config.data.eval_resize,
                 "start": start,
-                "test_accuracy": test.accuracy,
             }
-            save_model(model, folder.path / "model", extra=card)
+            if isinstance(model, MaskedViT):
+                save_masked(model, folder.path, extra=card)
+                write_reconstructions(model, pictures.test, folder.path, resize=config.data.eval_resize)
+            else:
+                card |= {"classes": list(pictures.test.classes), "test_accuracy": test.accuracy}
+                save_model(model, folder.path / "model", extra=card)
             steps = config.total_steps(len(pictures.train))
             folder.log_speed(steps, {"run_seconds": time.perf_counter() - since})
             folder.write_result(result)
-    return Outcome(config, pictures, model, test, result)
+    return Outcome(config, pictures, _plain(model), test, result)
+
+
+def _plain(model: nn.Module) -> Any:
+    """The model itself, without what masked patch prediction adds."""
+    return model.vit if isinstance(model, MaskedViT) else model
 
 
 def run_settings(command: str, start: str | None, train: Dataset, config: TrainConfig) -> dict[str, Any]:
@@ -211,8 +229,15 @@ def judge_split(config: TrainConfig, model: nn.Module, dataset: Dataset, device:
 
     Computes in float32 whatever the run's precision when `model` holds float32 weights.
     """
-    data = config.data
-    return evaluate(
-        model, dataset, config.model.image_hw, resize=data.eval_resize, workers=data.workers,
-        on_error=data.on_error, device=device,
-    )  # fmt: skip
+    return evaluate(model, dataset, config.model.image_hw, **_options(config.data), device=device)
+
+
+def _judge(config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device) -> Any:
+    """`judge_split`, or the same for masked patch prediction: a MaskedEvaluation."""
+    if isinstance(model, MaskedViT):
+        return evaluate_masked(model, dataset, **_options(config.data), device=device)
+    return judge_split(config, model, dataset, device)
+
+
+def _options(data: DataConfig) -> dict[str, Any]:
+    return {"resize": data.eval_resize, "workers": data.workers, "on_error": data.on_error}
