@@ -48,6 +48,16 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert "--json" in out
 
 
+def test_names_that_are_no_text_are_printed(run: Path, tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"b\xff.png")).write_bytes(b"no picture")
+    done = subprocess.run(
+        [sys.executable, "-m", "vitlab", "predict", str(run), str(tmp_path), "--device", "cpu"],
+        capture_output=True, env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"}, check=False,
+    )  # fmt: skip
+    assert b"b\xff.png: cannot be read" in done.stdout
+    assert done.returncode == 1
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "--help")
     assert code == 0

@@ -229,7 +229,7 @@ def test_predict_from_the_standard_input(
 def test_inspect_leaves_a_page(run: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "inspect", str(run), str(picture), "--device", "cpu")
     assert code == 0
-    assert "mean attention distance over 1 pictures" in out
+    assert "mean attention distance over 1 picture: " in out
     assert out.splitlines()[-1] == str(Path("inspect/index.html").resolve())
     Path("broken.png").write_bytes(b"no picture")
     words = ["inspect", str(run), str(picture), "broken.png", "--out", "look", "--json", "--device", "cpu"]

@@ -1,6 +1,7 @@
 """The command line: from words to one of the commands, and from errors to exit codes."""
 
 import dataclasses
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -175,6 +176,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Before torch is loaded: threads that spin for long while they wait bring a training to a crawl beside other work,
     # and threads that do not spin at all halve the speed of small models. (GNU's OpenMP, which torch uses on Linux.)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="surrogateescape")  # names of files may hold bytes that are no text
     try:
         code = parse(sys.argv[1:] if argv is None else argv).run()
     except BrokenPipeError:

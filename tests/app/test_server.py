@@ -1,6 +1,7 @@
 """The page as it is served: to a browser, and to whoever else knocks."""
 
 import contextlib
+import dataclasses
 import http.client
 import json
 import os
@@ -78,7 +79,7 @@ def until(ready: Callable[[], Any], seconds: float = 60) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two checkpoints, one of them broken; and what is dropped on the page."""
+    """Checkpoints, one of them broken, one flat; and what is dropped on the page."""
     place = tmp_path_factory.mktemp("app")
     model = build_model(SMALL)
     for parameter in model.parameters():
@@ -86,6 +87,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model(model, place / "models" / "animals", extra={"classes": ["ant", "bee", "cow"]})
     save_model(model, place / "models" / "broken")
     (place / "models" / "broken" / "model.safetensors").write_bytes(b"{")
+    save_model(build_model(dataclasses.replace(SMALL, depth=1)), place / "models" / "flat")
+    save_model(build_model(dataclasses.replace(SMALL, depth=2)), place / "models" / "low")
     pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
     Image.fromarray(pixels).convert("CMYK").save(place / "photo.jpg")
     (place / "letter.txt").write_text("Dear all")
@@ -224,6 +227,18 @@ def test_a_broken_checkpoint_is_a_message_and_the_picture_stays(page: Page, fold
     until(page.shown)
     until(lambda: page.text("#message") == "photo.jpg")
     assert page.errors() == []
+
+
+def test_models_of_fewer_layers_take_the_layer_over(page: Page, folder: Path) -> None:
+    page.drop(folder / "photo.jpg")
+    until(page.shown)
+    next(label for label in page.all("#view label") if label.text.strip() == "One layer").click()
+    for name, said in (("low", "Layer 2 of 2"), ("flat", "Layer 1 of 1"), ("animals", "Layer ")):
+        page.choose("checkpoint", name)
+        until(lambda name=name: f"Checkpoint {name}" in page.text("#card"))
+        until(lambda said=said: said in page.text("#inside"))
+        time.sleep(1)  # for what would come in after it
+        assert not [each for each in page.all(".error") if each.is_displayed()], name
 
 
 def ask(address: str, path: str = "/", method: str = "GET", body: bytes = b"", **headers: str) -> tuple[int, str, str]:

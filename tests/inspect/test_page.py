@@ -1,6 +1,7 @@
 """What every page is made of: sections, tables, one script with its hash; written whole."""
 
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,12 @@ def test_a_section_shows_all_that_it_was_given_in_order() -> None:
     assert words == sorted(words)
     assert [cell.get("class") for cell in made.all("td")] == [None, "number"] * 2
     assert made.all("b"), "markup stands as it is"
+
+
+def test_names_that_are_no_text_can_be_written(tmp_path: Path) -> None:
+    name = os.fsdecode(b"b\xff<.png")
+    write_page(tmp_path / "index.html", page(name, "L", [Section("H", table=Table(name, ("a",), [(name,)]))]))
+    assert "<td>b?&lt;.png</td>" in (tmp_path / "index.html").read_text()
 
 
 def test_parts_in_columns_and_wide_ones_among_them() -> None:

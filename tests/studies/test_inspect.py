@@ -58,6 +58,15 @@ def inspect(checkpoint: Path, *sources: Path | str, **options: Any) -> tuple[dic
     return inspect_checkpoint(checkpoint, [str(each) for each in sources], out, device="cpu", **options), out
 
 
+def test_a_run_s_own_result_is_not_written_over(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    before = (tmp_path / "run" / "result.json").read_bytes()
+    with pytest.raises(ValueError, match=r"run holds a run or a model; give another folder, say .*run/look"):
+        inspect_checkpoint(tmp_path / "run", [], tmp_path / "run", device="cpu")
+    assert (tmp_path / "run" / "result.json").read_bytes() == before
+    inspect_checkpoint(tmp_path / "run", [], tmp_path / "run" / "look", device="cpu")
+
+
 def test_page_figures_and_numbers(checkpoint: Callable[..., Path], digits: Path) -> None:
     folder = checkpoint()
     found, out = inspect(folder, digits, shown=3, top=2, batch_size=2)

@@ -55,6 +55,13 @@ def test_wrong_answers_are_shown_as_the_model_saw_them(run: Path) -> None:
         np.testing.assert_array_equal(picture, test.picture(int(read.test.indices[row])))
 
 
+def test_a_task_of_vtab_is_a_fine_tuning(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    settings = json.loads((run / "config.json").read_text())
+    (tmp_path / "run" / "config.json").write_text(json.dumps(settings | {"command": "vtab"}))
+    assert Run.read(tmp_path / "run").title == "Fine-tuned on digits"
+
+
 def test_one_of_each(run: Path) -> None:
     read = Run.read(run)
     assert sorted(read.test.labels[read.one_of_each(10)].tolist()) == [0, 1, 2]

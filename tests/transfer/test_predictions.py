@@ -78,7 +78,7 @@ def test_something_else_is_refused(spoil, tmp_path: Path) -> None:
     path = tmp_path / "p.csv"
     write_predictions(path, found, dataset)
     path.write_text(spoil(path.read_text()))
-    with pytest.raises(ValueError, match=r"p\.csv is not a table of predictions .*; remove it and run"):
+    with pytest.raises(ValueError, match=r"p\.csv is not a table of predictions .*; remove it, and the run"):
         read_predictions(path, CLASSES)
 
 

@@ -112,6 +112,12 @@ def test_a_card_that_cannot_be_is_refused_before_anything_is_written(
     load_model(saved)
 
 
+def test_other_numbers_of_names_than_of_outputs_are_refused(saved: Path) -> None:
+    edit_card(saved, extra={"classes": ["a", "b"]})
+    with pytest.raises(ValueError, match=r"config\.json names 2 classes and the model has 5 outputs"):
+        load_model(saved)
+
+
 def test_a_changed_byte_is_told(saved: Path) -> None:
     weights = saved / "model.safetensors"
     data = bytearray(weights.read_bytes())

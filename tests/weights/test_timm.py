@@ -169,6 +169,17 @@ def test_half_precision_is_kept(tmp_path: Path) -> None:
     assert {tensor.dtype for tensor in state.values()} == {torch.bfloat16}
 
 
+def test_other_numbers_of_names_than_of_outputs_are_refused(tmp_path: Path) -> None:
+    theirs = made("vit_tiny_patch16_224", **OBLONG)
+    folder = saved(theirs, tmp_path, OBLONG)
+    card = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(card | {"label_names": ["a", "b"]}))
+    with pytest.raises(
+        ValueError, match=rf"config\.json names 2 classes and the model has {theirs.num_classes} outputs"
+    ):
+        read_timm(folder)
+
+
 def test_older_cards_say_all_in_one(tmp_path: Path) -> None:
     theirs = made("vit_tiny_patch16_224", **OBLONG)
     folder = saved(theirs, tmp_path, OBLONG)

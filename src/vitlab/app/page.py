@@ -108,7 +108,8 @@ def build_page(path: str | Path, *, limits: Limits | None = None, device: str = 
         controls, shows = [view, layer, head], [seen, message, answers, inside, layer, head, distance, card]
         rules = {"concurrency_id": "model", "concurrency_limit": 1, "api_visibility": "private"}
         upload.upload(desk.drop, [upload, checkpoint, *controls], [upload, dropped, *shows], **rules)
-        checkpoint.input(desk.choose, [dropped, checkpoint, *controls], shows, **rules)
+        # Not `input`, which tells of one choice twice: the second time with a layer that the new model need not have.
+        checkpoint.change(desk.choose, [dropped, checkpoint, *controls], shows, **rules)
         quick = {"api_visibility": "private", "show_progress": "hidden", "trigger_mode": "always_last"}
         for control in controls:
             control.input(desk.turn, [seen, *controls], [inside, layer, head], **quick)
@@ -172,10 +173,14 @@ class Desk:
     def _knobs(self, seen: Seen | None, view: str, layer: int | float, head: int | None) -> tuple:
         """The layer's slider and the head's list: there where they have an effect, as long as the model has them."""
         layers, heads = shown.layers_and_heads(seen)
+        hidden = self._gradio.update(visible=False)
         if view != LAYER or not layers:
-            return self._gradio.update(visible=False), self._gradio.update(visible=False)
+            return hidden, hidden
         choices = [(MEAN, 0), *((f"head {number}", number) for number in range(1, heads + 1))]
         return (
-            self._gradio.update(visible=True, maximum=len(layers), value=min(int(layer), len(layers))),
+            # Gradio knows no slider of one place.
+            self._gradio.update(visible=True, maximum=len(layers), value=min(int(layer), len(layers)))
+            if len(layers) > 1
+            else hidden,
             self._gradio.update(visible=True, choices=choices, value=min(head or 0, heads)),
         )

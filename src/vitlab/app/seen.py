@@ -26,11 +26,12 @@ VIEWS: Mapping[str, str] = {
     PLAIN: "The paper's sentence taken by its word: the layers' mean attentions multiplied, without the residual "
     "connection. Each layer mixes all patches anew, so the deeper the model, the more alike the patches become; read "
     "the rollout first, and this one for comparison.",
-    LAYER: "Where the answer's token looks in one layer, by one head or by the mean over its heads: yellow most, dark "
-    "blue least, each map stretched over its own range. Low layers often look near and far at once; high ones gather "
-    "from what matters for the answer, and at times from patches of plain background, where a model keeps notes.",
+    LAYER: "Where the answer looks in one layer, by one head or by the mean over its heads: yellow most, dark blue "
+    "least. Each map fills the colours by itself, and its highest twentieth is all yellow. Low layers often look near "
+    "and far at once; high ones gather from what matters for the answer, and at times from patches of plain "
+    "background, where a model keeps notes.",
     FEATURES: "What the last layer makes of each patch: its token's three main directions within this picture as red, "
-    "green and blue. Patches of one colour mean the same to the model; the colours themselves have no name, and "
+    "green and blue. Patches of one colour are alike to the model; the colours themselves have no name, and "
     "those of two pictures cannot be compared.",
 }
 """What can be shown of a picture -> what it is and how to read it."""

@@ -163,8 +163,9 @@ def _table(table: Table) -> str:
 
 
 def escape(value: str) -> str:
-    """Any text as it stands between tags, or in an attribute's double quotes."""
-    return html.escape(value, quote=True)
+    """Any text as it stands between tags, or in an attribute's double quotes; a byte of a file's name that is no text
+    becomes a question mark."""
+    return html.escape(value.encode(errors="replace").decode(), quote=True)
 
 
 def _paragraphs(text: str, kind: str = "") -> str:

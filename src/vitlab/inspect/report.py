@@ -292,6 +292,8 @@ def _card(shown: Inspection) -> Section:
         "map": "a learned query's attention over all tokens",
         "token+gap": "class token and mean over patches",
     }
+    if config.distilled:
+        answer["token"] = "class token and distillation token, each with a head of its own"
     rows = {
         "kind": kind["hybrid" if config.stem else "vit"] + (", axial attention" if config.encoder == "axial" else ""),
         "weights from": str(shown.card.get("source") or shown.checkpoint),

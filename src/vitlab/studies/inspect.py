@@ -60,6 +60,8 @@ def inspect_checkpoint(
             raise ValueError(f"{name} is {value}; give at least 1.")
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is a file; give the name of a folder.")
+    if (out / "config.json").exists():  # its result.json is another
+        raise ValueError(f"{out} holds a run or a model; give another folder, say {out / 'look'}.")
     place = choose_device(device)
     model, card = load_model(checkpoint, image_size=image_size), load_card(checkpoint)
     runs = [Run.read(folder) for folder in run_folders(checkpoint)]
@@ -114,7 +116,8 @@ def as_text(result: dict[str, Any]) -> str:
     if distances := result.get("distances"):
         means = [f"{np.mean(far):.1f} pixels in layer {name}" for name, far in distances.items()]
         said = ", ".join(dict.fromkeys((means[0], means[-1])))
-        lines.append(f"mean attention distance over {result['pictures']:,} pictures: {said}")
+        pictures = "1 picture" if result["pictures"] == 1 else f"{result['pictures']:,} pictures"
+        lines.append(f"mean attention distance over {pictures}: {said}")
     for each in result["unreadable"]:
         lines.append(f"{each['path']}: cannot be read: {each['reason']}")
     return "\n".join([*lines, result["page"]])
@@ -182,8 +185,8 @@ class _Stream:
 
 
 def _short(path: str) -> str:
-    """A picture's file and folder, as text."""
-    return "/".join(Path(path).parts[-2:]).encode(errors="replace").decode()
+    """A picture's file and folder."""
+    return "/".join(Path(path).parts[-2:])
 
 
 def _result(inspection: Inspection, paths: Sequence[str], top: int) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class Run:
     @property
     def title(self) -> str:
         """What the run did."""
-        verb = {"pretrain": "Trained from scratch on", "finetune": "Fine-tuned on"}[self.settings["command"]]
+        verb = "Trained from scratch on" if self.settings["command"] == "pretrain" else "Fine-tuned on"
         return f"{verb} {self.card['dataset']}"
 
     def one_of_each(self, most: int) -> Int[np.ndarray, " n"]:

@@ -63,10 +63,10 @@ def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, 
         named = all(classes[int(row["prediction"])] == row["answer"] for row in rows)
     except (ValueError, IndexError, csv.Error) as error:
         raise ValueError(
-            f"{path} is not a table of predictions ({error}); remove it and run the command again."
+            f"{path} is not a table of predictions ({error}); remove it, and the run is shown without it."
         ) from error
     if not named:
-        raise ValueError(f"{path} is of other classes than the model's; remove it and run the command again.")
+        raise ValueError(f"{path} is of other classes than the model's; remove it, and the run is shown without it.")
     sets = Labels.of_lists(labels)
     found = Evaluation(
         classes, indices, sets.firsts, predictions, confidences, losses, right, top5, skipped=0,

@@ -56,6 +56,7 @@ def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         config = from_dict(ModelConfig, card["model"])
     except ValueError as error:
         raise ValueError(f"{folder / CARD} describes no model that can be built: {error}") from error
+    check_classes(card["extra"], config, str(folder / CARD))
     weights = folder / WEIGHTS
     if _sha256(weights) != card["sha256"]:
         raise ValueError(
@@ -101,12 +102,12 @@ def read_card(folder: Path) -> dict[str, Any]:
     return card
 
 
-def check_classes(extra: dict[str, Any], config: ModelConfig) -> None:
-    """Raises ValueError where `extra` names more or fewer classes than the model has outputs."""
+def check_classes(extra: dict[str, Any], config: ModelConfig, where: str = "extra['classes']") -> None:
+    """Raises ValueError where `extra` names more or fewer classes than the model has outputs; `where` is its name."""
     classes = extra.get("classes")
     if classes is not None and len(classes) != config.num_classes:
         raise ValueError(
-            f"extra['classes'] names {len(classes)} classes and the model has {config.num_classes} outputs; "
+            f"{where} names {len(classes)} classes and the model has {config.num_classes} outputs; "
             f"give one name for each output, or leave the names out."
         )
 

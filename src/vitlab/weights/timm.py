@@ -24,7 +24,7 @@ from torch import Tensor
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.weights.adapt import fold_normalisation
-from vitlab.weights.folder import CARD, WEIGHTS
+from vitlab.weights.folder import CARD, WEIGHTS, check_classes
 from vitlab.weights.shapes import check_shapes, some
 from vitlab.weights.timm_names import BACKBONE, GROUP_NORM_EPS, WEIGHT_EPS, timm_layout
 from vitlab.weights.timm_write import write_timm
@@ -104,6 +104,8 @@ def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
         tensors = _completed(tensors, config)
     else:
         config = _infer_resnet(where, tensors, card)
+    if config.num_classes and card.classes:
+        check_classes({"classes": card.classes}, config, str(path / CARD))
     layout = timm_layout(config)
     check_shapes(
         f"{where} looks like a model of timm with {config.num_parameters:,} parameters",
