@@ -189,6 +189,16 @@ def test_saved_and_loaded_whole(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
 
 
+def test_saved_to_the_same_bytes_each_time(tmp_path: Path) -> None:
+    config = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=1, mlp_dim=8, num_classes=0)
+    model = MaskedViT(config, MaskingConfig())
+    written = set()
+    for _ in range(8):
+        save_masked(model, tmp_path, extra={})
+        written.add((tmp_path / "masking.safetensors").read_bytes())
+    assert len(written) == 1
+
+
 def test_what_is_no_masked_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no finished run of masked patch prediction: it has no masking\.safetensors"):
         load_masked(tmp_path)

@@ -168,7 +168,7 @@ def save_masked(model: MaskedViT, folder: Path, extra: dict[str, Any]) -> None:
     """Leaves the plain ViT in `folder`/model, which every command takes, and the other parts beside it."""
     save_model(model.vit, folder / "model", extra=extra)
     parts = {name: tensor.detach().cpu().contiguous() for name, tensor in _parts(model).items()}
-    about = {"format": "pt", "masking": json.dumps(to_dict(model.masking), sort_keys=True)}
+    about = {"masking": json.dumps(to_dict(model.masking), sort_keys=True)}  # of several, the order would be random
     with replacing_file(folder / PARTS) as file:
         file.write(safetensors.torch.save(parts, metadata=about))
 
