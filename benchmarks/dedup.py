@@ -18,8 +18,6 @@ import gc
 import hashlib
 import io
 import json
-import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +27,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import tyro
+from circumstances import circumstances
 from PIL import Image, ImageEnhance
 
 from vitlab.data import dedup
@@ -278,22 +277,9 @@ def memory(kind: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(kind)) / 1024
 
 
-def circumstances(arguments: Arguments) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.partition(":")[2].strip() for line in lines if "model name" in line), platform.processor())
-    settings = {name: getattr(dedup, name) for name in ("SIDE", "RADIUS", "CENTRE", "WAVES", "ALIKE", "THRESHOLD")}
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(["python", *sys.argv]),
-        "commit": commit,
-        "cpu": cpu,
-        "threads": torch.get_num_threads(),
-        "numpy": np.__version__,
-        "torch": torch.__version__,
-        "settings": settings,
-        "arguments": {**dataclasses.asdict(arguments), "out": None, "listed": None},
-    }
+def settings() -> dict[str, Any]:
+    """The numbers on which `dedup` stands."""
+    return {name: getattr(dedup, name) for name in ("SIDE", "RADIUS", "CENTRE", "WAVES", "ALIKE", "THRESHOLD")}
 
 
 def main() -> None:
@@ -310,7 +296,11 @@ def main() -> None:
         else:
             found = {arguments.cifar: speed(arguments.cifar, arguments)}
         by_hand = {name: value for name, value in record.get(part, {}).items() if name == "looked_at"}
-        record[part] = {"circumstances": circumstances(arguments), **found, **by_hand}
+        record[part] = {
+            "circumstances": circumstances(arguments, np, torch, threads=torch.get_num_threads(), settings=settings()),
+            **found,
+            **by_hand,
+        }
         print(json.dumps(record[part], indent=1))
         if arguments.out is not None:
             arguments.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -15,10 +15,6 @@ the machine does not count; wall-clock seconds stand beside them.
 
 import dataclasses
 import json
-import os
-import platform
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import tyro
+from circumstances import circumstances
 
 from vitlab.transfer.ridge import BIAS, L2_GRID, Ridge
 
@@ -81,21 +78,6 @@ def direct(x: np.ndarray, labels: np.ndarray, test_x: np.ndarray, test_labels: n
     return np.concatenate(answers) == test_labels
 
 
-def circumstances(arguments: Arguments) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.partition(":")[2].strip() for line in lines if "model name" in line), platform.processor())
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(["python", "benchmarks/fewshot.py", *sys.argv[1:]]),
-        "commit": commit,
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "numpy": np.__version__,
-        "arguments": dataclasses.asdict(dataclasses.replace(arguments, out=None)),
-    }
-
-
 def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     x, labels, test_x, test_labels = representations(arguments)
@@ -124,7 +106,7 @@ def main() -> None:
     for name, value in results.items():
         print(name, value)
     if arguments.out is not None:
-        record = {"circumstances": circumstances(arguments), "results": results}
+        record = {"circumstances": circumstances(arguments, np), "results": results}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -1,7 +1,7 @@
 """Seconds of a look into a model against plain inference of the same pictures; and the memory of a stream.
 
     python benchmarks/look.py --out benchmarks/results/look.json
-    python benchmarks/look.py --memory 16 48 --out benchmarks/results/look_memory.json
+    python benchmarks/look.py --threads 1 --memory 16 48 96 --out benchmarks/results/look_memory.json
 
 - `plain`: logits of all pictures, in the same batches, by the same model in the same precision.
 - `look, keep=16`: `vitlab.inspect.look.look`, as `vitlab inspect` runs it: mean distances of every head over all
@@ -15,12 +15,8 @@ what grows with the count would be a leak.
 
 import dataclasses
 import json
-import os
-import platform
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,6 +25,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import tyro
+from circumstances import circumstances
 from torch import Tensor
 
 import vitlab
@@ -132,21 +129,6 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def circumstances(arguments: Arguments) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.partition(":")[2].strip() for line in lines if "model name" in line), platform.processor())
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "command": " ".join(["python", "benchmarks/look.py", *sys.argv[1:]]),
-        "commit": commit,
-        "cpu": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "torch": torch.__version__,
-        "arguments": dataclasses.asdict(dataclasses.replace(arguments, out=None)),
-    }
-
-
 def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     torch.set_num_threads(arguments.threads)
@@ -154,7 +136,7 @@ def main() -> None:
     for name, value in results.items():
         print(name, json.dumps(value))
     if arguments.out is not None:
-        record = {"circumstances": circumstances(arguments), "results": results}
+        record = {"circumstances": circumstances(arguments, torch), "results": results}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -17,9 +17,7 @@ import ctypes
 import dataclasses
 import gc
 import json
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +27,7 @@ import timm
 import torch
 import torch.nn.functional as F
 import tyro
+from circumstances import circumstances
 from timm.layers.config import set_fused_attn
 from timm.models.vision_transformer import VisionTransformer
 
@@ -168,27 +167,9 @@ def compare(name: str, arguments: Arguments) -> dict[str, Any]:
     }
 
 
-def circumstances(arguments: Arguments) -> dict[str, Any]:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    cpu = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in line
-        ),
-        platform.processor(),
-    )
+def capabilities() -> dict[str, Any]:
     flags = torch.cpu.get_capabilities()
-    return {
-        "date": time.strftime("%Y-%m-%d"),
-        "commit": commit,
-        "cpu": cpu,
-        "amx_bf16": flags.get("amx_bf16"),
-        "avx512_bf16": flags.get("avx512_bf16"),
-        "torch": torch.__version__,
-        "timm": timm.__version__,
-        "arguments": dataclasses.asdict(dataclasses.replace(arguments, out=None)),
-    }
+    return {name: flags.get(name) for name in ("amx_bf16", "avx512_bf16")}
 
 
 def main() -> None:
@@ -208,7 +189,7 @@ def main() -> None:
             print(f"  vitlab / {peer}: {ratio['median']:.2f} ({ratio['least']:.2f} to {ratio['most']:.2f})")
         print(f"  {result['vitlab_tflops']:.2f} of {result['matmul_tflops']:.2f} TFLOP/s (one large matrix product)")
     if arguments.out is not None:
-        record = {"circumstances": circumstances(arguments), "results": results}
+        record = {"circumstances": circumstances(arguments, torch, timm, **capabilities()), "results": results}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

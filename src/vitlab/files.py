@@ -2,10 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+import numpy as np
 
 
 @contextmanager
@@ -22,6 +24,12 @@ def replacing_file(path: Path) -> Iterator[BinaryIO]:
         sync(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes an .npz, whole or not at all."""
+    with replacing_file(path) as file:
+        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]  # no array is called allow_pickle
 
 
 @contextmanager

@@ -50,7 +50,7 @@ def test_a_picture_is_answered_and_its_file_let_go(desk: Desk, photo: str) -> No
     assert "bee" in answers
     assert "Rollout;" in inside
     assert "data:image" in distance
-    assert "3 layers" in card
+    assert "<dd>3 × " in card
     assert (layer["visible"], head["visible"]) == (False, False)
 
 
@@ -89,7 +89,7 @@ def test_a_broken_checkpoint_is_a_message_and_the_next_works(desk: Desk, photo: 
     seen, message, *_, card = desk.choose(None, "deep", ROLLOUT, 1, 0)
     assert seen is None
     assert "Allowed are pictures" in message
-    assert "3 layers" in card
+    assert "<dd>3 × " in card
     assert isinstance(desk.drop(photo, "deep", ROLLOUT, 1, 0)[2], Seen)
 
 
@@ -102,7 +102,7 @@ def test_a_text_file_is_refused_and_what_was_shown_goes(desk: Desk, tmp_path: Pa
     assert 'role="alert"' in message
     assert "letter.jpg: not a picture" in message
     assert "data:image" not in inside
-    assert "3 layers" in card
+    assert "<dd>3 × " in card
     assert dropped.name == "letter.jpg"
 
 
@@ -130,7 +130,7 @@ def test_one_checkpoint_leaves_no_choice_and_shows_its_card(folder: Path) -> Non
     config = build_page(folder / "flat", device="cpu").get_config_file()
     parts = {part["props"].get("elem_id") or part["props"].get("label"): part["props"] for part in config["components"]}
     assert not parts["checkpoint"]["visible"]
-    assert "1 layers of 4 heads" in parts["card"]["value"]
+    assert "<dd>1 × 4</dd>" in parts["card"]["value"]
 
 
 def test_without_gradio_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,8 +146,8 @@ def test_a_map_is_the_looks(vit: Loaded) -> None:
 
 def test_the_card_and_the_distances_say_what_the_model_is(vit: Loaded) -> None:
     card = shown.card(vit)
-    for part in ("Vision Transformer", "24 × 16 pixels", "2 × 3 of 8 pixels", "3 layers of 2 heads, width 8",
-                 f"{vit.model.config.num_parameters:,}", "GMACs", "<dd>7</dd>"):  # fmt: skip
+    for part in ("Vision Transformer", "<dd>16 × 24</dd>", "<dd>2 × 3</dd>", "<dd>3 × 2</dd>", "<dd>8, 8</dd>",
+                 f"{vit.model.config.num_parameters:,}", "GMACs", "7 classes"):  # fmt: skip
         assert part in card
     seen = see(vit, photo())
     assert seen.look is not None

@@ -167,7 +167,7 @@ def test_a_picture_is_answered_and_its_maps_are_shown_without_a_network(page: Pa
     answers = page.text("#answers")
     assert all(name in answers for name in ("ant", "bee", "cow"))
     assert "80 × 60 pixels were given; the model sees 32 × 32." in page.text("#inside")
-    assert "3 layers of 2 heads" in page.text("#card")
+    assert "3 × 2" in page.text("#card")
     assert page.all("#distance img")
     sizes = page.browser.execute_script("return [...document.querySelectorAll('.vitlab img')].map(i => i.naturalWidth)")
     assert len(sizes) == 3

@@ -7,9 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitlab.data.kept import digest_pictures, read_arrays, write_arrays
+from vitlab.data.kept import digest_pictures, read_arrays
 from vitlab.data.pictures import Entry, PictureError
 from vitlab.data.sources import Dataset
+from vitlab.files import write_arrays
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def test_pictures_in_files_count_by_size_time_and_place(files: Dataset) -> None:
 
 def test_arrays_come_back(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "kept.npz"
-    write_arrays(path, one=np.arange(5), two=np.array("text"))
+    write_arrays(path, {"one": np.arange(5), "two": np.array("text")})
     found = read_arrays(path, "two", "one")
     assert found is not None
     assert (str(found[0]), found[1].tolist()) == ("text", [0, 1, 2, 3, 4])
@@ -75,7 +76,7 @@ def test_arrays_come_back(tmp_path: Path) -> None:
 def test_no_damage_goes_unnoticed(tmp_path: Path) -> None:
     """Every byte flipped in turn, and every length: the arrays as they were, or nothing."""
     path = tmp_path / "kept.npz"
-    write_arrays(path, x=np.arange(3, dtype=np.float32))
+    write_arrays(path, {"x": np.arange(3, dtype=np.float32)})
     good = path.read_bytes()
     noticed = 0
     for place in range(len(good)):

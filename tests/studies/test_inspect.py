@@ -240,5 +240,6 @@ def test_a_resnets_run_shows_how_it_went(tmp_path: Path) -> None:
         assert words in page.words
     assert json.loads((tmp_path / "out" / "result.json").read_text()) == found
     assert as_text(found).startswith("ResNet: ")
+    assert found["figures"] == []
     with pytest.raises(ValueError, match="is a ResNet, which has no attention"):
         inspect_checkpoint(tmp_path / "run", [str(tmp_path)], tmp_path / "out", device="cpu")

@@ -3,12 +3,11 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vitlab.data.transforms import EvalTransform
 from vitlab.models.vit import Model
 from vitlab.transfer.evaluate import choose_device
-from vitlab.weights import READABLE, load_card, load_model
+from vitlab.weights import READABLE, class_names, load_card, load_model
 
 KEPT = 2
 """Models in memory at a time: enough to go to and fro between two."""
@@ -83,16 +82,9 @@ class Shelf:
             return Loaded(
                 name=name,
                 model=model,
-                classes=_classes(model, card),
+                classes=class_names(card, model.config.num_classes) if model.head is not None else (),
                 transform=EvalTransform(model.config.image_hw, resize=card.get("eval_resize")),
                 source=str(card.get("source", place)),
             )
         except (OSError, RuntimeError, KeyError, TypeError) as error:  # what damage can look like from below
             raise ValueError(f"the checkpoint {place} cannot be loaded: {error}") from error
-
-
-def _classes(model: Model, card: dict[str, Any]) -> tuple[str, ...]:
-    if model.head is None:
-        return ()
-    names = card.get("classes") or range(model.config.num_classes)
-    return tuple(map(str, names))

@@ -12,6 +12,7 @@ from vitlab.app.checkpoints import Loaded
 from vitlab.data.pictures import decode
 from vitlab.data.transforms import to_pixels
 from vitlab.inspect import drawings, figures
+from vitlab.inspect.card import details_of, numbers_of
 from vitlab.inspect.look import Look, look
 from vitlab.inspect.page import Markup, data_uri, escape
 from vitlab.models.vit import ViT
@@ -204,24 +205,7 @@ def distances(seen: Seen) -> Markup:
 def card(loaded: Loaded) -> Markup:
     """What the model is: its kind, sizes, cost, and where its weights came from."""
     config = loaded.model.config
-    height, width = config.image_hw
-    rows = {"Checkpoint": loaded.name, "Pictures": f"{width} × {height} pixels"}
-    if isinstance(loaded.model, ViT):
-        vit = loaded.model.config
-        kind = "Axial Transformer" if vit.encoder == "axial" else "hybrid" if vit.stem else "Vision Transformer"
-        rows |= {
-            "Kind": kind,
-            "Patches": f"{vit.grid[0]} × {vit.grid[1]} of {vit.stride} pixels",
-            "Encoder": f"{vit.depth} layers of {vit.heads} heads, width {vit.width}",
-        }
-    else:
-        rows["Kind"] = "ResNet"
-    rows |= {
-        "Parameters": f"{config.num_parameters:,}",
-        "Cost": f"{config.forward_macs / 1e9:.3g} GMACs a picture",
-        "Classes": f"{len(loaded.classes):,}" if loaded.classes else "none (no head)",
-        "Weights from": loaded.source,
-    }
+    rows = {"Checkpoint": loaded.name} | numbers_of(config) | details_of(config) | {"weights from": loaded.source}
     items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in rows.items())
     return Markup(f'<dl class="card">{items}</dl>')
 

@@ -22,9 +22,10 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from vitlab.data.kept import digest_pictures, read_arrays, write_arrays
+from vitlab.data.kept import digest_pictures, read_arrays
 from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset
+from vitlab.files import write_arrays
 
 SIDE = 32
 """Side of a thumbnail in pixels."""
@@ -356,7 +357,9 @@ def _shards(
         else:
             thumbs, reasons = _thumbnails(dataset, places, workers)
             if file:
-                write_arrays(file, key=np.array(key), thumbs=thumbs, unreadable=np.array(json.dumps(reasons)))
+                write_arrays(
+                    file, {"key": np.array(key), "thumbs": thumbs, "unreadable": np.array(json.dumps(reasons))}
+                )
         side.unreadable.update((start + int(i), reason) for i, reason in reasons.items())
         flat = thumbs.std(axis=(1, 2), dtype=np.float32) < FLAT
         side.flat.extend(start + i for i in np.flatnonzero(flat).tolist() if str(i) not in reasons)

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 
 from vitlab.data.sources import Dataset
-from vitlab.files import replacing_file
 
 # What a damaged .npz raises, wherever the damage is: in the archive's directory, an array's header, or its data.
 _DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
@@ -42,12 +41,6 @@ def _stat(file: str) -> bytes:
     except OSError:
         return f"{file}\0missing".encode(errors="surrogateescape")  # reading it says what is wrong with it
     return f"{os.path.abspath(file)}\0{found.st_size}\0{found.st_mtime_ns}".encode(errors="surrogateescape")  # noqa: PTH100
-
-
-def write_arrays(path: Path, **arrays: np.ndarray) -> None:
-    """Writes an .npz, whole or not at all."""
-    with replacing_file(path) as file:
-        np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]  # no array is called allow_pickle
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray] | None:

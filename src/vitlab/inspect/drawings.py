@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from vitlab.files import replacing_file
+from vitlab.files import replacing_file, write_arrays
 from vitlab.inspect import figures
 from vitlab.inspect.figures import DARK, Figure
 from vitlab.inspect.look import Look
@@ -140,8 +140,7 @@ def write_drawings(drawn: Sequence[Drawing], folder: Path) -> None:
         for suffix, data in (("png", each.png), ("svg", figures.svg(each.figure))):
             with replacing_file(folder / f"{each.name}.{suffix}") as file:
                 file.write(data)
-        with replacing_file(folder / f"{each.name}.npz") as file:
-            np.savez(file, **each.arrays)  # pyright: ignore[reportArgumentType]  # none is called allow_pickle
+        write_arrays(folder / f"{each.name}.npz", each.arrays)
     for name in set(FIGURES) - {each.name for each in drawn}:
         for suffix in ("png", "svg", "npz"):
             (folder / f"{name}.{suffix}").unlink(missing_ok=True)

@@ -10,10 +10,12 @@ from jaxtyping import Float, Int, UInt8
 
 from vitlab.inspect import drawings, figures, viewer
 from vitlab.inspect.attention import patch_distances
+from vitlab.inspect.card import details_of, name_of, numbers_of
 from vitlab.inspect.drawings import Drawing
 from vitlab.inspect.look import Look
 from vitlab.inspect.page import Picture, Section, Table, page
-from vitlab.models import MODELS, ViTConfig
+from vitlab.models import ModelConfig, ViTConfig
+from vitlab.weights import class_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,11 +195,11 @@ def _inside(phase: Phase) -> Section | None:
 
 @dataclass(frozen=True, eq=False)
 class Inspection:
-    """What the page of a checkpoint shows; what is None or empty is left out."""
+    """What the page of a checkpoint shows; what is None or empty is left out (of a ResNet, whatever is seen inside)."""
 
     checkpoint: str
     """As it was given."""
-    config: ViTConfig
+    config: ModelConfig
     card: Mapping[str, Any] = field(default_factory=dict)
     """What the checkpoint says of itself: `weights.load_card`."""
     filters: Float[np.ndarray, "n P P 3"] | None = None
@@ -211,34 +213,26 @@ class Inspection:
     unreadable: Sequence[tuple[str, str]] = ()
     """Path and reason of each picture that is left out."""
 
-    @property
-    def model(self) -> str:
-        """The paper's name for a model of these sizes; where there is none, its kind and the pixels between patches."""
-        sizes = ("width", "depth", "heads", "mlp_dim", "patch_size", "encoder", "stem")
-        for name, known in MODELS.items():
-            if all(getattr(self.config, size) == getattr(known, size, None) for size in sizes):
-                return name
-        kind = "Axial ViT" if self.config.encoder == "axial" else "Hybrid" if self.config.stem else "ViT"
-        return f"{kind}/{self.config.stride}"
-
     def answers(self, picture: int, top: int) -> list[tuple[str, float]]:
         """The `top` most probable classes of a kept picture, and their probabilities."""
         if self.look is None or self.look.probabilities is None:
             return []
         row = self.look.probabilities[picture]
-        names = self.card.get("classes") or [str(number) for number in range(len(row))]
+        names = class_names(self.card, len(row))
         return [(names[i], float(row[i])) for i in np.argsort(-row, kind="stable")[:top]]
 
 
 def draw(shown: Inspection) -> list[Drawing]:
     """Every figure of the paper that there are numbers for."""
-    found = []
+    found, config = [], shown.config
+    if not isinstance(config, ViTConfig):
+        return found
     if shown.filters is not None:
-        found.append(drawings.filters(shown.filters, hybrid=shown.config.stem is not None))
+        found.append(drawings.filters(shown.filters, hybrid=config.stem is not None))
     if shown.positions is not None:
         found.append(drawings.positions(shown.positions))
     if (look := shown.look) is not None:
-        found.append(drawings.distances(look.distances, look.layers, _uniform(shown.config), shown.model))
+        found.append(drawings.distances(look.distances, look.layers, _uniform(config), name_of(config)))
         found += [drawings.heads(look, shown.names[0]), *drawings.pairs(look, shown.pictures)]
     return found
 
@@ -251,10 +245,9 @@ def checkpoint_page(shown: Inspection, drawn: Sequence[Drawing], *, top: int = 5
     """
     by_name = {drawing.name: drawing for drawing in drawn}
     learned = [by_name[name] for name in ("filters", "positions", "distances") if name in by_name]
-    sections = [
-        _card(shown),
-        Section("What the model has learned", parts=drawings.columns(learned), columns=True),
-    ]
+    sections = [_card(shown)]
+    if learned:
+        sections.append(Section("What the model has learned", parts=drawings.columns(learned), columns=True))
     if shown.look is not None:
         text = (
             f"A row is a layer, the lowest at the top, and a column one of its heads; heads of different layers have "
@@ -268,45 +261,21 @@ def checkpoint_page(shown: Inspection, drawn: Sequence[Drawing], *, top: int = 5
         sections.append(Section("Unreadable pictures", table=table))
     sections += [_phase(phase) for phase in phases]
     lead = (
-        f"Where {shown.model} looks and what it has learned, in the figures of 'An Image is Worth 16x16 Words' "
-        f"(ICLR 2021, Sec. 4.5, App. D.7 and D.8)."
+        f"Where {name_of(shown.config)} looks and what it has learned, in the figures of 'An Image is Worth 16x16 "
+        f"Words' (ICLR 2021, Sec. 4.5, App. D.7 and D.8)."
+        if isinstance(shown.config, ViTConfig)
+        else f"How the training of {name_of(shown.config)} went, which has no attention to look at."
     )
     return page(f"Inside {shown.checkpoint}", lead, sections, style=viewer.STYLE, script=viewer.SCRIPT)
 
 
 def _card(shown: Inspection) -> Section:
-    config, look = shown.config, shown.look
-    numbers = {
-        "Model": shown.model,
-        "Parameters": f"{config.num_parameters:,}",
-        "GMACs a picture": f"{config.forward_macs / 1e9:.3g}",
-        "Pixels": "{} × {}".format(*config.image_hw),
-        "Patches": "{} × {}".format(*config.grid),
-        "Layers × heads": f"{config.depth} × {config.heads}",
-        **({"Pictures looked at": f"{look.count:,}"} if look else {}),
-    }
-    kind = {"vit": "Vision Transformer", "hybrid": "hybrid: a Vision Transformer on a ResNet's feature map"}
-    answer = {
-        "token": "the class token (Eq. 4)",
-        "gap": "the mean over patches (App. D.3)",
-        "map": "a learned query's attention over all tokens",
-        "token+gap": "class token and mean over patches",
-    }
-    if config.distilled:
-        answer["token"] = "class token and distillation token, each with a head of its own"
-    rows = {
-        "kind": kind["hybrid" if config.stem else "vit"] + (", axial attention" if config.encoder == "axial" else ""),
-        "weights from": str(shown.card.get("source") or shown.checkpoint),
-        **({"trained on": str(shown.card["dataset"])} if "dataset" in shown.card else {}),
-        "pixels from patch to patch": str(config.stride),
-        "width of a token, of the MLP": f"{config.width}, {config.mlp_dim}",
-        "tokens before the patches": str(config.num_prefix_tokens),
-        "position embedding": config.position
-        + {"stem": "", "every": ", of its own in every block", "shared": ", shared by all blocks"}[config.position_at],
-        "answer from": f"{answer[config.pool]}; {config.num_classes:,} classes"
-        if config.num_classes
-        else "none: it has no head",
-    }
+    numbers = numbers_of(shown.config)
+    if shown.look:
+        numbers["Pictures looked at"] = f"{shown.look.count:,}"
+    rows = details_of(shown.config) | {"weights from": str(shown.card.get("source") or shown.checkpoint)}
+    if "dataset" in shown.card:
+        rows["trained on"] = str(shown.card["dataset"])
     table = Table("Further details", ("what", "value"), list(rows.items()))
     return Section("The model", numbers=numbers, table=table)
 

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from vitlab.data.pictures import PictureError, decode
 from vitlab.data.transforms import EvalTransform, pair, to_pixels, to_range
+from vitlab.inspect.card import name_of
 from vitlab.inspect.drawings import write_drawings
 from vitlab.inspect.embeddings import filters_of, positions_of
 from vitlab.inspect.look import look
 from vitlab.inspect.page import write_page
-from vitlab.inspect.report import Inspection, Phase, checkpoint_page, draw, training_page
-from vitlab.models.config import ImageSize, ResNetConfig
+from vitlab.inspect.report import Inspection, checkpoint_page, draw
+from vitlab.models.config import ImageSize, ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.studies.runs import Run, run_folders
 from vitlab.train.workdir import write_json
@@ -66,44 +67,30 @@ def inspect_checkpoint(
     model, card = load_model(checkpoint, image_size=image_size), load_card(checkpoint)
     runs = [Run.read(folder) for folder in run_folders(checkpoint)]
     phases = [run.phase(f"{run.folder.name}: {run.title}" if len(runs) > 1 else None) for run in runs]
-    if not isinstance(model, ViT):
-        if sources or not runs:
-            raise ValueError(
-                f"{checkpoint} is a ResNet, which has no attention to look at; give a Vision Transformer or a hybrid, "
-                f"or the folder of a ResNet's run and no pictures, to see how the run went."
-            )
-        return _run_page(str(checkpoint), model.config, phases, out)
-    resize = card.get("eval_resize") if image_size is None else None  # it was for the checkpoint's own size
-    found = list(find_pictures(sources)) if sources else _own_pictures(runs, shown)  # a missing one is told right away
-    stream = _Stream(found, EvalTransform(model.config.image_hw, resize=resize), shown, batch_size)
-    seen = look(model.to(place), stream.batches(), keep=shown) if found else None
-    inspection = Inspection(
-        checkpoint=str(checkpoint), config=model.config, card=card, filters=filters_of(model),
-        positions=positions_of(model), look=seen, names=[_short(name) for name in stream.names],
-        pictures=stream.pictures, unreadable=stream.unreadable,
-    )  # fmt: skip
+    shown_as = {"checkpoint": str(checkpoint), "config": model.config, "card": card}
+    names: list[str] = []
+    if isinstance(model, ViT):
+        resize = card.get("eval_resize") if image_size is None else None  # it was for the checkpoint's own size
+        found = list(find_pictures(sources)) if sources else _own_pictures(runs, shown)  # a missing one is told at once
+        stream = _Stream(found, EvalTransform(model.config.image_hw, resize=resize), shown, batch_size)
+        seen = look(model.to(place), stream.batches(), keep=shown) if found else None
+        names = stream.names
+        inspection = Inspection(
+            **shown_as, filters=filters_of(model), positions=positions_of(model), look=seen,
+            names=[_short(name) for name in names], pictures=stream.pictures, unreadable=stream.unreadable,
+        )  # fmt: skip
+    elif runs and not sources:
+        inspection = Inspection(**shown_as)
+    else:
+        raise ValueError(
+            f"{checkpoint} is a ResNet, which has no attention to look at; give a Vision Transformer or a hybrid, or "
+            f"the folder of a ResNet's run and no pictures, to see how the run went."
+        )
     drawn = draw(inspection)
     write_drawings(drawn, out / "figures")
     write_page(out / "index.html", checkpoint_page(inspection, drawn, top=top, phases=phases))
-    result = _result(inspection, stream.names, top) | {
+    result = _result(inspection, names, top) | {
         "figures": [f"figures/{drawing.name}" for drawing in drawn],
-        "page": str((out / "index.html").resolve()),
-    }
-    write_json(out / "result.json", result)
-    return result
-
-
-def _run_page(checkpoint: str, config: ResNetConfig, phases: Sequence[Phase], out: Path) -> dict[str, Any]:
-    write_page(out / "index.html", training_page(f"How {checkpoint} went", "A ResNet's training and test.", phases))
-    result = {
-        "checkpoint": checkpoint,
-        "model": "ResNet",
-        "image_size": list(config.image_hw),
-        "parameters": config.num_parameters,
-        "gmacs": config.forward_macs / 1e9,
-        "pictures": 0,
-        "unreadable": [],
-        "figures": [],
         "page": str((out / "index.html").resolve()),
     }
     write_json(out / "result.json", result)
@@ -193,14 +180,15 @@ def _result(inspection: Inspection, paths: Sequence[str], top: int) -> dict[str,
     config, seen = inspection.config, inspection.look
     found: dict[str, Any] = {
         "checkpoint": inspection.checkpoint,
-        "model": inspection.model,
+        "model": name_of(config),
         "image_size": list(config.image_hw),
-        "grid": list(config.grid),
         "parameters": config.num_parameters,
         "gmacs": config.forward_macs / 1e9,
         "pictures": seen.count if seen else 0,
         "unreadable": [{"path": path, "reason": reason} for path, reason in inspection.unreadable],
     }
+    if isinstance(config, ViTConfig):
+        found["grid"] = list(config.grid)
     if seen:
         found["distances"] = dict(zip(seen.layers, seen.distances.tolist(), strict=True))
         found["shown"] = [

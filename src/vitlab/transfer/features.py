@@ -13,10 +13,11 @@ import torch
 from jaxtyping import Float, Int
 
 from vitlab.data import fetch
-from vitlab.data.kept import digest_pictures, read_arrays, write_arrays
+from vitlab.data.kept import digest_pictures, read_arrays
 from vitlab.data.loader import eval_batches
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
+from vitlab.files import write_arrays
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train.progress import Progress, duration
@@ -81,7 +82,7 @@ def features(
         while done < len(chunks) and chunks[done].stop <= reached:
             chunk, path = chunks[done], paths[done]
             if path is not None and known[chunk].sum() > before[chunk].sum():
-                write_arrays(path, known=known[chunk], x=x[chunk][known[chunk]])
+                write_arrays(path, {"known": known[chunk], "x": x[chunk][known[chunk]]})
             done += 1
     if not known.any():
         raise ValueError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) could be read.")

@@ -12,7 +12,7 @@ from vitlab.data.pictures import PICTURE_SUFFIXES, PictureError, decode
 from vitlab.data.transforms import EvalTransform
 from vitlab.models.vit import Model
 from vitlab.transfer.evaluate import choose_device
-from vitlab.weights import load_card, load_model
+from vitlab.weights import class_names, load_card, load_model
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def predict(
     if model.head is None:
         raise ValueError(f"{checkpoint} has no head, so it has no answers; fine-tune it first (`vitlab finetune`).")
     card = load_card(checkpoint)
-    names = card.get("classes") or [str(number) for number in range(model.config.num_classes)]
+    names = class_names(card, model.config.num_classes)
     transform = EvalTransform(model.config.image_hw, resize=card.get("eval_resize"))
     pending: list[tuple[str, Any]] = []
     for path, data in list(find_pictures(sources)):  # a missing one is told before any work
@@ -65,7 +65,7 @@ def _answers(
     model: Model,
     transform: EvalTransform,
     pictures: list[tuple[str, Any]],
-    names: list[str],
+    names: tuple[str, ...],
     top: int,
     device: torch.device,
 ) -> Iterator[Answer]:

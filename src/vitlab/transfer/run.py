@@ -163,9 +163,8 @@ def run(
     with Workdir(workdir, settings, tensorboard=tensorboard) as folder:
         since = time.perf_counter()
 
-        judged: list[
-            Evaluation | MaskedEvaluation
-        ] = []  # the latest; the last of a training is of the weights that it returns
+        # The latest; the last of a training is of the weights that it returns.
+        judged: list[Evaluation | MaskedEvaluation] = []
 
         def judge(model: nn.Module) -> dict[str, float]:
             judged[:] = [_judge(config, model, pictures.val, place)]

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import typing
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ if typing.TYPE_CHECKING:
     from vitlab.models.position import Interpolation
     from vitlab.models.vit import Model
 
-__all__ = ["ParityError", "convert", "load_card", "load_model", "save_model"]
+__all__ = ["ParityError", "class_names", "convert", "load_card", "load_model", "save_model"]
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 READABLE = (
@@ -183,6 +184,11 @@ def load_card(path: Path | str) -> dict[str, Any]:
 
             return card_huggingface(place)
     return {}
+
+
+def class_names(card: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
+    """What a checkpoint's outputs are called: as its card says, else by their numbers."""
+    return tuple(map(str, card.get("classes") or range(outputs)))
 
 
 def _read(kind: Format, place: Path, image_size: "ImageSize | None") -> "tuple[ModelConfig, dict[str, Tensor]]":
