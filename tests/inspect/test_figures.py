@@ -11,7 +11,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from PIL import Image
 
-from vitlab.inspect import figures
+from vitlab.inspect import figures, overlays
 from vitlab.inspect.figures import DARK, LIGHT, Theme
 
 RANDOM = np.random.default_rng(0)
@@ -172,11 +172,11 @@ def test_axial_layers_are_numbered_by_layer() -> None:
 
 def test_heads_stand_a_row_to_a_layer_each_in_its_own_colours() -> None:
     maps = RANDOM.random((2, 3, 4, 4)) * np.array([1, 1e-3]).reshape(2, 1, 1, 1)
-    shown = np.asarray(figures.heads(maps, ["1", "2"]).axes[0].images[0].get_array())
+    shown = np.asarray(figures.heads(overlays.levels(maps), ["1", "2"]).axes[0].images[0].get_array())
     zoom, pitch = 6, 26
     for layer, head in np.ndindex(2, 3):
         tile = shown[layer * pitch : layer * pitch + 24 : zoom, head * pitch : head * pitch + 24 : zoom]
-        np.testing.assert_allclose(tile, figures.levels(maps[layer, head]), atol=1 / 60)
+        np.testing.assert_allclose(tile, overlays.levels(maps[layer, head]), atol=1 / 60)
         assert tile.max() == 1
 
 
@@ -203,78 +203,3 @@ def test_webp_is_the_png_to_the_bit() -> None:
     same = [np.asarray(Image.open(io.BytesIO(data)).convert("RGB")) for data in
             (figures.png(drawn[0]), figures.webp(figures.png(drawn[1])))]  # fmt: skip
     assert (same[0] == same[1]).all()
-
-
-def test_levels_are_each_map_s_own_and_one_patch_does_not_hide_the_rest() -> None:
-    level = np.linspace(0.2, 0.4, 100).reshape(10, 10)
-    np.testing.assert_allclose(figures.levels(level).ravel()[:95], np.linspace(0, 99 / 94.05, 100)[:95], rtol=1e-6)
-    np.testing.assert_allclose(figures.levels(np.stack([level, 9 * level]))[1], figures.levels(level))
-    spiked = level.copy()
-    spiked[0, 0] = 2.0
-    assert np.abs(figures.levels(spiked) - figures.levels(level)).ravel()[1:].max() < 0.02
-    alone = np.full((10, 10), 1e-6) * level
-    alone[3, 3] = 1.0
-    shown = figures.levels(alone)
-    assert shown[3, 3] == 1
-    assert np.delete(shown.ravel(), 33).max() < 1e-4, "rounding errors beside one patch with everything"
-    assert (figures.levels(np.full((2, 2), 0.25)) == 0).all()
-
-
-def test_lit_is_black_without_attention_and_the_picture_where_it_is_highest() -> None:
-    picture = np.full((60, 60, 3), 200, dtype=np.uint8)
-    attention = np.zeros((3, 3))
-    attention[1, 1] = attention[1, 2] = 0.5
-    shown = figures.lit(picture, attention)
-    assert (shown[30, 50] == 200).all()
-    assert (shown[5, 5] <= 2).all()
-    assert (figures.ramp(2) == [[68, 1, 84], [253, 231, 37]]).all()
-
-
-def test_overlay_is_yellow_where_attention_is_highest_and_blue_where_lowest() -> None:
-    attention = np.full((4, 4), 0.2)
-    attention[0, 3], attention[3, 0] = 0.9, 0.1
-    seen = figures.overlay(np.full((64, 64, 3), 128, dtype=np.uint8), attention).astype(int)
-    red, green, blue = seen[2, 61]
-    assert min(red, green) > blue + 80
-    red, green, blue = seen[61, 2]
-    assert blue > max(red, green)
-
-
-def test_overlay_of_even_attention_is_even() -> None:
-    seen = figures.overlay(np.full((8, 8, 3), 9, dtype=np.uint8), np.full((2, 2), 0.25))
-    assert (seen == seen[0, 0]).all()
-
-
-def test_rollout_shows_the_picture_a_gap_and_the_overlay() -> None:
-    picture = RANDOM.integers(0, 256, (8, 4, 3), dtype=np.uint8)
-    attention = RANDOM.random((4, 2))
-    sheet = figures.rollout(picture, attention, side=48)
-    assert sheet.shape == (48, 24 + 2 + 24, 4)
-    large = picture.repeat(6, axis=0).repeat(6, axis=1)
-    assert (sheet[:, :24, :3] == large).all()
-    assert (sheet[:, 24:26] == 0).all()
-    assert (sheet[:, 26:, :3] == figures.overlay(large, attention)).all()
-    assert (sheet[:, 26:, 3] == 255).all()
-
-
-def test_fit_makes_large_pictures_smaller_and_leaves_small_ones() -> None:
-    large = RANDOM.integers(0, 256, (300, 200, 3), dtype=np.uint8)
-    assert figures.fit(large, 192).shape == (192, 128, 3)
-    assert figures.fit(large[:8, :8], 192) is not None
-    assert (figures.fit(large[:8, :8], 192) == large[:8, :8]).all()
-    assert figures.fit(large[:8, :8], 192, enlarge=True).shape == (192, 192, 3)
-    assert figures.fit(large[:1], 50).shape == (1, 50, 3)
-
-
-@pytest.mark.parametrize("channels", [3, 4])
-def test_a_small_picture_is_kept_exactly_and_a_large_one_nearly(channels: int) -> None:
-    small = RANDOM.integers(0, 256, (64, 7, channels), dtype=np.uint8)
-    assert (np.asarray(Image.open(io.BytesIO(figures.encoded(small)))) == small).all()
-    large = np.zeros((160, 200, channels), dtype=np.uint8)
-    large[..., 0], large[..., -1] = np.linspace(0, 255, 200), 255
-    large[:, :50] = 0  # with four channels: a clear part
-    data = figures.encoded(large)
-    assert len(data) < 4000
-    found = np.asarray(Image.open(io.BytesIO(data))).astype(int)
-    assert found.shape == large.shape
-    assert np.abs(found - large)[:, 64:].max() < 16

@@ -13,7 +13,7 @@ from inside import photograph, smooth
 from markup import check
 from PIL import Image
 
-from vitlab.inspect import figures, viewer
+from vitlab.inspect import figures, overlays, viewer
 from vitlab.inspect.page import Section, page, write_page
 from vitlab.inspect.viewer import LEVELS, Shown, pooling
 
@@ -54,7 +54,7 @@ def test_the_sprite_holds_every_map_in_its_place() -> None:
     colours = figures.ramp(LEVELS)
     for (row, column), weights in expected.items():
         tile = sprite[4 * row : 4 * row + 4, 6 * column : 6 * column + 6]
-        steps = np.round((LEVELS - 1) * figures.levels(weights)).astype(int)
+        steps = np.round((LEVELS - 1) * overlays.levels(weights)).astype(int)
         assert (tile == colours[steps]).all(), (row, column)
 
 
@@ -77,7 +77,7 @@ def test_pooled_maps_are_means_and_peaks_stay_where_they_were() -> None:
     sprite = decoded(found["data-sprite"])
     assert sprite.shape == (4 * 3, 3 * 3, 3)
     means = [[3.5, 5.5, 7.5], [15.5, 17.5, 19.5], [24.5, 26.5, 28.5]]  # the last row is of one row of patches
-    steps = np.round((LEVELS - 1) * figures.levels(np.array(means))).astype(int)
+    steps = np.round((LEVELS - 1) * overlays.levels(np.array(means))).astype(int)
     assert (sprite[:3, :3] == figures.ramp(LEVELS)[steps]).all()
     assert json.loads(found["data-peaks"])[4][:2] == [5, 4]
     assert (found["data-rows"], found["data-down"], found["data-across"]) == ("3", "5", "6")
@@ -193,7 +193,7 @@ def test_sliders_work_by_keyboard_and_say_what_they_show(opened: Any) -> None:
 
 
 def test_the_canvas_shows_what_the_still_picture_shows(opened: Any) -> None:
-    still = figures.overlay(figures.fit(shown().picture, viewer.SIDE, enlarge=True), shown().rollout)
+    still = overlays.overlay(overlays.fit(shown().picture, viewer.SIDE, enlarge=True), shown().rollout)
     difference = np.abs(drawn(opened, 1) - still.astype(int))
     assert difference.mean() < 12
     assert drawn(opened, 1).std() > 20

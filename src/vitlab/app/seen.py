@@ -11,7 +11,7 @@ from jaxtyping import Float, UInt8
 from vitlab.app.checkpoints import Loaded
 from vitlab.data.pictures import decode
 from vitlab.data.transforms import to_pixels
-from vitlab.inspect import drawings, figures
+from vitlab.inspect import drawings, overlays
 from vitlab.inspect.card import details_of, numbers_of
 from vitlab.inspect.look import Look, look
 from vitlab.inspect.page import Markup, data_uri, escape
@@ -150,15 +150,15 @@ def inside(seen: Seen, view: str, layer: int, head: int) -> Markup:
     """
     if seen.look is None:
         return Markup("<p>This model is a ResNet: it has no attention to look at.</p>")
-    left = figures.fit(seen.picture, 384, enlarge=True)
+    left = overlays.fit(seen.picture, 384, enlarge=True)
     height, width = seen.picture.shape[:2]
     first = f"{seen.given[0]} × {seen.given[1]} pixels were given; the model sees {width} × {height}."
     if view == FEATURES:
-        right = figures.fit((255 * seen.look.components[0]).round().astype(np.uint8), 384, enlarge=True)
+        right = overlays.fit((255 * seen.look.components[0]).round().astype(np.uint8), 384, enlarge=True)
         name, alt = "features", "Each patch of the picture in the colour of its features."
     else:
         name, weights = _weights(seen.look, view, layer, head)
-        right = figures.overlay(left, weights)
+        right = overlays.overlay(left, weights)
         row, column = np.unravel_index(int(weights.argmax()), weights.shape)
         peak, spread = weights.max() / max(weights.sum(), 1e-12), 1 / weights.size
         name += f"; the brightest patch has {peak:.1%} of what falls on patches (if all were alike: {spread:.1%})"
@@ -167,8 +167,8 @@ def inside(seen: Seen, view: str, layer: int, head: int) -> Markup:
             f"column {column + 1} of {weights.shape[1]}."
         )
     pair = (
-        _figure(figures.encoded(left), "The picture as the model sees it.", first),
-        _figure(figures.encoded(right), alt, f"{name[0].upper()}{name[1:]}."),
+        _figure(overlays.encoded(left), "The picture as the model sees it.", first),
+        _figure(overlays.encoded(right), alt, f"{name[0].upper()}{name[1:]}."),
     )
     return Markup(f'<div class="pair">{"".join(pair)}</div><p class="note">{escape(VIEWS[view])}</p>')
 

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vitlab.files import replacing_file, write_arrays
-from vitlab.inspect import figures
+from vitlab.inspect import figures, overlays
 from vitlab.inspect.figures import DARK, Figure
 from vitlab.inspect.look import Look
 from vitlab.inspect.page import Picture, Section
@@ -116,14 +116,15 @@ def heads(look: Look, name: str) -> Drawing:
     count, each = look.heads.shape[1:3]
     alt = f"Where each of {each} heads in each of {count} layers looks in {name}."
     arrays = {"heads": look.heads, "layers": np.array(look.layers), "distances": look.picture_distances}
-    return drawing("heads", figures.heads, look.heads[0], look.layers, arrays=arrays, alt=alt)
+    return drawing("heads", figures.heads, overlays.levels(look.heads[0]), look.layers, arrays=arrays, alt=alt)
 
 
 def pairs(look: Look, pictures: Sequence[np.ndarray]) -> list[Drawing]:
     """Fig. 6 and Fig. 14: kept pictures beside themselves in the light of their rollout, and beside their tokens."""
-    small = [figures.fit(picture, 224, enlarge=True) for picture in pictures]
-    lit = [figures.lit(picture, rollout) for picture, rollout in zip(small, look.rollout, strict=True)]
-    tokens = [(255 * each).round().astype(np.uint8) for each in look.components]
+    side = 2 * figures.PAIR
+    small = [overlays.fit(picture, side, enlarge=True) for picture in pictures]
+    lit = [overlays.lit(picture, rollout) for picture, rollout in zip(small, look.rollout, strict=True)]
+    tokens = [overlays.fit((255 * each).round().astype(np.uint8), side, enlarge=True) for each in look.components]
     rollouts = {"rollout": look.rollout, "rollout_plain": look.rollout_plain}
     return [
         drawing("attention", figures.pairs, small, lit, arrays=rollouts),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import UInt8
 
-from vitlab.inspect import figures
+from vitlab.inspect import overlays
 from vitlab.inspect.page import Picture, Section, Table, page
 
 HEIGHT = 192
@@ -66,10 +66,10 @@ def duplicates_page(
         )
         sections.append(Section("Just beyond the threshold", text, pictures=[_shown(pair) for pair in beyond]))
     if unreadable:
-        rows = [(_clean(path), _clean(reason)) for path, reason in unreadable]
-        table = Table("Pictures that could not be read, and were compared with nothing", ("picture", "reason"), rows)
+        name = "Pictures that could not be read, and were compared with nothing"
+        table = Table(name, ("picture", "reason"), unreadable)
         sections.append(Section("Unreadable pictures", table=table))
-    return page("Near-duplicates of test pictures", _clean(lead), sections)
+    return page("Near-duplicates of test pictures", lead, sections)
 
 
 def _bands(pairs: Sequence[ShownPair]) -> str:
@@ -94,12 +94,12 @@ def _shown(pair: ShownPair) -> Picture:
         f"Test picture {pair.test_name} ({pair.test_label}) beside training picture {pair.train_name} "
         f"({pair.train_label}), at distance {pair.distance:.3f}{mirrored}."
     )
-    return Picture(figures.encoded(_beside(pair.test, pair.train)), _clean(alt), 280, _clean(caption))
+    return Picture(overlays.encoded(_beside(pair.test, pair.train)), alt, 280, caption)
 
 
 def _beside(left: UInt8[np.ndarray, "H W 3"], right: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "S T 4"]:
     """Both pictures on one, centred, with a transparent gap; small ones pixel for pixel."""
-    both = [figures.fit(picture, HEIGHT) for picture in (left, right)]
+    both = [overlays.fit(picture, HEIGHT) for picture in (left, right)]
     height, width = (max(picture.shape[axis] for picture in both) for axis in (0, 1))
     canvas = np.zeros((height, 2 * width + max(width // 16, 1), 4), np.uint8)
     for picture, start in zip(both, (0, canvas.shape[1] - width), strict=True):
@@ -107,8 +107,3 @@ def _beside(left: UInt8[np.ndarray, "H W 3"], right: UInt8[np.ndarray, "h w 3"])
         canvas[top : top + picture.shape[0], left_edge : left_edge + picture.shape[1], :3] = picture
         canvas[top : top + picture.shape[0], left_edge : left_edge + picture.shape[1], 3] = 255
     return canvas
-
-
-def _clean(text: str) -> str:
-    """Names of files may hold bytes that are no text."""
-    return text.encode(errors="replace").decode()

@@ -21,9 +21,6 @@ from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-TINY = 64
-"""Longer side of pictures whose every pixel is shown as it is."""
-
 
 @dataclass(frozen=True)
 class Theme:
@@ -62,6 +59,10 @@ DARK = Theme(
 )
 
 
+PAIR = 112
+"""Side of a picture in a pair, in page pixels."""
+
+
 def png(figure: Figure) -> bytes:
     """The figure as PNG, two pixels to a unit of length; no date or version is written into it."""
     out = io.BytesIO()
@@ -81,16 +82,6 @@ def svg(figure: Figure) -> bytes:
     out = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "vitlab", "svg.fonttype": "path"}):
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return out.getvalue()
-
-
-def encoded(picture: UInt8[np.ndarray, "H W C"]) -> bytes:
-    """An RGB or RGBA picture as a file: pixel for pixel as PNG up to 64 pixels, else as WebP, a tenth of the size."""
-    out = io.BytesIO()
-    if max(picture.shape[:2]) <= TINY:
-        Image.fromarray(picture).save(out, format="PNG")
-    else:
-        Image.fromarray(picture).save(out, format="WEBP", quality=88)
     return out.getvalue()
 
 
@@ -260,10 +251,10 @@ def attention_distance(
 def heads(maps: Float[np.ndarray, "L k h w"], layers: Sequence[str], *, theme: Theme = LIGHT) -> Figure:
     """Every head's map of one picture: a row for each layer, the lowest at the top, a column for each head.
 
-    Each map shows its own `levels`: dark blue where its head looks least, yellow where it looks most.
+    `maps` are levels from 0, dark blue, to 1, yellow (`overlays.levels`).
     """
     count, columns = maps.shape[:2]
-    sheet, pitches = _tiles(np.round(31 * levels(maps)[..., None]) / 31)  # few colours: a third of the file
+    sheet, pitches = _tiles(np.round(31 * maps[..., None]) / 31)  # few colours: a third of the file
     tall, wide = _enlarged(sheet, max(min(620 // columns, 48), 24) * columns)
     left = 30 + 8 * max(len(name) for name in layers)
     right = 8 + max(190 - left - wide, 0)  # the title has to fit
@@ -289,8 +280,11 @@ def pairs(
     *,
     theme: Theme = LIGHT,
 ) -> Figure:
-    """Pictures beside what became of them, in their order, up to four pairs to a row (Fig. 6; Fig. 14)."""
-    side, gap = 112, 6
+    """Pictures beside what became of them, in their order, up to four pairs to a row (Fig. 6; Fig. 14).
+
+    Each fills a square of PAIR page pixels, so one with a longer side of twice that is shown pixel for pixel.
+    """
+    side, gap = PAIR, 6
     across = min(len(left), 4)
     pitch = 2 * side + gap + 16
     width, height = across * pitch - 16 + 2 * gap, 28 + math.ceil(len(left) / across) * (side + gap) + gap
@@ -300,77 +294,16 @@ def pairs(
         for j, picture in enumerate(both):
             corner = (gap + column * pitch + j * (side + gap), 28 + row * (side + gap))
             axes = _place(figure, theme, (*corner, side, side))
-            axes.imshow(fit(picture, 2 * side, enlarge=True))
+            axes.imshow(picture)
             axes.set_axis_off()
             if row == 0:
                 axes.set_title(names[j], color=theme.ink, fontsize=10, pad=5)
     return figure
 
 
-def levels(maps: Float[np.ndarray, "*n h w"]) -> Float[np.ndarray, "*n h w"]:
-    """Maps of attention as they are shown, each for itself: its lowest value is 0, the 95th of a hundred and above 1.
-
-    Some models gather notes in a few patches anywhere, on which up to a hundred times the attention of the rest lies;
-    stretched to these, a map would show nothing else. But 1 stands for a sixteenth of the highest at least, so that a
-    map with all its weight in one place does not show its rounding errors.
-    """
-    low, high = (edge(maps, axis=(-2, -1), keepdims=True) for edge in (np.min, np.max))
-    top = np.maximum(np.quantile(maps, 0.95, axis=(-2, -1), keepdims=True) - low, (high - low) / 16)
-    return ((maps - low) / np.maximum(top, 1e-12)).clip(0, 1)
-
-
 def ramp(count: int) -> UInt8[np.ndarray, "count 3"]:
     """The colours of a map of attention, from least to most."""
     return (255 * matplotlib.colormaps["viridis"](np.linspace(0, 1, count))[:, :3]).round().astype(np.uint8)
-
-
-def lit(picture: UInt8[np.ndarray, "H W 3"], attention: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "H W 3"]:
-    """The picture in the light of its attention: black where there is least, itself where there is most (Fig. 6)."""
-    return (picture * _stretched(levels(attention), picture.shape[:2])[..., None]).round().astype(np.uint8)
-
-
-def rollout(
-    picture: UInt8[np.ndarray, "H W 3"], attention: Float[np.ndarray, "h w"], side: int = 192
-) -> UInt8[np.ndarray, "H2 W2 4"]:
-    """The picture, a clear gap, and the picture under its attention (Fig. 6); `side` is the longer side of each."""
-    left = fit(picture, side, enlarge=True)
-    right = overlay(left, attention)
-    height, width = left.shape[:2]
-    sheet = np.zeros((height, 2 * width + side // 24, 4), dtype=np.uint8)
-    for start, part in ((0, left), (sheet.shape[1] - width, right)):
-        sheet[:, start : start + width] = np.pad(part, ((0, 0), (0, 0), (0, 1)), constant_values=255)
-    return sheet
-
-
-def overlay(picture: UInt8[np.ndarray, "H W 3"], attention: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "H W 3"]:
-    """The picture in the colours of its attention: dark blue where there is least, yellow where there is most.
-
-    The map's `levels`, smoothed over the patches; the lightness is the picture's too.
-    """
-    level = _stretched(levels(attention), picture.shape[:2])
-    heat = matplotlib.colormaps["viridis"](level)[..., :3]
-    grey = np.asarray(Image.fromarray(picture).convert("L"), dtype=float)[..., None] / 255
-    return (255 * (heat * (0.45 + 0.55 * grey) + 0.25 * grey).clip(0, 1)).astype(np.uint8)
-
-
-def _stretched(level: Float[np.ndarray, "h w"], size: tuple[int, ...]) -> Float[np.ndarray, "H W"]:
-    """Levels of patches, smoothly over a picture of `size` (height, width), inside [0, 1]."""
-    image = Image.fromarray(level.astype(np.float32))
-    return np.asarray(image.resize((size[1], size[0]), Image.Resampling.BICUBIC)).clip(0, 1)
-
-
-def fit(picture: UInt8[np.ndarray, "H W 3"], side: int, enlarge: bool = False) -> UInt8[np.ndarray, "H2 W2 3"]:
-    """The picture with its longer side made `side`: smoothly, but one of up to 64 pixels is enlarged in plain blocks.
-
-    Without `enlarge` a smaller picture stays as it is.
-    """
-    height, width = picture.shape[:2]
-    scale = side / max(height, width)
-    if scale >= 1 and not enlarge:
-        return picture
-    size = (max(round(width * scale), 1), max(round(height * scale), 1))
-    resample = Image.Resampling.NEAREST if scale > 1 and max(height, width) <= TINY else Image.Resampling.LANCZOS
-    return np.asarray(Image.fromarray(picture).resize(size, resample))
 
 
 def _tiles(grid: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
-from vitlab.inspect import drawings, figures, viewer
+from vitlab.inspect import drawings, figures, overlays, viewer
 from vitlab.inspect.attention import patch_distances
 from vitlab.inspect.card import details_of, name_of, numbers_of
 from vitlab.inspect.drawings import Drawing
@@ -154,7 +154,7 @@ def _mistakes(phase: Phase, most: int = 24) -> Section | None:
         said, true = phase.classes[int(wrong.said[i])], phase.classes[int(wrong.true[i])]
         caption = f"said {said}\n{wrong.confidence[i]:.0%} sure\ntruly {true}"
         alt = f"A picture of {true} that was taken for {said}."
-        pictures.append(Picture(figures.encoded(figures.fit(wrong.pictures[i], 192)), alt, 96, caption))
+        pictures.append(Picture(overlays.encoded(overlays.fit(wrong.pictures[i], 192)), alt, 96, caption))
     text = "What the model said, how sure it was of it, and the truth; the surest mistakes first."
     return Section("Wrong answers", text if pictures else "There are none.", pictures=pictures)
 
@@ -169,7 +169,7 @@ def _rollout(phase: Phase) -> Section | None:
             f"{caption}: the picture, and beside it the same under its attention, which is highest at patch row "
             f"{row + 1} of {weights.shape[0]}, column {column + 1} of {weights.shape[1]}."
         )
-        pictures.append(Picture(figures.encoded(figures.rollout(picture, weights)), alt, 288, caption))
+        pictures.append(Picture(overlays.encoded(overlays.rollout(picture, weights)), alt, 288, caption))
     return Section(
         "Where the answer looks",
         "Attention rollout (Fig. 6, App. D.8): the attention of all heads, followed through all layers from the "

@@ -15,7 +15,8 @@ import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from vitlab.inspect import figures
+from vitlab.inspect import overlays
+from vitlab.inspect.figures import ramp
 from vitlab.inspect.page import Markup, data_uri, escape
 
 SIDE = 288
@@ -64,8 +65,8 @@ def viewer(shown: Shown, number: int, pool: int = 1) -> Markup:
     maps = _average(maps, pool)
     rows, columns = shown.rollout.shape
     name, (high, wide) = escape(shown.name), shown.picture.shape[:2]
-    small = figures.fit(shown.picture, SIDE)
-    static = figures.overlay(figures.fit(shown.picture, SIDE, enlarge=True), shown.rollout)
+    small = overlays.fit(shown.picture, SIDE)
+    static = overlays.overlay(overlays.fit(shown.picture, SIDE, enlarge=True), shown.rollout)
     height, width = static.shape[:2]
     top, left, share, _ = peaks[0]
     patches = (255 * shown.components.clip(0, 1)).round().astype(np.uint8)
@@ -73,9 +74,9 @@ def viewer(shown: Shown, number: int, pool: int = 1) -> Markup:
         _MARKUP.substitute(
             name=name, number=number, width=width, height=height, wide=wide, high=high, layers=len(shown.layers),
             heads=shown.heads.shape[1], rows=maps.shape[2], columns=maps.shape[3], down=rows, across=columns,
-            crisp="crisp" if max(wide, high) <= figures.TINY else "", names=escape(json.dumps(list(shown.layers))),
+            crisp="crisp" if max(wide, high) <= overlays.TINY else "", names=escape(json.dumps(list(shown.layers))),
             peaks=json.dumps(peaks, separators=(",", ":")), sprite=data_uri(_sprite(maps)),
-            input=data_uri(figures.encoded(small)), static=data_uri(figures.encoded(static)),
+            input=data_uri(overlays.encoded(small)), static=data_uri(overlays.encoded(static)),
             tokens=data_uri(_png(Image.fromarray(patches))), answers=_answers(shown.answers),
             said=f"Rollout: highest at patch row {top} of {rows}, column {left} of {columns}, with {share} % of it.",
         )
@@ -111,11 +112,11 @@ def _average(maps: Float[np.ndarray, "R C h w"], p: int) -> Float[np.ndarray, "R
 
 
 def _sprite(maps: Float[np.ndarray, "R C h w"]) -> bytes:
-    """The `figures.levels` of all maps, side by side, as a PNG of LEVELS colours."""
-    levels = np.round((LEVELS - 1) * figures.levels(maps)).astype(np.uint8)
+    """The `overlays.levels` of all maps, side by side, as a PNG of LEVELS colours."""
+    levels = np.round((LEVELS - 1) * overlays.levels(maps)).astype(np.uint8)
     rows, columns, height, width = levels.shape
     image = Image.fromarray(levels.transpose(0, 2, 1, 3).reshape(rows * height, columns * width))
-    image.putpalette(figures.ramp(LEVELS).tobytes())
+    image.putpalette(ramp(LEVELS).tobytes())
     return _png(image)
 
 
