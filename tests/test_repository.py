@@ -30,7 +30,7 @@ STANDS_ON = {
     "transfer": ("settings", "files", "models", "data", "weights", "train"),
     "inspect": ("settings", "files", "models", "weights"),
     "recipes": ("settings", "models.config", "train.config"),
-    "studies": ("settings", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
+    "studies": ("settings", "files", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
     "app": ("settings", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
     "catalogue": ("settings", "models", "data", "recipes"),
     "doctor": ("models",),

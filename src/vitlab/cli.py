@@ -197,6 +197,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _failure(error: RuntimeError) -> int:
     import torch
 
+    from vitlab.studies.engine import StudyError
     from vitlab.train.distributed import RankError
     from vitlab.train.loop import NonFiniteError, StoppedError
     from vitlab.weights import ParityError
@@ -207,7 +208,7 @@ def _failure(error: RuntimeError) -> int:
             file=sys.stderr,
         )
         return 1
-    if not isinstance(error, (StoppedError, NonFiniteError, ParityError, RankError)):
+    if not isinstance(error, (StoppedError, NonFiniteError, ParityError, RankError, StudyError)):
         raise error
     print(f"vitlab: {error}", file=sys.stderr)
     return 143 if isinstance(error, StoppedError) else 1

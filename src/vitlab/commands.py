@@ -13,7 +13,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.models.config import ImageSize
-from vitlab.settings import to_dict
+from vitlab.settings import nearest, to_dict
 from vitlab.train.config import FinetuneConfig, TrainConfig
 
 CHECKPOINTS = "A Google .npz, a folder (saved model, run, timm, Hugging Face), hub:OWNER/NAME or timm:NAME.TAG."
@@ -364,6 +364,58 @@ class App:
 
 
 @dataclass(frozen=True)
+class Study:
+    """One of the paper's studies: many runs, then a table, a figure and what they say of its claims. Continues."""
+
+    name: Annotated[Positional[str], tyro.conf.arg(metavar="NAME")] = ""
+    """One of `vitlab study --list`."""
+    list: bool = False
+    """Name the studies, and end."""
+    scale: Literal["tiny", "gpu", "paper"] = "tiny"
+    """tiny: minutes on two cores; gpu: minutes on one large GPU; paper: the original."""
+    dry_run: bool = False
+    """Tell what each run costs, and end."""
+    out: Path | None = None
+    """Folder of the runs and the report; `runs/study-NAME-SCALE` unless given."""
+    dataset: str | None = None
+    """Data set in place of the study's own (tiny and gpu)."""
+    root: str | None = None
+    """Folder that holds the data set."""
+    processes: int | None = None
+    """Runs at the same time: one a core (tiny), 4 (gpu) or 1 (paper) unless given."""
+    tflops: float | None = None
+    """For --dry-run: the device's useful TFLOP/s."""
+    device: str = "auto"
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab.studies import STUDIES
+
+        if self.list or not self.name:
+            if self.name or not self.list:
+                raise ValueError("give the NAME of a study, or --list alone to see which there are.")
+            rows = [{"study": each.name, "paper": each.source, "about": each.about} for each in STUDIES.values()]
+            _answer(rows, self.json, "\n".join(f"{r['study']:24} {r['about']} ({r['paper']})" for r in rows))
+            return 0
+        if self.name not in STUDIES:
+            raise ValueError(f"unknown study {self.name!r}; {nearest(self.name, STUDIES)}. `vitlab study --list`")
+        if self.tflops is not None and not self.dry_run:
+            raise ValueError("--tflops has no effect without --dry-run.")
+        from vitlab.studies import cost, engine
+        from vitlab.studies.report import as_text
+
+        out = self.out or Path("runs") / f"study-{self.name}-{self.scale}"
+        plan = engine.plan(STUDIES[self.name], self.scale, out, dataset=self.dataset, root=self.root)
+        if self.dry_run:
+            found = cost.cost(plan, self.tflops)
+            _answer(found, self.json, cost.as_table(found))
+            return 0
+        found = engine.run_study(plan, processes=self.processes, device=self.device)
+        _answer(found, self.json, f"{as_text(found)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}")
+        return 0
+
+
+@dataclass(frozen=True)
 class Duplicates:
     """Find near-duplicates of test pictures in a training set: a list to leave out, and a page to look at."""
 
@@ -468,6 +520,7 @@ Command = (
     | Predict
     | Inspect
     | App
+    | Study
     | Duplicates
     | Convert
     | Export

@@ -1,5 +1,6 @@
-"""Files and folders that appear whole or not at all, and last."""
+"""Files and folders that appear whole or not at all, and last; and files that one process holds at a time."""
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -68,3 +69,22 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock_file(path: Path) -> BinaryIO | None:
+    """The file, held by this process until it is closed or the process ends, however; None if another one has it.
+
+    It names the process that holds it. A record lock, because the processes that read pictures do not inherit it: one
+    of them that outlives a killed run by a moment must not hold on.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a+b")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    file.truncate(0)
+    file.write(str(os.getpid()).encode())
+    file.flush()
+    return file

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model, create_model
-from vitlab.models.initial import init_weights
+from vitlab.models.initial import init_weights, redraw_positions
 from vitlab.models.resnet import ResNet
 from vitlab.models.vit import ViT
 
@@ -101,6 +101,46 @@ def test_positions_begin_as_wide_as_asked(settings: dict[str, Any], name: str, s
     model = create_model("ViT-S/16", depth=2, **settings)
     tensor = dict(model.named_parameters())[f"position.{name}"]
     assert tensor.std().item() == pytest.approx(sd, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "redrawn"),
+    [
+        ({"position": "1d"}, {"position.table"}),
+        ({"position": "1d", "position_at": "every"}, {"position.table"}),
+        ({"position": "1d", "pool": "gap"}, {"position.table"}),
+        ({"position": "1d", "class_position": False, "registers": 2}, {"position.table"}),
+        ({"position": "2d"}, {"position.rows", "position.columns"}),
+        ({"position": "relative", "position_at": "every"}, {"position.table"}),
+    ],
+)
+def test_places_of_the_grid_are_drawn_anew(settings: dict[str, Any], redrawn: set[str]) -> None:
+    """Each number of them, as wide as at the start and by the generator alone; all else stays as it was."""
+    config = ViTConfig(
+        image_size=64, patch_size=8, width=64, depth=2, heads=2, mlp_dim=8, num_classes=2, position_std=0.5, **settings
+    )
+    ends = []
+    for seed in (0, 0, 1):
+        model = build_model(config, generator=torch.Generator().manual_seed(7))
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        redraw_positions(model, config, torch.Generator().manual_seed(seed))
+        after = model.state_dict()
+        assert {name for name in after if not torch.equal(after[name], before[name])} == redrawn
+        prefix = config.num_position_prefix if config.position == "1d" else 0
+        for name in redrawn:
+            assert torch.equal(after[name][:, :prefix], before[name][:, :prefix])
+            assert (after[name][:, prefix:] != before[name][:, prefix:]).all()
+            spread(after[name][:, prefix:], 0.5, 0.1)
+        ends.append({name: after[name].clone() for name in redrawn})
+    same, again, other = ends
+    assert all(torch.equal(same[name], again[name]) and not torch.equal(same[name], other[name]) for name in redrawn)
+
+
+@pytest.mark.parametrize("position", ["none", "sincos2d"])
+def test_positions_that_are_not_learnt_cannot_be_drawn_anew(position: Any) -> None:
+    config = ViTConfig(image_size=16, patch_size=8, width=8, depth=1, heads=2, mlp_dim=8, position=position)
+    with pytest.raises(AssertionError, match="has nothing to draw"):
+        redraw_positions(build_model(config), config)
 
 
 def test_attention_pooling_begins_as_big_vision_s() -> None:

@@ -26,9 +26,9 @@ def build(kind: type[Any], values: dict[str, Any]) -> Any:
 def test_json_and_back() -> None:
     config = TrainConfig(
         model=get_config("ViT-Ti/16", image_size=(32, 48), num_classes=3),
-        data=DataConfig(classes=(0, 3, 4), crop="random", crop_resize=40, randaugment_layers=2),
+        data=DataConfig(classes=(0, 3, 4), crop="random", crop_resize=40, randaugment_layers=2, part=0.1, part_seed=2),
         optim=OptimConfig(name="sgd", lr=0.03, clip_norm=1.0, warmup_steps=5),
-        fewshot=FewShotConfig(dataset="cifar10", root="there", shots=(10,), test_pictures=100),
+        fewshot=FewShotConfig(dataset="cifar10", root="there", shots=(10,), test_pictures=100, classes=(5, 7)),
         loss="sigmoid",
         epochs=1.5,
         average_decay=0.999,
@@ -61,6 +61,11 @@ def test_every_setting_is_explained() -> None:
         ({"workers": -1}, r"workers=-1 .*must not be negative"),
         ({"pad": -1}, r"pad=-1 must not be negative"),
         ({"on_error": "ignore"}, r"on_error is 'ignore'; allowed: 'raise', 'skip'"),
+        ({"part": 0.0}, r"part is 0\.0; it is a share of each class .* in \(0, 1\]"),
+        ({"part": 1.5}, r"part is 1\.5; .*or None for all"),
+        ({"part": float("nan")}, r"part is nan; "),
+        ({"part": 0.5, "part_seed": -1}, r"part_seed is -1; it must be 0 or more"),
+        ({"part_seed": 3}, r"part_seed is 3 and there is no part"),
     ],
 )
 def test_wrong_data_settings(values: dict[str, Any], message: str) -> None:
@@ -123,6 +128,7 @@ def test_wrong_run_settings(values: dict[str, Any], message: str) -> None:
         ({"sweep_steps": 0, "learning_rates": (0.1, 0.2)}, r"sweep_steps is 0"),
         ({"automatic": ("size",)}, r"automatic is \('size',\)"),
         ({"batch_size": 0}, r"batch_size is 0"),
+        ({"fresh_positions": True, "from_scratch": True}, r"fresh_positions has no effect from scratch"),
     ],
 )
 def test_wrong_finetuning_settings(values: dict[str, Any], message: str) -> None:
@@ -150,6 +156,9 @@ def test_single_run_of_a_finetuning() -> None:
         ({"test_pictures": 0}, r"test_pictures is 0"),
         ({"root": "there"}, r"root is 'there' and there is no dataset"),
         ({"shots": 5}, r"shots is 5; allowed"),
+        ({"classes": (4,)}, r"classes is \(4,\); give two numbers of classes or more, all different"),
+        ({"classes": (4, 4)}, r"classes is \(4, 4\); "),
+        ({"classes": (-1, 4)}, r"classes is \(-1, 4\); "),
     ],
 )
 def test_wrong_few_shot_settings(values: dict[str, Any], message: str) -> None:

@@ -121,6 +121,15 @@ def test_the_model_comes_back_ready_to_use(tmp_path: Path) -> None:
     assert model.config == PLAIN.model
 
 
+def test_it_loads_no_more_than_the_part_asked_for(tmp_path: Path) -> None:
+    config = dataclasses.replace(PLAIN, data=dataclasses.replace(PLAIN.data, part=0.1, part_seed=1), steps=2)
+    part = load_dataset("digits", "train", part=0.1, part_seed=1)
+    with Workdir(tmp_path / "given", to_dict(config), tensorboard=False) as workdir:
+        given = train(config, workdir, fresh(config), dataset=part)
+    assert identical(run(config, tmp_path / "loaded"), given)
+    assert records(tmp_path / "loaded", "epoch")[2] == pytest.approx(2 * config.batch_size / len(part))
+
+
 @pytest.mark.parametrize("changes", [{}, {"mixup": 0.5}, {"loss": "sigmoid", "label_smoothing": 0.1}])
 def test_several_labels_a_picture(tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Digits that are also called even or odd: learnt, the same in micro-batches, the same after a stop."""

@@ -238,6 +238,35 @@ def test_other_data_set_than_the_runs(config: TrainConfig, pretrained: Outcome, 
     assert during_training(config, torch.device("cpu"))(pretrained.model) == {}
 
 
+@pytest.mark.parametrize("own", [{}, {"dataset": "digits"}])
+def test_other_classes_than_the_runs(config: TrainConfig, pretrained: Outcome, own: dict[str, Any]) -> None:
+    told = with_fewshot(config, classes=(7, 4, 9), shots=(5,), seeds=2, test_split="test", **own)
+    figures = during_training(told, torch.device("cpu"))(pretrained.model)
+    train, test = (load_dataset("digits", split, classes=(7, 4, 9)) for split in ("train", "test"))
+    assert set(train.classes).isdisjoint({"0", "1", "2"})  # which the model has learnt
+    known, asked = (features(pretrained.model, part, resize=9, keep_aspect=False) for part in (train, test))
+    expected = []
+    for seed in (0, 1):
+        rows = draw(train.labels, 3, 5, seed)
+        expected.append(Ridge(known.x[rows], train.labels[rows], 3).correct(asked.x, asked.labels, [1024.0]).mean())
+    assert figures == {"fewshot_5shot": pytest.approx(np.mean(expected))}
+
+
+def test_classes_that_the_data_set_lacks(config: TrainConfig) -> None:
+    with pytest.raises(ValueError, match=r"classes must be different numbers from 0 to 9 of digits, not \(4, 10\)"):
+        during_training(with_fewshot(config, classes=(4, 10)), torch.device("cpu"))
+
+
+def test_few_examples_are_the_same_for_every_part(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of 1 % has one or two pictures of a class, and there are 25 to draw."""
+    drawn: list[int] = []
+    monkeypatch.setattr(fewshot, "few_examples", lambda train, *_: drawn.append(len(train)))
+    for part in (None, 0.01):
+        data = dataclasses.replace(config.data, part=part)
+        during_training(dataclasses.replace(with_fewshot(config), data=data), torch.device("cpu"))
+    assert drawn[0] == drawn[1] == len(load_dataset("digits", "train", classes=(0, 1, 2)))
+
+
 def test_listed_pictures_are_not_learnt_from(
     config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

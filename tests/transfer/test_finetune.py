@@ -1,6 +1,7 @@
 """A checkpoint carried to other classes at twice the resolution, from both formats; the search and the runs."""
 
 import dataclasses
+import itertools
 import json
 import statistics
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from PIL import Image
 
 from vitlab.data.datasets import load_dataset
 from vitlab.data.sources import Dataset
-from vitlab.models import ViTConfig, get_config
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model, get_config
 from vitlab.models.position import interpolate_positions
 from vitlab.models.vit import Model, ViT
 from vitlab.train.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
@@ -33,7 +34,7 @@ from vitlab.transfer.finetune import (
     sweep_and_finetune,
 )
 from vitlab.transfer.run import Outcome
-from vitlab.weights import load_card, load_model
+from vitlab.weights import load_card, load_model, save_model
 from vitlab.weights.google import write_google
 
 
@@ -266,6 +267,67 @@ def test_from_scratch_starts_from_fresh_weights_of_each_seed(
     assert not torch.equal(first, second)
     assert not torch.equal(first, trained)
     assert "from scratch" in json.loads((tmp_path / "out" / "run-1" / "config.json").read_text())["start"]
+
+
+def test_fresh_positions_are_drawn_by_each_seed(
+    workdir: Path, pretrained: Outcome, whole: FinetuneConfig, begun: list[Model], tmp_path: Path
+) -> None:
+    """At the new grid; the class token's row and all other weights are the checkpoint's, and the folder tells."""
+    usual = dataclasses.replace(whole, learning_rates=(0.1,), steps=1)
+    fresh = dataclasses.replace(usual, fresh_positions=True)
+    protocol(workdir, usual, tmp_path / "usual")
+    protocol(workdir, fresh, tmp_path / "fresh")
+    old, (kept, _, first, second) = pretrained.model.state_dict(), [model.state_dict() for model in begun]
+    assert torch.equal(kept["position.table"], interpolate_positions(old["position.table"], (2, 2), (4, 4), 1))
+    tables = [model["position.table"] for model in (kept, first, second)]
+    for one, two in itertools.combinations(tables, 2):
+        assert torch.equal(one[:, :1], two[:, :1])
+        assert (one[:, 1:] != two[:, 1:]).all()
+    config = begun[0].config
+    assert isinstance(config, ViTConfig)
+    assert 0.5 < first["position.table"][:, 1:].std() / config.position_std < 2
+    for name in kept.keys() - {"position.table"}:
+        assert torch.equal(kept[name], first[name]), name
+        assert torch.equal(kept[name], second[name]), name
+    for part in (".", "run-0", "run-1"):
+        settings = json.loads((tmp_path / "fresh" / part / "config.json").read_text())
+        assert settings["start"].endswith(", fresh positions")
+        assert not json.loads((tmp_path / "usual" / part / "config.json").read_text())["start"].endswith("positions")
+    for folder, other in (("usual", fresh), ("fresh", usual)):
+        with pytest.raises(ValueError, match=r"other settings:\n  fresh_positions: .*\n  start: .*fresh positions"):
+            protocol(workdir, other, tmp_path / folder)
+        single = dataclasses.replace(other, runs=1)
+        with pytest.raises(ValueError, match=r"other settings:\n  start: .*fresh positions"):
+            protocol(workdir, single, tmp_path / folder / "run-0")
+
+
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [
+        (ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, position="none"), "'none'"),
+        (
+            ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, position="sincos2d"),
+            "'sincos2d'",
+        ),
+        (ResNetConfig(image_size=8, body=ResNetBody((1,), width=32, version="v2")), "a ResNet"),
+    ],
+)
+def test_fresh_positions_of_a_model_without_any(
+    model: ModelConfig, kind: str, whole: FinetuneConfig, tmp_path: Path
+) -> None:
+    save_model(build_model(model), tmp_path / "model")
+    plain = dataclasses.replace(whole.model, image_size=8, dropout=0.0)
+    fresh = dataclasses.replace(whole, model=plain, fresh_positions=True)
+    with pytest.raises(ValueError, match=f"the checkpoint has none .*{kind}"):
+        protocol(tmp_path / "model", fresh, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_fresh_positions_are_no_part_of_a_plain_run(workdir: Path, whole: FinetuneConfig, tmp_path: Path) -> None:
+    single = dataclasses.replace(whole, learning_rates=(), runs=1, fresh_positions=True)
+    with pytest.raises(ValueError, match="fresh positions and automatic settings are for sweep_and_finetune"):
+        finetune(workdir, single, tmp_path / "out")
 
 
 @pytest.mark.usefixtures("pretrained")

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import nn
 
 from vitlab.data.datasets import load_dataset
+from vitlab.data.sources import Dataset
 from vitlab.settings import to_dict
 from vitlab.train.config import TrainConfig
 from vitlab.train.workdir import Workdir
@@ -192,6 +193,59 @@ def test_nothing_readable(tmp_path: Path) -> None:
         path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"none of the 10 pictures of folder:.* \(train\) can be read"):
         readable(given)
+
+
+def test_part_is_of_the_training_split_alone(config: TrainConfig, tmp_path: Path) -> None:
+    """The same pictures at every start, and others for another seed; what is judged on stays whole."""
+    plain = run.load_pictures(config.data)
+    data = dataclasses.replace(config.data, part=0.1)
+    pictures = run.load_pictures(data)
+    expected = load_dataset("digits", "train", classes=(0, 1, 2), part=0.1)
+    assert ids(pictures.train) == ids(expected)
+    assert len(pictures.train) == sum(round(0.1 * count) for count in np.bincount(plain.train.labels).tolist())
+    assert (len(pictures.val), len(pictures.test)) == (len(plain.val), len(plain.test))
+    same_split = run.load_pictures(dataclasses.replace(data, eval_split=data.train_split))
+    assert (len(same_split.train), len(same_split.val)) == (len(pictures.train), len(plain.train))
+    assert ids(run.load_pictures(dataclasses.replace(data, part_seed=1)).train) != ids(pictures.train)
+    listed = tmp_path / "exclude.txt"
+    listed.write_text(f"{pictures.train.path(3)}\n{next(i for i in ids(plain.train) if i not in ids(expected))}\n")
+    both = run.load_pictures(dataclasses.replace(data, exclude=str(listed)))
+    assert ids(both.train) == [name for name in ids(pictures.train) if name != pictures.train.path(3)]
+
+
+def ids(dataset: Dataset) -> list[str]:
+    return [dataset.path(i) for i in range(len(dataset))]
+
+
+def test_run_on_a_part_continues_and_is_no_other_run(
+    config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder tells the part; the epochs are counted in it; stopped in the middle it ends the same."""
+    data = dataclasses.replace(config.data, part=0.2)
+    chosen = dataclasses.replace(config, data=data, checkpoint_every=5)
+    whole = again(chosen, tmp_path / "whole")
+    settings = json.loads((tmp_path / "whole" / "config.json").read_text())
+    examples = len(load_dataset("digits", "train", classes=(0, 1, 2), part=0.2))
+    assert settings["examples"] == examples < len(load_dataset("digits", "train", classes=(0, 1, 2))) / 4
+    assert (settings["data"]["part"], settings["data"]["part_seed"]) == (0.2, None)
+    lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
+    assert next(line for line in lines if "epoch" in line)["epoch"] == pytest.approx(5 * 16 / examples)
+
+    class CrashError(Exception):
+        pass
+
+    def crash(*_: object) -> None:
+        raise CrashError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "_judge", crash)  # at step 10, before its checkpoint
+        with pytest.raises(CrashError):
+            again(chosen, tmp_path / "stopped")
+    assert same_weights(again(chosen, tmp_path / "stopped").model, whole.model)
+    for change in ({"part_seed": 1}, {"part": 0.3}, {"part": None}):
+        other = dataclasses.replace(chosen, data=dataclasses.replace(data, **change))
+        with pytest.raises(ValueError, match=r"other settings:\n(.*\n)?  data.part"):
+            again(other, tmp_path / "whole")
 
 
 def test_listed_pictures_are_left_out_of_training_alone(config: TrainConfig, tmp_path: Path) -> None:

@@ -195,6 +195,9 @@ def test_settings_that_do_not_fit(
     some = dataclasses.replace(setting, data=dataclasses.replace(setting.data, classes=(0, 1)))
     with pytest.raises(ValueError, match=r"classes are \(0, 1\); a VTAB task keeps all of its own"):
         score(workdir, some, root, tmp_path)
+    small = dataclasses.replace(setting, data=dataclasses.replace(setting.data, part=0.5))
+    with pytest.raises(ValueError, match=r"part is 0\.5; a VTAB task trains on its own 1,000 pictures"):
+        score(workdir, small, root, tmp_path, tasks=PAIR)
     large = dataclasses.replace(setting, model=dataclasses.replace(setting.model, image_size=64))
     with pytest.raises(ValueError, match="64 pixels are far from the 8"):
         score(workdir, large, root, tmp_path)

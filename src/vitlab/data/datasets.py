@@ -13,6 +13,7 @@ import numpy as np
 from vitlab.data import fetch, pixels, published
 from vitlab.data.exclusion import leave_out
 from vitlab.data.imagenet import ORIGINS, imagenet_splits, objectnet_splits, real_splits, v2_splits
+from vitlab.data.parts import part_of
 from vitlab.data.pictures import Entry
 from vitlab.data.sources import Dataset, Splits, folder_splits, join, shard_splits
 from vitlab.data.vtab import load_task
@@ -143,6 +144,8 @@ def load_dataset(
     download: bool = True,
     on_error: str = "raise",
     exclude: str | os.PathLike[str] | None = None,
+    part: float | None = None,
+    part_seed: int = 0,
     seed: int = 0,
 ) -> Dataset:
     """A data set by its name in `DATASETS`, with PATH filled in.
@@ -152,7 +155,9 @@ def load_dataset(
     holds the set, or is to (default: the user's cache); a relative PATH starts there. classes: the labels to
     keep, relabelled 0, 1, ... in the order given; a picture stays if it has any of them.
     on_error: "raise" or "skip" for unreadable pictures of a set that is decoded into memory here. exclude: a list of
-    pictures to leave out, as `vitlab duplicates` writes it.
+    pictures to leave out, as `vitlab duplicates` writes it. part: the share of each class to keep, chosen by
+    `part_seed`, so that a smaller part lies in every larger one (see `part_of`); it is drawn from the whole split, so
+    that `classes` and `exclude` take pictures from a part and bring no others in.
     """
     if split not in SPLITS:
         raise ValueError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
@@ -173,6 +178,8 @@ def load_dataset(
         raise ValueError(_unknown(name))
     if not len(dataset):
         raise ValueError(f"{name}: no class of train has enough pictures to cut a {split} split from it; add some")
+    if part is not None:
+        dataset = part_of(dataset, part, part_seed)
     if classes is not None:
         dataset = _keep_classes(dataset, tuple(classes))
     if exclude is not None:

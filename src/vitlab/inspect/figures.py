@@ -24,7 +24,8 @@ from PIL import Image
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of a page and its figures; the colour-blind can tell `series` apart (after Okabe and Ito)."""
+    """Colours of a page and its figures; the colour-blind can tell the first four of `series` apart (after Okabe and
+    Ito), the others with their markers."""
 
     page: str
     card: str
@@ -44,7 +45,7 @@ LIGHT = Theme(
     muted="#5a616b",
     line="#dedcd5",
     accent="#0b5c9e",
-    series=("#0b5c9e", "#c8500a", "#00805d", "#a4508b"),
+    series=("#0b5c9e", "#c8500a", "#00805d", "#a4508b", "#8a6d00", "#1b93c9", "#a11d33", "#5f6368"),
     ramp=("#ffffff", "#cfe1f1", "#7fb2da", "#2b78b8", "#0a3a6b"),
 )
 DARK = Theme(
@@ -54,7 +55,7 @@ DARK = Theme(
     muted="#a3abb5",
     line="#303841",
     accent="#6db7f2",
-    series=("#6db7f2", "#f2a65a", "#4fd1a5", "#e39ac9"),
+    series=("#6db7f2", "#f2a65a", "#4fd1a5", "#e39ac9", "#e0cf5c", "#8fe3f5", "#ff8a8a", "#b4bbc4"),
     ramp=("#181d23", "#1c3d5c", "#2a6ca3", "#68a9dc", "#dcefff"),
 )
 
@@ -123,7 +124,7 @@ def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str], *, theme: 
     names = [name if len(name) <= 16 else name[:15] + "…" for name in classes] if kinds <= 40 else ["00"]
     cell = max(min(48, (360 if kinds <= 12 else 480) // kinds), 4)
     size = min(8.5, 0.6 * cell)
-    longest = max(TextPath((0, 0), name, size=size).get_extents().width for name in names) * 100 / 72
+    longest = max(text_width(name, size) for name in names)
     upright, margin = longest < 0.9 * cell or kinds > 40, round(longest) + 36
     below, side = (38 if upright else margin), cell * kinds
     figure, axes = _axes(theme, (margin + side + 6, side + below + 6), (margin, 6, 6, below))
@@ -165,10 +166,10 @@ def positions(similarity: Float[np.ndarray, "J h w h2 w2"], *, theme: Theme = LI
     high, wide = _enlarged(sheets[0][0], 200 if max(rows, columns) <= 8 else 380 if count == 1 else 260)
     left, below = (34 if step * rows < 10 else 42), 38
     width, height = across * (left + wide + 8) + 56, 34 + down * (high + below)
-    figure = _figure(theme, (width, height), "Position embedding similarity")
+    figure = blank(theme, (width, height), "Position embedding similarity")
     for i, (sheet, pitches) in enumerate(sheets):
         row, column = divmod(i, across)
-        axes = _place(figure, theme, (column * (left + wide + 8) + left, 34 + row * (high + below), wide, high))
+        axes = place(figure, theme, (column * (left + wide + 8) + left, 34 + row * (high + below), wide, high))
         image = axes.imshow(sheet[..., 0], cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
         for pitch, patches, ticks in zip(pitches, (rows, columns), (axes.set_yticks, axes.set_xticks), strict=True):
             numbers = [str(1 + step * j) for j in range(patches)]  # from 1, as in the paper
@@ -178,7 +179,7 @@ def positions(similarity: Float[np.ndarray, "J h w h2 w2"], *, theme: Theme = LI
         axes.set_xlabel("input patch column" if count == 1 else f"block {i + 1}")
         axes.set_ylabel("input patch row" if column == 0 else "")
         if i == 0:
-            scale = _place(figure, theme, (width - 54, 34, 10, high))
+            scale = place(figure, theme, (width - 54, 34, 10, high))
             bar = figure.colorbar(image, cax=scale, ticks=[-1, 0, 1])
             bar.set_label("cosine similarity", color=theme.muted, fontsize=9, labelpad=-4)
             scale.tick_params(length=0)
@@ -288,12 +289,12 @@ def pairs(
     across = min(len(left), 4)
     pitch = 2 * side + gap + 16
     width, height = across * pitch - 16 + 2 * gap, 28 + math.ceil(len(left) / across) * (side + gap) + gap
-    figure = _figure(theme, (width, height))
+    figure = blank(theme, (width, height))
     for i, both in enumerate(zip(left, right, strict=True)):
         row, column = divmod(i, across)
         for j, picture in enumerate(both):
             corner = (gap + column * pitch + j * (side + gap), 28 + row * (side + gap))
-            axes = _place(figure, theme, (*corner, side, side))
+            axes = place(figure, theme, (*corner, side, side))
             axes.imshow(picture)
             axes.set_axis_off()
             if row == 0:
@@ -338,11 +339,11 @@ def _axes(
     settle around images.
     """
     (width, height), (left, right, top, bottom) = size, margins
-    figure = _figure(theme, size, title)
-    return figure, _place(figure, theme, (left, top, width - left - right, height - top - bottom))
+    figure = blank(theme, size, title)
+    return figure, place(figure, theme, (left, top, width - left - right, height - top - bottom))
 
 
-def _figure(theme: Theme, size: tuple[int, int], title: str = "") -> Figure:
+def blank(theme: Theme, size: tuple[int, int], title: str = "") -> Figure:
     """A figure of `size` (width, height) in page pixels."""
     width, height = size
     figure = Figure(figsize=(width / 100, height / 100), facecolor=theme.card)
@@ -351,7 +352,7 @@ def _figure(theme: Theme, size: tuple[int, int], title: str = "") -> Figure:
     return figure
 
 
-def _place(figure: Figure, theme: Theme, box: tuple[int, int, int, int]) -> Axes:
+def place(figure: Figure, theme: Theme, box: tuple[int, int, int, int]) -> Axes:
     """Axes at `box` (left, top, width, height) of the figure, in page pixels from its top left."""
     width, height = 100 * figure.get_size_inches()
     left, top, wide, high = box
@@ -363,3 +364,8 @@ def _place(figure: Figure, theme: Theme, box: tuple[int, int, int, int]) -> Axes
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[:].set_color(theme.line)
     return axes
+
+
+def text_width(text: str, size: float) -> float:
+    """Of one line, in page pixels."""
+    return float(TextPath((0, 0), text, size=size).get_extents().width) * 100 / 72

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from vitlab.models.config import ModelConfig, ViTConfig
 
 Initialiser = Callable[[Tensor, torch.Generator | None], object]
+LEARNT_POSITIONS = ("1d", "2d", "relative")
+"""The kinds of position embedding that begin with a draw and are trained."""
 
 
 @torch.no_grad()
@@ -23,6 +25,19 @@ def init_weights(model: nn.Module, config: ModelConfig, generator: torch.Generat
         initialise = next((rule for pattern, rule in table if re.search(pattern, name)), None)
         assert initialise is not None, f"no initial value for {name}"
         initialise(parameter, generator)
+
+
+@torch.no_grad()
+def redraw_positions(model: nn.Module, config: ViTConfig, generator: torch.Generator | None = None) -> None:
+    """Draws the position embeddings of the grid anew, in place, as `init_weights` does.
+
+    The class token's row stays: it is no place in the picture, and interpolation (Sec. 3.2) keeps it as well.
+    """
+    assert config.position in LEARNT_POSITIONS, f"position={config.position!r} has nothing to draw"
+    prefix = config.num_position_prefix if config.position == "1d" else 0  # of the 2-D kind it is apart
+    for name, parameter in model.named_parameters():
+        if name.startswith("position.") and name != "position.prefix":
+            _normal(config.position_std)(parameter[:, prefix:], generator)
 
 
 def _initialisers(config: ModelConfig) -> list[tuple[str, Initialiser]]:

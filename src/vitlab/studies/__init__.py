@@ -1,1 +1,22 @@
-"""Sec. 4.3-4.4, App. D: many runs, one page."""
+"""Sec. 4.3-4.4, App. D: many runs, one page.
+
+`STUDIES` are the names that `vitlab study` knows. Nothing here needs torch.
+"""
+
+from vitlab.studies.axial import AXIAL
+from vitlab.studies.data_size import DATA_SIZE
+from vitlab.studies.head import HEAD
+from vitlab.studies.masking import MASKING
+from vitlab.studies.optimizer import OPTIMIZER
+from vitlab.studies.positions import POSITIONS
+from vitlab.studies.regularisation import REGULARISATION
+from vitlab.studies.resolution import RESOLUTION
+from vitlab.studies.scaling import SCALING
+from vitlab.studies.shape import SHAPE
+from vitlab.studies.study import Study
+
+_IN_ORDER = (
+    DATA_SIZE, REGULARISATION, SCALING, RESOLUTION, MASKING, OPTIMIZER, SHAPE, HEAD, POSITIONS, AXIAL,
+)  # fmt: skip
+STUDIES: dict[str, Study] = {study.name: study for study in _IN_ORDER}
+"""In the paper's order."""

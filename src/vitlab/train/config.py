@@ -48,9 +48,21 @@ class DataConfig:
     """What an unreadable picture does: stop the run, or be left out, named and counted."""
     exclude: str | None = None
     """A list of pictures to leave out of the training split, as `vitlab duplicates` writes it (`exclude.txt`)."""
+    part: float | None = None
+    """Share of each class of the training split that is learnt from; a smaller one lies in every larger one."""
+    part_seed: int | None = None
+    """Which pictures these are; None is 0."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.part is not None and not 0 < self.part <= 1:
+            raise ValueError(
+                f"part is {self.part}; it is a share of each class of the training split, in (0, 1], or None for all."
+            )
+        if not 0 <= (self.part_seed or 0) < 2**63:
+            raise ValueError(f"part_seed is {self.part_seed}; it must be 0 or more, and below 2**63.")
+        if self.part is None and self.part_seed is not None:
+            raise ValueError(f"part_seed is {self.part_seed} and there is no part that it chooses; give a part too.")
         if not 0 < self.min_area <= 1:
             raise ValueError(f"min_area is {self.min_area}; it is a share of the picture's area, in (0, 1].")
         if (self.crop == "random") != (self.crop_resize is not None):
@@ -113,7 +125,7 @@ class FewShotConfig:
     root: str | None = None
     """Folder that holds a named data set."""
     train_split: str = "train"
-    """Split that the few examples are drawn from."""
+    """Split that the few examples are drawn from: all of it, also where the run learns from a part."""
     test_split: str = "val"
     """Split to measure on."""
     shots: tuple[int, ...] = (1, 5, 10, 25)
@@ -124,9 +136,16 @@ class FewShotConfig:
     """Draws of the examples; the figure is their mean."""
     test_pictures: int | None = None
     """Measure on no more pictures than these, taken evenly from the split; None takes all."""
+    classes: tuple[int, ...] | None = None
+    """Judge on these classes alone, by their numbers in the whole data set: also others than the run learns. None
+    means the run's own of its own data set, and all of another."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.classes is not None and (
+            len(self.classes) < 2 or len(set(self.classes)) < len(self.classes) or min(self.classes) < 0
+        ):
+            raise ValueError(f"classes is {self.classes}; give two numbers of classes or more, all different, or None.")
         if self.root is not None and self.dataset is None:
             raise ValueError(f"root is {self.root!r} and there is no dataset; the run's own data set brings its own.")
         if not self.shots or min(self.shots) < 1:
@@ -285,6 +304,9 @@ class FinetuneConfig(TrainConfig):
     from_scratch: bool = False
     """Start from fresh weights, drawn by each run's seed, in the checkpoint's shape: the control that tells what its
     pre-training is worth."""
+    fresh_positions: bool = False
+    """Draw new position embeddings for the pictures' grid, by each run's seed, instead of interpolating the
+    checkpoint's (Sec. 3.2): the control that tells what interpolation keeps."""
     automatic: tuple[Literal["steps", "warmup_steps", "mixup", "batch_size", "image_size"], ...] = ()
     """Settings that the number of training pictures decides (BiT's rule), and the size, which is the checkpoint's."""
 
@@ -300,6 +322,8 @@ class FinetuneConfig(TrainConfig):
             raise ValueError(f"held_out is {self.held_out}; it is a share of the training split, in (0, 1).")
         if self.runs < 1:
             raise ValueError(f"runs is {self.runs}; it must be at least 1.")
+        if self.fresh_positions and self.from_scratch:
+            raise ValueError("fresh_positions has no effect from scratch, where all weights are new; leave it out.")
         if self.sweep_steps is not None and (self.sweep_steps < 1 or len(self.learning_rates) < 2):
             raise ValueError(
                 f"sweep_steps is {self.sweep_steps} for the learning rates {self.learning_rates}; give at least 1 "

@@ -115,7 +115,7 @@ def train(
     if dataset is None:
         dataset = load_dataset(
             data.name, data.train_split, root=data.root, classes=data.classes, on_error=data.on_error,
-            exclude=data.exclude,
+            exclude=data.exclude, part=data.part, part_seed=data.part_seed or 0,
         )  # fmt: skip
     if config.masking is None and len(dataset.classes) != config.model.num_classes:
         raise ValueError(
@@ -127,7 +127,7 @@ def train(
     objective = create_objective(config)
     forward = torch.compile(model.train()) if config.compile else model.train()
     flops = 6.0 * config.model.forward_macs
-    with Progress(label, steps) as progress, _signals() as asked_to_stop:
+    with Progress(label, steps) as progress, stop_signals() as asked_to_stop:
         if config.optim.warmup_steps >= steps:
             progress.say(
                 f"the warm-up of {config.optim.warmup_steps} steps is not over when the run of {steps} steps ends; "
@@ -299,7 +299,7 @@ def _finished(config: TrainConfig, state: State, model: Trained) -> Trained:
 
 
 @contextlib.contextmanager
-def _signals() -> Iterator[threading.Event]:
+def stop_signals() -> Iterator[threading.Event]:
     """An event that SIGTERM and the first Ctrl-C set instead of ending the process."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():

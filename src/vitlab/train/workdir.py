@@ -4,7 +4,6 @@ What the run computes goes to metrics.jsonl, whose bytes are the same however of
 the clock says goes to speed.jsonl.
 """
 
-import fcntl
 import json
 import math
 import os
@@ -14,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from vitlab.files import replacing_file
+from vitlab.files import lock_file, replacing_file
 
 if typing.TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -151,24 +150,13 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def _lock(folder: Path) -> BinaryIO:
-    """Takes the folder for this process until it ends, however it ends.
-
-    A record lock, because the processes that read pictures do not inherit it: one of them that outlives a
-    killed run by a moment must not hold the folder.
-    """
-    file = (folder / LOCK).open("a+b")
-    try:
-        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.seek(0)
-        holder = file.read().decode()
-        file.close()
+    """Takes the folder for this process until it ends, however it ends."""
+    file = lock_file(folder / LOCK)
+    if file is None:
+        holder = (folder / LOCK).read_text()
         raise ValueError(
             f"the work folder {folder} is in use by process {holder}; wait for it, stop it, or give another --workdir."
-        ) from error
-    file.truncate(0)
-    file.write(str(os.getpid()).encode())
-    file.flush()
+        )
     return file
 
 

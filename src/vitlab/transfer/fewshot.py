@@ -145,6 +145,9 @@ def during_training(config: TrainConfig, device: torch.device) -> Callable[[nn.M
             f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."
         )
     name, root, classes = (own.dataset, own.root, None) if own.dataset else (data.name, data.root, data.classes)
+    classes = classes if own.classes is None else own.classes
+    # `data.part` does not count here: the few examples judge what a run has learnt and teach it nothing, so they are
+    # the same whatever part it learns from, and as many as the shots ask for.
     train, test = (
         load_dataset(name, split, root=root, classes=classes, on_error=data.on_error, exclude=exclude)
         for split, exclude in ((own.train_split, None if own.dataset else data.exclude), (own.test_split, None))

@@ -22,6 +22,7 @@ from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.models import build_model
 from vitlab.models.config import ImageSize, ModelConfig, ViTConfig
+from vitlab.models.initial import LEARNT_POSITIONS, redraw_positions
 from vitlab.models.vit import Model
 from vitlab.train.config import FinetuneConfig, TrainConfig
 from vitlab.train.loop import NonFiniteError, train
@@ -91,9 +92,15 @@ def finetune(
     Raises ValueError for a config that asks for more than one run from the checkpoint: see `sweep_and_finetune`.
     """
     if isinstance(config, FinetuneConfig) and (
-        len(config.learning_rates) > 1 or config.runs > 1 or config.from_scratch or config.automatic
+        len(config.learning_rates) > 1
+        or config.runs > 1
+        or config.from_scratch
+        or config.fresh_positions
+        or config.automatic
     ):
-        raise ValueError("a search, several runs, from_scratch and automatic settings are for sweep_and_finetune.")
+        raise ValueError(
+            "a search, several runs, from_scratch, fresh positions and automatic settings are for sweep_and_finetune."
+        )
     pictures = load_pictures(config.data)
     source, digest = identity(load_model(checkpoint))
     single = config.single() if isinstance(config, FinetuneConfig) else config
@@ -141,12 +148,16 @@ def sweep_and_finetune(
     config = by_size(config, len(pictures.train))
     config = adapted(source, config, len(pictures.train.classes), image_size)
     EvalTransform(config.model.image_hw, resize=config.data.eval_resize)  # a wrong size before any training
+    if config.fresh_positions:
+        _check_positions(config.model)
     if on_settings:
         on_settings(config)
     if config.sweep_steps is not None:
         own = config.total_steps(len(pictures.train))
         say(f"Deviation: the search takes {config.sweep_steps} steps a rate; the paper's takes the run's own {own}")
     start = f"{Path(checkpoint).name} from scratch" if config.from_scratch else f"{Path(checkpoint).name} {digest}"
+    if config.fresh_positions:
+        start += ", fresh positions"
     task = _Task(checkpoint, start, pictures, config, device, tensorboard, say)
     if len(config.learning_rates) < 2 and config.runs == 1:
         return Finetuned(config, task.final(config.single(), workdir))
@@ -166,9 +177,10 @@ class _Task:
     say: Say
 
     def create(self, seed: int) -> Model:
+        generator, model = torch.Generator().manual_seed(seed), self.config.model
         if self.config.from_scratch:
-            return build_model(self.config.model, generator=torch.Generator().manual_seed(seed))
-        return carried(self.checkpoint, self.config.model)
+            return build_model(model, generator=generator)
+        return carried(self.checkpoint, model, generator if self.config.fresh_positions else None)
 
     def final(self, config: TrainConfig, path: Path, label: str | None = None) -> dict[str, Any]:
         """The result of a run on all of train, tested; read from its folder where it has ended."""
@@ -360,15 +372,32 @@ def _score(score: Mapping[str, Any]) -> str:
     return f"{score['accuracy']:.2%} of {score['pictures']} held-out pictures right, loss {score['loss']:.4f}"
 
 
-def carried(checkpoint: str | Path, wanted: ModelConfig) -> Model:
-    """The model `wanted` (see `adapted`) with the weights of a checkpoint and a new head of zeros."""
+def carried(checkpoint: str | Path, wanted: ModelConfig, new_positions: torch.Generator | None = None) -> Model:
+    """The model `wanted` (see `adapted`) with the weights of a checkpoint and a new head of zeros.
+
+    `new_positions` draws position embeddings for its grid in place of the interpolated ones; only the class token's
+    stays (see `redraw_positions`).
+    """
     dropout = wanted.dropout if isinstance(wanted, ViTConfig) else None
     model = load_model(
         checkpoint, image_size=wanted.image_size, num_classes=wanted.num_classes, reset_head=True,
         pre_logits="drop", dropout=dropout,
     )  # fmt: skip
     assert model.config == wanted, f"{model.config} is not {wanted}"
+    if new_positions is not None:
+        assert isinstance(wanted, ViTConfig), "see `_check_positions`"
+        redraw_positions(model, wanted, new_positions)
     return model
+
+
+def _check_positions(model: ModelConfig) -> None:
+    """Raises ValueError for a model without position embeddings that could be drawn anew."""
+    if not isinstance(model, ViTConfig) or model.position not in LEARNT_POSITIONS:
+        kind = f"position={model.position!r}" if isinstance(model, ViTConfig) else "a ResNet"
+        raise ValueError(
+            f"fresh_positions draws learnt position embeddings anew, and the checkpoint has none ({kind}); leave it "
+            f"out."
+        )
 
 
 def identity(model: Model) -> tuple[ModelConfig, str]:

@@ -67,17 +67,18 @@ class Outcome(Generic[Judged]):
 
 
 def load_pictures(data: DataConfig) -> Pictures:
-    """The run's training and evaluation splits, and the test split."""
+    """The run's training and evaluation splits, and the test split.
 
-    def load(split: str, exclude: str | None = None) -> Dataset:
-        return load_dataset(
-            data.name, split, root=data.root, classes=data.classes, on_error=data.on_error, exclude=exclude
-        )
+    `exclude` and `part` are for what is learnt from: they never change what a run is judged on.
+    """
+
+    def load(split: str, **fewer: Any) -> Dataset:
+        return load_dataset(data.name, split, root=data.root, classes=data.classes, on_error=data.on_error, **fewer)
 
     judged = {split: load(split) for split in dict.fromkeys((data.eval_split, "test"))}
-    train = judged.get(data.train_split) if data.exclude is None else None
+    train = judged.get(data.train_split) if data.exclude is None and data.part is None else None
     if train is None:
-        train = load(data.train_split, data.exclude)
+        train = load(data.train_split, exclude=data.exclude, part=data.part, part_seed=data.part_seed or 0)
     return Pictures(train, judged[data.eval_split], judged["test"])
 
 

@@ -61,6 +61,8 @@ def vtab(
         raise ValueError(
             f"exclude is {config.data.exclude!r}; a VTAB task trains on its own 1,000 pictures, all of them."
         )
+    if config.data.part is not None:
+        raise ValueError(f"part is {config.data.part}; a VTAB task trains on its own 1,000 pictures, all of them.")
     source, digest = identity(load_model(checkpoint))
     start = f"{Path(checkpoint).name} {digest}"
     adapted(source, config, 2, image_size)  # what it refuses is refused before anything is read

@@ -1,0 +1,58 @@
+"""What a study's figure shows, as plain data: `plots` draws it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of a figure that belong together; `spread` is drawn as a bar of so much up and down."""
+
+    name: str
+    x: Sequence[float | int]
+    y: Sequence[float | int]
+    spread: Sequence[float | int] = ()
+    notes: Sequence[str] = ()
+    """A word beside each point."""
+
+    def __post_init__(self) -> None:
+        count = len(self.x)
+        assert len(self.y) == count, f"{self.name}: {count} x and {len(self.y)} y"
+        assert len(self.spread) in (0, count), f"{self.name}: {count} points and {len(self.spread)} bars"
+        assert len(self.notes) in (0, count), f"{self.name}: {count} points and {len(self.notes)} notes"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes. The points of a series are joined by a line, unless x is no number, or the front is drawn."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: Sequence[Series]
+    log_x: bool = False
+    ticks: Sequence[str] = ()
+    """Names of the places 0, 1, 2, ... where x is no number."""
+    front: bool = False
+    """Draw the Pareto front: what no other point beats in both."""
+    percent: bool = True
+    """Whether y is a share."""
+
+    def __post_init__(self) -> None:
+        places = [x for each in self.series for x in each.x]
+        assert not self.log_x or all(x > 0 for x in places), f"{self.title}: no place for 0 on a logarithmic axis"
+        assert not self.ticks or set(places) <= set(range(len(self.ticks))), f"{self.title}: a place without a name"
+
+
+def front(points: Sequence[tuple[float | int, float | int]]) -> list[tuple[float | int, float | int]]:
+    """The (cost, gain) that no other beats, by cost: each has more gain than all that cost as much or less.
+
+    Points that are not finite do not take part.
+    """
+    best, kept = -math.inf, []
+    for cost, gain in sorted(filter(lambda point: all(map(math.isfinite, point)), points), key=lambda p: (p[0], -p[1])):
+        if gain > best:
+            best = gain
+            kept.append((cost, gain))
+    return kept

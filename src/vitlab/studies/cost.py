@@ -1,0 +1,106 @@
+"""What a study costs, told before it is run: pictures, compute and hours of every point."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from vitlab.data.datasets import DATASETS
+from vitlab.models.config import ModelConfig
+from vitlab.studies.engine import Plan
+from vitlab.studies.study import Point, Scale, exaflops
+from vitlab.train.config import DataConfig
+
+PICTURES = {"shards:jft300m": 303_000_000, "shards:imagenet21k": 14_197_122, "folder:imagenet": 1_281_167}
+"""Training pictures of the paper's sets that the user brings (Sec. 4.1)."""
+TFLOPS: dict[Scale, float] = {"tiny": 0.036, "gpu": 100.0, "paper": 400.0}
+"""Useful TFLOP/s taken for granted: small models on one CPU core (measured: docs/reproduce.md), small and large ones on
+one H100 (assumed, 40 % of its peak for large ones)."""
+
+
+def cost(plan: Plan, tflops: float | None = None) -> dict[str, Any]:
+    """Every point with its parameters, steps, pictures seen, exaFLOPs and hours, and their sums.
+
+    Raises ValueError where the number of pictures decides the length of a run and is not known.
+    """
+    rate = TFLOPS[plan.scale] if tflops is None else tflops
+    if not rate > 0:
+        raise ValueError(f"tflops is {rate}; give the device's useful TFLOP/s, more than 0.")
+    by_name = {point.name: point for point in plan.points}
+    rows = [_row(point, by_name, rate) | {"finished": plan.finished(point.name)} for point in plan.points]
+    sums = {name: sum(row[name] for row in rows) for name in ("pictures", "exaflops", "hours")}
+    open_hours = sum(row["hours"] for row in rows if not row["finished"])
+    return {
+        "study": plan.study.name,
+        "scale": plan.scale,
+        "tflops": rate,
+        "points": rows,
+        "sum": sums | {"points": len(rows), "open_hours": open_hours},
+    }
+
+
+def _row(point: Point, by_name: Mapping[str, Point], tflops: float) -> dict[str, Any]:
+    examples, model = pictures(point.config.data), model_of(point, by_name)
+    config = dataclasses.replace(point.config, model=model)
+    work = exaflops(config, examples)
+    return {
+        "point": point.name,
+        "parameters": model.num_parameters,
+        "steps": config.total_steps(examples),
+        "pictures": config.total_steps(examples) * config.batch_size,
+        "exaflops": work,
+        "hours": work * 1e18 / (tflops * 1e12) / 3600,
+    }
+
+
+def model_of(point: Point, by_name: Mapping[str, Point]) -> ModelConfig:
+    """What the point runs, with a head for its data's classes; a fine-tuning runs the model of the point that it starts
+    from, at its own size."""
+    config = point.config
+    if point.start is None:
+        model = config.model
+    else:
+        start = model_of(by_name[point.start], by_name)
+        model = dataclasses.replace(start, image_size=config.model.image_size)
+    classes = len(config.data.classes or ()) or _classes(config.data.name)
+    return dataclasses.replace(model, num_classes=classes) if classes and config.masking is None else model
+
+
+def _classes(name: str) -> int | None:
+    info = DATASETS.get(name)
+    return (info.num_classes or len(info.classes) or None) if info else None
+
+
+def pictures(data: DataConfig) -> int:
+    """About how many pictures a training split has, from the table alone: nothing is read.
+
+    Raises ValueError for a set that is not in the table.
+    """
+    if data.name in PICTURES:
+        whole = PICTURES[data.name]
+    elif (info := DATASETS.get(data.name)) and info.splits:
+        splits = info.splits
+        whole = ({"trainval": splits.get("train", 0) + splits.get("val", 0)} | dict(splits)).get(data.train_split, 0)
+    else:
+        raise ValueError(
+            f"how many pictures {data.name} has is not known before it is read; the cost can be told for "
+            f"{', '.join([*PICTURES, *(name for name, info in DATASETS.items() if info.splits)])}."
+        )
+    share = len(data.classes) / (_classes(data.name) or len(data.classes)) if data.classes else 1.0
+    return max(1, round(whole * share * (data.part or 1.0)))
+
+
+def as_table(found: Mapping[str, Any]) -> str:
+    """The cost, to be read by a person."""
+    width = max(len(row["point"]) for row in found["points"])
+    lines = [f"{'point':{width}}  {'parameters':>13}  {'steps':>9}  {'pictures':>14}  {'exaFLOPs':>9}  {'hours':>8}"]
+    for row in found["points"]:
+        lines.append(
+            f"{row['point']:{width}}  {row['parameters']:13,}  {row['steps']:9,}  {row['pictures']:14,}  "
+            f"{row['exaflops']:9.3g}  {row['hours']:8.3g}{'  finished' if row['finished'] else ''}"
+        )
+    total = found["sum"]
+    lines.append(
+        f"{total['points']} points: {total['pictures']:,} pictures, {total['exaflops']:.3g} exaFLOPs of training, "
+        f"{total['hours']:.3g} hours at {found['tflops']:g} TFLOP/s ({total['open_hours']:.3g} of them still to do)"
+    )
+    return "\n".join(lines)

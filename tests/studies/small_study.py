@@ -1,0 +1,158 @@
+"""A study of seconds on the handwritten digits, to be run, killed and compared.
+
+python tests/studies/small_study.py --out DIR [--processes 2]        # run it, or go on with it
+python tests/studies/small_study.py --out DIR --kills 20 [--seed 0]  # kill it again and again, and compare
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from vitlab.models.config import ViTConfig
+from vitlab.studies.statistics import difference, estimate, percent
+from vitlab.studies.study import Claim, Done, Panel, Point, Report, Scale, Series, Study
+from vitlab.train.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
+
+RATES = (1e-3, 1e-2)
+FILES = ("report.md", "study.json", "figure.png", "figure.svg")
+
+
+def points(scale: Scale, steps: int = 40) -> list[Point]:
+    """Two rates at two seeds, few-shot accuracy while training, and a fine-tuning of the faster one."""
+    data = DataConfig(
+        name="digits", train_split="trainval", eval_split="test", classes=(0, 1, 2), crop="pad", flip=False
+    )
+    base = TrainConfig(
+        model=ViTConfig(image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_dim=16, pool="gap", dropout=0.1),
+        data=data,
+        optim=OptimConfig(clip_norm=1.0),
+        fewshot=FewShotConfig(classes=(5, 6, 7), test_split="test", shots=(2,), seeds=1),
+        steps=steps,
+        batch_size=16,
+        log_every=5,
+        eval_every=20,
+        checkpoint_every=7,
+    )
+    tuned = FinetuneConfig(
+        model=ViTConfig(image_size=16), data=replace(data, classes=(5, 6, 7)), optim=OptimConfig(name="sgd", lr=0.03),
+        steps=steps, batch_size=16, log_every=5, checkpoint_every=7,
+    )  # fmt: skip
+    found = []
+    for seed in (0, 1):
+        for rate in RATES:
+            config = replace(base, seed=seed, optim=replace(base.optim, lr=rate))
+            found.append(Point(f"rate-{rate:g}.seed-{seed}", config, {"rate": rate, "what": "digits 0 to 2"}))
+        labels = {"rate": RATES[1], "what": "digits 5 to 7"}
+        found.append(
+            Point(f"tuned.seed-{seed}", replace(tuned, seed=seed), labels, start=f"rate-{RATES[1]:g}.seed-{seed}")
+        )
+    return found
+
+
+def report(done: Sequence[Done]) -> Report:
+    what = {"what": "digits 0 to 2"}
+    each = [estimate(done, "accuracy", rate=rate, **what) for rate in RATES]
+    return Report(
+        lead="Digits at 8 pixels.",
+        columns=("rate", "accuracy", "2-shot on other digits"),
+        rows=[
+            (f"{rate:g}", percent(own), percent(estimate(done, "fewshot_2shot", rate=rate, **what)))
+            for rate, own in zip(RATES, each, strict=True)
+        ],
+        claims=[
+            Claim(
+                "The larger rate is ahead.", "nothing (this is no study of the paper)",
+                difference(done, "accuracy", {"rate": RATES[1], **what}, {"rate": RATES[0], **what}),
+            )
+        ],
+        panels=[
+            Panel(
+                "Accuracy over rate", "rate", "accuracy",
+                [Series("ViT", RATES, [e.mean for e in each], [e.sd for e in each])], log_x=True,
+            )
+        ],
+    )  # fmt: skip
+
+
+SMALL = Study("small", "nothing", "does the machine work?", points, report)
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    """The files of a report, and what every point computed."""
+    kept = [out / name for name in FILES] + sorted(out.glob("points/*/metrics.jsonl"))
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in kept}
+
+
+def start(out: Path, processes: int) -> subprocess.Popen[str]:
+    """The study in a process of its own, which others work for."""
+    command = [sys.executable, __file__, "--out", str(out), "--processes", str(processes)]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+
+def holders(out: Path) -> set[int]:
+    """Processes that have ever held a point."""
+    return {int(text) for path in out.glob("points/.claims/*") if (text := path.read_text())}
+
+
+def steps_done(out: Path) -> int:
+    """Records of all points."""
+    return sum(path.read_bytes().count(b"\n") for path in out.glob("points/*/metrics.jsonl"))
+
+
+def kill_at(out: Path, processes: int, records: int, moment: float) -> bool:
+    """Kills a life of the study once its points have so many records and a moment more; whether it was still alive."""
+    life = start(out, processes)
+    while life.poll() is None and steps_done(out) < records:
+        time.sleep(0.005)
+    time.sleep(moment)
+    alive = life.poll() is None
+    life.send_signal(signal.SIGKILL)
+    life.communicate()
+    return alive
+
+
+def gone(pids: set[int], seconds: float) -> bool:
+    """Whether all these processes end within so many seconds."""
+    until = time.monotonic() + seconds
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--kills", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    if given.kills is None:
+        from vitlab.studies.engine import plan, run_study
+
+        run_study(plan(SMALL, "tiny", given.out), processes=given.processes, device="cpu")
+        return
+    quiet, killed, rng = given.out / "quiet", given.out / "killed", random.Random(given.seed)
+    assert start(quiet, given.processes).wait() == 0
+    records, kills = steps_done(quiet), 0
+    for number in range(given.kills):
+        kills += kill_at(killed, given.processes, round(records * number / given.kills), rng.uniform(0, 1.0))
+        assert gone(holders(killed), 30), "a process outlived the study that started it"
+    assert start(killed, given.processes).wait() == 0
+    same = contents(quiet) == contents(killed)
+    ends = f"{len(contents(quiet))} files {'are the same' if same else 'DIFFER'}"
+    sys.stdout.write(f"{kills} kills of {given.kills} met it alive; {ends}\n")
+    sys.exit(not same)
+
+
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"
+    main()
