@@ -9,6 +9,8 @@ READY := .venv/.ready
 export UV_HTTP_TIMEOUT := 300
 # or it asks the net for a newer version at every run
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+# or every process that a test starts compiles torch anew
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test browser lint format lock clean
 

@@ -20,7 +20,7 @@ from PIL import Image
 # Before the first import of vitlab: from here on every annotated shape and type is checked when called.
 install_import_hook("vitlab", "beartype.beartype")
 
-sys.path.insert(0, str(Path(__file__).parent))  # for `program`
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "studies")]  # for `program`, `small_study`
 
 SHARED = Path(__file__).parents[2] / "shared"
 """Golden files and data sets that are too large for the repository; they stand beside it, or nowhere."""

@@ -14,8 +14,11 @@ FEWSHOT = "fewshot_5shot"
 """The figure of App. D: accuracy on the transfer task, with five examples of each of its classes."""
 
 SMALL_L2 = 1.0
-"""Deviation: the penalty of small models' few-shot accuracy, 2^10 in Google's code. Features of 48 numbers, not 768, have
-a norm of about 5; with Google's penalty little more than the classes' means is left of least squares."""
+"""Penalty of few-shot accuracy at the small scales.
+
+Deviation: Google's is 2^10. Features of 48 numbers, not 768, have a norm of about 5; with Google's penalty little more
+than the classes' means is left of least squares.
+"""
 
 LEARNT, CARRIED_TO = (0, 2, 4, 7, 9), (1, 3, 5, 6, 8)
 """Classes of pre-training and of transfer at the small scales, of one kind of things. Of Fashion-MNIST: T-shirt,
