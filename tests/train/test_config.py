@@ -128,6 +128,7 @@ def test_wrong_run_settings(values: dict[str, Any], message: str) -> None:
         ({"sweep_steps": 0, "learning_rates": (0.1, 0.2)}, r"sweep_steps is 0"),
         ({"automatic": ("size",)}, r"automatic is \('size',\)"),
         ({"batch_size": 0}, r"batch_size is 0"),
+        ({"head_std": 0.0}, r"head_std is 0.0; it must be positive"),
         ({"fresh_positions": True, "from_scratch": True}, r"fresh_positions has no effect from scratch"),
     ],
 )

@@ -324,9 +324,33 @@ def test_fresh_positions_of_a_model_without_any(
 
 
 @pytest.mark.usefixtures("pretrained")
+@pytest.mark.parametrize("from_scratch", [False, True])
+def test_a_head_that_starts_wide(
+    from_scratch: bool, workdir: Path, whole: FinetuneConfig, begun: list[Model], tmp_path: Path
+) -> None:
+    """Drawn by each run's seed; all else starts as with a head of zeros, and the folder tells."""
+    zero = dataclasses.replace(whole, learning_rates=(0.1,), steps=1, from_scratch=from_scratch)
+    wide = dataclasses.replace(zero, head_std=0.1)
+    protocol(workdir, zero, tmp_path / "zero")
+    protocol(workdir, wide, tmp_path / "wide")
+    kept, other, first, second = [model.state_dict() for model in begun]
+    assert not kept["head.weight"].any()
+    assert 0.05 < first["head.weight"].std() < 0.2
+    assert not torch.equal(first["head.weight"], second["head.weight"])
+    for old, new in ((kept, first), (other, second)):
+        assert all(torch.equal(old[name], new[name]) for name in kept.keys() - {"head.weight"})
+    for part in (".", "run-0", "run-1"):
+        settings = json.loads((tmp_path / "wide" / part / "config.json").read_text())
+        assert settings["start"].endswith(", head of sd 0.1")
+    single = dataclasses.replace(zero, runs=1)
+    with pytest.raises(ValueError, match=r"other settings:\n  start: .*head of sd"):
+        protocol(workdir, single, tmp_path / "wide" / "run-0")
+
+
+@pytest.mark.usefixtures("pretrained")
 def test_fresh_positions_are_no_part_of_a_plain_run(workdir: Path, whole: FinetuneConfig, tmp_path: Path) -> None:
     single = dataclasses.replace(whole, learning_rates=(), runs=1, fresh_positions=True)
-    with pytest.raises(ValueError, match="fresh positions and automatic settings are for sweep_and_finetune"):
+    with pytest.raises(ValueError, match="fresh positions, head_std and automatic settings are for sweep_and_finetune"):
         finetune(workdir, single, tmp_path / "out")
 
 

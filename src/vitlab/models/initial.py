@@ -40,6 +40,14 @@ def redraw_positions(model: nn.Module, config: ViTConfig, generator: torch.Gener
             _normal(config.position_std)(parameter[:, prefix:], generator)
 
 
+@torch.no_grad()
+def redraw_head(model: nn.Module, std: float, generator: torch.Generator | None = None) -> None:
+    """Draws the weights of the head anew, in place, with this standard deviation."""
+    for name, parameter in model.named_parameters():
+        if name in ("head.weight", "head_distilled.weight"):
+            _normal(std)(parameter, generator)
+
+
 def _initialisers(config: ModelConfig) -> list[tuple[str, Initialiser]]:
     """Pattern of a parameter's name -> how it is drawn; the first that fits."""
     vit = isinstance(config, ViTConfig)

@@ -307,6 +307,9 @@ class FinetuneConfig(TrainConfig):
     fresh_positions: bool = False
     """Draw new position embeddings for the pictures' grid, by each run's seed, instead of interpolating the
     checkpoint's (Sec. 3.2): the control that tells what interpolation keeps."""
+    head_std: float | None = None
+    """Standard deviation of the new head's weights, drawn by each run's seed; None starts it at zero, as the paper
+    does. That costs a short training its first steps: until the head has grown, nothing below it learns."""
     automatic: tuple[Literal["steps", "warmup_steps", "mixup", "batch_size", "image_size"], ...] = ()
     """Settings that the number of training pictures decides (BiT's rule), and the size, which is the checkpoint's."""
 
@@ -324,6 +327,10 @@ class FinetuneConfig(TrainConfig):
             raise ValueError(f"runs is {self.runs}; it must be at least 1.")
         if self.fresh_positions and self.from_scratch:
             raise ValueError("fresh_positions has no effect from scratch, where all weights are new; leave it out.")
+        if self.head_std is not None and not 0 < self.head_std < math.inf:
+            raise ValueError(
+                f"head_std is {self.head_std}; it must be positive and finite, or None for a head of zeros."
+            )
         if self.sweep_steps is not None and (self.sweep_steps < 1 or len(self.learning_rates) < 2):
             raise ValueError(
                 f"sweep_steps is {self.sweep_steps} for the learning rates {self.learning_rates}; give at least 1 "

@@ -22,7 +22,7 @@ from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.models import build_model
 from vitlab.models.config import ImageSize, ModelConfig, ViTConfig
-from vitlab.models.initial import LEARNT_POSITIONS, redraw_positions
+from vitlab.models.initial import LEARNT_POSITIONS, redraw_head, redraw_positions
 from vitlab.models.vit import Model
 from vitlab.train.config import FinetuneConfig, TrainConfig
 from vitlab.train.loop import NonFiniteError, train
@@ -96,10 +96,12 @@ def finetune(
         or config.runs > 1
         or config.from_scratch
         or config.fresh_positions
+        or config.head_std is not None
         or config.automatic
     ):
         raise ValueError(
-            "a search, several runs, from_scratch, fresh positions and automatic settings are for sweep_and_finetune."
+            "a search, several runs, from_scratch, fresh positions, head_std and automatic settings are for "
+            "sweep_and_finetune."
         )
     pictures = load_pictures(config.data)
     source, digest = identity(load_model(checkpoint))
@@ -156,8 +158,8 @@ def sweep_and_finetune(
         own = config.total_steps(len(pictures.train))
         say(f"Deviation: the search takes {config.sweep_steps} steps a rate; the paper's takes the run's own {own}")
     start = f"{Path(checkpoint).name} from scratch" if config.from_scratch else f"{Path(checkpoint).name} {digest}"
-    if config.fresh_positions:
-        start += ", fresh positions"
+    start += ", fresh positions" if config.fresh_positions else ""
+    start += "" if config.head_std is None else f", head of sd {config.head_std:g}"
     task = _Task(checkpoint, start, pictures, config, device, tensorboard, say)
     if len(config.learning_rates) < 2 and config.runs == 1:
         return Finetuned(config, task.final(config.single(), workdir))
@@ -179,8 +181,12 @@ class _Task:
     def create(self, seed: int) -> Model:
         generator, model = torch.Generator().manual_seed(seed), self.config.model
         if self.config.from_scratch:
-            return build_model(model, generator=generator)
-        return carried(self.checkpoint, model, generator if self.config.fresh_positions else None)
+            made = build_model(model, generator=generator)
+        else:
+            made = carried(self.checkpoint, model, generator if self.config.fresh_positions else None)
+        if self.config.head_std is not None:
+            redraw_head(made, self.config.head_std, generator)
+        return made
 
     def final(self, config: TrainConfig, path: Path, label: str | None = None) -> dict[str, Any]:
         """The result of a run on all of train, tested; read from its folder where it has ended."""
