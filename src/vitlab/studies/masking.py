@@ -198,8 +198,8 @@ def _lead(done: Sequence[Done]) -> str:
     else:
         scratch = "the same shape with fresh weights, on the same labels"
         left_out = (
-            f" Heads start at sd {HEAD_STD} unless a row says otherwise. The paper's third start, supervised pre-training, is left out: on these pictures it would have seen the "
-            "labels that fine-tuning is denied."
+            f" Heads start at sd {HEAD_STD} unless a row says otherwise. The paper's third start, supervised "
+            "pre-training, is left out: on these pictures it would have seen the labels that fine-tuning is denied."
         )
     return (
         f"A ViT of {model.num_parameters / 1e6:.2g} million parameters (D = {model.width}, {model.depth} blocks, "
