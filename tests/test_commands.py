@@ -312,6 +312,8 @@ def test_a_study_from_end_to_end(capsys: pytest.CaptureFixture[str], monkeypatch
     [
         ([], "give the NAME of a study"),
         (["positions", "--list"], "--list alone"),
+        (["--list", "--scale", "gpu"], "--list alone"),
+        (["positions", "--dry-run", "--processes", "2"], "no effect with --dry-run"),
         (["postions"], "the nearest: positions"),
         (["positions", "--tflops", "3"], "no effect without --dry-run"),
         (["positions", "--dry-run", "--tflops", "0"], "tflops is 0"),

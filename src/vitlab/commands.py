@@ -378,7 +378,7 @@ class Study:
     out: Path | None = None
     """Folder of the runs and the report; `runs/study-NAME-SCALE` unless given."""
     dataset: str | None = None
-    """Data set in place of the study's own (tiny and gpu)."""
+    """Data set in place of the study's own, where it has one alone."""
     root: str | None = None
     """Folder that holds the data set."""
     processes: int | None = None
@@ -392,7 +392,7 @@ class Study:
         from vitlab.studies import STUDIES
 
         if self.list or not self.name:
-            if self.name or not self.list:
+            if self != Study(list=True, json=self.json):
                 raise ValueError("give the NAME of a study, or --list alone to see which there are.")
             rows = [{"study": each.name, "paper": each.source, "about": each.about} for each in STUDIES.values()]
             _answer(rows, self.json, "\n".join(f"{r['study']:24} {r['about']} ({r['paper']})" for r in rows))
@@ -401,6 +401,8 @@ class Study:
             raise ValueError(f"unknown study {self.name!r}; {nearest(self.name, STUDIES)}. `vitlab study --list`")
         if self.tflops is not None and not self.dry_run:
             raise ValueError("--tflops has no effect without --dry-run.")
+        if self.dry_run and (self.processes is not None or self.device != "auto"):
+            raise ValueError("--processes and --device have no effect with --dry-run.")
         from vitlab.studies import cost, engine
         from vitlab.studies.report import as_text
 
@@ -412,6 +414,9 @@ class Study:
             return 0
         found = engine.run_study(plan, processes=self.processes, device=self.device)
         _answer(found, self.json, f"{as_text(found)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}")
+        if left := plan.leftovers():
+            print(f"vitlab: {len(left)} folders in {left[0].parent} are of runs with other settings or data, and no "
+                  f"part of this report.", file=sys.stderr)  # fmt: skip
         return 0
 
 

@@ -7,17 +7,20 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_study import FILES, SMALL, contents, gone, holders, kill_at, points, report, start, steps_done
-from vitlab.studies.report import write_report
 
 from vitlab.files import lock_file
 from vitlab.models.config import ViTConfig
 from vitlab.studies.engine import FAILED, Plan, StudyError, plan, run_study, work
+from vitlab.studies.report import write_report
 from vitlab.studies.study import Done, Point, Study
-from vitlab.train.loop import NonFiniteError
+from vitlab.train.config import FewShotConfig
+from vitlab.train.loop import NonFiniteError, StoppedError
 from vitlab.train.workdir import write_json
+from vitlab.transfer import run as run_module
 
 
 def shortened(out: Path, steps: int = 4, **changes: object) -> Plan:
@@ -164,9 +167,61 @@ def test_a_point_that_diverges_stops_no_other(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(StudyError, match="2 of 6 points") as told:
         run_study(short, device="cpu")
     assert "rate-0.01.seed-1: the loss is not finite at step 3" in str(told.value)
-    assert "tuned.seed-1: it starts from rate-0.01.seed-1, which diverged" in str(told.value)
+    assert "tuned.seed-1: it starts from rate-0.01.seed-1, which failed" in str(told.value)
     (short.folders["rate-0.01.seed-1"] / FAILED).unlink()
     assert [point.name for point in short.open_points] == ["rate-0.01.seed-1", "tuned.seed-1"]
+
+
+def test_what_starts_from_what_starts_from_a_failed_point_has_failed(tmp_path: Path) -> None:
+    def chain(scale: str) -> Sequence[Point]:
+        """Each starts from the one before."""
+        first, _, tuned, *_ = points("tiny")
+        return [
+            first,
+            dataclasses.replace(tuned, name="second", start=first.name),
+            dataclasses.replace(tuned, name="third", start="second"),
+        ]
+
+    whole = plan(Study("small", "nothing", "chain", chain, report), "tiny", tmp_path)
+    write_json(whole.folders[whole.points[0].name] / FAILED, {"why": "it diverged"})
+    assert whole.open_points == []
+    assert whole.failure("third") == "it starts from second, which failed"
+
+
+def test_a_stop_in_the_last_evaluation_of_a_run_stops_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not be lost between two runs."""
+    short = shortened(tmp_path)
+    judge = run_module._judge
+
+    def judge_and_stop(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return judge(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "_judge", judge_and_stop)
+        with pytest.raises(StoppedError, match="saved at step 4/4"):
+            work(short, "cpu")
+    assert len(short.open_points) == len(short.points)
+    work(short, "cpu")
+    assert short.open_points == []
+
+
+def test_the_users_folder_is_for_the_few_shots_data_too(tmp_path: Path) -> None:
+    def elsewhere(scale: str) -> Sequence[Point]:
+        first, *_ = points("tiny")
+        fewshot = FewShotConfig(dataset="imagenet", test_split="test")
+        return [dataclasses.replace(first, config=dataclasses.replace(first.config, fewshot=fewshot))]
+
+    study = Study("small", "nothing", "elsewhere", elsewhere, report)
+    (point,) = plan(study, "tiny", tmp_path, root="somewhere/").points
+    assert point.config.fewshot is not None
+    assert (point.config.data.root, point.config.fewshot.root) == ("somewhere", "somewhere")
+    assert plan(study, "tiny", tmp_path, root="somewhere").points == (point,)
+    own = plan(SMALL, "tiny", tmp_path, root="somewhere").points[0].config.fewshot
+    assert own is not None
+    assert own.root is None  # the run's own data brings it
 
 
 def test_data_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def test_the_papers_runs() -> None:
     for point in points:
         config = point.config
         assert (config.epochs, config.batch_size, config.data.name) == (7.0, 4096, "shards:jft300m")
+        assert config.fewshot is not None
+        assert (config.fewshot.dataset, config.fewshot.test_split) == ("imagenet", "test")
         if config.optim.name == "sgd":
             assert config.optim.lr == pytest.approx(0.48)  # 0.03 x 4096 / 256
             assert (config.optim.momentum, config.optim.warmup_steps) == (0.9, 5000)

@@ -64,6 +64,8 @@ def test_the_papers_runs_are_its_recipes() -> None:
     for point, run in zip(points, TABLE6, strict=True):
         assert (point.config.epochs, point.config.batch_size, point.config.seed) == (run.epochs, 4096, 0)
         assert (point.config.loss, point.config.model.head_bias) == ("sigmoid", -10.0)
+        assert point.config.fewshot is not None
+        assert (point.config.fewshot.dataset, point.config.fewshot.test_split) == ("imagenet", "test")
         named = get_config(run.model)
         assert point.config.model.forward_macs == pytest.approx(named.forward_macs, rel=0.01)  # but for the head
     rates = {run.model: point.config.optim.lr for point, run in zip(points, TABLE6, strict=True)}

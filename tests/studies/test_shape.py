@@ -37,7 +37,7 @@ def test_one_dimension_at_a_time(scale: Scale) -> None:
 
 @pytest.mark.parametrize("scale", ["tiny", "gpu", "paper"])
 def test_depth_and_width_are_compared_at_like_compute(scale: Scale) -> None:
-    """What depth is compared with never has less than two thirds of its compute."""
+    """The widest has the compute of the deepest, or a little more: what depth is worth is not the compute's."""
     done = finished(SHAPE.points(scale), lambda point: 0.5)
     costs = compute(done)
     most = {
@@ -46,7 +46,7 @@ def test_depth_and_width_are_compared_at_like_compute(scale: Scale) -> None:
         )
         for dimension in ("depth", "width")
     }
-    assert 2 / 3 < most["width"] / most["depth"] < 1.5
+    assert 1 <= most["width"] / most["depth"] < 1.5
     assert costs[next(p for p in SHAPE.points(scale) if p.labels["dimension"] == "base").labels["shape"]] == 1
 
 
@@ -61,7 +61,7 @@ def gain(point: Point, slopes: dict[str, float]) -> float:
 def test_report() -> None:
     points = SHAPE.points("tiny")
     report = SHAPE.report(finished(points, lambda point: gain(point, {"depth": 0.05})))
-    assert [claim.verdict for claim in report.claims] == ["shows"] * 5
+    assert [claim.verdict for claim in report.claims] == ["shows"] * 8
     assert "at 6.6 times the base's compute" in report.claims[0].text
     assert "the widest, at 8.2 times" in report.claims[0].text
     assert len(report.rows) == len(points) / 3
@@ -78,4 +78,4 @@ def test_report() -> None:
 def test_report_of_another_outcome() -> None:
     slopes = {"depth": -0.05, "width": 0.05, "patch": -0.05, "all": -0.05}
     claims = SHAPE.report(finished(SHAPE.points("tiny"), lambda point: gain(point, slopes))).claims
-    assert [claim.verdict for claim in claims] == ["contradicted"] * 5
+    assert [claim.verdict for claim in claims] == ["contradicted"] * 8

@@ -10,7 +10,7 @@ from vitlab.models.config import ViTConfig, get_config
 from vitlab.recipes import tiny
 from vitlab.studies.statistics import Difference
 from vitlab.studies.study import Claim, Done, Point, digest, exaflops
-from vitlab.train.config import FewShotConfig, TrainConfig
+from vitlab.train.config import FewShotConfig, FinetuneConfig, TrainConfig
 
 BASE = tiny.digits()
 
@@ -106,11 +106,11 @@ def test_a_fine_tuning_costs_what_its_model_does() -> None:
 @pytest.mark.parametrize(
     ("low", "high", "pairs", "more", "equal"),
     [
-        (0.01, 0.03, 3, "shows", "contradicted"),
+        (0.01, 0.03, 3, "shows", "differ"),
         (-0.01, 0.03, 3, "not clear", "shows"),
         (0.0, 0.03, 3, "not clear", "shows"),
         (-0.03, 0.0, 3, "not clear", "shows"),
-        (-0.03, -0.01, 3, "contradicted", "contradicted"),
+        (-0.03, -0.01, 3, "contradicted", "differ"),
         (-math.inf, math.inf, 1, "not clear", "not clear"),
         (math.nan, math.nan, 3, "not clear", "not clear"),
     ],
@@ -119,3 +119,16 @@ def test_the_interval_decides_a_claim(low: float, high: float, pairs: int, more:
     measured = Difference((low + high) / 2 if pairs > 1 else 0.5, low, high, pairs)
     assert Claim("text", "paper", measured).verdict == more
     assert Claim("text", "paper", measured, expected="equal").verdict == equal
+
+
+def test_a_fine_tuning_counts_its_search_and_all_its_runs() -> None:
+    model = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8)
+    one = FinetuneConfig(model=model, steps=100, batch_size=10)
+    assert exaflops(one, 50) == pytest.approx(6 * model.forward_macs * 1000 / 1e18)
+    for changes, steps in (
+        ({"learning_rates": (0.1,)}, 100),
+        ({"learning_rates": (0.1, 0.2, 0.3)}, 400),
+        ({"learning_rates": (0.1, 0.2, 0.3), "runs": 3}, 600),
+        ({"learning_rates": (0.1, 0.2), "sweep_steps": 25}, 150),
+    ):
+        assert exaflops(dataclasses.replace(one, **changes), 50) == pytest.approx(steps / 100 * exaflops(one, 50))

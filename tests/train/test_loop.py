@@ -362,9 +362,11 @@ def test_asked_to_stop(
     assert "continues from step-000000005" in capsys.readouterr().err
 
 
-def test_asked_to_stop_when_it_ends_anyway(tmp_path: Path, quiet: tuple[State, bytes]) -> None:
-    model = run(EVERYTHING, tmp_path, signal_at(9, signal.SIGTERM))
-    assert largest_difference(copied(model), quiet[0]) == 0.0
+def test_asked_to_stop_at_the_last_step(tmp_path: Path, quiet: tuple[State, bytes]) -> None:
+    """It stops too: in the same process more may follow, which nobody would stop."""
+    with pytest.raises(StoppedError, match="stopped and saved at step 9/9"):
+        run(EVERYTHING, tmp_path, signal_at(9, signal.SIGTERM))
+    assert_same_end(tmp_path, quiet)
 
 
 def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:

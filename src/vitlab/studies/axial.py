@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from vitlab.models.config import ModelConfig, ResNetBody, ResNetConfig, get_config
-from vitlab.studies.appendix_d import FEWSHOT, LEARNT, gpu, gpu_vit, jft, series, tiny, tiny_vit, told
+from vitlab.studies.small import FEWSHOT, LEARNT, gpu, gpu_vit, jft, series, tiny, tiny_vit, told
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Panel, Point, Report, Scale, Study
 from vitlab.train.config import TrainConfig

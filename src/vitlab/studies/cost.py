@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitlab.data.datasets import DATASETS
-from vitlab.models.config import ModelConfig
+from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.studies.engine import Plan
 from vitlab.studies.study import Point, Scale, exaflops
 from vitlab.train.config import DataConfig
@@ -61,6 +61,8 @@ def model_of(point: Point, by_name: Mapping[str, Point]) -> ModelConfig:
     else:
         start = model_of(by_name[point.start], by_name)
         model = dataclasses.replace(start, image_size=config.model.image_size)
+        if isinstance(model, ViTConfig):  # pre-training's hidden head layer is dropped
+            model = dataclasses.replace(model, representation_size=None)
     classes = len(config.data.classes or ()) or _classes(config.data.name)
     return dataclasses.replace(model, num_classes=classes) if classes and config.masking is None else model
 

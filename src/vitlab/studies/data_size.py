@@ -8,9 +8,9 @@ from jaxtyping import Float
 
 from vitlab.models.config import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.recipes import finetune, pretrain
-from vitlab.studies.appendix_d import CARRIED_TO, LEARNT, SMALL_L2
+from vitlab.studies.small import CARRIED_TO, LEARNT, SMALL_L2, series
 from vitlab.studies.statistics import Difference, difference, estimate, interval, percent
-from vitlab.studies.study import SEEDS, Claim, Done, Panel, Point, Report, Scale, Series, Study
+from vitlab.studies.study import SEEDS, Claim, Done, Panel, Point, Report, Scale, Study
 from vitlab.train.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
 
 PARTS = (0.03, 0.1, 0.3, 1.0)
@@ -38,7 +38,7 @@ class Candidate:
 
 
 def points(scale: Scale) -> list[Point]:
-    """Every model on every part with the same settings and number of steps, as the paper has it; then fine-tuned.
+    """Every model on every part with the same settings, as the paper has it, and the same steps; then fine-tuned.
 
     At `tiny` only what has learnt from the least and from the most data is fine-tuned.
     """
@@ -216,17 +216,14 @@ def report(done: Sequence[Done]) -> Report:
     pictures = {float(each.point.labels["part"]): each.examples for each in done if not each.point.start}
     rows, panels = [], []
     for run, figure, title in MEASURES:
-        series = []
+        drawn = []
         for model in models:
             own = [each for each in done if (each.point.labels["model"], each.point.labels["run"]) == (model, run)]
             parts = sorted({float(each.point.labels["part"]) for each in own})
             found = {part: estimate(own, figure, part=part) for part in parts}
             rows.append([model, title, *(percent(found[part]) if part in found else "" for part in pictures)])
-            series.append(Series(
-                model, [pictures[part] for part in parts], [found[part].mean for part in parts],
-                [found[part].sd for part in parts],
-            ))  # fmt: skip
-        panels.append(Panel(title[:1].upper() + title[1:], "pictures learnt from", "accuracy", series, log_x=True))
+            drawn.append(series(model, [pictures[part] for part in parts], list(found.values())))
+        panels.append(Panel(title[:1].upper() + title[1:], "pictures learnt from", "accuracy", drawn, log_x=True))
     columns = ["model", "measured, %", *(f"{count:,} pictures" for count in pictures.values())]
     return Report(_lead(done), columns, rows, _claims(done, (min(pictures), max(pictures))), panels)
 
@@ -255,7 +252,7 @@ def _claims(done: Sequence[Done], parts: tuple[float, float]) -> list[Claim]:
         large, small = ({"run": run, "family": "ViT", "size": size} for size in ("large", "small"))
         found.append(Claim(
             f"More data brings the larger ViT more than the smaller one: {title}.",
-            "ViT-L is behind ViT-B after ImageNet and ahead after JFT (Fig. 3, Table 5)",
+            "ViT-L/16 is behind ViT-B/16 after ImageNet and ahead after JFT (Fig. 3, Table 5)",
             growth(done, figure, large, small, parts),
         ))  # fmt: skip
     return found

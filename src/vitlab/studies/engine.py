@@ -62,19 +62,18 @@ class Plan:
     def finished(self, name: str) -> bool:
         return (self.folders[name] / "result.json").is_file()
 
-    def failure(self, point: Point) -> str | None:
-        """Why the point can have no result: its training diverged, or that of the point which it starts from."""
-        path = self.folders[point.name] / FAILED
+    def failure(self, name: str) -> str | None:
+        """Why the point can have no result: its training diverged, or that of a point which it starts from."""
+        path = self.folders[name] / FAILED
         if path.is_file():
             return json.loads(path.read_bytes())["why"]
-        if point.start and (self.folders[point.start] / FAILED).is_file():
-            return f"it starts from {point.start}, which diverged"
-        return None
+        start = next(point.start for point in self.points if point.name == name)
+        return f"it starts from {start}, which failed" if start and self.failure(start) else None
 
     @property
     def open_points(self) -> list[Point]:
         """Those that are still to be run, in whole or in part."""
-        return [point for point in self.points if not self.finished(point.name) and not self.failure(point)]
+        return [point for point in self.points if not self.finished(point.name) and not self.failure(point.name)]
 
     def done(self, point: Point) -> Done:
         """What a finished point's folder tells."""
@@ -88,7 +87,7 @@ class Plan:
         return Done(point, figures, records, settings["examples"], model)
 
     def leftovers(self) -> list[Path]:
-        """Folders of points that this study has no more, or not with these settings."""
+        """Folders of points that this study has no more, or not with these settings or this data."""
         return [each for each in sorted(self.out.glob("points/*-????????")) if each not in self.folders.values()]
 
 
@@ -102,18 +101,22 @@ def plan(study: Study, scale: Scale, out: Path, *, dataset: str | None = None, r
     if dataset is not None and len(names) > 1:
         raise ValueError(f"this study has several data sets at this scale ({', '.join(sorted(names))}); none can stand "
                          f"in for all. Leave --dataset out.")  # fmt: skip
-    told = {"name": dataset, "root": root}
-    told = {name: value for name, value in told.items() if value is not None}
-
-    def on_data(point: Point) -> Point:
-        data: DataConfig = dataclasses.replace(point.config.data, **told)
-        return dataclasses.replace(point, config=dataclasses.replace(point.config, data=data))
-
-    points = tuple(map(on_data, points))
+    points = tuple(_on_data(point, dataset, root and str(Path(root).expanduser())) for point in points)
     by_name = {point.name: point for point in points}
     assert len(by_name) == len(points), "two points of one name"
     folders = {name: out / "points" / f"{name}-{digest(point, by_name)}" for name, point in by_name.items()}
     return Plan(study, scale, points, out, folders)
+
+
+def _on_data(point: Point, dataset: str | None, root: str | None) -> Point:
+    """The point on the user's data set, and with the user's folder for all sets that it needs."""
+    config = point.config
+    told = {name: value for name, value in (("name", dataset), ("root", root)) if value is not None}
+    data: DataConfig = dataclasses.replace(config.data, **told)
+    fewshot = config.fewshot
+    if root is not None and fewshot is not None and fewshot.dataset is not None:
+        fewshot = dataclasses.replace(fewshot, root=root)
+    return dataclasses.replace(point, config=dataclasses.replace(config, data=data, fewshot=fewshot))
 
 
 # ------------------------------------------------------------------------------------------------- in one process
@@ -138,7 +141,7 @@ def _take(plan: Plan, point: Point, device: str) -> bool:
     if claim is None:
         return False
     with claim:
-        if not plan.finished(point.name):
+        if not plan.finished(point.name) and not plan.failure(point.name):
             try:
                 _run(plan, point, device)
             except NonFiniteError as error:
@@ -171,14 +174,15 @@ def run_study(plan: Plan, *, processes: int | None = None, device: str = "auto")
     if processes is not None and processes < 1:
         raise ValueError(f"processes is {processes}; at least 1 is needed.")
     choose_device(device)  # a device that is not there is refused before anything starts
-    cores = len(os.sched_getaffinity(0))
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     count = processes or {"tiny": cores, "gpu": min(4, cores), "paper": 1}[plan.scale]
     if plan.open_points:
         plan.out.mkdir(parents=True, exist_ok=True)
         threads = 1 if plan.scale == "tiny" else max(1, cores // count)
         with _children(plan, min(count, len(plan.open_points)), device, threads) as children:
             _watch(plan, children)
-    if failures := {point.name: why for point in plan.points if (why := plan.failure(point))}:
+    if failures := {point.name: why for point in plan.points if (why := plan.failure(point.name))}:
         lines = "\n".join(f"  {name}: {why}" for name, why in failures.items())
         raise StudyError(
             f"{len(failures)} of {len(plan.points)} points could not be finished:\n{lines}\nThe others are kept. "
@@ -197,12 +201,10 @@ def _children(plan: Plan, count: int, device: str, threads: int) -> Iterator[lis
             child.start()
         yield children
     finally:
-        for child in children:
-            if child.is_alive():
-                child.terminate()  # it saves, and ends
-        for child in children:
-            if child.pid is not None:
-                child.join()
+        while alive := [child for child in children if child.is_alive()]:
+            for child in alive:  # it saves, and ends; again, for between two runs a signal may be lost
+                child.terminate()
+            alive[0].join(WAIT)
 
 
 def _child(plan: Plan, device: str, threads: int, log: Path) -> None:
@@ -225,7 +227,9 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
+    while True:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(WAIT)
 
 
 def _watch(plan: Plan, children: list[BaseProcess]) -> None:
@@ -247,7 +251,7 @@ def _watch(plan: Plan, children: list[BaseProcess]) -> None:
                     bar.update(task, completed=len(seen))
                     console.print(f"{len(seen)}/{total} {point.name}: {_headline(plan.done(point))}", markup=False)
             for number, child in enumerate(children):
-                if child.exitcode:
+                if child.exitcode and not asked_to_stop.is_set():  # Ctrl-C reaches them as well
                     raise _failure(plan.out / f"worker-{number}.log", child.exitcode)
 
 

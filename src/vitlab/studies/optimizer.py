@@ -8,8 +8,8 @@ import numpy as np
 from vitlab.inspect.panels import Panel, Series
 from vitlab.models.config import ResNetBody, ResNetConfig
 from vitlab.recipes import pretrain
-from vitlab.studies.appendix_d import SMALL_L2
 from vitlab.studies.scaling import LEARNT, NEW
+from vitlab.studies.small import SMALL_L2, series
 from vitlab.studies.statistics import Estimate, difference, estimate, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
 from vitlab.train.config import DataConfig, FewShotConfig, OptimConfig, TrainConfig
@@ -101,7 +101,8 @@ def _paper(model: str) -> TrainConfig:
     Deviation: judged by few-shot accuracy on ImageNet; the accuracies of Table 7 take a `vitlab finetune` of every
     model on each of the data sets.
     """
-    return dataclasses.replace(pretrain.jft(model), fewshot=FewShotConfig(dataset="imagenet", shots=(5, 10)))
+    fewshot = FewShotConfig(dataset="imagenet", test_split="test", shots=(5, 10))
+    return dataclasses.replace(pretrain.jft(model), fewshot=fewshot)
 
 
 def held_out(done: Sequence[Done], **labels: str | float) -> Estimate:
@@ -180,14 +181,13 @@ def _claim(done: Sequence[Done], model: str, chosen: dict[tuple[str, str], float
 
 
 def _transfer(done: Sequence[Done], models: Sequence[str], chosen: dict[tuple[str, str], float]) -> Panel:
-    series = []
+    drawn = []
     for name in ("adam", "sgd"):
         found = [
             estimate(done, "fewshot_5shot", model=model, optimizer=name, rate=chosen[model, name]) for model in models
         ]
-        places = range(len(models))
-        series.append(Series(name, list(places), [each.mean for each in found], [each.sd for each in found]))
-    return Panel("Transfer", "", "5-shot accuracy on new classes, %", series, ticks=models)
+        drawn.append(series(name, range(len(models)), found))
+    return Panel("Transfer", "", "5-shot accuracy on new classes, %", drawn, ticks=models)
 
 
 OPTIMIZER = Study(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitlab.models.config import ViTConfig
-from vitlab.studies.appendix_d import FEWSHOT, gpu, gpu_vit, jft, series, tiny, tiny_vit, told
+from vitlab.studies.small import FEWSHOT, gpu, gpu_vit, jft, series, tiny, tiny_vit, told
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Panel, Point, Report, Scale, Study
 from vitlab.train.config import TrainConfig
@@ -67,7 +67,8 @@ def report(done: Sequence[Done]) -> Report:
     assert isinstance(model, ViTConfig)
     return Report(
         lead=f"A ViT of {model.depth} blocks, D = {model.width}, {model.num_patches} patches of {model.patch_size} "
-        f"pixels ({model.pool}), with the position embeddings of Table 8. {told(done)}",
+        f"pixels ({model.pool}), with the position embeddings of Table 8. All of them start at sd "
+        f"{model.position_std:g}, which was chosen for 1-D ones. {told(done)}",
         columns=("position embedding", "where", "5-shot, %", "paper: 5-shot on ImageNet, %", "accuracy, %"),
         rows=rows,
         claims=_claims(done),

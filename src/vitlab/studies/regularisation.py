@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitlab.inspect.panels import Panel, Series
+from vitlab.inspect.panels import Panel
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import pretrain
 from vitlab.studies.optimizer import held_out
+from vitlab.studies.small import series
 from vitlab.studies.statistics import Difference, difference, estimate, over_seeds, percent
 from vitlab.studies.statistics import points as in_points
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
@@ -129,8 +130,7 @@ def report(done: Sequence[Done]) -> Report:
         rows.append(tuple(row))
     for data in amounts:
         found = [estimate(done, "accuracy", data=data, setting=setting) for setting in settings]
-        places = list(range(len(settings)))
-        drawn.append(Series(data, places, [each.mean for each in found], [each.sd for each in found]))
+        drawn.append(series(data, range(len(settings)), found))
     told = ("held out, {}", "accuracy, {}", "gain over none, points")
     return Report(
         _lead(done), ("setting", *(name.format(data) for data in amounts for name in told)), rows,
@@ -164,7 +164,7 @@ def _claims(done: Sequence[Done], little: str, much: str) -> list[Claim]:
         ),
         Claim(
             f"They gain more with little data than with much ({much}; chosen there: {best[much]}).",
-            "Table 3: decay 0.3 and dropout on ImageNet, 0.03 and dropout on ImageNet-21k, no dropout on JFT-300M",
+            "Table 3: decay 0.3 and dropout on ImageNet, 0.03 and dropout on ImageNet-21k, 0.1 and none on JFT-300M",
             over_seeds(done, lambda part: _gain(part, little, best[little]).mean - _gain(part, much, best[much]).mean),
         ),
     ]

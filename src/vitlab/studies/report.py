@@ -115,14 +115,18 @@ def _meaning(claims: Sequence[Mapping[str, Any]]) -> str:
         "and is `contradicted` where the whole interval is on the other."
     )
     if any(each["expected"] == "equal" for each in claims):
-        told += " That two are equal `shows` where the interval holds 0: no difference was found, which proves none."
+        told += (
+            " That two are equal `shows` where the interval holds 0, which finds no difference and proves none; else "
+            "they `differ`."
+        )
     for pairs in sorted({each["measured"]["pairs"] for each in claims}):
         if pairs == 1:
             told += " One seed has no interval, and shows nothing."
         elif pairs in COVERED:
             told += (
                 f" With {pairs} seeds the interval spans their differences, and holds the middle of all differences "
-                f"in {COVERED[pairs]} of such studies, not in 95 %."
+                f"in {COVERED[pairs]} of such studies, not in 95 %; where there is no difference at all, it excludes 0 "
+                f"in all the others."
             )
     return told
 

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import finetune, pretrain
-from vitlab.studies.appendix_d import CARRIED_TO, LEARNT
+from vitlab.studies.small import CARRIED_TO, LEARNT, series
 from vitlab.studies.statistics import difference, estimate, percent
-from vitlab.studies.study import SEEDS, Claim, Done, Panel, Point, Report, Scale, Series, Study
+from vitlab.studies.study import SEEDS, Claim, Done, Panel, Point, Report, Scale, Study
 from vitlab.train.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 
 FACTORS = (1.0, 1.5, 2.0)
@@ -119,10 +119,7 @@ def report(done: Sequence[Done]) -> Report:
         panels=[Panel(
             "Fine-tuned at higher resolution", "side of the picture in fine-tuning, pixels", "test accuracy",
             [
-                Series(
-                    f"{kind} positions", pixels, [found[kind, factor].mean for factor in FACTORS],
-                    [found[kind, factor].sd for factor in FACTORS],
-                )
+                series(f"{kind} positions", pixels, [found[kind, factor] for factor in FACTORS])
                 for kind in KINDS
             ],
         )],

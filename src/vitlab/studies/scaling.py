@@ -10,7 +10,7 @@ import numpy as np
 from vitlab.inspect.panels import Panel, Series, front
 from vitlab.models.config import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, get_config
 from vitlab.recipes import pretrain
-from vitlab.studies.appendix_d import SMALL_L2
+from vitlab.studies.small import SMALL_L2
 from vitlab.studies.statistics import estimate, over_seeds, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
 from vitlab.train.config import DataConfig, FewShotConfig, OptimConfig, TrainConfig
@@ -159,7 +159,7 @@ def _paper(run: PaperRun) -> TrainConfig:
         config = pretrain.jft("R152x2")
         head = {"num_classes": config.model.num_classes, "head_bias": config.model.head_bias}
         config = dataclasses.replace(config, model=get_config(run.model, **head))
-    fewshot = FewShotConfig(dataset="imagenet", shots=(5, 10))
+    fewshot = FewShotConfig(dataset="imagenet", test_split="test", shots=(5, 10))
     return dataclasses.replace(config, epochs=float(run.epochs), fewshot=fewshot)
 
 

@@ -13,7 +13,7 @@ from vitlab.inspect.panels import Series as Series
 from vitlab.models.config import ModelConfig
 from vitlab.settings import to_dict
 from vitlab.studies.statistics import Difference
-from vitlab.train.config import TrainConfig
+from vitlab.train.config import FinetuneConfig, TrainConfig
 
 Scale = Literal["tiny", "gpu", "paper"]
 """`tiny` is for two cores, `gpu` for one device; `paper` is the original, whose cost a dry run tells."""
@@ -77,12 +77,15 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """`shows`, `not clear` or `contradicted`, by the interval of the difference; a single seed shows nothing."""
+        """`shows`, `not clear` or `contradicted`, or of two that should be equal `differ`, by the interval.
+
+        A single seed shows nothing.
+        """
         low, high = self.measured.low, self.measured.high
         if not (math.isfinite(low) and math.isfinite(high)):
             return "not clear"
         if self.expected == "equal":
-            return "shows" if low <= 0 <= high else "contradicted"
+            return "shows" if low <= 0 <= high else "differ"
         return "shows" if low > 0 else "contradicted" if high < 0 else "not clear"
 
 
@@ -114,9 +117,15 @@ class Study:
 
 
 def exaflops(config: TrainConfig, examples: int) -> float:
-    """6 x multiply-accumulates of one forward pass x pictures seen, in 1e18: how Table 6 counts."""
-    seen = config.total_steps(examples) * config.batch_size
-    return 6 * config.model.forward_macs * seen / 1e18
+    """6 x multiply-accumulates of one forward pass x pictures seen, in 1e18: how Table 6 counts.
+
+    A fine-tuning counts all its runs, those of its search too.
+    """
+    steps = config.total_steps(examples)
+    if isinstance(config, FinetuneConfig):
+        rates = len(config.learning_rates) if len(config.learning_rates) > 1 else 0
+        steps = config.runs * steps + rates * (config.sweep_steps or steps)
+    return 6 * config.model.forward_macs * steps * config.batch_size / 1e18
 
 
 def digest(point: Point, points: Mapping[str, Point]) -> str:

@@ -159,7 +159,7 @@ def train(
                     progress.say(f"step {state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
                 if saving:
                     _save(config, state, workdir)
-            if stopping and not last:
+            if stopping or (last and asked_to_stop.is_set()):  # also at the end: more may follow in this process
                 raise StoppedError(f"stopped and saved at step {state.step}/{steps}; the same command continues.")
     return _finished(config, state, model)
 

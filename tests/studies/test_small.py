@@ -7,14 +7,14 @@ import pytest
 from finished import finished
 
 from vitlab.models.config import ViTConfig
-from vitlab.studies import appendix_d
-from vitlab.studies.appendix_d import CARRIED_TO, FEWSHOT, LEARNT, best, gpu_vit, groups, over_training, tiny_vit
+from vitlab.studies import small
+from vitlab.studies.small import CARRIED_TO, FEWSHOT, LEARNT, best, gpu_vit, groups, over_training, tiny_vit
 from vitlab.studies.study import Point, exaflops
 from vitlab.transfer.run import pretrain
 
 
 def point(kind: str, rate: float, seed: int) -> Point:
-    config = appendix_d.tiny(tiny_vit(), seed, steps=2)
+    config = small.tiny(tiny_vit(), seed, steps=2)
     return Point(f"{kind}-{rate}-{seed}", config, {"kind": kind, "rate": rate})
 
 
@@ -23,7 +23,7 @@ GRID = [point(kind, rate, seed) for seed in (0, 1) for kind in ("a", "b") for ra
 
 def test_the_transfer_task_is_never_seen() -> None:
     assert sorted(LEARNT + CARRIED_TO) == list(range(10))
-    for config in (appendix_d.tiny(tiny_vit(), 0, steps=2), appendix_d.gpu(gpu_vit(), 0, steps=2)):
+    for config in (small.tiny(tiny_vit(), 0, steps=2), small.gpu(gpu_vit(), 0, steps=2)):
         assert config.fewshot is not None
         assert (config.data.classes, config.fewshot.classes) == (LEARNT, CARRIED_TO)
         assert config.model.num_classes == len(LEARNT)
@@ -31,7 +31,7 @@ def test_the_transfer_task_is_never_seen() -> None:
 
 def test_a_run_has_both_figures(tmp_path: Path) -> None:
     """On the digits, and but two steps long."""
-    config = appendix_d.tiny(tiny_vit(depth=1), 0, steps=2)
+    config = small.tiny(tiny_vit(depth=1), 0, steps=2)
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, name="digits"), eval_every=1)
     outcome = pretrain(config, tmp_path, device="cpu", tensorboard=False)
     assert 0 <= outcome.test.accuracy <= 1
@@ -42,21 +42,21 @@ def test_a_run_has_both_figures(tmp_path: Path) -> None:
 
 def test_the_papers_runs() -> None:
     """Seven epochs of Table 3; Table 6's compute of B/16."""
-    config = appendix_d.jft("ViT-B/16", position="none")
+    config = small.jft("ViT-B/16", position="none")
     assert isinstance(config.model, ViTConfig)
     assert (config.epochs, config.optim.lr, config.model.position) == (7.0, 8e-4, "none")
     assert exaflops(config, 303_000_000) == pytest.approx(224, rel=0.02)
-    wide = appendix_d.jft("ViT-L/32", width=2048, heads=32).model
+    wide = small.jft("ViT-L/32", width=2048, heads=32).model
     assert isinstance(wide, ViTConfig)
     assert wide.representation_size == 2048
 
 
 def test_what_the_runs_are_is_told() -> None:
-    small = appendix_d.told(finished(GRID, lambda point: 0.5))
-    assert "30,000 pictures of the classes 0, 2, 4, 7, 9 of fashion_mnist, 2 steps of 64, 2 seeds" in small
-    assert "the classes 1, 3, 5, 6, 8 of the same data set" in small
-    paper = [Point("one", appendix_d.jft(), {})]
-    told = appendix_d.told(finished(paper, lambda point: 0.5, examples=303_000_000))
+    said = small.told(finished(GRID, lambda point: 0.5))
+    assert "30,000 pictures of the classes 0, 2, 4, 7, 9 of fashion_mnist, 2 steps of 64, 2 seeds" in said
+    assert "the classes 1, 3, 5, 6, 8 of the same data set" in said
+    paper = [Point("one", small.jft(), {})]
+    told = small.told(finished(paper, lambda point: 0.5, examples=303_000_000))
     assert "pictures of shards:jft300m" in told
     assert "517,822 steps of 4096, 1 seed." in told
     assert "on imagenet." in told

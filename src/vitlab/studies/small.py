@@ -1,4 +1,7 @@
-"""What the studies of App. D have in common: pre-training, and what five examples a class make of it elsewhere."""
+"""What several studies have in common: a small pre-training, what five examples a class make of it elsewhere, words.
+
+The small scales are of half of the classes of a data set; transfer is judged on the other half.
+"""
 
 import dataclasses
 from collections.abc import Sequence
