@@ -12,6 +12,7 @@ from PIL import Image
 
 from vitlab.inspect.panels import Panel, Series
 from vitlab.recipes import tiny
+from vitlab.studies import STUDIES
 from vitlab.studies.report import as_markdown, as_text, operations, write_report
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.study import Claim, Done, Point, Report, Scale, Study
@@ -157,3 +158,23 @@ def test_a_report_that_cannot_be_made_leaves_the_old_one(written: tuple[Path, di
 )  # fmt: skip
 def test_compute_is_told_in_the_unit_that_suits_it(exaflops: float, text: str) -> None:
     assert operations(exaflops) == text
+
+
+@pytest.mark.parametrize("scale", ["tiny", "gpu", "paper"])
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_studys_report_can_be_written(name: str, scale: Scale, tmp_path: Path) -> None:
+    """With made-up figures, the same for all points but for the seed; whatever it says must fit its files."""
+    done = []
+    for point in STUDIES[name].points(scale):
+        measured = ("accuracy", "loss", "constant_loss", "fewshot_5shot", "fewshot_10shot")
+        figures = dict.fromkeys(measured, 0.5 + 0.01 * point.config.seed)
+        judged = {f"{split}_accuracy": 0.5 for split in ("val", "test")}
+        records = [{"step": step, **figures, **judged} for step in (100, 200)]
+        done.append(Done(point, figures, records, 1000))
+    result = write_report(STUDIES[name], scale, done, tmp_path)
+    assert json.loads((tmp_path / "study.json").read_text()) == result
+    assert len(result["points"]) == len(done)
+    text = (tmp_path / "report.md").read_text()
+    assert all(f"| {each['claim']} |" in text for each in result["claims"])
+    for row in result["table"]["rows"]:
+        assert len(row) == len(result["table"]["columns"])

@@ -193,7 +193,7 @@ def _transfer(done: Sequence[Done], models: Sequence[str], chosen: dict[tuple[st
 OPTIMIZER = Study(
     name="optimizer",
     source="Table 7, App. D.1",
-    about="ResNets by Adam and by SGD with momentum: which carries over better",
+    about="Which prepares ResNets better for transfer, Adam or SGD with momentum?",
     points=points,
     report=report,
 )

@@ -173,7 +173,7 @@ def _claims(done: Sequence[Done], little: str, much: str) -> list[Claim]:
 REGULARISATION = Study(
     name="dropout-decay-smoothing",
     source="Sec. 4.3",
-    about="weight decay, dropout and label smoothing for a ViT on little data, and on more",
+    about="Do weight decay, dropout and label smoothing help a ViT on little data, and on more?",
     points=points,
     report=report,
 )

@@ -306,7 +306,7 @@ def _runs(done: Sequence[Done], kind: str) -> list[tuple[float, float]]:
 SCALING = Study(
     name="scaling",
     source="Fig. 5, Table 6",
-    about="which family makes the most of its compute: ViT, hybrid or ResNet",
+    about="Which family makes the most of its compute: ViT, hybrid or ResNet?",
     points=points,
     report=report,
 )
