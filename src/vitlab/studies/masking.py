@@ -29,6 +29,17 @@ NAMES = {
     "mean-colour-15": "mean colour, 15 % corrupted",
     "supervised": "supervised",
 }
+TICKS = {
+    "scratch": "scratch",
+    "scratch-zero": "scratch, head 0",
+    "mean-colour-50": "colour 50 %",
+    "mean-colour-50-zero": "colour 50 %, head 0",
+    "downsized-50": "4x4 50 %",
+    "regression-50": "pixels 50 %",
+    "mean-colour-15": "colour 15 %",
+    "supervised": "supervised",
+}
+"""The same for a figure."""
 PAPER = {
     "scratch": "77.9",
     "scratch-zero": "",
@@ -158,7 +169,7 @@ def report(done: Sequence[Done]) -> Report:
         claims=_claims(done, present),
         panels=[Panel(
             "Fine-tuned on few labels", "pre-training", "test accuracy", [accuracies],
-            ticks=[NAMES[name] for name in present],
+            ticks=[TICKS[name] for name in present],
         )],
     )  # fmt: skip
 
