@@ -167,7 +167,7 @@ def test_every_studys_report_can_be_written(name: str, scale: Scale, tmp_path: P
     done = []
     for point in STUDIES[name].points(scale):
         measured = ("accuracy", "loss", "constant_loss", "fewshot_5shot", "fewshot_10shot")
-        figures = dict.fromkeys(measured, 0.5 + 0.01 * point.config.seed)
+        figures: dict[str, float] = dict.fromkeys(measured, 0.5 + 0.01 * point.config.seed)
         judged = {f"{split}_accuracy": 0.5 for split in ("val", "test")}
         records = [{"step": step, **figures, **judged} for step in (100, 200)]
         done.append(Done(point, figures, records, 1000))
