@@ -16,6 +16,7 @@ from vitlab.data.vtab import TASKS
 from vitlab.models import MODELS, create_model, get_config
 from vitlab.models.config import ResNetBody
 from vitlab.recipes import FINETUNE, PRETRAIN
+from vitlab.studies import STUDIES
 
 PAGE = Path(__file__).parents[1] / "docs" / "models.md"
 
@@ -216,3 +217,15 @@ def test_table() -> None:
     rows = [{"name": "a", "heads": "-"}, {"name": "b", "heads": 12}]
     assert catalogue.as_table(rows).splitlines() == ["name  heads", "a         -", "b        12"]
     assert catalogue.as_table([]) == "nothing has such a name"
+    rows = [{"name": "a", "finished": True}, {"name": "b", "finished": False}]
+    assert [line.split() for line in catalogue.as_table(rows).splitlines()] == [
+        ["name", "finished"],
+        ["a", "yes"],
+        ["b"],
+    ]
+
+
+def test_studies_by_name() -> None:
+    assert [row["study"] for row in catalogue.studies()] == list(STUDIES)
+    (row,) = catalogue.studies("pos*")
+    assert row["paper"] == "Table 8, App. D.4"

@@ -52,7 +52,7 @@ def test_json_for_programs(run: Path, picture: Path, capsys: pytest.CaptureFixtu
     said = answer(capsys, "predict", str(run), str(picture), "--top", "2", "--device", "cpu")
     assert (said["path"], said["error"]) == (str(picture), None)
     assert len(said["top"]) == 2
-    for what in ("models", "datasets", "recipes", "vtab"):
+    for what in ("models", "datasets", "recipes", "studies", "vtab"):
         assert answer(capsys, "list", what)
 
 
@@ -261,7 +261,7 @@ def test_app_says_where_it_is(run: Path, monkeypatch: pytest.MonkeyPatch, capsys
 def test_studies_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, "study", "--list")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == list(STUDIES)
+    assert [line.split()[0] for line in out.splitlines()] == ["study", *STUDIES]
     assert {row["study"]: row["paper"] for row in answer(capsys, "study", "--list")}["positions"].startswith("Table 8")
 
 
@@ -289,7 +289,7 @@ def test_a_studys_cost_at_another_speed(capsys: pytest.CaptureFixture[str]) -> N
     )
     assert slow == pytest.approx(2 * fast)
     _, out, _ = call(capsys, "study", "head", "--dry-run", "--tflops", "0.5")
-    assert f"{slow:.3g} hours at 0.5 TFLOP/s" in out.splitlines()[-1]
+    assert f"{slow:.3g} hours of one core at 0.5 TFLOP/s" in out.splitlines()[-1]
 
 
 def test_a_study_from_end_to_end(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

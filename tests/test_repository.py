@@ -32,7 +32,7 @@ STANDS_ON = {
     "recipes": ("settings", "models.config", "train.config"),
     "studies": ("settings", "files", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
     "app": ("settings", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
-    "catalogue": ("settings", "models", "data", "recipes"),
+    "catalogue": ("settings", "models", "data", "recipes", "studies"),
     "doctor": ("models",),
     "commands": ("",),
     "cli": ("",),

@@ -1,4 +1,4 @@
-"""What there is by name, as rows for people and programs: models, data sets, recipes.
+"""What there is by name, as rows for people and programs: models, data sets, recipes, studies.
 
 `python -m vitlab.catalogue > docs/models.md` writes the page about the models anew.
 """
@@ -6,12 +6,14 @@
 import fnmatch
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.models import MODELS, ModelConfig, ResNetConfig
 from vitlab.models.config import AXIAL_HEADS
 from vitlab.recipes import FINETUNE, PRETRAIN
+from vitlab.studies import STUDIES
 
 if TYPE_CHECKING:
     from vitlab.data.datasets import DatasetInfo
@@ -140,11 +142,17 @@ def recipes(pattern: str = "*") -> list[Row]:
     return rows
 
 
-def as_table(rows: list[Row]) -> str:
+def studies(pattern: str = "*") -> list[Row]:
+    """Every study: where it stands in the paper, and what it asks."""
+    found = [study for name, study in STUDIES.items() if fnmatch.fnmatchcase(name, pattern)]
+    return [{"study": study.name, "paper": study.source, "about": study.about} for study in found]
+
+
+def as_table(rows: Sequence[Row]) -> str:
     """Columns under their names; numbers to the right."""
     if not rows:
         return "nothing has such a name"
-    cells = [list(rows[0])] + [[f"{v:,}" if isinstance(v, int) else str(v) for v in row.values()] for row in rows]
+    cells = [list(rows[0])] + [list(map(_shown, row.values())) for row in rows]
     widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
     right = [any(isinstance(row[name], (int, float)) for row in rows) for name in rows[0]]
     return "\n".join(
@@ -153,6 +161,12 @@ def as_table(rows: list[Row]) -> str:
         ).rstrip()
         for line in cells
     )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def models_page() -> str:

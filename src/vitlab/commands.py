@@ -44,9 +44,9 @@ class Demo:
 
 @dataclass(frozen=True)
 class List:
-    """What there is by name: models, data sets, recipes, or the tasks of VTAB-1k and how their data is had."""
+    """What there is by name: models, data sets, recipes, studies, or the tasks of VTAB-1k and how their data is had."""
 
-    what: Positional[Literal["models", "datasets", "recipes", "vtab"]]
+    what: Positional[Literal["models", "datasets", "recipes", "studies", "vtab"]]
     """What to list."""
     pattern: Annotated[Positional[str], tyro.conf.arg(metavar="PATTERN")] = "*"
     """Shell pattern for the names, e.g. `ViT-B*`."""
@@ -389,14 +389,13 @@ class Study:
     json: bool = False
 
     def run(self) -> int:
+        from vitlab import catalogue
         from vitlab.studies import STUDIES
 
         if self.list or not self.name:
             if self != Study(list=True, json=self.json):
                 raise ValueError("give the NAME of a study, or --list alone to see which there are.")
-            rows = [{"study": each.name, "paper": each.source, "about": each.about} for each in STUDIES.values()]
-            _answer(rows, self.json, "\n".join(f"{r['study']:24} {r['about']} ({r['paper']})" for r in rows))
-            return 0
+            return List("studies", json=self.json).run()
         if self.name not in STUDIES:
             raise ValueError(f"unknown study {self.name!r}; {nearest(self.name, STUDIES)}. `vitlab study --list`")
         if self.tflops is not None and not self.dry_run:
@@ -410,7 +409,7 @@ class Study:
         plan = engine.plan(STUDIES[self.name], self.scale, out, dataset=self.dataset, root=self.root)
         if self.dry_run:
             found = cost.cost(plan, self.tflops)
-            _answer(found, self.json, cost.as_table(found))
+            _answer(found, self.json, f"{catalogue.as_table(cost.rows(found))}\n{cost.summary(found)}")
             return 0
         found = engine.run_study(plan, processes=self.processes, device=self.device)
         _answer(found, self.json, f"{as_text(found)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}")

@@ -8,8 +8,9 @@ from small_study import SMALL, points
 
 from vitlab.models.config import get_config
 from vitlab.recipes.selfsup import tiny_digits
-from vitlab.studies.cost import as_table, cost, model_of, pictures
+from vitlab.studies.cost import cost, model_of, pictures, rows, summary
 from vitlab.studies.engine import plan
+from vitlab.studies.study import Point
 from vitlab.train.config import DataConfig
 from vitlab.train.workdir import write_json
 
@@ -38,9 +39,25 @@ def test_what_is_finished_is_not_still_to_do(tmp_path: Path) -> None:
     first = found["points"][0]
     assert first["finished"]
     assert found["sum"]["open_hours"] == pytest.approx(found["sum"]["hours"] - first["hours"])
-    table = as_table(found)
-    assert table.splitlines()[1].endswith("finished")
-    assert "6 points" in table.splitlines()[-1]
+    assert [row["finished"] for row in rows(found)] == [True, *[False] * 5]
+    assert rows(found)[0]["hours"] == pytest.approx(first["hours"], rel=5e-3)
+    assert summary(found).startswith("6 points: ")
+    assert "hours of one core at 0.03 TFLOP/s" in summary(found)
+
+
+def test_a_search_is_counted_in_steps_and_pictures_too(tmp_path: Path) -> None:
+    """What stands in a row fits together."""
+
+    def searched(scale: str) -> list[Point]:
+        first, _, tuned, *_ = points("tiny")
+        config = dataclasses.replace(tuned.config, learning_rates=(0.01, 0.03))
+        return [first, dataclasses.replace(tuned, config=config, start=first.name)]
+
+    study = dataclasses.replace(SMALL, points=searched)
+    row = cost(plan(study, "tiny", tmp_path))["points"][1]
+    assert (row["steps"], row["pictures"]) == (3 * 40, 3 * 640)
+    model = model_of(searched("tiny")[1], {point.name: point for point in searched("tiny")})
+    assert row["exaflops"] == pytest.approx(6 * model.forward_macs * row["pictures"] / 1e18)
 
 
 @pytest.mark.parametrize(

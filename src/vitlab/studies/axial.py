@@ -1,6 +1,6 @@
 """Fig. 13, App. D.6: attention along rows and then columns, in a Vision Transformer and in a ResNet.
 
-Fig. 13 has two axes for cost: FLOPs, which are counted here, and speed, which `vitlab bench` measures.
+Fig. 13 has two axes for cost: FLOPs, which are counted here, and speed, which is not measured.
 """
 
 import dataclasses

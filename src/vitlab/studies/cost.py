@@ -7,14 +7,14 @@ from typing import Any
 from vitlab.data.datasets import DATASETS
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.studies.engine import Plan
-from vitlab.studies.study import Point, Scale, exaflops
+from vitlab.studies.study import Point, Scale, exaflops, updates
 from vitlab.train.config import DataConfig
 
 PICTURES = {"shards:jft300m": 303_000_000, "shards:imagenet21k": 14_197_122, "folder:imagenet": 1_281_167}
 """Training pictures of the paper's sets that the user brings (Sec. 4.1)."""
-TFLOPS: dict[Scale, float] = {"tiny": 0.036, "gpu": 100.0, "paper": 400.0}
-"""Useful TFLOP/s taken for granted: small models on one CPU core (measured: docs/reproduce.md), small and large ones on
-one H100 (assumed, 40 % of its peak for large ones)."""
+TFLOPS: dict[Scale, float] = {"tiny": 0.03, "gpu": 100.0, "paper": 400.0}
+"""Useful TFLOP/s taken for granted: of one CPU core with small models (measured: docs/reproduce.md), of one H100 with
+small and with large ones (assumed; 400 is 40 % of its peak)."""
 
 
 def cost(plan: Plan, tflops: float | None = None) -> dict[str, Any]:
@@ -26,27 +26,27 @@ def cost(plan: Plan, tflops: float | None = None) -> dict[str, Any]:
     if not rate > 0:
         raise ValueError(f"tflops is {rate}; give the device's useful TFLOP/s, more than 0.")
     by_name = {point.name: point for point in plan.points}
-    rows = [_row(point, by_name, rate) | {"finished": plan.finished(point.name)} for point in plan.points]
-    sums = {name: sum(row[name] for row in rows) for name in ("pictures", "exaflops", "hours")}
-    open_hours = sum(row["hours"] for row in rows if not row["finished"])
+    points = [_row(point, by_name, rate) | {"finished": plan.finished(point.name)} for point in plan.points]
+    sums = {name: sum(row[name] for row in points) for name in ("pictures", "exaflops", "hours")}
+    open_hours = sum(row["hours"] for row in points if not row["finished"])
     return {
         "study": plan.study.name,
         "scale": plan.scale,
         "tflops": rate,
-        "points": rows,
-        "sum": sums | {"points": len(rows), "open_hours": open_hours},
+        "points": points,
+        "sum": sums | {"points": len(points), "open_hours": open_hours},
     }
 
 
 def _row(point: Point, by_name: Mapping[str, Point], tflops: float) -> dict[str, Any]:
     examples, model = pictures(point.config.data), model_of(point, by_name)
     config = dataclasses.replace(point.config, model=model)
-    work = exaflops(config, examples)
+    work, steps = exaflops(config, examples), updates(config, examples)
     return {
         "point": point.name,
         "parameters": model.num_parameters,
-        "steps": config.total_steps(examples),
-        "pictures": config.total_steps(examples) * config.batch_size,
+        "steps": steps,
+        "pictures": steps * config.batch_size,
         "exaflops": work,
         "hours": work * 1e18 / (tflops * 1e12) / 3600,
     }
@@ -91,18 +91,19 @@ def pictures(data: DataConfig) -> int:
     return max(1, round(whole * share * (data.part or 1.0)))
 
 
-def as_table(found: Mapping[str, Any]) -> str:
-    """The cost, to be read by a person."""
-    width = max(len(row["point"]) for row in found["points"])
-    lines = [f"{'point':{width}}  {'parameters':>13}  {'steps':>9}  {'pictures':>14}  {'exaFLOPs':>9}  {'hours':>8}"]
-    for row in found["points"]:
-        lines.append(
-            f"{row['point']:{width}}  {row['parameters']:13,}  {row['steps']:9,}  {row['pictures']:14,}  "
-            f"{row['exaflops']:9.3g}  {row['hours']:8.3g}{'  finished' if row['finished'] else ''}"
-        )
-    total = found["sum"]
-    lines.append(
+def rows(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The points for a table, to three digits."""
+    return [
+        {name: float(f"{value:.3g}") if isinstance(value, float) else value for name, value in row.items()}
+        for row in found["points"]
+    ]
+
+
+def summary(found: Mapping[str, Any]) -> str:
+    """The sum, to be read by a person."""
+    total, unit = found["sum"], "core" if found["scale"] == "tiny" else "device"
+    return (
         f"{total['points']} points: {total['pictures']:,} pictures, {total['exaflops']:.3g} exaFLOPs of training, "
-        f"{total['hours']:.3g} hours at {found['tflops']:g} TFLOP/s ({total['open_hours']:.3g} of them still to do)"
+        f"{total['hours']:.3g} hours of one {unit} at {found['tflops']:g} TFLOP/s ({total['open_hours']:.3g} of them "
+        f"still to do)"
     )
-    return "\n".join(lines)

@@ -117,15 +117,17 @@ class Study:
 
 
 def exaflops(config: TrainConfig, examples: int) -> float:
-    """6 x multiply-accumulates of one forward pass x pictures seen, in 1e18: how Table 6 counts.
+    """6 x multiply-accumulates of one forward pass x pictures seen, in 1e18: how Table 6 counts."""
+    return 6 * config.model.forward_macs * updates(config, examples) * config.batch_size / 1e18
 
-    A fine-tuning counts all its runs, those of its search too.
-    """
+
+def updates(config: TrainConfig, examples: int) -> int:
+    """Steps in all: a fine-tuning makes those of its search and of each of its runs."""
     steps = config.total_steps(examples)
     if isinstance(config, FinetuneConfig):
         rates = len(config.learning_rates) if len(config.learning_rates) > 1 else 0
         steps = config.runs * steps + rates * (config.sweep_steps or steps)
-    return 6 * config.model.forward_macs * steps * config.batch_size / 1e18
+    return steps
 
 
 def digest(point: Point, points: Mapping[str, Point]) -> str:
