@@ -184,7 +184,7 @@ WORDS: list[tuple[str, list[str]]] = [
     ("", ["Expected one of {demo, list, pretrain"]),
     ("pretrian", ["unknown command 'pretrian'; the nearest: pretrain"]),
     ("--jsn", ["Unrecognized options: --jsn", "pretrain"]),
-    ("list", ["{models,datasets,recipes,vtab}", "required"]),
+    ("list", ["{models,datasets,recipes,studies,vtab}", "required"]),
     ("list modls", ["'modls'", "'models', 'datasets', 'recipes'"]),
     ("list models --jsn", ["Unrecognized options: --jsn", "--json"]),
     ("list models --root pictures", ["--root has no effect on a list of models", "`vitlab list vtab`"]),

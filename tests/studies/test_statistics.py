@@ -11,8 +11,8 @@ import pytest
 
 from vitlab.models.config import ViTConfig
 from vitlab.studies import statistics
-from vitlab.studies.statistics import Difference, Estimate, difference, estimate, interval, percent, points
-from vitlab.studies.study import Done, Point
+from vitlab.studies.statistics import Estimate, difference, estimate, interval, percent, points
+from vitlab.studies.study import Difference, Done, Point
 from vitlab.train.config import TrainConfig
 
 CONFIG = TrainConfig(model=ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=1, mlp_dim=8), steps=1)

@@ -8,8 +8,7 @@ import pytest
 
 from vitlab.models.config import ViTConfig, get_config
 from vitlab.recipes import tiny
-from vitlab.studies.statistics import Difference
-from vitlab.studies.study import Claim, Done, Point, digest, exaflops
+from vitlab.studies.study import Claim, Difference, Done, Point, digest, exaflops
 from vitlab.train.config import FewShotConfig, FinetuneConfig, TrainConfig
 
 BASE = tiny.digits()

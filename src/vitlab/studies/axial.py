@@ -6,10 +6,11 @@ Fig. 13 has two axes for cost: FLOPs, which are counted here, and speed, which i
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from vitlab.inspect.panels import Panel
 from vitlab.models.config import ModelConfig, ResNetBody, ResNetConfig, get_config
 from vitlab.studies.small import FEWSHOT, LEARNT, gpu, gpu_vit, jft, series, tiny, tiny_vit, told
 from vitlab.studies.statistics import difference, estimate, percent
-from vitlab.studies.study import SEEDS, Claim, Done, Panel, Point, Report, Scale, Study
+from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
 from vitlab.train.config import TrainConfig
 
 FIG13 = {

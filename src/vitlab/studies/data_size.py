@@ -3,14 +3,12 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-from jaxtyping import Float
-
+from vitlab.inspect.panels import Panel
 from vitlab.models.config import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.recipes import finetune, pretrain
 from vitlab.studies.small import CARRIED_TO, LEARNT, SMALL_L2, series
-from vitlab.studies.statistics import Difference, difference, estimate, interval, percent
-from vitlab.studies.study import SEEDS, Claim, Done, Panel, Point, Report, Scale, Study
+from vitlab.studies.statistics import difference, estimate, over_seeds, percent
+from vitlab.studies.study import SEEDS, Claim, Difference, Done, Point, Report, Scale, Study
 from vitlab.train.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
 
 PARTS = (0.03, 0.1, 0.3, 1.0)
@@ -201,12 +199,12 @@ def growth(
     By seed: a difference of differences, with its interval over seeds.
     """
 
-    def values(labels: Mapping[str, str], part: float) -> Float[np.ndarray, " seeds"]:
-        return np.array(estimate(done, figure, part=part, **labels).values)
-
     least, most = parts
-    rises = values(one, most) - values(one, least) - (values(other, most) - values(other, least))
-    return Difference(float(rises.mean()), *interval(rises), len(rises))
+
+    def rise(seed: Sequence[Done], labels: Mapping[str, str]) -> float:
+        return estimate(seed, figure, part=most, **labels).mean - estimate(seed, figure, part=least, **labels).mean
+
+    return over_seeds(done, lambda seed: rise(seed, one) - rise(seed, other))
 
 
 def report(done: Sequence[Done]) -> Report:

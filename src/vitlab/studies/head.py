@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+from vitlab.inspect.panels import Panel
 from vitlab.models.config import ViTConfig
 from vitlab.studies.small import (
     FEWSHOT,
@@ -18,7 +19,7 @@ from vitlab.studies.small import (
     told,
 )
 from vitlab.studies.statistics import difference, estimate, percent
-from vitlab.studies.study import SEEDS, Claim, Done, Panel, Point, Report, Scale, Study
+from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
 from vitlab.train.config import TrainConfig
 
 KINDS = {"token": "class token", "gap": "GAP"}

@@ -3,12 +3,13 @@
 import dataclasses
 from collections.abc import Sequence
 
+from vitlab.inspect.panels import Panel
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import finetune, pretrain, selfsup
 from vitlab.studies.small import series
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.statistics import points as in_points
-from vitlab.studies.study import SEEDS, Claim, Done, Panel, Point, Report, Scale, Study
+from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
 from vitlab.train.config import DataConfig, FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
 
 VARIANTS: tuple[tuple[str, MaskingConfig], ...] = (

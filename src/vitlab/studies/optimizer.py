@@ -8,11 +8,11 @@ import numpy as np
 from vitlab.inspect.panels import Panel, Series
 from vitlab.models.config import ResNetBody, ResNetConfig
 from vitlab.recipes import pretrain
-from vitlab.studies.scaling import LEARNT, NEW
-from vitlab.studies.small import SMALL_L2, series
-from vitlab.studies.statistics import Estimate, difference, estimate, percent
+from vitlab.studies.scaling import pretraining
+from vitlab.studies.small import held_out, series
+from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
-from vitlab.train.config import DataConfig, FewShotConfig, OptimConfig, TrainConfig
+from vitlab.train.config import FewShotConfig, OptimConfig, TrainConfig
 
 DATASETS = ("ImageNet", "CIFAR-10", "CIFAR-100", "Pets", "Flowers")
 TABLE7 = {
@@ -64,7 +64,7 @@ def points(scale: Scale) -> list[Point]:
     adam = [OptimConfig(lr=lr, weight_decay=0.05, schedule="cosine", warmup_steps=warmup) for lr in ADAM_RATES[scale]]
     sgd = [bit_sgd(batch, warmup, factor) for factor in BIT_RATES[scale]]
     return [
-        _point(size, _small(scale, model, optim, seed))
+        _point(size, pretraining(scale, model, optim, 400 if scale == "tiny" else 3000, seed, held_out=True))
         for size, model in (TINY if scale == "tiny" else GPU).items()
         for optim in (*adam, *sgd)
         for seed in SEEDS
@@ -77,24 +77,6 @@ def _point(model: str, config: TrainConfig) -> Point:
     return Point(name, config, {"model": model, "optimizer": optim.name, "rate": optim.lr})
 
 
-def _small(scale: Scale, model: ResNetConfig, optim: OptimConfig, seed: int) -> TrainConfig:
-    """Half of the classes are learnt, with a held-out part to choose the rate by; transfer is judged on the others."""
-    tiny = scale == "tiny"
-    return TrainConfig(
-        model=model,
-        data=DataConfig(
-            name="fashion_mnist" if tiny else "cifar10", train_split="train", eval_split="val", classes=LEARNT,
-            crop="pad", pad=2 if tiny else 4, flip=True,
-        ),
-        optim=optim,
-        steps=400 if tiny else 3000,
-        batch_size=64 if tiny else 512,
-        fewshot=FewShotConfig(classes=NEW, test_split="test", shots=(5, 10), l2=SMALL_L2, seeds=20),
-        seed=seed,
-        log_every=100,
-    )  # fmt: skip
-
-
 def _paper(model: str) -> TrainConfig:
     """Table 3's run of a ResNet, by Adam.
 
@@ -103,17 +85,6 @@ def _paper(model: str) -> TrainConfig:
     """
     fewshot = FewShotConfig(dataset="imagenet", test_split="test", shots=(5, 10))
     return dataclasses.replace(pretrain.jft(model), fewshot=fewshot)
-
-
-def held_out(done: Sequence[Done], **labels: str | float) -> Estimate:
-    """Accuracy on the held-out pictures of the learnt classes, after the last step of each run with these labels."""
-    return Estimate(
-        tuple(
-            float([record["val_accuracy"] for record in each.records if "val_accuracy" in record][-1])
-            for each in done
-            if labels.items() <= each.point.labels.items()
-        )
-    )
 
 
 def best_rate(done: Sequence[Done], model: str, optimizer: str) -> float:

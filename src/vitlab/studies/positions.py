@@ -8,10 +8,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vitlab.inspect.panels import Panel
 from vitlab.models.config import ViTConfig
 from vitlab.studies.small import FEWSHOT, gpu, gpu_vit, jft, series, tiny, tiny_vit, told
 from vitlab.studies.statistics import difference, estimate, percent
-from vitlab.studies.study import SEEDS, Claim, Done, Panel, Point, Report, Scale, Study
+from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
 from vitlab.train.config import TrainConfig
 
 TABLE8 = {

@@ -9,11 +9,10 @@ import numpy as np
 from vitlab.inspect.panels import Panel
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import pretrain
-from vitlab.studies.optimizer import held_out
-from vitlab.studies.small import series
-from vitlab.studies.statistics import Difference, difference, estimate, over_seeds, percent
+from vitlab.studies.small import held_out, series
+from vitlab.studies.statistics import difference, estimate, over_seeds, percent
 from vitlab.studies.statistics import points as in_points
-from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
+from vitlab.studies.study import SEEDS, Claim, Difference, Done, Point, Report, Scale, Study
 from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
 
 

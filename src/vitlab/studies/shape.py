@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vitlab.inspect.panels import Panel
 from vitlab.models.config import ViTConfig
 from vitlab.studies.small import FEWSHOT, gpu, gpu_vit, groups, jft, series, tiny, tiny_vit, told
 from vitlab.studies.statistics import Estimate, difference, estimate, percent
-from vitlab.studies.study import SEEDS, Claim, Done, Panel, Point, Report, Scale, Study
+from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
 
 DIMENSIONS = {
     "depth": "depth", "width": "width", "mlp": "width of the MLP", "patch": "patch side", "all": "all together"

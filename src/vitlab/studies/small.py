@@ -7,10 +7,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from vitlab.inspect.panels import Series
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.recipes import pretrain
 from vitlab.studies.statistics import Estimate, estimate
-from vitlab.studies.study import Done, Series
+from vitlab.studies.study import Done
 from vitlab.train.config import DataConfig, FewShotConfig, OptimConfig, TrainConfig
 
 FEWSHOT = "fewshot_5shot"
@@ -117,6 +118,17 @@ def _numbers(classes: Sequence[int] | None) -> str:
 def series(name: str, places: Sequence[float | int], figures: Sequence[Estimate], notes: Sequence[str] = ()) -> Series:
     """Means, with the standard deviations over seeds as bars."""
     return Series(name, list(places), [each.mean for each in figures], [each.sd for each in figures], notes)
+
+
+def held_out(done: Sequence[Done], **labels: str | float) -> Estimate:
+    """Accuracy on the held-out pictures of the learnt classes, after the last step of each run with these labels."""
+    return Estimate(
+        tuple(
+            float([record["val_accuracy"] for record in each.records if "val_accuracy" in record][-1])
+            for each in done
+            if labels.items() <= each.point.labels.items()
+        )
+    )
 
 
 def groups(done: Sequence[Done], *names: str) -> list[tuple[str | float, ...]]:

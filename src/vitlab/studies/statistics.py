@@ -13,13 +13,11 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 
-if TYPE_CHECKING:
-    import vitlab.studies.study  # which stands on this file
+from vitlab.studies.study import Difference, Done
 
 DRAWS = 10_000
 """Resamples, where there are more than so many in all; else each is taken once, and chance has no part in it."""
@@ -43,19 +41,7 @@ class Estimate:
         return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else 0.0
 
 
-@dataclass(frozen=True)
-class Difference:
-    """A mean difference with its bootstrap interval."""
-
-    mean: float
-    low: float
-    high: float
-    """Bounds of the 95 % interval; of a single pair they are infinite, for one seed says nothing of the next."""
-    pairs: int
-    """Seeds that both sides have."""
-
-
-def estimate(done: Sequence["vitlab.studies.study.Done"], figure: str, **labels: str | float) -> Estimate:
+def estimate(done: Sequence[Done], figure: str, **labels: str | float) -> Estimate:
     """The figure of every point that has these labels (and any others), by seed.
 
     Raises ValueError where there is no such point, or one of them has no such figure.
@@ -64,7 +50,7 @@ def estimate(done: Sequence["vitlab.studies.study.Done"], figure: str, **labels:
 
 
 def difference(
-    done: Sequence["vitlab.studies.study.Done"],
+    done: Sequence[Done],
     figure: str,
     more: Mapping[str, str | float],
     less: Mapping[str, str | float],
@@ -81,16 +67,17 @@ def difference(
         raise ValueError(
             f"no seed has points of both {dict(more)} (seeds {sorted(above)}) and {dict(less)} (seeds {sorted(below)})."
         )
-    deltas = np.array([above[seed] - below[seed] for seed in seeds])
-    return Difference(float(deltas.mean()), *interval(deltas), len(seeds))
+    return _over([above[seed] - below[seed] for seed in seeds])
 
 
-def over_seeds(
-    done: Sequence["vitlab.studies.study.Done"], of: Callable[[Sequence["vitlab.studies.study.Done"]], float]
-) -> Difference:
+def over_seeds(done: Sequence[Done], of: Callable[[Sequence[Done]], float]) -> Difference:
     """What `of` says of the points of each seed, where it is a difference already: mean and interval over seeds."""
     seeds = sorted({each.seed for each in done})
-    values = np.array([of([each for each in done if each.seed == seed]) for seed in seeds])
+    return _over([of([each for each in done if each.seed == seed]) for seed in seeds])
+
+
+def _over(differences: Sequence[float]) -> Difference:
+    values = np.array(differences)
     return Difference(float(values.mean()), *interval(values), len(values))
 
 
@@ -132,9 +119,7 @@ def _tenths(share: float) -> float:
     return round(100 * share, 1) + 0.0
 
 
-def _values(
-    done: Sequence["vitlab.studies.study.Done"], figure: str, labels: Mapping[str, str | float]
-) -> list[tuple[int, float]]:
+def _values(done: Sequence[Done], figure: str, labels: Mapping[str, str | float]) -> list[tuple[int, float]]:
     """(seed, figure) of the points with these labels, by seed."""
     absent = object()
     found = [each for each in done if all(each.point.labels.get(name, absent) == labels[name] for name in labels)]
@@ -147,8 +132,6 @@ def _values(
     return sorted(((each.seed, float(each.figures[figure])) for each in found), key=lambda pair: pair[0])
 
 
-def _by_seed(
-    done: Sequence["vitlab.studies.study.Done"], figure: str, labels: Mapping[str, str | float]
-) -> dict[int, float]:
+def _by_seed(done: Sequence[Done], figure: str, labels: Mapping[str, str | float]) -> dict[int, float]:
     pairs = _values(done, figure, labels)
     return {seed: float(np.mean([value for at, value in pairs if at == seed])) for seed, _ in pairs}

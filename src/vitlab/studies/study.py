@@ -9,10 +9,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from vitlab.inspect.panels import Panel
-from vitlab.inspect.panels import Series as Series
 from vitlab.models.config import ModelConfig
 from vitlab.settings import to_dict
-from vitlab.studies.statistics import Difference
 from vitlab.train.config import FinetuneConfig, TrainConfig
 
 Scale = Literal["tiny", "gpu", "paper"]
@@ -60,6 +58,18 @@ class Done:
         return exaflops(
             dataclasses.replace(self.point.config, model=self.model or self.point.config.model), self.examples
         )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference with its bootstrap interval."""
+
+    mean: float
+    low: float
+    high: float
+    """Bounds of the 95 % interval; of a single pair they are infinite, for one seed says nothing of the next."""
+    pairs: int
+    """Seeds that both sides have."""
 
 
 @dataclass(frozen=True)
