@@ -1,6 +1,7 @@
 """The program as its users meet it: what it prints, what it leaves, and what it says of bad input."""
 
 import contextlib
+import functools
 import io
 import json
 import os
@@ -317,6 +318,15 @@ WORDS: list[tuple[str, list[str]]] = [
     ("duplicates digits digits --out notes.txt", ["notes.txt is a file; give the name of a folder"]),
     ("pretrain tiny-digits --data.exclude nowhere.txt", ["nowhere.txt (No such file", "`vitlab duplicates`"]),
     ("pretrain tiny-digits --data.exclude notes.txt", ["1 of the 1 pictures listed in notes.txt", "no checkpoint, no"]),
+    ("shard", ["Missing from vitlab shard", "SOURCE"]),
+    ("shard digits", ["give a DESTINATION, a new folder for the shards"]),
+    ("shard digits pictures", ["pictures is not empty; give the name of a new folder"]),
+    ("shard digits notes.txt", ["notes.txt is a file; give the name of a new folder"]),
+    ("shard digit out", ["unknown data set 'digit'; the nearest: digits"]),
+    ("shard digits out --size 0", ["size is 0; it is the shorter side in pixels"]),
+    ("shard digits out --records 5 --megabytes 2", ["records=5 and megabytes=2.0 both limit a tar; give one"]),
+    ("shard digits --check", ["--check takes SOURCE alone, as shards:PATH"]),
+    ("shard shards:pictures --check", ["pictures has no index.json: give a folder that `vitlab shard` wrote"]),
     ("convert RUN", ["DESTINATION", "--to"]),
     ("convert RUN out --to onnx", ["'onnx'", "'google', 'timm', 'huggingface', 'vitlab'"]),
     ("convert nowhere.npz out --to timm", ["there is nothing at nowhere.npz; give a Google .npz"]),
@@ -417,6 +427,51 @@ def test_several_processes_end_together(in_ranks: Callable[[int, Callable[[], An
         main(["evaluate", "nowhere"])
 
     assert [str(ended) for ended in in_ranks(2, job)] in (["2", "2"], ["2", "1"], ["1", "2"])
+
+
+def written(folder: Path) -> list[str]:
+    """What a run has left, without TensorBoard's files, whose names tell the time."""
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return sorted(path.as_posix() for path in files if "tensorboard" not in path.parts)
+
+
+def test_several_processes_train(
+    tmp_path: Path, run: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
+) -> None:
+    """Two of them pre-train, and fine-tune with a search and two runs; what is written and printed is what one alone
+    writes and prints, up to the rounding of sums, and only one of them prints."""
+    fewshot = ["--eval-every", "2", "--fewshot.shots", "2", "--fewshot.test-split", "test"]
+    words = [
+        ["pretrain", "tiny-digits", "--steps", "4", *SMALL, "--precision", "float32", *fewshot, "--json"],
+        ["finetune", str(run), "--dataset", "digits", "--data.classes", "0", "1", "--learning-rates", "0.01", "0.03",
+         "--steps", "3", "--batch-size", "8", "--runs", "2", "--image-size", "16", "--precision", "float32", "--json"],
+    ]  # fmt: skip
+
+    def job(which: int, folder: Path) -> tuple[str, str]:
+        said, told = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(told), pytest.raises(SystemExit):
+            main([*words[which], "--workdir", str(folder), "--device", "cpu"])
+        return said.getvalue(), told.getvalue()
+
+    for which in range(2):
+        ((alone, _),) = in_ranks(1, functools.partial(job, which, tmp_path / f"one-{which}"))
+        (said, told), (silent, whispered) = in_ranks(2, functools.partial(job, which, tmp_path / f"two-{which}"))
+        assert (silent, whispered) == ("", "")
+        assert "by 2 processes" in told
+        given, expected = json.loads(said), json.loads(alone)
+        assert given["test"]["pictures"] == expected["test"]["pictures"]
+        assert given["test"]["loss"] == pytest.approx(expected["test"]["loss"], abs=1e-4)
+        names = [written(tmp_path / f"{count}-{which}") for count in ("one", "two")]
+        assert names[0] == names[1]
+    records = (tmp_path / "two-0/metrics.jsonl").read_text()
+    assert records.count("fewshot_2shot") == 2
+
+
+def test_several_processes_where_one_is_enough(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    code, _, err = call(capsys, "list", "models")
+    assert code == 2
+    assert "torchrun has started 4 processes, and `vitlab list` is done by one" in err
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@
 import io
 import json
 import re
+import shlex
 import sys
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from program import SMALL, call
+from shard_files import serving, write_folders
 from small_study import SMALL as SMALL_STUDY
 
 from vitlab.cli import parse
@@ -329,3 +332,50 @@ def test_what_is_no_study(argv: list[str], said: str, capsys: pytest.CaptureFixt
     assert code == 2
     assert said in err
     assert not list(Path().iterdir())
+
+
+# -------------------------------------------------------------------------------------------------------- shards
+
+
+def test_shard(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """What is written can be trained on and checked; an unreadable picture shows in the exit code."""
+    write_folders(tmp_path / "pets", {"ant": 8, "bee": 8}, side=90)
+    code, out, _ = call(capsys, "shard", "folder:pets", "out", "--size", "80", "--records", "5")
+    assert code == 0
+    assert out.splitlines()[0].startswith("train: 12 pictures in 3 shards, 0.0 MB")
+    assert out.splitlines()[-1] == "use it as shards:out"
+    with tarfile.open("out/train-000000.tar") as tar:
+        assert {Path(name).suffix for name in tar.getnames()} == {".cls", ".jpg"}
+    code, out, _ = call(capsys, "shard", "shards:out", "--check")
+    assert (code, out) == (0, "all 9 files of out are as index.json says\n")
+    assert answer(capsys, "shard", "folder:pets", "test-only", "--split", "test")["splits"].keys() == {"test"}
+    Path("out/val-000000.tar").write_bytes(b"")
+    code, out, _ = call(capsys, "shard", "shards:out", "--check", "--json")
+    assert code == 1
+    assert json.loads(out)["wrong"].keys() == {"val-000000.tar"}
+    (tmp_path / "pets" / "ant" / "000.jpg").write_bytes(b"no picture")
+    code, out, _ = call(capsys, "shard", "folder:pets", "some", "--on-error", "skip")
+    assert code == 1
+    assert "; 1 could not be read" in out
+    assert "ant/000.jpg: not a picture" in caplog.text
+
+
+def test_pretrain_from_a_web_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a process that reads pictures; and what is said where there is no server any more."""
+    monkeypatch.setattr("vitlab.data.store.PAUSE", 0.0)
+    write_folders(tmp_path / "pets", {"ant": 20, "bee": 20})
+    assert call(capsys, "shard", "folder:pets", "out", "--records", "8")[0] == 0
+    with serving(tmp_path / "out") as server:
+        small = shlex.split("--batch-size 8 --model.image-size 8 --model.width 8 --model.depth 1 --model.heads 2")
+        small += shlex.split("--model.mlp-dim 8 --steps 6 --log-every 1 --device cpu --data.root kept --workdir run")
+        argv = ["pretrain", "tiny-digits", "--data.name", f"shards:{server.address}", "--data.workers", "1", *small]
+        done = answer(capsys, *argv)
+        assert done["test"]["pictures"] == 4
+        assert len(list((tmp_path / "kept").rglob("*.tar"))) == 6
+    code, _, err = call(capsys, "pretrain", "tiny-digits", "--data.name", f"shards:{server.address}", *small)
+    assert code == 2
+    assert f"cannot fetch {server.address}/index.json" in err
+    assert "tried 6 times" in err
+    assert "Traceback" not in err

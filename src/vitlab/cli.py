@@ -1,6 +1,7 @@
 """The command line: from words to one of the commands, and from errors to exit codes."""
 
 import dataclasses
+import inspect
 import io
 import os
 import sys
@@ -9,11 +10,14 @@ from typing import Annotated, Any, NoReturn
 
 import tyro
 
-from vitlab.commands import COMMANDS, Command, Finetune, FinetuneRunConfig, Pretrain, RunConfig, Vtab
+from vitlab.commands import COMMANDS, Command, Finetune, FinetuneRunConfig, Plan, Pretrain, RunConfig, Vtab
+from vitlab.models.config import get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.settings import nearest, to_dict
-from vitlab.train.config import DataConfig, FewShotConfig, TrainConfig
+from vitlab.train.config import DataConfig, FewShotConfig, FinetuneConfig, TrainConfig
 
+SEVERAL = ("pretrain", "finetune", "vtab", "evaluate", "fewshot", "probe")
+"""The commands that several processes of torchrun do together."""
 AUTOMATIC = {
     "steps": {"--steps", "--epochs"},
     "warmup_steps": {"--optim.warmup-steps"},
@@ -32,12 +36,20 @@ def parse(argv: Sequence[str]) -> Command:
     if not argv or argv[0] not in COMMANDS:
         _overview(argv)
     name, *arguments = argv
+    processes = os.environ.get("WORLD_SIZE") or "1"
+    if processes != "1" and name not in SEVERAL:
+        raise ValueError(
+            f"torchrun has started {processes} processes, and `vitlab {name}` is done by one; start it without "
+            f"torchrun. What several do together: {', '.join(SEVERAL)}."
+        )
     if name == "pretrain":
         return _parse_pretrain(arguments)
     if name == "finetune":
         return _parse_finetune(arguments)
     if name == "vtab":
         return _parse_vtab(arguments)
+    if name == "plan":
+        return _parse_plan(arguments)
     return _parse_as(COMMANDS[name], name, arguments)
 
 
@@ -63,15 +75,44 @@ def _parse_as(kind: type[Command], name: str, arguments: Sequence[str]) -> Any:
 
 def _parse_pretrain(arguments: Sequence[str]) -> Pretrain:
     """The recipe comes first, for its values are the defaults of all further settings."""
-    recipe = arguments[0] if arguments and not arguments[0].startswith("-") else "tiny-digits"
-    name = _value(arguments, "--model")
-    default = _recipe(recipe, PRETRAIN)(*([name] if name else []))
+    recipe, name = _first(arguments), _value(arguments, "--model")
+    return _parse_by(Pretrain, _recipe(recipe, PRETRAIN)(*([name] if name else [])), recipe, arguments)
+
+
+def _parse_plan(arguments: Sequence[str]) -> Plan:
+    """As `pretrain`; or what `finetune` would run, with a fresh model in the checkpoint's place."""
+    recipe, name = _first(arguments), _value(arguments, "--model")
+    if "--finetune" in arguments:
+        default = _recipe(recipe, FINETUNE)()
+        name, side = name or "ViT-B/16", _value(arguments, "--model.image-size") or ""
+        size = int(side) if side.isdigit() else default.model.image_size
+        default = dataclasses.replace(default, model=get_config(name, image_size=size))
+    else:
+        if recipe in FINETUNE and recipe not in PRETRAIN:
+            raise ValueError(f"{recipe} is a recipe of `vitlab finetune`; add --finetune.")
+        make = _recipe(recipe, PRETRAIN)
+        name = name or inspect.signature(make).parameters["model"].default
+        default = make(*([name] if name else []))
+    command = _parse_by(Plan, default, recipe, arguments)
+    told, ours = to_dict(command.config.model), to_dict(default.model)
+    changed = {key for key in ours if told[key] != ours[key]} - {"image_size", "dropout"}
+    return dataclasses.replace(command, model_name=None if changed else name)
+
+
+def _first(arguments: Sequence[str]) -> str:
+    """The recipe; where none stands in front, one by which the rest can be read."""
+    return arguments[0] if arguments and not arguments[0].startswith("-") else "tiny-digits"
+
+
+def _parse_by(kind: type[Any], default: TrainConfig, recipe: str, arguments: Sequence[str]) -> Any:
+    """A command that goes by a recipe, whose settings are `default` where nothing else is said."""
     if default.masking is None and any(word.startswith("--masking.") for word in arguments):
         able = ", ".join(name for name, make in PRETRAIN.items() if make().masking)
         raise ValueError(f"--masking.* has no effect in {recipe}, which learns classes; take one of {able}.")
-    command = _parse_as(_with_default(Pretrain, default, arguments), "pretrain", arguments)
-    if (command.recipe, command.model_name) != (recipe, name):
-        raise ValueError(f"write the recipe first and --model once: `vitlab pretrain {command.recipe} --...`.")
+    called = kind.__name__.lower()
+    command = _parse_as(_with_default(kind, default, arguments), called, arguments)
+    if (command.recipe, command.model_name) != (recipe, _value(arguments, "--model")):
+        raise ValueError(f"write the recipe first and --model once: `vitlab {called} {command.recipe} --...`.")
     if command.config.model.num_classes != default.model.num_classes:
         raise ValueError("--model.num-classes has no effect here: the data set's classes decide. Leave it out.")
     return command
@@ -146,7 +187,7 @@ def _with_default(kind: type[Command], config: TrainConfig, arguments: Sequence[
     if any(word.startswith("--fewshot.") for word in given):
         config = dataclasses.replace(config, fewshot=FewShotConfig())
     field = dataclasses.field(default=config)
-    hint = FinetuneRunConfig if kind is Finetune else RunConfig
+    hint = FinetuneRunConfig if isinstance(config, FinetuneConfig) else RunConfig
     made = dataclasses.make_dataclass(kind.__name__, [("config", hint, field)], bases=(kind,), frozen=True)
     made.__doc__ = kind.__doc__
     return made
@@ -210,5 +251,6 @@ def _failure(error: RuntimeError) -> int:
         return 1
     if not isinstance(error, (StoppedError, NonFiniteError, ParityError, RankError, StudyError)):
         raise error
-    print(f"vitlab: {error}", file=sys.stderr)
+    if isinstance(error, RankError) or os.environ.get("RANK", "0") == "0":  # else the first process says the same
+        print(f"vitlab: {error}", file=sys.stderr)
     return 143 if isinstance(error, StoppedError) else 1

@@ -1,10 +1,12 @@
 """The commands: each is arguments -> one library call -> print. Nothing here needs torch until it runs."""
 
+import contextlib
 import dataclasses
 import json
 import sys
+import time
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +17,7 @@ from tyro.conf import Positional
 from vitlab.models.config import ImageSize
 from vitlab.settings import nearest, to_dict
 from vitlab.train.config import FinetuneConfig, TrainConfig
+from vitlab.train.devices import DEVICES
 
 CHECKPOINTS = "A Google .npz, a folder (saved model, run, timm, Hugging Face), hub:OWNER/NAME or timm:NAME.TAG."
 Checkpoint = Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help=CHECKPOINTS)]
@@ -81,11 +84,17 @@ class Pretrain:
     json: bool = False
 
     def run(self) -> int:
+        from vitlab.train.distributed import together
         from vitlab.transfer.run import pretrain
 
         workdir = self.workdir or Path("runs") / self.recipe
-        outcome = pretrain(self.config, workdir, device=self.device, on_settings=_settings(workdir))
-        _answer(outcome.result, self.json, outcome.summary(workdir))
+        with together() as ranks:
+            outcome = pretrain(
+                self.config, workdir, device=self.device, on_settings=_settings(workdir) if ranks.first else None,
+                ranks=ranks,
+            )  # fmt: skip
+        if ranks.first:
+            _answer(outcome.result, self.json, outcome.summary(workdir))
         return 0
 
 
@@ -110,6 +119,7 @@ class Finetune:
     json: bool = False
 
     def run(self) -> int:
+        from vitlab.train.distributed import together
         from vitlab.transfer.finetune import sweep_and_finetune
 
         name = self.config.data.name
@@ -117,11 +127,13 @@ class Finetune:
             raise ValueError("name the pictures with --dataset folder:PATH (or a data set), or a --recipe that does.")
         called = Path(name.partition(":")[2] or name).name if self.recipe == "own" else self.recipe
         workdir = self.workdir or Path("runs") / f"finetune-{called}"
-        done = sweep_and_finetune(
-            self.checkpoint, self.config, workdir, image_size=self.image_size, device=self.device,
-            on_settings=_settings(workdir), say=lambda text: print(f"vitlab: {text}", file=sys.stderr),
-        )  # fmt: skip
-        _answer(done.result, self.json, done.summary(workdir))
+        with together() as ranks:
+            done = sweep_and_finetune(
+                self.checkpoint, self.config, workdir, image_size=self.image_size, device=self.device,
+                on_settings=_settings(workdir) if ranks.first else None, say=_say if ranks.first else None, ranks=ranks,
+            )  # fmt: skip
+        if ranks.first:
+            _answer(done.result, self.json, done.summary(workdir))
         return 0
 
 
@@ -147,13 +159,16 @@ class Vtab:
     json: bool = False
 
     def run(self) -> int:
+        from vitlab.train.distributed import together
         from vitlab.transfer.vtab import as_table, vtab
 
-        result = vtab(
-            self.checkpoint, self.config, self.root, self.out, tasks=self.tasks or "available", select=self.select,
-            download=self.download, image_size=self.image_size, device=self.device, on_task=_scored,
-        )  # fmt: skip
-        _answer(result, self.json, f"{as_table(result)}\nresult: {self.out / 'result.json'}")
+        with together() as ranks:
+            result = vtab(
+                self.checkpoint, self.config, self.root, self.out, tasks=self.tasks or "available", select=self.select,
+                download=self.download, image_size=self.image_size, device=self.device, on_task=_scored, ranks=ranks,
+            )  # fmt: skip
+        if ranks.first:
+            _answer(result, self.json, f"{as_table(result)}\nresult: {self.out / 'result.json'}")
         return 0 if result["tasks"] else 1  # nothing could be had
 
 
@@ -189,7 +204,7 @@ class Evaluate:
                 resize=self.resize, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
                 device=self.device, ranks=ranks,
             )  # fmt: skip
-        if ranks.rank == 0:
+        if ranks.first:
             _answer(found.record(), self.json, found.as_table())
         return 0
 
@@ -230,16 +245,19 @@ class Fewshot:
     json: bool = False
 
     def run(self) -> int:
+        from vitlab.train.distributed import together
         from vitlab.transfer.fewshot import fewshot_checkpoint
 
-        report = fewshot_checkpoint(
-            self.checkpoint, self.dataset, root=self.root, shots=self.shots, l2=self.l2, seeds=self.seeds,
-            original=self.original, leave_self_out=self.leave_self_out, train_split=self.train_split,
-            test_split=self.test_split, test_pictures=self.test_pictures, image_size=self.image_size,
-            batch_size=self.batch_size, workers=self.workers, on_error=self.on_error, device=self.device,
-            cache=self.cache, out=self.out,
-        )  # fmt: skip
-        _answer(report.record(), self.json, report.as_table())
+        with together() as ranks:
+            report = fewshot_checkpoint(
+                self.checkpoint, self.dataset, root=self.root, shots=self.shots, l2=self.l2, seeds=self.seeds,
+                original=self.original, leave_self_out=self.leave_self_out, train_split=self.train_split,
+                test_split=self.test_split, test_pictures=self.test_pictures, image_size=self.image_size,
+                batch_size=self.batch_size, workers=self.workers, on_error=self.on_error, device=self.device,
+                cache=self.cache, out=self.out, ranks=ranks,
+            )  # fmt: skip
+        if ranks.first:
+            _answer(report.record(), self.json, report.as_table())
         return 0
 
 
@@ -270,15 +288,18 @@ class Probe:
     json: bool = False
 
     def run(self) -> int:
+        from vitlab.train.distributed import together
         from vitlab.transfer.probes import probe_checkpoint
 
-        found = probe_checkpoint(
-            self.checkpoint, self.dataset, self.kind, root=self.root, train_split=self.train_split,
-            test_split=self.test_split, ks=self.k, l2=self.l2, image_size=self.image_size,
-            batch_size=self.batch_size, workers=self.workers, on_error=self.on_error, device=self.device,
-            cache=self.cache,
-        )  # fmt: skip
-        _answer(found.record(), self.json, found.as_table())
+        with together() as ranks:
+            found = probe_checkpoint(
+                self.checkpoint, self.dataset, self.kind, root=self.root, train_split=self.train_split,
+                test_split=self.test_split, ks=self.k, l2=self.l2, image_size=self.image_size,
+                batch_size=self.batch_size, workers=self.workers, on_error=self.on_error, device=self.device,
+                cache=self.cache, ranks=ranks,
+            )  # fmt: skip
+        if ranks.first:
+            _answer(found.record(), self.json, found.as_table())
         return 0
 
 
@@ -420,6 +441,88 @@ class Study:
 
 
 @dataclass(frozen=True)
+class Bench:
+    """Measure speed, memory and the largest batch of models over picture sizes, beside peers (Fig. 12). Continues."""
+
+    models: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="MODEL ...")] = ()
+    """Names or shell patterns (`vitlab list models`); the eight of Fig. 12 unless given."""
+    mode: Literal["infer", "train", "both"] = "infer"
+    sizes: str = "64,128,224,384,512"
+    """Sides of the pictures in pixels, with commas between them. A size that a model cannot take is left out, with a
+    line that says so."""
+    batch: str = "auto"
+    """Pictures in a batch; auto takes the number at which ours is fastest, of powers of two that fit."""
+    against: str = ""
+    """Peers to time in the same rounds, with commas between them: timm, huggingface, openvino (inference alone)."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto is bfloat16 where the device multiplies it in hardware."""
+    compile: bool = False
+    """Compile all contenders, or none."""
+    seconds: float = 1.0
+    """Length of a round of one contender."""
+    rounds: int = 7
+    memory: float | None = None
+    """GiB that a step may take; 4 on a CPU, all that a GPU has, unless given."""
+    largest: bool = True
+    """Seek the largest batch that fits into that memory."""
+    profile: bool = False
+    """Tell which part of a training step takes which share of its time."""
+    out: Path = Path("bench")
+    """Folder for bench.json and bench.png."""
+    device: str = "auto"
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab import catalogue
+        from vitlab.studies.bench import FIGURE_12, Settings, bench, table
+
+        batch = None if self.batch == "auto" else _whole_numbers("batch", self.batch)[0]
+        settings = Settings(
+            self.models or FIGURE_12, _whole_numbers("sizes", self.sizes), self.mode, batch,
+            tuple(filter(None, self.against.split(","))), self.dtype, self.compile, self.seconds, self.rounds,
+            self.memory, self.largest, self.profile, self.device,
+        )  # fmt: skip
+        found = bench(settings, self.out)
+        told = catalogue.as_table(rows) if (rows := table(found)) else "nothing could be measured; see above"
+        _answer(found, self.json, f"{told}\nresult: {self.out / 'bench.json'} · figure: {self.out / 'bench.png'}")
+        return 0 if rows else 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would cost, told before it is begun: compute, hours, memory of a process, data rate (Table 6)."""
+
+    recipe: Annotated[Positional[str], tyro.conf.arg(metavar="RECIPE")]
+    """One of `vitlab list recipes`; its settings are flags, as those of the command that runs it."""
+    config: RunConfig
+    finetune: bool = False
+    """RECIPE is one of `vitlab finetune`: the search and all of its runs are counted."""
+    model_name: Annotated[str | None, tyro.conf.arg(name="model")] = None
+    """Name of the model (`vitlab list models`); for a fine-tuning ViT-B/16 unless given."""
+    device: Annotated[str, tyro.conf.arg(help=f"One of {', '.join(DEVICES)}; or cpu, which is this machine.")] = "h100"
+    count: int = 1
+    """Processes, each with one device."""
+    mfu: str = "0.4"
+    """Share of the device's peak that is reached; or `measured`, which trains here for some seconds; or the bench.json
+    of a `vitlab bench MODEL --mode train` on such a device."""
+    examples: int | None = None
+    """Pictures of the training split; needed where `vitlab list datasets` does not say."""
+    picture_kb: float = 110.0
+    """Size of a stored picture in kB: 110 is a photograph of 500 x 375 pixels as JPEG."""
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab.studies.plan import as_text, tell
+
+        found = tell(
+            self.config, device=self.device, count=self.count, mfu=self.mfu, model_name=self.model_name,
+            examples=self.examples, picture_kb=self.picture_kb, say=_say,
+        )  # fmt: skip
+        _answer(found, self.json, as_text(found))
+        return 0
+
+
+@dataclass(frozen=True)
 class Duplicates:
     """Find near-duplicates of test pictures in a training set: a list to leave out, and a page to look at."""
 
@@ -450,6 +553,59 @@ class Duplicates:
         )  # fmt: skip
         _answer(found, self.json, as_text(found, self.out))
         return 1 if found["unreadable"] else 0
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Write any data set as WebDataset tars (`shards:FOLDER`): shuffled, balanced, checksummed, at training's size."""
+
+    source: Annotated[Positional[str], tyro.conf.arg(metavar="SOURCE")]
+    """A name of `vitlab list datasets`, `folder:PATH`, `shards:PATH` or `hub:OWNER/NAME`."""
+    destination: Annotated[Positional[Path | None], tyro.conf.arg(metavar="DESTINATION")] = None
+    """A new folder. With --check there is none."""
+    split: Literal["train", "val", "test", "all"] = "all"
+    """The splits to write; `all` are three, cut from train where the source lacks one."""
+    size: int | None = None
+    """Shorter side in pixels to which larger pictures are brought, as JPEG; every byte stays as it is unless given."""
+    quality: int = 90
+    """Of these JPEGs."""
+    records: int | None = None
+    """Most pictures in a tar."""
+    megabytes: float | None = None
+    """About so much in a tar; 100 unless given."""
+    seed: int = 0
+    """Of the shuffling."""
+    root: str | None = None
+    """Folder that holds a named data set."""
+    on_error: Literal["raise", "skip"] = "raise"
+    """What an unreadable picture does: end the command, or be left out, named and counted."""
+    check: bool = False
+    """Write nothing, but compare the files of SOURCE, `shards:PATH`, with the checksums in its index.json."""
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab.data import shard_index
+        from vitlab.data.write_shards import ShardSettings, write_shards
+
+        if self.check:
+            kind, _, path = self.source.partition(":")
+            if self != Shard(self.source, root=self.root, check=True, json=self.json) or kind != "shards":
+                raise ValueError("--check takes SOURCE alone, as shards:PATH; leave out all else.")
+            with _bar("bytes checked") as report:
+                found = shard_index.check_shards(Path(self.root or "", Path(path).expanduser()), report)
+            _answer(found, self.json, shard_index.check_as_text(found))
+            return 1 if found["wrong"] else 0
+        if self.destination is None:
+            raise ValueError("give a DESTINATION, a new folder for the shards.")
+        splits = ("train", "val", "test") if self.split == "all" else (self.split,)
+        settings = ShardSettings(self.size, self.quality, self.records, self.megabytes, self.seed)
+        with _bar("pictures written") as report:
+            made = write_shards(
+                self.source, self.destination, settings, splits=splits, root=self.root, on_error=self.on_error,
+                report=report,
+            )  # fmt: skip
+        _answer(made, self.json, shard_index.summary_as_text(made))
+        return 1 if any(each["unreadable"] for each in made["splits"].values()) else 0
 
 
 @dataclass(frozen=True)
@@ -525,7 +681,10 @@ Command = (
     | Inspect
     | App
     | Study
+    | Bench
+    | Plan
     | Duplicates
+    | Shard
     | Convert
     | Export
     | Doctor
@@ -542,6 +701,39 @@ def _settings(workdir: Path) -> Callable[[TrainConfig], None]:
             print(f"  {name} = {value}", file=sys.stderr)
 
     return show
+
+
+def _say(text: str) -> None:
+    print(f"vitlab: {text}", file=sys.stderr)
+
+
+def _whole_numbers(name: str, given: str) -> tuple[int, ...]:
+    """`64,128` as numbers."""
+    try:
+        return tuple(int(each) for each in given.split(","))
+    except ValueError as error:
+        raise ValueError(f"--{name} is {given!r}; give whole numbers, with commas between several.") from error
+
+
+@contextlib.contextmanager
+def _bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A function that hears how much is done, and of how much: a bar on a terminal, elsewhere a line now and then."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console, told = Console(stderr=True), time.monotonic()
+    columns = (TextColumn(label), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(label)
+
+        def report(done: int, of: int) -> None:
+            nonlocal told
+            bar.update(task, completed=done, total=of)
+            if not console.is_terminal and time.monotonic() - told > 30:
+                told = time.monotonic()
+                print(f"{label}: {done:,} of {of:,}", file=sys.stderr, flush=True)
+
+        yield report
 
 
 def _scored(task: str, record: dict[str, Any]) -> None:

@@ -79,7 +79,7 @@ def test_wrong_classes(classes: tuple[int, ...]) -> None:
         ("folder:", "the nearest: folder:PATH"),
         ("pet", "the nearest: pets"),
         ("kinetics", r"unknown data set 'kinetics' \(there are digits, fashion_mnist"),
-        ("hub:x", "unknown data set 'hub:x'"),
+        ("hub:x", "hub:x is no name on the hub and no folder"),
     ],
 )
 def test_unknown_names(name: str, message: str) -> None:
@@ -109,7 +109,7 @@ def test_the_table_is_complete() -> None:
         assert len(set(info.classes)) == len(info.classes)
         assert (":" in name) == (not info.classes and not info.num_classes)
         assert not (info.classes and info.num_classes)
-        assert info.splits or name in ("folder:PATH", "shards:PATH")
+        assert info.splits or name in ("folder:PATH", "shards:PATH", "hub:OWNER/NAME")
         assert not info.splits.keys() & info.held_out.keys() or info.classes or name == "imagenet"
     sizes = {name: len(info.classes) or info.num_classes for name, info in DATASETS.items()}
     assert sizes["digits"] == sizes["svhn"] == 10

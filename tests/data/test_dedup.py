@@ -272,7 +272,7 @@ def test_real_copies(name: str, least: dict[str, float], shared: Path) -> None:
 
 def load_entries(folder: Path, count: int) -> list[np.ndarray]:
     """The first test pictures, read from their shard without decoding the others."""
-    from vitlab.data.sources import shard_splits
+    from vitlab.data.shards import shard_splits
 
     dataset = shard_splits(folder, f"shards:{folder}")[1]("test")
     return [dataset.picture(i) for i in itertools.islice(range(len(dataset)), count)]

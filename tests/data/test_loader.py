@@ -3,6 +3,9 @@
 import dataclasses
 import itertools
 import logging
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from vitlab.data import loader
 from vitlab.data.loader import DRAWS, Batch, epoch_order, eval_batches, example_at, train_batches
 from vitlab.data.pictures import Entry, PictureError
 from vitlab.data.sources import Dataset, Labels
@@ -149,6 +153,105 @@ def test_workers_change_nothing(on_disk: Dataset) -> None:
     np.testing.assert_array_equal(torch.get_rng_state(), state)  # a resumed run draws from it
 
 
+@pytest.mark.parametrize("layers", [0, 2])
+def test_the_size_of_pieces_changes_nothing(on_disk: Dataset, layers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = Labels.of_lists([[i % 3, (i + 1) % 3] for i in range(11)])
+    data = dataclasses.replace(on_disk, classes=("a", "b", "c"), labels=sets.firsts, label_sets=sets)
+    transform = TrainTransform(8, randaugment_layers=layers, randaugment_magnitude=10)
+    found = []
+    for piece in (64, 7, 3, 1):
+        monkeypatch.setattr(loader, "PIECE", piece)
+        batches = train_batches(data, transform, batch_size=9, seed=2, on_error="skip", draws=4)
+        found.append(list(itertools.islice(batches, 4)))
+        evaluated = join(list(eval_batches(data, EVAL, batch_size=9, on_error="skip")))
+        assert evaluated.indices.tolist() == [0, 1, 2, 3, 5, 6, 8, 9, 10]
+    for other in found[1:]:
+        for one, two in zip(found[0], other, strict=True):
+            same(one, two)
+            assert one.skipped == two.skipped == 9 - len(two.labels)
+            np.testing.assert_array_equal(one.targets, two.targets)
+            np.testing.assert_array_equal(one.draws, two.draws)
+
+
+def test_what_is_left_to_the_device_is_the_same_there(on_disk: Dataset) -> None:
+    """Crops from the workers, RandAugment and the value range for the whole batch: the order on a GPU."""
+    for fast in (False, True):
+        transform = TrainTransform(8, randaugment_layers=2, randaugment_magnitude=10, fast=fast)
+        expected = next(train_batches(on_disk, transform, batch_size=11, seed=4, on_error="skip"))
+        fetch = loader._Fetch(on_disk, transform, seed=4, finishes=False)
+        request = np.zeros(11, np.int64), epoch_order(11, 4, 0)
+        pieces = [fetch[part] for part in loader._parts([request], 4)]
+        assert all(piece.images.dtype == (torch.uint8 if fast else torch.float32) for piece in pieces)
+        same(loader._Join(fetch, torch.device("cpu"))(pieces), expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("fast", [False, True])
+def test_batches_on_a_gpu_are_those_of_the_cpu(on_disk: Dataset, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "PIECE", 3)
+    options: Any = {"batch_size": 8, "seed": 0, "on_error": "skip", "workers": 2}
+    transform = TrainTransform(8, fast=fast)
+    there = train_batches(on_disk, transform, **options, device="cuda")
+    for here in itertools.islice(train_batches(on_disk, transform, **options), 20):
+        batch = next(there)
+        assert batch.images.is_cuda
+        assert batch.labels.is_cuda
+        np.testing.assert_allclose(batch.images.cpu(), here.images, atol=1e-5)
+        np.testing.assert_array_equal(batch.indices.cpu(), here.indices)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_damage_that_shows_in_the_pixels_is_reported_alike(on_disk: Dataset, tmp_path: Path, workers: int) -> None:
+    """A JPEG with a good header and end and a broken table in its midst."""
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    Image.fromarray(noise).save(tmp_path / "0.jpg")
+    data = (tmp_path / "0.jpg").read_bytes()
+    half = len(data) // 2
+    (tmp_path / "0.jpg").write_bytes(data[:half] + b"\xff\xc4\x00\x15\x00" + b"\xff" * 16 + data[half:])
+    entries = [Entry(str(tmp_path / "0.jpg")), *on_disk.entries[1:4]]
+    broken = dataclasses.replace(on_disk, labels=on_disk.labels[:4], entries=entries)
+    batch = next(train_batches(broken, TRAIN, batch_size=8, seed=0, workers=workers, on_error="skip"))
+    assert sorted(batch.indices.tolist()) == [1, 1, 2, 2, 3, 3]
+    assert batch.skipped == 2
+    for batches in (
+        train_batches(broken, TRAIN, batch_size=8, seed=0, workers=workers),
+        eval_batches(broken, EVAL, batch_size=4, workers=workers),
+    ):
+        with pytest.raises(PictureError, match=r"0\.jpg: damaged or cut off"):
+            next(batches)
+
+
+def test_a_worker_that_dies_says_what_to_do(on_disk: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dies(*_: object, **__: object) -> Iterator[None]:
+        yield from ()
+        raise RuntimeError("DataLoader worker (pid(s) 17) exited unexpectedly")
+
+    monkeypatch.setattr(loader, "DataLoader", dies)
+    with pytest.raises(ValueError, match=r"pid\(s\) 17.* want of memory.*data\.workers is 3.*--shm-size"):
+        next(train_batches(on_disk, TRAIN, batch_size=4, seed=0, workers=3))
+
+
+class Deadly(Entry):
+    def open(self) -> np.ndarray:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+@pytest.mark.slow
+def test_a_killed_worker_ends_the_stream_and_nothing_else(on_disk: Dataset) -> None:
+    """The error comes when the next batch is asked for, and not in the midst of whatever goes on until then."""
+    entries = [on_disk.entries[0]] * 8
+    entries[epoch_order(8, 0, 0)[7]] = Deadly("deadly")
+    data = dataclasses.replace(on_disk, labels=np.zeros(8, np.int64), entries=entries)
+    before = signal.getsignal(signal.SIGCHLD)
+    batches = train_batches(data, TRAIN, batch_size=2, seed=0, workers=1)
+    next(batches)
+    time.sleep(1)  # would be ended by torch's own handler
+    with pytest.raises(ValueError, match="a process that reads pictures was killed"):
+        list(batches)
+    assert signal.getsignal(signal.SIGCHLD) == before
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_skip_counts_and_tells_once(on_disk: Dataset, workers: int, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
@@ -204,7 +307,6 @@ def test_all_labels_of_a_picture_come_along(on_disk: Dataset) -> None:
     for one, two in zip(whole[3:], later, strict=True):
         same(one, two)
         np.testing.assert_array_equal(one.targets, two.targets)
-    assert whole[0].to("meta").targets is not None
     assert next(eval_batches(on_disk, EVAL, batch_size=4)).targets is None
 
 
@@ -237,6 +339,11 @@ def test_files_and_memory_agree(on_disk: Dataset) -> None:
 def test_wrong_settings(options: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         train_batches(in_memory(5), TRAIN, **{"batch_size": 4, "seed": 0} | options)  # pyright: ignore[reportArgumentType]
+
+
+def test_fast_decoding_of_pictures_in_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match="fast decoding has no effect on noise, whose pictures are in memory"):
+        train_batches(in_memory(5), TrainTransform(8, fast=True), batch_size=4, seed=0)
 
 
 def test_an_empty_set_is_refused() -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from vitlab.data.pictures import PictureError, decode
+from vitlab.data import pictures
+from vitlab.data.pictures import Entry, Jpeg, PictureError, decode, plain_jpeg
 
 rng = np.random.default_rng(0)
 # Smooth, so that JPEG keeps it: red grows to the right, green downwards, blue is constant.
@@ -192,6 +194,114 @@ def test_damaged_bytes_give_a_picture_or_a_picture_error(valid: bytes, data: st.
         assert picture.ndim == 3
         assert picture.shape[2] == 3
         assert picture.dtype == np.uint8
+
+
+# ------------------------------------------------------------------------------------------- plain JPEGs
+
+
+SOFT = np.asarray(Image.fromarray(rng.integers(0, 256, (9, 12, 3)).astype(np.uint8)).resize((150, 101)))
+UPRIGHT = Image.Exif()
+UPRIGHT[0x0112] = 1
+PLAIN = {
+    "4:4:4": encode(SOFT, "JPEG", quality=90, subsampling=0),
+    "4:2:0": encode(SOFT, "JPEG", quality=90, subsampling=2),
+    "4:2:2": encode(SOFT, "JPEG", quality=90, subsampling=1),
+    "4:4:0": simplejpeg.encode_jpeg(SOFT, 90, colorsubsampling="440"),
+    "4:1:1": simplejpeg.encode_jpeg(SOFT, 90, colorsubsampling="411"),
+    "progressive": encode(SOFT, "JPEG", progressive=True),
+    "restarts": encode(SOFT, "JPEG", restart_marker_rows=1),
+    "grey": encode(Image.fromarray(SOFT).convert("L"), "JPEG"),
+    "stored as RGB": encode(SOFT, "JPEG", keep_rgb=True),
+    "upright": encode(SOFT, "JPEG", exif=UPRIGHT),
+}
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_rows_of_a_plain_jpeg_are_pillows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, any number of them, at any scale; and it is not Pillow that makes them."""
+    data = PLAIN[kind]
+    picture = plain_jpeg(data)
+    assert picture is not None
+    assert picture.shape == SOFT.shape
+    for shrink in (1, 2, 4, 8):
+        with Image.open(io.BytesIO(data)) as image:
+            image.draft(None, (150 // shrink, 101 // shrink))
+            whole = np.asarray(image.convert("RGB"))
+        assert whole.shape[:2] == (-(-101 // shrink), -(-150 // shrink))
+        with monkeypatch.context() as patch:
+            patch.setattr(pictures, "_decode_with_pillow", None)
+            for count in range(shrink, 102, shrink):
+                np.testing.assert_array_equal(picture.rows(count, shrink), whole[: count // shrink])
+            np.testing.assert_array_equal(picture.rows(101, shrink), whole)
+            assert shrink > 1 or np.array_equal(decode(data), whole)
+
+
+def turned(name: str, text: str = "") -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return encode(SOFT, "JPEG", **{name: text.encode() if text else exif})
+
+
+ODD = {
+    "turned by EXIF": turned("exif"),
+    "turned by XMP": turned("xmp", '<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'),
+    "CMYK": encode(Image.fromarray(SOFT).convert("CMYK"), "JPEG"),
+    "cut off": PLAIN["4:2:0"][:-40],
+    "no height": PLAIN["4:2:0"].replace(b"\x00\x65\x00\x96", b"\x00\x00\x00\x96"),
+    "too large": PLAIN["4:2:0"].replace(b"\x00\x65\x00\x96", b"\xff\xff\xff\xff"),
+    "a broken header": PLAIN["4:2:0"].replace(b"\xff\xdb", b"\xff\xdb\x7f", 1),
+    "PNG": encode(SOFT, "PNG"),
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_jpegs_are_left_to_pillow(kind: str) -> None:
+    assert plain_jpeg(ODD[kind]) is None
+
+
+def test_turned_jpegs_are_turned() -> None:
+    assert decode(ODD["turned by EXIF"]).shape == decode(ODD["turned by XMP"]).shape == (150, 101, 3)
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(list(PLAIN.values())), st.data())
+def test_damaged_jpegs_get_pillows_answer(valid: bytes, data: st.DataObject) -> None:
+    """The same picture or refusal, and of its rows no picture where Pillow refuses."""
+    damaged = bytearray(valid)
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(damaged))] * 2)))
+    if data.draw(st.booleans()):
+        del damaged[start:stop]
+    for _ in range(data.draw(st.integers(0, 3))):
+        if damaged:
+            damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    sent, expected = bytes(damaged), None
+    with contextlib.suppress(PictureError):
+        expected = pictures._decode_with_pillow(sent, "<bytes>")
+    picture = plain_jpeg(sent)
+    if expected is not None:
+        np.testing.assert_array_equal(decode(sent), expected)
+    else:
+        with pytest.raises(PictureError):
+            decode(sent)
+        if picture is not None:
+            with pytest.raises(PictureError):
+                picture.rows(picture.height // 2 + 1)
+
+
+def test_an_entry_opens_plain_jpegs_only(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    path.write_bytes(PLAIN["4:2:0"])
+    opened = Entry(str(path)).open()
+    assert isinstance(opened, Jpeg)
+    assert opened.path == str(path)
+    bordered = Entry(str(path), border=3).open()
+    np.testing.assert_array_equal(bordered, decode(path)[3:-3, 3:-3])
+    path.write_bytes(ODD["turned by EXIF"])
+    np.testing.assert_array_equal(Entry(str(path)).open(), decode(path))
+    path.write_bytes(ODD["cut off"])
+    with pytest.raises(PictureError, match="cut off"):
+        Entry(str(path)).open()
 
 
 def test_real_photograph_decodes_as_googles(shared: Path) -> None:

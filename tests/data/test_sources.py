@@ -1,9 +1,5 @@
-"""Folders and shards are read whole, or the message says what is wrong."""
+"""Folders are read whole, or the message says what is wrong."""
 
-import io
-import json
-import logging
-import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +12,7 @@ from PIL import Image
 from vitlab.data import sources
 from vitlab.data.datasets import load_dataset
 from vitlab.data.pictures import PictureError
-from vitlab.data.sources import Dataset, Labels
+from vitlab.data.sources import Labels
 
 # ------------------------------------------------------------------------------------------ image folders
 
@@ -147,65 +143,7 @@ def test_unreadable_pictures_of_a_small_set(tmp_path: Path) -> None:
         part.picture(1)
 
 
-# ------------------------------------------------------------------------------------------------- shards
-
-
-def write_shard(path: Path, members: list[tuple[str, bytes]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w") as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-
-
-def pair(key: str, label: object, value: int = 0, side: int = 8) -> list[tuple[str, bytes]]:
-    buffer = io.BytesIO()
-    Image.new("RGB", (side, side), (value, value, value)).save(buffer, "PNG")
-    return [(f"{key}.png", buffer.getvalue()), (f"{key}.cls", str(label).encode())]
-
-
-@pytest.mark.parametrize("side", [8, sources.MEMORY_SIDE + 1])
-def test_shards(tmp_path: Path, side: int, caplog: pytest.LogCaptureFixture) -> None:
-    long = "a/folder/" + "with a very long name/" * 10 + "0001"
-    write_shard(tmp_path / "train-01.tar", pair("b", 1, 11, side) + pair("dir/b", "2\n", 12, side))
-    write_shard(tmp_path / "train-00.tar", [("a.json", b"{}"), *pair("a", 0, 10, side), *pair(long, 2, 13, side)])
-    write_shard(tmp_path / "validation-0.tar", pair("a", 1, 20, side))
-    write_shard(tmp_path / "test-0.tar", pair("a", 0, 30, side))
-    (tmp_path / "classes.json").write_text(json.dumps(["cat", "dog", "gnu"]))
-    train = load_dataset(f"shards:{tmp_path}", "trainval")
-    assert (train.pixels is None) == (side > sources.MEMORY_SIDE)
-    val = load_dataset(f"shards:{tmp_path}", "val")
-    assert train.classes == val.classes == ("cat", "dog", "gnu")
-    assert train.labels.tolist()[-1] == val.labels.tolist()[0] == 1
-    seen = {(int(train.labels[i]), int(train.picture(i).max())) for i in range(len(train))}
-    assert seen == {(0, 10), (2, 13), (1, 11), (2, 12), (1, 20)}
-    assert train.path(0).startswith(str(tmp_path / "train-0"))
-    assert "(.json 1)" in caplog.text
-
-
-def test_shards_with_several_labels(tmp_path: Path) -> None:
-    """In one form or another; the first one counts where one label is wanted, and one named twice counts once."""
-    members = [*pair("a", "3 0"), *pair("b", 1), *pair("c", "2,0"), *pair("d", " 2, 1\n0 2 ")]
-    write_shard(tmp_path / "train-0.tar", members)
-    write_shard(tmp_path / "val-0.tar", pair("a", 1))
-    write_shard(tmp_path / "test-0.tar", [*pair("a", "1"), *pair("b", "1 5")])
-    train = load_dataset(f"shards:{tmp_path}", "train")
-    assert train.classes == ("0", "1", "2", "3")
-    assert sets_of(train) == [[3, 0], [1], [2, 0], [2, 1, 0]]
-    assert train.labels.tolist() == [3, 1, 2, 2]
-    assert load_dataset(f"shards:{tmp_path}", "val").label_sets is None
-    assert sets_of(load_dataset(f"shards:{tmp_path}", "trainval")) == [[3, 0], [1], [2, 0], [2, 1, 0], [1]]
-    part = load_dataset(f"shards:{tmp_path}", "train", classes=(0, 3))
-    assert (part.classes, sets_of(part), part.labels.tolist()) == (("0", "3"), [[1, 0], [0], [0]], [1, 0, 0])
-    with pytest.raises(ValueError, match=r"test-0.tar/b.png has the label 5, but train's classes are 0 to 3"):
-        load_dataset(f"shards:{tmp_path}", "test")
-
-
-def sets_of(dataset: Dataset) -> list[list[int]]:
-    assert dataset.label_sets is not None
-    assert len(dataset.label_sets) == len(dataset)
-    return [dataset.label_sets.of(i).tolist() for i in range(len(dataset))]
+# ------------------------------------------------------------------------------------------- several labels
 
 
 @given(st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True), min_size=1, max_size=8), st.data())
@@ -224,68 +162,3 @@ def test_label_sets_against_lists(lists: list[list[int]], data: st.DataObject) -
     assert [fewer.of(i).tolist() for i in range(len(fewer))] == expected
     hot = labels.multi_hot(np.array(chosen, np.int64), 6)
     assert hot.tolist() == [[c in lists[i] for c in range(6)] for i in chosen]
-
-
-def test_shards_without_names_count_their_classes_on_train(tmp_path: Path) -> None:
-    write_shard(tmp_path / "train-0.tar", pair("a", 0) + pair("b", 3))
-    write_shard(tmp_path / "val-0.tar", pair("a", 1))
-    write_shard(tmp_path / "test-0.tar", pair("a", 4))
-    assert load_dataset(f"shards:{tmp_path}", "val").classes == ("0", "1", "2", "3")
-    with pytest.raises(ValueError, match=r"test-0.tar/a.png has the label 4, but train's classes are 0 to 3"):
-        load_dataset(f"shards:{tmp_path}", "test")
-
-
-@pytest.mark.parametrize(
-    ("members", "message"),
-    [
-        ([("a.png", b"x")], "1 keys lack a picture or a .cls, first 'a'"),
-        ([("a.cls", b"0")], "1 keys lack a picture or a .cls, first 'a'"),
-        (pair("a", "cat"), "must hold a class number .* not b'cat'"),
-        (pair("a", -1), "must hold a class number"),
-        (pair("a", ""), "must hold a class number"),
-        (pair("a", "1;2"), r"or several: 3 17 42; not b'1;2'"),
-        ([("a.txt", b"x")], "no pictures in"),
-        (pair("a", 0) + pair("a", 1), "more than one picture or .cls of the key 'a'"),
-    ],
-)
-def test_bad_shards_say_what_is_wrong(tmp_path: Path, members: list[tuple[str, bytes]], message: str) -> None:
-    write_shard(tmp_path / "train-0.tar", members)
-    with pytest.raises(ValueError, match=message):
-        load_dataset(f"shards:{tmp_path}", "trainval")
-
-
-@pytest.mark.parametrize("keep", [700, 1024, 2000, 2048, 2560, 3000])
-def test_a_cut_shard_is_never_read_in_part(tmp_path: Path, keep: int) -> None:
-    whole = tmp_path / "train-0.tar"
-    write_shard(whole, pair("a", 0) + pair("b", 1))  # four members of 1,024 bytes each, then the end
-    whole.write_bytes(whole.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"train-0\.tar is damaged or cut off"):
-        load_dataset(f"shards:{tmp_path}", "trainval")
-
-
-@pytest.mark.parametrize("text", ["{", "{}", "[1, 2]", "[]"])
-def test_bad_class_names(tmp_path: Path, text: str) -> None:
-    write_shard(tmp_path / "train-0.tar", pair("a", 0))
-    (tmp_path / "classes.json").write_text(text)
-    with pytest.raises(ValueError, match=r"classes\.json"):
-        load_dataset(f"shards:{tmp_path}", "train")
-
-
-def test_shards_missing(tmp_path: Path) -> None:
-    write_shard(tmp_path / "pictures.tar", pair("a", 0))
-    with pytest.raises(ValueError, match=r"has no train-\*.tar \(its tars: \['pictures.tar'\]\)"):
-        load_dataset(f"shards:{tmp_path}", "train")
-    with pytest.raises(ValueError, match="does not exist"):
-        load_dataset(f"shards:{tmp_path / 'gone'}", "train")
-
-
-def test_the_real_flowers(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    sizes = {}
-    for split in ("train", "val", "test"):
-        part = load_dataset("shards:flowers102", split, root=shared / "data")
-        sizes[split] = len(part)
-        assert len(part.classes) == 102
-        assert min(part.picture(len(part) - 1).shape[:2]) == 224
-    assert sizes == {"train": 1020, "val": 1020, "test": 1000}
-    assert not caplog.text

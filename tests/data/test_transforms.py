@@ -16,7 +16,6 @@ from vitlab.data.transforms import (
     TrainTransform,
     example_generator,
     example_uniforms,
-    inception_boxes,
     mixup,
     randaugment,
     to_range,
@@ -85,41 +84,6 @@ def test_training_crop_matches_vit_jax(
 def test_value_range_matches_vit_jax(golden: dict[str, np.ndarray]) -> None:
     grey = torch.from_numpy(golden["value_range/in"].astype(np.float32)).permute(2, 0, 1)[None]
     np.testing.assert_array_equal(to_range(grey)[0].permute(1, 2, 0), golden["value_range/vit_jax"])
-
-
-# --------------------------------------------------------------------------------------- the Inception crop
-
-
-@given(st.integers(1, 400), st.integers(1, 400), st.sampled_from([0.05, 0.3, 1.0]), st.integers(0, 2**32))
-def test_inception_boxes_keep_their_bounds(height: int, width: int, min_area: float, seed: int) -> None:
-    sizes = np.array([[height, width]] * 50)
-    boxes = inception_boxes(sizes, np.random.default_rng(seed).random((50, 100, 4)), min_area)
-    y, x, h, w = boxes.T
-    assert (y >= 0).all()
-    assert (x >= 0).all()
-    assert (h >= 1).all()
-    assert (w >= 1).all()
-    assert (y + h <= height).all()
-    assert (x + w <= width).all()
-    whole = (h == height) & (w == width)
-    assert (whole | (h * w >= min_area * height * width)).all()
-    assert (whole | (np.abs(w - h * 1.04) <= h * 0.29 + 1)).all()  # 0.75 to 1.33, and rounding
-
-
-def test_inception_boxes_are_uniform_in_height() -> None:
-    """Not in area, as torchvision's are: the mean height of a square picture's crops tells them apart."""
-    sizes = np.full((20_000, 2), 1000)
-    boxes = inception_boxes(sizes, np.random.default_rng(0).random((20_000, 100, 4)), 0.05)
-    aspect = np.random.default_rng(1).uniform(0.75, 1.33, 1_000_000)
-    low, high = np.sqrt(0.05e6 / aspect), np.minimum(np.sqrt(1e6 / aspect), np.minimum(1000, 1000 / aspect))
-    assert boxes[:, 2].mean() == pytest.approx(((low + high) / 2).mean(), rel=0.01)
-    assert (boxes[:, 0] + boxes[:, 2]).max() <= 1000
-
-
-def test_impossible_boxes_become_the_whole_picture() -> None:
-    sizes = np.array([[1000, 3], [3, 1000], [50, 50]])  # 90 % of a thin strip is never near square
-    boxes = inception_boxes(sizes, rng.random((3, 100, 4)), 0.9)
-    np.testing.assert_array_equal(boxes[:2], [[0, 0, 1000, 3], [0, 0, 3, 1000]])
 
 
 # -------------------------------------------------------------------------------------------- randomness

@@ -1,17 +1,20 @@
 """Kills a training run again and again, and compares its end with that of a run that was left alone.
 
-    python tests/train/kill_harness.py --kills 25 [--steps 600] [--seed 0] [--folder DIR] [--masked]
+    python tests/train/kill_harness.py --kills 25 [--steps 600] [--seed 0] [--folder DIR] [--masked] [--processes 2]
 
 The run uses everything that has a state or draws a random number: augmentation, mixup, dropout, micro-batches,
 warm-up, clipping, Adam, Polyak average, evaluation. Each of its lives is a fresh process, ended by SIGKILL at a
-random moment after it took its folder, while it loads, trains, evaluates, or writes a checkpoint or the result.
+random moment after it took its folder, while it loads, trains, evaluates, or writes a checkpoint or the result. With
+several processes a life is all of them; one is killed, and the others have to end by themselves.
 """
 
 import argparse
 import importlib
 import json
 import multiprocessing
+import os
 import random
+import socket
 import sys
 import tempfile
 import time
@@ -57,22 +60,71 @@ def masked(steps: int) -> TrainConfig:
     )
 
 
-def live(config: TrainConfig, folder: Path) -> None:
-    """One life of the run, in a process of its own; what it says goes to a file beside its folder."""
+def live(config: TrainConfig, folder: Path, place: dict[str, str]) -> None:
+    """One life of the run, or one of its processes; what it says goes to a file beside its folder. `place` is what
+    torchrun would tell it."""
+    os.environ.update(place)
     for name in IMPORTS:  # before the folder is taken, so that kills find the run at work
         importlib.import_module(name)
     import torch
 
+    from vitlab.train.distributed import RankError, together
     from vitlab.train.loop import StoppedError
     from vitlab.transfer.run import pretrain
 
     sys.stderr = folder.with_suffix(".log").open("a", buffering=1)
     torch.set_num_threads(1)
     try:
-        pretrain(config, folder, device="cpu", tensorboard=False)
-    except StoppedError as stopped:
+        with together() as ranks:
+            pretrain(config, folder, device="cpu", tensorboard=False, ranks=ranks)
+    except (StoppedError, RankError) as stopped:
         sys.stderr.write(f"{stopped}\n")
-        sys.exit(143)
+        sys.exit(143 if isinstance(stopped, StoppedError) else 1)
+
+
+def places(count: int) -> list[dict[str, str]]:
+    """What torchrun tells each of `count` processes; nothing where there is one."""
+    if count == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(count)}
+    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
+
+
+@dataclass(frozen=True)
+class Life:
+    """The processes of one start."""
+
+    processes: list[BaseProcess]
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that takes the folder."""
+        return self.processes[0].pid
+
+    @property
+    def exitcode(self) -> int | None:
+        return self.processes[0].exitcode
+
+    def is_alive(self) -> bool:
+        return any(process.is_alive() for process in self.processes)
+
+    def join(self, timeout: float | None = None) -> None:
+        for process in self.processes:
+            process.join(timeout)
+
+    def terminate(self) -> None:
+        self.processes[-1].terminate()
+
+    def kill(self, which: int = 0) -> float:
+        """Kills one process; returns how many seconds the others took to end."""
+        since = time.monotonic()
+        self.processes[which].kill()
+        self.join(60)
+        assert not self.is_alive(), "a process outlives its fellow by a minute"
+        return time.monotonic() - since
 
 
 @dataclass(frozen=True)
@@ -82,11 +134,16 @@ class Run:
     config: TrainConfig
     folder: Path
     processes: SpawnContext | ForkServerContext
+    count: int = 1
+    """Processes of a life."""
 
-    def start(self) -> BaseProcess:
+    def start(self) -> Life:
         """Begins a life; comes back when it has taken the folder (or ended)."""
-        life = self.processes.Process(target=live, args=(self.config, self.folder))
-        life.start()
+        life = Life([
+            self.processes.Process(target=live, args=(self.config, self.folder, place)) for place in places(self.count)
+        ])  # fmt: skip
+        for process in life.processes:
+            process.start()
         lock = self.folder / ".lock"
         while life.is_alive() and not (lock.exists() and lock.read_text() == str(life.pid)):
             time.sleep(0.001)
@@ -120,9 +177,9 @@ class Run:
             life.join(0 if aimed else moment)
             if not life.is_alive():
                 break
-            life.kill()
-            life.join()
-            done.append(Kill(self.last_step(), self.is_saving()))
+            which = len(done) % self.count
+            took = life.kill(which)
+            done.append(Kill(self.last_step(), self.is_saving(), which, took))
         self.finish()
         return done
 
@@ -148,6 +205,9 @@ class Kill:
 
     step: int
     while_saving: bool
+    process: int
+    seconds: float
+    """Until all the others had ended."""
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -170,20 +230,23 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--masked", action="store_true", help="masked patch prediction instead of classes")
+    parser.add_argument("--processes", type=int, default=1, help="of each run")
     parser.add_argument("--folder", type=Path, help="an empty folder for the two runs")
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
-    processes = multiprocessing.get_context("spawn")
-    quiet = Run((masked if given.masked else settings)(given.steps), folder / "quiet", processes)
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(IMPORTS)
+    quiet = Run((masked if given.masked else settings)(given.steps), folder / "quiet", processes, given.processes)
     seconds = quiet.finish()
-    killed = Run(quiet.config, folder / "killed", processes)
+    killed = Run(quiet.config, folder / "killed", processes, given.processes)
     kills = killed.kill_often(given.kills, seconds, given.seed)
     wrong = differing(quiet.folder, killed.folder)
     steps = ", ".join(str(kill.step) for kill in kills)
     sys.stdout.write(
         f"{len(kills)} kills in {given.steps} steps (at {steps}), {sum(kill.while_saving for kill in kills)} of "
-        f"them while a checkpoint was written: "
+        f"them while a checkpoint was written, {sum(kill.process > 0 for kill in kills)} of another process than the "
+        f"first; the others ended within {max((kill.seconds for kill in kills), default=0):.1f} s: "
         f"{'DIFFERENT ' + ', '.join(wrong) if wrong else f'all {len(contents(quiet.folder))} files identical'}\n"
     )
     return 1 if wrong else 0

@@ -16,7 +16,13 @@ import torch
 from torch import Tensor
 
 from vitlab.train import checkpoint
-from vitlab.train.checkpoint import DamagedCheckpointError, load_latest, read_checkpoint, save_checkpoint
+from vitlab.train.checkpoint import (
+    CheckpointWriter,
+    DamagedCheckpointError,
+    load_latest,
+    read_checkpoint,
+    save_checkpoint,
+)
 
 TENSORS = {
     "w": torch.arange(6.0).reshape(2, 3).T,  # not contiguous
@@ -280,3 +286,37 @@ def test_a_killed_writer_never_leaves_a_damaged_checkpoint(tmp_path: Path, proce
         assert latest is not None
         assert latest.step >= announced
         assert latest.tensors["w"].unique().tolist() == [latest.step] == [latest.state["at"]]
+
+
+# --- beside the training
+
+
+def test_the_writer_keeps_what_it_was_given(tmp_path: Path) -> None:
+    """Whatever happens to the tensors while it writes; the end waits for the last."""
+    weights = torch.zeros(1000)
+    with CheckpointWriter(tmp_path, keep=2) as writer:
+        for step in (1, 2, 3):
+            writer.save(step, {"w": weights}, {"at": step})
+            weights += 1
+    found = load_latest(tmp_path, on_damaged=lambda *_: pytest.fail("none is damaged"))
+    assert found is not None
+    assert (found.step, found.state, found.tensors["w"].unique().tolist()) == (3, {"at": 3}, [2.0])
+
+
+@pytest.mark.parametrize("then", ["check", "wait", "save", "the end"])
+def test_the_writer_says_what_went_wrong(then: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a file"
+    folder.write_text("")
+
+    def go_on() -> None:
+        with CheckpointWriter(folder, keep=1) as writer:
+            writer.save(7, {"w": torch.zeros(2)}, {})
+            while then == "check":
+                writer.check()
+            if then == "wait":
+                writer.wait()
+            if then == "save":
+                writer.save(8, {"w": torch.zeros(2)}, {})
+
+    with pytest.raises(OSError, match="the checkpoint of step 7 could not be written"):
+        go_on()

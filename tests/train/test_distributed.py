@@ -1,14 +1,37 @@
-"""Processes on the loopback device: who they are, what they gather, and how all end when one fails."""
+"""Processes on the loopback device: who they are, what they tell each other, a model trained by all of them, and how
+all end when one fails."""
 
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import signal
 import time
+import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
-from vitlab.train import distributed
-from vitlab.train.distributed import ALONE, RankError, Ranks, environment, together
+from vitlab.data.datasets import load_dataset
+from vitlab.data.loader import Batch
+from vitlab.data.pictures import PictureError
+from vitlab.models import ViTConfig, build_model
+from vitlab.models.config import ResNetBody
+from vitlab.settings import to_dict
+from vitlab.train import distributed, loop
+from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
+from vitlab.train.distributed import ALONE, RankError, Ranks, Spread, blocks, environment, own_part, together, whole
+from vitlab.train.loop import NonFiniteError, StoppedError, train
+from vitlab.train.objectives import create_trained
+from vitlab.train.workdir import Workdir
 
 InRanks = Callable[[int, Callable[[], Any]], list[Any]]
 COUNTS = (3, 0, 5)  # rows of each rank
@@ -126,3 +149,264 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert ALONE.device("auto") == "auto"
     monkeypatch.setattr(distributed.torch.cuda, "is_available", lambda: False)
     assert Ranks(5, 8, 1).device("auto") == "auto"
+
+
+def test_shares_and_adds_up(in_ranks: InRanks) -> None:
+    def job() -> tuple[Any, ...]:
+        with together() as ranks:
+            shared = ranks.share(lambda: {"made by": ranks.rank})
+            sums = ranks.add_up(ranks.rank == 1, 10 * ranks.rank)
+            tensors = [torch.full((2, 2), float(ranks.rank)), torch.tensor(4.0)]
+            ranks.mean(tensors)
+            return shared, sums, [tensor.tolist() for tensor in tensors]
+
+    expected = ({"made by": 0}, (1, 30), [[[1.0, 1.0], [1.0, 1.0]], 4.0])
+    assert in_ranks(3, job) == [expected] * 3
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_one_that_is_killed_ends_the_others(gone: int, in_ranks: InRanks) -> None:
+    """Within seconds, whether or not it kept the store; nobody waits for a message that will not come."""
+
+    def job() -> None:
+        with together() as ranks:
+            for step in range(1000):
+                ranks.add_up(1)
+                if ranks.rank == gone and step == 3:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    since = time.monotonic()
+    with pytest.raises(EOFError):  # the killed one has nothing to say
+        in_ranks(2, job)
+    assert time.monotonic() - since < 20
+
+
+# -------------------------------------------------------------------------------------------- one model, trained by all
+
+MODEL = ViTConfig(image_size=16, patch_size=4, width=16, depth=2, heads=2, mlp_dim=32, num_classes=10)
+CONFIG = TrainConfig(
+    model=MODEL,
+    data=DataConfig(name="digits", crop="inception", min_area=0.3, flip=False),
+    optim=OptimConfig(lr=2e-3, weight_decay=0.05, warmup_steps=3, clip_norm=0.5),
+    steps=20,
+    batch_size=24,
+    microbatch=7,
+    average_decay=0.9,
+    log_every=1,
+    checkpoint_every=5,
+    precision="float32",
+)
+digits = functools.cache(lambda: load_dataset("digits", "train"))
+
+
+def trained(config: TrainConfig, folder: Path, ranks: Ranks = ALONE, evaluate: Any = None) -> dict[str, Tensor]:
+    model = create_trained(config, torch.Generator().manual_seed(0))
+    with Workdir(folder, to_dict(config), tensorboard=False, ranks=ranks) as workdir:
+        done = train(config, workdir, model, dataset=digits(), evaluate=evaluate, ranks=ranks)
+    return {name: tensor.clone() for name, tensor in done.state_dict().items()}
+
+
+def trained_by(count: int, config: TrainConfig, folder: Path, in_ranks: InRanks, **more: Any) -> list[Any]:
+    def job() -> Any:
+        with together() as ranks:
+            return {name: tensor.numpy() for name, tensor in trained(config, folder, ranks, **more).items()}
+
+    digits()
+    return in_ranks(count, job)
+
+
+def records(folder: Path, key: str = "loss") -> list[float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line[key] for line in lines if key in line]
+
+
+def largest(one: dict[str, Any], two: dict[str, Any]) -> float:
+    assert one.keys() == two.keys()
+    return max(float(np.abs(np.asarray(one[name]) - np.asarray(two[name])).max()) for name in one)
+
+
+@pytest.mark.parametrize("fsdp", [False, True], ids=["DDP", "FSDP"])
+def test_two_processes_equal_one(fsdp: bool, tmp_path: Path, in_ranks: InRanks) -> None:
+    """The loss to 1e-6 over 20 steps at the same global batch, with micro-batches, clipping, decay and average; each
+    process ends with the same weights, and the checkpoint is one that a single process writes."""
+    config = dataclasses.replace(CONFIG, fsdp=fsdp)
+    one = trained(config, tmp_path / "one")
+    first, second = trained_by(2, config, tmp_path / "two", in_ranks)
+    assert len(records(tmp_path / "two")) == 20
+    for key, bound in (("loss", 1e-6), ("grad_norm", 1e-5), ("accuracy", 1e-7), ("epoch", 0)):
+        assert records(tmp_path / "two", key) == pytest.approx(records(tmp_path / "one", key), abs=bound)
+    assert largest(first, second) == 0
+    # Adam divides by the root of second moments that begin at zero, and blows rounding up
+    assert largest(first, one) < 2e-4
+    saved = [load_file(tmp_path / name / "checkpoints/step-000000020/state.safetensors") for name in ("one", "two")]
+    assert {name: value.shape for name, value in saved[0].items()} == {n: v.shape for n, v in saved[1].items()}
+
+
+@pytest.mark.parametrize("fsdp", [False, True], ids=["DDP", "FSDP"])
+@pytest.mark.parametrize("precision", ["bfloat16", "autocast"])
+def test_lower_precision_by_two(precision: Any, fsdp: bool, tmp_path: Path, in_ranks: InRanks) -> None:
+    """Also with fixed positions, which are no weights, and convolutions in front."""
+    model = dataclasses.replace(
+        MODEL, image_size=32, patch_size=1, position="sincos2d", stem=ResNetBody((1,), 32), encoder="axial"
+    )
+    config = dataclasses.replace(
+        CONFIG, model=model, precision=precision, fsdp=fsdp, steps=3, optim=OptimConfig(name="sgd", lr=0.05)
+    )
+    trained(config, tmp_path / "one")
+    first, second = trained_by(2, config, tmp_path / "two", in_ranks)
+    assert largest(first, second) == 0
+    assert records(tmp_path / "two") == pytest.approx(records(tmp_path / "one"), rel=5e-3)
+
+
+@pytest.mark.parametrize("fsdp", [False, True], ids=["DDP", "FSDP"])
+def test_masked_patch_prediction_by_two(fsdp: bool, tmp_path: Path, in_ranks: InRanks) -> None:
+    """What is hidden of a picture does not depend on the process that it comes to."""
+    model = dataclasses.replace(MODEL, num_classes=0)
+    config = dataclasses.replace(CONFIG, model=model, masking=MaskingConfig(), steps=4, fsdp=fsdp)
+    trained(config, tmp_path / "one")
+    first, second = trained_by(2, config, tmp_path / "two", in_ranks)
+    assert largest(first, second) == 0
+    assert records(tmp_path / "two") == pytest.approx(records(tmp_path / "one"), abs=2e-6)
+
+
+@pytest.mark.parametrize("fsdp", [False, True], ids=["DDP", "FSDP"])
+def test_goes_on_with_another_number(fsdp: bool, tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
+    """1 process, then 2, then 1: as one alone all the way; each example of the epoch once, whoever it came to."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    batches = loop.train_batches
+
+    def noted(*given: Any, start: int, rank: int, **more: Any) -> Any:
+        def note(step: int, batch: Batch) -> Batch:
+            (seen / f"{step:04d}.{rank}").write_text(json.dumps(batch.indices.tolist()))
+            return batch
+
+        steps = range(start // config.batch_size, 1000)
+        return map(note, steps, batches(*given, start=start, rank=rank, **more))
+
+    monkeypatch.setattr(loop, "train_batches", noted)
+    config = dataclasses.replace(CONFIG, fsdp=fsdp, batch_size=120, microbatch=None, steps=12, checkpoint_every=100)
+    one = trained(config, tmp_path / "one")
+    alone = {path.name: json.loads(path.read_text()) for path in seen.iterdir()}
+    for path in seen.iterdir():
+        path.unlink()
+
+    def stop_at(step: int) -> Any:
+        asked = iter([False] * (step - 1) + [True])
+        event = types.SimpleNamespace(is_set=lambda: next(asked, False))
+        return lambda: contextlib.nullcontext(event)
+
+    signals = loop.stop_signals
+    monkeypatch.setattr(loop, "stop_signals", stop_at(4))
+    with pytest.raises(StoppedError, match="step 4/12"):
+        trained(config, tmp_path / "three")
+    monkeypatch.setattr(loop, "stop_signals", stop_at(3))
+    answers = trained_by(2, config, tmp_path / "three", in_ranks)
+    assert [type(answer) for answer in answers] == [StoppedError, StoppedError]
+    assert "saved at step 7/12" in str(answers[0])
+    monkeypatch.setattr(loop, "stop_signals", signals)
+    three = trained(config, tmp_path / "three")
+    assert largest(three, one) < 2e-4
+    assert records(tmp_path / "three") == pytest.approx(records(tmp_path / "one"), abs=1e-5)
+    for step in range(12):
+        parts = [json.loads(path.read_text()) for path in sorted(seen.glob(f"{step:04d}.*"))]
+        assert len(parts) == (2 if 4 <= step < 7 else 1)
+        assert [*itertools.chain(*parts)] == alone[f"{step:04d}.0"]
+    epoch = [index for step in range(10) for index in alone[f"{step:04d}.0"]]
+    assert len(set(epoch)) == len(epoch) == 1200
+
+
+def test_a_signal_to_one_stops_all_at_the_same_step(tmp_path: Path, in_ranks: InRanks) -> None:
+    def evaluate(model: torch.nn.Module) -> dict[str, float]:
+        if len(records(tmp_path / "run", "loss")) == 6 and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {}
+
+    config = dataclasses.replace(CONFIG, eval_every=1)
+    one, two = trained_by(2, config, tmp_path / "run", in_ranks, evaluate=evaluate)
+    assert (type(one), type(two)) == (StoppedError, StoppedError)
+    assert str(one) == str(two)
+    assert "at step 7/20" in str(one)
+    assert (tmp_path / "run/checkpoints/step-000000007/state.json").exists()
+
+
+def test_not_finite_in_one_share(tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
+    """All stop at the step, and each keeps what it had of the batch."""
+    batches = loop.train_batches
+
+    def broken(*given: Any, start: int, rank: int, **more: Any) -> Any:
+        for step, batch in enumerate(batches(*given, start=start, rank=rank, **more), start // CONFIG.batch_size):
+            if step == 4 and rank == 1:
+                batch.images[0, 0, 0, 0] = torch.nan
+            yield batch
+
+    monkeypatch.setattr(loop, "train_batches", broken)
+    answers = trained_by(2, CONFIG, tmp_path / "run", in_ranks)
+    assert [type(answer) for answer in answers] == [NonFiniteError, NonFiniteError]
+    kept = [load_file(tmp_path / f"run/nonfinite/step-000000005{end}.safetensors") for end in ("", ".process-1")]
+    assert [bool(each["images"].isfinite().all()) for each in kept] == [True, False]
+    assert len(kept[0]["indices"]) == len(kept[1]["indices"]) == 12
+    assert not set(kept[0]["indices"].tolist()) & set(kept[1]["indices"].tolist())
+
+
+def test_unreadable_pictures_of_one_share(tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
+    """Every picture counts the same however many the share that it is in has lost."""
+    failures = {index: PictureError(f"{index}.png", "broken") for index in range(0, 1400, 9)}
+    broken = dataclasses.replace(digits(), failures=failures)
+    monkeypatch.setitem(globals(), "digits", lambda: broken)
+    config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, on_error="skip"), steps=8)
+    trained(config, tmp_path / "one")
+    trained_by(2, config, tmp_path / "two", in_ranks)
+    assert records(tmp_path / "two", "skipped") == records(tmp_path / "one", "skipped")
+    assert records(tmp_path / "one", "skipped")[-1] > 5
+    assert records(tmp_path / "two") == pytest.approx(records(tmp_path / "one"), abs=2e-6)
+
+
+def test_a_folder_that_the_others_do_not_see(tmp_path: Path, in_ranks: InRanks) -> None:
+    def job() -> None:
+        with together() as ranks:
+            trained(CONFIG, tmp_path / ("here" if ranks.first else "elsewhere"), ranks)
+
+    digits()
+    first, second = in_ranks(2, job)
+    assert type(first) is RankError
+    assert type(second) is ValueError
+    assert "process 1 of 2 does not see the work folder" in str(second)
+    assert "file system that all machines share" in str(first)
+
+
+def test_the_parts_of_a_sharded_model(in_ranks: InRanks) -> None:
+    """Half of every weight on each process, put together by `whole`."""
+
+    def job() -> tuple[int, int, bool]:
+        with together() as ranks:
+            model = build_model(MODEL, generator=torch.Generator().manual_seed(0))
+            before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            Spread(model, ranks, torch.device("cpu"), precision="float32", fsdp=True)
+            own = sum(own_part(tensor.detach()).numel() for tensor in model.parameters())
+            same = all(torch.equal(whole(tensor), before[name]) for name, tensor in model.state_dict().items())
+            return own, sum(tensor.numel() for tensor in before.values()), same
+
+    (one, total, same), (two, _, same_there) = in_ranks(2, job)
+    assert one + two == total
+    assert abs(one - two) < 0.1 * total
+    assert same
+    assert same_there
+
+
+def test_activation_checkpointing_changes_nothing_but_memory(tmp_path: Path) -> None:
+    model = dataclasses.replace(MODEL, dropout=0.2, stem=ResNetBody((1,), 32), image_size=32, patch_size=1)
+    config = dataclasses.replace(CONFIG, model=model, steps=3)
+    plain = trained(config, tmp_path / "plain")
+    again = trained(dataclasses.replace(config, activation_checkpointing=True), tmp_path / "again")
+    assert largest(plain, again) == 0
+    kept = []
+    for recompute in (False, True):
+        built = build_model(dataclasses.replace(model, depth=6), generator=torch.Generator().manual_seed(0))
+        spread = Spread(built, ALONE, torch.device("cpu"), precision="float32", recompute=recompute)
+        assert len(blocks(built)) == 7
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):  # noqa: B023
+            spread.forward(torch.zeros(4, 3, 32, 32))
+        kept.append(sum(sizes))
+    assert kept[1] < 0.3 * kept[0]

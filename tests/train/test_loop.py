@@ -1,11 +1,13 @@
 """The loop: it learns, counts right, stops and continues without a trace, and refuses to go on with nonsense."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
 import signal
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -144,9 +146,12 @@ def test_several_labels_a_picture(tmp_path: Path, changes: dict[str, Any], monke
     alike = run(dataclasses.replace(config, microbatch=None), tmp_path / "alike")
     assert largest_difference(copied(whole), copied(alike)) < 1e-3
     asked = iter([False] * 19 + [True])
-    monkeypatch.setattr(loop.threading.Event, "is_set", lambda _: next(asked, False))
+    event = types.SimpleNamespace(is_set=lambda: next(asked, False))
+    signals = loop.stop_signals
+    monkeypatch.setattr(loop, "stop_signals", lambda: contextlib.nullcontext(event))
     with pytest.raises(StoppedError):
         run(config, tmp_path / "stopped")
+    monkeypatch.setattr(loop, "stop_signals", signals)
     assert identical(run(config, tmp_path / "stopped"), whole)
 
 

@@ -32,6 +32,15 @@ def run(tmp_path: Path, config: TrainConfig, processes: ForkServerContext) -> Ru
     return Run(config, tmp_path / "run", processes)
 
 
+def test_two_processes_of_which_one_is_killed(tmp_path: Path, processes: ForkServerContext) -> None:
+    """Whichever it is, the other ends within seconds, and both together go on to the same end."""
+    quiet, run = (Run(settings(15), tmp_path / name, processes, count=2) for name in ("quiet", "killed"))
+    kills = run.kill_often(2, quiet.finish(), seed=1)
+    assert [kill.process for kill in kills] == [0, 1]
+    assert max(kill.seconds for kill in kills) < 30
+    assert differing(quiet.folder, run.folder) == []
+
+
 def stop_at(run: Run, step: int, how: signal.Signals) -> int | None:
     """Starts a life, sends it a signal once it has recorded `step`, and gives its exit code."""
     life = run.start()

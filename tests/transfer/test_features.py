@@ -3,8 +3,9 @@
 import dataclasses
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
+from vitlab.train.distributed import together
 from vitlab.transfer import features as module
 from vitlab.transfer.features import Features, cache_folder, check_features, features, resize_of
 
@@ -347,3 +349,27 @@ def test_progress_of_long_work(
     assert lines[-1].endswith(" img/s · ETA 0:00")
     features(model, pixels, batch_size=4)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_several_processes(
+    kept: bool, model: ViT, files: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    in_ranks: Callable[[int, Callable[[], Any]], list[Any]],
+) -> None:  # fmt: skip
+    """Chunks of 2 in turn, one of which is known: each process returns what one alone finds."""
+    monkeypatch.setattr(module, "CHUNK", 2)
+    cache = tmp_path / "cache" if kept else None
+    (tmp_path / "pictures" / "05.png").write_bytes(b"")
+    alone = features(model, files, batch_size=2, on_error="skip")
+    if cache:
+        features(model, files.take(np.arange(2)), batch_size=2, cache=cache)
+
+    def job() -> Features:
+        with together() as ranks:
+            return features(model, files, batch_size=2, on_error="skip", cache=cache, ranks=ranks)
+
+    for found in in_ranks(3, job):
+        np.testing.assert_array_equal(found.x, alone.x)
+        np.testing.assert_array_equal(found.indices, alone.indices)
+        assert found.skipped == alone.skipped == 1
+    assert not cache or len(list(cache.glob("*.npz"))) == 6

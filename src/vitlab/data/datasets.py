@@ -12,10 +12,13 @@ import numpy as np
 
 from vitlab.data import fetch, pixels, published
 from vitlab.data.exclusion import leave_out
+from vitlab.data.hub import hub_splits
 from vitlab.data.imagenet import ORIGINS, imagenet_splits, objectnet_splits, real_splits, v2_splits
 from vitlab.data.parts import part_of
 from vitlab.data.pictures import Entry
-from vitlab.data.sources import Dataset, Splits, folder_splits, join, shard_splits
+from vitlab.data.remote import is_address, remote_splits
+from vitlab.data.shards import shard_splits
+from vitlab.data.sources import Dataset, Splits, folder_splits, join
 from vitlab.data.vtab import load_task
 
 logger = logging.getLogger(__name__)
@@ -129,8 +132,14 @@ DATASETS: dict[str, DatasetInfo] = {
     ),
     "shards:PATH": DatasetInfo(
         source="your WebDataset tars PATH/{train,val,test}-*.tar of KEY.jpg|png|webp and KEY.cls, with the picture's "
-        "class or several (3 17 42): so ImageNet-21k, and sets like JFT; classes.json",
+        "class or several (3 17 42): so ImageNet-21k, and sets like JFT; classes.json. Or on a web server, "
+        "https://HOST/FOLDER/, as `vitlab shard` writes them",
         licence="yours",
+    ),
+    "hub:OWNER/NAME": DatasetInfo(
+        source="a set of the Hugging Face hub (pip install 'vitlab[hub]'), or a folder of its package datasets; "
+        "OWNER/NAME?image=COLUMN&label=COLUMN&config=NAME&revision=NAME where it does not go without saying",
+        licence="of each set",
     ),
 }
 
@@ -164,7 +173,14 @@ def load_dataset(
     if on_error not in ("raise", "skip"):
         raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
     kind, _, path = name.partition(":")
-    if kind in _PATH_READERS and path:
+    if kind == "shards" and is_address(path):
+        cache = Path(root).expanduser() if root else fetch.cache_folder() / "shards"
+        present, read = remote_splits(path, name, cache)
+        dataset = _choose(present, read, split, DATASETS["shards:PATH"].held_out, seed)
+    elif kind == "hub" and path:
+        present, read = hub_splits(path, name, Path(root).expanduser() if root else None)
+        dataset = _choose(present, read, split, DATASETS["hub:OWNER/NAME"].held_out, seed)
+    elif kind in _PATH_READERS and path:
         folder = Path(root or "", Path(path).expanduser())
         present, read = _PATH_READERS[kind](folder, name)
         dataset = _choose(present, read, split, DATASETS[f"{kind}:PATH"].held_out, seed)

@@ -3,23 +3,29 @@
 Training examples are numbered by a counter g = 0, 1, 2, ... that runs on through all epochs; `example_at`
 says which picture g is. A step takes the next `batch_size` of them, and rank r the r-th equal part of those,
 so that a run can start at any example, on any number of ranks, and see what an uninterrupted run sees.
+
+Pictures in files are read by workers, in pieces of at most `PIECE` that are put together in order, so that all workers
+have a part in a large batch and none holds much. What a GPU can do on a whole batch, it does: pieces come as crops
+then, and RandAugment and the value range follow on the device.
 """
 
+import contextlib
 import dataclasses
 import itertools
 import logging
 import signal
-from collections.abc import Callable, Iterator
-from typing import Any
+import threading
+from collections.abc import Generator, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from vitlab.data.pictures import PictureError
-from vitlab.data.sources import Dataset
+from vitlab.data.sources import Dataset, Entries, Request
 from vitlab.data.transforms import EvalTransform, Pictures, TrainTransform, example_uniforms, pair, to_device
 
 logger = logging.getLogger(__name__)
@@ -27,7 +33,8 @@ logger = logging.getLogger(__name__)
 DRAWS = 4
 """The stream of `Batch.draws`: their counters (0, 0, 4, index) meet no other generator's."""
 
-Request = tuple[np.ndarray, np.ndarray]  # epochs and dataset indices of one batch, int64 [B] each
+PIECE = 64
+"""Most pictures that a worker hands over at once: 9 MB of crops of 224 pixels."""
 
 
 @dataclasses.dataclass
@@ -44,16 +51,6 @@ class Batch:
     skipped: int = 0
     targets: Bool[Tensor, "B K"] | None = None
     draws: Float64[Tensor, "B d"] | None = None
-
-    def to(self, device: torch.device | str) -> "Batch":
-        return self._each(lambda x: x.to(device, non_blocking=True))
-
-    def pin_memory(self) -> "Batch":
-        return self._each(Tensor.pin_memory)
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
-        targets, draws = (None if each is None else change(each) for each in (self.targets, self.draws))
-        return Batch(change(self.images), change(self.labels), change(self.indices), self.skipped, targets, draws)
 
 
 # ----------------------------------------------------------------------------------------------------- order
@@ -76,15 +73,23 @@ def example_at(n: int, seed: int, g: int) -> tuple[int, int]:
     return epoch, int(epoch_order(n, seed, epoch)[position])
 
 
-def _train_requests(n: int, batch_size: int, seed: int, start: int, rank: int, world_size: int) -> Iterator[Request]:
-    share = batch_size // world_size
+def _own_order(dataset: Dataset, seed: int, epoch: int) -> np.ndarray:
+    """The set's own order of an epoch where it has one, as where shards have to be fetched; else `epoch_order`."""
+    order = dataset.entries.order(seed, epoch) if isinstance(dataset.entries, Entries) else None
+    return epoch_order(len(dataset), seed, epoch) if order is None else order
+
+
+def _train_requests(
+    dataset: Dataset, batch_size: int, seed: int, start: int, rank: int, world_size: int
+) -> Iterator[Request]:
+    n, share = len(dataset), batch_size // world_size
     epoch, order = -1, np.empty(0, np.int64)
     for g in itertools.count(start + rank * share, batch_size):
         epochs, positions = np.divmod(np.arange(g, g + share), n)
         indices = np.empty(share, np.int64)
         for e in np.unique(epochs):
             if e != epoch:
-                epoch, order = e, epoch_order(n, seed, int(e))
+                epoch, order = e, _own_order(dataset, seed, int(e))
             indices[epochs == e] = order[positions[epochs == e]]
         yield epochs, indices
 
@@ -116,9 +121,11 @@ def train_batches(
     _check(dataset, batch_size, rank, world_size, workers, on_error)
     if seed < 0 or start < 0:
         raise ValueError(f"seed and start must be 0 or more, not seed={seed}, start={start}")
-    requests = _train_requests(len(dataset), batch_size, seed, start, rank, world_size)
+    if transform.fast and dataset.pixels is not None:
+        raise ValueError(f"fast decoding has no effect on {dataset.name}, whose pictures are in memory; leave it out")
+    requests = _train_requests(dataset, batch_size, seed, start, rank, world_size)
     fetch = _Fetch(dataset, transform, seed, draws)
-    return _batches(fetch, requests, workers, on_error, torch.device(device))
+    return _batches(fetch, requests, batch_size // world_size, workers, on_error, torch.device(device))
 
 
 def eval_batches(
@@ -142,7 +149,7 @@ def eval_batches(
     mine = np.arange(rank, len(dataset), world_size)
     share = batch_size // world_size
     requests = ((np.zeros_like(b), b) for b in (mine[i : i + share] for i in range(0, len(mine), share)))
-    return _batches(_Fetch(dataset, transform, draws=draws), requests, workers, on_error, torch.device(device))
+    return _batches(_Fetch(dataset, transform, draws=draws), requests, share, workers, on_error, torch.device(device))
 
 
 def _check(dataset: Dataset, batch_size: int, rank: int, world_size: int, workers: int, on_error: str) -> None:
@@ -160,81 +167,142 @@ def _check(dataset: Dataset, batch_size: int, rank: int, world_size: int, worker
         raise ValueError(f"{dataset.name} has no pictures in its split {dataset.split!r}")
 
 
+class _Part(NamedTuple):
+    """What is asked for at once: epochs and dataset indices, int64 [b], and whether more of the batch follows."""
+
+    epochs: np.ndarray
+    indices: np.ndarray
+    more: bool
+
+
+class _Piece(NamedTuple):
+    """The pictures that could be read, finished or as crops; how many could not, and why."""
+
+    part: _Part  # what is left of it
+    images: Shaped[Tensor, "b 3 H W"]
+    skipped: int
+    failures: list[PictureError]
+
+
+def _parts(requests: Iterable[Request], size: int) -> Iterator[_Part]:
+    """Every request in parts of `size` pictures, the last of them smaller."""
+    for epochs, indices in requests:
+        for i in range(0, len(indices), size):
+            yield _Part(epochs[i : i + size], indices[i : i + size], more=i + size < len(indices))
+
+
 @dataclasses.dataclass
 class _Fetch:
-    """Request -> batch, and the pictures that could not be read; runs in this process or in a worker."""
+    """Part -> piece, in this process or in a worker."""
 
     dataset: Dataset
     transform: TrainTransform | EvalTransform
     seed: int = 0
     draws: int = 0
     pixels: Tensor | None = None  # the dataset's, on the device
+    finishes: bool = True  # training pictures, as against leaving that to the device
 
-    def __getitem__(self, request: Request) -> tuple[Batch, list[PictureError]]:
-        epochs, indices = request
-        pictures, failures = self._read(indices)
-        if failures:
-            good = np.array([int(i) not in failures for i in indices])
-            epochs, indices = epochs[good], indices[good]
-        if not len(indices):
-            images = torch.empty(0, 3, *pair(self.transform.image_size))
-        elif isinstance(self.transform, TrainTransform):
-            images = self.transform.apply(pictures, self.seed, epochs, indices)
-        else:
-            images = self.transform.apply(pictures)
-        labels, sets, targets = torch.from_numpy(self.dataset.labels[indices]), self.dataset.label_sets, None
-        if sets is not None:
-            targets = torch.from_numpy(sets.multi_hot(indices, len(self.dataset.classes)))
-        draws = None
-        if self.draws:
-            draws = torch.from_numpy(example_uniforms(self.seed, epochs, indices, self.draws, DRAWS))
-        batch = Batch(images, labels, torch.from_numpy(indices), len(failures), targets, draws)
-        return batch, list(failures.values())
+    def __getitem__(self, part: _Part) -> _Piece:
+        asked, failures = len(part.indices), dict[int, PictureError]()
+        while True:
+            if failures:
+                good = np.array([i not in failures for i in part.indices.tolist()], bool)
+                part = part._replace(epochs=part.epochs[good], indices=part.indices[good])
+            pictures, unread = self._read(part.indices)
+            failures |= unread
+            if unread:
+                continue
+            try:
+                images = self._images(pictures, part)
+            except PictureError as error:  # damage that shows only when pixels are asked for
+                damaged = {i: error for i in part.indices.tolist() if self.dataset.path(i) == error.path}
+                if not damaged:
+                    raise
+                failures |= damaged
+            else:
+                return _Piece(part, images, asked - len(part.indices), list(failures.values()))
 
     def _read(self, indices: np.ndarray) -> tuple[Pictures, dict[int, PictureError]]:
-        """The readable ones of the pictures `indices`, and the errors of the others."""
+        """The pictures `indices`, and the errors of those that cannot be read."""
         if self.pixels is not None:
             known = self.dataset.failures
-            failures = {int(i): known[int(i)] for i in indices if int(i) in known} if known else {}
-            good = indices[[int(i) not in failures for i in indices]] if failures else indices
-            return self.pixels[to_device(good, self.pixels.device)], failures
+            failures = {i: known[i] for i in indices.tolist() if i in known} if known else {}
+            return self.pixels[to_device(indices, self.pixels.device)], failures
         pictures, failures = [], {}
+        whole = isinstance(self.transform, EvalTransform)
         for i in indices.tolist():
             try:
-                pictures.append(self.dataset.picture(i))
+                pictures.append(self.dataset.picture(i) if whole else self.dataset.entries[i].open())
             except PictureError as error:
                 failures[i] = error
         return pictures, failures
 
+    def _images(self, pictures: Pictures, part: _Part) -> Tensor:
+        if not len(part.indices):
+            return torch.empty(0, 3, *pair(self.transform.image_size))
+        if isinstance(self.transform, EvalTransform):
+            return self.transform.apply(pictures)
+        crops = self.transform.cut(pictures, self.seed, part.epochs, part.indices)
+        return self.transform.finish(crops, self.seed, part.epochs, part.indices) if self.finishes else crops
+
 
 def _batches(
-    fetch: _Fetch, requests: Iterator[Request], workers: int, on_error: str, device: torch.device
+    fetch: _Fetch, requests: Iterator[Request], share: int, workers: int, on_error: str, device: torch.device
 ) -> Iterator[Batch]:
-    fetched = map(fetch.__getitem__, requests)
-    if fetch.dataset.pixels is not None:
-        fetch.pixels = torch.from_numpy(fetch.dataset.pixels).to(device)
-    elif workers:
-        fetched = DataLoader(
-            fetch,  # pyright: ignore[reportArgumentType]  # its keys are requests, not numbers
-            sampler=requests,  # pyright: ignore[reportArgumentType]  # an iterator without a length
-            batch_size=None,
-            num_workers=workers,
-            collate_fn=_as_is,
-            worker_init_fn=_leave_signals_to_the_run,
-            pin_memory=device.type == "cuda",
-            generator=torch.Generator(),  # else it would draw its workers' seeds from the default generator
-        )
-    told: set[str] = set()
-    for batch, failures in fetched:
-        for error in failures:
-            if on_error == "raise":
-                raise error
-            if error.path not in told:
-                told.add(error.path)
-                logger.warning("%s (left out, as on_error='skip')", error)
-        if not len(batch.labels) and isinstance(fetch.transform, TrainTransform):
-            raise ValueError(f"none of the {batch.skipped} pictures of a batch can be read; one: {failures[0]}")
-        yield batch.to(device)
+    dataset = fetch.dataset
+    if isinstance(dataset.entries, Entries):
+        requests = dataset.entries.read_ahead(requests)
+    if dataset.pixels is not None:
+        fetch.pixels = torch.from_numpy(dataset.pixels).to(device)
+        pieces = (fetch[part] for part in _parts(requests, share))
+    else:
+        fetch.finishes = device.type == "cpu" or isinstance(fetch.transform, EvalTransform)
+        parts = _parts(requests, PIECE)
+        pieces = _from_workers(fetch, parts, share, workers) if workers else (fetch[part] for part in parts)
+    join, told, batch = _Join(fetch, device), set[str](), list[_Piece]()
+    with contextlib.closing(pieces):  # so that workers end with the stream, and not when an error is forgotten
+        for piece in pieces:
+            for error in piece.failures:
+                if on_error == "raise":
+                    raise error
+                if error.path not in told:
+                    told.add(error.path)
+                    logger.warning("%s (left out, as on_error='skip')", error)
+            batch.append(piece)
+            if not piece.part.more:
+                yield join(batch)
+                batch.clear()
+
+
+def _from_workers(fetch: _Fetch, parts: Iterator[_Part], share: int, workers: int) -> Generator[_Piece, None, None]:
+    """The pieces of `share` pictures a batch, in order, a batch ahead or two pieces a worker if that is more."""
+    loader = DataLoader(
+        fetch,  # pyright: ignore[reportArgumentType]  # its keys are parts, not numbers
+        sampler=parts,  # pyright: ignore[reportArgumentType]  # an iterator without a length
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=max(2, -(-share // (PIECE * workers))),
+        collate_fn=_as_is,
+        worker_init_fn=_leave_signals_to_the_run,
+        generator=torch.Generator(),  # else it would draw its workers' seeds from the default generator
+    )
+    # On the death of a worker torch would raise an error in the midst of whatever the run does. It is seen here too.
+    told = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGCHLD) if told else None
+    pieces = iter(loader)
+    if handler is not None:
+        signal.signal(signal.SIGCHLD, handler)
+    try:
+        yield from pieces
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise ValueError(
+            f"a process that reads pictures was killed ({error}), most likely for want of memory. Take fewer of them "
+            f"(data.workers is {workers}), or give the container more shared memory (--shm-size=8g)."
+        ) from error
+    finally:
+        del pieces  # ends the workers
 
 
 def _leave_signals_to_the_run(_: int) -> None:
@@ -245,3 +313,48 @@ def _leave_signals_to_the_run(_: int) -> None:
 
 def _as_is(batch: Any) -> Any:
     return batch
+
+
+@dataclasses.dataclass
+class _Join:
+    """Pieces -> batch on the device. On a GPU, copies pass beside the work that is under way there."""
+
+    fetch: _Fetch
+    device: torch.device
+
+    def __post_init__(self) -> None:
+        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+    def __call__(self, pieces: list[_Piece]) -> Batch:
+        dataset, fetch = self.fetch.dataset, self.fetch
+        epochs, indices = (np.concatenate([getattr(p.part, name) for p in pieces]) for name in ("epochs", "indices"))
+        skipped = sum(piece.skipped for piece in pieces)
+        if not len(indices) and isinstance(fetch.transform, TrainTransform):
+            first = pieces[0].failures[0]
+            raise ValueError(f"none of the {skipped} pictures of a batch can be read; one: {first}")
+        images = self._images([piece.images for piece in pieces if len(piece.images)] or [pieces[0].images])
+        if not fetch.finishes:
+            assert isinstance(fetch.transform, TrainTransform)
+            images = fetch.transform.finish(images, fetch.seed, epochs, indices)
+        targets = draws = None
+        if dataset.label_sets is not None:
+            targets = to_device(dataset.label_sets.multi_hot(indices, len(dataset.classes)), self.device)
+        if fetch.draws:
+            draws = to_device(example_uniforms(fetch.seed, epochs, indices, fetch.draws, DRAWS), self.device)
+        labels = to_device(dataset.labels[indices], self.device)
+        return Batch(images, labels, to_device(indices, self.device), skipped, targets, draws)
+
+    def _images(self, parts: list[Tensor]) -> Tensor:
+        """All parts in one, on the device."""
+        if self.stream is None or parts[0].is_cuda:
+            return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.device)
+        shape = (sum(map(len, parts)), *parts[0].shape[1:])
+        # torch keeps pinned memory, and gives it out again when the copy from it is over: two batches take turns.
+        pinned = torch.empty(shape, dtype=parts[0].dtype, pin_memory=True)
+        torch.cat(parts, out=pinned)
+        work = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self.stream):
+            images = pinned.to(self.device, non_blocking=True)
+        work.wait_stream(self.stream)
+        images.record_stream(work)
+        return images

@@ -2,6 +2,9 @@
 
 A picture is uint8 [H, W, 3], RGB, upright, whatever the file was. A file that cannot be read is a
 `PictureError` with its path and the reason; nothing is dropped in silence.
+
+Pillow reads every format. Nearly all photographs are plain JPEGs, though, and for those libjpeg-turbo is called
+directly (simplejpeg): the same bytes come out, sooner, and only as many rows as a crop needs have to be decoded.
 """
 
 import io
@@ -11,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import simplejpeg
 from PIL import Image, ImageOps
 
 MAX_PIXELS = 89_478_485  # 256 MiB of RGB: larger pictures are refused as bombs (Pillow's own bound)
@@ -67,12 +71,22 @@ def decode(data: bytes | Path, *, path: str = "<bytes>", max_pixels: int = MAX_P
     if isinstance(data, Path):
         path = str(data)
         data = _read_bytes(path)
+    picture = plain_jpeg(data, path=path, max_pixels=max_pixels)
+    if picture is None:
+        return _decode_with_pillow(data, path, max_pixels=max_pixels)
+    return picture.rows(picture.height)
+
+
+def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """As `decode`; a JPEG at 1 / `shrink` of its size."""
     if not data:
         raise PictureError(path, "the file is empty (zero bytes)")
     try:
         with Image.open(io.BytesIO(data), formats=tuple(PICTURE_FORMATS)) as image:
             if image.width * image.height > max_pixels:
                 raise PictureError(path, _bomb(f"{image.width} x {image.height}", max_pixels))
+            if shrink > 1:
+                image.draft(None, (image.width // shrink, image.height // shrink))
             image.load()
             return np.array(_to_rgb(_upright(image), path))
     except PictureError:
@@ -129,6 +143,105 @@ def _to_rgb(image: Image.Image, path: str) -> Image.Image:
     return image.convert("RGB")
 
 
+# ------------------------------------------------------------------------------------------- plain JPEGs
+
+
+class Jpeg(NamedTuple):
+    """A plain JPEG, upright and still encoded: `height` x `width` pixels, RGB or grey.
+
+    height_at: where its height stands in `data`. stripe: rows that are coded together, 8 or a small multiple.
+    """
+
+    data: bytes
+    path: str
+    height: int
+    width: int
+    height_at: int
+    stripe: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """As the decoded picture's."""
+        return self.height, self.width, 3
+
+    def rows(self, count: int, shrink: int = 1) -> np.ndarray:
+        """The first `count` rows at 1 / `shrink` (1, 2, 4, 8) of the size: uint8 [ceil(count / shrink), W', 3].
+
+        Rows below are not decoded: the header is made to promise fewer of them, and the rest of the data is passed
+        over. Wherever there is more to complain of, Pillow reads the whole picture. Raises `PictureError`.
+        """
+        # Smoothly enlarged colour looks one row of its own, coarser grid further down.
+        kept = min(-(-(count + self.stripe // 4 * shrink) // self.stripe) * self.stripe, self.height)
+        data, (height, width) = self.data, (-(-kept // shrink), -(-self.width // shrink))
+        if kept < self.height:
+            at = self.height_at
+            data = b"".join((data[:at], kept.to_bytes(2, "big"), data[at + 2 :]))
+        least = (0, 0) if shrink == 1 else (height, width)
+        pixels = np.empty((height, width, 3), np.uint8)
+        try:
+            simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], buffer=pixels)
+        except ValueError as error:  # of several complaints it tells an error, or else the first
+            if kept == self.height or _MORE_DATA not in str(error):
+                pixels = _decode_with_pillow(self.data, self.path, shrink, self.height * self.width)
+        return pixels[: -(-count // shrink)]
+
+
+_MORE_DATA = "extraneous bytes before marker"  # libjpeg's words for rows that the header does not promise
+
+
+def plain_jpeg(data: bytes, *, path: str = "<bytes>", max_pixels: int = MAX_PIXELS) -> Jpeg | None:
+    """The picture, if it is a JPEG without anything odd about it; None where Pillow is to read or to refuse it.
+
+    Odd is: CMYK, more than 8 bits, lossless or arithmetic coding, to be turned (by EXIF or XMP), too large, without
+    an end, or a header that is damaged.
+    """
+    if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-_TRAILER:]:
+        return None
+    at, frame, height, width, stripe = 2, 0, 0, 0, 0
+    while data[at : at + 1] == b"\xff" and at + 4 <= len(data):
+        kind, end = data[at + 1], at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        if kind in _PLAIN_FRAMES and not frame:
+            bits, height, width, components = struct.unpack_from(">BHHB", data, at + 4)
+            sampling = data[at + 11 : end : 3]  # a byte a component: 16 * horizontal + vertical
+            if bits != 8 or components not in (1, 3) or len(sampling) != components:
+                return None
+            frame, stripe = at, 8 * max(factors & 15 for factors in sampling)
+        elif kind == _SCAN:
+            break
+        elif kind not in _OTHER_SEGMENTS or (kind == _APP1 and not _says_upright(data[at + 4 : end])):
+            return None
+        at = end
+    else:
+        return None
+    if not frame or not 0 < height * width <= max_pixels:
+        return None
+    try:
+        if simplejpeg.decode_jpeg_header(data, strict=False)[:2] != (height, width):
+            return None
+    except ValueError:
+        return None
+    return Jpeg(data, path, height, width, frame + 5, stripe)
+
+
+_PLAIN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
+_SCAN = 0xDA  # where the pixels begin
+_APP1 = 0xE1  # EXIF or XMP
+_OTHER_SEGMENTS = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # tables, restart interval, applications', comment
+_TRAILER = 32  # bytes, among which a whole file has its end
+
+
+def _says_upright(segment: bytes) -> bool:
+    """Whether an APP1 segment leaves the picture as it is stored; False where that takes a closer look."""
+    if not segment.startswith(b"Exif\0\0"):
+        return b"Orientation" not in segment
+    exif = Image.Exif()
+    try:
+        exif.load(segment)
+        return exif.get(0x0112, 1) == 1
+    except (SyntaxError, ValueError, TypeError, KeyError, struct.error):
+        return False
+
+
 # ------------------------------------------------------------------------------------------- in a file
 
 
@@ -148,10 +261,22 @@ class Entry(NamedTuple):
     def path(self) -> str:
         return f"{self.file}/{self.member}" if self.member else self.file
 
+    def data(self) -> bytes:
+        """The picture as it is encoded. Raises `PictureError`."""
+        return _read_bytes(self.file, self.offset, self.size)
+
     def read(self) -> np.ndarray:
-        picture = decode(_read_bytes(self.file, self.offset, self.size), path=self.path)
+        picture = decode(self.data(), path=self.path)
         if not self.border:
             return picture
         if min(picture.shape[:2]) <= 2 * self.border:
             raise PictureError(self.path, f"{picture.shape[1]} x {picture.shape[0]} pixels are nothing but border")
         return picture[self.border : -self.border, self.border : -self.border]
+
+    def open(self) -> np.ndarray | Jpeg:
+        """As `read`, but a plain JPEG stays encoded, so that no more of it need be decoded than is looked at."""
+        if self.border or type(self).read is not Entry.read:
+            return self.read()
+        data = self.data()
+        picture = plain_jpeg(data, path=self.path)
+        return decode(data, path=self.path) if picture is None else picture

@@ -1,16 +1,15 @@
-"""Labelled pictures, and where they lie: sets of them, image folders, shards.
+"""Labelled pictures, and where they lie: sets of them, and image folders.
 
 A picture is uint8 [H, W, 3], as `pictures.py` reads it.
 """
 
 import collections
 import dataclasses
-import json
 import logging
 import os
-import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 
@@ -21,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 MEMORY_SIDE = 64  # pixels: sets of one size up to this side are decoded once, if they stay below ...
 MEMORY_BYTES = 2**30  # ... this many bytes
+MEMORY_FILES = 200_000  # and, from files, this many pictures: at every start they take 40 microseconds each or more
+Request = tuple[np.ndarray, np.ndarray]  # epochs and dataset indices of one batch, int64 [B] each
 SPLIT_FOLDERS = {"train": ("train",), "val": ("val", "validation"), "test": ("test",)}
 
 
@@ -81,6 +82,43 @@ class Labels:
         return hot
 
 
+class Entries(Sequence[Entry]):
+    """N pictures whose places lie in arrays, so that a million of them take no million objects.
+
+    near: whether they lie on this machine; `order` and `read_ahead` are for those that do not.
+    """
+
+    near = True
+
+    def take(self, indices: np.ndarray) -> "Entries":
+        """The pictures `indices`, in that order."""
+        raise NotImplementedError
+
+    def join(self, other: "Entries") -> "Entries":
+        """These, then those of `other`, which are of the same kind."""
+        raise NotImplementedError
+
+    def entry(self, index: int) -> Entry:
+        """The picture `index`, which is from 0 to N - 1."""
+        raise NotImplementedError
+
+    def order(self, seed: int, epoch: int) -> np.ndarray | None:
+        """The order of an epoch, int64 [N], a function of nothing else; None where any is as good."""
+        return None
+
+    def read_ahead(self, requests: Iterator[Request]) -> Iterator[Request]:
+        """The same requests, each when its pictures can be read."""
+        return requests
+
+    @overload
+    def __getitem__(self, index: int) -> Entry: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Entry]: ...
+    def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
+        places = range(len(self))[index]  # raises IndexError, and counts from the end
+        return self.entry(places) if isinstance(places, int) else [self.entry(i) for i in places]
+
+
 @dataclasses.dataclass
 class Dataset:
     """N labelled pictures, in files (`entries`) or in memory (`pixels`).
@@ -118,11 +156,15 @@ class Dataset:
 
     def take(self, indices: np.ndarray) -> "Dataset":
         """The pictures `indices`, in that order."""
+        if isinstance(self.entries, Entries):
+            entries = self.entries.take(indices)
+        else:
+            entries = [self.entries[i] for i in indices.tolist()] if self.entries else ()
         return dataclasses.replace(
             self,
             labels=self.labels[indices],
             pixels=None if self.pixels is None else self.pixels[indices],
-            entries=[self.entries[i] for i in indices.tolist()] if self.entries else (),
+            entries=entries,
             failures={j: self.failures[i] for j, i in enumerate(indices.tolist()) if i in self.failures},
             label_sets=None if self.label_sets is None else self.label_sets.take(indices),
         )
@@ -134,6 +176,9 @@ class Dataset:
         """
         if self.entries and isinstance(self.entries[0], GreyEntry):
             return self  # it is, in a third of the bytes or less
+        far = isinstance(self.entries, Entries) and not self.entries.near
+        if self.pixels is None and (far or len(self) > MEMORY_FILES):
+            return self
         pixels, failures = None, {}
         for i in range(len(self) if self.pixels is None else 0):
             try:
@@ -160,11 +205,15 @@ def join(first: Dataset, second: Dataset) -> Dataset:
     pixels = [p for p in (first.pixels, second.pixels) if p is not None]
     sets = [part.label_sets or Labels(part.labels, np.arange(len(part) + 1)) for part in (first, second)]
     several = first.label_sets is not None or second.label_sets is not None
+    if isinstance(first.entries, Entries) and isinstance(second.entries, Entries):
+        entries = first.entries.join(second.entries)
+    else:
+        entries = [*first.entries, *second.entries]
     return dataclasses.replace(
         first,
         labels=np.concatenate([first.labels, second.labels]),
         pixels=np.concatenate(pixels) if len(pixels) == 2 else None,
-        entries=[*first.entries, *second.entries],
+        entries=entries,
         label_sets=sets[0].join(sets[1]) if several else None,
         left_out=first.left_out + second.left_out,
     )
@@ -182,7 +231,7 @@ def folder_splits(path: Path, name: str) -> Splits:
 
     The classes are the sorted folder names (of `train/`, where there is one); all splits share them.
     """
-    _require_folder(path, "class folders with pictures, or train/, val/ and test/ with class folders")
+    require_folder(path, "class folders with pictures, or train/, val/ and test/ with class folders")
     found = set(_subfolders(path))
     places = {split: path / n for split, names in SPLIT_FOLDERS.items() for n in names if n in found}
     names = {place.name for place in places.values()}
@@ -217,7 +266,7 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
             )
         entries += pictures
         labels += [label] * len(pictures)
-    _report(path, ignored)
+    report_ignored(path, ignored)
     return Dataset(name, split, classes, np.array(labels, np.int64), entries=entries)
 
 
@@ -239,7 +288,7 @@ def _raise(error: OSError) -> None:
     raise ValueError(f"cannot list the folder {error.filename}: {error.strerror}")
 
 
-def _report(path: Path, ignored: collections.Counter[str]) -> None:
+def report_ignored(path: Path, ignored: collections.Counter[str]) -> None:
     if ignored:
         kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(ignored.items()))
         logger.warning("%s: %d files are no pictures to learn and left out (%s)", path, ignored.total(), kinds)
@@ -249,109 +298,7 @@ def _subfolders(path: Path) -> list[str]:
     return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def _require_folder(path: Path, content: str) -> None:
+def require_folder(path: Path, content: str) -> None:
     if not path.is_dir():
         state = "is a file" if path.exists() else "does not exist"
         raise ValueError(f"the folder {path} {state} (taken from {Path.cwd()}): give a folder of {content}")
-
-
-# ---------------------------------------------------------------------------------------------------- shards
-
-
-def shard_splits(path: Path, name: str) -> Splits:
-    """WebDataset tars `train-*.tar`, `val-*.tar`, `test-*.tar` of `KEY.jpg|png|webp` and `KEY.cls` members.
-
-    A `KEY.cls` holds the number of the picture's class, or of several classes, with spaces or commas between them.
-    Class names come from `classes.json` (a list, in label order) or are the numbers up to train's largest
-    label.
-    """
-    _require_folder(path, "shards named train-*.tar (and val-*.tar, test-*.tar)")
-    tars = {
-        split: files
-        for split, names in SPLIT_FOLDERS.items()
-        if (files := sorted(file for n in names for file in path.glob(f"{n}-*.tar")))
-    }
-    if "train" not in tars:
-        there = sorted(tar.name for tar in path.glob("*.tar"))
-        raise ValueError(f"the folder {path} has no train-*.tar (its tars: {there}): name shards by split")
-    named = _class_names(path / "classes.json")
-
-    def read(split: str) -> Dataset:
-        entries, labels = _index_shards(tars[split])
-        classes = named
-        if not classes:
-            known = labels if split == "train" else _index_shards(tars["train"])[1]
-            classes = tuple(str(i) for i in range(known.values.max() + 1))
-        if (top := labels.values.max()) >= len(classes):
-            where = entries[np.searchsorted(labels.offsets, labels.values.argmax(), side="right") - 1].path
-            raise ValueError(f"{where} has the label {top}, but train's classes are 0 to {len(classes) - 1}")
-        several = labels if labels.counts.max() > 1 else None
-        return Dataset(name, split, classes, labels.firsts, entries=entries, label_sets=several)
-
-    return list(tars), read
-
-
-def _class_names(path: Path) -> tuple[str, ...]:
-    """The names in `path`, or none where there is no such file."""
-    if not path.exists():
-        return ()
-    try:
-        names = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): write a list of class names") from error
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{path} must be a list of class names in label order, not {str(names)[:60]}")
-    return tuple(names)
-
-
-def _index_shards(tars: Sequence[Path]) -> tuple[list[Entry], Labels]:
-    entries: list[Entry] = []
-    labels: list[list[int]] = []
-    ignored: collections.Counter[str] = collections.Counter()
-    for tar in tars:
-        pictures, numbers = _index_shard(tar, ignored)
-        if unpaired := sorted(pictures.keys() ^ numbers.keys()):
-            raise ValueError(f"{tar}: {len(unpaired)} keys lack a picture or a .cls, first {unpaired[0]!r}")
-        entries += pictures.values()
-        labels += [numbers[key] for key in pictures]
-    _report(tars[0].parent, ignored)
-    if not entries:
-        raise ValueError(f"no pictures in {', '.join(map(str, tars))}: expected KEY.jpg|png|webp with KEY.cls")
-    return entries, Labels.of_lists(labels)
-
-
-def _index_shard(path: Path, ignored: collections.Counter[str]) -> tuple[dict[str, Entry], dict[str, list[int]]]:
-    """Key -> place of the picture, and key -> labels. The tar is read once and never unpacked."""
-    pictures: dict[str, Entry] = {}
-    numbers: dict[str, list[int]] = {}
-    try:
-        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
-            for member in tar:
-                if not member.isfile():
-                    continue
-                folder, slash, base = member.name.rpartition("/")
-                stem, _, kind = base.partition(".")
-                key = folder + slash + stem
-                if key in (numbers if kind == "cls" else pictures):
-                    raise ValueError(f"{path} has more than one picture or .cls of the key {key!r}: keys are unique")
-                if kind == "cls":
-                    file.seek(member.offset_data)
-                    numbers[key] = _labels(file.read(member.size), f"{path}/{member.name}")
-                elif f".{kind.lower()}" in PICTURE_SUFFIXES:
-                    pictures[key] = Entry(str(path), member.name, member.offset_data, member.size)
-                else:
-                    ignored[f".{kind}"] += 1
-            file.seek(tar.offset)
-            if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
-                raise tarfile.ReadError("it ends without the closing block")
-    except tarfile.TarError as error:
-        raise ValueError(f"the shard {path} is damaged or cut off ({error}): fetch or write it again") from error
-    return pictures, numbers
-
-
-def _labels(text: bytes, path: str) -> list[int]:
-    """The class numbers in `text`, each once."""
-    words = text.replace(b",", b" ").split()
-    if not words or not all(word.isdigit() for word in words):
-        raise ValueError(f"{path} must hold a class number (0, 1, 2, ...), or several: 3 17 42; not {text[:40]!r}")
-    return list(dict.fromkeys(map(int, words)))

@@ -1,14 +1,13 @@
 """Crops, resizes and the value range of the paper's code: uint8 pictures -> float32 [B, 3, H, W] in [-1, 1].
 
-Every crop and every resize here is a choice of sampling positions, one row of them for each axis, followed by
-one bilinear look-up; a picture set in memory is therefore augmented in a single vectorised operation on its
-device. All randomness of an example is a function of (seed, epoch, index) alone: batches, workers and ranks
-do not matter.
+A picture set in memory is augmented in a single vectorised operation on its device; of a JPEG in a file no more is
+decoded than its crop needs (`crops.py`). All randomness of an example is a function of (seed, epoch, index) alone:
+batches, workers and ranks do not matter.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -17,15 +16,25 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from vitlab.data.crops import (
+    Pictures,
+    Size,
+    inception_boxes,
+    integers,
+    pair,
+    planar,
+    positions,
+    resize_crops,
+    sample,
+    sizes,
+    to_device,
+)
+
 Crop = Literal["inception", "random", "pad", "none"]
 CROPS = ("inception", "random", "pad", "none")
-Pictures = UInt8[Tensor, "B H W 3"] | Sequence[np.ndarray]  # one size, in memory; or one by one, of any sizes
-Size = int | tuple[int, int]  # pixels; (H, W) unless square
 
 ATTEMPTS = 100  # TensorFlow's max_attempts; after them the whole picture is taken
-ASPECT = (0.75, 1.33)  # width / height of the Inception crop: TensorFlow's default range
 FILL = 128.0  # grey that geometric RandAugment operations bring in
-_OUTSIDE = -2.0  # a sampling position whose two neighbours lie outside any picture: black
 
 
 # ---------------------------------------------------------------------------------------------- randomness
@@ -64,7 +73,8 @@ class TrainTransform:
     `image_size`; "random", the picture squashed to `resize`, then a random window of `image_size`; "pad", the
     picture squashed to `image_size` and shifted by up to `pad` pixels, black coming in; "none", the picture
     squashed to `image_size`. flip: mirror half of the pictures. RandAugment applies `randaugment_layers`
-    operations (0 = off) at `randaugment_magnitude` (0 to 30).
+    operations (0 = off) at `randaugment_magnitude` (0 to 30). fast: resize crops with antialiasing, to whole grey
+    levels, from JPEGs decoded at 1/2, 1/4 or 1/8 of their size where a crop is far larger than what becomes of it.
     """
 
     image_size: Size
@@ -75,6 +85,7 @@ class TrainTransform:
     flip: bool = True
     randaugment_layers: int = 0
     randaugment_magnitude: int = 0
+    fast: bool = False
 
     def __post_init__(self) -> None:
         if self.crop not in CROPS:
@@ -90,106 +101,59 @@ class TrainTransform:
         self, pictures: Pictures, seed: int, epoch: int | np.ndarray, indices: np.ndarray
     ) -> Float[Tensor, "B 3 S T"]:
         """Augment the pictures `indices` of a set, each at its own `epoch` (one number, or int64 [B])."""
-        layers = self.randaugment_layers
-        attempts = ATTEMPTS if self.crop == "inception" else 1
-        epochs = np.broadcast_to(epoch, np.shape(indices))
-        u = example_uniforms(seed, epochs, indices, 1 + 4 * layers + 4 * attempts)
-        ys, xs = self._positions(_sizes(pictures), u[:, 1 + 4 * layers :])
-        if self.flip:
-            xs = np.where(u[:, :1] < 0.5, xs[:, ::-1], xs)
-        images = sample(pictures, ys, xs)
-        if layers:
-            images = randaugment(images, u[:, 1 : 1 + 4 * layers].reshape(-1, layers, 4), self.randaugment_magnitude)
-        return to_range(images)
+        return self.finish(self.cut(pictures, seed, epoch, indices), seed, epoch, indices)
 
-    def _positions(self, sizes: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Sampling positions along y and x, float64 [B, H'] and [B, W'], in pixels of pictures of `sizes`."""
+    def cut(
+        self, pictures: Pictures, seed: int, epoch: int | np.ndarray, indices: np.ndarray
+    ) -> Float[Tensor, "B 3 S T"] | UInt8[Tensor, "B 3 S T"]:
+        """The first half of `apply`: crops, mirrored or not, with values in [0, 255]; whole numbers if `fast`.
+
+        A JPEG is decoded only here. Raises `PictureError` where it turns out to be damaged.
+        """
+        first = 1 + 4 * self.randaugment_layers
+        u = self._uniforms(seed, epoch, indices, first + 4 * (ATTEMPTS if self.crop == "inception" else 1))
+        boxes, full, shifts = self._windows(sizes(pictures), u[:, first:])
+        mirrored = (u[:, 0] < 0.5) & self.flip
+        if self.fast and not isinstance(pictures, Tensor):
+            return resize_crops(pictures, boxes, full, shifts, mirrored, pair(self.image_size))
+        ys, xs = (
+            positions(boxes[:, i], boxes[:, 2 + i], full[i], shifts[:, i], pair(self.image_size)[i]) for i in (0, 1)
+        )
+        return sample(pictures, ys, np.where(mirrored[:, None], xs[:, ::-1], xs))
+
+    def finish(
+        self,
+        crops: Float[Tensor, "B 3 S T"] | UInt8[Tensor, "B 3 S T"],
+        seed: int,
+        epoch: int | np.ndarray,
+        indices: np.ndarray,
+    ) -> Float[Tensor, "B 3 S T"]:
+        """The second half, on the device where the crops are: RandAugment and the value range."""
+        if layers := self.randaugment_layers:
+            u = self._uniforms(seed, epoch, indices, 1 + 4 * layers)[:, 1:]
+            crops = randaugment(crops.float(), u.reshape(-1, layers, 4), self.randaugment_magnitude)
+        return to_range(crops)
+
+    def _uniforms(self, seed: int, epoch: int | np.ndarray, indices: np.ndarray, count: int) -> np.ndarray:
+        """An example's own numbers: one for the mirror, 4 for each layer of RandAugment, then those of the crop."""
+        return example_uniforms(seed, np.broadcast_to(epoch, np.shape(indices)), indices, count)
+
+    def _windows(self, sizes: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, tuple[int, int], np.ndarray]:
+        """What becomes of pictures of `sizes`: a box of each is squashed to a full size and seen through a window.
+
+        Boxes (y, x, h, w), int64 [B, 4]; the full size (H', W'), the same for all; and where in it the windows
+        of `image_size` begin, int64 [B, 2], which may be outside.
+        """
         out = pair(self.image_size)
         if self.crop == "inception":
-            boxes = inception_boxes(sizes, u.reshape(len(u), -1, 4), self.min_area)
-            return _box_positions(boxes[:, 0], boxes[:, 2], out[0]), _box_positions(boxes[:, 1], boxes[:, 3], out[1])
+            return inception_boxes(sizes, u.reshape(len(u), -1, 4), self.min_area), out, np.zeros_like(sizes)
         if self.crop == "random":
             full = pair(self.resize or self.image_size)
-            spare = [r - s for r, s in zip(full, out, strict=True)]
-            shifts = [_integers(u[:, i], spare[i] + 1) for i in (0, 1)]
+            shifts = [integers(u[:, i], full[i] - out[i] + 1) for i in (0, 1)]
         else:
             full, reach = out, self.pad if self.crop == "pad" else 0
-            shifts = [_integers(u[:, i], 2 * reach + 1) - reach for i in (0, 1)]
-        ys, xs = (_shift_positions(shifts[i], sizes[:, i], full[i], out[i]) for i in (0, 1))
-        return ys, xs
-
-
-def inception_boxes(sizes: np.ndarray, u: np.ndarray, min_area: float) -> np.ndarray:
-    """Random boxes (y, x, h, w), int64 [B, 4], as TensorFlow's `sample_distorted_bounding_box` draws them.
-
-    sizes: [B, 2] heights and widths; u: uniforms [B, attempts, 4]. For an aspect ratio drawn from `ASPECT`,
-    the height is uniform over all that give an area in [min_area, 1] inside the picture. An example whose
-    every attempt breaks the bounds by rounding gets its whole picture. As there, the last row and column of
-    offsets is not drawn.
-    """
-    boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
-    left = np.arange(len(sizes))
-    for attempt in range(u.shape[1]):
-        size, draw = sizes[left], u[left, attempt]
-        (height, width), area = size.T, size.prod(axis=1)
-        aspect = ASPECT[0] + draw[:, 0] * (ASPECT[1] - ASPECT[0])
-        low = np.rint(np.sqrt(min_area * area / aspect))
-        high = np.rint(np.sqrt(area / aspect))
-        high = np.where(np.rint(high * aspect) > width, np.floor((width + 0.5 - 1e-7) / aspect), high)
-        high = np.minimum(np.where(np.rint(high * aspect) > width, high - 1, high), height)
-        h = low + _integers(draw[:, 1], np.maximum(high - low, 0) + 1)
-        h = np.minimum(h, high)
-        h = np.where(h * np.rint(h * aspect) < min_area * area, h + 1, h)
-        h = np.where(h * np.rint(h * aspect) > area, h - 1, h)
-        w = np.rint(h * aspect)
-        good = (h * w >= min_area * area) & (h * w <= area) & (w <= width) & (h <= height) & (h > 0) & (w > 0)
-        y, x = _integers(draw[:, 2], height - h), _integers(draw[:, 3], width - w)
-        boxes[left[good]] = np.stack([y, x, h, w], axis=1)[good]
-        left = left[~good]
-        if not len(left):
-            break
-    return boxes
-
-
-def _integers(u: np.ndarray, count: np.ndarray | int) -> np.ndarray:
-    """Uniform integers 0..count-1 (0 where count < 1) from uniform numbers in [0, 1)."""
-    return np.floor(u * np.maximum(count, 1)).astype(np.int64)
-
-
-def _box_positions(start: np.ndarray, extent: np.ndarray, size: int) -> np.ndarray:
-    """TF2's half-pixel centres when `extent` pixels from `start` on become `size`: float64 [B, size]."""
-    start, extent = start[:, None], extent[:, None]
-    return np.clip(start + (np.arange(size) + 0.5) * extent / size - 0.5, start, start + extent - 1)
-
-
-def _shift_positions(shift: np.ndarray, extent: np.ndarray, full: int, size: int) -> np.ndarray:
-    """Positions `shift`.. of an axis of `extent` pixels when it is resized to `full`: float64 [B, size]."""
-    resized = shift[:, None] + np.arange(size)
-    extent = extent[:, None]
-    positions = np.clip((resized + 0.5) * extent / full - 0.5, 0, extent - 1)
-    return np.where((resized >= 0) & (resized < full), positions, _OUTSIDE)
-
-
-def sample(pictures: Pictures, ys: np.ndarray, xs: np.ndarray) -> Float[Tensor, "B 3 S T"]:
-    """Look pictures up at positions ys [B, S] x xs [B, T] (pixels), bilinearly: float32 in [0, 255]."""
-    if isinstance(pictures, Tensor):
-        return _lookup(_planar(pictures), ys, xs)
-    images = []
-    for picture, y, x in zip(pictures, ys, xs, strict=True):
-        # Only what the positions touch is converted: a crop of a photograph is a small part of it.
-        top, left = max(int(y.min()), 0), max(int(x.min()), 0)
-        part = picture[top : int(np.ceil(y.max())) + 1, left : int(np.ceil(x.max())) + 1]
-        images.append(_lookup(_planar(torch.from_numpy(part)[None]), y[None] - top, x[None] - left))
-    return torch.cat(images)
-
-
-def _lookup(images: Float[Tensor, "B 3 H W"], ys: np.ndarray, xs: np.ndarray) -> Float[Tensor, "B 3 S T"]:
-    y, x = (
-        to_device(((2 * positions + 1) / side - 1).astype(np.float32), images.device)
-        for positions, side in zip((ys, xs), images.shape[2:], strict=True)
-    )
-    grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), dim=-1)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+            shifts = [integers(u[:, i], 2 * reach + 1) - reach for i in (0, 1)]
+        return np.concatenate([np.zeros_like(sizes), sizes], axis=1), full, np.stack(shifts, axis=1)
 
 
 # ------------------------------------------------------------------------------------------------ evaluation
@@ -216,8 +180,8 @@ class EvalTransform:
 
     def apply(self, pictures: Pictures) -> Float[Tensor, "B 3 S T"]:
         if isinstance(pictures, Tensor):
-            return to_range(self._resize(_planar(pictures)))
-        return to_range(torch.cat([self._resize(_planar(torch.from_numpy(p)[None])) for p in pictures]))
+            return to_range(self._resize(planar(pictures)))
+        return to_range(torch.cat([self._resize(planar(torch.from_numpy(p)[None])) for p in pictures]))
 
     def _resize(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 3 S T"]:
         h, w = pair(self.image_size)
@@ -256,11 +220,7 @@ def _area_rows(x: Float[Tensor, "B 3 H W"], size: int) -> Float[Tensor, "B 3 S W
     return torch.where(within_one[:, None], x[:, :, pixel[:-1]], sums.diff(dim=2) / scale.double())
 
 
-def _planar(pictures: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
-    return pictures.permute(0, 3, 1, 2).contiguous().float()
-
-
-def to_range(images: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
+def to_range(images: Float[Tensor, "*S"] | UInt8[Tensor, "*S"]) -> Float[Tensor, "*S"]:
     """[0, 255] -> [-1, 1], in the order of Google's arithmetic."""
     return (images - 127.5).div_(127.5)
 
@@ -268,24 +228,6 @@ def to_range(images: Float[Tensor, "*S"]) -> Float[Tensor, "*S"]:
 def to_pixels(images: Float[Tensor, "B 3 H W"]) -> UInt8[np.ndarray, "B H W 3"]:
     """What a model sees, in [-1, 1], as pictures again: the nearest whole numbers."""
     return ((images.permute(0, 2, 3, 1) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
-
-
-def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """The array as a tensor there, without waiting for what the device is doing."""
-    tensor = torch.from_numpy(array)
-    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
-
-
-def pair(size: Size) -> tuple[int, int]:
-    """(H, W) of a size."""
-    return (size, size) if isinstance(size, int) else size
-
-
-def _sizes(pictures: Pictures) -> np.ndarray:
-    """Heights and widths, int64 [B, 2]."""
-    if isinstance(pictures, Tensor):
-        return np.tile(pictures.shape[1:3], (len(pictures), 1))
-    return np.array([picture.shape[:2] for picture in pictures])
 
 
 # ------------------------------------------------------------------------------------- RandAugment and mixup
@@ -303,9 +245,9 @@ def randaugment(images: Float[Tensor, "B 3 H W"], u: np.ndarray, magnitude: int)
     pixels = (images + 0.5).to(torch.uint8)
     table = _randaugment_table(magnitude / 10, images.shape[2], images.shape[3])
     for draw in u.swapaxes(0, 1):
-        chosen = _integers(draw[:, 0], len(table))
+        chosen = integers(draw[:, 0], len(table))
         for operation, variants in enumerate(table):
-            variant = _integers(draw[:, 1], len(variants))
+            variant = integers(draw[:, 1], len(variants))
             for number, change in enumerate(variants):
                 rows = np.flatnonzero((chosen == operation) & (variant == number))
                 if len(rows):
@@ -346,7 +288,7 @@ def _randaugment_table(r: float, height: int, width: int) -> list[tuple[_Operati
     def cutout(p: Tensor, place: np.ndarray) -> Tensor:
         half = int(40 * pixel)
         y, x = (
-            np.abs(np.arange(side) + 0.5 - _integers(place[:, i : i + 1], side)) < half
+            np.abs(np.arange(side) + 0.5 - integers(place[:, i : i + 1], side)) < half
             for i, side in enumerate((height, width))
         )
         hole = to_device(y[:, :, None] & x[:, None, :], p.device)

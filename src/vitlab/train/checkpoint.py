@@ -9,7 +9,9 @@ import hashlib
 import json
 import os
 import shutil
+import types
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,47 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], stat
             f"are untouched; make room or allow writing, then start the same command again."
         ) from error
     return final
+
+
+class CheckpointWriter:
+    """Writes checkpoints beside the training, one at a time; use it in a `with` statement.
+
+    Its end waits for the last. An error in writing is raised by the next call, or at the end.
+    """
+
+    def __init__(self, folder: Path, keep: int) -> None:
+        self._folder, self._keep = folder, keep
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._under_way: Future[Path] | None = None
+
+    def save(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
+        """Copies all that is given, and returns while it is being written (see `save_checkpoint`)."""
+        self.wait()
+        copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        self._under_way = self._thread.submit(save_checkpoint, self._folder, step, copies, dict(state), self._keep)
+
+    def check(self) -> None:
+        """Raises what went wrong in writing, if anything did by now."""
+        if self._under_way is not None and self._under_way.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Until the last checkpoint is on the disk."""
+        if self._under_way is not None:
+            under_way, self._under_way = self._under_way, None
+            under_way.result()
+
+    def __enter__(self) -> "CheckpointWriter":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self.wait()
+        finally:
+            self._thread.shutdown()  # waits as well, so that nothing writes to a folder that was let go
 
 
 def load_latest(folder: Path, on_damaged: Callable[[Path, str], None]) -> Checkpoint | None:

@@ -44,6 +44,9 @@ class DataConfig:
     """Test pictures: None squashes them to size; a number resizes the shorter side to it and crops the centre."""
     workers: int = 0
     """Processes that read pictures; 0 reads in the training process."""
+    fast_decode: bool = False
+    """Pictures in files, for training: resize each crop with antialiasing, to whole grey levels, from JPEGs decoded no
+    larger than it needs. Off, crops are looked up in the whole picture without antialiasing, as in Google's code."""
     on_error: Literal["raise", "skip"] = "raise"
     """What an unreadable picture does: stop the run, or be left out, named and counted."""
     exclude: str | None = None
@@ -218,6 +221,11 @@ class TrainConfig:
     takes bfloat16 on a CPU with matrix units for it, autocast on a GPU, else float32."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    activation_checkpointing: bool = False
+    """Keep no activations inside a block for the backward pass but compute them again there: less memory, more time."""
+    fsdp: bool = False
+    """Several processes hold a part each of weights, gradients and the optimiser's memory (FSDP2), and not all of them
+    whole (DDP)."""
     seed: int = 0
     log_every: int = 50
     """Steps between records in metrics.jsonl."""

@@ -1,22 +1,34 @@
-"""Several processes at one job: which one this is, gathering what each has found, and ending all when one fails.
+"""Several processes at one job: which one this is, what they tell each other, one model trained by all of them, and
+ending all when one fails.
 
 The only file that imports torch.distributed. The processes are started by `torchrun`; each finds its number in the
 environment and meets the others through torchrun's key-value store.
 """
 
 import contextlib
+import functools
+import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
+from vitlab.models.encoder import Block
+from vitlab.models.resnet import Bottleneck
+from vitlab.train.precision import Precision
+
+Plain = TypeVar("Plain")
 FAILED = "vitlab/failed"  # the key under which a failing process leaves its last words
 PATIENCE = 0.02  # seconds between two looks whether the others have come
 FAREWELL = 5.0  # seconds that the first process waits for the others when all ends
@@ -43,6 +55,11 @@ class Ranks:
             return f"cuda:{self.local_rank}"
         return asked
 
+    @property
+    def first(self) -> bool:
+        """Whether this is the process that writes and speaks for all."""
+        return self.rank == 0
+
     def check(self) -> None:
         """Raises RankError if another process has failed. Waits for nobody."""
         if self.store is None:
@@ -51,6 +68,55 @@ class Ranks:
             failed = self.store.get(FAILED).decode() if self.store.check([FAILED]) else None
         if failed:
             raise RankError(f"this process ({self.rank} of {self.world_size}) ends, for another failed: {failed}")
+
+    def share(self, make: Callable[[], Plain]) -> Plain:
+        """What the first process makes, as plain data, on every process; the others wait for it."""
+        if self.store is None:
+            return make()
+        self.meetings += 1
+        place = f"vitlab/shared/{self.meetings}"
+        if self.first:
+            made = make()
+            self.store.set(place, json.dumps(made))
+            return made
+        with _the_store_there():
+            while not self.store.check([place]):
+                self.check()
+                time.sleep(PATIENCE)
+            return json.loads(self.store.get(place))
+
+    def add_up(self, *numbers: int) -> tuple[int, ...]:
+        """The sums of the processes' numbers, on every process. The device's queue is not waited for."""
+        if self.store is None:
+            return numbers
+        sums = torch.tensor(numbers)
+        dist.all_reduce(sums)
+        return tuple(sums.tolist())
+
+    def mean(self, tensors: Iterable[Tensor]) -> None:
+        """Every tensor, in place, becomes the mean of the processes' own, in one exchange; on their device."""
+        if self.store is None:
+            return
+        tensors = list(tensors)
+        flat = torch.cat([tensor.flatten() for tensor in tensors])
+        dist.all_reduce(flat)
+        flat /= self.world_size
+        for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(mean.view_as(tensor))
+
+    @contextlib.contextmanager
+    def _hearing(self) -> Iterator[None]:
+        """Tells what has happened when an exchange breaks off because another process is gone."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+                raise
+            self.check()
+            raise RankError(
+                f"this process ({self.rank} of {self.world_size}) ends, for another is gone without a word (killed, or "
+                f"out of memory?). Start the same command again: it continues from the last checkpoint."
+            ) from error
 
     def gather(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The rows of all processes, rank after rank, on every process; counts of rows may differ, and be 0.
@@ -134,11 +200,13 @@ def together() -> Iterator[Ranks]:
         yield here
         return
     store, *_ = next(rendezvous("env://"))
-    dist.init_process_group("gloo", store=store, rank=here.rank, world_size=here.world_size)
+    backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
+    dist.init_process_group(backends, store=store, rank=here.rank, world_size=here.world_size)
     here.store = store
     done = False
     try:
-        yield here
+        with here._hearing():
+            yield here
         done = True
     finally:
         error = sys.exception()
@@ -148,3 +216,105 @@ def together() -> Iterator[Ranks]:
                     store.set(FAILED, f"{error or type(error).__name__}")
                 _leave(here)
         dist.destroy_process_group()
+
+
+# -------------------------------------------------------------------------------------------- one model, trained by all
+
+
+def blocks(model: nn.Module) -> list[nn.Module]:
+    """The parts that a model repeats, none within another: encoder blocks (an axial block is two of them), and the
+    units of a ResNet or of a hybrid's stem."""
+    return [module for module in model.modules() if isinstance(module, (Block, Bottleneck))]
+
+
+class Spread:
+    """A model in training as the processes share it; `forward` is what to call in its place.
+
+    By default (DDP) each process holds the whole and gradients are averaged while the backward pass still runs. With
+    `fsdp` (FSDP2) each holds a part of every weight, of its gradient and of what the optimiser remembers, and the
+    blocks' weights are brought together when they are needed. The three changes to a model come in the order that
+    works: `recompute` (activations of a block are computed again in the backward pass, not kept), `compiled`, sharding.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        ranks: Ranks,
+        device: torch.device,
+        *,
+        precision: Precision,
+        fsdp: bool = False,
+        recompute: bool = False,
+        compiled: bool = False,
+    ) -> None:
+        self.ranks = ranks
+        self.sharded = fsdp and ranks.world_size > 1
+        self._ddp: DistributedDataParallel | None = None
+        self._model = model
+        if device.index is not None:
+            torch.cuda.set_device(device)  # where NCCL looks for this process's device
+        for block in blocks(model) if recompute else ():
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        self.forward: Callable[..., Any] = model
+        if self.sharded:
+            self._shard(model, device, precision, compiled)
+            return
+        if ranks.world_size > 1 and precision != "bfloat16":  # a bfloat16 copy has its gradients averaged in float32
+            ids = [device.index] if device.type == "cuda" else None
+            self._ddp = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+            self.forward = self._ddp
+        if compiled:
+            self.forward = torch.compile(self.forward)
+
+    def _shard(self, model: nn.Module, device: torch.device, precision: Precision, compiled: bool) -> None:
+        """FSDP2: each block by itself, then what is left. Gradients are added up in float32."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        mesh = init_device_mesh(device.type, (self.ranks.world_size,))
+        policy = MixedPrecisionPolicy()
+        if precision != "float32":
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        for block in blocks(model):
+            if compiled:
+                block.compile()
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+
+    @contextlib.contextmanager
+    def exchanging(self, last: bool) -> Iterator[None]:
+        """A forward and backward pass; gradients are exchanged in that of a step's last micro-batch only."""
+        if self.sharded:
+            self._model.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue]  # an FSDPModule's
+        with contextlib.nullcontext() if last or self._ddp is None else self._ddp.no_sync():
+            yield
+
+    def average(self, gradients: Iterable[Tensor]) -> None:
+        """Averages the gradients of a step over the processes, where the backward pass has not done so."""
+        if self._ddp is None and not self.sharded:
+            self.ranks.mean(gradients)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each process has a part of it only."""
+    return hasattr(tensor, "device_mesh")
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a sharded tensor, on every process, each of which has to ask; any other tensor is whole already."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """This process's part of a sharded tensor, sharing its memory; any other tensor is its own part."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor, which every process has, sharded as another of the same shape is; or as it came."""
+    if not is_sharded(like):
+        return tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(like, DTensor)
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)

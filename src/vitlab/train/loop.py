@@ -2,6 +2,10 @@
 
 Batches, augmentation, mixup and dropout are functions of (seed, step, example), so a checkpoint needs nothing but
 the weights, what the optimiser remembers, the average and the sums of the record under way.
+
+Of several processes each computes with its share of every batch, and all hold the same state after each step: the
+batch, the learning rate and the order of examples know nothing of their number, and a checkpoint of eight continues
+on one. What they cannot share is drawn by each for itself: dropout's masks, and mixup's partners within a share.
 """
 
 import contextlib
@@ -11,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -22,8 +26,9 @@ from vitlab.data.datasets import load_dataset
 from vitlab.data.loader import Batch, train_batches
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import TrainTransform
-from vitlab.train.checkpoint import load_latest, save_checkpoint
+from vitlab.train.checkpoint import Checkpoint, CheckpointWriter, load_latest, read_checkpoint
 from vitlab.train.config import TrainConfig
+from vitlab.train.distributed import ALONE, Ranks, Spread, own_part, shard_like, whole
 from vitlab.train.objectives import Classification, MaskedPatch, create_objective, create_trained
 from vitlab.train.optim import (
     clip_by_global_norm,
@@ -56,6 +61,7 @@ class NonFiniteError(RuntimeError):
 class State:
     """All that changes during a run."""
 
+    spread: Spread
     weights: Weights
     optimizer: torch.optim.Optimizer
     average: dict[str, Tensor] | None
@@ -68,10 +74,11 @@ class State:
     """The step of the last record."""
 
     def tensors(self) -> dict[str, Tensor]:
+        """Everything to keep, whole; where it is sharded every process has to ask."""
         named = {f"weights/{name}": master for name, master in self.weights.masters.items()}
         named |= {f"average/{name}": value for name, value in (self.average or {}).items()}
         named |= {f"optimizer/{name}": value for name, value in pack_optimizer(self.optimizer).items()}
-        return named | {"sums": self.sums}
+        return {name: whole(tensor) for name, tensor in named.items()} | {"sums": self.sums}
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor], step: int, plain: dict[str, Any]) -> None:
@@ -81,11 +88,16 @@ class State:
             if name:
                 parts[part][name] = value
         for name, master in self.weights.masters.items():
-            master.copy_(parts["weights"].pop(name))
+            master.copy_(shard_like(parts["weights"].pop(name), master))
         for name, value in (self.average or {}).items():
-            value.copy_(parts["average"].pop(name))
+            value.copy_(shard_like(parts["average"].pop(name), value))
         assert not {**parts["weights"], **parts["average"]}, "a checkpoint of another model"
-        unpack_optimizer(self.optimizer, parts["optimizer"])
+        masters = self.weights.masters
+        remembered = {
+            key: shard_like(value, masters[key.rpartition("/")[0]]) if value.ndim else value
+            for key, value in parts["optimizer"].items()
+        }
+        unpack_optimizer(self.optimizer, remembered)
         self.sums.copy_(tensors["sums"])
         self.weights.refresh()
         self.step, self.skipped, self.recorded = step, plain["skipped"], plain["recorded"]
@@ -100,13 +112,14 @@ def train(
     evaluate: Evaluate | None = None,
     device: str | torch.device = "cpu",
     label: str = "train",
+    ranks: Ranks = ALONE,
 ) -> Trained:
     """Trains `model` as `config` says, or continues what `workdir` holds; returns the trained model in float32.
 
     `dataset` is the training split where the caller has loaded it already.
     With Polyak averaging the returned weights are the averaged ones. `evaluate(model)`, given such a model, makes
-    figures to record every `eval_every` steps. Raises StoppedError after a signal, NonFiniteError, and ValueError for
-    bad settings or data.
+    figures to record every `eval_every` steps; of several `ranks` each calls it. Raises StoppedError after a signal,
+    NonFiniteError, and ValueError for bad settings or data.
     """
     device = torch.device(device)
     if device.type == "cpu":
@@ -123,33 +136,42 @@ def train(
             f"model.num_classes to {len(dataset.classes)}."
         )
     steps = config.total_steps(len(dataset))
-    state = _start(config, model.to(device), device)
+    state = _start(config, model.to(device), device, ranks)
     objective = create_objective(config)
-    forward = torch.compile(model.train()) if config.compile else model.train()
     flops = 6.0 * config.model.forward_macs
-    with Progress(label, steps) as progress, stop_signals() as asked_to_stop:
+    with (
+        Progress(label, steps, quiet=not ranks.first) as progress,
+        stop_signals() as asked_to_stop,
+        CheckpointWriter(workdir.checkpoints, config.keep_checkpoints) as writer,
+    ):
         if config.optim.warmup_steps >= steps:
             progress.say(
                 f"the warm-up of {config.optim.warmup_steps} steps is not over when the run of {steps} steps ends; "
                 f"the rate never reaches optim.lr. A tenth of the run is usual: --optim.warmup-steps {steps // 10}."
             )
         _resume(state, workdir, progress)
-        progress.say(f"{state.weights.precision} on {device}; {describe_groups(state.optimizer)}")
-        batches = _batches(config, dataset, state.step, device)
-        speed = Speed(flops, peak_flops(device))
+        several = f" by {ranks.world_size} processes" if ranks.world_size > 1 else ""
+        progress.say(f"{state.weights.precision} on {device}{several}; {describe_groups(state.optimizer)}")
+        batches = _batches(config, dataset, state.step, device, ranks)
+        peak = peak_flops(device)
+        speed = Speed(flops, peak and peak * ranks.world_size)
         while state.step < steps:
             waiting = time.perf_counter()
             batch = next(batches)
             speed.waited += time.perf_counter() - waiting
+            # The one exchange of a step that the host waits for; where a process has died it ends the others.
+            asked, pictures, skipped = ranks.add_up(asked_to_stop.is_set(), len(batch.labels), batch.skipped)
             rate = learning_rate(config.optim, state.step, steps)
-            _update(config, state, forward, objective, batch, rate)
-            speed.images += len(batch.labels)
+            state.skipped += skipped
+            _update(config, state, objective, batch, rate, pictures)
+            speed.images += pictures
             last = state.step == steps
-            stopping = asked_to_stop.is_set()  # read once: a signal from here on counts at the next step
+            stopping = bool(asked)  # a signal from then on counts at the next step
             due = last or state.step % config.log_every == 0
             saving = last or state.step % config.checkpoint_every == 0 or stopping
             if due or saving or device.type == "cpu":  # reading a number off a CPU's tensor costs nothing
-                _check_finite(config, state, workdir, dataset, device)
+                _check_finite(config, state, workdir, dataset, device, ranks)
+            writer.check()
             if due:
                 _record(config, state, workdir, progress, speed, rate, len(dataset), steps)
             with speed.paused():
@@ -158,46 +180,61 @@ def train(
                     workdir.log_metrics(state.step, figures)
                     progress.say(f"step {state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
                 if saving:
-                    _save(config, state, workdir)
-            if stopping or (last and asked_to_stop.is_set()):  # also at the end: more may follow in this process
+                    _save(state, workdir, writer)
+            if last and not stopping:
+                stopping = bool(ranks.add_up(asked_to_stop.is_set())[0])  # also at the end: more may follow here
+            if stopping:
+                writer.wait()
                 raise StoppedError(f"stopped and saved at step {state.step}/{steps}; the same command continues.")
     return _finished(config, state, model)
 
 
-def _start(config: TrainConfig, model: nn.Module, device: torch.device) -> State:
-    weights = Weights(model, resolve_precision(config.precision, device))
+def _start(config: TrainConfig, model: nn.Module, device: torch.device, ranks: Ranks) -> State:
+    precision = resolve_precision(config.precision, device)
+    spread = Spread(
+        model.train(), ranks, device, precision=precision, fsdp=config.fsdp,
+        recompute=config.activation_checkpointing, compiled=config.compile,
+    )  # fmt: skip
+    weights = Weights(model, precision, sharded=spread.sharded)
     masters = weights.masters
     average = {n: m.detach().clone() for n, m in masters.items()} if config.average_decay else None
     optimizer = create_optimizer(masters.items(), config.optim)
-    return State(weights, optimizer, average, torch.zeros(4, dtype=torch.float64, device=device))
+    return State(spread, weights, optimizer, average, torch.zeros(4, dtype=torch.float64, device=device))
 
 
 def _resume(state: State, workdir: Workdir, progress: Progress) -> None:
-    saved = load_latest(
-        workdir.checkpoints, lambda path, why: progress.say(f"{path.name} is damaged and passed over: {why}")
-    )
+    """Continues from the last checkpoint: the one that the first process finds whole, on every process."""
+    saved: Checkpoint | None = None
+    if workdir.writes:
+        saved = load_latest(
+            workdir.checkpoints, lambda path, why: progress.say(f"{path.name} is damaged and passed over: {why}")
+        )
+    found = workdir.ranks.share(lambda: saved and saved.path.name)
     workdir.truncate_metrics(saved.step if saved else None)
-    if saved:
+    if found:
+        saved = saved or read_checkpoint(workdir.checkpoints / found)
         state.restore(saved.tensors, saved.step, saved.state)
-        progress.say(f"continues from {saved.path.name}")
+        progress.say(f"continues from {found}")
 
 
-def _save(config: TrainConfig, state: State, workdir: Workdir) -> None:
-    workdir.sync()
-    plain = {"skipped": state.skipped, "recorded": state.recorded}
-    save_checkpoint(workdir.checkpoints, state.step, state.tensors(), plain, config.keep_checkpoints)
+def _save(state: State, workdir: Workdir, writer: CheckpointWriter) -> None:
+    tensors = state.tensors()
+    if workdir.writes:
+        workdir.sync()
+        writer.save(state.step, tensors, {"skipped": state.skipped, "recorded": state.recorded})
 
 
-def _batches(config: TrainConfig, dataset: Dataset, step: int, device: torch.device) -> Iterator[Batch]:
+def _batches(config: TrainConfig, dataset: Dataset, step: int, device: torch.device, ranks: Ranks) -> Iterator[Batch]:
     data = config.data
     transform = TrainTransform(
         config.model.image_hw, crop=data.crop, min_area=data.min_area, resize=data.crop_resize, pad=data.pad,
         flip=data.flip, randaugment_layers=data.randaugment_layers,
-        randaugment_magnitude=data.randaugment_magnitude,
+        randaugment_magnitude=data.randaugment_magnitude, fast=data.fast_decode,
     )  # fmt: skip
     return train_batches(
         dataset, transform, batch_size=config.batch_size, seed=config.seed, start=step * config.batch_size,
-        workers=data.workers, on_error=data.on_error, device=device, draws=create_objective(config).draws,
+        rank=ranks.rank, world_size=ranks.world_size, workers=data.workers, on_error=data.on_error, device=device,
+        draws=create_objective(config).draws,
     )  # fmt: skip
 
 
@@ -209,27 +246,36 @@ def step_rng(seed: int, step: int) -> np.random.Generator:
 def _update(
     config: TrainConfig,
     state: State,
-    forward: Callable[..., Any],
     objective: Classification | MaskedPatch,
     batch: Batch,
     rate: float,
+    pictures: int,
 ) -> None:
-    """One step: the gradient of the whole batch in micro-batches, clipped, and the optimiser's update."""
+    """One step: the gradient of the whole batch in micro-batches, clipped, and the optimiser's update.
+
+    `batch` is this process's share of the `pictures` in all.
+    """
+    spread, ranks = state.spread, state.spread.ranks
     rng = step_rng(config.seed, state.step)
-    torch.manual_seed(int(rng.integers(2**62)))  # dropout draws from torch's own generator
+    torch.manual_seed(int(rng.integers(2**62)) + ranks.rank)  # dropout draws from torch's own generator
     state.weights.clear_gradients()
     images, targets = objective.corrupt(batch, rng)
     size = config.microbatch or len(targets)
     total = torch.zeros(2, dtype=torch.float64, device=images.device)
+    done = 0
     for part, answer in zip(images.split(size), targets.split(size), strict=True):
-        share = len(answer) / len(targets)
-        with state.weights.autocast():
-            loss, accuracy = objective.loss(forward, part, answer)
-        (loss * share).backward()
+        done += len(answer)
+        share = len(answer) * ranks.world_size / pictures  # of a mean over processes
+        with spread.exchanging(last=done == len(targets)):
+            with state.weights.autocast():
+                loss, accuracy = objective.loss(spread.forward, part, answer)
+            (loss * share).backward()
         state.weights.collect_gradients()
         total += torch.stack([loss.detach(), accuracy]).double() * share
-    norm = clip_by_global_norm(state.weights.masters.values(), config.optim.clip_norm)
-    state.skipped += batch.skipped
+    masters = state.weights.masters.values()
+    spread.average(master.grad for master in masters if master.grad is not None)
+    ranks.mean([total])
+    norm = whole(clip_by_global_norm(masters, config.optim.clip_norm))
     finite = torch.isfinite(total[0]) & torch.isfinite(norm)
     state.sums[3] = torch.where((state.sums[3] == 0) & ~finite, state.step + 1, state.sums[3])
     state.sums[:2] += total
@@ -242,8 +288,8 @@ def _update(
     state.step += 1
     if state.average is not None:
         assert config.average_decay is not None
-        masters = [master.detach() for master in state.weights.masters.values()]
-        update_average(list(state.average.values()), masters, config.average_decay)
+        parts = [own_part(master.detach()) for master in masters]
+        update_average([own_part(value) for value in state.average.values()], parts, config.average_decay)
 
 
 def _record(
@@ -271,18 +317,21 @@ def _record(
     progress.show({"step": state.step, **metrics}, figures)
 
 
-def _check_finite(config: TrainConfig, state: State, workdir: Workdir, dataset: Dataset, device: torch.device) -> None:
-    """Stops the run at the first loss or gradient that is not finite, with the batch that made it on disk."""
+def _check_finite(
+    config: TrainConfig, state: State, workdir: Workdir, dataset: Dataset, device: torch.device, ranks: Ranks
+) -> None:
+    """Stops the run at the first loss or gradient that is not finite, with the batch that made it on disk; of several
+    processes each keeps its share."""
     bad = int(state.sums[3])
     if not bad:
         return
-    batch = next(_batches(config, dataset, bad - 1, device))
+    batch = next(_batches(config, dataset, bad - 1, device, ranks))
     folder = workdir.path / "nonfinite"
     folder.mkdir(exist_ok=True)
-    path = folder / f"step-{bad:09d}.safetensors"
+    path = folder / (f"step-{bad:09d}" + ("" if ranks.first else f".process-{ranks.rank}") + ".safetensors")
     kept = {"images": batch.images.contiguous(), "labels": batch.labels, "indices": batch.indices}
     if state.step < bad:  # the update was not made: the weights are those that met this batch
-        kept |= {f"weights/{name}": master.detach() for name, master in state.weights.masters.items()}
+        kept |= {f"weights/{name}": whole(master.detach()) for name, master in state.weights.masters.items()}
     save_file(kept, path)
     raise NonFiniteError(
         f"the loss or its gradient is not finite at step {bad}. The batch is kept in {path} for replay, and the "
@@ -293,9 +342,10 @@ def _check_finite(config: TrainConfig, state: State, workdir: Workdir, dataset: 
 def _finished(config: TrainConfig, state: State, model: Trained) -> Trained:
     """The trained model as it stands, in float32: with the averaged weights where there are any."""
     fresh = create_trained(config).to(next(iter(state.weights.masters.values())).device)
-    assert isinstance(fresh, type(model)), f"the settings are those of a {type(fresh).__name__}"
-    fresh.load_state_dict(state.average or {n: m.detach() for n, m in state.weights.masters.items()})
-    return fresh.eval()
+    assert isinstance(model, type(fresh)), f"the settings are those of a {type(fresh).__name__}"  # FSDP derives from it
+    trained = state.average or {name: master.detach() for name, master in state.weights.masters.items()}
+    fresh.load_state_dict({name: whole(tensor) for name, tensor in trained.items()})
+    return cast(Trained, fresh.eval())
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitlab.train.config import OptimConfig
+from vitlab.train.distributed import is_sharded
 
 
 def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
@@ -82,6 +83,7 @@ def create_optimizer(named_parameters: Iterable[tuple[str, Tensor]], config: Opt
     if config.name == "adam":
         betas = (config.beta1, config.beta2)
         return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=1e-8, fused=fused)
+    fused = fused and not any(is_sharded(parameter) for _, parameter in named)  # torch has no such kernel yet
     return DecoupledSGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
 
 
@@ -102,7 +104,7 @@ def clip_by_global_norm(parameters: Iterable[Tensor], max_norm: float | None) ->
     Divides by the norm itself as optax does, where torch's own function adds 1e-6 to it.
     """
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(grads)
+    norm = torch.nn.utils.get_total_norm(grads)  # of sharded gradients: over all processes, once it is asked for whole
     if max_norm is not None:
         torch._foreach_mul_(grads, (max_norm / norm).clamp(max=1.0))  # pyright: ignore[reportPrivateImportUsage]
     return norm

@@ -38,13 +38,17 @@ def cpu_has_bfloat16() -> bool:
 
 
 class Weights:
-    """The float32 weights that are trained (`masters`, by name) and the model that computes with them."""
+    """The float32 weights that are trained (`masters`, by name) and the model that computes with them.
 
-    def __init__(self, model: nn.Module, precision: Precision) -> None:
+    A `sharded` model brings its weights together in the lower precision by itself.
+    """
+
+    def __init__(self, model: nn.Module, precision: Precision, sharded: bool = False) -> None:
         self.precision = precision
+        self._casts = precision == "autocast" and not sharded
         self.names = [name for name, _ in model.named_parameters()]
         self._parameters: list[Tensor] = list(model.parameters())
-        self._copied = precision == "bfloat16"
+        self._copied = precision == "bfloat16" and not sharded
         if self._copied:
             self._masters = [p.detach().float().clone().requires_grad_() for p in self._parameters]
             model.to(torch.bfloat16)
@@ -58,7 +62,7 @@ class Weights:
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """The context for a forward pass."""
-        if self.precision != "autocast":
+        if not self._casts:
             return contextlib.nullcontext()
         return torch.autocast(self._parameters[0].device.type, dtype=torch.bfloat16)
 

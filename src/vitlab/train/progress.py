@@ -1,7 +1,6 @@
 """What a person sees of a run: one live line on a terminal, plain lines elsewhere; and its speed, measured."""
 
 import contextlib
-import re
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -12,20 +11,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-# Dense bfloat16 peaks in TFLOP/s, by the makers' data sheets; the first pattern found in the device's name counts.
-PEAK_TFLOPS = {
-    "H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "B200": 2250.0, "A100": 312.0,
-    "A40": 149.7, "A10": 125.0, "L40S": 362.0, "L4": 121.0, "4090": 165.2, "3090": 71.0,
-}  # fmt: skip
+from vitlab.train.devices import DEVICES, device_called
 
 
 def peak_flops(device: torch.device) -> float | None:
     """Peak FLOP/s of the device in bfloat16, or None where it is not known (as of every CPU)."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    found = (tera for pattern, tera in PEAK_TFLOPS.items() if re.search(rf"\b{pattern}\b", name))
-    return next((tera * 1e12 for tera in found), None)
+    name = device_called(torch.cuda.get_device_name(device))
+    return DEVICES[name].tflops * 1e12 if name else None
 
 
 @dataclass
@@ -70,13 +64,13 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """The live line. A context manager; `show` replaces the line, `say` leaves one behind."""
+    """The live line. A context manager; `show` replaces the line, `say` leaves one behind; `quiet` does neither."""
 
-    def __init__(self, label: str, total_steps: int) -> None:
+    def __init__(self, label: str, total_steps: int, quiet: bool = False) -> None:
         self.label, self.total_steps = label, total_steps
-        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True, quiet=quiet)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
-        self._on_terminal = self._console.is_terminal
+        self._on_terminal = self._console.is_terminal and not quiet
 
     def __enter__(self) -> "Progress":
         if self._on_terminal:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitlab.files import lock_file, replacing_file
+from vitlab.train.distributed import ALONE, Ranks
 
 if typing.TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -27,12 +28,34 @@ class Workdir:
 
     `settings` is the run's whole configuration as plain data. A new or empty folder receives it; a run's
     folder must hold the same, and nothing in any other folder is touched.
-    Raises ValueError for another run's folder, a folder of something else, or one in use.
+    Of several `ranks` all open it, one after another folder in the same order; the first writes, and of the others
+    every call that would write does nothing (`writes` is for what is written beside it).
+    Raises ValueError for another run's folder, a folder of something else, one in use, or one that the other
+    processes do not see.
     """
 
-    def __init__(self, path: Path | str, settings: Mapping[str, Any], tensorboard: bool = True) -> None:
+    def __init__(
+        self, path: Path | str, settings: Mapping[str, Any], tensorboard: bool = True, ranks: Ranks = ALONE
+    ) -> None:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
+        self.ranks = ranks
+        self.writes = ranks.first
+        self._open: list[BinaryIO] = []
+        self._writer: SummaryWriter | None = None
+        if self.writes:
+            self._take(settings, tensorboard)
+        self.finished: bool = ranks.share(lambda: (self.path / "result.json").is_file())
+        """Whether the run has ended and left its result."""
+        if not (self.path / "config.json").is_file():
+            self.close()
+            raise ValueError(
+                f"process {ranks.rank} of {ranks.world_size} does not see the work folder {self.path} that the first "
+                f"has opened; give a --workdir on a file system that all machines share."
+            )
+
+    def _take(self, settings: Mapping[str, Any], tensorboard: bool) -> None:
+        """Locks the folder and opens its logs."""
         self._check_is_ours()
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = _lock(self.path)
@@ -43,33 +66,33 @@ class Workdir:
             raise
         self._metrics = (self.path / "metrics.jsonl").open("ab")
         self._speed = (self.path / "speed.jsonl").open("ab")
+        self._open = [self._metrics, self._speed, self._lock]
         self._tensorboard = tensorboard
         self._purge_step: int | None = None
-        self._writer: SummaryWriter | None = None
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has ended and left its result."""
-        return (self.path / "result.json").is_file()
 
     def read_result(self) -> dict[str, Any]:
         """The result of a finished run."""
-        return json.loads((self.path / "result.json").read_bytes())
+        return self.ranks.share(lambda: json.loads((self.path / "result.json").read_bytes()))
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Ends the run: writes result.json, whole or not at all."""
         self.sync()
-        write_json(self.path / "result.json", result)
+        if self.writes:
+            write_json(self.path / "result.json", result)
+        self.finished = True
 
     def log_metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends one record of computed figures; those of a step come before the checkpoint of that step."""
-        _append(self._metrics, step, values)
-        if self._tensorboard:
-            self._show(step, values)
+        if self.writes:
+            self._log(self._metrics, step, values)
 
     def log_speed(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends one record of measured times and rates."""
-        _append(self._speed, step, values)
+        if self.writes:
+            self._log(self._speed, step, values)
+
+    def _log(self, file: BinaryIO, step: int, values: Mapping[str, Any]) -> None:
+        _append(file, step, values)
         if self._tensorboard:
             self._show(step, values)
 
@@ -78,14 +101,16 @@ class Workdir:
 
         The steps in between run again and are logged once. A half-written last line goes as well.
         """
+        if not self.writes:
+            return
         for file in (self._metrics, self._speed):
             _truncate(file, -1 if after_step is None else after_step)
         self._purge_step = 0 if after_step is None else after_step + 1
 
     def sync(self) -> None:
         """Brings every record to the disk; before each checkpoint, so that none is missing from before it."""
-        os.fsync(self._metrics.fileno())
-        os.fsync(self._speed.fileno())
+        for file in self._open[:2]:
+            os.fsync(file.fileno())
         if self._writer is not None:
             self._writer.flush()
 
@@ -93,7 +118,7 @@ class Workdir:
         """Lets go of the folder."""
         if self._writer is not None:
             self._writer.close()
-        for file in (self._metrics, self._speed, self._lock):
+        for file in self._open:
             file.close()
 
     def __enter__(self) -> "Workdir":

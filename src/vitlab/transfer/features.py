@@ -20,6 +20,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.files import write_arrays
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
+from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.progress import Progress, duration
 
 CHUNK = 4096  # pictures to a file: what an interruption loses at most
@@ -50,13 +51,15 @@ def features(
     device: str | torch.device = "cpu",
     cache: Path | None = None,
     label: str | None = None,
+    ranks: Ranks = ALONE,
 ) -> Features:
     """The pre-logits representation of every picture: what the head would have seen (Sec. 4.1), in float32.
 
     `resize` and `keep_aspect` are EvalTransform's. With a folder `cache`, what was computed for the same weights,
     pictures and transform is read from there and the rest added, so that an interrupted call goes on where it stopped;
     labels are no part of it. A picture that could not be read is tried again. `label` shows the progress under that
-    name. Raises ValueError for representations that are not finite, and where no picture can be read.
+    name. Of several `ranks` each computes its share, and every one returns the whole. Raises ValueError for
+    representations that are not finite, and where no picture can be read.
     """
     if not len(dataset):
         raise ValueError(f"{dataset.name} has no pictures in its split {dataset.split!r}.")
@@ -76,14 +79,26 @@ def features(
             paths[number] = path = cache / f"{digest}.npz"
             if found := _read(path, chunk.stop - chunk.start, x.shape[1]):
                 known[chunk], x[chunk] = found
+    ranks.share(lambda: None)  # nobody writes before all have read
     before = known.copy()
+    theirs = np.zeros(len(dataset), bool)  # left to the other processes
+    for number, chunk in enumerate(chunks):
+        theirs[chunk] = number % ranks.world_size != ranks.rank
+    known |= theirs
     done = 0
+    label = label if ranks.first else None
     for reached in _compute(model, dataset, transform, x, known, batch_size, workers, on_error, device, label):
+        ranks.check()
         while done < len(chunks) and chunks[done].stop <= reached:
             chunk, path = chunks[done], paths[done]
-            if path is not None and known[chunk].sum() > before[chunk].sum():
+            if path is not None and not theirs[chunk].any() and known[chunk].sum() > before[chunk].sum():
                 write_arrays(path, {"known": known[chunk], "x": x[chunk][known[chunk]]})
             done += 1
+    known &= before | ~theirs
+    if ranks.world_size > 1:
+        own = np.flatnonzero(known & ~before)
+        new = ranks.gather({"rows": own, "x": x[own]})
+        known[new["rows"]], x[new["rows"]] = True, new["x"]
     if not known.any():
         raise ValueError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) could be read.")
     indices = np.flatnonzero(known)

@@ -14,6 +14,7 @@ from vitlab.data.datasets import load_dataset
 from vitlab.data.sources import Dataset
 from vitlab.models.vit import Model
 from vitlab.train.config import TrainConfig
+from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.workdir import write_json
 from vitlab.transfer.evaluate import choose_device
 from vitlab.transfer.features import Features, cache_folder, features, resize_of
@@ -130,7 +131,9 @@ def accuracies(
     return {shots: np.stack(rows) for shots, rows in found.items()}
 
 
-def during_training(config: TrainConfig, device: torch.device) -> Callable[[nn.Module], dict[str, float]]:
+def during_training(
+    config: TrainConfig, device: torch.device, ranks: Ranks = ALONE
+) -> Callable[[nn.Module], dict[str, float]]:
     """What adds `fewshot_10shot` and its like to the figures of a run; nothing without `config.fewshot`.
 
     The pictures are drawn here, once; nothing random is touched later.
@@ -156,7 +159,7 @@ def during_training(config: TrainConfig, device: torch.device) -> Callable[[nn.M
 
     def judge(model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Model)
-        train, test = _frozen(model, split, workers=data.workers, on_error=data.on_error, device=device)
+        train, test = _frozen(model, split, workers=data.workers, on_error=data.on_error, device=device, ranks=ranks)
         found = accuracies(split, train, test, [own.l2])
         return {f"fewshot_{shots}shot": float(values.mean()) for shots, values in found.items()}
 
@@ -216,6 +219,7 @@ def fewshot_checkpoint(
     device: str = "auto",
     cache: Path | None = None,
     out: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> Report:
     """Few-shot accuracy of a checkpoint on one or several data sets.
 
@@ -224,10 +228,11 @@ def fewshot_checkpoint(
     too, the best by rank is taken for each number of shots: by the test pictures, as it was then, unless
     `leave_self_out`. Pictures are squashed to 256/224 of the model's size and the centre is cut out. Features are kept
     in `cache` (the user's cache folder unless given), so that a second call, or one after an interruption, only
-    computes what is missing. `out` receives the record as JSON. Raises ValueError for bad settings, data or weights.
+    computes what is missing. `out` receives the record as JSON. Of several `ranks` each computes a share of the
+    features. Raises ValueError for bad settings, data or weights.
     """
     l2s, draws = _protocol(datasets, shots, l2, seeds, original, leave_self_out)
-    place = choose_device(device)
+    place = choose_device(ranks.device(device))
     splits = []
     for name in datasets:
         train, test = (load_dataset(name, s, root=root, on_error=on_error) for s in (train_split, test_split))
@@ -237,7 +242,7 @@ def fewshot_checkpoint(
     for name, split in zip(datasets, splits, strict=True):
         train, test = _frozen(
             model, split, name, batch_size=batch_size, workers=workers, on_error=on_error, device=place,
-            cache=cache or cache_folder(),
+            cache=cache or cache_folder(), ranks=ranks,
         )  # fmt: skip
         found.append(accuracies(split, train, test, l2s))
         skipped.append(train.skipped + test.skipped)
@@ -255,7 +260,7 @@ def fewshot_checkpoint(
         "image_size": list(model.config.image_hw), "resize": resize_of(model.config.image_hw),
     }  # fmt: skip
     report = Report(str(checkpoint), settings, tuple(rows))
-    if out is not None:
+    if out is not None and ranks.first:
         write_json(out, report.record())
     return report
 

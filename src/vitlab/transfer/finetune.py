@@ -25,6 +25,7 @@ from vitlab.models.config import ImageSize, ModelConfig, ViTConfig
 from vitlab.models.initial import LEARNT_POSITIONS, redraw_head, redraw_positions
 from vitlab.models.vit import Model
 from vitlab.train.config import FinetuneConfig, TrainConfig
+from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.loop import NonFiniteError, train
 from vitlab.train.workdir import Workdir
 from vitlab.transfer.evaluate import Evaluation, choose_device, table
@@ -83,6 +84,7 @@ def finetune(
     device: str = "auto",
     tensorboard: bool = True,
     on_settings: OnSettings | None = None,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
     """One run: fine-tunes `checkpoint` at the rate `config.optim.lr`, then tests it (Sec. 3.2, App. B.1.1).
 
@@ -112,7 +114,7 @@ def finetune(
     return run(
         single, workdir, pictures, lambda: carried(checkpoint, single.model), command="finetune",
         start=f"{Path(checkpoint).name} {digest}",
-        device=device, tensorboard=tensorboard,
+        device=device, tensorboard=tensorboard, ranks=ranks,
     )  # fmt: skip
 
 
@@ -126,6 +128,7 @@ def sweep_and_finetune(
     tensorboard: bool = True,
     on_settings: OnSettings | None = None,
     say: Say | None = None,
+    ranks: Ranks = ALONE,
 ) -> Finetuned:
     """The whole protocol (App. B.1.1): tries `config.learning_rates`, trains on all of train, tests once for each run.
 
@@ -136,7 +139,7 @@ def sweep_and_finetune(
     Raises ValueError for bad settings or data, and for a folder with other settings.
     """
     workdir, say = Path(workdir), say or (lambda _: None)
-    choose_device(device)  # a device that is not there is refused before anything is read
+    choose_device(ranks.device(device))  # a device that is not there is refused before anything is read
     pictures = load_pictures(config.data)
     if config.data.on_error == "skip":
         pictures = readable(pictures)
@@ -160,7 +163,7 @@ def sweep_and_finetune(
     start = f"{Path(checkpoint).name} from scratch" if config.from_scratch else f"{Path(checkpoint).name} {digest}"
     start += ", fresh positions" if config.fresh_positions else ""
     start += "" if config.head_std is None else f", head of sd {config.head_std:g}"
-    task = _Task(checkpoint, start, pictures, config, device, tensorboard, say)
+    task = _Task(checkpoint, start, pictures, config, device, tensorboard, say, ranks)
     if len(config.learning_rates) < 2 and config.runs == 1:
         return Finetuned(config, task.final(config.single(), workdir))
     return Finetuned(config, _whole(task, workdir))
@@ -177,6 +180,7 @@ class _Task:
     device: str
     tensorboard: bool
     say: Say
+    ranks: Ranks
 
     def create(self, seed: int) -> Model:
         generator, model = torch.Generator().manual_seed(seed), self.config.model
@@ -190,12 +194,13 @@ class _Task:
 
     def final(self, config: TrainConfig, path: Path, label: str | None = None) -> dict[str, Any]:
         """The result of a run on all of train, tested; read from its folder where it has ended."""
-        with Workdir(path, run_settings("finetune", self.start, self.pictures.train, config), False) as folder:
+        settings = run_settings("finetune", self.start, self.pictures.train, config)
+        with Workdir(path, settings, tensorboard=False, ranks=self.ranks) as folder:
             if folder.finished:
                 return folder.read_result()
         return run(
             config, path, self.pictures, lambda: self.create(config.seed), command="finetune", start=self.start,
-            label=label, device=self.device, tensorboard=self.tensorboard,
+            label=label, device=self.device, tensorboard=self.tensorboard, ranks=self.ranks,
         ).result  # fmt: skip
 
     def trial(self, lr: float, rest: Dataset, held: Dataset, path: Path) -> dict[str, Any]:
@@ -214,29 +219,30 @@ class _Task:
             data=dataclasses.replace(config.data, eval_split=held.split),
         )
         settings = run_settings("finetune", self.start, rest, config) | {"held_out": self.config.held_out}
-        place = choose_device(self.device)
+        place = choose_device(self.ranks.device(self.device))
 
         judged: list[Evaluation] = []  # the latest; the last of a training is of the weights that it returns
 
         def judge(model: nn.Module) -> dict[str, float]:
-            judged[:] = [judge_split(config, model, held, place)]
+            judged[:] = [judge_split(config, model, held, place, self.ranks)]
             return {f"{held.split}_{name}": value for name, value in judged[0].figures().items()}
 
-        with Workdir(path, settings, tensorboard=self.tensorboard) as folder:
+        with Workdir(path, settings, tensorboard=self.tensorboard, ranks=self.ranks) as folder:
             if not folder.finished:
                 try:
                     model = train(
                         config, folder, self.create(config.seed), dataset=rest, evaluate=judge, device=place,
-                        label=f"rate {lr:g}",
+                        label=f"rate {lr:g}", ranks=self.ranks,
                     )  # fmt: skip
-                    found = judged[0] if judged else judge_split(config, model, held, place)
+                    found = judged[0] if judged else judge_split(config, model, held, place, self.ranks)
                     finite = math.isfinite(found.figures()["loss"])  # else the last update broke the weights
                     result: dict[str, Any] = {held.split: found.record() if finite else None}
                 except NonFiniteError as error:
                     self.say(str(error))
                     result = {held.split: None}
                 folder.write_result(result)
-                shutil.rmtree(folder.checkpoints, ignore_errors=True)  # nobody asks for them again
+                if folder.writes:
+                    shutil.rmtree(folder.checkpoints, ignore_errors=True)  # nobody asks for them again
             record = folder.read_result()[held.split]
         score = {"learning_rate": lr, "accuracy": None} | (_figures(record) if record else {})
         self.say(f"learning rate {lr:g}: {_score(score)}")
@@ -248,7 +254,8 @@ def _whole(task: _Task, workdir: Path) -> dict[str, Any]:
     config, train_split = task.config, task.pictures.train
     rates = config.learning_rates
     parts = hold_out(train_split, config.held_out, config.seed) if len(rates) > 1 else None
-    with Workdir(workdir, run_settings("finetune", task.start, train_split, config), tensorboard=False) as folder:
+    settings = run_settings("finetune", task.start, train_split, config)
+    with Workdir(workdir, settings, tensorboard=False, ranks=task.ranks) as folder:
         if folder.finished:
             return folder.read_result()
         folder.truncate_metrics(None)  # one line for each run that has ended, the same at every start
@@ -266,7 +273,8 @@ def _whole(task: _Task, workdir: Path) -> dict[str, Any]:
             folder.log_metrics(
                 len(scores) + len(records), {"learning_rate": best, "seed": single.seed, **_figures(record)}
             )
-        save_model(load_model(workdir / "run-0"), workdir / "model", extra=load_card(workdir / "run-0"))
+        if folder.writes:
+            save_model(load_model(workdir / "run-0"), workdir / "model", extra=load_card(workdir / "run-0"))
         accuracies = [record["accuracy"] for record in records]
         folder.write_result({
             "learning_rate": best,

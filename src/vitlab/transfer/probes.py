@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 
 from vitlab.data.datasets import load_dataset, stratified_split
+from vitlab.train.distributed import ALONE, Ranks
 from vitlab.transfer.evaluate import choose_device
 from vitlab.transfer.features import cache_folder, check_features, features, resize_of
 from vitlab.weights import load_model
@@ -221,6 +222,7 @@ def probe_checkpoint(
     on_error: str = "raise",
     device: str = "auto",
     cache: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> Probe:
     """Probes a checkpoint on a data set; pictures and the cache of features are those of few-shot evaluation.
 
@@ -228,7 +230,7 @@ def probe_checkpoint(
     """
     if (ks is not None and kind != "knn") or (l2 is not None and kind != "linear"):
         raise ValueError(f"kind is {kind}: ks belongs to knn and l2 to linear; leave out the other.")
-    place = choose_device(device)
+    place = choose_device(ranks.device(device))
     train, test = (load_dataset(dataset, split, root=root, on_error=on_error) for split in (train_split, test_split))
     for part in (train, test):
         if part.label_sets is not None:
@@ -242,7 +244,7 @@ def probe_checkpoint(
         features(
             model, part, resize=resize_of(model.config.image_hw), keep_aspect=False, batch_size=batch_size,
             workers=workers, on_error=on_error, device=place, cache=cache or cache_folder(),
-            label=f"{dataset} {part.split}",
+            label=f"{dataset} {part.split}", ranks=ranks,
         )
         for part in (train, test)
     )  # fmt: skip

@@ -20,6 +20,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train.config import DataConfig, TrainConfig
+from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.loop import train
 from vitlab.train.masking import MaskedViT
 from vitlab.train.objectives import create_trained
@@ -127,11 +128,12 @@ def pretrain(
     device: str = "auto",
     tensorboard: bool = True,
     on_settings: OnSettings | None = None,
+    ranks: Ranks = ALONE,
 ) -> Outcome[Any]:
     """Trains a freshly initialised model as `config` says, for the classes of its data set, then tests it.
 
     The same call on the same folder continues an interrupted run, and only tests again where the run has ended.
-    `on_settings` hears the settings once they are complete.
+    `on_settings` hears the settings once they are complete. Several `ranks` do it together, see `train`.
     """
     pictures = load_pictures(config.data)
     config = fitted(config, pictures.train)
@@ -140,7 +142,7 @@ def pretrain(
     generator = torch.Generator().manual_seed(config.seed)
     return run(
         config, workdir, pictures, lambda: create_trained(config, generator), command="pretrain",
-        device=device, tensorboard=tensorboard,
+        device=device, tensorboard=tensorboard, ranks=ranks,
     )  # fmt: skip
 
 
@@ -155,20 +157,21 @@ def run(
     label: str | None = None,
     device: str = "auto",
     tensorboard: bool = True,
+    ranks: Ranks = ALONE,
 ) -> Outcome[Any]:
     """Trains what `create()` makes and tests it; `start` says which weights those were, `label` what to call it."""
-    place = choose_device(device)
+    place = choose_device(ranks.device(device))
     EvalTransform(config.model.image_hw, resize=config.data.eval_resize)  # a wrong size is refused before the training
-    few_shot = during_training(config, place)
+    few_shot = during_training(config, place, ranks)
     settings = run_settings(command, start, pictures.train, config)
-    with Workdir(workdir, settings, tensorboard=tensorboard) as folder:
+    with Workdir(workdir, settings, tensorboard=tensorboard, ranks=ranks) as folder:
         since = time.perf_counter()
 
         # The latest; the last of a training is of the weights that it returns.
         judged: list[Evaluation | MaskedEvaluation] = []
 
         def judge(model: nn.Module) -> dict[str, float]:
-            judged[:] = [_judge(config, model, pictures.val, place)]
+            judged[:] = [_judge(config, model, pictures.val, place, ranks)]
             figures = {f"{config.data.eval_split}_{name}": value for name, value in judged[0].figures().items()}
             return figures | few_shot(_plain(model))
 
@@ -177,16 +180,17 @@ def run(
             model = model.to(place)
         else:
             model = train(
-                config, folder, create(), dataset=pictures.train, evaluate=judge, device=place, label=label or command
-            )
+                config, folder, create(), dataset=pictures.train, evaluate=judge, device=place,
+                label=label or command, ranks=ranks,
+            )  # fmt: skip
         if judged and pictures.val is pictures.test:
             test = judged[0]
         else:
-            test = _judge(config, model, pictures.test, place)
-        if isinstance(test, Evaluation) and not (folder.path / PREDICTIONS).exists():
+            test = _judge(config, model, pictures.test, place, ranks)
+        if folder.writes and isinstance(test, Evaluation) and not (folder.path / PREDICTIONS).exists():
             write_predictions(folder.path / PREDICTIONS, test, pictures.test)
         result = {"test": test.record(), **unreadable(pictures)}
-        if not folder.finished:
+        if folder.writes and not folder.finished:
             card = {
                 "dataset": config.data.name,
                 "root": config.data.root,
@@ -203,6 +207,7 @@ def run(
             steps = config.total_steps(len(pictures.train))
             folder.log_speed(steps, {"run_seconds": time.perf_counter() - since})
             folder.write_result(result)
+        ranks.share(lambda: None)  # nobody goes on before all is written
     return Outcome(config, pictures, _plain(model), test, result)
 
 
@@ -224,19 +229,21 @@ def unreadable(pictures: Pictures) -> dict[str, list[dict[str, str]]]:
     return {"unreadable": [{"path": error.path, "reason": error.reason} for error in pictures.unreadable]}
 
 
-def judge_split(config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device) -> Evaluation:
+def judge_split(
+    config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device, ranks: Ranks = ALONE
+) -> Evaluation:
     """Evaluates with the run's own test pictures: size, resize, workers and policy for unreadable ones.
 
     Computes in float32 whatever the run's precision when `model` holds float32 weights.
     """
-    return evaluate(model, dataset, config.model.image_hw, **_options(config.data), device=device)
+    return evaluate(model, dataset, config.model.image_hw, **_options(config.data), device=device, ranks=ranks)
 
 
-def _judge(config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device) -> Any:
-    """`judge_split`, or the same for masked patch prediction: a MaskedEvaluation."""
+def _judge(config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device, ranks: Ranks) -> Any:
+    """`judge_split`, or the same for masked patch prediction: a MaskedEvaluation, which each process makes whole."""
     if isinstance(model, MaskedViT):
         return evaluate_masked(model, dataset, **_options(config.data), device=device)
-    return judge_split(config, model, dataset, device)
+    return judge_split(config, model, dataset, device, ranks)
 
 
 def _options(data: DataConfig) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from vitlab.data.pictures import PictureError
 from vitlab.data.vtab import GROUPS, TASKS, task_named
 from vitlab.settings import to_dict
 from vitlab.train.config import DataConfig, TrainConfig
+from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.workdir import Workdir
 from vitlab.transfer.finetune import adapted, carried, identity
 from vitlab.transfer.run import Pictures, run
@@ -42,6 +43,7 @@ def vtab(
     device: str = "auto",
     tensorboard: bool = True,
     on_task: OnTask | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Fine-tunes `checkpoint` on every task as `config` says; returns the content of OUT/result.json.
 
@@ -87,20 +89,25 @@ def vtab(
         single = dataclasses.replace(single, data=here)
         run(
             single, path, pictures(name), lambda: carried(checkpoint, single.model), command="vtab", start=start,
-            label=name, device=device, tensorboard=tensorboard,
+            label=name, device=device, tensorboard=tensorboard, ranks=ranks,
         )  # fmt: skip
-        shutil.rmtree(path / "checkpoints")  # 19 tasks would fill a disk; the model and the result stay
+        if ranks.first:
+            shutil.rmtree(path / "checkpoints")  # 19 tasks would fill a disk; the model and the result stay
 
-    with Workdir(out, settings, tensorboard=False) as folder:
-        missing = _missing([name for name in asked if _record(folder.path / name) is None], pictures)
+    def record_of(name: str) -> dict[str, Any] | None:
+        return ranks.share(lambda: _record(Path(out) / name))
+
+    with Workdir(out, settings, tensorboard=False, ranks=ranks) as folder:
+        missing = _missing([name for name in asked if record_of(name) is None], pictures)
         if missing and tasks != "available":
             raise ValueError("\n  ".join([f"{len(missing)} of the tasks asked for cannot be had:", *missing.values()]))
         for name in asked:
-            if name not in missing and _record(folder.path / name) is None:
+            if name not in missing and record_of(name) is None:
                 train_and_score(name, folder.path / name)
-            if on_task and (record := _record(folder.path / name)):
+            record = record_of(name)
+            if on_task and record and ranks.first:
                 on_task(name, record)
-        done = {name: record for name in TASKS if (record := _record(folder.path / name))}
+        done = {name: record for name in TASKS if (record := record_of(name))}
         result = summary(done, missing) | {"scored_on": "val200" if select else "test"}
         folder.write_result(result)
     return result

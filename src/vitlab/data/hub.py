@@ -1,0 +1,201 @@
+"""Data sets of the Hugging Face hub, through its package `datasets`.
+
+It keeps a set as Arrow files, which are mapped into memory: any picture can be read at any time, and none has to be
+held. So the order of a training, its resuming and its sharing among processes are those of every other set. No code
+that comes with a set is run.
+"""
+
+import re
+import urllib.parse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vitlab.data.pictures import Entry, PictureError
+from vitlab.data.sources import Dataset, Entries, Labels, Splits
+from vitlab.settings import nearest
+
+if TYPE_CHECKING:
+    import datasets  # pyright: ignore[reportMissingImports]  # of the extra `hub`
+
+CHOICES = ("image", "label", "config", "revision")
+"""What may be said of a set after a question mark: `OWNER/NAME?image=img&label=fine_label`."""
+SPLIT_NAMES = {"train": ("train",), "val": ("validation", "val", "valid", "dev"), "test": ("test",)}
+
+
+class HubEntry(Entry):
+    """A picture of an Arrow file, `file`; `called` is what it is called."""
+
+    called: str
+    stored: dict[str, Any]  # "bytes", or the "path" of a file
+
+    @property
+    def path(self) -> str:
+        return self.called
+
+    def data(self) -> bytes:
+        if self.stored["bytes"] is not None:
+            return self.stored["bytes"]
+        try:
+            return Path(self.stored["path"]).read_bytes()
+        except OSError as error:
+            raise PictureError(f"{self.called} ({self.stored['path']})", error.strerror or str(error)) from error
+
+
+class HubEntries(Entries):
+    """The pictures `rows`, int64 [N], of some tables, each with its name; the only column is the picture."""
+
+    def __init__(self, tables: "tuple[tuple[str, datasets.Dataset], ...]", rows: np.ndarray) -> None:
+        self.tables, self.rows = tables, rows
+        self.starts = np.cumsum([0, *(len(table) for _, table in tables)])
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, indices: np.ndarray) -> "HubEntries":
+        return HubEntries(self.tables, self.rows[indices])
+
+    def join(self, other: Entries) -> "HubEntries":
+        assert isinstance(other, HubEntries)
+        return HubEntries(self.tables + other.tables, np.concatenate([self.rows, other.rows + self.starts[-1]]))
+
+    def entry(self, index: int) -> HubEntry:
+        number = int(np.searchsorted(self.starts, self.rows[index], side="right")) - 1
+        name, table = self.tables[number]
+        row = int(self.rows[index] - self.starts[number])
+        file = table.cache_files[0]["filename"] if table.cache_files else name
+        entry = HubEntry(file, f"{name}[{row}]")
+        entry.called = f"{name}[{row}]"
+        (entry.stored,) = table[row].values()
+        return entry
+
+
+def hub_splits(spec: str, name: str, root: Path | None) -> Splits:
+    """The set `OWNER/NAME` of the hub, or one in a folder (of `save_to_disk`, or of pictures, Parquet, ...).
+
+    `?image=COLUMN&label=COLUMN` says which columns hold the picture and its class (or a list of classes), where there
+    are several; `config=` which of the set's configurations, `revision=` which version. A class is a `ClassLabel`, a
+    number or a string. root: the folder that holds, or receives, the set; Hugging Face's cache unless given.
+    """
+    repository, _, query = spec.partition("?")
+    chosen = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
+    for choice in chosen:
+        if choice not in CHOICES:
+            raise ValueError(
+                f"{name}: unknown {choice!r}; {nearest(choice, CHOICES)}, as in OWNER/NAME?label=fine_label."
+            )
+    found = _load(repository, name, chosen.get("config"), chosen.get("revision"), root)
+    splits = {ours: theirs for ours, names in SPLIT_NAMES.items() for theirs in names[::-1] if theirs in found}
+    if not splits:
+        raise ValueError(f"{name} has the splits {', '.join(found)}; one must be called train, validation or test.")
+
+    def read(split: str) -> Dataset:
+        if split not in splits:
+            raise ValueError(f"{name} has no train split, only {', '.join(found)}.")
+        table, known = found[splits[split]], found[splits.get("train", splits[split])]
+        image, label = _columns(known, chosen, name)
+        classes, labels = _labels(table, known, label, name, splits[split])
+        pictures = table.select_columns([image]).cast_column(image, type(known.features[image])(decode=False))
+        entries = HubEntries(((f"{name}/{splits[split]}", pictures),), np.arange(len(table)))
+        several = labels if labels.counts.max() > 1 else None
+        return Dataset(name, split, classes, labels.firsts, entries=entries, label_sets=several, folder=name)
+
+    return list(splits), read
+
+
+def _load(repository: str, name: str, config: str | None, revision: str | None, root: Path | None) -> dict[str, Any]:
+    """Split -> table."""
+    folder = Path(root or "", Path(repository).expanduser())
+    if not folder.is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise ValueError(f"{name} is no name on the hub and no folder ({folder}): write hub:OWNER/NAME or hub:PATH.")
+    try:
+        import datasets  # slow to import, and of the extra `hub`
+        from datasets.exceptions import DatasetNotFoundError, DatasetsError
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"{name} needs the package datasets, which is not installed: pip install 'vitlab[hub]'."
+        ) from error
+    found: Any
+    try:
+        if folder.is_dir() and any((folder / each).exists() for each in ("dataset_dict.json", "state.json")):
+            found = datasets.load_from_disk(str(folder))
+        elif folder.is_dir():
+            found = datasets.load_dataset(str(folder), config)
+        else:
+            found = datasets.load_dataset(repository, config, revision=revision, cache_dir=root and str(root))
+    except DatasetNotFoundError as error:
+        raise ValueError(
+            f"{name} cannot be had: {_first_line(error)}. Look at the name; where a set needs consent, give it on "
+            f"its page and log in (`hf auth login`, or the variable HF_TOKEN)."
+        ) from error
+    except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        raise ValueError(
+            f"{name} cannot be had: {_first_line(error)}. Where there is no network, download the set elsewhere and "
+            f"give its folder, hub:PATH."
+        ) from error
+    return dict(found) if isinstance(found, dict) else {"train": found}
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
+
+
+def _columns(table: "datasets.Dataset", chosen: dict[str, str], name: str) -> tuple[str, str]:
+    """The columns of the picture and of its class."""
+    kinds = {column: type(_inner(feature)).__name__ for column, feature in table.features.items()}
+    candidates = {
+        "image": [column for column, kind in kinds.items() if kind == "Image"],
+        "label": [column for column, kind in kinds.items() if kind == "ClassLabel"]
+        or [column for column in ("label", "labels") if column in kinds],
+    }
+    found = []
+    for what, able in candidates.items():
+        column = chosen.get(what, able[0] if len(able) == 1 else None)
+        listed = ", ".join(f"{column} ({kind})" for column, kind in kinds.items())
+        if column is None:
+            raise ValueError(
+                f"{name} has {len(able)} columns for the {what}; choose by {name}?{what}=COLUMN: {listed}."
+            )
+        if column not in kinds or (what == "image" and kinds[column] != "Image"):
+            raise ValueError(f"{name} has no {what} in a column {column!r}; its columns: {listed}.")
+        found.append(column)
+    return found[0], found[1]
+
+
+def _inner(feature: Any) -> Any:
+    """What a column's lists hold, or the column itself."""
+    return getattr(feature, "feature", feature)
+
+
+def _labels(
+    table: "datasets.Dataset", known: "datasets.Dataset", column: str, name: str, split: str
+) -> tuple[tuple[str, ...], Labels]:
+    """The classes, which are those of the table `known`, and the labels in a table's column."""
+    values, counts = _flat(table, column, name)
+    classes = tuple(getattr(_inner(known.features[column]), "names", ()))
+    if values.dtype.kind in "OU":
+        classes = tuple(np.unique(_flat(known, column, name)[0]).tolist())
+        if strange := sorted(set(np.unique(values).tolist()) - set(classes)):
+            raise ValueError(f"{name}: {split} has classes that train lacks: {strange[:5]}.")
+        values = np.searchsorted(np.array(classes), values)
+    elif values.dtype.kind not in "iu":
+        raise ValueError(f"{name}: the column {column} holds {values.dtype}; a class is a number or a string.")
+    classes = classes or tuple(str(i) for i in range(int(_flat(known, column, name)[0].max()) + 1))
+    if values.min() < 0 or values.max() >= len(classes):
+        raise ValueError(
+            f"{name}: {split} has the label {values[(values < 0) | (values >= len(classes))][0]} and classes from 0 to "
+            f"{len(classes) - 1}. (-1 is written where labels are kept secret: take another split.)"
+        )
+    return classes, Labels(values.astype(np.int64), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
+
+
+def _flat(table: "datasets.Dataset", column: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """All labels one after the other, and how many each picture has."""
+    cells = table.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
+    several = hasattr(cells.type, "value_type") and not hasattr(cells, "dictionary")
+    inner = cells.flatten() if several else cells
+    counts = np.asarray(cells.value_lengths()) if several else np.ones(len(cells), np.int64)
+    if not len(cells) or cells.null_count or inner.null_count or not counts.all():
+        raise ValueError(f"{name}: some pictures have no class in the column {column}; choose another column or set.")
+    return inner.to_numpy(zero_copy_only=False), counts

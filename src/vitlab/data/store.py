@@ -1,0 +1,197 @@
+"""Files of a web address: fetched once, checked, and kept in a folder as many as there is room for.
+
+Several processes may share the folder. A file appears in it whole or not at all; a beginning is kept for the next try.
+"""
+
+import contextlib
+import fcntl
+import functools
+import hashlib
+import http.client
+import os
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from vitlab.data.shard_index import File
+from vitlab.data.shards import OpenFile
+
+TRIES = 6
+"""How often in a row nothing may come before the server counts as gone ..."""
+PAUSE = 0.5
+"""... and the seconds between the first two of them; each further pause is twice as long."""
+TIMEOUT = 60.0
+"""Seconds of silence that count as such a time."""
+
+_GONE = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
+_busy: dict[tuple[int, str], threading.Lock] = {}  # of this process; `lockf` keeps only other processes away
+Found = TypeVar("Found")
+
+
+class Store:
+    """The files of a set that lie below `base`, and those of them that are in `folder`.
+
+    room: most bytes of tars that are kept. handles: most tars that a process keeps open.
+    """
+
+    def __init__(
+        self, base: str, folder: Path, files: Sequence[File], room: int | None = None, handles: int = 1
+    ) -> None:
+        self.base, self.folder, self.room, self.handles = base, folder, room, handles
+        self.files = {file.file: file for file in files}
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "opened"}
+
+    @functools.cached_property
+    def opened(self) -> Callable[[str], OpenFile]:
+        """A file that stays open for the next time: it can be read even when it was removed to make room."""
+        return functools.lru_cache(self.handles)(lambda name: OpenFile(self.fetch(name)))
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """Bytes of a file, which is fetched unless it is there."""
+        return os.pread(self.opened(name).number, size, offset)
+
+    def fetch(self, name: str, over: threading.Event | None = None) -> str:
+        """The path of a file, once it is there whole; once `over` is set, it is given up. Raises `ValueError`."""
+        path = self.folder / name
+        try:
+            if not path.exists():
+                with _busy.setdefault((os.getpid(), str(path)), threading.Lock()):
+                    while not path.exists():
+                        self._fetch(path, self.files[name], over)
+        except OSError as error:
+            raise ValueError(f"cannot keep {self.base}/{name} in {self.folder}: {error.strerror or error}") from error
+        with contextlib.suppress(OSError):  # gone again, or somebody else's
+            os.utime(path)  # it counts as new, and the oldest go first
+        return str(path)
+
+    def _fetch(self, path: Path, file: File, over: threading.Event | None) -> None:
+        """One attempt; it may end without the file where another process was there first."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.part")
+        with aside.open("a+b") as part:
+            fcntl.lockf(part, fcntl.LOCK_EX)
+            try:
+                ours = os.fstat(part.fileno()).st_ino == aside.stat().st_ino
+            except FileNotFoundError:
+                ours = False
+            if not ours or path.exists():
+                return
+            download(f"{self.base}/{file.file}", part, file, over)
+            os.fsync(part.fileno())
+            aside.replace(path)
+        if self.room is not None:
+            self._make_room(path)
+
+    def _make_room(self, newest: Path) -> None:
+        """Removes the tars that were not asked for longest."""
+        found = []
+        for path in self.folder.glob("*.tar"):
+            with contextlib.suppress(FileNotFoundError):  # another process makes room as well
+                stat = path.stat()
+                found.append((stat.st_mtime_ns, stat.st_size, path))
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total <= (self.room or 0):
+                return
+            if path != newest:
+                path.unlink(missing_ok=True)
+                total -= size
+
+
+def download(address: str, part: BinaryIO, file: File, over: threading.Event | None = None) -> None:
+    """Completes `part`, which may hold a beginning, and compares its sum, if `file` has one. Raises `ValueError`."""
+    found = ""
+    for beginning in (True, False):
+        if not beginning:
+            part.truncate(0)  # what was there may have been of another file
+        _insist(address, lambda: _stream(address, part, file.bytes, over), lambda: part.seek(0, os.SEEK_END))
+        part.seek(0)
+        found = hashlib.file_digest(part, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
+        if found == file.sha256 or not file.sha256:
+            return
+    raise ValueError(
+        f"{address} has the sha256 {found}, not {file.sha256} as the set's index says: the file is damaged on the "
+        f"server, or was replaced without its index"
+    )
+
+
+def get(address: str) -> bytes | None:
+    """A small file; None where there is none of this name. Raises `ValueError`."""
+
+    def attempt() -> tuple[bytes | None]:
+        try:
+            with _open(address) as answer:
+                return (answer.read(),)
+        except urllib.error.HTTPError as error:
+            if error.code in (404, 410):
+                return (None,)
+            raise
+
+    return _insist(address, attempt, lambda: 0)[0]
+
+
+def size_of(address: str) -> int:
+    """The bytes of a file, as the server promises them. Raises `ValueError`."""
+
+    def attempt() -> int:
+        with _open(address, method="HEAD") as answer:
+            return int(answer.headers["Content-Length"] or -1)
+
+    if (size := _insist(address, attempt, lambda: 0)) < 0:
+        raise ValueError(
+            f"the server of {address} does not say how large it is: fetch the shards, and give their folder"
+        )
+    return size
+
+
+def _insist(address: str, attempt: Callable[[], Found | None], progress: Callable[[], int]) -> Found:
+    """What `attempt` brings, once that is not None; it is tried again as long as there is progress."""
+    idle, before = 0, progress()
+    while True:
+        reason = "the connection was cut off"
+        try:
+            if (found := attempt()) is not None:
+                return found
+        except urllib.error.HTTPError as error:
+            reason = f"the server says {error.code} {error.reason}"
+            if 400 <= error.code < 500 and error.code not in (408, 416, 425, 429):
+                raise ValueError(f"cannot fetch {address} ({reason}): look at the address") from error
+        except _GONE as error:
+            reason = str(getattr(error, "reason", error)) or type(error).__name__
+        idle, before = (0, progress()) if progress() > before else (idle + 1, before)
+        if idle == TRIES:
+            raise ValueError(
+                f"cannot fetch {address} ({reason}; tried {TRIES} times): look at the address and the network. What is "
+                f"here already stays, and the same command goes on with it"
+            )
+        if idle:
+            time.sleep(PAUSE * 2 ** (idle - 1))
+
+
+def _open(address: str, start: int = 0, method: str = "GET") -> http.client.HTTPResponse:
+    headers = {"User-Agent": "vitlab"} | ({"Range": f"bytes={start}-"} if start else {})
+    request = urllib.request.Request(address, headers=headers, method=method)
+    return urllib.request.urlopen(request, timeout=TIMEOUT)
+
+
+def _stream(address: str, part: BinaryIO, size: int, over: threading.Event | None) -> bool | None:
+    """Appends what `part` lacks of `size` bytes; None where the server stops early."""
+    have = part.seek(0, os.SEEK_END)
+    if have >= size:  # whole, or of something else: the sum tells
+        return True
+    with _open(address, have) as answer:
+        if have and answer.status != http.client.PARTIAL_CONTENT:  # it sends all of it again
+            have = part.truncate(0)
+        while have < size and (chunk := answer.read(min(2**20, size - have))):
+            if over is not None and over.is_set():
+                raise ValueError(f"{address} is not needed any more")
+            part.write(chunk)
+            have += len(chunk)
+    part.flush()
+    return True if have == size else None

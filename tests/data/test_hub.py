@@ -1,0 +1,184 @@
+"""Sets of the Hugging Face hub, as its package keeps them: the pictures and labels that were put in, at any place."""
+
+import io
+import itertools
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from shard_files import write_folders
+
+from vitlab.data.datasets import load_dataset
+from vitlab.data.exclusion import picture_id
+from vitlab.data.kept import digest_pictures
+from vitlab.data.loader import train_batches
+from vitlab.data.transforms import TrainTransform
+
+REASON = "needs the package datasets (pip install 'vitlab[hub]')"
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """The package, without a network and with a cache of its own."""
+    package = pytest.importorskip("datasets", reason=REASON)
+    monkeypatch.setattr(package.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(package.config, "HF_DATASETS_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    package.disable_progress_bars()
+    return package
+
+
+def png(value: int, side: int = 70) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    Image.new("RGB", (side, side), (value, value, value)).save(buffer, "PNG")
+    return {"bytes": buffer.getvalue(), "path": None}
+
+
+def save(hub: Any, path: Path, splits: dict[str, list[Any]], label: Any, **further: Any) -> str:
+    """Split -> labels; picture i of a split is grey i, of the second split 100 + i, and so on."""
+    made = {}
+    for number, (split, labels) in enumerate(splits.items()):
+        columns = {"img": [png(100 * number + i) for i in range(len(labels))], "label": labels}
+        columns |= dict.fromkeys(further, labels)
+        features = hub.Features({"img": hub.Image(), "label": label, **further})
+        made[split] = hub.Dataset.from_dict(columns, features=features)
+    hub.DatasetDict(made).save_to_disk(path)
+    return f"hub:{path}"
+
+
+def test_a_set_on_disk(hub: Any, tmp_path: Path) -> None:
+    splits = {"train": [2, 0, 1, 0], "validation": [1, 1], "test": [0]}
+    name = save(hub, tmp_path / "set", splits, hub.ClassLabel(names=["ant", "bee", "cat"]))
+    train, val, both = (load_dataset(name, split) for split in ("train", "val", "trainval"))
+    assert train.classes == val.classes == ("ant", "bee", "cat")
+    assert (train.labels.tolist(), val.labels.tolist()) == ([2, 0, 1, 0], [1, 1])
+    assert both.labels.tolist() == [2, 0, 1, 0, 1, 1]
+    assert [int(both.picture(i)[0, 0, 0]) for i in range(6)] == [0, 1, 2, 3, 100, 101]
+    assert train.pixels is None
+    assert both.path(5) == f"{name}/validation[1]"
+    assert picture_id(both, 5) == "validation[1]"
+    part = both.take(np.array([5, 2]))
+    assert [int(part.picture(i)[0, 0, 0]) for i in range(2)] == [101, 2]
+    assert load_dataset("hub:set", "test", root=tmp_path).labels.tolist() == [0]
+    digests = {digest_pictures("", load_dataset(name, split), range(1), {}) for split in ("train", "val", "test")}
+    assert len(digests) == 3
+
+
+def test_a_missing_split_is_cut_from_train(hub: Any, tmp_path: Path) -> None:
+    name = save(hub, tmp_path / "set", {"train": [0, 1] * 20}, hub.ClassLabel(names=["ant", "bee"]))
+    sizes = {split: len(load_dataset(name, split)) for split in ("train", "val", "test")}
+    assert sizes == {"train": 32, "val": 4, "test": 4}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_training_starts_anywhere(hub: Any, tmp_path: Path, workers: int) -> None:
+    name = save(hub, tmp_path / "set", {"train": [0, 1] * 8, "val": [0], "test": [0]}, hub.ClassLabel(names=["a", "b"]))
+    data, transform = load_dataset(name, "train"), TrainTransform(8, crop="inception")
+    whole = list(itertools.islice(train_batches(data, transform, batch_size=4, seed=0), 8))
+    batches = train_batches(data, transform, batch_size=4, seed=0, start=12, workers=workers)
+    for part, expected in zip(itertools.islice(batches, 5), whole[3:], strict=True):
+        np.testing.assert_array_equal(part.indices, expected.indices)
+        np.testing.assert_array_equal(part.images, expected.images)
+
+
+def test_pictures_in_folders_and_small_ones(hub: Any, tmp_path: Path) -> None:
+    """Where the package keeps only the files' paths; and what is small is held in memory, as of every source."""
+    write_folders(tmp_path / "set" / "train", {"ant": 4, "bee": 3})
+    write_folders(tmp_path / "set" / "test", {"ant": 2, "bee": 1}, side=20)
+    train = load_dataset(f"hub:{tmp_path / 'set'}", "train")
+    near = load_dataset(f"folder:{tmp_path / 'set'}", "test")
+    assert train.classes == ("ant", "bee")
+    assert len(train) == 5  # and one of each class for val
+    test = load_dataset(f"hub:{tmp_path / 'set'}", "test")
+    for i in range(3):
+        np.testing.assert_array_equal(test.picture(i), near.picture(i))
+    for path in (tmp_path / "set" / "train").rglob("*.jpg"):
+        path.unlink()
+    with pytest.raises(ValueError, match=r"cannot read the picture hub:.*train\[\d\] \(.*\.jpg\): No such file"):
+        train.picture(0)
+
+
+def test_parquet(hub: Any, tmp_path: Path) -> None:
+    """As the hub's own sets lie there."""
+    features = hub.Features({"image": hub.Image(), "label": hub.ClassLabel(names=["a", "b"])})
+    for split, labels in (("train", [0, 1, 1]), ("validation", [0]), ("test", [1])):
+        table = hub.Dataset.from_dict({"image": [png(i) for i in range(len(labels))], "label": labels}, features)
+        (tmp_path / "set" / "data").mkdir(parents=True, exist_ok=True)
+        table.to_parquet(tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet")
+    train = load_dataset(f"hub:{tmp_path / 'set'}", "train")
+    assert (train.classes, train.labels.tolist()) == (("a", "b"), [0, 1, 1])
+    assert int(train.picture(2)[0, 0, 0]) == 2
+
+
+def test_kinds_of_labels(hub: Any, tmp_path: Path) -> None:
+    splits: dict[str, list[Any]] = {"train": [3, 0], "val": [1], "test": [2]}
+    numbers = save(hub, tmp_path / "numbers", splits, hub.Value("int64"))
+    assert load_dataset(numbers, "val").classes == ("0", "1", "2", "3")
+    words = save(hub, tmp_path / "words", {"train": ["b", "a"], "val": ["b"], "test": ["c"]}, hub.Value("string"))
+    assert load_dataset(words, "train").labels.tolist() == [1, 0]
+    assert load_dataset(words, "val").labels.tolist() == [1]
+    with pytest.raises(ValueError, match=r"test has classes that train lacks: \['c'\]"):
+        load_dataset(words, "test")
+    several = {"train": [[3, 0], [1]], "val": [[2, 3]], "test": [[1]]}
+    lists = save(hub, tmp_path / "lists", several, hub.List(hub.ClassLabel(names=list("abcd"))))
+    train = load_dataset(lists, "train")
+    assert train.label_sets is not None
+    assert [train.label_sets.of(i).tolist() for i in range(2)] == several["train"]
+    assert train.classes == tuple("abcd")
+    assert load_dataset(lists, "test").label_sets is None
+
+
+def test_which_columns(hub: Any, tmp_path: Path) -> None:
+    kind = hub.ClassLabel(names=["a", "b", "c"])
+    name = save(hub, tmp_path / "two", {"train": [0, 1], "val": [1], "test": [2]}, kind, coarse=kind)
+    with pytest.raises(
+        ValueError, match=r"2 columns for the label; choose by .*\?label=COLUMN: img \(Image\), label \(Cl"
+    ):
+        load_dataset(name, "train")
+    assert load_dataset(f"{name}?label=coarse", "train").labels.tolist() == [0, 1]
+    assert load_dataset(f"{name}?label=coarse&image=img", "train").labels.tolist() == [0, 1]
+    for query, message in (
+        ("label=fine", "has no label in a column 'fine'; its columns: img"),
+        ("label=coarse&image=label", "has no image in a column 'label'"),
+        ("lable=coarse", "unknown 'lable'; the nearest: label"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_dataset(f"{name}?{query}", "train")
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [([0, -1], "has the label -1 and classes from 0 to 1"), ([0, None], "some pictures have no class in the column")],
+)
+def test_labels_that_are_secret_or_missing(hub: Any, tmp_path: Path, labels: list[Any], message: str) -> None:
+    name = save(hub, tmp_path / "set", {"train": [0, 1], "val": [0], "test": labels}, hub.ClassLabel(names=["a", "b"]))
+    assert len(load_dataset(name, "train")) == 2
+    with pytest.raises(ValueError, match=message):
+        load_dataset(name, "test")
+
+
+def test_what_cannot_be_had(hub: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"hub:nobody/nothing cannot be had: .*"):
+        load_dataset("hub:nobody/nothing", "train")
+    (tmp_path / "script").mkdir()
+    (tmp_path / "script" / "script.py").write_text("raise SystemExit('this must not run')")
+    with pytest.raises(ValueError, match="script cannot be had"):
+        load_dataset(f"hub:{tmp_path / 'script'}", "train")
+    other = hub.DatasetDict({"all": hub.Dataset.from_dict({"label": [1]})})
+    other.save_to_disk(tmp_path / "all")
+    with pytest.raises(ValueError, match="has the splits all; one must be called train, validation or test"):
+        load_dataset(f"hub:{tmp_path / 'all'}", "train")
+    hub.Dataset.from_dict({"label": [1]}).save_to_disk(tmp_path / "none")
+    with pytest.raises(ValueError, match="has 0 columns for the image"):
+        load_dataset(f"hub:{tmp_path / 'none'}", "train")
+
+
+def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"needs the package datasets, .*: pip install 'vitlab\[hub\]'"):
+        load_dataset("hub:owner/name", "train")
+    with pytest.raises(ValueError, match=r"hub:no name is no name on the hub and no folder .*: write hub:OWNER/NAME"):
+        load_dataset("hub:no name", "train")
