@@ -32,5 +32,9 @@ def test_a_series_of_two_lengths_is_refused() -> None:
 def test_a_panel_refuses_what_it_cannot_place() -> None:
     with pytest.raises(AssertionError, match="no place for 0"):
         Panel("P", "x", "y", [Series("a", [0, 1], [0.5, 0.6])], log_x=True)
+    with pytest.raises(AssertionError, match="no place for 0"):
+        Panel("P", "x", "y", [Series("a", [1, 2], [0.5, 0])], log_y=True, percent=False)
+    with pytest.raises(AssertionError, match="a share has no logarithmic axis"):
+        Panel("P", "x", "y", [Series("a", [1, 2], [0.5, 0.6])], log_y=True)
     with pytest.raises(AssertionError, match="a place without a name"):
         Panel("P", "x", "y", [Series("a", [0, 2], [0.5, 0.6])], ticks=["none", "1-D"])

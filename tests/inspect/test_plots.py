@@ -43,6 +43,7 @@ SHOWN = {
         Panel("P", "step", "accuracy", [Series(f"series {i}", [0, 500], [0.4 + i / 50] * 2) for i in range(10)])
     ] * 4,
     "narrow": [Panel("P", "rate", "accuracy", [Series("a", [1e-4, 3e-4, 1e-3], [0.9991, 0.9993, 0.9992])], log_x=True)],
+    "speeds": [Panel("P", "px", "1/s", [Series("a", [64, 512], [4e4, 3], [4e3, 1])], True, True, percent=False)] * 2,
     "one point": [Panel("P", "rate", "accuracy", [Series("a", [1e-4], [0.0], [0.0])], log_x=True)],
     "none": [Panel("P", "x", "y", [Series("a", [1, 2], [math.nan] * 2, notes=["a", "b"])], log_x=True, front=True)],
 }  # fmt: skip
@@ -177,6 +178,16 @@ def test_logarithmic_axes_have_a_few_round_ticks(low: float, span: float) -> Non
 def test_logarithmic_axes_of_few_places_have_a_tick_at_each() -> None:
     assert plots.log_ticks([8, 2, 4, 2], 1.8, 9) == [2, 4, 8]
     assert plots.log_ticks([2, 2.02, 8], 1, 10) == [1, 2, 5, 10]  # two would lie on each other
+
+
+def test_a_logarithmic_axis_of_y() -> None:
+    """Round numbers; where it is too narrow for two of them, the least and the greatest value."""
+    axes, _ = plots.panels(SHOWN["speeds"]).axes
+    assert axes.get_yscale() == "log"
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["1", "10", "100", "1k", "10k", "100k"]
+    near = Panel("P", "px", "1/s", [Series("a", [64, 512], [37, 31])], log_y=True, percent=False)
+    (axes,) = plots.panels([near]).axes
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["31", "37"]
 
 
 def test_the_same_panels_give_the_same_bytes() -> None:

@@ -32,6 +32,7 @@ class Panel:
     y_label: str
     series: Sequence[Series]
     log_x: bool = False
+    log_y: bool = False
     ticks: Sequence[str] = ()
     """Names of the places 0, 1, 2, ... where x is no number."""
     front: bool = False
@@ -42,6 +43,9 @@ class Panel:
     def __post_init__(self) -> None:
         places = [x for each in self.series for x in each.x]
         assert not self.log_x or all(x > 0 for x in places), f"{self.title}: no place for 0 on a logarithmic axis"
+        values = [y for each in self.series for y in each.y]
+        assert not self.log_y or all(y > 0 for y in values), f"{self.title}: no place for 0 on a logarithmic axis"
+        assert not (self.log_y and self.percent), f"{self.title}: a share has no logarithmic axis"
         assert not self.ticks or set(places) <= set(range(len(self.ticks))), f"{self.title}: a place without a name"
 
 

@@ -78,6 +78,8 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], theme: Theme) -> dict[
         )  # fmt: skip
     if panel.log_x:
         axes.set_xscale("log")
+    if panel.log_y:
+        axes.set_yscale("log")
     if panel.front:
         best = front([point for series in panel.series for point in zip(series.x, series.y, strict=True)])
         dashes: dict[str, Any] = {"lw": 1, "ls": (0, (4, 3)), "drawstyle": "steps-post"}
@@ -99,12 +101,19 @@ def _scale(axes: Axes, panel: Panel) -> None:
         high = min(high + max(0.02 - (high - low), 0) / 2, 1.001)
         low = min(low, high - 0.02)  # points that hardly differ must not look as if they did
         axes.set_ylim(max(low, -0.001), high)
-    axes.locator_params(axis="y", nbins=6, steps=[1, 2, 2.5, 5, 10])
-    axes.yaxis.set_major_formatter(lambda y, _: f"{round(100 * y, 6):.4g}%" if panel.percent else short(y))
+    if panel.log_y:
+        values = [y for series in panel.series for y in series.y]
+        marks = round_ticks(low, high)
+        marks = marks if len(marks) > 1 else sorted({min(values), max(values)})  # too narrow for round numbers
+        axes.set_yticks(marks, list(map(short, marks)))
+    else:
+        axes.locator_params(axis="y", nbins=6, steps=[1, 2, 2.5, 5, 10])
+        axes.yaxis.set_major_formatter(lambda y, _: f"{round(100 * y, 6):.4g}%" if panel.percent else short(y))
+    if panel.log_x or panel.log_y:
+        axes.minorticks_off()
     if panel.log_x:
         marks = log_ticks([x for series in panel.series for x in series.x], *axes.get_xlim())
         axes.set_xticks(marks, list(map(short, marks)))
-        axes.minorticks_off()
     elif not panel.ticks:
         axes.locator_params(axis="x", nbins=6)
         axes.xaxis.set_major_formatter(lambda x, _: short(x))
@@ -195,6 +204,11 @@ def log_ticks(places: Sequence[float | int], low: float | int, high: float | int
     own = sorted({float(x) for x in places})
     if len(own) <= 8 and all(math.log(b / a) > 0.07 * math.log(high / low) for a, b in itertools.pairwise(own)):
         return own
+    return round_ticks(low, high)
+
+
+def round_ticks(low: float | int, high: float | int) -> list[float]:
+    """At most seven powers of ten from `low` to `high`, and numbers between them where there is room."""
     marks: list[float] = []
     for digits in ((1, 2, 5), (1, 3), (1,)):
         decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

@@ -27,13 +27,16 @@ class StdConv(nn.Module):
         self.stride, self.body = stride, body
 
     def standardised(self) -> Float[Tensor, "O I h w"]:
-        """The weights that convolve, in float32 at least: in less their deviations would be lost."""
-        weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))
-        variance, mean = torch.var_mean(weight, dim=(1, 2, 3), correction=0, keepdim=True)
+        """The weights that convolve, in float32 at least: in less their deviations would be lost.
+
+        Not by torch.var_mean, which takes 5 to 50 times as long on a CPU and is most of a pass over few pictures.
+        """
+        rows = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)).flatten(1)
         eps = self.body.weight_eps
         if self.body.weight_eps_on == "variance":
-            return (weight - mean) * torch.rsqrt(variance + eps)
-        return (weight - mean) / (variance.sqrt() + eps)
+            return F.layer_norm(rows, rows.shape[1:], eps=eps).view_as(self.weight)
+        rows = rows - rows.mean(dim=1, keepdim=True)
+        return (rows / (rows.square().mean(dim=1, keepdim=True).sqrt() + eps)).view_as(self.weight)
 
     def forward(self, maps: Float[Tensor, "B I h w"]) -> Float[Tensor, "B O h2 w2"]:
         maps = _padded(maps, self.weight.shape[-1], self.stride, self.body.version)
