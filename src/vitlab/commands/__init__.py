@@ -1,0 +1,36 @@
+"""The commands: each is arguments -> one library call -> print. Nothing here needs torch until it runs."""
+
+import typing
+
+from vitlab.commands.answers import FinetuneRunConfig, RunConfig
+from vitlab.commands.exchange import Convert, Export, Shard
+from vitlab.commands.judging import Evaluate, Fewshot, Predict, Probe
+from vitlab.commands.looking import App, Duplicates, Inspect
+from vitlab.commands.overview import Doctor, List
+from vitlab.commands.studying import Bench, Plan, Study
+from vitlab.commands.training import Demo, Finetune, Pretrain, Vtab
+
+Command = (
+    Demo
+    | List
+    | Pretrain
+    | Finetune
+    | Vtab
+    | Evaluate
+    | Fewshot
+    | Probe
+    | Predict
+    | Inspect
+    | App
+    | Study
+    | Bench
+    | Plan
+    | Duplicates
+    | Shard
+    | Convert
+    | Export
+    | Doctor
+)
+COMMANDS: dict[str, type[Command]] = {kind.__name__.lower(): kind for kind in typing.get_args(Command)}
+
+__all__ = ["COMMANDS", "Command", "Finetune", "FinetuneRunConfig", "Pretrain", "RunConfig", "Vtab"]

@@ -1,0 +1,81 @@
+"""What commands have in common: arguments that many take, and how they speak to people and to programs."""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from tyro.conf import Positional
+
+from vitlab.settings import to_dict
+from vitlab.train.config import FinetuneConfig, TrainConfig
+
+CHECKPOINTS = "A Google .npz, a folder (saved model, run, timm, Hugging Face), hub:OWNER/NAME or timm:NAME.TAG."
+Checkpoint = Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help=CHECKPOINTS)]
+# `--optim.lr`, not `--config.optim.lr`
+RunConfig = Annotated[TrainConfig, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]
+FinetuneRunConfig = Annotated[FinetuneConfig, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]
+
+
+def answer(data: Any, as_json: bool, text: str, lines: bool = False) -> None:
+    print(json.dumps(data, indent=None if lines else 1, default=str) if as_json else text, flush=True)
+
+
+def show_settings(workdir: Path) -> Callable[[TrainConfig], None]:
+    """Shows the resolved settings, on the standard error so that `--json` stays readable by a program."""
+
+    def show(config: TrainConfig) -> None:
+        print(f"settings (kept in {workdir / 'config.json'}):", file=sys.stderr)
+        for name, value in _flat(to_dict(config)):
+            print(f"  {name} = {value}", file=sys.stderr)
+
+    return show
+
+
+def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    return [
+        row
+        for name, value in settings.items()
+        for row in (_flat(value, f"{prefix}{name}.") if isinstance(value, dict) else [(prefix + name, value)])
+    ]
+
+
+def say(text: str) -> None:
+    print(f"vitlab: {text}", file=sys.stderr)
+
+
+def say_score(task: str, record: dict[str, Any]) -> None:
+    print(f"{task}: {record['accuracy']:.2%} of {record['pictures']:,}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def progress_bar(label: str) -> Iterator[Callable[[int, int], None]]:
+    """A function that hears how much is done, and of how much: a bar on a terminal, elsewhere a line now and then."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    console, told = Console(stderr=True), time.monotonic()
+    columns = (TextColumn(label), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(label)
+
+        def report(done: int, of: int) -> None:
+            nonlocal told
+            bar.update(task, completed=done, total=of)
+            if not console.is_terminal and time.monotonic() - told > 30:
+                told = time.monotonic()
+                print(f"{label}: {done:,} of {of:,}", file=sys.stderr, flush=True)
+
+        yield report
+
+
+def whole_numbers(name: str, given: str) -> tuple[int, ...]:
+    """`64,128` as numbers."""
+    try:
+        return tuple(int(each) for each in given.split(","))
+    except ValueError as error:
+        raise ValueError(f"--{name} is {given!r}; give whole numbers, with commas between several.") from error

@@ -1,0 +1,165 @@
+"""The commands that judge a checkpoint as it is: a test set, few shots, probes, single pictures."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from vitlab.commands.answers import Checkpoint, answer, say
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Test a checkpoint on a data set: accuracy, loss, and each class by itself; with torchrun by several processes."""
+
+    checkpoint: Checkpoint
+    dataset: str | None = None
+    """Data set, `folder:PATH` or `shards:PATH`; the one that the model was trained on unless given."""
+    split: Literal["train", "val", "test", "trainval"] = "test"
+    root: str | None = None
+    """Folder that holds a named data set."""
+    image_size: int | None = None
+    """Test at another size, with interpolated position embeddings."""
+    resize: int | None = None
+    """Bring the shorter side of each picture to so many pixels and test the centre; as the data set or the checkpoint
+    says unless given, else the whole picture is squashed to size."""
+    batch_size: int = 256
+    """Pictures at once, in each process."""
+    workers: int = 0
+    on_error: Literal["raise", "skip"] = "raise"
+    device: str = "auto"
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab.train.distributed import together
+        from vitlab.transfer.evaluate import evaluate_checkpoint
+
+        with together() as ranks:
+            found = evaluate_checkpoint(
+                self.checkpoint, self.dataset, self.split, root=self.root, image_size=self.image_size,
+                resize=self.resize, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
+                device=self.device, ranks=ranks,
+            )  # fmt: skip
+        if ranks.first:
+            answer(found.record(), self.json, found.as_table())
+        return 0
+
+
+@dataclass(frozen=True)
+class Fewshot:
+    """Few-shot accuracy of a checkpoint (Sec. 4.1): least squares on the frozen features of a few pictures a class."""
+
+    checkpoint: Checkpoint
+    dataset: tuple[str, ...]
+    """One data set or several: names, `folder:PATH` or `shards:PATH`."""
+    root: str | None = None
+    """Folder that holds the named data sets."""
+    shots: tuple[int, ...] = (1, 5, 10, 25)
+    """Pictures of each class to learn from."""
+    l2: tuple[float, ...] | None = None
+    """Strength of the penalty, 2^10 unless given; of several the one that ranks best over the data sets is taken."""
+    seeds: int | None = None
+    """Random draws of those pictures, 3 unless given."""
+    original: bool = False
+    """The form of the paper's time: the first pictures of each class, l2 chosen from 2^-10 to 2^19 by rank."""
+    leave_self_out: bool = False
+    """Choose a data set's l2 by the other data sets only."""
+    train_split: Literal["train", "val", "test", "trainval"] = "train"
+    test_split: Literal["train", "val", "test", "trainval"] = "test"
+    test_pictures: int | None = None
+    """Test on no more pictures than these, taken evenly from the split."""
+    image_size: int | None = None
+    """Test at another size, with interpolated position embeddings."""
+    batch_size: int = 64
+    workers: int = 0
+    on_error: Literal["raise", "skip"] = "raise"
+    device: str = "auto"
+    cache: Path | None = None
+    """Folder for the features; the user's cache folder unless given."""
+    out: Path | None = None
+    """JSON file for the result."""
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab.train.distributed import together
+        from vitlab.transfer.fewshot import fewshot_checkpoint
+
+        with together() as ranks:
+            report = fewshot_checkpoint(
+                self.checkpoint, self.dataset, root=self.root, shots=self.shots, l2=self.l2, seeds=self.seeds,
+                original=self.original, leave_self_out=self.leave_self_out, train_split=self.train_split,
+                test_split=self.test_split, test_pictures=self.test_pictures, image_size=self.image_size,
+                batch_size=self.batch_size, workers=self.workers, on_error=self.on_error, device=self.device,
+                cache=self.cache, out=self.out, ranks=ranks,
+            )  # fmt: skip
+        if ranks.first:
+            answer(report.record(), self.json, report.as_table())
+        return 0
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Probe a checkpoint's frozen features on a data set: nearest neighbours, or a linear (logistic) classifier."""
+
+    checkpoint: Checkpoint
+    dataset: str
+    """Data set, `folder:PATH` or `shards:PATH`."""
+    kind: Literal["knn", "linear"] = "knn"
+    root: str | None = None
+    """Folder that holds a named data set."""
+    k: tuple[int, ...] | None = None
+    """Numbers of neighbours; 1 to 200 unless given."""
+    l2: tuple[float, ...] | None = None
+    """Strengths of the linear probe's penalty; the best on a held-out part of train is taken."""
+    train_split: Literal["train", "val", "test", "trainval"] = "train"
+    test_split: Literal["train", "val", "test", "trainval"] = "test"
+    image_size: int | None = None
+    """Test at another size, with interpolated position embeddings."""
+    batch_size: int = 64
+    workers: int = 0
+    on_error: Literal["raise", "skip"] = "raise"
+    device: str = "auto"
+    cache: Path | None = None
+    """Folder for the features; the user's cache folder unless given."""
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab.train.distributed import together
+        from vitlab.transfer.probes import probe_checkpoint
+
+        with together() as ranks:
+            found = probe_checkpoint(
+                self.checkpoint, self.dataset, self.kind, root=self.root, train_split=self.train_split,
+                test_split=self.test_split, ks=self.k, l2=self.l2, image_size=self.image_size,
+                batch_size=self.batch_size, workers=self.workers, on_error=self.on_error, device=self.device,
+                cache=self.cache, ranks=ranks,
+            )  # fmt: skip
+        if ranks.first:
+            answer(found.record(), self.json, found.as_table())
+        return 0
+
+
+@dataclass(frozen=True)
+class Predict:
+    """Name what is in pictures: the most probable classes of files, folders, or the standard input (-)."""
+
+    checkpoint: Checkpoint
+    sources: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURE ...")]
+    """Pictures, folders of pictures, or - for the standard input (one picture, or paths, one a line)."""
+    top: int = 5
+    device: str = "auto"
+    json: bool = False
+
+    def run(self) -> int:
+        from vitlab.transfer.predict import predict
+
+        failed = 0
+        for said in predict(self.checkpoint, self.sources, top=self.top, device=self.device):
+            failed += said.error is not None
+            answer(dataclasses.asdict(said), self.json, said.as_line(), lines=True)
+        if failed:
+            say(f"{failed} pictures could not be read (named above).")
+        return 1 if failed else 0
