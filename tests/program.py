@@ -1,7 +1,9 @@
 """The program, called from within the tests."""
 
+import json
 import re
 import shlex
+from typing import Any
 
 import pytest
 
@@ -20,3 +22,10 @@ def call(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]
     assert isinstance(ended.value.code, int)
     out, err = capsys.readouterr()
     return ended.value.code, out, " ".join(re.sub(r"[─│╭╮╰╯]", " ", err).split())
+
+
+def answer(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+    """What a command prints for programs, read."""
+    code, out, _ = call(capsys, *argv, "--json")
+    assert code == 0
+    return json.loads(out)

@@ -141,7 +141,7 @@ def test_an_import_that_goes_up_is_seen(path: str, source: str) -> None:
             "models/vit.py",
             "import torch\nfrom vitlab.models.config import ViTConfig\nfrom .position import x",
         ),
-        ("commands.py", "def f():\n    from vitlab.studies import demo"),
+        ("commands/training.py", "def f():\n    from vitlab.studies import demo"),
     ],
 )
 def test_an_import_that_goes_down_is_let_be(path: str, source: str) -> None:
