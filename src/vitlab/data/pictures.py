@@ -192,8 +192,8 @@ _MORE_DATA = "extraneous bytes before marker"  # libjpeg's words for rows that t
 def plain_jpeg(data: bytes, *, path: str = "<bytes>", max_pixels: int = MAX_PIXELS) -> Jpeg | None:
     """The picture, if it is a JPEG without anything odd about it; None where Pillow is to read or to refuse it.
 
-    Odd is: CMYK, more than 8 bits, lossless or arithmetic coding, to be turned (by EXIF or XMP), too large, without
-    an end, or a header that is damaged.
+    Odd is: CMYK, more than 8 bits, lossless or arithmetic coding, rare grids of colour, to be turned (by EXIF or XMP),
+    too large, without an end, or a header that is damaged.
     """
     if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-_TRAILER:]:
         return None
@@ -201,6 +201,8 @@ def plain_jpeg(data: bytes, *, path: str = "<bytes>", max_pixels: int = MAX_PIXE
     while data[at : at + 1] == b"\xff" and at + 4 <= len(data):
         kind, end = data[at + 1], at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
         if kind in _PLAIN_FRAMES and not frame:
+            if len(data) < end or end < at + 10:
+                return None
             bits, height, width, components = struct.unpack_from(">BHHB", data, at + 4)
             sampling = data[at + 11 : end : 3]  # a byte a component: 16 * horizontal + vertical
             if bits != 8 or components not in (1, 3) or len(sampling) != components:
@@ -218,7 +220,7 @@ def plain_jpeg(data: bytes, *, path: str = "<bytes>", max_pixels: int = MAX_PIXE
     try:
         if simplejpeg.decode_jpeg_header(data, strict=False)[:2] != (height, width):
             return None
-    except ValueError:
+    except (ValueError, KeyError):  # the second: colour of a coarseness that it has no name for, as 4:1:0
         return None
     return Jpeg(data, path, height, width, frame + 5, stripe)
 

@@ -46,7 +46,7 @@ TOLD = 30.0
 
 
 class OpenFile:
-    """An open file, closed when nobody has it any more."""
+    """An open file, closed when nobody has it any more: not while it is read, though another thread lets go of it."""
 
     def __init__(self, path: str) -> None:
         self.number = os.open(path, os.O_RDONLY)
@@ -55,13 +55,16 @@ class OpenFile:
         if hasattr(self, "number"):
             os.close(self.number)
 
+    def read(self, offset: int, size: int) -> bytes:
+        return os.pread(self.number, size, offset)
+
 
 _opened = functools.lru_cache(OPEN_SHARDS)(OpenFile)
 
 
 def read_at(path: str, offset: int, size: int) -> bytes:
     """Bytes of a file that stays open for the next time; from several threads and, after a fork, processes alike."""
-    return os.pread(_opened(path).number, size, offset)
+    return _opened(path).read(offset, size)
 
 
 class ShardEntry(Entry):

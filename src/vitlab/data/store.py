@@ -54,7 +54,7 @@ class Store:
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         """Bytes of a file, which is fetched unless it is there."""
-        return os.pread(self.opened(name).number, size, offset)
+        return self.opened(name).read(offset, size)
 
     def fetch(self, name: str, over: threading.Event | None = None) -> str:
         """The path of a file, once it is there whole; once `over` is set, it is given up. Raises `ValueError`."""

@@ -207,6 +207,7 @@ def together() -> Iterator[Ranks]:
     try:
         with here._hearing():
             yield here
+            here.add_up(0)  # all leave together: the first may keep the store, which the others still read
         done = True
     finally:
         error = sys.exception()
