@@ -10,8 +10,8 @@ import hashlib
 import http.client
 import os
 import threading
-import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -50,7 +50,12 @@ class Store:
     @functools.cached_property
     def opened(self) -> Callable[[str], OpenFile]:
         """A file that stays open for the next time: it can be read even when it was removed to make room."""
-        return functools.lru_cache(self.handles)(lambda name: OpenFile(self.fetch(name)))
+        return functools.lru_cache(self.handles)(self._opened)
+
+    def _opened(self, name: str) -> OpenFile:
+        while True:
+            with contextlib.suppress(FileNotFoundError):  # another process made room just now
+                return OpenFile(self.fetch(name))
 
     def read(self, name: str, offset: int, size: int) -> bytes:
         """Bytes of a file, which is fetched unless it is there."""
@@ -63,6 +68,8 @@ class Store:
             if not path.exists():
                 with _busy.setdefault((os.getpid(), str(path)), threading.Lock()):
                     while not path.exists():
+                        if name not in self.files:
+                            raise ValueError(f"{self.base}/index.json lists no {name}: write the set again")
                         self._fetch(path, self.files[name], over)
         except OSError as error:
             raise ValueError(f"cannot keep {self.base}/{name} in {self.folder}: {error.strerror or error}") from error
@@ -110,7 +117,7 @@ def download(address: str, part: BinaryIO, file: File, over: threading.Event | N
     for beginning in (True, False):
         if not beginning:
             part.truncate(0)  # what was there may have been of another file
-        _insist(address, lambda: _stream(address, part, file.bytes, over), lambda: part.seek(0, os.SEEK_END))
+        _insist(address, lambda: _stream(address, part, file.bytes, over), lambda: part.seek(0, os.SEEK_END), over)
         part.seek(0)
         found = hashlib.file_digest(part, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
         if found == file.sha256 or not file.sha256:
@@ -127,13 +134,13 @@ def get(address: str) -> bytes | None:
     def attempt() -> tuple[bytes | None]:
         try:
             with _open(address) as answer:
-                return (answer.read(),)
+                return (_read(answer),)
         except urllib.error.HTTPError as error:
             if error.code in (404, 410):
                 return (None,)
             raise
 
-    return _insist(address, attempt, lambda: 0)[0]
+    return _insist(address, attempt)[0]
 
 
 def size_of(address: str) -> int:
@@ -143,15 +150,22 @@ def size_of(address: str) -> int:
         with _open(address, method="HEAD") as answer:
             return int(answer.headers["Content-Length"] or -1)
 
-    if (size := _insist(address, attempt, lambda: 0)) < 0:
+    if (size := _insist(address, attempt)) < 0:
         raise ValueError(
             f"the server of {address} does not say how large it is: fetch the shards, and give their folder"
         )
     return size
 
 
-def _insist(address: str, attempt: Callable[[], Found | None], progress: Callable[[], int]) -> Found:
-    """What `attempt` brings, once that is not None; it is tried again as long as there is progress."""
+def _insist(
+    address: str,
+    attempt: Callable[[], Found | None],
+    progress: Callable[[], int] = lambda: 0,
+    over: threading.Event | None = None,
+) -> Found:
+    """What `attempt` brings, once that is not None; it is tried again as long as there is progress, and nothing is
+    `over`."""
+    over = over or threading.Event()
     idle, before = 0, progress()
     while True:
         reason = "the connection was cut off"
@@ -170,14 +184,23 @@ def _insist(address: str, attempt: Callable[[], Found | None], progress: Callabl
                 f"cannot fetch {address} ({reason}; tried {TRIES} times): look at the address and the network. What is "
                 f"here already stays, and the same command goes on with it"
             )
-        if idle:
-            time.sleep(PAUSE * 2 ** (idle - 1))
+        if over.wait(PAUSE * 2 ** (idle - 1) if idle else 0):
+            raise ValueError(f"{address} is not needed any more")
 
 
 def _open(address: str, start: int = 0, method: str = "GET") -> http.client.HTTPResponse:
     headers = {"User-Agent": "vitlab"} | ({"Range": f"bytes={start}-"} if start else {})
-    request = urllib.request.Request(address, headers=headers, method=method)
+    quoted = urllib.parse.quote(address, safe="%/:?&=#[]@!$'()*+,;~")  # spaces and letters that no address may have
+    request = urllib.request.Request(quoted, headers=headers, method=method)
     return urllib.request.urlopen(request, timeout=TIMEOUT)
+
+
+def _read(answer: http.client.HTTPResponse, size: int = -1) -> bytes:
+    """As `answer.read`; whatever happens to the network in between is a connection that broke."""
+    try:
+        return answer.read(size) if size >= 0 else answer.read()
+    except OSError as error:
+        raise ConnectionError(error.strerror or str(error)) from error
 
 
 def _stream(address: str, part: BinaryIO, size: int, over: threading.Event | None) -> bool | None:
@@ -188,7 +211,7 @@ def _stream(address: str, part: BinaryIO, size: int, over: threading.Event | Non
     with _open(address, have) as answer:
         if have and answer.status != http.client.PARTIAL_CONTENT:  # it sends all of it again
             have = part.truncate(0)
-        while have < size and (chunk := answer.read(min(2**20, size - have))):
+        while have < size and (chunk := _read(answer, min(2**20, size - have))):
             if over is not None and over.is_set():
                 raise ValueError(f"{address} is not needed any more")
             part.write(chunk)
