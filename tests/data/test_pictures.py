@@ -250,6 +250,8 @@ ODD = {
     "no height": PLAIN["4:2:0"].replace(b"\x00\x65\x00\x96", b"\x00\x00\x00\x96"),
     "too large": PLAIN["4:2:0"].replace(b"\x00\x65\x00\x96", b"\xff\xff\xff\xff"),
     "a broken header": PLAIN["4:2:0"].replace(b"\xff\xdb", b"\xff\xdb\x7f", 1),
+    "a header that is cut off": b"\xff\xd8\xff\xc0\x00\x11\x08\xff\xd9",
+    "4:4:1": PLAIN["4:2:0"].replace(b"\x03\x01\x22\x00", b"\x03\x01\x14\x00"),
     "PNG": encode(SOFT, "PNG"),
     "nothing": b"",
 }

@@ -268,3 +268,18 @@ def test_many_small_pictures_are_not_all_decoded_at_the_start(tmp_path: Path, mo
     assert whole(tmp_path).in_memory("raise").pixels is not None
     monkeypatch.setattr(sources, "MEMORY_FILES", 5)
     assert whole(tmp_path).in_memory("raise").pixels is None
+
+
+def test_a_file_is_not_closed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though another thread lets go of it; its number would be that of the next file."""
+    for name in "ab":
+        (tmp_path / name).write_text(name * 9)
+    pread, others = os.pread, []
+
+    def pread_late(number: int, size: int, offset: int) -> bytes:
+        shards._opened.cache_clear()
+        others.append(shards.OpenFile(str(tmp_path / "b")))
+        return pread(number, size, offset)
+
+    monkeypatch.setattr(os, "pread", pread_late)
+    assert shards.read_at(str(tmp_path / "a"), 2, 3) == b"aaa"

@@ -1,7 +1,11 @@
 """A file from the web is whole and right, or the message says what is wrong; whatever the server does in between."""
 
+import errno
 import hashlib
+import http.client
 import multiprocessing
+import ssl
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +15,7 @@ from shard_files import Server, serving
 
 from vitlab.data import store as module
 from vitlab.data.shard_index import File
+from vitlab.data.shards import OpenFile
 from vitlab.data.store import Store, get, size_of
 
 DATA = np.random.default_rng(0).bytes(300_000)
@@ -155,3 +160,65 @@ def test_processes_share_a_folder(server: Server, tmp_path: Path) -> None:
     with multiprocessing.get_context("fork").Pool(3) as pool:
         assert all(map(all, pool.map(fetch_all, [store] * 6, chunksize=1)))
     assert server.asked == {f"{i}.tar": 1 for i in range(6)}
+
+
+def test_a_file_that_somebody_removes_meanwhile_is_fetched_again(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As another process does that makes room, between our finding it there and our opening it."""
+    store, times = store_of(server, tmp_path), iter([True, True, False])
+
+    def open_file(path: str) -> OpenFile:
+        if next(times):
+            Path(path).unlink()
+        return OpenFile(path)
+
+    monkeypatch.setattr(module, "OpenFile", open_file)
+    assert store.read("0.tar", 100, 50) == DATA[100:150]
+    assert server.asked["0.tar"] == 3
+
+
+def test_what_is_not_needed_any_more_is_not_insisted_on(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is stopped does not wait for a server that is gone."""
+    monkeypatch.setattr(module, "PAUSE", 0.2)
+    store, over = store_of(server, tmp_path), threading.Event()
+    server.dead = True
+    threading.Timer(0.1, over.set).start()
+    with pytest.raises(ValueError, match=r"0.tar is not needed any more"):
+        store.fetch("0.tar", over)
+
+
+def test_a_network_that_breaks_down_is_waited_for(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is no fault of the disk, whatever kind of error the system makes of it."""
+    read, failures = (
+        http.client.HTTPResponse.read,
+        [OSError(errno.EHOSTUNREACH, "No route to host"), ssl.SSLError("bad")],
+    )
+
+    def read_or_fail(answer: http.client.HTTPResponse, size: int | None = None) -> bytes:
+        if failures:
+            raise failures.pop()
+        return read(answer, size)
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read", read_or_fail)
+    assert Path(store_of(server, tmp_path).fetch("0.tar")).read_bytes() == DATA
+    assert server.asked["0.tar"] == 3
+
+
+def test_addresses_with_spaces_and_other_letters(server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "served" / "my flowers [2] Blümchen"
+    folder.mkdir()
+    (folder / "é 1.tar").write_bytes(b"flowers")
+    for address in ("my flowers [2] Blümchen/é 1.tar", "my%20flowers%20%5B2%5D%20Bl%C3%BCmchen/%C3%A9%201.tar"):
+        assert get(f"{server.address}/{address}") == b"flowers"
+
+
+def test_a_file_that_is_not_listed(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("")
+    for name in ("train.index.npz", "../secret"):
+        with pytest.raises(ValueError, match=rf"the index of http://127.* lists no {name}: write the set again"):
+            store_of(server, tmp_path).fetch(name)

@@ -2,9 +2,12 @@
 
 import io
 import json
+import multiprocessing
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Callable
+from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +294,44 @@ def test_a_finished_set_is_let_be(pets: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file is a file; give the name of a new folder"):
         write_shards(f"folder:{pets}", tmp_path / "file", SMALL)
+
+
+def write(source: Path, folder: Path, heard: Queue) -> None:
+    try:
+        write_shards(f"folder:{source}", folder, ShardSettings(records=10, seed=1))
+    except ValueError as error:
+        heard.put(str(error))
+    else:
+        heard.put("written")
+
+
+def test_two_do_not_write_the_same_set(pets: Path, tmp_path: Path) -> None:
+    """The second, with other settings, would throw away what the first has written."""
+    context = multiprocessing.get_context("fork")
+    heard: Queue = context.Queue()
+
+    def begin_another(done: int, of: int) -> None:
+        if done == 15:
+            other = context.Process(target=write, args=(pets, tmp_path / "out", heard))
+            other.start()
+            other.join()
+
+    write_shards(f"folder:{pets}", tmp_path / "out", SMALL, report=begin_another)
+    assert re.match(r"another process is writing .*out; let it finish", heard.get(timeout=10))
+    assert not check_shards(tmp_path / "out")["wrong"]
+    assert {path.name for path in tmp_path.iterdir()} == {"pets", "out"}
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_link_to_another_disk(pets: Path, tmp_path: Path, there: bool) -> None:
+    (tmp_path / "disk").mkdir()
+    if there:
+        (tmp_path / "disk" / "set").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "disk" / "set")
+    made = write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
+    assert not check_shards(tmp_path / "disk" / "set")["wrong"]
+    assert write_shards(f"folder:{pets}", tmp_path / "out", SMALL) == made
+    assert [path.name for path in (tmp_path / "disk").iterdir()] == ["set"]
 
 
 @pytest.mark.parametrize("change", ["cut", "gone", "more", "index"])

@@ -220,7 +220,7 @@ def plain_jpeg(data: bytes, *, path: str = "<bytes>", max_pixels: int = MAX_PIXE
     try:
         if simplejpeg.decode_jpeg_header(data, strict=False)[:2] != (height, width):
             return None
-    except (ValueError, KeyError):  # the second: colour of a coarseness that it has no name for, as 4:1:0
+    except (ValueError, KeyError):  # the second where it has no name for the grid of colours, as 4:4:1
         return None
     return Jpeg(data, path, height, width, frame + 5, stripe)
 

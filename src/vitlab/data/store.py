@@ -63,13 +63,13 @@ class Store:
 
     def fetch(self, name: str, over: threading.Event | None = None) -> str:
         """The path of a file, once it is there whole; once `over` is set, it is given up. Raises `ValueError`."""
+        if name not in self.files:
+            raise ValueError(f"the index of {self.base} lists no {name}: write the set again")
         path = self.folder / name
         try:
             if not path.exists():
                 with _busy.setdefault((os.getpid(), str(path)), threading.Lock()):
                     while not path.exists():
-                        if name not in self.files:
-                            raise ValueError(f"{self.base}/index.json lists no {name}: write the set again")
                         self._fetch(path, self.files[name], over)
         except OSError as error:
             raise ValueError(f"cannot keep {self.base}/{name} in {self.folder}: {error.strerror or error}") from error
@@ -190,8 +190,9 @@ def _insist(
 
 def _open(address: str, start: int = 0, method: str = "GET") -> http.client.HTTPResponse:
     headers = {"User-Agent": "vitlab"} | ({"Range": f"bytes={start}-"} if start else {})
-    quoted = urllib.parse.quote(address, safe="%/:?&=#[]@!$'()*+,;~")  # spaces and letters that no address may have
-    request = urllib.request.Request(quoted, headers=headers, method=method)
+    scheme, empty, host, *path = address.split("/")
+    path = [urllib.parse.quote(part, safe="%:?&=@!$'()*+,;~") for part in path]  # spaces, and letters of all languages
+    request = urllib.request.Request("/".join((scheme, empty, host, *path)), headers=headers, method=method)
     return urllib.request.urlopen(request, timeout=TIMEOUT)
 
 

@@ -19,6 +19,7 @@ import shutil
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -32,7 +33,7 @@ from vitlab.data.kept import digest_pictures
 from vitlab.data.pictures import PictureError
 from vitlab.data.shard_index import CLASSES, INDEX, File, Listing, Places, Report, read_places, summary, write_places
 from vitlab.data.sources import Dataset, Labels
-from vitlab.files import replacing_file, sync
+from vitlab.files import lock_file, replacing_file, sync
 
 logger = logging.getLogger(__name__)
 
@@ -90,32 +91,34 @@ def write_shards(
     plan |= dataclasses.asdict(settings)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         return _finished(folder, plan)
-    aside = folder.resolve().with_name(f".{folder.resolve().name}.unfinished")
+    place = folder.resolve()  # where it leads, if it is a link
+    aside = place.with_name(f".{place.name}.unfinished")
     sets = {split: load_dataset(source, split, root=root, on_error=on_error) for split in splits}
     identity = {**plan, "pictures": {split: _identity(split, each) for split, each in sets.items()}}
-    _begin(aside, identity)
-    beside: list[File] = []
-    left_out: dict[str, int] = {}
-    shards: dict[str, tuple[File, ...]] = {}
-    done, total = 0, sum(map(len, sets.values()))
-    for split, dataset in sets.items():
-        tell = lambda count, before=done: report(before + count, total)  # noqa: E731
-        written = _write_split(aside, split, dataset, settings, on_error, tell)
-        done += len(dataset)
-        shards[split] = tuple(shard.file for shard in written)
-        left_out[split] = sum(len(shard.unreadable) for shard in written)
-        beside.append(_write_index(aside / f"{split}.index.npz", written))
-    with replacing_file(aside / CLASSES) as file:
-        file.write(json.dumps(list(sets[splits[0]].classes), ensure_ascii=False).encode())
-    beside.append(File.of(aside / CLASSES))
-    for extra in (*aside.glob("*.done"), *aside.glob(".*"), aside / "plan.json"):
-        extra.unlink()
-    Listing(shards, tuple(beside), left_out, plan).write(aside / INDEX)
-    sync(aside)
-    if folder.exists():
-        folder.rmdir()  # it is empty
-    aside.replace(folder)
-    sync(folder.resolve().parent)
+    with _alone(aside, folder):
+        _begin(aside, identity)
+        beside: list[File] = []
+        left_out: dict[str, int] = {}
+        shards: dict[str, tuple[File, ...]] = {}
+        done, total = 0, sum(map(len, sets.values()))
+        for split, dataset in sets.items():
+            tell = lambda count, before=done: report(before + count, total)  # noqa: E731
+            written = _write_split(aside, split, dataset, settings, on_error, tell)
+            done += len(dataset)
+            shards[split] = tuple(shard.file for shard in written)
+            left_out[split] = sum(len(shard.unreadable) for shard in written)
+            beside.append(_write_index(aside / f"{split}.index.npz", written))
+        with replacing_file(aside / CLASSES) as file:
+            file.write(json.dumps(list(sets[splits[0]].classes), ensure_ascii=False).encode())
+        beside.append(File.of(aside / CLASSES))
+        for extra in (*aside.glob("*.done"), *aside.glob(".*"), aside / "plan.json"):
+            extra.unlink()
+        Listing(shards, tuple(beside), left_out, plan).write(aside / INDEX)
+        sync(aside)
+        if place.exists():
+            place.rmdir()  # it is empty
+        aside.replace(place)
+        sync(place.parent)
     return summary(folder)
 
 
@@ -300,6 +303,19 @@ def _identity(split: str, dataset: Dataset) -> str:
     for array in (dataset.labels, dataset.label_sets and dataset.label_sets.values):
         digest.update(np.ascontiguousarray(array).tobytes() if array is not None else b"")
     return digest.hexdigest()
+
+
+@contextmanager
+def _alone(aside: Path, folder: Path) -> Iterator[None]:
+    """While no other process writes into `aside`."""
+    path = aside.with_name(f"{aside.name}.lock")
+    if (held := lock_file(path)) is None:
+        raise ValueError(f"another process is writing {folder}; let it finish, or give the name of another folder.")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        held.close()
 
 
 def _begin(aside: Path, identity: dict[str, Any]) -> None:
