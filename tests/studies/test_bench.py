@@ -33,7 +33,8 @@ def _tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(models.MODELS, "Tiny/8", TINY)
     monkeypatch.setattr(module, "Trial", Told)
     monkeypatch.setattr(module, "copy_bandwidth", lambda _: 5e9)
-    monkeypatch.setattr(module, "panels", lambda _: [])  # drawing takes longer than all the rest
+    monkeypatch.setattr(module, "panels", lambda _: [])  # drawing takes longer than all the rest,
+    monkeypatch.setattr("gc.collect", lambda: 0)  # but for looking through all that the tests hold
     monkeypatch.chdir(tmp_path)
 
 
@@ -147,6 +148,38 @@ def test_what_cannot_be_is_left_out_and_said(tmp_path: Path, capsys: pytest.Capt
     assert table(too_small) == []
 
 
+def test_what_does_not_fit_side_by_side_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ceiling's operands count on a CPU; a GPU says so by itself, and the rows that follow are measured."""
+    two, taken = dataclasses.replace(ONE, memory=2 / 1024), 2 * MIB
+    taken += 4 * sum(each.numbers for each in module.products(TINY, 2, training=False))
+    monkeypatch.setattr(module, "free_memory", lambda: taken)
+    assert "skipped" not in bench(two, tmp_path / "a")["rows"][0]
+    monkeypatch.setattr(module, "free_memory", lambda: taken - 1)
+    (row,) = bench(two, tmp_path / "b")["rows"]
+    assert row["skipped"] == "side by side the contenders and the ceiling take 0.0 GiB, and 0.0 are free"
+
+    def refused(steps: dict[str, Any], *_: object) -> dict[str, list[float]]:
+        if not seen:
+            seen.append(1)
+            raise torch.OutOfMemoryError
+        return {name: [1.0] for name in steps}
+
+    seen: list[int] = []
+    monkeypatch.setattr(module, "free_memory", lambda: 2**40)
+    monkeypatch.setattr(module, "in_turn", refused)
+    first, second = bench(dataclasses.replace(ONE, sizes=(16, 24)), tmp_path / "c")["rows"]
+    assert first["skipped"] == "the contenders and the ceiling do not fit side by side; give a smaller --batch"
+    assert "skipped" not in second
+
+
+@pytest.mark.parametrize("text", ["[]", "{", "{}"])
+def test_a_file_of_something_else(text: str, tmp_path: Path) -> None:
+    (tmp_path / "bench.json").write_text(text)
+    with pytest.raises(ValueError, match=r"bench\.json is not of `vitlab bench`; give another --out"):
+        bench(ONE, tmp_path)
+    assert (tmp_path / "bench.json").read_text() == text
+
+
 def test_interrupted_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, real, asked = dataclasses.replace(ONE, sizes=(16, 24)), module._measured, []
 
@@ -182,8 +215,14 @@ def test_fig_12() -> None:
     rows += [row("train", "ViT-B/16", 64, 100, 7), {"mode": "infer", "model": "x", "image_size": 1, "skipped": "why"}]
     record = {"machine": {"device": "cpu", "threads": 2}, "settings": {"memory": 4.0}, "rows": rows}
     speed, largest, *training = panels(record)
-    assert (speed.title, largest.title) == ("Inference: speed", "Inference: largest batch in 4 GiB")
-    assert [panel.title for panel in training] == ["Training: speed", "Training: largest batch in 4 GiB"]
+    named = "of ViT-B/16"  # there is one, and so no legend
+    assert (speed.title, largest.title) == (f"Inference {named}: speed", f"Inference {named}: largest batch in 4 GiB")
+    assert [panel.title for panel in training] == [
+        f"Training {named}: speed",
+        f"Training {named}: largest batch in 4 GiB",
+    ]
+    several = panels(record | {"rows": [*rows, row("infer", "ViT-S/16", 64, 100, 7)]})
+    assert [panel.title for panel in several[:1]] == ["Inference: speed"]
     (series,) = speed.series
     assert series.x == [64, 224]
     assert series.y == [4e4 / 64 / 2, 4e4 / 224 / 2]  # of one core

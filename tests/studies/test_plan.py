@@ -22,7 +22,7 @@ from vitlab.train.config import DataConfig, TrainConfig
 from vitlab.train.devices import DEVICES
 
 ask = functools.partial(tell, device="h100", count=1, mfu="0.4")
-SMALL = dataclasses.replace(digits(), batch_size=64, epochs=10.0)
+SMALL = dataclasses.replace(digits(), model=dataclasses.replace(digits().model, depth=2), batch_size=64, epochs=10.0)
 PICTURES = 1438  # digits' trainval
 
 
@@ -156,6 +156,7 @@ def test_what_does_not_fit_is_told_with_what_would(monkeypatch: pytest.MonkeyPat
     assert "alone: not even one picture at once fits." in as_text(ask(SMALL, device="l4"))
 
 
+@pytest.mark.usefixtures("_no_counting")
 def test_checkpoint_and_precision(tmp_path: Path) -> None:
     """Weights, Adam's two moments and the average are what a run really leaves, up to the file's own words."""
     from vitlab.transfer.run import pretrain
@@ -184,6 +185,9 @@ def test_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["hours"] == pytest.approx(found["exaflops"] * 1e6 / found["tflops"] / 3600)
     assert any("round 3 of 3" in line for line in said)
     assert found["memory_bytes"] > 1e9
+    monkeypatch.setattr(plan, "_measured", lambda *_: (found["tflops"] * 1e12, ""))
+    two = ask(SMALL, device="cpu", count=2, mfu="measured")  # two such machines: of each the speed and the memory
+    assert (two["hours"], two["memory_bytes"]) == (pytest.approx(found["hours"] / 2), found["memory_bytes"])
 
 
 def test_another_device_than_the_one_here(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,7 +208,8 @@ def measured(tmp_path: Path) -> Path:
         {**row, "mode": "infer", "tflops": 700.0},
         {"mode": "train", "model": "R50x1", "image_size": 224, "skipped": "why"},
     ]
-    record = {"machine": {"device": "NVIDIA H100 80GB HBM3"}, "rows": [*rows, row]}
+    machine, settings = {"device": "NVIDIA H100 80GB HBM3"}, {"dtype": "bfloat16"}
+    record = {"machine": machine, "settings": settings, "rows": [*rows, row]}
     (tmp_path / "bench.json").write_text(json.dumps(record))
     return tmp_path / "bench.json"
 
@@ -214,7 +219,7 @@ def test_measured_before(measured: Path) -> None:
     config = PRETRAIN["jft"]()
     found = ask(config, mfu=str(measured), model_name="ViT-B/16")
     assert (found["tflops"], found["mfu"]) == (494.5, pytest.approx(0.5))
-    assert found["mfu_is"].startswith("measured on NVIDIA H100 80GB HBM3 with 256 pictures at once")
+    assert found["mfu_is"].startswith("measured on NVIDIA H100 80GB HBM3 in bfloat16 with 256 pictures at once")
     with pytest.raises(ValueError, match=r"no training of R50x1 at 224x224 pixels; it has ViT-B/16 at 224\. `vitlab b"):
         ask(config, mfu=str(measured), model_name="R50x1")
     with pytest.raises(ValueError, match="was measured on NVIDIA H100 80GB HBM3, and --device is h200"):

@@ -1,5 +1,6 @@
 """Contenders are timed in turn, and a figure is what its rounds say."""
 
+import gc
 import time
 
 import pytest
@@ -32,8 +33,11 @@ def test_in_turn() -> None:
 
 def test_at_least_one_step() -> None:
     calls: list[int] = []
-    in_turn({"a": lambda: calls.append(1)}, CPU, 1e-12, 3, lambda _: None)
+    in_turn({"a": lambda: calls.append(gc.get_freeze_count())}, CPU, 1e-12, 3, lambda _: None)
     assert len(calls) == 3 + 3 * 2
+    assert not any(calls[:3])
+    assert min(calls[3:]) > 10_000  # objects that no collection within a round looks at
+    assert gc.get_freeze_count() == 0
 
 
 def test_seconds() -> None:

@@ -25,10 +25,10 @@ from vitlab.models import get_config, list_models
 from vitlab.settings import check_fields, nearest
 from vitlab.studies.ceiling import copy_bandwidth, product_step, products
 from vitlab.studies.circumstances import circumstances, commit
-from vitlab.studies.memory import GIB, Trial, free_memory, how_measured, largest
 from vitlab.studies.parts import as_text, profile_step
 from vitlab.studies.peers import MODULES, OURS, PEERS, Contender, Mode, Work, build, check_installed, variants
 from vitlab.studies.timing import fastest_batch, in_turn, ratio, spread, warm_up
+from vitlab.studies.trial import GIB, Trial, free_memory, how_measured, largest
 from vitlab.train.precision import cpu_has_bfloat16, keep_freed_memory
 from vitlab.train.progress import peak_flops
 from vitlab.train.workdir import write_json
@@ -156,7 +156,12 @@ def _opened(out: Path, settings: Settings, device: torch.device) -> dict[str, An
     fresh = {"machine": machine, "settings": terms, "memory_is": how_measured(device), "rows": []}
     if not (out / "bench.json").exists():
         return fresh
-    found = json.loads((out / "bench.json").read_bytes())
+    try:
+        found = json.loads((out / "bench.json").read_bytes())
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or "rows" not in found:
+        raise ValueError(f"{out / 'bench.json'} is not of `vitlab bench`; give another --out.")
     wrong = [
         f"{name} {found.get(part, {}).get(name)!r} -> {value!r}"
         for part in ("machine", "settings")
@@ -194,14 +199,19 @@ def _measured(settings: Settings, key: tuple[Mode, str, int], say: Say) -> dict[
     peaks, unable = _peaks(settings, work, budget, say)
     if OURS not in peaks:
         raise _SkippedError(unable[OURS])
-    if device.type == "cpu" and sum(peaks.values()) > free_memory():
-        raise _SkippedError(f"side by side the contenders take {sum(peaks.values()) / GIB:.1f} GiB, and "
+    bare, dtype = products(config, work.batch, mode == "train"), getattr(torch, settings.dtype)
+    taken = sum(peaks.values()) + sum(each.numbers for each in bare) * dtype.itemsize
+    if device.type == "cpu" and taken > free_memory():
+        raise _SkippedError(f"side by side the contenders and the ceiling take {taken / GIB:.1f} GiB, and "
                             f"{free_memory() / GIB:.1f} are free")  # fmt: skip
     say("building")
-    contenders = {each: build(each, work) for each in peaks}
-    ceiling = product_step(products(config, work.batch, mode == "train"), getattr(torch, settings.dtype), device)
-    steps = {each: contender.step for each, contender in contenders.items()} | {CEILING: ceiling}
-    rates = in_turn(steps, device, settings.seconds, settings.rounds, say)
+    try:
+        contenders = {each: build(each, work) for each in peaks}
+        ceiling = product_step(bare, dtype, device)
+        steps = {each: contender.step for each, contender in contenders.items()} | {CEILING: ceiling}
+        rates = in_turn(steps, device, settings.seconds, settings.rounds, say)
+    except torch.OutOfMemoryError as why:  # of a GPU, into which each fits alone
+        raise _SkippedError("the contenders and the ceiling do not fit side by side; give a smaller --batch") from why
     row |= _figures(work, contenders, rates, peaks, device) | {"unable": unable}
     if settings.profile and mode == "train":
         say("profiling")
@@ -329,8 +339,10 @@ def panels(record: Mapping[str, Any]) -> list[Panel]:
     on_cpu = machine["device"] == "cpu"
     cores, unit = (machine["threads"], "core") if on_cpu else (1, "device")
     room = f"{memory:g} GiB" if memory else "memory"
+    models = {row["model"] for row in record["rows"] if "skipped" not in row}
+    of_one = f" of {models.pop()}" if len(models) == 1 else ""  # a figure of one has no legend
     shown = []
-    for mode, title in (("infer", "Inference"), ("train", "Training")):
+    for mode, title in (("infer", f"Inference{of_one}"), ("train", f"Training{of_one}")):
         rows = [row for row in record["rows"] if row["mode"] == mode and "skipped" not in row]
         names = dict.fromkeys(row["model"] for row in rows)
         speeds, batches = [], []

@@ -34,6 +34,11 @@ class Product:
     def macs(self) -> int:
         return self.count * self.m * self.k * self.n
 
+    @property
+    def numbers(self) -> int:
+        """Of both operands and the answer."""
+        return self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
+
 
 class _Shapes(TorchDispatchMode):
     """Writes down every matrix product; a convolution is the product that it amounts to."""

@@ -78,14 +78,6 @@ def check_installed(peer: str) -> None:
         raise ValueError(f"--against {peer} needs {MODULES[peer]}: pip install '{NEEDS[peer]}'")
 
 
-def import_library(name: str) -> None:
-    """Loads what the contender of that name is made by."""
-    for peer, names in PEERS.items():
-        if name in names:
-            check_installed(peer)
-            importlib.import_module(MODULES[peer])
-
-
 def build(name: str, work: Work) -> Contender:
     """The contender of that name, ours or a variant of a peer.
 

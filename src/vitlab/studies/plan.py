@@ -64,8 +64,8 @@ def tell(
 ) -> dict[str, Any]:
     """The whole answer, as plain data. Sizes are in bytes.
 
-    device: one of DEVICES, or `cpu`, which is this machine. count: processes, each with one device. mfu: a share of the
-    device's peak, `measured`, or the bench.json of `vitlab bench`, in which `model_name` is looked up. examples:
+    device: one of DEVICES, or `cpu`, a machine like this one. count: processes, each with one device. mfu: a share of
+    the device's peak, `measured`, or the bench.json of `vitlab bench`, in which `model_name` is looked up. examples:
     pictures of the training split, where the table of data sets does not say.
     Raises ValueError for what is unknown or cannot be.
     """
@@ -187,7 +187,7 @@ def _from_bench(path: Path, config: TrainConfig, device: str, model_name: str | 
     """FLOP/s of training this model at this size, as `vitlab bench` has measured it on such a device."""
     try:
         record = json.loads(path.read_text())
-        there, rows = record["machine"]["device"], record["rows"]
+        there, dtype, rows = record["machine"]["device"], record["settings"]["dtype"], record["rows"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is no bench.json of `vitlab bench` ({error!r}).") from error
     _check_same(device, there, f"{path} was measured on")
@@ -201,7 +201,7 @@ def _from_bench(path: Path, config: TrainConfig, device: str, model_name: str | 
             f"{has or 'none at all'}. `vitlab bench {model_name or 'MODEL'} --mode train --sizes {side}` measures it."
         )
     row = found[0]
-    return row["tflops"] * 1e12, f"measured on {there} with {row['batch']} pictures at once, {path}"
+    return row["tflops"] * 1e12, f"measured on {there} in {dtype} with {row['batch']} pictures at once, {path}"
 
 
 def _measured(config: TrainConfig, device: str, at_once: int, say: Callable[[str], None]) -> tuple[float, str]:
@@ -244,7 +244,7 @@ def _memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]:
     sizes, precision = Sizes.of(config), _precision(config, device)
     share = -(-config.batch_size // count)
     at_once = min(config.microbatch or share, share)
-    room = DEVICES[device].memory if device in DEVICES else _ram() // count
+    room = DEVICES[device].memory if device in DEVICES else _ram()
     ways: dict[str, Any] = {}
     for way in ("ddp", "fsdp") if count > 1 else ("alone",):
         parts = functools.partial(

@@ -42,12 +42,17 @@ def in_turn(
         say(f"warming up {name}")
         counts[name] = max(1, math.ceil(seconds / warm_up(step, device)))
     rates: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds):
-        gc.collect()
-        for name, step in steps.items():
-            say(f"round {turn + 1} of {rounds}, {name}")
-            step()  # brings its memory back into the caches
-            rates[name].append(counts[name] / seconds_of(step, counts[name], device))
+    gc.collect()
+    gc.freeze()  # a collection within a round looks at what the steps made, not at every library's objects
+    try:
+        for turn in range(rounds):
+            gc.collect()
+            for name, step in steps.items():
+                say(f"round {turn + 1} of {rounds}, {name}")
+                step()  # brings its memory back into the caches
+                rates[name].append(counts[name] / seconds_of(step, counts[name], device))
+    finally:
+        gc.unfreeze()
     return rates
 
 

@@ -1,10 +1,11 @@
-"""How much memory a step takes, and the largest batch that fits (App. D.5, Fig. 12 on the right).
+"""How much memory a step takes when it is tried, and the largest batch that fits (App. D.5, Fig. 12 on the right).
 
 On a GPU torch counts for itself. On a CPU a step runs in a process of its own that may take so much and no more: it is
 refused further memory, or dies of that, and this process and the machine live on.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import gc
 import multiprocessing
@@ -20,7 +21,8 @@ from types import TracebackType
 
 import torch
 
-from vitlab.studies.peers import Work, build, import_library
+from vitlab.models import ViTConfig
+from vitlab.studies.peers import Work, build
 from vitlab.train.precision import keep_freed_memory
 
 GIB = 2**30
@@ -28,6 +30,8 @@ LARGEST = 4096
 """Where the search for the largest batch ends."""
 FINE = 16
 """It ends at a batch that fits beside one that is larger by no more than this part of it and does not."""
+SMALL = ViTConfig(image_size=32, patch_size=16, width=32, depth=1, heads=2, mlp_dim=32, num_classes=2)
+"""A model that every contender can be, and that takes no memory."""
 STATUS = Path("/proc/self/status")
 REFUSED = re.compile(
     r"can't allocate memory|not enough memory|out of memory|bad_alloc|Cannot allocate memory"
@@ -95,9 +99,9 @@ class Trial:
             spawn = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(1, mp_context=spawn)
             # Ends in an error where the process cannot even begin; from then on it is memory that one dies of.
-            self._pool.submit(_begin, self.name, self.budget, torch.get_num_threads()).result()
+            self._pool.submit(_begin, self.name, self.work, torch.get_num_threads()).result()
         try:
-            peak = self._pool.submit(_peak_on_cpu, self.name, work).result()
+            peak = self._pool.submit(_peak_on_cpu, self.name, work, self.budget).result()
         except BrokenProcessPool:  # killed, by the system or by a library that was refused memory
             peak = None
         if peak is None or peak > self.budget:
@@ -129,20 +133,15 @@ _before = 0
 """Resident bytes before the first step was built."""
 
 
-def _begin(name: str, budget: int, threads: int) -> None:
-    """Limits what this process may take from here on, with the contender's library in memory already."""
-    import resource
-
+def _begin(name: str, work: Work, threads: int) -> None:
+    """Notes what this process takes before any step, but for one of a small model, which brings the libraries."""
     global _before
-    import_library(name)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     keep_freed_memory()
     torch.set_num_threads(threads)
-    torch.mm(torch.ones(256, 256), torch.ones(256, 256))  # brings the libraries and their threads
+    build(name, dataclasses.replace(work, config=SMALL, batch=1)).step()
+    _return_freed_memory()
     _before = 1024 * _kib("VmRSS")
-    taken = 1024 * _kib("VmData")
-    _, most = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (taken + budget, most))
 
 
 def _end_with_parent() -> None:
@@ -153,12 +152,16 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _peak_on_cpu(name: str, work: Work) -> int | None:
+def _peak_on_cpu(name: str, work: Work, budget: int) -> int | None:
+    """Of two steps alone: building takes more than they do where weights are brought over from another model."""
+    _return_freed_memory()  # of the batch before
     try:
+        _limit(budget + 16 * work.config.num_parameters)  # ours and theirs in float32, the file between, and room
         step = build(name, work).step
-        gc.collect()
+        _return_freed_memory()
         with contextlib.suppress(OSError):  # where it cannot be set back, building counts as well
             Path("/proc/self/clear_refs").write_text("5")
+        _limit(budget)
         for _ in range(2):
             step()
     except MemoryError:
@@ -168,6 +171,23 @@ def _peak_on_cpu(name: str, work: Work) -> int | None:
             raise
         return None
     return max(1024 * _kib("VmHWM") - _before, 0)
+
+
+def _limit(budget: int) -> None:
+    """From here on this process is refused what would bring it `budget` bytes beyond what it took before any step."""
+    import resource
+
+    left = max(budget - (1024 * _kib("VmRSS") - _before), 0)
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (1024 * _kib("VmData") + left, most))
+
+
+def _return_freed_memory() -> None:
+    """Gives the system back what was freed and kept (`keep_freed_memory`), which would count as taken."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl has not
+    if trim is not None:
+        trim(0)
 
 
 def _kib(name: str, path: Path = STATUS) -> int:
