@@ -26,9 +26,20 @@ from vitlab.data.pictures import PictureError
 from vitlab.models import ViTConfig, build_model
 from vitlab.models.config import ResNetBody
 from vitlab.settings import to_dict
-from vitlab.train import distributed, loop
+from vitlab.train import checkpoint, distributed, loop
 from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
-from vitlab.train.distributed import ALONE, RankError, Ranks, Spread, blocks, environment, own_part, together, whole
+from vitlab.train.distributed import (
+    ALONE,
+    RankError,
+    Ranks,
+    Spread,
+    blocks,
+    environment,
+    is_sharded,
+    own_part,
+    together,
+    whole,
+)
 from vitlab.train.loop import NonFiniteError, StoppedError, train
 from vitlab.train.objectives import create_trained
 from vitlab.train.workdir import Workdir
@@ -93,6 +104,21 @@ def test_one_that_fails_ends_those_that_wait_for_it(failing: int, in_ranks: InRa
             assert "another failed: the picture 7.png is broken" in str(answer)
 
 
+def test_one_that_fails_without_a_word(in_ranks: InRanks) -> None:
+    """A KeyboardInterrupt, a MemoryError and many an assert say nothing; the others must not wait for ever."""
+
+    def job() -> None:
+        with together() as ranks:
+            if ranks.rank == 1:
+                raise RuntimeError
+            ranks.gather(rows(ranks.rank))
+
+    since = time.monotonic()
+    answers = in_ranks(2, job)
+    assert time.monotonic() - since < 20
+    assert "another failed: RuntimeError" in str(answers[0])
+
+
 def test_one_that_fails_ends_those_at_work(in_ranks: InRanks) -> None:
     """Long before they are done: `check` is called between two pieces of work."""
 
@@ -117,6 +143,26 @@ def test_a_late_one_is_waited_for(in_ranks: InRanks) -> None:
             return ranks.gather({"x": np.array([ranks.rank])})["x"].tolist()
 
     assert in_ranks(2, job) == [[0, 1], [0, 1]]
+
+
+def test_the_first_goes_ahead(tmp_path: Path, in_ranks: InRanks) -> None:
+    """What it fetches, the others find."""
+
+    def job() -> bool:
+        with together() as ranks, ranks.first_ahead():
+            there = (tmp_path / "fetched").exists()
+            time.sleep(0.2)
+            (tmp_path / "fetched").touch()
+            return there
+
+    assert in_ranks(3, job) == [False, True, True]
+
+
+def test_a_batch_for_all() -> None:
+    Ranks(1, 3).check_batch(33)
+    ALONE.check_batch(7)
+    with pytest.raises(ValueError, match="batch_size=32 is that of all 3 processes together: give a multiple of 3"):
+        Ranks(0, 3).check_batch(32)
 
 
 def test_alone_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,6 +204,7 @@ def test_shares_and_adds_up(in_ranks: InRanks) -> None:
             sums = ranks.add_up(ranks.rank == 1, 10 * ranks.rank)
             tensors = [torch.full((2, 2), float(ranks.rank)), torch.tensor(4.0)]
             ranks.mean(tensors)
+            assert ranks.add_up(True) == (3,)  # a number also where nothing else makes it one
             return shared, sums, [tensor.tolist() for tensor in tensors]
 
     expected = ({"made by": 0}, (1, 30), [[[1.0, 1.0], [1.0, 1.0]], 4.0])
@@ -330,6 +377,43 @@ def test_a_signal_to_one_stops_all_at_the_same_step(tmp_path: Path, in_ranks: In
     assert (tmp_path / "run/checkpoints/step-000000007/state.json").exists()
 
 
+def test_a_stop_waits_for_the_checkpoint(tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
+    """On every process: torchrun kills those that are left when one has ended."""
+    save = checkpoint.save_checkpoint
+
+    def slow(*given: Any) -> Path:
+        time.sleep(1)
+        return save(*given)
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", slow)
+    stop = types.SimpleNamespace(is_set=lambda: True)
+    monkeypatch.setattr(loop, "stop_signals", lambda: contextlib.nullcontext(stop))
+    digits()
+
+    def job() -> bool:
+        with together() as ranks:
+            with pytest.raises(StoppedError):
+                trained(CONFIG, tmp_path / "run", ranks)
+            return (tmp_path / "run/checkpoints/step-000000001/state.json").exists()
+
+    assert in_ranks(2, job) == [True, True]
+
+
+def test_only_the_first_keeps_the_whole_of_a_sharded_state(in_ranks: InRanks) -> None:
+    def job() -> tuple[set[str], dict[str, Any]]:
+        with together() as ranks:
+            config = dataclasses.replace(CONFIG, fsdp=True)
+            model = create_trained(config, torch.Generator().manual_seed(0))
+            state = loop.start_state(config, model, torch.device("cpu"), ranks)
+            kept = state.tensors(wanted=ranks.first)
+            return set(kept), {name: list(tensor.shape) for name, tensor in kept.items() if is_sharded(tensor)}
+
+    (one, sharded), (two, _) = in_ranks(2, job)
+    assert {"sums", "weights/head.weight", "average/head.weight"} <= one
+    assert sharded == {}
+    assert two == {"sums"}
+
+
 def test_not_finite_in_one_share(tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
     """All stop at the step, and each keeps what it had of the batch."""
     batches = loop.train_batches
@@ -349,12 +433,15 @@ def test_not_finite_in_one_share(tmp_path: Path, in_ranks: InRanks, monkeypatch:
     assert not set(kept[0]["indices"].tolist()) & set(kept[1]["indices"].tolist())
 
 
-def test_unreadable_pictures_of_one_share(tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
-    """Every picture counts the same however many the share that it is in has lost."""
-    failures = {index: PictureError(f"{index}.png", "broken") for index in range(0, 1400, 9)}
+@pytest.mark.parametrize("fsdp", [False, True], ids=["DDP", "FSDP"])
+def test_unreadable_pictures_of_one_share(fsdp: bool, tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
+    """Every picture counts the same however many the share that it is in has lost, also where it has lost so many that
+    it has fewer micro-batches than another."""
+    failures = {index: PictureError(f"{index}.png", "broken") for index in range(0, 1400, 4)}
     broken = dataclasses.replace(digits(), failures=failures)
     monkeypatch.setitem(globals(), "digits", lambda: broken)
     config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, on_error="skip"), steps=8)
+    config = dataclasses.replace(config, fsdp=fsdp, microbatch=2)
     trained(config, tmp_path / "one")
     trained_by(2, config, tmp_path / "two", in_ranks)
     assert records(tmp_path / "two", "skipped") == records(tmp_path / "one", "skipped")

@@ -401,7 +401,7 @@ def test_a_finished_run_trains_no_more(
     tmp_path: Path, quiet: tuple[State, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(EVERYTHING, tmp_path, norm)
-    monkeypatch.setattr(loop, "_update", None)
+    monkeypatch.setattr(loop, "update", None)
     assert_same_end(tmp_path, quiet)
 
 

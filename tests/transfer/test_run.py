@@ -2,7 +2,10 @@
 
 import dataclasses
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +14,11 @@ from PIL import Image
 from torch import nn
 
 from vitlab.data.datasets import load_dataset
+from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset
 from vitlab.settings import to_dict
 from vitlab.train.config import TrainConfig
+from vitlab.train.distributed import Ranks, together
 from vitlab.train.workdir import Workdir
 from vitlab.transfer import run
 from vitlab.transfer.evaluate import evaluate
@@ -185,6 +190,39 @@ def test_split_that_serves_twice_is_read_once(tmp_path: Path, monkeypatch: pytes
     kept = readable(given)
     assert kept.val is kept.test
     assert len(read) == 20
+
+
+def test_the_first_reads_for_all(
+    tmp_path: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what fails in one process alone, as a file server may: all have the same pictures."""
+    given = pictures(tmp_path, 100, "train", "val", "test")
+    picture = type(given.test).picture
+
+    def failing(self: Any, index: int) -> Any:
+        assert os.environ["RANK"] == "0"
+        if index == 3:
+            raise PictureError("3.png", "the server is gone for a moment")
+        return picture(self, index)
+
+    monkeypatch.setattr(type(given.test), "picture", failing)
+
+    def job() -> tuple[list[int], list[str]]:
+        with together() as ranks:
+            kept = readable(given, ranks)
+            return [len(each) for each in (kept.train, kept.val, kept.test)], [str(e) for e in kept.unreadable or ()]
+
+    first, second = in_ranks(2, job)
+    assert first == second
+    assert first[0] == [8, 8, 8]
+    assert "cannot read the picture 3.png: the server is gone for a moment" in first[1]
+
+
+def test_a_batch_that_the_processes_cannot_share(config: TrainConfig, tmp_path: Path) -> None:
+    """Refused before the folder holds its settings, so that a better batch may be given."""
+    with pytest.raises(ValueError, match=r"batch_size=.* is that of all 7 processes"):
+        pretrain(dataclasses.replace(config, batch_size=32), tmp_path / "run", device="cpu", ranks=Ranks(0, 7))
+    assert not (tmp_path / "run").exists()
 
 
 def test_nothing_readable(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from PIL import Image
 
 from vitlab.data.vtab import LISTS, TASKS
 from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
+from vitlab.train.distributed import RankError, together
 from vitlab.train.loop import StoppedError
 from vitlab.train.workdir import Workdir
 from vitlab.transfer import vtab as module
@@ -139,6 +142,23 @@ def test_all_that_can_be_had(
     assert len(result["missing"]) == 17
     assert "dmlab" in result["missing"]["dmlab"]
     assert str(root) in result["missing"]["svhn"]
+
+
+def test_data_that_one_process_lacks(
+    setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path,
+    in_ranks: Callable[[int, Callable[[], Any]], list[Any]],
+) -> None:  # fmt: skip
+    """What can be had is what the first process finds: all do the same tasks, or all end."""
+
+    def job() -> None:
+        with together() as ranks:
+            score(workdir, setting, root if ranks.first else tmp_path / "nothing", tmp_path / "out", ranks=ranks)
+
+    since = time.monotonic()
+    first, second = in_ranks(2, job)
+    assert time.monotonic() - since < 30
+    assert (type(first), type(second)) == (RankError, ValueError)
+    assert f"looked in {tmp_path / 'nothing'}" in str(second)
 
 
 def test_a_named_task_must_be_there(

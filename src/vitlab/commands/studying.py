@@ -114,8 +114,11 @@ class Bench:
             self.memory, self.largest, self.profile, self.device,
         )  # fmt: skip
         found = bench(settings, self.out)
-        told = catalogue.as_table(rows) if (rows := table(found)) else "nothing could be measured; see above"
-        answer(found, self.json, f"{told}\nresult: {self.out / 'bench.json'} · figure: {self.out / 'bench.png'}")
+        rows = table(found)
+        told = "nothing could be measured"
+        if rows:
+            told = f"{catalogue.as_table(rows)}\nfigure: {self.out / 'bench.png'}"
+        answer(found, self.json, f"{told} · result: {self.out / 'bench.json'}")
         return 0 if rows else 1
 
 
@@ -130,9 +133,9 @@ class Plan:
     """RECIPE is one of `vitlab finetune`: the search and all of its runs are counted."""
     model_name: Annotated[str | None, tyro.conf.arg(name="model")] = None
     """Name of the model (`vitlab list models`); for a fine-tuning ViT-B/16 unless given."""
-    device: Annotated[str, tyro.conf.arg(help=f"One of {', '.join(DEVICES)}; or cpu, which is this machine.")] = "h100"
+    device: Annotated[str, tyro.conf.arg(help=f"One of {', '.join(DEVICES)}; cpu: a machine like this.")] = "h100"
     count: int = 1
-    """Processes, each with one device."""
+    """Processes, each with one device (of `cpu`, each with a machine)."""
     mfu: str = "0.4"
     """Share of the device's peak that is reached; or `measured`, which trains here for some seconds; or the bench.json
     of a `vitlab bench MODEL --mode train` on such a device."""

@@ -22,7 +22,7 @@ from vitlab.models.encoder import attention_path
 from vitlab.models.vit import Model
 from vitlab.train.config import OptimConfig, TrainConfig
 from vitlab.train.distributed import ALONE
-from vitlab.train.loop import _start, _update
+from vitlab.train.loop import start_state, update
 from vitlab.train.objectives import create_objective
 from vitlab.train.precision import Precision, resolve_precision
 from vitlab.weights import ParityError
@@ -153,9 +153,13 @@ def _ours(work: Work, model: Model, device: torch.device) -> Contender:
     run = TrainConfig(
         model=work.config, optim=OPTIM, steps=10**9, batch_size=work.batch, precision=precision, compile=work.compile
     )
-    state, objective, batch = _start(run, model, device, ALONE), create_objective(run), training_batch(work, device)
+    state, objective, batch = (
+        start_state(run, model, device, ALONE),
+        create_objective(run),
+        training_batch(work, device),
+    )
     said = f"the step of vitlab pretrain, precision {precision}, gradients clipped at 1, {path} attention"
-    return Contender(OURS, said, lambda: _update(run, state, objective, batch, OPTIM.lr, work.batch))
+    return Contender(OURS, said, lambda: update(run, state, objective, batch, OPTIM.lr, work.batch))
 
 
 # ------------------------------------------------------------------------------------------------------- peers

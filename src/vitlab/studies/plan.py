@@ -24,7 +24,7 @@ from vitlab.studies.timing import in_turn
 from vitlab.train.config import FinetuneConfig, TrainConfig
 from vitlab.train.devices import DEVICES, device_called
 from vitlab.train.distributed import ALONE
-from vitlab.train.loop import _start, _update
+from vitlab.train.loop import start_state, update
 from vitlab.train.memory import Sizes, largest, moments, process_bytes
 from vitlab.train.objectives import create_objective, create_trained
 from vitlab.train.precision import Precision, keep_freed_memory, resolve_precision
@@ -216,7 +216,7 @@ def _measured(config: TrainConfig, device: str, at_once: int, say: Callable[[str
     size = min(at_once, MEASURED, max(1, round(MEASURED_ON_CPU / flops)) if place.type == "cpu" else MEASURED)
     run = dataclasses.replace(single, batch_size=size, microbatch=None, fsdp=False)
     objective, generator = create_objective(run), torch.Generator().manual_seed(0)
-    state = _start(run, create_trained(run, generator).to(place), place, ALONE)
+    state = start_state(run, create_trained(run, generator).to(place), place, ALONE)
     images = torch.rand(size, 3, *run.model.image_hw, generator=generator) * 2 - 1
     labels = torch.randint(max(run.model.num_classes, 1), (size,), generator=generator)
     draws = torch.rand(size, objective.draws, dtype=torch.float64, generator=generator) if objective.draws else None
@@ -224,7 +224,7 @@ def _measured(config: TrainConfig, device: str, at_once: int, say: Callable[[str
         images.to(place), labels.to(place), torch.arange(size, device=place),
         draws=None if draws is None else draws.to(place),
     )  # fmt: skip
-    steps = in_turn({"the step": lambda: _update(run, state, objective, batch, 0.0, size)}, place, SECONDS, ROUNDS, say)
+    steps = in_turn({"the step": lambda: update(run, state, objective, batch, 0.0, size)}, place, SECONDS, ROUNDS, say)
     rate = statistics.median(steps["the step"]) * size
     return rate * flops, f"measured here, on {there}, with {size} pictures at once"
 

@@ -66,8 +66,16 @@ class Ranks:
             return
         with _the_store_there():
             failed = self.store.get(FAILED).decode() if self.store.check([FAILED]) else None
-        if failed:
+        if failed is not None:
             raise RankError(f"this process ({self.rank} of {self.world_size}) ends, for another failed: {failed}")
+
+    def check_batch(self, batch_size: int) -> None:
+        """Raises ValueError for a batch that the processes cannot share equally; asked before anything is written."""
+        if batch_size % self.world_size:
+            raise ValueError(
+                f"batch_size={batch_size} is that of all {self.world_size} processes together: give a multiple of "
+                f"{self.world_size}, or start another number of processes."
+            )
 
     def share(self, make: Callable[[], Plain]) -> Plain:
         """What the first process makes, as plain data, on every process; the others wait for it."""
@@ -85,11 +93,20 @@ class Ranks:
                 time.sleep(PATIENCE)
             return json.loads(self.store.get(place))
 
+    @contextlib.contextmanager
+    def first_ahead(self) -> Iterator[None]:
+        """The others begin what is within when the first has done it: it downloads, and they find what they need."""
+        if not self.first:
+            self.share(lambda: None)
+        yield
+        if self.first:
+            self.share(lambda: None)
+
     def add_up(self, *numbers: int) -> tuple[int, ...]:
         """The sums of the processes' numbers, on every process. The device's queue is not waited for."""
         if self.store is None:
             return numbers
-        sums = torch.tensor(numbers)
+        sums = torch.tensor(numbers, dtype=torch.int64)
         dist.all_reduce(sums)
         return tuple(sums.tolist())
 
@@ -214,7 +231,7 @@ def together() -> Iterator[Ranks]:
         if not done:
             with contextlib.suppress(dist.DistError):  # the keeper of the store may be gone already
                 if not isinstance(error, RankError):
-                    store.set(FAILED, f"{error or type(error).__name__}")
+                    store.set(FAILED, str(error) or type(error).__name__)
                 _leave(here)
         dist.destroy_process_group()
 
@@ -252,7 +269,7 @@ class Spread:
         self.sharded = fsdp and ranks.world_size > 1
         self._ddp: DistributedDataParallel | None = None
         self._model = model
-        if device.index is not None:
+        if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # where NCCL looks for this process's device
         for block in blocks(model) if recompute else ():
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)

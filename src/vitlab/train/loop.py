@@ -28,7 +28,7 @@ from vitlab.data.sources import Dataset
 from vitlab.data.transforms import TrainTransform
 from vitlab.train.checkpoint import Checkpoint, CheckpointWriter, load_latest, read_checkpoint
 from vitlab.train.config import TrainConfig
-from vitlab.train.distributed import ALONE, Ranks, Spread, own_part, shard_like, whole
+from vitlab.train.distributed import ALONE, Ranks, Spread, is_sharded, own_part, shard_like, whole
 from vitlab.train.objectives import Classification, MaskedPatch, create_objective, create_trained
 from vitlab.train.optim import (
     clip_by_global_norm,
@@ -73,12 +73,19 @@ class State:
     recorded: int = 0
     """The step of the last record."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Everything to keep, whole; where it is sharded every process has to ask."""
+    @torch.no_grad()
+    def tensors(self, wanted: bool = True) -> dict[str, Tensor]:
+        """Everything to keep, whole. Where it is sharded every process has to ask, also one that has no use for it
+        (`wanted`); one tensor after the other, as a device that holds a part may have no room for all of them."""
         named = {f"weights/{name}": master for name, master in self.weights.masters.items()}
         named |= {f"average/{name}": value for name, value in (self.average or {}).items()}
         named |= {f"optimizer/{name}": value for name, value in pack_optimizer(self.optimizer).items()}
-        return {name: whole(tensor) for name, tensor in named.items()} | {"sums": self.sums}
+        kept = {"sums": self.sums}
+        for name, tensor in named.items():
+            found = whole(tensor)
+            if wanted:
+                kept[name] = found.cpu() if is_sharded(tensor) else found
+        return kept
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor], step: int, plain: dict[str, Any]) -> None:
@@ -136,7 +143,7 @@ def train(
             f"model.num_classes to {len(dataset.classes)}."
         )
     steps = config.total_steps(len(dataset))
-    state = _start(config, model.to(device), device, ranks)
+    state = start_state(config, model.to(device), device, ranks)
     objective = create_objective(config)
     flops = 6.0 * config.model.forward_macs
     with (
@@ -163,7 +170,7 @@ def train(
             asked, pictures, skipped = ranks.add_up(asked_to_stop.is_set(), len(batch.labels), batch.skipped)
             rate = learning_rate(config.optim, state.step, steps)
             state.skipped += skipped
-            _update(config, state, objective, batch, rate, pictures)
+            update(config, state, objective, batch, rate, pictures)
             speed.images += pictures
             last = state.step == steps
             stopping = bool(asked)  # a signal from then on counts at the next step
@@ -184,12 +191,14 @@ def train(
             if last and not stopping:
                 stopping = bool(ranks.add_up(asked_to_stop.is_set())[0])  # also at the end: more may follow here
             if stopping:
-                writer.wait()
+                # The others stay until it is written: torchrun kills whoever is left soon after the first has ended.
+                ranks.share(writer.wait)
                 raise StoppedError(f"stopped and saved at step {state.step}/{steps}; the same command continues.")
     return _finished(config, state, model)
 
 
-def _start(config: TrainConfig, model: nn.Module, device: torch.device, ranks: Ranks) -> State:
+def start_state(config: TrainConfig, model: nn.Module, device: torch.device, ranks: Ranks) -> State:
+    """The state of a run before its first step, whose `spread` computes with `model` from then on."""
     precision = resolve_precision(config.precision, device)
     spread = Spread(
         model.train(), ranks, device, precision=precision, fsdp=config.fsdp,
@@ -218,7 +227,7 @@ def _resume(state: State, workdir: Workdir, progress: Progress) -> None:
 
 
 def _save(state: State, workdir: Workdir, writer: CheckpointWriter) -> None:
-    tensors = state.tensors()
+    tensors = state.tensors(wanted=workdir.writes)
     if workdir.writes:
         workdir.sync()
         writer.save(state.step, tensors, {"skipped": state.skipped, "recorded": state.recorded})
@@ -243,7 +252,7 @@ def step_rng(seed: int, step: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[seed, step], counter=[0, 0, 3, 0]))
 
 
-def _update(
+def update(
     config: TrainConfig,
     state: State,
     objective: Classification | MaskedPatch,
@@ -260,13 +269,16 @@ def _update(
     torch.manual_seed(int(rng.integers(2**62)) + ranks.rank)  # dropout draws from torch's own generator
     state.weights.clear_gradients()
     images, targets = objective.corrupt(batch, rng)
-    size = config.microbatch or len(targets)
+    size = config.microbatch or config.batch_size
     total = torch.zeros(2, dtype=torch.float64, device=images.device)
-    done = 0
-    for part, answer in zip(images.split(size), targets.split(size), strict=True):
-        done += len(answer)
-        share = len(answer) * ranks.world_size / pictures  # of a mean over processes
-        with spread.exchanging(last=done == len(targets)):
+    parts = [(part, answer, len(answer)) for part, answer in zip(images.split(size), targets.split(size), strict=True)]
+    if spread.sharded:
+        # Sharded weights are brought together once a part, by all at once, also where a share has lost pictures.
+        most = -(-config.batch_size // (ranks.world_size * size))
+        parts += [(images[:1], targets[:1], 0)] * (most - len(parts))
+    for number, (part, answer, count) in enumerate(parts, 1):
+        share = count * ranks.world_size / pictures  # of a mean over processes
+        with spread.exchanging(last=number == len(parts)):
             with state.weights.autocast():
                 loss, accuracy = objective.loss(spread.forward, part, answer)
             (loss * share).backward()

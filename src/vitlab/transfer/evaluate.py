@@ -229,9 +229,10 @@ def evaluate_checkpoint(
     if model.head is None:
         raise ValueError(f"{checkpoint} has no head, so it has no answers; fine-tune it first (`vitlab finetune`).")
     own = card if name == card.get("dataset") else {}  # what the card says of its own data set
-    pictures = load_dataset(
-        name, split, root=root or own.get("root"), classes=own.get("class_indices"), on_error=on_error
-    )
+    with ranks.first_ahead():
+        pictures = load_dataset(
+            name, split, root=root or own.get("root"), classes=own.get("class_indices"), on_error=on_error
+        )
     pictures = _matched(str(checkpoint), card, model.config.num_classes, name, pictures)
     if resize is None and name in imagenet.TEST_RESIZE:
         side, centre = imagenet.TEST_RESIZE[name]

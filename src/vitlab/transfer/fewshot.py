@@ -151,10 +151,11 @@ def during_training(
     classes = classes if own.classes is None else own.classes
     # `data.part` does not count here: the few examples judge what a run has learnt and teach it nothing, so they are
     # the same whatever part it learns from, and as many as the shots ask for.
-    train, test = (
-        load_dataset(name, split, root=root, classes=classes, on_error=data.on_error, exclude=exclude)
-        for split, exclude in ((own.train_split, None if own.dataset else data.exclude), (own.test_split, None))
-    )
+    with ranks.first_ahead():
+        train, test = (
+            load_dataset(name, split, root=root, classes=classes, on_error=data.on_error, exclude=exclude)
+            for split, exclude in ((own.train_split, None if own.dataset else data.exclude), (own.test_split, None))
+        )
     split = few_examples(train, test, own.shots, range(own.seeds), own.test_pictures)
 
     def judge(model: nn.Module) -> dict[str, float]:
@@ -235,7 +236,8 @@ def fewshot_checkpoint(
     place = choose_device(ranks.device(device))
     splits = []
     for name in datasets:
-        train, test = (load_dataset(name, s, root=root, on_error=on_error) for s in (train_split, test_split))
+        with ranks.first_ahead():
+            train, test = (load_dataset(name, s, root=root, on_error=on_error) for s in (train_split, test_split))
         splits.append(few_examples(train, test, shots, draws, test_pictures))
     model = load_model(checkpoint, image_size=image_size).to(place)
     found, skipped = [], []

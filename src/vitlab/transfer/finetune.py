@@ -105,7 +105,7 @@ def finetune(
             "a search, several runs, from_scratch, fresh positions, head_std and automatic settings are for "
             "sweep_and_finetune."
         )
-    pictures = load_pictures(config.data)
+    pictures = load_pictures(config.data, ranks)
     source, digest = identity(load_model(checkpoint))
     single = config.single() if isinstance(config, FinetuneConfig) else config
     single = adapted(source, single, len(pictures.train.classes), image_size)
@@ -140,9 +140,9 @@ def sweep_and_finetune(
     """
     workdir, say = Path(workdir), say or (lambda _: None)
     choose_device(ranks.device(device))  # a device that is not there is refused before anything is read
-    pictures = load_pictures(config.data)
+    pictures = load_pictures(config.data, ranks)
     if config.data.on_error == "skip":
-        pictures = readable(pictures)
+        pictures = readable(pictures, ranks)
         if pictures.unreadable:
             say(f"{len(pictures.unreadable)} pictures cannot be read and are left out; they are listed at the end")
     source, digest = identity(load_model(checkpoint))
@@ -151,6 +151,7 @@ def sweep_and_finetune(
     if len(config.learning_rates) == 1:
         config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=config.learning_rates[0]))
     config = by_size(config, len(pictures.train))
+    ranks.check_batch(config.batch_size)
     config = adapted(source, config, len(pictures.train.classes), image_size)
     EvalTransform(config.model.image_hw, resize=config.data.eval_resize)  # a wrong size before any training
     if config.fresh_positions:

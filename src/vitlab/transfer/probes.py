@@ -231,7 +231,8 @@ def probe_checkpoint(
     if (ks is not None and kind != "knn") or (l2 is not None and kind != "linear"):
         raise ValueError(f"kind is {kind}: ks belongs to knn and l2 to linear; leave out the other.")
     place = choose_device(ranks.device(device))
-    train, test = (load_dataset(dataset, split, root=root, on_error=on_error) for split in (train_split, test_split))
+    with ranks.first_ahead():
+        train, test = (load_dataset(dataset, part, root=root, on_error=on_error) for part in (train_split, test_split))
     for part in (train, test):
         if part.label_sets is not None:
             raise ValueError(f"{dataset} has several labels a picture in {part.split}; a probe needs one.")

@@ -67,8 +67,8 @@ class Outcome(Generic[Judged]):
         return f"{self.test.as_table()}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{seen}"
 
 
-def load_pictures(data: DataConfig) -> Pictures:
-    """The run's training and evaluation splits, and the test split.
+def load_pictures(data: DataConfig, ranks: Ranks = ALONE) -> Pictures:
+    """The run's training and evaluation splits, and the test split; of several `ranks` the first loads them first.
 
     `exclude` and `part` are for what is learnt from: they never change what a run is judged on.
     """
@@ -76,18 +76,22 @@ def load_pictures(data: DataConfig) -> Pictures:
     def load(split: str, **fewer: Any) -> Dataset:
         return load_dataset(data.name, split, root=data.root, classes=data.classes, on_error=data.on_error, **fewer)
 
-    judged = {split: load(split) for split in dict.fromkeys((data.eval_split, "test"))}
-    train = judged.get(data.train_split) if data.exclude is None and data.part is None else None
-    if train is None:
-        train = load(data.train_split, exclude=data.exclude, part=data.part, part_seed=data.part_seed or 0)
+    with ranks.first_ahead():
+        judged = {split: load(split) for split in dict.fromkeys((data.eval_split, "test"))}
+        train = judged.get(data.train_split) if data.exclude is None and data.part is None else None
+        if train is None:
+            train = load(data.train_split, exclude=data.exclude, part=data.part, part_seed=data.part_seed or 0)
     return Pictures(train, judged[data.eval_split], judged["test"])
 
 
-def readable(pictures: Pictures) -> Pictures:
-    """The same without what cannot be read: every picture is decoded once, and the failures are listed."""
+def readable(pictures: Pictures, ranks: Ranks = ALONE) -> Pictures:
+    """The same without what cannot be read: every picture is decoded once, and the failures are listed.
+
+    Of several `ranks` the first decodes them for all: sets that differed between them could not be shared out.
+    """
     found: dict[str, PictureError] = {}
 
-    def without_failures(dataset: Dataset) -> Dataset:
+    def failures(dataset: Dataset) -> list[tuple[int, str, str]]:
         def attempt(index: int) -> PictureError | None:
             try:
                 dataset.picture(index)
@@ -102,8 +106,12 @@ def readable(pictures: Pictures) -> Pictures:
             blocks = np.array_split(np.arange(len(dataset)), len(dataset) // 4096 + 1)
             with ThreadPoolExecutor() as pool:  # decoding leaves the interpreter's lock
                 errors = dict(enumerate(e for block in blocks for e in pool.map(attempt, block.tolist())))
-        found.update({error.path: error for error in errors.values() if error})
-        kept = dataset.take(np.array([i for i, error in errors.items() if error is None], np.int64))
+        return [(i, error.path, error.reason) for i, error in errors.items() if error]
+
+    def without_failures(dataset: Dataset) -> Dataset:
+        failed = ranks.share(lambda: failures(dataset))
+        found.update({path: PictureError(path, reason) for _, path, reason in failed})
+        kept = dataset.take(np.setdiff1d(np.arange(len(dataset)), [i for i, *_ in failed]))
         if not len(kept):
             raise ValueError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) can be read.")
         return kept
@@ -135,7 +143,7 @@ def pretrain(
     The same call on the same folder continues an interrupted run, and only tests again where the run has ended.
     `on_settings` hears the settings once they are complete. Several `ranks` do it together, see `train`.
     """
-    pictures = load_pictures(config.data)
+    pictures = load_pictures(config.data, ranks)
     config = fitted(config, pictures.train)
     if on_settings:
         on_settings(config)
@@ -161,6 +169,7 @@ def run(
 ) -> Outcome[Any]:
     """Trains what `create()` makes and tests it; `start` says which weights those were, `label` what to call it."""
     place = choose_device(ranks.device(device))
+    ranks.check_batch(config.batch_size)
     EvalTransform(config.model.image_hw, resize=config.data.eval_resize)  # a wrong size is refused before the training
     few_shot = during_training(config, place, ranks)
     settings = run_settings(command, start, pictures.train, config)

@@ -65,6 +65,7 @@ def vtab(
         )
     if config.data.part is not None:
         raise ValueError(f"part is {config.data.part}; a VTAB task trains on its own 1,000 pictures, all of them.")
+    ranks.check_batch(config.batch_size)
     source, digest = identity(load_model(checkpoint))
     start = f"{Path(checkpoint).name} {digest}"
     adapted(source, config, 2, image_size)  # what it refuses is refused before anything is read
@@ -98,7 +99,10 @@ def vtab(
         return ranks.share(lambda: _record(Path(out) / name))
 
     with Workdir(out, settings, tensorboard=False, ranks=ranks) as folder:
-        missing = _missing([name for name in asked if record_of(name) is None], pictures)
+        open_tasks = [name for name in asked if record_of(name) is None]
+        missing = ranks.share(
+            lambda: _missing(open_tasks, pictures)
+        )  # the first alone downloads; all do the same tasks
         if missing and tasks != "available":
             raise ValueError("\n  ".join([f"{len(missing)} of the tasks asked for cannot be had:", *missing.values()]))
         for name in asked:
