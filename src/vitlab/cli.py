@@ -217,6 +217,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     # Before torch is loaded: threads that spin for long while they wait bring a training to a crawl beside other work,
     # and threads that do not spin at all halve the speed of small models. (GNU's OpenMP, which torch uses on Linux.)
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # Or our line on why a job has ended would drown in what torch's sockets have to say about it.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # names of files may hold bytes that are no text
     try:
