@@ -203,3 +203,9 @@ def test_tensorboard_shows_each_step_once_after_a_stop(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("loss")] == [(1, 1.0), (2, 1.0), (3, 2.0)]
     assert events.Tags()["scalars"] == ["loss", "images_per_s"]
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs Linux's /proc, where nobody makes a folder")
+def test_a_place_where_nothing_can_be_written() -> None:
+    with pytest.raises(ValueError, match=r"nothing can be written to the work folder /proc/self/run .*another --workdir"):
+        Workdir("/proc/self/run", {})

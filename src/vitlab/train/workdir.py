@@ -57,8 +57,14 @@ class Workdir:
     def _take(self, settings: Mapping[str, Any], tensorboard: bool) -> None:
         """Locks the folder and opens its logs."""
         self._check_is_ours()
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(self.path)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(self.path)
+        except OSError as error:
+            raise ValueError(
+                f"nothing can be written to the work folder {self.path} ({error.strerror}); give another --workdir, or "
+                f"allow writing there."
+            ) from error
         try:
             self._check_settings(json.loads(json.dumps(settings)))
         except ValueError:
