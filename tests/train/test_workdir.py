@@ -207,5 +207,7 @@ def test_tensorboard_shows_each_step_once_after_a_stop(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs Linux's /proc, where nobody makes a folder")
 def test_a_place_where_nothing_can_be_written() -> None:
-    with pytest.raises(ValueError, match=r"nothing can be written to the work folder /proc/self/run .*another --workdir"):
+    with pytest.raises(
+        ValueError, match=r"nothing can be written to the work folder /proc/self/run .*another --workdir"
+    ):
         Workdir("/proc/self/run", {})
