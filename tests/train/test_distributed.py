@@ -212,20 +212,32 @@ def test_shares_and_adds_up(in_ranks: InRanks) -> None:
 
 
 @pytest.mark.parametrize("gone", [0, 1])
-def test_one_that_is_killed_ends_the_others(gone: int, in_ranks: InRanks) -> None:
-    """Within seconds, whether or not it kept the store; nobody waits for a message that will not come."""
+@pytest.mark.parametrize("place", ["add_up", "share", "gather"])
+def test_one_that_is_killed_ends_the_others(place: str, gone: int, tmp_path: Path, in_ranks: InRanks) -> None:
+    """Within seconds, whether or not it kept the store, and wherever the others wait for what will not come."""
 
     def job() -> None:
         with together() as ranks:
-            for step in range(1000):
-                ranks.add_up(1)
-                if ranks.rank == gone and step == 3:
+            meet = {
+                "add_up": lambda: ranks.add_up(1),
+                "share": lambda: ranks.share(lambda: 1),
+                "gather": lambda: ranks.gather({"x": np.arange(2)}),
+            }[place]
+            try:
+                meet()
+                if ranks.rank == gone:
                     os.kill(os.getpid(), signal.SIGKILL)
+                meet()
+            except RuntimeError:
+                (tmp_path / "noticed").touch()
+                raise
 
     since = time.monotonic()
     with pytest.raises(EOFError):  # the killed one has nothing to say
         in_ranks(2, job)
-    assert time.monotonic() - since < 20
+    while not (tmp_path / "noticed").exists():
+        assert time.monotonic() - since < 20
+        time.sleep(0.01)
 
 
 # -------------------------------------------------------------------------------------------- one model, trained by all

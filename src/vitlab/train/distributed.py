@@ -30,7 +30,7 @@ from vitlab.train.precision import Precision
 
 Plain = TypeVar("Plain")
 FAILED = "vitlab/failed"  # the key under which a failing process leaves its last words
-PATIENCE = 0.02  # seconds between two looks whether the others have come
+PATIENCE = 0.02  # seconds of waiting between two looks whether another process has failed
 FAREWELL = 5.0  # seconds that the first process waits for the others when all ends
 
 
@@ -47,7 +47,8 @@ class Ranks:
     local_rank: int = 0
     """Number among the processes of this machine."""
     store: Store | None = None
-    meetings: int = 0
+    shared: int = 0
+    """How often something was shared."""
 
     def device(self, asked: str) -> str:
         """The device of this process: `auto` and `cuda` stand for one GPU each, in order, where there are GPUs."""
@@ -78,19 +79,16 @@ class Ranks:
             )
 
     def share(self, make: Callable[[], Plain]) -> Plain:
-        """What the first process makes, as plain data, on every process; the others wait for it."""
+        """What the first process makes, as plain data, on every process; all wait for all."""
         if self.store is None:
             return make()
-        self.meetings += 1
-        place = f"vitlab/shared/{self.meetings}"
-        if self.first:
-            made = make()
-            self.store.set(place, json.dumps(made))
-            return made
+        self.shared += 1
+        place = f"vitlab/shared/{self.shared}"
+        made = json.dumps(make()) if self.first else ""
         with _the_store_there():
-            while not self.store.check([place]):
-                self.check()
-                time.sleep(PATIENCE)
+            if self.first:
+                self.store.set(place, made)
+            self.add_up(0)
             return json.loads(self.store.get(place))
 
     @contextlib.contextmanager
@@ -103,11 +101,24 @@ class Ranks:
             self.share(lambda: None)
 
     def add_up(self, *numbers: int) -> tuple[int, ...]:
-        """The sums of the processes' numbers, on every process. The device's queue is not waited for."""
+        """The sums of the processes' numbers, on every process. The device's queue is not waited for.
+
+        Raises RankError where another process has failed, or died, instead of coming here. So it also stands before
+        what could not be left again: the exchanges between devices, and everything that one process never enters.
+        """
         if self.store is None:
             return numbers
         sums = torch.tensor(numbers, dtype=torch.int64)
-        dist.all_reduce(sums)
+        exchange = dist.all_reduce(sums, async_op=True)
+        assert exchange is not None
+        waited, pause = 0.0, 1e-4
+        while not exchange.is_completed():  # also when the connection to one that was killed breaks
+            time.sleep(pause)
+            waited += pause
+            if waited > PATIENCE:
+                pause = PATIENCE
+                self.check()
+        exchange.wait()
         return tuple(sums.tolist())
 
     def mean(self, tensors: Iterable[Tensor]) -> None:
@@ -143,7 +154,7 @@ class Ranks:
         """
         if self.store is None:
             return dict(arrays)
-        self._meet()
+        self.add_up(0)
         counts = self._all_gather(np.array([len(next(iter(arrays.values())))]))
         most = int(counts.max())
         gathered = {}
@@ -160,18 +171,6 @@ class Ranks:
         every = [torch.empty_like(own) for _ in range(self.world_size)]
         dist.all_gather(every, own)
         return torch.stack(every).numpy()
-
-    def _meet(self) -> None:
-        """Waits until every process has come; a collective that one of them never enters could not be left again."""
-        assert self.store is not None
-        self.meetings += 1
-        place = f"vitlab/meeting/{self.meetings}"
-        with _the_store_there():
-            came = self.store.add(place, 1)
-            while came < self.world_size:
-                self.check()
-                time.sleep(PATIENCE)
-                came = self.store.add(place, 0)
 
 
 @contextlib.contextmanager
