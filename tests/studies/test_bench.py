@@ -238,7 +238,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     code, out, err = call(capsys, "bench", "Tiny/*", *words)
     assert code == 0
     assert out.splitlines()[0].split()[:5] == ["model", "size", "mode", "batch", "images/s"]
-    assert out.splitlines()[-1] == "result: out/bench.json · figure: out/bench.png"
+    assert out.splitlines()[-1] == "figure: out/bench.png · result: out/bench.json"
     assert "left out" in err
     assert min(Image.open(io.BytesIO((tmp_path / "out/bench.png").read_bytes())).size) > 500
     code, out, _ = call(capsys, "bench", "Tiny/*", *words, "--json")

@@ -38,7 +38,7 @@ class RankError(RuntimeError):
     """Another process of this job has failed, or is gone."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Ranks:
     """This process among `world_size`; without a store it is alone."""
 
@@ -198,7 +198,7 @@ def environment() -> Ranks:
     """What torchrun says of this process; nothing is started. Raises ValueError where it says half of it."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     if int(os.environ.get("WORLD_SIZE") or 1) == 1:
-        return Ranks()
+        return ALONE
     if missing := [name for name in names if name not in os.environ]:
         raise ValueError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} asks for several processes and {', '.join(missing)} is not set: "
