@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import logging
 import os
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import overload
@@ -90,17 +91,17 @@ class Entries(Sequence[Entry]):
 
     near = True
 
+    @abstractmethod
     def take(self, indices: np.ndarray) -> "Entries":
         """The pictures `indices`, in that order."""
-        raise NotImplementedError
 
+    @abstractmethod
     def join(self, other: "Entries") -> "Entries":
         """These, then those of `other`, which are of the same kind."""
-        raise NotImplementedError
 
+    @abstractmethod
     def entry(self, index: int) -> Entry:
         """The picture `index`, which is from 0 to N - 1."""
-        raise NotImplementedError
 
     def order(self, seed: int, epoch: int) -> np.ndarray | None:
         """The order of an epoch, int64 [N], a function of nothing else; None where any is as good."""
