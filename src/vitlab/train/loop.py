@@ -300,8 +300,8 @@ def update(
     state.step += 1
     if state.average is not None:
         assert config.average_decay is not None
-        parts = [own_part(master.detach()) for master in masters]
-        update_average([own_part(value) for value in state.average.values()], parts, config.average_decay)
+        averages, weights = ([own_part(each.detach()) for each in of] for of in (state.average.values(), masters))
+        update_average(averages, weights, config.average_decay)
 
 
 def _record(
