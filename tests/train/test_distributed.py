@@ -97,7 +97,7 @@ def test_one_that_fails_ends_those_that_wait_for_it(failing: int, in_ranks: InRa
 
     since = time.monotonic()
     answers = in_ranks(3, job)
-    assert time.monotonic() - since < 20
+    assert time.monotonic() - since < 30
     for rank, answer in enumerate(answers):
         assert type(answer) is (ValueError if rank == failing else RankError)
         if rank != failing:
@@ -115,7 +115,7 @@ def test_one_that_fails_without_a_word(in_ranks: InRanks) -> None:
 
     since = time.monotonic()
     answers = in_ranks(2, job)
-    assert time.monotonic() - since < 20
+    assert time.monotonic() - since < 30
     assert "another failed: RuntimeError" in str(answers[0])
 
 
@@ -236,7 +236,7 @@ def test_one_that_is_killed_ends_the_others(place: str, gone: int, tmp_path: Pat
     with pytest.raises(EOFError):  # the killed one has nothing to say
         in_ranks(2, job)
     while not (tmp_path / "noticed").exists():
-        assert time.monotonic() - since < 20
+        assert time.monotonic() - since < 30
         time.sleep(0.01)
 
 
