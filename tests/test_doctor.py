@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from vitlab import doctor
+from vitlab.models import encoder
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,9 @@ def healthy(report: dict[str, Any]) -> dict[str, Any]:
 def test_report_is_json_and_its_numbers_are_plausible(report: dict[str, Any]) -> None:
     assert json.loads(json.dumps(report)) == report
     assert report["devices"][0]["type"] == "cpu"
-    assert report["attention"]["cpu"] == {"training": "matmul", "inference": "fused"}
+    paths = report["attention"]["cpu"]
+    assert (paths["training"], paths["inference"]) == ("matmul", "fused")
+    assert paths["bfloat16 inference"] == ("fused" if encoder.HAS_AMX else "matmul")
     for speeds in report["matmul_tflops"].values():
         assert all(1e-4 < tflops < 1e4 for tflops in speeds.values())
     for decoder in ("simplejpeg", "Pillow"):

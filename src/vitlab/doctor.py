@@ -51,7 +51,12 @@ def diagnose(path: str | Path = ".") -> dict[str, Any]:
         "cpu": cpu,
         "devices": devices,
         "attention": {
-            kind: {"training": attention_path(kind, True), "inference": attention_path(kind, False)} for kind in kinds
+            kind: {
+                "training": attention_path(kind, True),
+                "inference": attention_path(kind, False),
+                "bfloat16 inference": attention_path(kind, False, torch.bfloat16),
+            }
+            for kind in kinds
         },
         "matmul_tflops": {
             kind: {"float32": _matmul(kind, torch.float32), "bfloat16": _matmul(kind, torch.bfloat16)} for kind in kinds
@@ -119,7 +124,8 @@ def format_diagnosis(report: dict[str, Any]) -> str:
         rows.append((device["device"], f"{device['name']}{memory}"))
     rows.append(("threads", f"{cpu['threads']} on {cpu['cores']} cores; units for products: {features}"))
     for kind, paths in report["attention"].items():
-        rows.append((f"attention, {kind}", f"{paths['training']} in training, {paths['inference']} in inference"))
+        told = ", ".join(f"{path} in {use}" for use, path in paths.items())
+        rows.append((f"attention, {kind}", told))
     for kind, tflops in report["matmul_tflops"].items():
         products = ", ".join(f"{dtype} {value:.2f}" for dtype, value in tflops.items())
         rows.append((f"products, {kind}", f"{products} TFLOP/s"))

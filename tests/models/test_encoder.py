@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.models import ViTConfig
+from vitlab.models import ViTConfig, encoder
 from vitlab.models.encoder import (
     Attention,
     Block,
@@ -64,10 +64,20 @@ def test_both_paths_are_equal_forward_and_backward(biased: bool) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+def test_the_path_follows_device_gradient_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    bf16 = torch.bfloat16
+    for dtype in (torch.float32, bf16):
+        assert attention_path("cpu", True, dtype) == "matmul"
+        assert attention_path("cuda", True, dtype) == attention_path("cuda", False, dtype) == "fused"
+    assert attention_path("cpu", False) == "fused"
+    for has_amx, answers in ((False, ("matmul", "fused")), (True, ("fused", "fused"))):
+        monkeypatch.setattr(encoder, "HAS_AMX", has_amx)
+        assert tuple(attention_path("cpu", False, bf16, tokens) for tokens in (577, 578)) == answers
+
+
 @pytest.mark.parametrize("biased", [False, True])
-def test_the_path_follows_device_and_gradient(monkeypatch: pytest.MonkeyPatch, biased: bool) -> None:
-    assert attention_path("cpu", True) == "matmul"
-    assert attention_path("cpu", False) == attention_path("cuda", True) == attention_path("cuda", False) == "fused"
+def test_attention_takes_its_path(monkeypatch: pytest.MonkeyPatch, biased: bool) -> None:
+    monkeypatch.setattr(encoder, "HAS_AMX", False)
     calls: list[str] = []
     true, inputs = F.scaled_dot_product_attention, qkv(1, 1, 2, 2)
     bias = torch.randn(1, 1, 2, 2, dtype=torch.float64) if biased else None
@@ -81,7 +91,11 @@ def test_the_path_follows_device_and_gradient(monkeypatch: pytest.MonkeyPatch, b
     assert calls == []
     with torch.no_grad():
         torch.testing.assert_close(attention(*inputs, bias), expected)
-    assert calls == ["fused"]
+        assert calls == ["fused"]
+        q, k, v = (each.bfloat16() for each in inputs)
+        low = attention(q, k, v, None if bias is None else bias.bfloat16())
+        torch.testing.assert_close(low.double(), expected, rtol=0.02, atol=0.02)
+    assert calls == ["fused"]  # products
     q, k, v = (each.detach() for each in inputs)
     attention(q, k, v, bias)
     assert calls == ["fused", "fused"]

@@ -10,6 +10,11 @@ from tyro.conf import Positional
 
 from vitlab.commands.answers import Checkpoint, answer, say
 
+Precision = Annotated[
+    Literal["float32", "bfloat16"],
+    tyro.conf.arg(help="Numbers to compute in; bfloat16 is faster where there are units for it, and rounds."),
+]
+
 
 @dataclass(frozen=True)
 class Evaluate:
@@ -30,6 +35,7 @@ class Evaluate:
     """Pictures at once, in each process."""
     workers: int = 0
     on_error: Literal["raise", "skip"] = "raise"
+    precision: Precision = "float32"
     device: str = "auto"
     json: bool = False
 
@@ -41,7 +47,7 @@ class Evaluate:
             found = evaluate_checkpoint(
                 self.checkpoint, self.dataset, self.split, root=self.root, image_size=self.image_size,
                 resize=self.resize, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
-                device=self.device, ranks=ranks,
+                precision=self.precision, device=self.device, ranks=ranks,
             )  # fmt: skip
         if ranks.first:
             answer(found.record(), self.json, found.as_table())
@@ -76,6 +82,7 @@ class Fewshot:
     batch_size: int = 64
     workers: int = 0
     on_error: Literal["raise", "skip"] = "raise"
+    precision: Precision = "float32"
     device: str = "auto"
     cache: Path | None = None
     """Folder for the features; the user's cache folder unless given."""
@@ -92,8 +99,8 @@ class Fewshot:
                 self.checkpoint, self.dataset, root=self.root, shots=self.shots, l2=self.l2, seeds=self.seeds,
                 original=self.original, leave_self_out=self.leave_self_out, train_split=self.train_split,
                 test_split=self.test_split, test_pictures=self.test_pictures, image_size=self.image_size,
-                batch_size=self.batch_size, workers=self.workers, on_error=self.on_error, device=self.device,
-                cache=self.cache, out=self.out, ranks=ranks,
+                batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
+                precision=self.precision, device=self.device, cache=self.cache, out=self.out, ranks=ranks,
             )  # fmt: skip
         if ranks.first:
             answer(report.record(), self.json, report.as_table())
@@ -121,6 +128,7 @@ class Probe:
     batch_size: int = 64
     workers: int = 0
     on_error: Literal["raise", "skip"] = "raise"
+    precision: Precision = "float32"
     device: str = "auto"
     cache: Path | None = None
     """Folder for the features; the user's cache folder unless given."""
@@ -134,8 +142,8 @@ class Probe:
             found = probe_checkpoint(
                 self.checkpoint, self.dataset, self.kind, root=self.root, train_split=self.train_split,
                 test_split=self.test_split, ks=self.k, l2=self.l2, image_size=self.image_size,
-                batch_size=self.batch_size, workers=self.workers, on_error=self.on_error, device=self.device,
-                cache=self.cache, ranks=ranks,
+                batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
+                precision=self.precision, device=self.device, cache=self.cache, ranks=ranks,
             )  # fmt: skip
         if ranks.first:
             answer(found.record(), self.json, found.as_table())
@@ -150,6 +158,7 @@ class Predict:
     sources: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURE ...")]
     """Pictures, folders of pictures, or - for the standard input (one picture, or paths, one a line)."""
     top: int = 5
+    precision: Precision = "float32"
     device: str = "auto"
     json: bool = False
 
@@ -157,7 +166,7 @@ class Predict:
         from vitlab.transfer.predict import predict
 
         failed = 0
-        for said in predict(self.checkpoint, self.sources, top=self.top, device=self.device):
+        for said in predict(self.checkpoint, self.sources, top=self.top, precision=self.precision, device=self.device):
             failed += said.error is not None
             answer(dataclasses.asdict(said), self.json, said.as_line(), lines=True)
         if failed:

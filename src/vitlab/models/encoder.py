@@ -16,13 +16,25 @@ AttentionPath = Literal["fused", "matmul"]
 Heads = tuple[Float[Tensor, "B k T Dh"], Float[Tensor, "B k S Dh"], Float[Tensor, "B k S Dh"]]
 
 
-def attention_path(device_type: str, needs_grad: bool) -> AttentionPath:
+MOST_TOKENS = 577
+"""Up to so many tokens a CPU without AMX attends by products in bfloat16: beyond, the matrices take too much memory."""
+_units = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+HAS_AMX = bool(_units.get("amx_bf16"))
+
+
+def attention_path(
+    device_type: str, needs_grad: bool, dtype: torch.dtype = torch.float32, tokens: int = 197
+) -> AttentionPath:
     """The faster of two equal ways to compute attention.
 
-    `fused` is torch's scaled_dot_product_attention, best everywhere but in training on a CPU: its backward there
-    takes several times as long as plain matrix products do (`benchmarks/train_cpu.py` has whole training steps).
+    `fused` is torch's scaled_dot_product_attention, best on every GPU. On a CPU its backward takes several times as
+    long as plain matrix products do (`benchmarks/train_cpu.py`), and without AMX its forward in bfloat16 1.3 to 1.8
+    times; in float32 its forward is the faster one.
     """
-    return "matmul" if device_type == "cpu" and needs_grad else "fused"
+    if device_type != "cpu":
+        return "fused"
+    products = needs_grad or (dtype == torch.bfloat16 and not HAS_AMX and tokens <= MOST_TOKENS)
+    return "matmul" if products else "fused"
 
 
 def attention(
@@ -33,9 +45,19 @@ def attention(
 ) -> Float[Tensor, "B k T Dh"]:
     """softmax(q k^T / sqrt(Dh) + bias) v (App. A, Eq. 6-7), by the path that is faster here."""
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if attention_path(q.device.type, needs_grad) == "matmul":
+    if attention_path(q.device.type, needs_grad, q.dtype, k.shape[-2]) == "fused":
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    if needs_grad:
         return MatmulAttention.apply(q, k, v, bias)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    return attention_weights(q * q.shape[-1] ** -0.5, k, bias) @ v
+
+
+def attention_weights(
+    scaled_q: Float[Tensor, "B k T Dh"], k: Float[Tensor, "B k S Dh"], bias: Float[Tensor, "B k T S"] | None
+) -> Float[Tensor, "B k T S"]:
+    """A of Eq. 6, of queries that are already divided by sqrt(Dh)."""
+    logits = scaled_q @ k.transpose(-2, -1)
+    return torch.softmax(logits if bias is None else logits + bias, dim=-1)
 
 
 class MatmulAttention(torch.autograd.Function):
@@ -44,8 +66,7 @@ class MatmulAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         q = q * q.shape[-1] ** -0.5
-        logits = q @ k.transpose(-2, -1)
-        weights = torch.softmax(logits if bias is None else logits + bias, dim=-1)
+        weights = attention_weights(q, k, bias)
         ctx.save_for_backward(q, k, v, weights)
         return weights @ v
 

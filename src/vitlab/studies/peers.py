@@ -144,7 +144,7 @@ def training_batch(work: Work, device: torch.device) -> Batch:
 
 
 def _ours(work: Work, model: Model, device: torch.device) -> Contender:
-    path = attention_path(device.type, work.mode == "train") if isinstance(work.config, ViTConfig) else "no"
+    path = _path(work, device) if isinstance(work.config, ViTConfig) else "no"
     model = model.to(device)
     if work.mode == "infer":
         said = f"weights and pictures in {work.dtype}, {path} attention"
@@ -160,6 +160,11 @@ def _ours(work: Work, model: Model, device: torch.device) -> Contender:
     )
     said = f"the step of vitlab pretrain, precision {precision}, gradients clipped at 1, {path} attention"
     return Contender(OURS, said, lambda: update(run, state, objective, batch, OPTIM.lr, work.batch))
+
+
+def _path(work: Work, device: torch.device) -> str:
+    assert isinstance(work.config, ViTConfig)
+    return attention_path(device.type, work.mode == "train", getattr(torch, work.dtype), work.config.num_tokens)
 
 
 # ------------------------------------------------------------------------------------------------------- peers

@@ -19,7 +19,8 @@ from vitlab.data.sources import Dataset, Labels
 from vitlab.data.transforms import EvalTransform
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.objectives import class_shares
-from vitlab.weights import load_card, load_model
+from vitlab.transfer.precision import computes_in, load_for_judging, noted, recorded
+from vitlab.weights import load_card
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class Evaluation:
     """All labels of each picture, where there are several."""
     left_out: int = 0
     """Pictures of the source that have no label among the classes."""
+    computed_in: str = "float32"
+    """Type of the model's weights."""
 
     @property
     def accuracy(self) -> float:
@@ -70,7 +73,7 @@ class Evaluation:
         """All figures as plain data."""
         counts = {"pictures": len(self.labels), "skipped": self.skipped}
         counts |= {"left_out": self.left_out} if self.left_out else {}
-        return self.figures() | counts | {"per_class": self.per_class()}
+        return self.figures() | counts | recorded(self.computed_in) | {"per_class": self.per_class()}
 
     def as_table(self) -> str:
         """The figures and each class, to be read by a person."""
@@ -112,7 +115,8 @@ def table(record: dict[str, Any]) -> str:
     )
     skipped = f" · {record['skipped']} could not be read" if record["skipped"] else ""
     left_out = f" · {record['left_out']} have no label here" if "left_out" in record else ""
-    return "\n".join([*lines, f"{record['pictures']} pictures · {figures}{skipped}{left_out}"])
+    note = noted(record.get("computed_in", "float32"))
+    return "\n".join([*lines, f"{record['pictures']} pictures · {figures}{skipped}{left_out}{note}"])
 
 
 @torch.inference_mode()
@@ -169,7 +173,8 @@ def evaluate(
     whole = {name: values[order] for name, values in whole.items()}
     sets = None if dataset.label_sets is None else dataset.label_sets.take(whole["indices"])
     return Evaluation(
-        classes=dataset.classes, skipped=skipped, label_sets=sets, left_out=dataset.left_out, **whole
+        classes=dataset.classes, skipped=skipped, label_sets=sets, left_out=dataset.left_out,
+        computed_in=computes_in(model), **whole
     )  # fmt: skip
 
 
@@ -213,16 +218,19 @@ def evaluate_checkpoint(
     batch_size: int = 256,
     workers: int = 0,
     on_error: str = "raise",
+    precision: str = "float32",
     device: str = "auto",
     ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Tests a checkpoint on a data set, by default the one that its card names, with its own test resize.
 
-    `resize` overrides that of the data set (ObjectNet has one) and of the card. `ranks` are as in `evaluate`.
+    `resize` overrides that of the data set (ObjectNet has one) and of the card. `precision` is as in
+    `load_for_judging`, `ranks` as in `evaluate`.
     Raises ValueError if the checkpoint has no head, or names other classes than the data set.
     """
     place = choose_device(ranks.device(device))
-    model, card = load_model(checkpoint, image_size=image_size).to(place), load_card(checkpoint)
+    model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)
+    card = load_card(checkpoint)
     name = dataset or card.get("dataset")
     if name is None:
         raise ValueError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")

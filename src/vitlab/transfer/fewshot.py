@@ -18,8 +18,8 @@ from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.workdir import write_json
 from vitlab.transfer.evaluate import choose_device
 from vitlab.transfer.features import Features, cache_folder, features, resize_of
+from vitlab.transfer.precision import load_for_judging, noted, recorded
 from vitlab.transfer.ridge import L2_GRID, Ridge, choose_l2
-from vitlab.weights import load_model
 
 SHOTS = (1, 5, 10, 25)
 SEEDS = 3
@@ -217,6 +217,7 @@ def fewshot_checkpoint(
     batch_size: int = 64,
     workers: int = 0,
     on_error: str = "raise",
+    precision: str = "float32",
     device: str = "auto",
     cache: Path | None = None,
     out: Path | None = None,
@@ -239,7 +240,7 @@ def fewshot_checkpoint(
         with ranks.first_ahead():
             train, test = (load_dataset(name, s, root=root, on_error=on_error) for s in (train_split, test_split))
         splits.append(few_examples(train, test, shots, draws, test_pictures))
-    model = load_model(checkpoint, image_size=image_size).to(place)
+    model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)
     found, skipped = [], []
     for name, split in zip(datasets, splits, strict=True):
         train, test = _frozen(
@@ -260,6 +261,7 @@ def fewshot_checkpoint(
         "shots": list(shots), "l2": list(l2s), "seeds": None if original else len(draws),
         "leave_self_out": leave_self_out, "train_split": train_split, "test_split": test_split,
         "image_size": list(model.config.image_hw), "resize": resize_of(model.config.image_hw),
+        **recorded(precision),
     }  # fmt: skip
     report = Report(str(checkpoint), settings, tuple(rows))
     if out is not None and ranks.first:

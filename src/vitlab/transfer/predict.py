@@ -12,7 +12,8 @@ from vitlab.data.pictures import PICTURE_SUFFIXES, PictureError, decode
 from vitlab.data.transforms import EvalTransform
 from vitlab.models.vit import Model
 from vitlab.transfer.evaluate import choose_device
-from vitlab.weights import class_names, load_card, load_model
+from vitlab.transfer.precision import load_for_judging
+from vitlab.weights import class_names, load_card
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,24 @@ class Answer:
 
 
 def predict(
-    checkpoint: str | Path, sources: Iterable[str], *, top: int = 5, batch_size: int = 32, device: str = "auto"
+    checkpoint: str | Path,
+    sources: Iterable[str],
+    *,
+    top: int = 5,
+    batch_size: int = 32,
+    precision: str = "float32",
+    device: str = "auto",
 ) -> Iterator[Answer]:
     """The `top` most probable classes of every picture in `sources`: files, folders (searched through) or `-`.
 
-    `-` reads the standard input: one picture, or paths, one a line. A picture that cannot be read gives an answer
-    with its error; a path that is not there, or nothing to answer for, is a ValueError.
+    `-` reads the standard input: one picture, or paths, one a line. `precision` is as in `load_for_judging`. A picture
+    that cannot be read gives an answer with its error; a path that is not there, or nothing to answer for, is a
+    ValueError.
     """
     if top < 1:
         raise ValueError(f"top is {top}; ask for at least 1 answer.")
     place = choose_device(device)
-    model = load_model(checkpoint).to(place)
+    model = load_for_judging(checkpoint, place, precision)
     if model.head is None:
         raise ValueError(f"{checkpoint} has no head, so it has no answers; fine-tune it first (`vitlab finetune`).")
     card = load_card(checkpoint)

@@ -14,7 +14,7 @@ from vitlab.data.datasets import load_dataset, stratified_split
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.transfer.evaluate import choose_device
 from vitlab.transfer.features import cache_folder, check_features, features, resize_of
-from vitlab.weights import load_model
+from vitlab.transfer.precision import load_for_judging, noted, recorded
 
 Kind = Literal["knn", "linear"]
 
@@ -194,16 +194,18 @@ class Probe:
     skipped: int
     """Pictures that could not be read."""
     found: Neighbours | Linear
+    computed_in: str = "float32"
+    """Type of the weights that the features are of."""
 
     def record(self) -> dict[str, Any]:
         numbers = {"train_pictures": self.train_pictures, "test_pictures": self.test_pictures, "skipped": self.skipped}
         names = {"checkpoint": self.checkpoint, "dataset": self.dataset, "kind": self.kind}
-        return names | numbers | self.found.record()
+        return names | numbers | recorded(self.computed_in) | self.found.record()
 
     def as_table(self) -> str:
         counts = f"{self.train_pictures} training and {self.test_pictures} test pictures"
         skipped = f" · {self.skipped} could not be read" if self.skipped else ""
-        return f"{self.found.as_table()}\n{self.dataset}: {counts}{skipped}"
+        return f"{self.found.as_table()}\n{self.dataset}: {counts}{skipped}{noted(self.computed_in)}"
 
 
 def probe_checkpoint(
@@ -220,6 +222,7 @@ def probe_checkpoint(
     batch_size: int = 64,
     workers: int = 0,
     on_error: str = "raise",
+    precision: str = "float32",
     device: str = "auto",
     cache: Path | None = None,
     ranks: Ranks = ALONE,
@@ -240,7 +243,7 @@ def probe_checkpoint(
         raise ValueError(f"{dataset} has other classes in {train_split} than in {test_split}.")
     _possible(ks, len(train))  # before the long work
     _check_l2(L2_GRID if l2 is None else l2)
-    model = load_model(checkpoint, image_size=image_size).to(place)
+    model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)
     known, asked = (
         features(
             model, part, resize=resize_of(model.config.image_hw), keep_aspect=False, batch_size=batch_size,
@@ -255,4 +258,4 @@ def probe_checkpoint(
     else:
         found = linear_probe(*arrays, l2=L2_GRID if l2 is None else l2)
     skipped = known.skipped + asked.skipped
-    return Probe(str(checkpoint), dataset, kind, len(known.labels), len(asked.labels), skipped, found)
+    return Probe(str(checkpoint), dataset, kind, len(known.labels), len(asked.labels), skipped, found, precision)

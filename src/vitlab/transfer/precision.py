@@ -1,0 +1,57 @@
+"""In which numbers a checkpoint is judged. There is no `auto`: what is found must not depend on the machine.
+
+`float32`: as the checkpoint is; exact.
+`bfloat16`: weights and activations have 8 significant bits; logits and features become float32 again before anything is
+made of them. Faster on a GPU, and on a CPU that multiplies bfloat16 in hardware; pictures near a tie may change sides.
+"""
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from vitlab.models.config import ImageSize
+from vitlab.models.vit import Model
+from vitlab.train.distributed import ALONE, Ranks
+from vitlab.train.precision import resolve_precision
+from vitlab.weights import load_model
+
+logger = logging.getLogger(__name__)
+
+PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def load_for_judging(
+    checkpoint: str | Path,
+    device: torch.device,
+    precision: str = "float32",
+    *,
+    image_size: ImageSize | None = None,
+    ranks: Ranks = ALONE,
+) -> Model:
+    """A checkpoint's model on its device, in evaluation mode, its weights cast to `precision`.
+
+    Where that would be faster in float32, the first of `ranks` says so. Raises ValueError for an unknown precision.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}; a checkpoint is judged in {' or '.join(PRECISIONS)}.")
+    if precision == "bfloat16" and ranks.first and resolve_precision("auto", device) == "float32":
+        logger.warning("%s has no units for bfloat16: float32 would be faster here, and is exact", device.type.upper())
+    return load_model(checkpoint, image_size=image_size).to(device=device, dtype=PRECISIONS[precision])
+
+
+def computes_in(model: nn.Module) -> str:
+    """The type of the model's weights; float32 where it has none."""
+    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
+    return str(dtype).removeprefix("torch.")
+
+
+def recorded(computed_in: str) -> dict[str, str]:
+    """What a record says of the numbers that were computed in: nothing of float32."""
+    return {} if computed_in == "float32" else {"computed_in": computed_in}
+
+
+def noted(computed_in: str) -> str:
+    """The same at the end of a table's last line."""
+    return "" if computed_in == "float32" else f" · computed in {computed_in}"
