@@ -14,7 +14,7 @@ from vitlab import catalogue
 from vitlab.data.datasets import DATASETS, load_dataset
 from vitlab.data.vtab import TASKS
 from vitlab.models import MODELS, create_model, get_config
-from vitlab.models.config import ResNetBody
+from vitlab.models.stages import ResNetBody
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.studies import STUDIES
 

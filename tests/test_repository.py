@@ -29,7 +29,7 @@ STANDS_ON = {
     "train": ("settings", "files", "models", "data"),
     "transfer": ("settings", "files", "models", "data", "weights", "train"),
     "inspect": ("settings", "files", "models", "weights"),
-    "recipes": ("settings", "models.config", "train.config"),
+    "recipes": ("settings", "models.config", "models.names", "models.stages", "train.config"),
     "studies": ("settings", "files", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
     "app": ("settings", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
     "catalogue": ("settings", "models", "data", "recipes", "studies"),

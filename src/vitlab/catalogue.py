@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitlab.models import MODELS, ModelConfig, ResNetConfig
-from vitlab.models.config import AXIAL_HEADS
+from vitlab.models.stages import AXIAL_HEADS
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.studies import STUDIES
 

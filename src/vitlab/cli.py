@@ -11,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import tyro
 
 from vitlab.commands import COMMANDS, Command, Finetune, FinetuneRunConfig, Plan, Pretrain, RunConfig, Vtab
-from vitlab.models.config import get_config
+from vitlab.models.names import get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.settings import nearest, to_dict
 from vitlab.train.config import DataConfig, FewShotConfig, FinetuneConfig, TrainConfig

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from small_study import SMALL, points
 
-from vitlab.models.config import get_config
+from vitlab.models.names import get_config
 from vitlab.recipes.selfsup import tiny_digits
 from vitlab.studies.cost import cost, model_of, pictures, rows, summary
 from vitlab.studies.engine import plan

@@ -24,7 +24,7 @@ from vitlab.data.datasets import load_dataset
 from vitlab.data.loader import Batch
 from vitlab.data.pictures import PictureError
 from vitlab.models import ViTConfig, build_model
-from vitlab.models.config import ResNetBody
+from vitlab.models.stages import ResNetBody
 from vitlab.settings import to_dict
 from vitlab.train import checkpoint, distributed, loop
 from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig

@@ -13,7 +13,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from vitlab.data.loader import Batch
-from vitlab.models.config import ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models.config import ResNetConfig, ViTConfig
+from vitlab.models.stages import ResNetBody
 from vitlab.train.config import MaskingConfig, OptimConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Spread
 from vitlab.train.memory import FusedAttention, Memory, Sizes, largest, moments, process_bytes, step_bytes

@@ -3,7 +3,9 @@
 import fnmatch
 import typing
 
-from vitlab.models.config import MODELS, ModelConfig, ResNetBody, ResNetConfig, ViTConfig, get_config
+from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitlab.models.names import MODELS, get_config
+from vitlab.models.stages import ResNetBody
 
 if typing.TYPE_CHECKING:
     import torch

@@ -4,8 +4,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitlab.models.config import AXIAL_HEADS, ViTConfig
+from vitlab.models.config import ViTConfig
 from vitlab.models.encoder import Attention, Block
+from vitlab.models.stages import AXIAL_HEADS
 
 
 class AxialBlock(nn.Module):

@@ -11,9 +11,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlab.models.axial import AxialMixing
-from vitlab.models.config import ResNetBody, ResNetConfig, Unit
+from vitlab.models.config import ResNetConfig
 from vitlab.models.encoder import Linear
 from vitlab.models.initial import init_weights
+from vitlab.models.stages import ResNetBody, Unit
 
 GROUPS = 32
 

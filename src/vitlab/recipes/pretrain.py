@@ -8,7 +8,8 @@ their code. The data sets are not to be had by a download: give yours with
 import dataclasses
 import difflib
 
-from vitlab.models.config import ModelConfig, ResNetConfig, get_config
+from vitlab.models.config import ModelConfig, ResNetConfig
+from vitlab.models.names import get_config
 from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
 
 WARMUP_STEPS = 10_000

@@ -5,7 +5,8 @@ What comes out is a ViT without a head, to be fine-tuned as any other checkpoint
 
 import dataclasses
 
-from vitlab.models.config import ViTConfig, get_config
+from vitlab.models.config import ViTConfig
+from vitlab.models.names import get_config
 from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 
 

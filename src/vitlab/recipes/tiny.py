@@ -7,7 +7,9 @@ position embeddings and heads start wide: a short run with Google's 0.02 and 0 s
 
 from typing import Any
 
-from vitlab.models.config import MODELS, ModelConfig, ResNetBody, ViTConfig, get_config
+from vitlab.models.config import ModelConfig, ViTConfig
+from vitlab.models.names import MODELS, get_config
+from vitlab.models.stages import ResNetBody
 from vitlab.train.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 
 
@@ -41,7 +43,7 @@ def fashion_mnist(model: str | None = None) -> TrainConfig:
         data=DataConfig(name="fashion_mnist", train_split="trainval", eval_split="test", crop="pad", pad=4),
         optim=OptimConfig(lr=1e-3, weight_decay=0.05, schedule="cosine", warmup_steps=500, clip_norm=1.0),
         label_smoothing=0.1,
-        epochs=18.0,
+        epochs=17.0,
         batch_size=64,
         log_every=200,
         checkpoint_every=1000,

@@ -7,7 +7,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from vitlab.inspect.panels import Panel
-from vitlab.models.config import ModelConfig, ResNetBody, ResNetConfig, get_config
+from vitlab.models.config import ModelConfig, ResNetConfig
+from vitlab.models.names import get_config
+from vitlab.models.stages import ResNetBody
 from vitlab.studies.small import FEWSHOT, LEARNT, gpu, gpu_vit, jft, series, tiny, tiny_vit, told
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study

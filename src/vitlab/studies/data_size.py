@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from vitlab.inspect.panels import Panel
-from vitlab.models.config import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitlab.models.stages import ResNetBody
 from vitlab.recipes import finetune, pretrain
 from vitlab.studies.small import CARRIED_TO, LEARNT, SMALL_L2, series
 from vitlab.studies.statistics import difference, estimate, over_seeds, percent

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from vitlab.inspect.panels import Panel, Series
-from vitlab.models.config import ResNetBody, ResNetConfig
+from vitlab.models.config import ResNetConfig
+from vitlab.models.stages import ResNetBody
 from vitlab.recipes import pretrain
 from vitlab.studies.scaling import pretraining
 from vitlab.studies.small import held_out, series

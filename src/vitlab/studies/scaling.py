@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitlab.inspect.panels import Panel, Series, front
-from vitlab.models.config import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, get_config
+from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitlab.models.names import get_config
+from vitlab.models.stages import ResNetBody
 from vitlab.recipes import pretrain
 from vitlab.studies.small import SMALL_L2
 from vitlab.studies.statistics import estimate, over_seeds, percent

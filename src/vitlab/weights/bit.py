@@ -19,7 +19,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from vitlab.models.config import ImageSize, ResNetBody, ResNetConfig
+from vitlab.models.config import ImageSize, ResNetConfig
+from vitlab.models.stages import ResNetBody
 from vitlab.weights.npz import Slot, Spelling, dense, last_axis, need
 
 PART = re.compile(r"(resnet/|root_block/|conv_root/|gn_root/|block\d+/unit\d+/)")

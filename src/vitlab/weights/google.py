@@ -20,7 +20,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from vitlab.models.config import ImageSize, ModelConfig, ResNetBody, ResNetConfig, ViTConfig, check_divisible
+from vitlab.models.config import ImageSize, ModelConfig, ResNetConfig, ViTConfig, check_divisible
+from vitlab.models.stages import ResNetBody
 from vitlab.models.vit import Model
 from vitlab.weights.bit import PART, body_layout, body_read, holds_resnet, infer_body, infer_resnet, resnet_layout
 from vitlab.weights.npz import (

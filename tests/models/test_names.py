@@ -1,0 +1,176 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vitlab.models import MODELS, ResNetBody, ViTConfig, create_model, get_config, list_models
+
+# At 224 pixels with 1,000 classes. Where Google's code has the model, its own count.
+PARAMETERS = {
+    "ViT-Ti/8": 5_719_720,
+    "ViT-Ti/14": 5_694_376,
+    "ViT-Ti/16": 5_717_416,
+    "ViT-Ti/32": 6_131_560,
+    "ViT-S/8": 22_055_272,
+    "ViT-S/14": 22_004_584,
+    "ViT-S/16": 22_050_664,
+    "ViT-S/32": 22_878_952,
+    "ViT-B/8": 86_576_872,
+    "ViT-B/14": 86_475_496,
+    "ViT-B/16": 86_567_656,
+    "ViT-B/32": 88_224_232,
+    "ViT-L/8": 304_338_920,
+    "ViT-L/14": 304_203_752,
+    "ViT-L/16": 304_326_632,
+    "ViT-L/32": 306_535_400,
+    "ViT-H/8": 632_214_760,
+    "ViT-H/14": 632_045_800,
+    "ViT-H/16": 632_199_400,
+    "ViT-H/32": 634_960_360,
+    "R50+ViT-B/16": 98_659_112,
+    "R50+ViT-B/32": 110_945_832,
+    "R50+ViT-L/16": 316_483_624,
+    "R50+ViT-L/32": 328_994_856,
+    "R26+ViT-S/32": 36_431_912,
+    "R26+ViT-B/32": 101_383_976,
+    "R+ViT-Ti/16": 6_337_704,
+    "R26x1": 15_987_496,
+    "R50x1": 25_549_352,
+    "R50x2": 97_988_712,
+    "R50x3": 217_319_080,
+    "R101x1": 44_541_480,
+    "R101x3": 387_934_888,
+    "R152x1": 60_185_128,
+    "R152x2": 236_335_208,
+    "R152x4": 936_533_224,
+    "R200x3": 568_633_000,
+    "Axial-ViT-B/16": 171_622_120,
+    "Axial-ViT-B/32": 173_278_696,
+    "AxialResNet50": 24_355_192,
+}
+
+
+# Counts of Google's code for other settings.
+I21K = {"num_classes": 21_843}
+
+
+GAP = {"pool": "gap"}
+
+
+OTHER_PARAMETERS = [
+    ("ViT-S/16", GAP, 22_049_896),
+    ("ViT-S/32", GAP, 22_878_184),
+    ("ViT-B/16", GAP, 86_566_120),
+    ("ViT-B/32", GAP, 88_222_696),
+    ("ViT-Ti/16", GAP, 5_717_032),
+    ("ViT-L/16", GAP, 304_324_584),
+    ("ViT-H/14", GAP, 632_043_240),
+    ("ViT-B/16", {**GAP, "width": 32, "depth": 1, "heads": 2, "mlp_dim": 128}, 76_648),
+    ("ViT-B/16", {**GAP, "width": 512, "heads": 8, "mlp_dim": 2048}, 38_836_712),
+    ("ViT-H/14", {**GAP, "width": 1152, "depth": 27, "mlp_dim": 4304}, 413_595_352),
+    ("ViT-H/14", {**GAP, "width": 1408, "depth": 40, "mlp_dim": 6144}, 1_012_608_616),
+    ("ViT-H/14", {**GAP, "width": 1536, "depth": 40, "mlp_dim": 6144}, 1_136_098_792),
+    ("ViT-H/14", {**GAP, "width": 1664, "depth": 48, "mlp_dim": 8192}, 1_844_437_352),
+    ("ViT-H/14", {**GAP, "width": 1536, "depth": 48, "mlp_dim": 8192}, 1_664_839_144),
+    ("ViT-H/14", {**GAP, "width": 1792, "depth": 56, "mlp_dim": 15360}, 3_807_210_728),
+    ("ViT-B/16", {"width": 10, "depth": 1, "heads": 2, "mlp_dim": 10}, 21_390),
+    ("ViT-Ti/16", I21K, 9_740_115),
+    ("ViT-B/16", I21K, 102_595_923),
+    ("ViT-B/16", {**I21K, "representation_size": 768}, 103_186_515),
+    ("ViT-B/32", {**I21K, "representation_size": 768}, 104_843_091),
+    ("ViT-B/8", {**I21K, "representation_size": 768}, 103_195_731),
+    ("ViT-L/16", {**I21K, "representation_size": 1024}, 326_740_307),
+    ("ViT-L/32", {**I21K, "representation_size": 1024}, 328_949_075),
+    ("ViT-H/14", {**I21K, "representation_size": 1280}, 660_385_363),
+    ("ViT-B/16", {"image_size": 384}, 86_859_496),
+    ("ViT-B/8", {"image_size": 384}, 87_744_232),
+    ("ViT-B/16", {"num_classes": 0}, 86_567_656 - 769_000),
+    ("ViT-B/16", {"position": "none"}, 86_567_656 - 197 * 768),
+    ("R50+ViT-B/16", {**I21K, "representation_size": 768}, 115_277_971),
+    ("R50+ViT-B/16", {"image_size": 384}, 98_950_952),
+    ("R26+ViT-B/32", {**I21K, "representation_size": 768}, 118_002_835),
+    ("R50+ViT-L/32", I21K, 350_358_931),
+    ("R50+ViT-L/32", {**I21K, "representation_size": 1024}, 351_408_531),
+    ("R50x1", I21K, 68_256_659),
+    ("R152x4", I21K, 1_107_299_923),
+    ("R50x1", {"body": ResNetBody()}, 25_557_032),
+    # timm's
+    ("ViT-Ti/16", {"distilled": True}, 5_910_800),
+    ("ViT-B/16", {"distilled": True}, 87_338_192),
+    ("ViT-S/16", {"layer_scale": 1e-6, "class_position": False}, 22_059_496),
+    ("ViT-S/14", {"image_size": 518, "layer_scale": 1e-5, "num_classes": 0}, 22_056_192),
+    (
+        "ViT-B/14",
+        {"image_size": 518, "layer_scale": 1e-5, "num_classes": 0, "registers": 4, "class_position": False},
+        86_582_016,
+    ),
+]
+
+
+def test_every_name_is_counted() -> None:
+    assert list(PARAMETERS) == list_models() == list(MODELS)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "parameters"), [*((name, {}, count) for name, count in PARAMETERS.items()), *OTHER_PARAMETERS]
+)
+def test_parameters(name: str, overrides: dict[str, Any], parameters: int) -> None:
+    with torch.device("meta"):
+        model = create_model(name, **overrides)
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+    assert model.config.num_parameters == parameters
+
+
+def test_sizes_of_table_1() -> None:
+    for name, row in (("B", (12, 768, 3072, 12)), ("L", (24, 1024, 4096, 16)), ("H", (32, 1280, 5120, 16))):
+        config = MODELS[f"ViT-{name}/16"]
+        assert isinstance(config, ViTConfig)
+        assert (config.depth, config.width, config.mlp_dim, config.heads) == row
+
+
+@pytest.mark.parametrize(("name", "units"), [("R50+ViT-B/16", 16), ("R50+ViT-L/32", 16), ("R26+ViT-S/32", 8)])
+def test_a_stem_has_as_many_layers_as_its_name_says(name: str, units: int) -> None:
+    config = MODELS[name]
+    assert isinstance(config, ViTConfig)
+    assert config.stem
+    assert len(config.stem.units()) == units
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ViT-B/17", "ViT-B/16"),
+        ("ViT_B_16", "ViT-B/16"),
+        ("resnet", "vitlab list models"),
+    ],
+)
+def test_an_unknown_model_names_the_nearest(name: str, said: str) -> None:
+    with pytest.raises(ValueError, match=rf"unknown model '{re.escape(name)}'.*{re.escape(said)}"):
+        create_model(name)
+
+
+def test_an_unknown_setting_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"unknown model setting 'img_size'.*image_size"):
+        get_config("ViT-B/16", img_size=224)
+    with pytest.raises(ValueError, match=r"unknown model setting 'droput'.*dropout"):
+        create_model("ViT-B/16", droput=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("ViT-B/16", 17.56), ("ViT-L/16", 61.55), ("R50x1", 4.089), ("R50+ViT-B/16", 21.54)]
+)
+def test_operations_of_known_models(name: str, billions: float) -> None:
+    assert MODELS[name].forward_macs == pytest.approx(billions * 1e9, rel=1e-3)
+
+
+def test_the_table_of_models_does_not_import_torch() -> None:
+    code = "import sys, vitlab, vitlab.models; vitlab.list_models(); print('torch' in sys.modules)"
+    path = [str(Path(__file__).parents[2] / "src"), *sys.path]
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": ":".join(path)}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "False"
