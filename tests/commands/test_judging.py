@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from program import answer, call
+
+from vitlab.weights import load_model, save_model
 
 
 def test_few_shots_and_probes(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,6 +27,23 @@ def test_few_shots_and_probes(run: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert list(probed["weighted"]) == ["3"]
     assert len(list(Path("kept").iterdir())) == 3  # few of train, test, all of train
     assert not Path("elsewhere").exists()
+
+
+def test_precision_reaches_every_command(run: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    half, options = ["--precision", "bfloat16"], ["--device", "cpu"]
+    judged = answer(capsys, "evaluate", str(run), *options, *half)
+    few = answer(capsys, "fewshot", str(run), "--dataset", "digits", "--shots", "1", "--cache", "kept", *options, *half)
+    probed = answer(capsys, "probe", str(run), "--dataset", "digits", "--k", "1", "--cache", "kept", *options, *half)
+    assert judged["computed_in"] == few["settings"]["computed_in"] == probed["computed_in"] == "bfloat16"
+    assert "computed_in" not in answer(capsys, "evaluate", str(run), *options)
+    model = load_model(run)
+    assert model.head is not None
+    torch.nn.init.normal_(model.head.weight)  # three steps have made it sure of nothing
+    save_model(model, "sure")
+    exact, rounded = (answer(capsys, "predict", "sure", str(picture), *options, *more)["top"] for more in ([], half))
+    assert exact != rounded
+    for (_, share), (_, other) in zip(sorted(exact), sorted(rounded), strict=True):
+        assert share == pytest.approx(other, abs=0.02)
 
 
 def test_predict_counts_what_it_could_not_read(
@@ -46,3 +66,14 @@ def test_predict_from_the_standard_input(
     code, out, _ = call(capsys, "predict", str(run), "-", "--top", "1", "--device", "cpu")
     assert code == 0
     assert re.fullmatch(r"<stdin>: [012] \d+\.\d%\n", out)
+
+
+def test_mirror_reaches_its_commands(run: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--device", "cpu"]
+    assert answer(capsys, "evaluate", str(run), *options, "--mirror")["mirror"] is True
+    model = load_model(run)
+    assert model.head is not None
+    torch.nn.init.normal_(model.head.weight)
+    save_model(model, "sure")
+    alone, both = (answer(capsys, "predict", "sure", str(picture), *options, *more) for more in ([], ["--mirror"]))
+    assert dict(alone["top"]) != pytest.approx(dict(both["top"]))

@@ -20,7 +20,7 @@ from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import RankError, together
-from vitlab.transfer.evaluate import Evaluation, choose_device, evaluate, evaluate_checkpoint, table
+from vitlab.transfer.evaluate import Evaluation, answers, choose_device, evaluate, evaluate_checkpoint, table
 from vitlab.transfer.run import Outcome, pretrain
 from vitlab.weights import load_model, save_model
 from vitlab.weights.google import write_google
@@ -327,6 +327,27 @@ def test_resize_of_the_run_is_the_checkpoints(config: TrainConfig, tmp_path: Pat
     assert same_answers(evaluate_checkpoint(tmp_path, device="cpu"), outcome.test)
     dataset = load_dataset("digits", "test", classes=(0, 1, 2))
     assert not same_answers(evaluate(outcome.model, dataset, (8, 8)), outcome.test)
+
+
+def test_with_mirror_images(pretrained: Outcome, workdir: Path) -> None:
+    """Each picture's probabilities are the mean of two; the loss is that of the mean."""
+    model = load_model(workdir).eval()
+    images = torch.randn(3, 3, *model.config.image_hw)
+    with torch.inference_mode():
+        own, other, both = model(images), model(images.flip(-1)), answers(model, images, mirror=True)
+        assert torch.equal(answers(model, images), own)
+    torch.testing.assert_close(both.exp(), (own.softmax(1) + other.softmax(1)) / 2)
+    assert not torch.allclose(both.exp(), own.softmax(1), atol=1e-3)
+
+    found = evaluate_checkpoint(workdir, mirror=True, device="cpu")
+    assert found.record()["mirror"] is True
+    assert found.as_table().endswith("· with mirror images")
+    alone = evaluate_checkpoint(workdir, device="cpu")
+    assert "mirror" not in alone.record()
+    assert "mirror" not in alone.as_table()
+    assert not np.array_equal(found.losses, alone.losses)
+    assert np.array_equal(found.labels, alone.labels)
+    assert pretrained.test.accuracy == alone.accuracy
 
 
 @pytest.mark.usefixtures("pretrained")

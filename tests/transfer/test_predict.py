@@ -50,6 +50,19 @@ def test_files(pretrained: Outcome, workdir: Path, pictures: list[str], batch_si
         assert answer.error is None
 
 
+def test_with_mirror_images(pretrained: Outcome, workdir: Path, pictures: list[str]) -> None:
+    """The mean of the two, whichever of them is named."""
+    flipped = [str(Path(path).with_stem(f"{Path(path).stem}-flipped")) for path in pictures]
+    for path, other in zip(pictures, flipped, strict=True):
+        Image.open(path).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(other)
+    alone, across = ([dict(each.top) for each in ask(workdir, *paths)] for paths in (pictures, flipped))
+    for paths in (pictures, flipped):
+        both = list(predict(workdir, paths, mirror=True, device="cpu"))
+        for answer, one, two in zip(both, alone, across, strict=True):
+            assert dict(answer.top) == pytest.approx({name: (one[name] + two[name]) / 2 for name in one}, rel=1e-4)
+            assert one != pytest.approx(two, rel=1e-4)
+
+
 @pytest.mark.usefixtures("pretrained")
 def test_top(workdir: Path, pictures: list[str]) -> None:
     (first,) = ask(workdir, pictures[0], top=1)

@@ -10,6 +10,10 @@ from tyro.conf import Positional
 
 from vitlab.commands.answers import Checkpoint, answer, say
 
+Mirror = Annotated[
+    bool,
+    tyro.conf.arg(help="Judge each picture by the mean of the answers to it and to its mirror image: twice the time."),
+]
 Precision = Annotated[
     Literal["float32", "bfloat16"],
     tyro.conf.arg(help="Numbers to compute in; bfloat16 is faster where there are units for it, and rounds."),
@@ -35,6 +39,7 @@ class Evaluate:
     """Pictures at once, in each process."""
     workers: int = 0
     on_error: Literal["raise", "skip"] = "raise"
+    mirror: Mirror = False
     precision: Precision = "float32"
     device: str = "auto"
     json: bool = False
@@ -47,7 +52,7 @@ class Evaluate:
             found = evaluate_checkpoint(
                 self.checkpoint, self.dataset, self.split, root=self.root, image_size=self.image_size,
                 resize=self.resize, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
-                precision=self.precision, device=self.device, ranks=ranks,
+                mirror=self.mirror, precision=self.precision, device=self.device, ranks=ranks,
             )  # fmt: skip
         if ranks.first:
             answer(found.record(), self.json, found.as_table())
@@ -158,6 +163,7 @@ class Predict:
     sources: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURE ...")]
     """Pictures, folders of pictures, or - for the standard input (one picture, or paths, one a line)."""
     top: int = 5
+    mirror: Mirror = False
     precision: Precision = "float32"
     device: str = "auto"
     json: bool = False
@@ -166,7 +172,10 @@ class Predict:
         from vitlab.transfer.predict import predict
 
         failed = 0
-        for said in predict(self.checkpoint, self.sources, top=self.top, precision=self.precision, device=self.device):
+        for said in predict(
+            self.checkpoint, self.sources, top=self.top, mirror=self.mirror, precision=self.precision,
+            device=self.device,
+        ):  # fmt: skip
             failed += said.error is not None
             answer(dataclasses.asdict(said), self.json, said.as_line(), lines=True)
         if failed:

@@ -1,6 +1,7 @@
 """How good a model is on a data set: every picture counted exactly once."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,8 @@ class Evaluation:
     """Pictures of the source that have no label among the classes."""
     computed_in: str = "float32"
     """Type of the model's weights."""
+    mirror: bool = False
+    """Each picture was judged together with its mirror image."""
 
     @property
     def accuracy(self) -> float:
@@ -73,6 +76,7 @@ class Evaluation:
         """All figures as plain data."""
         counts = {"pictures": len(self.labels), "skipped": self.skipped}
         counts |= {"left_out": self.left_out} if self.left_out else {}
+        counts |= {"mirror": True} if self.mirror else {}
         return self.figures() | counts | recorded(self.computed_in) | {"per_class": self.per_class()}
 
     def as_table(self) -> str:
@@ -115,7 +119,8 @@ def table(record: dict[str, Any]) -> str:
     )
     skipped = f" · {record['skipped']} could not be read" if record["skipped"] else ""
     left_out = f" · {record['left_out']} have no label here" if "left_out" in record else ""
-    note = noted(record.get("computed_in", "float32"))
+    note = " · with mirror images" if "mirror" in record else ""
+    note += noted(record.get("computed_in", "float32"))
     return "\n".join([*lines, f"{record['pictures']} pictures · {figures}{skipped}{left_out}{note}"])
 
 
@@ -130,6 +135,7 @@ def evaluate(
     pad: bool = False,
     workers: int = 0,
     on_error: str = "raise",
+    mirror: bool = False,
     device: str | torch.device = "cpu",
     ranks: Ranks = ALONE,
 ) -> Evaluation:
@@ -137,6 +143,7 @@ def evaluate(
 
     Of several ranks each takes its share, `batch_size` pictures at a time, and every one returns the whole. `pad` fills
     up batches that are not full, so that the model sees one shape only; what it says of the filling is dropped.
+    `mirror` is as in `answers`.
     Raises ValueError if the model's outputs are not one for each class of the data set.
     """
     was_training = model.training
@@ -156,7 +163,7 @@ def evaluate(
         images = batch.images
         if pad and count < batch_size:
             images = torch.cat([images, images.new_zeros(batch_size - count, *images.shape[1:])])
-        logits = model(images)[:count].float()
+        logits = answers(model, images, mirror)[:count]
         if logits.shape[1] != len(dataset.classes):
             raise ValueError(
                 f"the model answers with {logits.shape[1]} classes and {dataset.name} has {len(dataset.classes)}; "
@@ -174,8 +181,18 @@ def evaluate(
     sets = None if dataset.label_sets is None else dataset.label_sets.take(whole["indices"])
     return Evaluation(
         classes=dataset.classes, skipped=skipped, label_sets=sets, left_out=dataset.left_out,
-        computed_in=computes_in(model), **whole
+        computed_in=computes_in(model), mirror=mirror, **whole
     )  # fmt: skip
+
+
+def answers(model: nn.Module, images: Float[Tensor, "B 3 H W"], mirror: bool = False) -> Float[Tensor, "B K"]:
+    """Logits of the classes, in float32. With `mirror` the logarithms of probabilities: of the mean of those for each
+    picture and for its mirror image, which errs a little less and takes twice the time. Not in the paper."""
+    logits = model(images).float()
+    if not mirror:
+        return logits
+    both = torch.stack([logits, model(images.flip(-1)).float()]).log_softmax(dim=-1)
+    return both.logsumexp(dim=0) - math.log(2)
 
 
 _COLUMNS = {
@@ -218,14 +235,15 @@ def evaluate_checkpoint(
     batch_size: int = 256,
     workers: int = 0,
     on_error: str = "raise",
+    mirror: bool = False,
     precision: str = "float32",
     device: str = "auto",
     ranks: Ranks = ALONE,
 ) -> Evaluation:
     """Tests a checkpoint on a data set, by default the one that its card names, with its own test resize.
 
-    `resize` overrides that of the data set (ObjectNet has one) and of the card. `precision` is as in
-    `load_for_judging`, `ranks` as in `evaluate`.
+    `resize` overrides that of the data set (ObjectNet has one) and of the card. `mirror` is as in `answers`,
+    `precision` as in `load_for_judging`, `ranks` as in `evaluate`.
     Raises ValueError if the checkpoint has no head, or names other classes than the data set.
     """
     place = choose_device(ranks.device(device))
@@ -249,7 +267,7 @@ def evaluate_checkpoint(
         resize = card.get("eval_resize")
     return evaluate(
         model, pictures, model.config.image_hw, resize=resize, batch_size=batch_size, workers=workers,
-        on_error=on_error, device=place, ranks=ranks,
+        on_error=on_error, mirror=mirror, device=place, ranks=ranks,
     )  # fmt: skip
 
 

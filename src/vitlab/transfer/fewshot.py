@@ -18,7 +18,7 @@ from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.workdir import write_json
 from vitlab.transfer.evaluate import choose_device
 from vitlab.transfer.features import Features, cache_folder, features, resize_of
-from vitlab.transfer.precision import load_for_judging, noted, recorded
+from vitlab.transfer.precision import load_for_judging, recorded
 from vitlab.transfer.ridge import L2_GRID, Ridge, choose_l2
 
 SHOTS = (1, 5, 10, 25)
@@ -197,7 +197,8 @@ class Report:
             notes += [f"{row.skipped} pictures could not be read"] if row.skipped else []
             note = f"  ({'; '.join(notes)})" if notes else ""
             lines.append(f"{row.dataset:{width}}  {row.shots:5}  {row.l2:9g}  {row.mean:.2%}{spread}{note}")
-        return "\n".join(lines)
+        computed_in = self.settings.get("computed_in")
+        return "\n".join([*lines, *([f"computed in {computed_in}"] if computed_in else [])])
 
 
 def fewshot_checkpoint(

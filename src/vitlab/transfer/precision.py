@@ -37,7 +37,7 @@ def load_for_judging(
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; a checkpoint is judged in {' or '.join(PRECISIONS)}.")
     if precision == "bfloat16" and ranks.first and resolve_precision("auto", device) == "float32":
-        logger.warning("%s has no units for bfloat16: float32 would be faster here, and is exact", device.type.upper())
+        logger.warning("this %s has no units for bfloat16: float32 would be faster, and is exact", device.type.upper())
     return load_model(checkpoint, image_size=image_size).to(device=device, dtype=PRECISIONS[precision])
 
 

@@ -1,17 +1,18 @@
 """Answers for pictures that have no label: files, folders, or the standard input."""
 
+import functools
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from vitlab.data.pictures import PICTURE_SUFFIXES, PictureError, decode
 from vitlab.data.transforms import EvalTransform
-from vitlab.models.vit import Model
-from vitlab.transfer.evaluate import choose_device
+from vitlab.transfer.evaluate import answers, choose_device
 from vitlab.transfer.precision import load_for_judging
 from vitlab.weights import class_names, load_card
 
@@ -36,14 +37,15 @@ def predict(
     *,
     top: int = 5,
     batch_size: int = 32,
+    mirror: bool = False,
     precision: str = "float32",
     device: str = "auto",
 ) -> Iterator[Answer]:
     """The `top` most probable classes of every picture in `sources`: files, folders (searched through) or `-`.
 
-    `-` reads the standard input: one picture, or paths, one a line. `precision` is as in `load_for_judging`. A picture
-    that cannot be read gives an answer with its error; a path that is not there, or nothing to answer for, is a
-    ValueError.
+    `-` reads the standard input: one picture, or paths, one a line. `mirror` is as in `answers`, `precision` as in
+    `load_for_judging`. A picture that cannot be read gives an answer with its error; a path that is not there, or
+    nothing to answer for, is a ValueError.
     """
     if top < 1:
         raise ValueError(f"top is {top}; ask for at least 1 answer.")
@@ -54,6 +56,7 @@ def predict(
     card = load_card(checkpoint)
     names = class_names(card, model.config.num_classes)
     transform = EvalTransform(model.config.image_hw, resize=card.get("eval_resize"))
+    ask = functools.partial(answers, model, mirror=mirror)
     pending: list[tuple[str, Any]] = []
     for path, data in list(find_pictures(sources)):  # a missing one is told before any work
         try:
@@ -62,15 +65,15 @@ def predict(
             yield Answer(path, error=error.reason)
             continue
         if len(pending) == batch_size:
-            yield from _answers(model, transform, pending, names, top, place)
+            yield from _answers(ask, transform, pending, names, top, place)
             pending = []
     if pending:
-        yield from _answers(model, transform, pending, names, top, place)
+        yield from _answers(ask, transform, pending, names, top, place)
 
 
 @torch.inference_mode()
 def _answers(
-    model: Model,
+    ask: Callable[[Tensor], Tensor],
     transform: EvalTransform,
     pictures: list[tuple[str, Any]],
     names: tuple[str, ...],
@@ -78,7 +81,7 @@ def _answers(
     device: torch.device,
 ) -> Iterator[Answer]:
     images = torch.cat([transform.apply([pixels]) for _, pixels in pictures]).to(device)
-    probabilities = model(images).float().softmax(dim=1)
+    probabilities = ask(images).softmax(dim=1)
     values, indices = probabilities.topk(min(top, len(names)), dim=1)
     for (path, _), row, numbers in zip(pictures, values.tolist(), indices.tolist(), strict=True):
         yield Answer(path, tuple((names[number], value) for number, value in zip(numbers, row, strict=True)))
