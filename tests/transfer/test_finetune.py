@@ -15,7 +15,7 @@ from PIL import Image
 
 from vitlab.data.datasets import load_dataset
 from vitlab.data.sources import Dataset
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model, get_config
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model
 from vitlab.models.position import interpolate_positions
 from vitlab.models.vit import Model, ViT
 from vitlab.train.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
@@ -25,10 +25,7 @@ from vitlab.transfer import finetune as room
 from vitlab.transfer import run
 from vitlab.transfer.finetune import (
     Finetuned,
-    activation_bytes,
-    adapted,
     best_rate,
-    by_size,
     finetune,
     hold_out,
     sweep_and_finetune,
@@ -572,50 +569,11 @@ def test_held_out_part_is_stratified_seeded_and_apart() -> None:
         hold_out(numbered(np.array([0, 1, 2])), 0.5, 0)
 
 
-@pytest.mark.parametrize(
-    ("examples", "steps", "warmup", "mixup", "batch"),
-    [
-        (40, 500, 100, 0.0, 32),
-        (1_020, 500, 100, 0.0, 64),
-        (5_000, 500, 100, 0.0, 512),
-        (19_999, 500, 100, 0.0, 512),
-        (20_000, 10_000, 500, 0.1, 512),
-        (499_999, 10_000, 500, 0.1, 512),
-        (500_000, 20_000, 500, 0.1, 512),
-    ],
-)
-def test_rule_for_own_pictures(examples: int, steps: int, warmup: int, mixup: float, batch: int) -> None:
-    """BiT's HyperRule."""
-    asked = FinetuneConfig(steps=1, automatic=("steps", "warmup_steps", "mixup", "batch_size"))
-    found = by_size(asked, examples)
-    assert (found.steps, found.epochs, found.optim.warmup_steps) == (steps, None, warmup)
-    assert (found.mixup, found.batch_size, found.automatic) == (mixup, batch, ())
-
-
-def test_rule_leaves_alone_what_it_was_not_asked_for() -> None:
-    config = FinetuneConfig(steps=50, mixup=0.7, batch_size=24, automatic=("warmup_steps",))
-    expected = dataclasses.replace(config, automatic=(), optim=dataclasses.replace(config.optim, warmup_steps=10))
-    assert by_size(config, 30_000) == expected
-
-
 @pytest.mark.usefixtures("pretrained")
 def test_size_of_the_checkpoint_for_own_pictures(workdir: Path, whole: FinetuneConfig, tmp_path: Path) -> None:
     config = dataclasses.replace(whole, steps=1, runs=1, learning_rates=(), automatic=("image_size",))
     assert protocol(workdir, config, tmp_path / "own").config.model.image_hw == (8, 8)
     assert protocol(workdir, config, tmp_path / "asked", image_size=12).config.model.image_hw == (12, 12)
-
-
-def test_large_batches_are_cut_to_what_memory_may_hold() -> None:
-    """About: a ViT-B/16 at 384 pixels leaves 325 MiB of maps for each picture, in float32."""
-    source = get_config("ViT-B/16", image_size=384)
-    assert activation_bytes(source) / 2**20 == pytest.approx(325, rel=0.01)
-    table = FinetuneConfig(model=ViTConfig(image_size=384), steps=500, batch_size=512)
-    assert adapted(source, table, 10).microbatch == 16
-    assert adapted(get_config("ViT-Ti/16"), table, 10, 64).microbatch is None
-    assert adapted(source, dataclasses.replace(table, microbatch=512), 10).microbatch == 512
-    assert adapted(source, dataclasses.replace(table, batch_size=8), 10).microbatch is None
-    kept = [activation_bytes(get_config(name, image_size=384)) for name in ("R50x1", "R50+ViT-B/16", "R152x4")]
-    assert kept[0] < kept[1] < kept[2]
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ from vitlab.train.loop import start_state, update
 from vitlab.train.memory import Sizes, largest, moments, process_bytes
 from vitlab.train.objectives import create_objective, create_trained
 from vitlab.train.precision import Precision, keep_freed_memory, resolve_precision
+from vitlab.transfer.carry import by_size
 from vitlab.transfer.evaluate import choose_device
-from vitlab.transfer.finetune import by_size
 
 CPU = "cpu"
 DAY = 24 * 3600

@@ -5,14 +5,13 @@ of the training split, then one run or several on all of it, then the test.
 """
 
 import dataclasses
-import hashlib
 import math
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,13 +20,14 @@ from vitlab.data.datasets import stratified_split
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.models import build_model
-from vitlab.models.config import ImageSize, ModelConfig, ViTConfig
-from vitlab.models.initial import LEARNT_POSITIONS, redraw_head, redraw_positions
+from vitlab.models.config import ImageSize
+from vitlab.models.initial import redraw_head
 from vitlab.models.vit import Model
 from vitlab.train.config import FinetuneConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.loop import NonFiniteError, train
 from vitlab.train.workdir import Workdir
+from vitlab.transfer.carry import adapted, by_size, carried, check_positions, identity
 from vitlab.transfer.evaluate import Evaluation, choose_device, table
 from vitlab.transfer.run import (
     OnSettings,
@@ -42,10 +42,6 @@ from vitlab.transfer.run import (
 )
 from vitlab.weights import load_card, load_model, save_model
 
-MICROBATCH_BYTES = 8 * 2**30
-"""Room for what the backward pass needs of a micro-batch, counted in float32; in bfloat16 it takes half."""
-
-Config = TypeVar("Config", bound=TrainConfig)
 Say = Callable[[str], None]
 
 
@@ -155,7 +151,7 @@ def sweep_and_finetune(
     config = adapted(source, config, len(pictures.train.classes), image_size)
     EvalTransform(config.model.image_hw, resize=config.data.eval_resize)  # a wrong size before any training
     if config.fresh_positions:
-        _check_positions(config.model)
+        check_positions(config.model)
     if on_settings:
         on_settings(config)
     if config.sweep_steps is not None:
@@ -313,69 +309,6 @@ def hold_out(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, Datase
     return rest, dataclasses.replace(held, split="held_out")
 
 
-def by_size(config: FinetuneConfig, examples: int) -> FinetuneConfig:
-    """`config` with what it leaves to the number of training pictures: BiT's rule (HyperRule, big_transfer).
-
-    500 steps below 20,000 pictures, 10,000 below 500,000, else 20,000; warm-up 100 or 500 steps, and never more than a
-    fifth of them; mixup 0.1 from 20,000 pictures on. Deviation: the batch is the power of two up to an eighth of the
-    pictures, from 32 to 512; BiT's is 512.
-    """
-    small, asked = examples < 20_000, config.automatic
-    if "batch_size" in asked:
-        config = dataclasses.replace(config, batch_size=min(max(_power_of_two(examples / 8), 32), 512))
-    if "steps" in asked:
-        steps = 500 if small else 10_000 if examples < 500_000 else 20_000
-        config = dataclasses.replace(config, steps=steps, epochs=None)
-    if "warmup_steps" in asked:
-        warmup = min(100 if small else 500, config.total_steps(examples) // 5)
-        config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, warmup_steps=warmup))
-    if "mixup" in asked:
-        config = dataclasses.replace(config, mixup=0.0 if small else 0.1)
-    return dataclasses.replace(config, automatic=())
-
-
-def adapted(source: ModelConfig, config: Config, num_classes: int, image_size: ImageSize | None = None) -> Config:
-    """`config` with the model of a checkpoint: its own shape, at the recipe's resolution or `image_size`.
-
-    A batch that memory may not hold is cut into micro-batches, unless `config` says how.
-    Raises ValueError where the recipe's resolution is far from the checkpoint's, and none was asked for.
-    """
-    side = max(source.image_hw)
-    if image_size is None and config.model.image_hw[0] ** 2 > 16 * side**2:
-        raise ValueError(
-            f"the recipe's {config.model.image_hw[0]} pixels are far from the {side} that the checkpoint was trained "
-            f"at, and would cost it {(config.model.image_hw[0] / side) ** 2:.0f} times the patches; say which size "
-            f"you want, e.g. --image-size {2 * side}."
-        )
-    size = config.model.image_size if image_size is None else image_size
-    model = dataclasses.replace(source, image_size=size, num_classes=num_classes, head_bias=0.0)
-    if isinstance(model, ViTConfig):
-        assert isinstance(config.model, ViTConfig), "every fine-tuning recipe has a ViT's settings"
-        model = dataclasses.replace(model, representation_size=None, dropout=config.model.dropout)
-    elif isinstance(config.model, ViTConfig) and config.model.dropout:
-        raise ValueError(f"dropout={config.model.dropout}: the checkpoint is a ResNet, which has none; leave it out.")
-    fits = _power_of_two(MICROBATCH_BYTES / activation_bytes(model))
-    micro = fits if config.microbatch is None and fits < config.batch_size else config.microbatch
-    return dataclasses.replace(config, model=model, microbatch=micro)
-
-
-def activation_bytes(model: ModelConfig) -> int:
-    """What one picture leaves in memory for the backward pass, in float32 and about: each block's or unit's maps."""
-    body = model.stem if isinstance(model, ViTConfig) else model.body
-    numbers = 0
-    for unit in body.units() if body else ():
-        before = math.prod(unit.grid(model.image_hw))
-        numbers += 4 * before * (unit.channels_in + unit.inner) + 4 * before // unit.stride**2 * unit.inner
-    if isinstance(model, ViTConfig):
-        numbers += model.depth * model.num_tokens * (8 * model.width + 2 * model.mlp_dim)
-    return 4 * max(numbers, 1)
-
-
-def _power_of_two(most: float) -> int:
-    """The largest power of two up to `most`; at least 1."""
-    return 2 ** max(math.floor(math.log2(most)), 0)
-
-
 def _figures(record: Mapping[str, Any]) -> dict[str, Any]:
     """The headline numbers of a record."""
     return {name: record[name] for name in ("accuracy", "loss", "top5", "pictures") if name in record}
@@ -385,39 +318,3 @@ def _score(score: Mapping[str, Any]) -> str:
     if score["accuracy"] is None:
         return "diverged"
     return f"{score['accuracy']:.2%} of {score['pictures']} held-out pictures right, loss {score['loss']:.4f}"
-
-
-def carried(checkpoint: str | Path, wanted: ModelConfig, new_positions: torch.Generator | None = None) -> Model:
-    """The model `wanted` (see `adapted`) with the weights of a checkpoint and a new head of zeros.
-
-    `new_positions` draws position embeddings for its grid in place of the interpolated ones; only the class token's
-    stays (see `redraw_positions`).
-    """
-    dropout = wanted.dropout if isinstance(wanted, ViTConfig) else None
-    model = load_model(
-        checkpoint, image_size=wanted.image_size, num_classes=wanted.num_classes, reset_head=True,
-        pre_logits="drop", dropout=dropout,
-    )  # fmt: skip
-    assert model.config == wanted, f"{model.config} is not {wanted}"
-    if new_positions is not None:
-        assert isinstance(wanted, ViTConfig), "see `_check_positions`"
-        redraw_positions(model, wanted, new_positions)
-    return model
-
-
-def _check_positions(model: ModelConfig) -> None:
-    """Raises ValueError for a model without position embeddings that could be drawn anew."""
-    if not isinstance(model, ViTConfig) or model.position not in LEARNT_POSITIONS:
-        kind = f"position={model.position!r}" if isinstance(model, ViTConfig) else "a ResNet"
-        raise ValueError(
-            f"fresh_positions draws learnt position embeddings anew, and the checkpoint has none ({kind}); leave it "
-            f"out."
-        )
-
-
-def identity(model: Model) -> tuple[ModelConfig, str]:
-    """A model's shape, and a short name for exactly its weights, whatever file they came in."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    return model.config, f"sha256:{digest.hexdigest()[:16]}"

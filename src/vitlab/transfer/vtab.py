@@ -19,7 +19,7 @@ from vitlab.settings import to_dict
 from vitlab.train.config import DataConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.workdir import Workdir
-from vitlab.transfer.finetune import adapted, carried, identity
+from vitlab.transfer.carry import adapted, carried, identity
 from vitlab.transfer.run import Pictures, run
 from vitlab.weights import load_model
 
