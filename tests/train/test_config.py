@@ -23,6 +23,9 @@ def build(kind: type[Any], values: dict[str, Any]) -> Any:
     return config
 
 
+GRAPHS = {"steps": 1, "compile": True, "cuda_graphs": True}
+
+
 def test_json_and_back() -> None:
     config = TrainConfig(
         model=get_config("ViT-Ti/16", image_size=(32, 48), num_classes=3),
@@ -109,6 +112,12 @@ def test_wrong_optimiser_settings(values: dict[str, Any], message: str) -> None:
         ({"steps": 1, "average_decay": 1.0}, r"average_decay is 1\.0"),
         ({"steps": 1, "precision": "fp16"}, r"precision is 'fp16'; allowed: 'auto', 'float32'"),
         ({"steps": 1, "loss": "hinge"}, r"loss is 'hinge'; allowed: 'softmax', 'sigmoid'"),
+        ({"steps": 1, "float8": True, "model": ViTConfig(width=24, heads=2)}, r"float8 .* this is a width of 24"),
+        ({"steps": 1, "float8": True, "model": get_config("R50x1")}, r"float8 .* this is a ResNet; take such a ViT"),
+        ({"steps": 1, "cuda_graphs": True}, r"cuda_graphs are recorded by torch.compile; give --compile too, or leave"),
+        (GRAPHS | {"microbatch": 2048}, r"cuda_graphs take .* Leave out microbatch=2048 .*give --microbatch 4096"),
+        (GRAPHS | {"fsdp": True}, r"cuda_graphs need weights that stay .*fsdp .*give one of them, or leave"),
+        (GRAPHS | {"data": DataConfig(on_error="skip")}, r"cuda_graphs take batches of one shape, .*give 'raise', or"),
     ],
 )
 def test_wrong_run_settings(values: dict[str, Any], message: str) -> None:
@@ -135,6 +144,15 @@ def test_wrong_run_settings(values: dict[str, Any], message: str) -> None:
 def test_wrong_finetuning_settings(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(FinetuneConfig, {"steps": 1} | values)
+
+
+def test_what_float8_and_cuda_graphs_go_with() -> None:
+    """And a config file from before they were there."""
+    given = {"compile": True, "cuda_graphs": True, "float8": True, "steps": 1, "batch_size": 8}
+    config = TrainConfig(**given, microbatch=8, activation_checkpointing=True)
+    older = {name: value for name, value in to_dict(config).items() if name not in ("cuda_graphs", "float8")}
+    assert from_dict(TrainConfig, older) == dataclasses.replace(config, cuda_graphs=False, float8=False)
+    assert FinetuneConfig(**given).single() == TrainConfig(**given)
 
 
 def test_single_run_of_a_finetuning() -> None:

@@ -329,6 +329,35 @@ def test_masked_patch_prediction_by_two(fsdp: bool, tmp_path: Path, in_ranks: In
 
 
 @pytest.mark.parametrize("fsdp", [False, True], ids=["DDP", "FSDP"])
+def test_float8_by_two(fsdp: bool, tmp_path: Path, in_ranks: InRanks) -> None:
+    """Each scales by the largest number of its own share, so that products are rounded a little otherwise."""
+    config = dataclasses.replace(CONFIG, float8=True, fsdp=fsdp, activation_checkpointing=fsdp, steps=6)
+    one = trained(config, tmp_path / "one")
+    first, second = trained_by(2, config, tmp_path / "two", in_ranks)
+    assert largest(first, second) == 0
+    assert records(tmp_path / "two") == pytest.approx(records(tmp_path / "one"), rel=5e-3)
+    assert {name: value.shape for name, value in first.items()} == {name: value.shape for name, value in one.items()}
+    exact = trained(dataclasses.replace(config, float8=False), tmp_path / "exact")
+    assert 0 < largest(first, exact) < 0.05
+
+
+def test_cuda_graphs_by_two(in_ranks: InRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not where gradients are exchanged in the backward pass."""
+    monkeypatch.setattr(torch, "compile", lambda model, **given: model)
+
+    def job() -> str:
+        with together() as ranks:
+            spread = functools.partial(Spread, ranks=ranks, device=torch.device("cpu"), compiled=True, graphs=True)
+            spread(build_model(MODEL), precision="bfloat16")
+            with pytest.raises(ValueError, match=r"2 processes exchange autocast gradients .*--precision bf") as no:
+                spread(build_model(MODEL), precision="autocast")
+            return str(no.value)
+
+    one, two = in_ranks(2, job)
+    assert one == two
+
+
+@pytest.mark.parametrize("fsdp", [False, True], ids=["DDP", "FSDP"])
 def test_goes_on_with_another_number(fsdp: bool, tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
     """1 process, then 2, then 1: as one alone all the way; each example of the epoch once, whoever it came to."""
     seen = tmp_path / "seen"

@@ -214,13 +214,23 @@ def test_average_is_evaluated_in_float32(tmp_path: Path) -> None:
 
 
 def test_compile_by_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled: list[nn.Module] = []
-    monkeypatch.setattr(torch, "compile", lambda model: compiled.append(model) or model)
+    """For one shape where no picture may be left out; CUDA graphs are told that a new step begins at each."""
+    compiled: list[dict[str, Any]] = []
+    steps: list[bool] = []
+    monkeypatch.setattr(torch, "compile", lambda model, **given: compiled.append(given) or model)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: steps.append(True))
     one = run(PLAIN, tmp_path / "plain")
     assert not compiled
-    two = run(dataclasses.replace(PLAIN, compile=True), tmp_path / "compiled")
-    assert len(compiled) == 1
-    assert identical(one, two)
+    config = dataclasses.replace(PLAIN, compile=True)
+    assert identical(run(config, tmp_path / "compiled"), one)
+    assert compiled == [{"dynamic": False, "mode": None}]
+    skipping = dataclasses.replace(config, data=dataclasses.replace(config.data, on_error="skip"))
+    assert identical(run(skipping, tmp_path / "skipping"), one)
+    assert compiled[1:] == [{"dynamic": None, "mode": None}]
+    assert not steps
+    assert identical(run(dataclasses.replace(config, cuda_graphs=True), tmp_path / "graphs"), one)
+    assert compiled[2:] == [{"dynamic": False, "mode": "reduce-overhead"}]
+    assert len(steps) == PLAIN.steps
 
 
 # ----------------------------------------------------------------------------------------------- recording

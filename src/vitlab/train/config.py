@@ -219,8 +219,15 @@ class TrainConfig:
     precision: Literal["auto", "float32", "autocast", "bfloat16"] = "auto"
     """`bfloat16` keeps float32 weights and one bfloat16 copy of them a step; `autocast` casts at each use; `auto`
     takes bfloat16 on a CPU with matrix units for it, autocast on a GPU, else float32."""
+    float8: bool = False
+    """Round both factors of the matrix products in a ViT's blocks to 8 bits (torchao): with `compile`, for GPUs with
+    units for it (Ada, Hopper or later); elsewhere emulated, which gains no time and shows what accuracy it costs."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    cuda_graphs: bool = False
+    """With `compile`: replay a step's kernels from CUDA graphs (torch.compile's `reduce-overhead`), for small models
+    whose kernels take longer to launch than to run; batches of one shape. Not yet tried on a GPU; elsewhere no change.
+    """
     activation_checkpointing: bool = False
     """Keep no activations inside a block for the backward pass but compute them again there: less memory, more time."""
     fsdp: bool = False
@@ -259,6 +266,29 @@ class TrainConfig:
             raise ValueError(f"average_decay is {self.average_decay}; it must lie in (0, 1), or be None.")
         if self.masking is not None:
             self._check_masking()
+        if self.float8 and not (isinstance(self.model, ViTConfig) and self.model.width % 16 == 0):
+            given = f"a width of {self.model.width}" if isinstance(self.model, ViTConfig) else "a ResNet"
+            raise ValueError(
+                f"float8 multiplies in a ViT's blocks, with a width that is a multiple of 16, and this is {given}; "
+                f"take such a ViT, or leave float8 out."
+            )
+        if self.cuda_graphs:
+            self._check_cuda_graphs()
+
+    def _check_cuda_graphs(self) -> None:
+        """One shape, one forward and backward pass a step, and gradients that lie where the graphs write them."""
+        size = self.microbatch or self.batch_size
+        for wrong, what in (
+            (not self.compile, "are recorded by torch.compile; give --compile too"),
+            (size < self.batch_size, f"take a step's pictures at once: gradients to be added up would be overwritten. "
+             f"Leave out microbatch={size} (fine-tuning chooses one for large models: give --microbatch "
+             f"{self.batch_size})"),
+            (self.fsdp, "need weights that stay where they are, and fsdp brings them together anew; give one of them"),
+            (self.data.on_error == "skip", "take batches of one shape, and data.on_error='skip' makes smaller ones; "
+             "give 'raise'"),
+        ):  # fmt: skip
+            if wrong:
+                raise ValueError(f"cuda_graphs {what}, or leave cuda_graphs out.")
 
     def _check_masking(self) -> None:
         """Masked patch prediction takes a ViT that is all patches, and no setting that speaks of classes."""

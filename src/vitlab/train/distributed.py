@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitlab.models.encoder import Block
 from vitlab.models.resnet import Bottleneck
+from vitlab.train.float8 import to_float8
 from vitlab.train.precision import Precision
 
 Plain = TypeVar("Plain")
@@ -249,41 +250,48 @@ class Spread:
 
     By default (DDP) each process holds the whole and gradients are averaged while the backward pass still runs. With
     `fsdp` (FSDP2) each holds a part of every weight, of its gradient and of what the optimiser remembers, and the
-    blocks' weights are brought together when they are needed. The three changes to a model come in the order that
-    works: `recompute` (activations of a block are computed again in the backward pass, not kept), `compiled`, sharding.
+    blocks' weights are brought together when they are needed. The changes to a model come in the order that works:
+    `float8` products, `recompute` (activations of a block are computed again in the backward pass, not kept),
+    `compiled`, sharding. It is compiled for each shape by itself unless batches are `uneven`; `graphs` are CUDA's.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        ranks: Ranks,
-        device: torch.device,
-        *,
-        precision: Precision,
-        fsdp: bool = False,
-        recompute: bool = False,
-        compiled: bool = False,
-    ) -> None:
+        self, model: nn.Module, ranks: Ranks, device: torch.device, *, precision: Precision, fsdp: bool = False,
+        float8: bool = False, recompute: bool = False, compiled: bool = False, uneven: bool = False,
+        graphs: bool = False,
+    ) -> None:  # fmt: skip
         self.ranks = ranks
+        self._graphs = graphs
         self.sharded = fsdp and ranks.world_size > 1
         self._ddp: DistributedDataParallel | None = None
         self._model = model
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # where NCCL looks for this process's device
+        if float8:
+            to_float8(model, device)
         for block in blocks(model) if recompute else ():
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
         self.forward: Callable[..., Any] = model
+        shapes = None if uneven else False  # `dynamic`: whether a shape that has changed is left open from then on
         if self.sharded:
-            self._shard(model, device, precision, compiled)
+            for block in blocks(model) if compiled else ():
+                block.compile(dynamic=shapes)
+            self._shard(model, device, precision)
             return
         if ranks.world_size > 1 and precision != "bfloat16":  # a bfloat16 copy has its gradients averaged in float32
+            if graphs:
+                raise ValueError(
+                    f"cuda_graphs: {ranks.world_size} processes exchange {precision} gradients within the backward "
+                    f"pass, which no graph can replay. Give --precision bfloat16, where they are exchanged after it, "
+                    f"or leave cuda_graphs out."
+                )
             ids = [device.index] if device.type == "cuda" else None
             self._ddp = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
             self.forward = self._ddp
         if compiled:
-            self.forward = torch.compile(self.forward)
+            self.forward = torch.compile(self.forward, dynamic=shapes, mode="reduce-overhead" if graphs else None)
 
-    def _shard(self, model: nn.Module, device: torch.device, precision: Precision, compiled: bool) -> None:
+    def _shard(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
         """FSDP2: each block by itself, then what is left. Gradients are added up in float32."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -293,14 +301,14 @@ class Spread:
         if precision != "float32":
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         for block in blocks(model):
-            if compiled:
-                block.compile()
             fully_shard(block, mesh=mesh, mp_policy=policy)
         fully_shard(model, mesh=mesh, mp_policy=policy)
 
     @contextlib.contextmanager
     def exchanging(self, last: bool) -> Iterator[None]:
         """A forward and backward pass; gradients are exchanged in that of a step's last micro-batch only."""
+        if self._graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # what the last pass has left is not needed any more
         if self.sharded:
             self._model.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue]  # an FSDPModule's
         with contextlib.nullcontext() if last or self._ddp is None else self._ddp.no_sync():

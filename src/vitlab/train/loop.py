@@ -14,13 +14,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from vitlab.data.datasets import load_dataset
 from vitlab.data.loader import Batch, train_batches
@@ -28,20 +27,13 @@ from vitlab.data.sources import Dataset
 from vitlab.data.transforms import TrainTransform
 from vitlab.train.checkpoint import Checkpoint, CheckpointWriter, load_latest, read_checkpoint
 from vitlab.train.config import TrainConfig
-from vitlab.train.distributed import ALONE, Ranks, Spread, is_sharded, own_part, shard_like, whole
+from vitlab.train.distributed import ALONE, Ranks, own_part, whole
+from vitlab.train.float8 import describe_float8
 from vitlab.train.objectives import Classification, MaskedPatch, create_objective, create_trained
-from vitlab.train.optim import (
-    clip_by_global_norm,
-    create_optimizer,
-    describe_groups,
-    learning_rate,
-    pack_optimizer,
-    set_learning_rate,
-    unpack_optimizer,
-    update_average,
-)
-from vitlab.train.precision import Weights, keep_freed_memory, resolve_precision
+from vitlab.train.optim import clip_by_global_norm, describe_groups, learning_rate, set_learning_rate, update_average
+from vitlab.train.precision import keep_freed_memory
 from vitlab.train.progress import Progress, Speed, peak_flops
+from vitlab.train.state import State, start_state
 from vitlab.train.workdir import Workdir
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
@@ -55,59 +47,6 @@ class StoppedError(RuntimeError):
 
 class NonFiniteError(RuntimeError):
     """The loss or the gradient is not a number any more."""
-
-
-@dataclass
-class State:
-    """All that changes during a run."""
-
-    spread: Spread
-    weights: Weights
-    optimizer: torch.optim.Optimizer
-    average: dict[str, Tensor] | None
-    sums: Tensor
-    """Loss, accuracy and gradient norm, added up since the last record; and the first step whose loss was not finite
-    (0: none)."""
-    step: int = 0
-    skipped: int = 0
-    recorded: int = 0
-    """The step of the last record."""
-
-    @torch.no_grad()
-    def tensors(self, wanted: bool = True) -> dict[str, Tensor]:
-        """Everything to keep, whole. Where it is sharded every process has to ask, also one that has no use for it
-        (`wanted`); one tensor after the other, as a device that holds a part may have no room for all of them."""
-        named = {f"weights/{name}": master for name, master in self.weights.masters.items()}
-        named |= {f"average/{name}": value for name, value in (self.average or {}).items()}
-        named |= {f"optimizer/{name}": value for name, value in pack_optimizer(self.optimizer).items()}
-        kept = {"sums": self.sums}
-        for name, tensor in named.items():
-            found = whole(tensor)
-            if wanted:
-                kept[name] = found.cpu() if is_sharded(tensor) else found
-        return kept
-
-    @torch.no_grad()
-    def restore(self, tensors: dict[str, Tensor], step: int, plain: dict[str, Any]) -> None:
-        parts: dict[str, dict[str, Tensor]] = {"weights": {}, "average": {}, "optimizer": {}}
-        for key, value in tensors.items():
-            part, _, name = key.partition("/")
-            if name:
-                parts[part][name] = value
-        for name, master in self.weights.masters.items():
-            master.copy_(shard_like(parts["weights"].pop(name), master))
-        for name, value in (self.average or {}).items():
-            value.copy_(shard_like(parts["average"].pop(name), value))
-        assert not {**parts["weights"], **parts["average"]}, "a checkpoint of another model"
-        masters = self.weights.masters
-        remembered = {
-            key: shard_like(value, masters[key.rpartition("/")[0]]) if value.ndim else value
-            for key, value in parts["optimizer"].items()
-        }
-        unpack_optimizer(self.optimizer, remembered)
-        self.sums.copy_(tensors["sums"])
-        self.weights.refresh()
-        self.step, self.skipped, self.recorded = step, plain["skipped"], plain["recorded"]
 
 
 def train(
@@ -158,7 +97,8 @@ def train(
             )
         _resume(state, workdir, progress)
         several = f" by {ranks.world_size} processes" if ranks.world_size > 1 else ""
-        progress.say(f"{state.weights.precision} on {device}{several}; {describe_groups(state.optimizer)}")
+        products = f", {describe_float8(model, device)}" if config.float8 else ""
+        progress.say(f"{state.weights.precision} on {device}{several}{products}; {describe_groups(state.optimizer)}")
         batches = _batches(config, dataset, state.step, device, ranks)
         peak = peak_flops(device)
         speed = Speed(flops, peak and peak * ranks.world_size)
@@ -195,20 +135,6 @@ def train(
                 ranks.share(writer.wait)
                 raise StoppedError(f"stopped and saved at step {state.step}/{steps}; the same command continues.")
     return _finished(config, state, model)
-
-
-def start_state(config: TrainConfig, model: nn.Module, device: torch.device, ranks: Ranks) -> State:
-    """The state of a run before its first step, whose `spread` computes with `model` from then on."""
-    precision = resolve_precision(config.precision, device)
-    spread = Spread(
-        model.train(), ranks, device, precision=precision, fsdp=config.fsdp,
-        recompute=config.activation_checkpointing, compiled=config.compile,
-    )  # fmt: skip
-    weights = Weights(model, precision, sharded=spread.sharded)
-    masters = weights.masters
-    average = {n: m.detach().clone() for n, m in masters.items()} if config.average_decay else None
-    optimizer = create_optimizer(masters.items(), config.optim)
-    return State(spread, weights, optimizer, average, torch.zeros(4, dtype=torch.float64, device=device))
 
 
 def _resume(state: State, workdir: Workdir, progress: Progress) -> None:

@@ -5,7 +5,8 @@ content, while every piece of memory is noted as it comes and goes. That costs a
 size. What a GPU does otherwise (autocast's casts, attention and dropout in one kernel) the meta device does not do by
 itself: `AsOn` does it in its place.
 
-Not counted: the workspace of the libraries, gaps of the allocator, the driver's own; and what torch.compile saves.
+Not counted: the workspace of the libraries, gaps of the allocator, the driver's own; what torch.compile saves; and what
+`float8` (copies of a product's factors while it is computed) and `cuda_graphs` (memory of their own) take besides.
 """
 
 import functools

@@ -150,6 +150,12 @@ def evaluate(
     model.eval()
     columns = {name: [np.empty(0, kind)] for name, kind in _COLUMNS.items()}
     skipped = 0
+    judged: dict[str, Tensor] = {}
+
+    def keep() -> None:
+        for name, values in judged.items():
+            columns[name].append(values.cpu().numpy())
+
     batches = eval_batches(
         dataset, EvalTransform(image_size, resize=resize), batch_size=batch_size * ranks.world_size, rank=ranks.rank,
         world_size=ranks.world_size, workers=workers, on_error=on_error, device=device,
@@ -169,8 +175,9 @@ def evaluate(
                 f"the model answers with {logits.shape[1]} classes and {dataset.name} has {len(dataset.classes)}; "
                 f"fine-tune it on this data set first (`vitlab finetune`)."
             )
-        for name, values in _judge(logits, batch).items():
-            columns[name].append(values.cpu().numpy())
+        keep()  # a batch late: a GPU computes this one while the next is brought
+        judged = _judge(logits, batch)
+    keep()
     model.train(was_training)
     whole = ranks.gather({name: np.concatenate(parts) for name, parts in columns.items()})
     skipped = int(ranks.gather({"skipped": np.array([skipped])})["skipped"].sum())

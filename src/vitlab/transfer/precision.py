@@ -14,7 +14,7 @@ from torch import nn
 from vitlab.models.config import ImageSize
 from vitlab.models.vit import Model
 from vitlab.train.distributed import ALONE, Ranks
-from vitlab.train.precision import resolve_precision
+from vitlab.train.precision import keep_freed_memory, resolve_precision
 from vitlab.weights import load_model
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,8 @@ def load_for_judging(
         raise ValueError(f"precision is {precision!r}; a checkpoint is judged in {' or '.join(PRECISIONS)}.")
     if precision == "bfloat16" and ranks.first and resolve_precision("auto", device) == "float32":
         logger.warning("this %s has no units for bfloat16: float32 would be faster, and is exact", device.type.upper())
+    if device.type == "cpu":
+        keep_freed_memory()  # a large batch asks for the same blocks again and again
     return load_model(checkpoint, image_size=image_size).to(device=device, dtype=PRECISIONS[precision])
 
 
