@@ -14,7 +14,7 @@ from PIL import Image
 from program import call
 
 from vitlab.models import ViTConfig
-from vitlab.models import config as models
+from vitlab.models import names as models
 from vitlab.studies import bench as module
 from vitlab.studies.bench import CEILING, FIGURE_12, SIZES, Settings, bench, panels, table
 from vitlab.studies.peers import OURS

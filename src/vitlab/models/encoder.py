@@ -28,8 +28,8 @@ def attention_path(
     """The faster of two equal ways to compute attention.
 
     `fused` is torch's scaled_dot_product_attention, best on every GPU. On a CPU its backward takes several times as
-    long as plain matrix products do (`benchmarks/train_cpu.py`), and without AMX its forward in bfloat16 1.3 to 1.8
-    times; in float32 its forward is the faster one.
+    long as plain matrix products do (`benchmarks/train_cpu.py`), and without AMX so does its forward in bfloat16, if
+    less so; in float32 its forward is the faster one (`benchmarks/attention.py`).
     """
     if device_type != "cpu":
         return "fused"
