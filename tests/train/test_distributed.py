@@ -84,6 +84,25 @@ def test_nobody_has_a_row(in_ranks: InRanks) -> None:
     assert in_ranks(2, job) == [(0, 4), (0, 4)]
 
 
+def test_what_was_sent_before_a_failure_still_arrives(in_ranks: InRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One ends at once after an exchange (as a run that stops does), whose end has yet to reach the other."""
+    all_reduce = distributed.dist.all_reduce
+
+    def late(*given: Any, **options: Any) -> Any:
+        exchange, since = all_reduce(*given, **options), time.monotonic()
+        return types.SimpleNamespace(
+            is_completed=lambda: time.monotonic() - since > 0.5 and exchange.is_completed(), wait=exchange.wait
+        )
+
+    def job() -> None:
+        with together() as ranks:
+            if ranks.rank == 1:
+                monkeypatch.setattr(distributed.dist, "all_reduce", late)
+            raise ValueError(f"{ranks.add_up(1)} heard")
+
+    assert [str(answer) for answer in in_ranks(2, job)] == ["(2,) heard"] * 2
+
+
 @pytest.mark.parametrize("failing", [0, 2])
 def test_one_that_fails_ends_those_that_wait_for_it(failing: int, in_ranks: InRanks) -> None:
     """The first process, which keeps the store, and another one."""

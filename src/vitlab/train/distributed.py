@@ -32,6 +32,7 @@ from vitlab.train.precision import Precision
 Plain = TypeVar("Plain")
 FAILED = "vitlab/failed"  # the key under which a failing process leaves its last words
 PATIENCE = 0.02  # seconds of waiting between two looks whether another process has failed
+GRACE = 1.0  # seconds for what a process has sent before it failed
 FAREWELL = 5.0  # seconds that the first process waits for the others when all ends
 
 
@@ -118,7 +119,12 @@ class Ranks:
             waited += pause
             if waited > PATIENCE:
                 pause = PATIENCE
-                self.check()
+                try:
+                    self.check()
+                except RankError:
+                    time.sleep(GRACE)  # it may have failed after this exchange, whose end is on its way here
+                    if not exchange.is_completed():
+                        raise
         exchange.wait()
         return tuple(sums.tolist())
 
