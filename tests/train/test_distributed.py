@@ -86,7 +86,7 @@ def test_nobody_has_a_row(in_ranks: InRanks) -> None:
 
 def test_what_was_sent_before_a_failure_still_arrives(in_ranks: InRanks, monkeypatch: pytest.MonkeyPatch) -> None:
     """One ends at once after an exchange (as a run that stops does), whose end has yet to reach the other."""
-    all_reduce = distributed.dist.all_reduce
+    all_reduce: Any = distributed.dist.all_reduce
 
     def late(*given: Any, **options: Any) -> Any:
         exchange, since = all_reduce(*given, **options), time.monotonic()
