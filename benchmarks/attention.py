@@ -61,7 +61,7 @@ def measure(arguments: Arguments, dtype: torch.dtype, batch: int, tokens: int) -
     for way in (fused, products):
         seconds(way, qkv)
     ratios = [seconds(fused, qkv) / seconds(products, qkv) for _ in range(arguments.rounds)]
-    taken = attention_path("cpu", False, dtype, tokens)
+    taken = attention_path("cpu", False, dtype, batch * arguments.heads * tokens**2)
     return {"batch": batch, "tokens": tokens, "ratio": statistics.median(ratios), "all": ratios, "taken": taken}
 
 

@@ -14,7 +14,6 @@ import dataclasses
 import json
 import math
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Literal
 
@@ -62,15 +61,14 @@ def settings(arguments: Arguments, seed: int, float8: bool) -> TrainConfig:
 
 
 def measure(arguments: Arguments, folder: Path) -> dict[str, dict[str, list[float]]]:
-    """Figures of the test by way and seed, and the seconds of each run."""
-    found: dict[str, dict[str, list[float]]] = {way: {name: [] for name in (*FIGURES, "seconds")} for way in WAYS}
+    """Figures of the test by way and seed."""
+    found: dict[str, dict[str, list[float]]] = {way: {name: [] for name in FIGURES} for way in WAYS}
     for seed in range(arguments.seeds):
         for way, float8 in WAYS.items():
-            since = time.perf_counter()
             ended = pretrain(
                 settings(arguments, seed, float8), folder / f"{way}-{seed}", device=arguments.device, tensorboard=False
             )
-            figures = ended.test.figures() | {"seconds": time.perf_counter() - since}
+            figures = ended.test.figures()
             for name, values in found[way].items():
                 values.append(figures[name])
         print(f"seed {seed}: " + "; ".join(f"{way} float8 {told(found[way], seed)}" for way in WAYS), flush=True)

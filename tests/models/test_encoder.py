@@ -72,7 +72,7 @@ def test_the_path_follows_device_gradient_and_dtype(monkeypatch: pytest.MonkeyPa
     assert attention_path("cpu", False) == "fused"
     for has_amx, answers in ((False, ("matmul", "fused")), (True, ("fused", "fused"))):
         monkeypatch.setattr(encoder, "HAS_AMX", has_amx)
-        assert tuple(attention_path("cpu", False, bf16, tokens) for tokens in (577, 578)) == answers
+        assert tuple(attention_path("cpu", False, bf16, numbers) for numbers in (2**27, 2**27 + 1)) == answers
 
 
 @pytest.mark.parametrize("biased", [False, True])

@@ -42,6 +42,7 @@ from vitlab.train.distributed import (
 )
 from vitlab.train.loop import NonFiniteError, StoppedError, train
 from vitlab.train.objectives import create_trained
+from vitlab.train.state import start_state
 from vitlab.train.workdir import Workdir
 
 InRanks = Callable[[int, Callable[[], Any]], list[Any]]
@@ -464,7 +465,7 @@ def test_only_the_first_keeps_the_whole_of_a_sharded_state(in_ranks: InRanks) ->
         with together() as ranks:
             config = dataclasses.replace(CONFIG, fsdp=True)
             model = create_trained(config, torch.Generator().manual_seed(0))
-            state = loop.start_state(config, model, torch.device("cpu"), ranks)
+            state = start_state(config, model, torch.device("cpu"), ranks)
             kept = state.tensors(wanted=ranks.first)
             return set(kept), {name: list(tensor.shape) for name, tensor in kept.items() if is_sharded(tensor)}
 

@@ -16,16 +16,17 @@ AttentionPath = Literal["fused", "matmul"]
 Heads = tuple[Float[Tensor, "B k T Dh"], Float[Tensor, "B k S Dh"], Float[Tensor, "B k S Dh"]]
 
 
-MOST_TOKENS = 577
-"""Up to so many tokens a CPU without AMX attends by products in bfloat16: beyond, the matrices take too much memory."""
+MOST_NUMBERS = 2**27
+"""Up to so many numbers in the matrices of all heads (B k T S) a CPU without AMX attends by products in bfloat16; more
+take too much memory, of which fused attention needs next to none."""
 _units = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
 HAS_AMX = bool(_units.get("amx_bf16"))
 
 
 def attention_path(
-    device_type: str, needs_grad: bool, dtype: torch.dtype = torch.float32, tokens: int = 197
+    device_type: str, needs_grad: bool, dtype: torch.dtype = torch.float32, numbers: int = 0
 ) -> AttentionPath:
-    """The faster of two equal ways to compute attention.
+    """The faster of two equal ways to compute attention, whose matrices hold so many `numbers`, B k T S.
 
     `fused` is torch's scaled_dot_product_attention, best on every GPU. On a CPU its backward takes several times as
     long as plain matrix products do (`benchmarks/train_cpu.py`), and without AMX so does its forward in bfloat16, if
@@ -33,7 +34,7 @@ def attention_path(
     """
     if device_type != "cpu":
         return "fused"
-    products = needs_grad or (dtype == torch.bfloat16 and not HAS_AMX and tokens <= MOST_TOKENS)
+    products = needs_grad or (dtype == torch.bfloat16 and not HAS_AMX and numbers <= MOST_NUMBERS)
     return "matmul" if products else "fused"
 
 
@@ -45,7 +46,7 @@ def attention(
 ) -> Float[Tensor, "B k T Dh"]:
     """softmax(q k^T / sqrt(Dh) + bias) v (App. A, Eq. 6-7), by the path that is faster here."""
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if attention_path(q.device.type, needs_grad, q.dtype, k.shape[-2]) == "fused":
+    if attention_path(q.device.type, needs_grad, q.dtype, q.shape[:-1].numel() * k.shape[-2]) == "fused":
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     if needs_grad:
         return MatmulAttention.apply(q, k, v, bias)

@@ -22,9 +22,10 @@ from vitlab.models.encoder import attention_path
 from vitlab.models.vit import Model
 from vitlab.train.config import OptimConfig, TrainConfig
 from vitlab.train.distributed import ALONE
-from vitlab.train.loop import start_state, update
+from vitlab.train.loop import update
 from vitlab.train.objectives import create_objective
 from vitlab.train.precision import Precision, resolve_precision
+from vitlab.train.state import start_state
 from vitlab.weights import ParityError
 
 Mode = Literal["train", "infer"]
@@ -163,8 +164,11 @@ def _ours(work: Work, model: Model, device: torch.device) -> Contender:
 
 
 def _path(work: Work, device: torch.device) -> str:
-    assert isinstance(work.config, ViTConfig)
-    return attention_path(device.type, work.mode == "train", getattr(torch, work.dtype), work.config.num_tokens)
+    config = work.config
+    assert isinstance(config, ViTConfig)
+    of_one = config.num_tokens**2 if config.encoder != "axial" else config.num_patches * max(config.grid)
+    numbers = work.batch * config.heads * of_one
+    return attention_path(device.type, work.mode == "train", getattr(torch, work.dtype), numbers)
 
 
 # ------------------------------------------------------------------------------------------------------- peers

@@ -24,10 +24,11 @@ from vitlab.studies.timing import in_turn
 from vitlab.train.config import FinetuneConfig, TrainConfig
 from vitlab.train.devices import DEVICES, device_called
 from vitlab.train.distributed import ALONE
-from vitlab.train.loop import start_state, update
+from vitlab.train.loop import update
 from vitlab.train.memory import Sizes, largest, moments, process_bytes
 from vitlab.train.objectives import create_objective, create_trained
 from vitlab.train.precision import Precision, keep_freed_memory, resolve_precision
+from vitlab.train.state import start_state
 from vitlab.transfer.carry import by_size
 from vitlab.transfer.evaluate import choose_device
 
@@ -214,7 +215,9 @@ def _measured(config: TrainConfig, device: str, at_once: int, say: Callable[[str
     single = config.single() if isinstance(config, FinetuneConfig) else config
     flops = 6 * single.model.forward_macs
     size = min(at_once, MEASURED, max(1, round(MEASURED_ON_CPU / flops)) if place.type == "cpu" else MEASURED)
-    run = dataclasses.replace(single, batch_size=size, microbatch=None, fsdp=False)
+    run = dataclasses.replace(
+        single, batch_size=size, microbatch=None, fsdp=False, float8=False, cuda_graphs=False
+    )  # fmt: skip
     objective, generator = create_objective(run), torch.Generator().manual_seed(0)
     state = start_state(run, create_trained(run, generator).to(place), place, ALONE)
     images = torch.rand(size, 3, *run.model.image_hw, generator=generator) * 2 - 1

@@ -280,9 +280,8 @@ class TrainConfig:
         size = self.microbatch or self.batch_size
         for wrong, what in (
             (not self.compile, "are recorded by torch.compile; give --compile too"),
-            (size < self.batch_size, f"take a step's pictures at once: gradients to be added up would be overwritten. "
-             f"Leave out microbatch={size} (fine-tuning chooses one for large models: give --microbatch "
-             f"{self.batch_size})"),
+            (size < self.batch_size, f"take a step's pictures at once. Leave out microbatch={size} (fine-tuning "
+             f"chooses one for large models: give --microbatch {self.batch_size})"),
             (self.fsdp, "need weights that stay where they are, and fsdp brings them together anew; give one of them"),
             (self.data.on_error == "skip", "take batches of one shape, and data.on_error='skip' makes smaller ones; "
              "give 'raise'"),

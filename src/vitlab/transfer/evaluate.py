@@ -169,13 +169,13 @@ def evaluate(
         images = batch.images
         if pad and count < batch_size:
             images = torch.cat([images, images.new_zeros(batch_size - count, *images.shape[1:])])
+        keep()  # before the model is asked again: a GPU then works on this batch while the next is brought
         logits = answers(model, images, mirror)[:count]
         if logits.shape[1] != len(dataset.classes):
             raise ValueError(
                 f"the model answers with {logits.shape[1]} classes and {dataset.name} has {len(dataset.classes)}; "
                 f"fine-tune it on this data set first (`vitlab finetune`)."
             )
-        keep()  # a batch late: a GPU computes this one while the next is brought
         judged = _judge(logits, batch)
     keep()
     model.train(was_training)
