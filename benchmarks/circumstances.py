@@ -13,9 +13,11 @@ from vitlab.studies import circumstances as measured
 def circumstances(arguments: Any, *libraries: ModuleType, **further: Any) -> dict[str, Any]:
     """Date, command, commit, processor, the versions of `libraries`, what is `further` to be said, and the arguments.
 
-    `arguments` are a script's own dataclass; where it writes to is no part of them.
+    `arguments` are a script's own dataclass; where it writes to, and works, is no part of them.
     """
-    given = {name: value for name, value in dataclasses.asdict(arguments).items() if name not in ("out", "listed")}
+    given = {
+        name: value for name, value in dataclasses.asdict(arguments).items() if name not in ("out", "listed", "folder")
+    }
     return {
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
