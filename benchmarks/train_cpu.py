@@ -24,6 +24,7 @@ import tyro
 from circumstances import circumstances
 
 from vitlab.models.config import ViTConfig
+from vitlab.models.encoder import cpu_units
 from vitlab.studies.ceiling import product_step, products
 from vitlab.studies.peers import OURS, PEERS, Work, build
 from vitlab.studies.timing import in_turn, ratio, spread
@@ -77,11 +78,6 @@ def compare(name: str, arguments: Arguments) -> dict[str, Any]:
     }
 
 
-def capabilities() -> dict[str, Any]:
-    flags = torch.cpu.get_capabilities()
-    return {name: flags.get(name) for name in ("amx_bf16", "avx512_bf16")}
-
-
 def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     for name in arguments.shapes:
@@ -100,7 +96,8 @@ def main() -> None:
             print(f"  vitlab / {peer}: {found['median']:.2f} ({low:.2f} to {high:.2f})")
         print(f"  {result['vitlab_tflops']:.2f} of {result['ceiling_tflops']:.2f} TFLOP/s (the same products alone)")
     if arguments.out is not None:
-        record = {"circumstances": circumstances(arguments, torch, timm, **capabilities()), "results": results}
+        units = {name: cpu_units().get(name) for name in ("amx_bf16", "avx512_bf16")}
+        record = {"circumstances": circumstances(arguments, torch, timm, **units), "results": results}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -43,7 +43,10 @@ STANDS_ON = {
 ONE_HOME = {"torch.distributed": "train/distributed.py", "matplotlib": "inspect/figures.py"}
 """Libraries that one file only may touch."""
 
-TORCH_FREE = ("vitlab", "vitlab.models", "vitlab.train.config", "vitlab.recipes", "vitlab.commands", "vitlab.cli")
+TORCH_FREE = (
+    "vitlab",
+    *(f"vitlab.{name}" for name in ("models", "models.names", "weights", "train.config", "recipes", "commands", "cli")),
+)
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 SHELLS = {"bash", "sh", "shell", "console"}
 

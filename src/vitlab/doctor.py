@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 
 import vitlab
-from vitlab.models.encoder import attention_path
+from vitlab.models.encoder import attention_path, cpu_units
 
 CPU_FEATURES = {"avx512": "avx512_f", "bf16": "avx512_bf16", "amx": "amx_bf16", "sve": "sve", "sme": "sme"}
 """Our names of the CPU's units that decide the speed of matrix products, and torch's."""
@@ -160,13 +160,13 @@ def _versions() -> dict[str, str]:
 
 
 def _cpu() -> dict[str, Any]:
-    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    units = cpu_units()
     affinity = getattr(os, "sched_getaffinity", None)  # not on every system
     return {
-        "name": capabilities.get("cpu_name", platform.machine()),
+        "name": units.get("cpu_name", platform.machine()),
         "cores": len(affinity(0)) if affinity else os.cpu_count() or 1,
         "threads": torch.get_num_threads(),
-        "features": {ours: bool(capabilities.get(theirs)) for ours, theirs in CPU_FEATURES.items()},
+        "features": {ours: bool(units.get(theirs)) for ours, theirs in CPU_FEATURES.items()},
     }
 
 

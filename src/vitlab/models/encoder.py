@@ -3,6 +3,7 @@
 The letters are the paper's: B pictures, T tokens, D width, k heads, Dh = D / k.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -19,8 +20,14 @@ Heads = tuple[Float[Tensor, "B k T Dh"], Float[Tensor, "B k S Dh"], Float[Tensor
 MOST_NUMBERS = 2**27
 """Up to so many numbers in the matrices of all heads (B k T S) a CPU without AMX attends by products in bfloat16; more
 take too much memory, of which fused attention needs next to none."""
-_units = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-HAS_AMX = bool(_units.get("amx_bf16"))
+
+
+def cpu_units() -> Mapping[str, Any]:
+    """What torch says of this processor's units, `amx_bf16` and others; nothing where its version cannot tell."""
+    return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+
+
+HAS_AMX = bool(cpu_units().get("amx_bf16"))
 
 
 def attention_path(

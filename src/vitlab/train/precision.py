@@ -15,6 +15,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from vitlab.models.encoder import cpu_units
+
 Precision = Literal["float32", "autocast", "bfloat16"]
 
 
@@ -33,8 +35,8 @@ def resolve_precision(asked: str, device: torch.device) -> Precision:
 
 def cpu_has_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 matrices in hardware (AMX or AVX-512 BF16)."""
-    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return bool(capabilities.get("amx_bf16") or capabilities.get("avx512_bf16"))
+    units = cpu_units()
+    return bool(units.get("amx_bf16") or units.get("avx512_bf16"))
 
 
 class Weights:

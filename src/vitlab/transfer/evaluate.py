@@ -148,14 +148,8 @@ def evaluate(
     """
     was_training = model.training
     model.eval()
-    columns = {name: [np.empty(0, kind)] for name, kind in _COLUMNS.items()}
+    judged: list[dict[str, Tensor]] = []  # on the device until the end: no batch waits for the one before
     skipped = 0
-    judged: dict[str, Tensor] = {}
-
-    def keep() -> None:
-        for name, values in judged.items():
-            columns[name].append(values.cpu().numpy())
-
     batches = eval_batches(
         dataset, EvalTransform(image_size, resize=resize), batch_size=batch_size * ranks.world_size, rank=ranks.rank,
         world_size=ranks.world_size, workers=workers, on_error=on_error, device=device,
@@ -169,17 +163,19 @@ def evaluate(
         images = batch.images
         if pad and count < batch_size:
             images = torch.cat([images, images.new_zeros(batch_size - count, *images.shape[1:])])
-        keep()  # before the model is asked again: a GPU then works on this batch while the next is brought
         logits = answers(model, images, mirror)[:count]
         if logits.shape[1] != len(dataset.classes):
             raise ValueError(
                 f"the model answers with {logits.shape[1]} classes and {dataset.name} has {len(dataset.classes)}; "
                 f"fine-tune it on this data set first (`vitlab finetune`)."
             )
-        judged = _judge(logits, batch)
-    keep()
+        judged.append(_judge(logits, batch))
     model.train(was_training)
-    whole = ranks.gather({name: np.concatenate(parts) for name, parts in columns.items()})
+    own = {
+        name: torch.cat([part[name] for part in judged]).cpu().numpy() if judged else np.empty(0, kind)
+        for name, kind in _COLUMNS.items()
+    }
+    whole = ranks.gather(own)
     skipped = int(ranks.gather({"skipped": np.array([skipped])})["skipped"].sum())
     if not len(whole["indices"]):
         raise ValueError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) could be read.")
