@@ -3,6 +3,7 @@
 The letters are the paper's: B pictures, T tokens, D width, k heads, Dh = D / k.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -31,7 +32,7 @@ HAS_AMX = bool(cpu_units().get("amx_bf16"))
 
 
 def attention_path(
-    device_type: str, needs_grad: bool, dtype: torch.dtype = torch.float32, numbers: int = 0
+    device_type: str, needs_grad: bool, dtype: torch.dtype = torch.float32, numbers: int | torch.SymInt = 0
 ) -> AttentionPath:
     """The faster of two equal ways to compute attention, whose matrices hold so many `numbers`, B k T S.
 
@@ -53,7 +54,7 @@ def attention(
 ) -> Float[Tensor, "B k T Dh"]:
     """softmax(q k^T / sqrt(Dh) + bias) v (App. A, Eq. 6-7), by the path that is faster here."""
     needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if attention_path(q.device.type, needs_grad, q.dtype, q.shape[:-1].numel() * k.shape[-2]) == "fused":
+    if attention_path(q.device.type, needs_grad, q.dtype, math.prod(q.shape[:-1]) * k.shape[-2]) == "fused":
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     if needs_grad:
         return MatmulAttention.apply(q, k, v, bias)
