@@ -100,7 +100,7 @@ def commands(text: str) -> Iterator[list[str]]:
     blocks = [body for language, body in fence.findall(text) if language in SHELLS]
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     lines += re.findall(r"`(vitlab [^`\n]+)`", fence.sub("", text))
-    for piece in itertools.chain.from_iterable(re.split(r" (?:[|;<>]|&&|2>) ", line) for line in lines):
+    for piece in itertools.chain.from_iterable(re.split(r" (?:[|;<>]|&&|2>|&$)(?: |$)", line) for line in lines):
         words = shlex.split(piece.strip().removeprefix("$ "), comments=True)
         words = list(itertools.dropwhile(re.compile(r"[A-Z_]+=").match, words))
         if words[:1] == ["vitlab"]:

@@ -3,16 +3,15 @@
 import contextlib
 import json
 import os
-import resource
 import shutil
 import time
-from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from small_disk import small_disk
 from torch import Tensor
 
 from vitlab.train import checkpoint
@@ -226,18 +225,6 @@ def test_a_later_format_is_refused_not_called_damaged(tmp_path: Path) -> None:
 
 
 # --- a disk that refuses
-
-
-@contextlib.contextmanager
-def small_disk() -> Iterator[None]:
-    """No file may grow beyond 4 KiB, which the writer meets like a full disk; nor may the log of the tests, so this
-    stands around the writing alone."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("large", ["tensors", "state"])

@@ -3,6 +3,7 @@ all end when one fails."""
 
 import contextlib
 import dataclasses
+import datetime
 import functools
 import itertools
 import json
@@ -163,6 +164,21 @@ def test_a_late_one_is_waited_for(in_ranks: InRanks) -> None:
             return ranks.gather({"x": np.array([ranks.rank])})["x"].tolist()
 
     assert in_ranks(2, job) == [[0, 1], [0, 1]]
+
+
+def test_a_wait_may_take_longer_than_an_exchange(in_ranks: InRanks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first may download for hours, where torch gives up on an exchange after half of one; here after a second."""
+    start, second = distributed.dist.init_process_group, datetime.timedelta(seconds=1)
+    monkeypatch.setattr(distributed.dist, "init_process_group", functools.partial(start, timeout=second))
+
+    def job() -> int:
+        with together() as ranks:
+            with ranks.first_ahead():
+                if ranks.first:
+                    time.sleep(3)
+            return ranks.share(lambda: 5)
+
+    assert in_ranks(2, job) == [5, 5]
 
 
 def test_the_first_goes_ahead(tmp_path: Path, in_ranks: InRanks) -> None:

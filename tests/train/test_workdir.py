@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_disk import small_disk
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from vitlab.train.workdir import Workdir, write_json
@@ -211,3 +212,30 @@ def test_a_place_where_nothing_can_be_written() -> None:
         ValueError, match=r"nothing can be written to the work folder /proc/self/run .*another --workdir"
     ):
         Workdir("/proc/self/run", {})
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writer
+@pytest.mark.parametrize("tensorboard", [False, True])
+def test_a_full_disk_says_what_to_do(tmp_path: Path, tensorboard: bool) -> None:
+    """The records come oftener than checkpoints, so they meet it first; what was written before it stays."""
+
+    def log(workdir: Workdir) -> None:
+        for step in range(2, 200):
+            with small_disk():
+                workdir.log_metrics(step, {"a figure with a long name": step / 7})
+
+    with Workdir(tmp_path / "run", SETTINGS, tensorboard=tensorboard) as workdir:
+        workdir.log_metrics(1, {"loss": 1.0})
+        workdir.sync()
+        with pytest.raises(OSError, match=r"work folder .*run \(File too large\)\. Make room .*the last checkpoint"):
+            log(workdir)
+    whole = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert json.loads(whole.splitlines()[0]) == {"loss": 1.0, "step": 1}
+    with Workdir(tmp_path / "run", SETTINGS, tensorboard=False) as workdir:
+        workdir.truncate_metrics(1)
+    assert lines(tmp_path / "run" / "metrics.jsonl") == [{"loss": 1.0, "step": 1}]
+
+
+def test_settings_that_find_no_room(tmp_path: Path) -> None:
+    with small_disk(), pytest.raises(OSError, match=r"work folder .* \(File too large\)\. Make room"):
+        Workdir(tmp_path, {"model": "x" * 5000}, tensorboard=False)

@@ -6,6 +6,7 @@ environment and meets the others through torchrun's key-value store.
 """
 
 import contextlib
+import datetime
 import functools
 import json
 import os
@@ -34,6 +35,7 @@ FAILED = "vitlab/failed"  # the key under which a failing process leaves its las
 PATIENCE = 0.02  # seconds of waiting between two looks whether another process has failed
 GRACE = 1.0  # seconds for what a process has sent before it failed
 FAREWELL = 5.0  # seconds that the first process waits for the others when all ends
+LONGEST = datetime.timedelta(days=30)  # of a wait for another that is alive: it may be downloading
 
 
 class RankError(RuntimeError):
@@ -49,6 +51,8 @@ class Ranks:
     local_rank: int = 0
     """Number among the processes of this machine."""
     store: Store | None = None
+    waiting: dist.ProcessGroup | None = None
+    """All processes, where they wait for each other however long it takes; a device's exchange may not take as long."""
     shared: int = 0
     """How often something was shared."""
 
@@ -111,7 +115,7 @@ class Ranks:
         if self.store is None:
             return numbers
         sums = torch.tensor(numbers, dtype=torch.int64)
-        exchange = dist.all_reduce(sums, async_op=True)
+        exchange = dist.all_reduce(sums, group=self.waiting, async_op=True)
         assert exchange is not None
         waited, pause = 0.0, 1e-4
         while not exchange.is_completed():  # also when the connection to one that was killed breaks
@@ -226,6 +230,7 @@ def together() -> Iterator[Ranks]:
     backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     dist.init_process_group(backends, store=store, rank=here.rank, world_size=here.world_size)
     here.store = store
+    here.waiting = dist.new_group(backend="gloo", timeout=LONGEST)  # pyright: ignore[reportAttributeAccessIssue]  # of all
     done = False
     try:
         with here._hearing():

@@ -4,12 +4,13 @@ What the run computes goes to metrics.jsonl, whose bytes are the same however of
 the clock says goes to speed.jsonl.
 """
 
+import contextlib
 import json
 import math
 import os
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -65,13 +66,15 @@ class Workdir:
                 f"nothing can be written to the work folder {self.path} ({error.strerror}); give another --workdir, or "
                 f"allow writing there."
             ) from error
+        self._open = [self._lock]
         try:
             self._check_settings(json.loads(json.dumps(settings)))
-        except ValueError:
+            with self._writing():
+                self._metrics = (self.path / "metrics.jsonl").open("ab")
+                self._speed = (self.path / "speed.jsonl").open("ab")
+        except (ValueError, OSError):
             self._lock.close()
             raise
-        self._metrics = (self.path / "metrics.jsonl").open("ab")
-        self._speed = (self.path / "speed.jsonl").open("ab")
         self._open = [self._metrics, self._speed, self._lock]
         self._tensorboard = tensorboard
         self._purge_step: int | None = None
@@ -84,7 +87,8 @@ class Workdir:
         """Ends the run: writes result.json, whole or not at all."""
         self.sync()
         if self.writes:
-            write_json(self.path / "result.json", result)
+            with self._writing():
+                write_json(self.path / "result.json", result)
         self.finished = True
 
     def log_metrics(self, step: int, values: Mapping[str, Any]) -> None:
@@ -98,9 +102,10 @@ class Workdir:
             self._log(self._speed, step, values)
 
     def _log(self, file: BinaryIO, step: int, values: Mapping[str, Any]) -> None:
-        _append(file, step, values)
-        if self._tensorboard:
-            self._show(step, values)
+        with self._writing():
+            _append(file, step, values)
+            if self._tensorboard:
+                self._show(step, values)
 
     def truncate_metrics(self, after_step: int | None) -> None:
         """Forgets what was logged after the checkpoint that the run continues from (None: there is none).
@@ -109,23 +114,35 @@ class Workdir:
         """
         if not self.writes:
             return
-        for file in (self._metrics, self._speed):
-            _truncate(file, -1 if after_step is None else after_step)
+        with self._writing():
+            for file in (self._metrics, self._speed):
+                _truncate(file, -1 if after_step is None else after_step)
         self._purge_step = 0 if after_step is None else after_step + 1
 
     def sync(self) -> None:
         """Brings every record to the disk; before each checkpoint, so that none is missing from before it."""
-        for file in self._open[:2]:
-            os.fsync(file.fileno())
-        if self._writer is not None:
-            self._writer.flush()
+        with self._writing():
+            for file in self._open[:2]:
+                os.fsync(file.fileno())
+            if self._writer is not None:
+                self._writer.flush()
 
     def close(self) -> None:
-        """Lets go of the folder."""
-        if self._writer is not None:
-            self._writer.close()
-        for file in self._open:
-            file.close()
+        """Lets go of the folder. What a full disk did not take was an error when it was logged."""
+        for file in (*([self._writer] if self._writer is not None else []), *self._open):
+            with contextlib.suppress(OSError):
+                file.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Says of an error in writing to the folder which folder it is, and what to do."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                f"nothing more can be written to the work folder {self.path} ({error.strerror or error}). Make room or "
+                f"allow writing there, then start the same command again: it continues from the last checkpoint."
+            ) from error
 
     def __enter__(self) -> "Workdir":
         return self
@@ -150,7 +167,8 @@ class Workdir:
     def _check_settings(self, settings: dict[str, Any]) -> None:
         file = self.path / "config.json"
         if not file.exists():
-            write_json(file, settings)
+            with self._writing():
+                write_json(file, settings)
             return
         try:
             differing = _differences(json.loads(file.read_bytes()), settings)
