@@ -487,6 +487,23 @@ def test_torchrun(run: Path) -> None:
     assert ended.stdout.count("pictures · accuracy") == 1
 
 
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc that tells a process's children")
+def test_a_process_of_torchrun_is_killed() -> None:
+    """The job ends at once, and what was saved is there to go on from."""
+    torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2", "-m", "vitlab"]
+    command = [*torchrun, "pretrain", "tiny-digits", "--steps", "2000", *SMALL, "--checkpoint-every", "10"]
+    started = subprocess.Popen([*command, "--workdir", "run"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log, children = Path("run/metrics.jsonl"), Path(f"/proc/{started.pid}/task/{started.pid}/children")
+    wait_until(lambda: started.poll() is not None or (log.exists() and log.read_text().count("\n") > 20))
+    os.kill(int(children.read_text().split()[-1]), signal.SIGKILL)
+    since = time.monotonic()
+    assert started.wait(60) == 1
+    assert time.monotonic() - since < 30
+    steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
+    assert steps == list(range(1, len(steps) + 1))
+    assert any(Path("run/checkpoints").glob("step-*"))
+
+
 def test_terminated_and_continued(capsys: pytest.CaptureFixture[str]) -> None:
     """SIGTERM saves and ends with 143; the same command continues, to the same bytes as a run left alone."""
     argv = ["pretrain", "tiny-digits", "--steps", "300", *SMALL, "--mixup", "0.2", "--average-decay", "0.9"]
