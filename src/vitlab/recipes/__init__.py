@@ -30,7 +30,6 @@ FINETUNE: dict[str, Callable[[], FinetuneConfig]] = {
     "vtab": finetune.vtab,
     "own": finetune.own,
     "tiny-digits": tiny.finetune_digits,
-    "tiny-fashion": tiny.finetune_fashion_mnist,
     "tiny": tiny.finetune_small,
 }
 """Each returns the search and the run but for the model, which the checkpoint brings."""
