@@ -15,9 +15,7 @@ def circumstances(arguments: Any, *libraries: ModuleType, **further: Any) -> dic
 
     `arguments` are a script's own dataclass; where it writes to, and works, is no part of them.
     """
-    given = {
-        name: value for name, value in dataclasses.asdict(arguments).items() if name not in ("out", "listed", "folder")
-    }
+    given = {name: value for name, value in dataclasses.asdict(arguments).items() if not isinstance(value, Path)}
     return {
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
