@@ -134,6 +134,14 @@ def test_length_is_said_in_steps_or_epochs() -> None:
     assert (epochs.config.steps, epochs.config.epochs) == (None, 0.5)
 
 
+def test_settings_that_count_together() -> None:
+    words = "--optim.name sgd --optim.momentum 0.8 --optim.schedule linear --optim.end-lr 1e-5 --data.crop inception"
+    words += " --data.min-area 0.2 --data.randaugment-layers 2 --data.randaugment-magnitude 15"
+    command = parse(["pretrain", "tiny-digits", *words.split()])
+    assert isinstance(command, Pretrain)
+    assert (command.config.optim.momentum, command.config.optim.end_lr) == (0.8, 1e-5)
+
+
 def test_model_by_name() -> None:
     command = parse(["pretrain", "jft", "--model", "ViT-L/16", "--model.dropout", "0.2"])
     assert isinstance(command, Pretrain)
@@ -152,9 +160,9 @@ def test_model_by_name() -> None:
         (NonFiniteError("not finite at step 5"), 1, "vitlab: not finite at step 5"),
         (ParityError("the file differs"), 1, "vitlab: the file differs"),
         (
-            torch.OutOfMemoryError("tried 9 GB"),
-            1,
-            "vitlab: the device's memory is full. Give a smaller --microbatch or --image-size. (tried 9 GB)",
+            RuntimeError("InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx"),
+            2,
+            "vitlab: torch.compile needs a C++ compiler (g++), and there is none: install one, or leave --compile out.",
         ),
         (PermissionError(13, "Permission denied", "runs"), 2, "vitlab: [Errno 13] Permission denied: 'runs'"),
         (KeyboardInterrupt(), 130, "vitlab: interrupted."),
@@ -168,6 +176,43 @@ def test_exit_codes(
 
     monkeypatch.setattr(commands.List, "run", fail)
     assert call(capsys, "list", "models") == (code, "", said)
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        ("pretrain tiny-digits", " Give a smaller --microbatch or --model.image-size."),
+        ("finetune m --dataset digits", " Give a smaller --microbatch or --image-size."),
+        ("evaluate m", " Give a smaller --batch-size or --image-size."),
+        ("bench", " Give a smaller --batch."),
+        ("list models", ""),
+    ],
+)
+def test_a_full_memory_names_the_flags_of_the_command(
+    words: str, advice: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: Any) -> int:
+        raise torch.OutOfMemoryError("tried 9 GB")
+
+    monkeypatch.setattr(COMMANDS[words.split()[0]], "run", fail)
+    assert call(capsys, *words.split()) == (1, "", f"vitlab: the device's memory is full.{advice} (tried 9 GB)")
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """What torch.compile says without one is recognised."""
+    builder = pytest.importorskip("torch._inductor.cpp_builder")
+    builder.cpp_compiler_search.cache_clear()
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "no-such-compiler"))
+
+    def fail(_: Any) -> int:
+        builder.get_cpp_compiler()
+        raise AssertionError
+
+    monkeypatch.setattr(commands.List, "run", fail)
+    code, out, err = call(capsys, "list", "models")
+    assert (code, out) == (2, "")
+    assert "install one, or leave --compile out" in err
+    builder.cpp_compiler_search.cache_clear()
 
 
 def test_errors_of_our_own_making_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,6 +248,16 @@ WORDS: list[tuple[str, list[str]]] = [
     ("pretrain tiny-digits --steps", ["--steps"]),
     ("pretrain tiny-digits --steps 2 --epochs 3", ["steps=2 and epochs=3.0: give exactly one"]),
     ("pretrain tiny-digits --data.crop inceptoin", ["'inceptoin'", "'inception', 'random', 'pad', 'none'"]),
+    ("pretrain tiny-digits --optim.end-lr 0.5", [
+        "--optim.end-lr has no effect with --optim.schedule cosine; give --optim.schedule linear too, or leave"]),
+    ("pretrain tiny-digits --optim.momentum=0.3", ["no effect with --optim.name adam; give --optim.name sgd too"]),
+    ("pretrain tiny-digits --data.min_area 0.9", ["no effect with --data.crop pad; give --data.crop inception too"]),
+    ("pretrain tiny-digits --data.crop none --data.pad 2", ["no effect with --data.crop none; give --data.crop pad"]),
+    ("pretrain tiny-digits --data.randaugment-magnitude 20", ["--data.randaugment-layers 0; give --data.randaugment-"]),
+    ("pretrain tiny-digits --optim.weight-decay 0 --optim.decay-on kernels", ["give --optim.weight-decay above 0 too"]),
+    ("pretrain tiny-digits --data.part-seed 3", ["part_seed is 3 and there is no part"]),
+    ("finetune RUN --dataset digits --optim.beta1 0.8", ["--optim.beta1 has no effect with --optim.name sgd"]),
+    ("vtab RUN --optim.beta2 0.8", ["--optim.beta2 has no effect with --optim.name sgd"]),
     ("pretrain tiny-digits --data.crop random", ["crop='random' with crop_resize=None", "needs a size"]),
     ("pretrain tiny-digits --model.image-size 18", ["18x18", "patches of 4x4", "the nearest: 16, 20"]),
     ("pretrain tiny-digits --model.heads 5", ["heads=5 does not divide width=96", "the nearest"]),

@@ -23,7 +23,7 @@ def healthy(report: dict[str, Any]) -> dict[str, Any]:
     healthy["devices"] = [{"type": "cpu", "device": "cpu", "name": "a CPU", "memory_gib": 16.0}]
     healthy["matmul_tflops"] = {"cpu": {"float32": 0.3, "bfloat16": 2.0}}
     healthy["disk"].update(free_gib=100.0, write_mib_per_second=500.0)
-    healthy["shared_memory_gib"] = 8.0
+    healthy["shared_memory_gib"], healthy["compiler"] = 8.0, "/usr/bin/g++"
     return healthy
 
 
@@ -95,6 +95,17 @@ def test_little_shared_memory_is_a_problem(healthy: dict[str, Any], monkeypatch:
     healthy["shared_memory_gib"] = 0.06
     (problem,) = doctor.find_problems(healthy)
     assert "--shm-size" in problem
+
+
+def test_a_missing_compiler_is_a_problem(healthy: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "/usr/bin/g++" in doctor.format_diagnosis({**healthy, "problems": []})
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    healthy["compiler"] = doctor._compiler()
+    (problem,) = doctor.find_problems(healthy)
+    assert "--compile needs one: install g++" in problem
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setenv("CXX", "ccache clang++")
+    assert doctor._compiler() == "/bin/ccache"
 
 
 def test_a_gpu_that_torch_does_not_see_is_a_problem(healthy: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

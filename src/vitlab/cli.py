@@ -1,9 +1,11 @@
 """The command line: from words to one of the commands, and from errors to exit codes."""
 
 import dataclasses
+import functools
 import inspect
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
@@ -26,6 +28,21 @@ AUTOMATIC = {
     "image_size": {"--model.image-size"},
 }
 """The flags by which a user sets what a recipe leaves to the data."""
+ABOVE_0 = "above 0"
+COUNTS_WITH = {
+    "optim.momentum": ("optim.name", "sgd"),
+    "optim.beta1": ("optim.name", "adam"),
+    "optim.beta2": ("optim.name", "adam"),
+    "optim.end_lr": ("optim.schedule", "linear"),
+    "optim.decay_on": ("optim.weight_decay", ABOVE_0),
+    "data.min_area": ("data.crop", "inception"),
+    "data.pad": ("data.crop", "pad"),
+    "data.randaugment_magnitude": ("data.randaugment_layers", ABOVE_0),
+}
+"""Settings that have an effect with one value of another alone. A recipe may hold idle ones, for its variants; one that
+a user gives is a mistake. (What never goes together is refused by the settings themselves.)"""
+NO_COMPILER = re.compile(r"No working C\+\+ compiler|Failed to find C(\+\+)? compiler")
+"""What torch.compile and Triton say without one."""
 
 
 def parse(argv: Sequence[str]) -> Command:
@@ -81,9 +98,9 @@ def _parse_pretrain(arguments: Sequence[str]) -> Pretrain:
 
 def _parse_plan(arguments: Sequence[str]) -> Plan:
     """As `pretrain`; or what `finetune` would run, with a fresh model in the checkpoint's place."""
-    recipe, name = _first(arguments), _value(arguments, "--model")
-    if "--finetune" in arguments:
-        default = _recipe(recipe, FINETUNE)()
+    recipe, name, given = _first(arguments), _value(arguments, "--model"), _given(arguments)
+    if "--finetune" in given:
+        default = _without_search(_recipe(recipe, FINETUNE)(), given)
         name, side = name or "ViT-B/16", _value(arguments, "--model.image-size") or ""
         size = int(side) if side.isdigit() else default.model.image_size
         default = dataclasses.replace(default, model=get_config(name, image_size=size))
@@ -94,6 +111,8 @@ def _parse_plan(arguments: Sequence[str]) -> Plan:
         name = name or inspect.signature(make).parameters["model"].default
         default = make(*([name] if name else []))
     command = _parse_by(Plan, default, recipe, arguments)
+    if isinstance(command.config, FinetuneConfig):
+        command = dataclasses.replace(command, config=_decided(command.config, given))
     told, ours = to_dict(command.config.model), to_dict(default.model)
     changed = {key for key in ours if told[key] != ours[key]} - {"image_size", "dropout"}
     return dataclasses.replace(command, model_name=None if changed else name)
@@ -115,6 +134,7 @@ def _parse_by(kind: type[Any], default: TrainConfig, recipe: str, arguments: Seq
         raise ValueError(f"write the recipe first and --model once: `vitlab {called} {command.recipe} --...`.")
     if command.config.model.num_classes != default.model.num_classes:
         raise ValueError("--model.num-classes has no effect here: the data set's classes decide. Leave it out.")
+    _refuse_idle(command.config, _given(arguments))
     return command
 
 
@@ -122,13 +142,27 @@ def _parse_finetune(arguments: Sequence[str]) -> Finetune:
     recipe = _value(arguments, "--recipe") or "own"
     if recipe == "vtab":
         raise ValueError("the recipe vtab is that of 19 tasks: `vitlab vtab CHECKPOINT --tasks ...` runs one or all.")
-    default = _recipe(recipe, FINETUNE)()
-    given = {word.partition("=")[0].replace("_", "-") for word in arguments}
-    if "--optim.lr" in given:
-        default = dataclasses.replace(default, learning_rates=())  # this one, and no search
+    given = _given(arguments)
+    default = _without_search(_recipe(recipe, FINETUNE)(), given)
     command = _parse_as(_with_default(Finetune, default, arguments), "finetune", arguments)
-    config = command.config
-    _refuse_model(config, default)
+    _refuse_model(command.config, default)
+    _refuse_idle(command.config, given)
+    config = _decided(command.config, given)
+    return dataclasses.replace(command, config=dataclasses.replace(config, data=_data(command, given)))
+
+
+def _given(arguments: Sequence[str]) -> set[str]:
+    """The flags among the words, spelt with hyphens."""
+    return {word.partition("=")[0].replace("_", "-") for word in arguments}
+
+
+def _without_search(default: FinetuneConfig, given: set[str]) -> FinetuneConfig:
+    """The recipe, less its search where --optim.lr says which rate it is."""
+    return dataclasses.replace(default, learning_rates=()) if "--optim.lr" in given else default
+
+
+def _decided(config: FinetuneConfig, given: set[str]) -> FinetuneConfig:
+    """`config`, where only what no flag says is left to the data; ValueError for flags of a search without one."""
     if {"--optim.lr", "--learning-rates"} <= given:
         raise ValueError("--optim.lr is one learning rate and --learning-rates are those to try; give one of the two.")
     if "--held-out" in given and len(config.learning_rates) < 2:
@@ -136,8 +170,7 @@ def _parse_finetune(arguments: Sequence[str]) -> Finetune:
             "--held-out has no effect with one learning rate; add rates to try, --learning-rates 0.003 0.01."
         )
     automatic = tuple(name for name in config.automatic if not AUTOMATIC[name] & given)
-    config = dataclasses.replace(config, automatic=automatic, data=_data(command, given))
-    return dataclasses.replace(command, config=config)
+    return dataclasses.replace(config, automatic=automatic)
 
 
 def _data(command: Finetune, given: set[str]) -> DataConfig:
@@ -150,6 +183,17 @@ def _data(command: Finetune, given: set[str]) -> DataConfig:
         skips = command.dataset.startswith("folder:") and "--data.on-error" not in given
         data = dataclasses.replace(data, name=command.dataset, on_error="skip" if skips else data.on_error)
     return data if command.root is None else dataclasses.replace(data, root=command.root)
+
+
+def _refuse_idle(config: TrainConfig, given: set[str]) -> None:
+    """Says so where a setting was given that another one leaves without effect."""
+    for idle, (needed, wanted) in COUNTS_WITH.items():
+        flag, other = (f"--{name.replace('_', '-')}" for name in (idle, needed))
+        found: Any = functools.reduce(getattr, needed.split("."), config)
+        if flag in given and not (found > 0 if wanted == ABOVE_0 else found == wanted):
+            raise ValueError(
+                f"{flag} has no effect with {other} {found}; give {other} {wanted} too, or leave {flag} out."
+            )
 
 
 def _refuse_model(config: TrainConfig, default: TrainConfig) -> None:
@@ -166,6 +210,7 @@ def _parse_vtab(arguments: Sequence[str]) -> Vtab:
     default = FINETUNE["vtab"]().single()
     command = _parse_as(_with_default(Vtab, default, arguments), "vtab", arguments)
     _refuse_model(command.config, default)
+    _refuse_idle(command.config, _given(arguments))
     if command.config.model.image_size != default.model.image_size:
         raise ValueError("--model.image-size has no effect here; give --image-size.")
     for name in ("name", "root", "train_split", "eval_split", "classes"):
@@ -221,8 +266,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # names of files may hold bytes that are no text
+    command = None
     try:
-        code = parse(sys.argv[1:] if argv is None else argv).run()
+        command = parse(sys.argv[1:] if argv is None else argv)
+        code = command.run()
     except BrokenPipeError:
         sys.stderr.close()  # the reader has enough (`| head`)
         code = 0
@@ -230,14 +277,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"vitlab: {error}", file=sys.stderr)
         code = 2
     except RuntimeError as error:
-        code = _failure(error)
+        code = _failure(error, command)
     except KeyboardInterrupt:
         print("vitlab: interrupted.", file=sys.stderr)
         code = 130
     raise SystemExit(code)
 
 
-def _failure(error: RuntimeError) -> int:
+def _failure(error: RuntimeError, command: Command | None) -> int:
     import torch
 
     from vitlab.studies.engine import StudyError
@@ -246,13 +293,25 @@ def _failure(error: RuntimeError) -> int:
     from vitlab.weights import ParityError
 
     if isinstance(error, torch.OutOfMemoryError):
+        print(f"vitlab: the device's memory is full.{_smaller(command)} ({error})", file=sys.stderr)
+        return 1
+    if NO_COMPILER.search(str(error)):
         print(
-            f"vitlab: the device's memory is full. Give a smaller --microbatch or --image-size. ({error})",
+            "vitlab: torch.compile needs a C++ compiler (g++), and there is none: install one, or leave --compile out.",
             file=sys.stderr,
         )
-        return 1
+        return 2
     if not isinstance(error, (StoppedError, NonFiniteError, ParityError, RankError, StudyError)):
         raise error
     if isinstance(error, RankError) or os.environ.get("RANK", "0") == "0":  # else the first process says the same
         print(f"vitlab: {error}", file=sys.stderr)
     return 143 if isinstance(error, StoppedError) else 1
+
+
+def _smaller(command: Command | None) -> str:
+    """What to give for less memory, by the names that the flags of this command have."""
+    names = ["batch", "batch_size", "image_size"]
+    if config := getattr(command, "config", None):
+        names = ["microbatch", "image_size" if hasattr(command, "image_size") else "model.image_size"]
+    flags = [f"--{name.replace('_', '-')}" for name in names if config or hasattr(command, name)]
+    return f" Give a smaller {' or '.join(flags)}." if flags else ""

@@ -7,7 +7,9 @@ import importlib
 import io
 import os
 import platform
+import shlex
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -64,6 +66,7 @@ def diagnose(path: str | Path = ".") -> dict[str, Any]:
         "jpegs_per_second_per_core": _decoding(),
         "disk": _disk(folder),
         "shared_memory_gib": _free_gib(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None,
+        "compiler": _compiler(),
     }
     return {**report, "problems": find_problems(report)}
 
@@ -111,6 +114,8 @@ def find_problems(report: dict[str, Any]) -> list[str]:
             f"{SHARED_MEMORY} has {shared:.2f} GiB free, and workers hand over pictures through it: give the "
             f"container more (--shm-size=8g), or read in the training process (0 workers)."
         )
+    if report["compiler"] is None:
+        problems.append("there is no C++ compiler, and --compile needs one: install g++, or name another one in CXX.")
     return problems
 
 
@@ -136,6 +141,7 @@ def format_diagnosis(report: dict[str, Any]) -> str:
     rows.append(("disk", f"{disk['path']}: {disk['free_gib']:.1f} GiB free, {writing}"))
     if report["shared_memory_gib"] is not None:
         rows.append(("shared memory", f"{report['shared_memory_gib']:.1f} GiB free"))
+    rows.append(("compiler", report["compiler"] or "none: --compile does not work"))
     width = max(len(name) for name, _ in rows) + 2
     lines = [f"{name:<{width}}{value}" for name, value in rows]
     lines += ["", *(f"Problem: {problem}" for problem in report["problems"])]
@@ -233,6 +239,11 @@ def _disk(folder: Path) -> dict[str, Any]:
 
 def _free_gib(folder: Path) -> float:
     return shutil.disk_usage(folder).free / GIB
+
+
+def _compiler() -> str | None:
+    """The C++ compiler that torch.compile would take; None where it is not there."""
+    return shutil.which(shlex.split(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))[0])
 
 
 def _rate(work: Callable[[], object], seconds: float) -> float:

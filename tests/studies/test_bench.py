@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from program import call
 
+from vitlab.inspect import figures, plots
 from vitlab.models import ViTConfig
 from vitlab.models import names as models
 from vitlab.studies import bench as module
@@ -203,11 +204,23 @@ def test_interrupted_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         bench(dataclasses.replace(settings, rounds=4), tmp_path)
 
 
-def row(mode: str, model: str, size: int, speed: float, largest: int) -> dict[str, Any]:
+def row(mode: str, model: str, size: int, speed: float, largest: int, fails: bool = True) -> dict[str, Any]:
     figures = {"median": speed, "quartiles": [0.9 * speed, 1.3 * speed], "all": [speed]}
-    biggest = {"batch": largest, "peak": 1, "fails_at": None}
-    return {"mode": mode, "model": model, "image_size": size, "contenders": {OURS: {"images_per_s": figures}},
+    biggest = {"batch": largest, "peak": 1, "fails_at": largest + 1 if fails else None}
+    ceiling = {"images_per_s": {"median": 3 * speed}, "tflops": 1.2345, "share": {"median": 1 / 3}}
+    return {"mode": mode, "model": model, "image_size": size, "batch": 1, "tflops": 0.4, "mfu": None, "ratio": {},
+            "contenders": {OURS: {"images_per_s": figures, "peak_bytes": 1}}, "ceiling": ceiling,
             "largest": biggest}  # fmt: skip
+
+
+def test_a_search_that_ended_without_a_failure_is_marked() -> None:
+    rows = [row("infer", "ViT-B/16", 64, 100, 2**16, fails=False), row("infer", "ViT-B/16", 224, 10, 512)]
+    record = {"machine": {"device": "cpu", "threads": 2}, "settings": {"memory": 4.0, "against": []}, "rows": rows}
+    assert [cells["largest"] for cells in table(record)] == [">= 65536", 512]
+    _, largest = panels(record)
+    assert list(largest.series[0].notes) == [">= 65536", ""]
+    assert largest.series[0].y == [2**16, 512]
+    assert min(Image.open(io.BytesIO(figures.png(plots.panels(panels(record))))).size) > 200
 
 
 def test_fig_12() -> None:
@@ -223,7 +236,10 @@ def test_fig_12() -> None:
     ]
     several = panels(record | {"rows": [*rows, row("infer", "ViT-S/16", 64, 100, 7)]})
     assert [panel.title for panel in several[:1]] == ["Inference: speed"]
-    (series,) = speed.series
+    series, ceiling = speed.series
+    assert (ceiling.name, ceiling.dashed, ceiling.x) == (CEILING, True, [64, 224])
+    assert ceiling.y == [3 * y for y in series.y]
+    assert [each.name for each in several[0].series] == ["ViT-B/16", "ViT-S/16"]
     assert series.x == [64, 224]
     assert series.y == [4e4 / 64 / 2, 4e4 / 224 / 2]  # of one core
     assert series.spread == pytest.approx([0.2 * y for y in series.y])
@@ -238,6 +254,8 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     code, out, err = call(capsys, "bench", "Tiny/*", *words)
     assert code == 0
     assert out.splitlines()[0].split()[:5] == ["model", "size", "mode", "batch", "images/s"]
+    assert out.splitlines()[-2] == "copying: 5 GB/s; ceiling: TFLOP/s of the products alone"
+    assert {"ceiling", "largest"} < set(out.splitlines()[0].split())
     assert out.splitlines()[-1] == "figure: out/bench.png · result: out/bench.json"
     assert "left out" in err
     assert min(Image.open(io.BytesIO((tmp_path / "out/bench.png").read_bytes())).size) > 500

@@ -265,6 +265,18 @@ def test_model_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     assert asked[3]["config"].learning_rates == FINETUNE["flowers"]().learning_rates
 
 
+def test_what_is_said_of_a_finetuning_counts(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """As `vitlab finetune` takes it: a rate is not sought, and what a flag says is not left to the data."""
+    asked: list[Any] = []
+    monkeypatch.setattr(plan, "tell", lambda config, **how: asked.append(config) or {})
+    monkeypatch.setattr(plan, "as_text", str)
+    words = ["own", "--finetune", "--steps", "7", "--optim.lr", "0.01", "--examples", "900"]
+    assert call(capsys, "plan", *words)[0] == 0
+    (config,) = asked
+    assert (config.steps, config.learning_rates) == (7, ())
+    assert config.automatic == ("warmup_steps", "mixup", "batch_size", "image_size")
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -275,6 +287,10 @@ def test_model_by_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
         ("jft --device h10", ["unknown device 'h10'; the nearest: h100", "All: h200", "tpuv3-core", "cpu"]),
         ("jft --count 0", ["count is 0; a batch of 4096 can be shared by 1 to 4096 processes"]),
         ("tiny-digits --count 65", ["count is 65; a batch of 64"]),
+        ("jft --count 255", ["count is 255; a batch of 4096", "The nearest counts that divide it: 64, 128, 256."]),
+        ("own --finetune --batch-size 48 --examples 9000 --count 9", ["count is 9; a batch of 48", ": 6, 8, 12."]),
+        ("cifar10 --finetune --optim.lr 0.1 --learning-rates 0.1 0.2", ["--optim.lr is one learning rate"]),
+        ("jft --optim.momentum 0.8", ["--optim.momentum has no effect with --optim.name adam"]),
         ("jft --mfu 40", ["--mfu is 40; it is a share of the device's peak, in (0, 1]"]),
         ("jft --mfu fast", ["--mfu is 'fast'; give a share such as 0.4, measured, or a bench.json"]),
         ("jft --mfu nowhere.json", ["nowhere.json is no bench.json", "No such file"]),

@@ -117,7 +117,8 @@ class Bench:
         rows = table(found)
         told = "nothing could be measured"
         if rows:
-            told = f"{catalogue.as_table(rows)}\nfigure: {self.out / 'bench.png'}"
+            told = f"{catalogue.as_table(rows)}\ncopying: {found['copy_gb_per_s']:.3g} GB/s; ceiling: TFLOP/s of the "
+            told += f"products alone\nfigure: {self.out / 'bench.png'}"
         answer(found, self.json, f"{told} · result: {self.out / 'bench.json'}")
         return 0 if rows else 1
 

@@ -15,6 +15,7 @@ class Series:
     spread: Sequence[float | int] = ()
     notes: Sequence[str] = ()
     """A word beside each point."""
+    dashed: bool = False
 
     def __post_init__(self) -> None:
         count = len(self.x)

@@ -74,7 +74,7 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], theme: Theme) -> dict[
             axes.errorbar(x, y, spread, fmt="none", ecolor=colour, elinewidth=1, capsize=2.5, alpha=0.7, zorder=2)
         (handles[series.name],) = axes.plot(
             x, y, color=colour, marker=marker, ms=7.5 if marker == "*" else 5.5, mec=theme.card, mew=0.7,
-            ls="-" if joined else "", lw=1.6, zorder=3,
+            ls="" if not joined else "--" if series.dashed else "-", lw=1.6, zorder=3,
         )  # fmt: skip
     if panel.log_x:
         axes.set_xscale("log")

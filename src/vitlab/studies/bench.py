@@ -311,7 +311,7 @@ def _headline(row: Mapping[str, Any]) -> str:
 
 
 def table(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows that were measured, as columns to print."""
+    """The rows that were measured, as columns to print; `ceiling` is in TFLOP/s, too."""
     rows = []
     for row in record["rows"]:
         if "skipped" in row:
@@ -322,11 +322,17 @@ def table(record: Mapping[str, Any]) -> list[dict[str, Any]]:
             "model": row["model"], "size": row["image_size"], "mode": row["mode"], "batch": row["batch"],
             "images/s": float(f"{ours['images_per_s']['median']:.4g}"), "quartiles": f"{low:.4g}-{high:.4g}",
             "TFLOP/s": float(f"{row['tflops']:.3g}"), "MFU": f"{row['mfu']:.0%}" if row["mfu"] else "-",
+            "ceiling": float(f"{row['ceiling']['tflops']:.3g}"),
             "of ceiling": f"{row['ceiling']['share']['median']:.0%}", "GiB": round(ours["peak_bytes"] / GIB, 2),
-            "largest": row["largest"]["batch"] if row["largest"] else "-",
+            "largest": (_at_least(row["largest"]) or row["largest"]["batch"]) if row["largest"] else "-",
         }  # fmt: skip
         rows.append(cells | {f"x {peer}": _cell(row, peer) for peer in record["settings"]["against"]})
     return rows
+
+
+def _at_least(found: Mapping[str, Any]) -> str:
+    """What to say of a `Largest` where no batch was found that does not fit."""
+    return f">= {found['batch']}" if found["fails_at"] is None else ""
 
 
 def _cell(row: Mapping[str, Any], peer: str) -> str:
@@ -334,13 +340,16 @@ def _cell(row: Mapping[str, Any], peer: str) -> str:
 
 
 def panels(record: Mapping[str, Any]) -> list[Panel]:
-    """Fig. 12 for each mode: pictures a second and core (of a GPU: a second), and the largest batch that fits."""
+    """Fig. 12 for each mode: pictures a second and core (of a GPU: a second), and the largest batch that fits.
+
+    One model alone is shown below its ceiling.
+    """
     machine, memory = record["machine"], record["settings"]["memory"]
     on_cpu = machine["device"] == "cpu"
     cores, unit = (machine["threads"], "core") if on_cpu else (1, "device")
     room = f"{memory:g} GiB" if memory else "memory"
     models = {row["model"] for row in record["rows"] if "skipped" not in row}
-    of_one = f" of {models.pop()}" if len(models) == 1 else ""  # a figure of one has no legend
+    of_one = f" of {models.pop()}" if len(models) == 1 else ""
     shown = []
     for mode, title in (("infer", f"Inference{of_one}"), ("train", f"Training{of_one}")):
         rows = [row for row in record["rows"] if row["mode"] == mode and "skipped" not in row]
@@ -352,10 +361,13 @@ def panels(record: Mapping[str, Any]) -> list[Panel]:
             bars = [(each["quartiles"][1] - each["quartiles"][0]) / 2 / cores for each in found]
             x = [row["image_size"] for row in of]
             speeds.append(Series(name, x, [each["median"] / cores for each in found], bars))
+            if of_one:
+                bound = [row["ceiling"]["images_per_s"]["median"] / cores for row in of]
+                speeds.append(Series(CEILING, x, bound, dashed=True))
             fits = [row for row in of if row["largest"]]
             if fits:
-                x = [row["image_size"] for row in fits]
-                batches.append(Series(name, x, [row["largest"]["batch"] for row in fits]))
+                x, most = [row["image_size"] for row in fits], [row["largest"] for row in fits]
+                batches.append(Series(name, x, [each["batch"] for each in most], notes=list(map(_at_least, most))))
         for what, y_label, series in (
             ("speed", f"pictures a second and {unit}", speeds),
             (f"largest batch in {room}", "pictures", batches),

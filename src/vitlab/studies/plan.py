@@ -70,12 +70,13 @@ def tell(
     pictures of the training split, where the table of data sets does not say.
     Raises ValueError for what is unknown or cannot be.
     """
-    _check(config, device, count, picture_kb, examples)
+    _check(device, picture_kb, examples)
     examples = _examples(config, examples)
     if isinstance(config, FinetuneConfig) and config.automatic:
         if examples is None:
             raise ValueError("this recipe goes by the number of training pictures; give it with --examples.")
         config = by_size(config, examples)
+    _check_count(config.batch_size, count)
     config = dataclasses.replace(config, model=model_of(Point("plan", config, {}), {}))
     seen = examples or config.batch_size  # where the steps are given the number does not matter
     work, steps = exaflops(config, seen), updates(config, seen)
@@ -112,16 +113,22 @@ def tell(
     }
 
 
-def _check(config: TrainConfig, device: str, count: int, picture_kb: float, examples: int | None) -> None:
+def _check(device: str, picture_kb: float, examples: int | None) -> None:
     if device != CPU and device not in DEVICES:
         raise ValueError(f"unknown device {device!r}; {nearest(device, DEVICES)}. All: {', '.join([*DEVICES, CPU])}.")
-    if not 1 <= count <= config.batch_size:
-        raise ValueError(
-            f"count is {count}; a batch of {config.batch_size} can be shared by 1 to {config.batch_size} processes, so "
-            f"that each has a picture."
-        )
     if not picture_kb > 0 or (examples is not None and examples < 1):
         raise ValueError(f"picture_kb={picture_kb} and examples={examples} must be more than 0.")
+
+
+def _check_count(batch_size: int, count: int) -> None:
+    """As the processes of a run are refused (`Ranks.check_batch`), which take as many pictures each."""
+    if count < 1 or batch_size % count:
+        able = [each for each in range(1, batch_size + 1) if batch_size % each == 0]
+        near = sorted(sorted(able, key=lambda each: abs(each - count))[:3])
+        raise ValueError(
+            f"count is {count}; a batch of {batch_size} can be shared by 1 to {batch_size} processes with as many "
+            f"pictures each. The nearest counts that divide it: {', '.join(map(str, near))}."
+        )
 
 
 def _examples(config: TrainConfig, given: int | None) -> int | None:
@@ -245,7 +252,7 @@ def _check_same(asked: str, there: str, says: str) -> None:
 def _memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]:
     """Both ways to share a model, part by part, and whether they fit."""
     sizes, precision = Sizes.of(config), _precision(config, device)
-    share = -(-config.batch_size // count)
+    share = config.batch_size // count
     at_once = min(config.microbatch or share, share)
     room = DEVICES[device].memory if device in DEVICES else _ram()
     ways: dict[str, Any] = {}

@@ -26,8 +26,8 @@ from vitlab.studies.peers import Work, build
 from vitlab.train.precision import keep_freed_memory
 
 GIB = 2**30
-LARGEST = 4096
-"""Where the search for the largest batch ends."""
+LARGEST = 2**16
+"""Where the search for the largest batch ends, though a larger one may fit."""
 FINE = 16
 """It ends at a batch that fits beside one that is larger by no more than this part of it and does not."""
 SMALL = ViTConfig(image_size=32, patch_size=16, width=32, depth=1, heads=2, mlp_dim=32, num_classes=2)
@@ -42,7 +42,8 @@ REFUSED = re.compile(
 
 @dataclass(frozen=True)
 class Largest:
-    """The largest batch found to fit (0: not even one picture), its peak in bytes, and the smallest found not to."""
+    """The largest batch found to fit (0: not even one picture), its peak in bytes, and the smallest found not to (None:
+    the search ended at `LARGEST`, and nothing is known of what lies beyond)."""
 
     batch: int
     peak: int | None

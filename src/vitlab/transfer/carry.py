@@ -9,9 +9,11 @@ from typing import TypeVar
 import torch
 
 from vitlab.models.config import ImageSize, ModelConfig, ViTConfig
+from vitlab.models.encoder import attention_path
 from vitlab.models.initial import LEARNT_POSITIONS, redraw_positions
 from vitlab.models.vit import Model
 from vitlab.train.config import FinetuneConfig, TrainConfig
+from vitlab.transfer.evaluate import choose_device
 from vitlab.weights import load_model
 
 MICROBATCH_BYTES = 8 * 2**30
@@ -41,10 +43,12 @@ def by_size(config: FinetuneConfig, examples: int) -> FinetuneConfig:
     return dataclasses.replace(config, automatic=())
 
 
-def adapted(source: ModelConfig, config: Config, num_classes: int, image_size: ImageSize | None = None) -> Config:
+def adapted(
+    source: ModelConfig, config: Config, num_classes: int, image_size: ImageSize | None = None, device: str = "auto"
+) -> Config:
     """`config` with the model of a checkpoint: its own shape, at the recipe's resolution or `image_size`.
 
-    A batch that memory may not hold is cut into micro-batches, unless `config` says how.
+    A batch that the memory of `device` may not hold is cut into micro-batches, unless `config` says how.
     Raises ValueError where the recipe's resolution is far from the checkpoint's, and none was asked for.
     """
     side = max(source.image_hw)
@@ -61,21 +65,33 @@ def adapted(source: ModelConfig, config: Config, num_classes: int, image_size: I
         model = dataclasses.replace(model, representation_size=None, dropout=config.model.dropout)
     elif isinstance(config.model, ViTConfig) and config.model.dropout:
         raise ValueError(f"dropout={config.model.dropout}: the checkpoint is a ResNet, which has none; leave it out.")
-    fits = _power_of_two(MICROBATCH_BYTES / activation_bytes(model))
+    fits = _power_of_two(MICROBATCH_BYTES / activation_bytes(model, choose_device(device).type))
     micro = fits if config.microbatch is None and fits < config.batch_size else config.microbatch
     return dataclasses.replace(config, model=model, microbatch=micro)
 
 
-def activation_bytes(model: ModelConfig) -> int:
-    """What one picture leaves in memory for the backward pass, in float32 and about: each block's or unit's maps."""
+def activation_bytes(model: ModelConfig, device_type: str) -> int:
+    """What one picture leaves in memory for the backward pass, in float32 and about: each block's or unit's maps, and
+    where attention is computed as plain products, every block's matrices, with two gradients of those at work."""
     body = model.stem if isinstance(model, ViTConfig) else model.body
     numbers = 0
     for unit in body.units() if body else ():
         before = math.prod(unit.grid(model.image_hw))
         numbers += 4 * before * (unit.channels_in + unit.inner) + 4 * before // unit.stride**2 * unit.inner
     if isinstance(model, ViTConfig):
-        numbers += model.depth * model.num_tokens * (8 * model.width + 2 * model.mlp_dim)
+        halves = 1 if model.encoder == "full" else 2
+        numbers += halves * model.depth * model.num_tokens * (8 * model.width + 2 * model.mlp_dim)
+        if attention_path(device_type, needs_grad=True) == "matmul":
+            numbers += (model.depth + 2) * model.heads * _pairs(model)
     return 4 * max(numbers, 1)
+
+
+def _pairs(model: ViTConfig) -> int:
+    """Numbers of one head's attention matrices of one picture in a block."""
+    if model.encoder == "full":
+        return model.num_tokens**2
+    (rows, columns), prefix = model.grid, model.num_prefix_tokens
+    return rows * (columns + prefix) ** 2 + columns * (rows + prefix) ** 2
 
 
 def _power_of_two(most: float) -> int:

@@ -104,7 +104,7 @@ def finetune(
     pictures = load_pictures(config.data, ranks)
     source, digest = identity(load_model(checkpoint))
     single = config.single() if isinstance(config, FinetuneConfig) else config
-    single = adapted(source, single, len(pictures.train.classes), image_size)
+    single = adapted(source, single, len(pictures.train.classes), image_size, device=device)
     if on_settings:
         on_settings(single)
     return run(
@@ -148,7 +148,7 @@ def sweep_and_finetune(
         config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=config.learning_rates[0]))
     config = by_size(config, len(pictures.train))
     ranks.check_batch(config.batch_size)
-    config = adapted(source, config, len(pictures.train.classes), image_size)
+    config = adapted(source, config, len(pictures.train.classes), image_size, device=device)
     EvalTransform(config.model.image_hw, resize=config.data.eval_resize)  # a wrong size before any training
     if config.fresh_positions:
         check_positions(config.model)
