@@ -46,6 +46,15 @@ def test_precision_reaches_every_command(run: Path, picture: Path, capsys: pytes
         assert share == pytest.approx(other, abs=0.02)
 
 
+def test_every_picture_of_a_folder_is_judged(run: Path, picture: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "012":
+        Path("own", name).mkdir(parents=True)
+        for i in range(5):
+            Path("own", name, f"{i}.png").write_bytes(picture.read_bytes())
+    argv = ["evaluate", str(run), "--dataset", "folder:own", "--device", "cpu"]
+    assert answer(capsys, *argv, "--split", "all")["pictures"] == 15
+
+
 def test_predict_counts_what_it_could_not_read(
     run: Path, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,7 @@ def test_digits() -> None:
     parts = {split: load_dataset("digits", split) for split in SPLITS}
     assert {s: len(parts[s]) for s in ("train", "val", "test")} == info.splits
     assert len(parts["trainval"]) == info.splits["train"] + info.splits["val"]
+    assert len(parts["all"]) == sum(info.splits.values())
     for data in parts.values():
         assert data.classes == info.classes
         assert pixels_of(data).shape[1:] == (8, 8, 3)
@@ -93,7 +94,7 @@ def test_a_bare_folder_is_pointed_to_its_name(tmp_path: Path) -> None:
 
 
 def test_wrong_split_and_policy() -> None:
-    with pytest.raises(ValueError, match="split must be one of train, val, test, trainval, not 'validation'"):
+    with pytest.raises(ValueError, match="split must be one of train, val, test, trainval, all, not 'validation'"):
         load_dataset("digits", "validation")
     with pytest.raises(ValueError, match="on_error must be 'raise' or 'skip', not 'warn'"):
         load_dataset("digits", "train", on_error="warn")

@@ -47,7 +47,7 @@ def write_fashion(folder: Path, *, packed: bool) -> dict[str, tuple[np.ndarray, 
 def test_fashion_mnist_from_a_folder(tmp_path: Path, place: str, packed: bool) -> None:
     written = write_fashion(tmp_path / place, packed=packed)
     sizes = {s: len(load_dataset("fashion_mnist", s, root=tmp_path, download=False)) for s in SPLITS}
-    assert sizes == {"train": 180, "val": 20, "test": 20, "trainval": 200}
+    assert sizes == {"train": 180, "val": 20, "test": 20, "trainval": 200, "all": 220}
     test = load_dataset("fashion_mnist", "test", root=tmp_path)
     np.testing.assert_array_equal(pixels_of(test), np.repeat(written["test"][0][..., None], 3, axis=3))
     np.testing.assert_array_equal(test.labels, written["test"][1])

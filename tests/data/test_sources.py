@@ -1,5 +1,6 @@
 """Folders are read whole, or the message says what is wrong."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -76,6 +77,82 @@ def test_a_missing_split_is_cut_from_train(tmp_path: Path) -> None:
     assert sizes == {"train": 18, "val": 20, "test": 2, "trainval": 38}
 
 
+@pytest.mark.parametrize(
+    "names",
+    [("train", "valid", "test"), ("Train", "Val", "Test"), ("training", "validation", "testing"), ("TRAIN", "dev")],
+)
+def test_splits_by_other_names(tmp_path: Path, names: tuple[str, ...]) -> None:
+    for value, name in enumerate(names):
+        put(tmp_path / name / "a" / "x.png", value)
+        put(tmp_path / name / "b" / "x.png", value)
+    for value, split in enumerate(("train", "val", "test")[: len(names)]):
+        part = load_dataset(f"folder:{tmp_path}", split)
+        assert part.classes == ("a", "b")
+        assert [part.picture(i).max() for i in range(len(part))] == [value, value]
+
+
+def test_a_split_beside_folders_that_are_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for place in ("Train/cat", "Train/dog"):
+        put(tmp_path / place / "x.png")
+    put(tmp_path / "annotations" / "mask.png")
+    assert load_dataset(f"folder:{tmp_path}", "train").classes == ("cat", "dog")
+    assert "['annotations'] are no splits" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["train", "test", "Valid"])
+def test_a_class_that_is_called_like_a_split(tmp_path: Path, name: str) -> None:
+    for place in ("car", "ship", name):
+        put(tmp_path / place / "x.png")
+    put(tmp_path / name / "more" / "x.png")
+    part = load_dataset(f"folder:{tmp_path}", "train")
+    assert part.classes == tuple(sorted(("car", "ship", name)))
+    assert len(part) == 4
+
+
+def test_all_is_every_picture_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for place, count in (("plain", 20), ("split/train", 4), ("split/val", 3), ("split/test", 2)):
+        for i in range(count):
+            put(tmp_path / place / "a" / f"{i}.png")
+            put(tmp_path / place / "b" / f"{i}.png")
+    for place in ("plain", "split"):
+        part = load_dataset(f"folder:{tmp_path / place}", "all")
+        assert part.split == "all"
+        paths = [part.path(i) for i in range(len(part))]
+        assert sorted(paths) == sorted(map(str, (tmp_path / place).rglob("*.png")))
+        assert [Path(path).parent.name for path in paths] == [part.classes[label] for label in part.labels]
+    assert "cut from train" not in caplog.text
+
+
+def test_test_pictures_alone(tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        put(tmp_path / "test" / place / "1.png")
+    for split in ("test", "all"):
+        part = load_dataset(f"folder:{tmp_path}", split)
+        assert (part.classes, part.labels.tolist(), part.split) == (("a", "b"), [0, 1], split)
+    for split in ("train", "val", "trainval"):
+        with pytest.raises(ValueError, match=r"\['test'\] but no train: add .*, or ask for .*\(test, all\)"):
+            load_dataset(f"folder:{tmp_path}", split)
+
+
+def test_links_are_followed_but_not_in_circles_nor_into_hidden_folders(tmp_path: Path) -> None:
+    own, linked = tmp_path / "pets" / "cat" / "1.png", tmp_path / "elsewhere" / "2.png"
+    for path in (own, linked, own.parent / ".ipynb_checkpoints" / "1-checkpoint.png"):
+        put(path)
+    for name, target in (("more", linked.parent), ("self", own.parent), ("above", tmp_path / "pets")):
+        (own.parent / name).symlink_to(target)
+    (linked.parent / "back").symlink_to(own.parent)
+    part = load_dataset(f"folder:{tmp_path / 'pets'}", "train")
+    assert [part.path(i) for i in range(len(part))] == [str(own), str(own.parent / "more" / "2.png")]
+
+
+def test_a_class_whose_name_is_no_text(tmp_path: Path) -> None:
+    put(tmp_path / os.fsdecode(b"caf\xe9") / "1.png", 1)
+    put(tmp_path / "dog" / "1.png", 2)
+    part = load_dataset(f"folder:{tmp_path}", "train")
+    assert part.classes == ("caf\\xe9", "dog")
+    assert [part.picture(i).max() for i in range(2)] == [1, 2]
+
+
 def test_classes_too_small_to_cut(tmp_path: Path) -> None:
     put(tmp_path / "a" / "1.png")
     put(tmp_path / "a" / "2.png")
@@ -96,13 +173,36 @@ def test_relative_path_starts_at_root(tmp_path: Path) -> None:
         (lambda p: p.rmdir(), "does not exist"),
         (lambda p: (p.rmdir(), p.write_text("x")), "is a file"),
         (lambda p: (put(p / "a" / "1.png"), (p / "b").mkdir()), "class folder .*b holds no pictures"),
-        (lambda p: put(p / "val" / "a" / "1.png"), r"\['val'\] but no train"),
+        (lambda p: put(p / "test" / "a" / "1.png"), r"\['test'\] but no train"),
+        (lambda p: (put(p / "test" / "a" / "1.png"), put(p / "a" / "1.png")), r"\['test'\] but no train"),
+        (lambda p: (put(p / "train" / "1.png"), put(p / "val" / "1.png")), "train has no class folders"),
+        (
+            lambda p: (put(p / "train" / "a" / "1.png"), put(p / "val" / "a" / "1.png"), (p / "Valid").mkdir()),
+            "Valid and .*val are both the val split: put their pictures together",
+        ),
+        (
+            lambda p: (put(p / "train" / "a" / "1.png"), (p / "val").mkdir()),
+            "val is empty: add .*val/CLASS/picture.jpg, or remove it to cut val from train",
+        ),
+        (lambda p: (put(p / "train" / "a" / "1.png"), put(p / "val" / "1.png")), "val has no class folders: add"),
         (
             lambda p: (put(p / "train" / "a" / "1.png"), put(p / "val" / "c" / "1.png")),
             r"that train lacks: \['c'\]; train's are \['a'\]",
         ),
     ],
-    ids=["empty", "missing", "file", "empty-class", "no-train", "strange-class"],
+    ids=[
+        "empty",
+        "missing",
+        "file",
+        "empty-class",
+        "no-train",
+        "test-among-others",
+        "no-classes",
+        "twice",
+        "empty-split",
+        "no-classes-in-split",
+        "strange-class",
+    ],
 )
 def test_bad_folders_say_what_is_wrong(tmp_path: Path, build: Callable[[Path], object], message: str) -> None:
     folder = tmp_path / "pictures"

@@ -83,6 +83,18 @@ def test_folder_is_searched_through(workdir: Path, pictures: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("pretrained")
+def test_folder_is_searched_as_for_training(workdir: Path, pictures: list[str], tmp_path: Path) -> None:
+    """Links are followed, but not in circles, and what is hidden is left out."""
+    folder = tmp_path / "linked"
+    (folder / ".hidden").mkdir(parents=True)
+    (folder / ".hidden" / "0.png").symlink_to(pictures[0])
+    (folder / "below").symlink_to(Path(pictures[0]).parent)
+    (folder / "again").symlink_to(folder)
+    found = [answer.path for answer in ask(workdir, str(folder))]
+    assert found == [str(folder / "below" / Path(path).relative_to(Path(pictures[0]).parent)) for path in pictures]
+
+
+@pytest.mark.usefixtures("pretrained")
 def test_picture_on_the_standard_input(workdir: Path, pictures: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     standard_input(monkeypatch, Path(pictures[2]).read_bytes())
     (answer,) = ask(workdir, "-")

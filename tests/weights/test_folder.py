@@ -1,6 +1,7 @@
 import dataclasses
 import hashlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,12 @@ def test_the_card_says_what_it_was_given(tmp_path: Path, tiny: Callable[..., ViT
     assert card["model"] == dataclasses.asdict(tiny().config)
     save_model(tiny(), tmp_path / "plain")
     assert load_card(tmp_path / "plain") == {}
+
+
+def test_names_that_are_no_text_come_back(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    extra = {"dataset": os.fsdecode(b"folder:caf\xe9"), "classes": [os.fsdecode(b"\xff"), "b", "ç", "d", "e"]}
+    save_model(tiny(), tmp_path / "saved", extra=extra)
+    assert load_card(tmp_path / "saved") == extra
 
 
 def test_everyone_who_may_read_the_folder_may_read_the_weights(saved: Path) -> None:

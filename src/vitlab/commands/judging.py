@@ -27,7 +27,8 @@ class Evaluate:
     checkpoint: Checkpoint
     dataset: str | None = None
     """Data set, `folder:PATH` or `shards:PATH`; the one that the model was trained on unless given."""
-    split: Literal["train", "val", "test", "trainval"] = "test"
+    split: Literal["train", "val", "test", "trainval", "all"] = "test"
+    """Part to test on; `all` is every picture of the data set once."""
     root: str | None = None
     """Folder that holds a named data set."""
     image_size: int | None = None

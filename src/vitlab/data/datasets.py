@@ -23,7 +23,7 @@ from vitlab.data.vtab import load_task
 
 logger = logging.getLogger(__name__)
 
-SPLITS = ("train", "val", "test", "trainval")
+SPLITS = ("train", "val", "test", "trainval", "all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,10 +159,11 @@ def load_dataset(
 ) -> Dataset:
     """A data set by its name in `DATASETS`, with PATH filled in.
 
-    split: "train", "val", "test" or "trainval". A split that the source lacks is cut from its train part:
-    stratified, by `seed`, so that splits never overlap; "trainval" is all but test. root: the folder that
-    holds the set, or is to (default: the user's cache); a relative PATH starts there. classes: the labels to
-    keep, relabelled 0, 1, ... in the order given; a picture stays if it has any of them.
+    split: "train", "val", "test", "trainval" or "all". A split that the source lacks is cut from its train part:
+    stratified, by `seed`, so that splits never overlap; "trainval" is all but test, and "all" (not of VTAB's tasks)
+    every picture of the source once. root: the folder that holds the set, or is to (default: the user's cache); a
+    relative PATH starts there. classes: the labels to keep, relabelled 0, 1, ... in the order given; a picture stays if
+    it has any of them.
     on_error: "raise" or "skip" for unreadable pictures of a set that is decoded into memory here. exclude: a list of
     pictures to leave out, as `vitlab duplicates` writes it. part: the share of each class to keep, chosen by
     `part_seed`, so that a smaller part lies in every larger one (see `part_of`); it is drawn from the whole split, so
@@ -246,6 +247,9 @@ def _choose(
     seed: int,
 ) -> Dataset:
     """The asked split, cut from train where the source lacks it."""
+    if split == "all":  # uncut, so a source without train has it too
+        whole = functools.reduce(join, (_numbered(read(s)) for s in ("train", "val", "test") if s in present))
+        return dataclasses.replace(whole, split=split)
     if split == "trainval":
         train, val = (_choose(present, read, s, held_out, seed) for s in ("train", "val"))
         return dataclasses.replace(join(train, val), split=split)

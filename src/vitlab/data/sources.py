@@ -23,7 +23,11 @@ MEMORY_SIDE = 64  # pixels: sets of one size up to this side are decoded once, i
 MEMORY_BYTES = 2**30  # ... this many bytes
 MEMORY_FILES = 200_000  # and, from files, this many pictures: at every start they take 40 microseconds each or more
 Request = tuple[np.ndarray, np.ndarray]  # epochs and dataset indices of one batch, int64 [B] each
-SPLIT_FOLDERS = {"train": ("train",), "val": ("val", "validation"), "test": ("test",)}
+SPLIT_FOLDERS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -228,53 +232,80 @@ Splits = tuple[list[str], Callable[[str], Dataset]]
 
 
 def folder_splits(path: Path, name: str) -> Splits:
-    """`PATH/CLASS/**/picture`, or the same below `train/`, `val/` (or `validation/`) and `test/`.
+    """`PATH/CLASS/**/picture`, or the same below `train/`, `val/` and `test/`, or other names of `SPLIT_FOLDERS`.
 
-    The classes are the sorted folder names (of `train/`, where there is one); all splits share them.
+    The classes are the sorted folder names (of `train/`, where there is one); all splits share them. One folder among
+    others that is called like a split and holds pictures itself is a class.
     """
     require_folder(path, "class folders with pictures, or train/, val/ and test/ with class folders")
-    found = set(_subfolders(path))
-    places = {split: path / n for split, names in SPLIT_FOLDERS.items() for n in names if n in found}
-    names = {place.name for place in places.values()}
-    if "train" in places and (len(places) > 1 or len(found) == 1):
-        if others := sorted(found - names):
+    found = _subfolders(path)
+    called = {split: [path / n for n in found if n.lower() in names] for split, names in SPLIT_FOLDERS.items()}
+    called = {split: folders for split, folders in called.items() if folders}
+    splits = [folder for folders in called.values() for folder in folders]
+    others = sorted(set(found).difference(folder.name for folder in splits))
+    if len(called) > 1 or (splits and not others) or any(map(_holds_classes, splits)):
+        for split, folders in called.items():
+            if len(folders) > 1:
+                names = " and ".join(str(folder) for folder in folders)
+                raise ValueError(f"{names} are both the {split} split: put their pictures together, or rename one")
+        if others:
             logger.warning("%s: the folders %s are no splits and stay unread", path, others)
-    elif names and names == found:
-        raise ValueError(f"the folder {path} has {sorted(names)} but no train: add {path / 'train'}/CLASS/picture.jpg")
+        places = {split: folder for split, (folder,) in called.items()}
     else:
         places = {"train": path}  # plain class folders
-    classes = tuple(_subfolders(places["train"]))
+    named = [places["train"]] if "train" in places else list(places.values())
+    classes = tuple(sorted({folder for place in named for folder in _subfolders(place)}))
     if not classes:
-        raise ValueError(f"{places['train']} has no class folders: expected {places['train']}/CLASS/picture.jpg")
-    return list(places), lambda split: read_class_folders(places[split], name, split, classes)
+        raise ValueError(f"{named[0]} has no class folders: expected {named[0]}/CLASS/picture.jpg")
+
+    # Of what is written with a model, much must be text: a byte of a name that is none is called \xe9.
+    shown = tuple(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in classes)
+
+    def read(split: str) -> Dataset:
+        if split not in places:
+            raise ValueError(
+                f"the folder {path} has {sorted(place.name for place in places.values())} but no train: add "
+                f"{path / 'train'}/CLASS/picture.jpg, or ask for one of its splits ({', '.join([*places, 'all'])})"
+            )
+        return dataclasses.replace(read_class_folders(places[split], name, split, classes), classes=shown)
+
+    return list(places), read
 
 
 def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ...]) -> Dataset:
-    if strange := sorted(set(_subfolders(path)) - set(classes)):
+    there = _subfolders(path)
+    if strange := sorted(set(there) - set(classes)):
         raise ValueError(f"{path} has class folders that train lacks: {strange}; train's are {list(classes)}")
+    if not there:
+        lacking = "has no class folders" if any(path.iterdir()) else "is empty"
+        raise ValueError(f"{path} {lacking}: add {path}/CLASS/picture.jpg, or remove it to cut {split} from train")
     entries: list[Entry] = []
     labels: list[int] = []
     ignored = collections.Counter("outside the class folders" for p in path.iterdir() if p.is_file())
     for label, folder in enumerate(classes):
-        if not (path / folder).is_dir():
-            logger.warning("%s has no folder for the class %r of train", path, folder)
+        if folder not in there:
+            logger.warning("%s has no folder for the class %r", path, folder)
             continue
-        pictures = _pictures_below(path / folder, ignored)
+        pictures = pictures_below(path / folder, ignored)
         if not pictures:
             raise ValueError(
                 f"the class folder {path / folder} holds no pictures: "
                 f"add some ({', '.join(sorted(PICTURE_SUFFIXES))}) or remove the folder"
             )
-        entries += pictures
+        entries += map(Entry, pictures)
         labels += [label] * len(pictures)
     report_ignored(path, ignored)
     return Dataset(name, split, classes, np.array(labels, np.int64), entries=entries)
 
 
-def _pictures_below(folder: Path, ignored: collections.Counter[str]) -> list[Entry]:
-    """All pictures in `folder` and below it, sorted by path; other files are counted by kind in `ignored`."""
+def pictures_below(folder: Path, ignored: collections.Counter[str]) -> list[str]:
+    """All pictures in `folder` and below it, sorted by path; other files are counted by kind in `ignored`.
+
+    Links are followed; hidden folders are not looked into. Raises ValueError where one cannot be listed.
+    """
     files = []
-    for parent, _, names in os.walk(folder, onerror=_raise, followlinks=True):
+    for parent, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
+        folders[:] = [name for name in folders if name[0] != "." and not _leads_back(Path(parent, name), folder)]
         for file in (Path(parent, name) for name in names):
             if file.name.startswith("."):
                 ignored["hidden"] += 1
@@ -282,7 +313,15 @@ def _pictures_below(folder: Path, ignored: collections.Counter[str]) -> list[Ent
                 files.append(str(file))
             else:
                 ignored[file.suffix.lower() or file.name] += 1
-    return [Entry(file) for file in sorted(files)]
+    return sorted(files)
+
+
+def _leads_back(path: Path, top: Path) -> bool:
+    """Whether `path`, below `top`, is a link to a folder that it lies in: following it would have no end."""
+    if not path.is_symlink():
+        return False
+    target = path.resolve()
+    return any(above.resolve().is_relative_to(target) for above in path.parents if above.is_relative_to(top))
 
 
 def _raise(error: OSError) -> None:
@@ -297,6 +336,12 @@ def report_ignored(path: Path, ignored: collections.Counter[str]) -> None:
 
 def _subfolders(path: Path) -> list[str]:
     return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _holds_classes(path: Path) -> bool:
+    """Whether there are folders in it, and no pictures beside them."""
+    visible = [p for p in path.iterdir() if not p.name.startswith(".")]
+    return not any(p.suffix.lower() in PICTURE_SUFFIXES for p in visible) and any(p.is_dir() for p in visible)
 
 
 def require_folder(path: Path, content: str) -> None:

@@ -141,8 +141,9 @@ def during_training(
     if config.fewshot is None:
         return lambda model: {}
     own, data = config.fewshot, config.data
-    learnt = ("train", "val") if data.train_split == "trainval" else (data.train_split,)
-    if own.dataset is None and (own.test_split in learnt or own.test_split == "trainval"):
+    joined = {"trainval": {"train", "val"}, "all": {"train", "val", "test"}}
+    learnt, asked = (joined.get(split, {split}) for split in (data.train_split, own.test_split))
+    if own.dataset is None and learnt & asked:
         raise ValueError(
             f"the few-shot test would be on {own.test_split}, which is part of what the run learns from "
             f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."

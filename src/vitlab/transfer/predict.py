@@ -2,6 +2,7 @@
 
 import functools
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlab.data.pictures import PICTURE_SUFFIXES, PictureError, decode
+from vitlab.data.sources import pictures_below
 from vitlab.data.transforms import EvalTransform
 from vitlab.transfer.evaluate import answers, choose_device
 from vitlab.transfer.precision import load_for_judging
@@ -98,7 +100,7 @@ def find_pictures(sources: Iterable[str]) -> Iterator[tuple[str, Path | bytes]]:
             continue
         path = Path(source)
         if path.is_dir():
-            found = sorted(each for each in path.rglob("*") if each.suffix.lower() in PICTURE_SUFFIXES)
+            found = sorted(map(Path, pictures_below(path, Counter())))
             if not found:
                 raise ValueError(f"the folder {path} holds no picture ({', '.join(sorted(PICTURE_SUFFIXES))}).")
             yield from ((str(each), each) for each in found)

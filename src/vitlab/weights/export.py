@@ -118,7 +118,7 @@ def _metadata(model: ViT | ResNet, extra: dict[str, Any]) -> dict[str, str]:
     check_classes(extra, model.config)
     told = {**extra, "image_size": model.config.image_hw, "value_range": (-1.0, 1.0)}
     try:
-        return {key: json.dumps(value, ensure_ascii=False, allow_nan=False) for key, value in told.items()}
+        return {key: json.dumps(value, allow_nan=False) for key, value in told.items()}
     except (TypeError, ValueError) as error:
         raise ValueError(f"extra can only hold what JSON can say: {error}") from error
 

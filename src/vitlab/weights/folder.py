@@ -124,9 +124,9 @@ def check_replaceable(folder: Path, names: Collection[str]) -> None:
 
 
 def to_json(card: dict[str, Any]) -> str:
-    """The card as text; raises ValueError for what JSON cannot say."""
+    """The card in ASCII, for the names of folders in it may be no text; raises ValueError for what JSON cannot say."""
     try:
-        return json.dumps(card, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        return json.dumps(card, indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
         raise ValueError(f"extra can only hold what JSON can say: {error}") from error
 
