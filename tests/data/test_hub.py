@@ -13,8 +13,10 @@ from shard_files import write_folders
 
 from vitlab.data.datasets import load_dataset
 from vitlab.data.exclusion import picture_id
+from vitlab.data.hub import HubEntry
 from vitlab.data.kept import digest_pictures
 from vitlab.data.loader import train_batches
+from vitlab.data.pictures import PictureError
 from vitlab.data.transforms import TrainTransform
 
 REASON = "needs the package datasets (pip install 'vitlab[hub]')"
@@ -147,6 +149,24 @@ def test_which_columns(hub: Any, tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=message):
             load_dataset(f"{name}?{query}", "train")
+
+
+def test_a_row_without_a_picture(hub: Any, tmp_path: Path) -> None:
+    """Can be left out as any picture that cannot be read."""
+    features = hub.Features({"img": hub.Image(), "label": hub.ClassLabel(names=["a", "b"])})
+    columns = {"img": [png(0), None, png(2)], "label": [0, 1, 1]}
+    hub.DatasetDict({"train": hub.Dataset.from_dict(columns, features=features)}).save_to_disk(tmp_path / "set")
+    train = load_dataset(f"hub:{tmp_path / 'set'}", "all", on_error="skip")
+    with pytest.raises(PictureError, match=r"cannot read the picture hub:.*train\[1\]: the row holds no picture"):
+        train.picture(1)
+    entry = train.entries[1]
+    assert isinstance(entry, HubEntry)
+    entry.stored = {"bytes": None, "path": None}  # as other programs may write it
+    with pytest.raises(PictureError, match="the row holds no picture"):
+        entry.read()
+    batch = next(train_batches(train, TrainTransform(8), batch_size=3, seed=0, on_error="skip"))
+    assert sorted(batch.indices.tolist()) == [0, 2]
+    assert batch.skipped == 1
 
 
 @pytest.mark.parametrize(

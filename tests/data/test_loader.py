@@ -291,6 +291,34 @@ def test_a_batch_without_any_readable_picture(on_disk: Dataset) -> None:
     assert empty.skipped == 2
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_share_without_any_readable_picture(on_disk: Dataset, workers: int) -> None:
+    """Of one of two processes: the other has a picture. What stands in has all that a picture has, but no place."""
+    sets = Labels.of_lists([[i % 3, (i + 1) % 3] for i in range(11)])
+    data = dataclasses.replace(on_disk, classes=("a", "b", "c"), labels=sets.firsts, label_sets=sets)
+    four = data.take(np.array([4, 7, 5, 6]))
+    options: Any = {"batch_size": 4, "seed": 0, "on_error": "skip", "draws": 5, "workers": workers}
+    whole = list(itertools.islice(train_batches(four, TRAIN, **options), 12))
+    shares = [itertools.islice(train_batches(four, TRAIN, **options, rank=r, world_size=2), 12) for r in (0, 1)]
+    empty = 0
+    for one, *parts in zip(whole, *shares, strict=True):
+        same(join([part for part in parts if len(part.indices)]), dataclasses.replace(one, skipped=0))
+        assert sum(part.skipped for part in parts) == one.skipped
+        for part in parts:
+            assert len(part.images) == len(part.labels) == max(1, len(part.indices))
+            if not len(part.indices):
+                empty += 1
+                assert part.skipped == 2
+                assert (part.images == 0).all()
+                assert part.images.shape == (1, 3, 8, 8)
+                assert part.targets is not None
+                assert part.targets.shape == (1, 3)
+                assert part.targets.any()
+                assert part.draws is not None
+                assert part.draws.shape == (1, 5)
+    assert empty
+
+
 def test_all_labels_of_a_picture_come_along(on_disk: Dataset) -> None:
     """Multi-hot, in the order of the batch, without those that could not be read; from workers and after a restart."""
     lists = [[i % 3, *([(i + 1) % 3] if i % 2 else [])] for i in range(11)]

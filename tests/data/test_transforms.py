@@ -1,13 +1,18 @@
 """Google's preprocessing as closely as float32 allows; every example's augmentation its own."""
 
+import itertools
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torchvision.transforms.v2 import functional as V
 
 from vitlab.data import transforms
 from vitlab.data.transforms import (
@@ -18,6 +23,7 @@ from vitlab.data.transforms import (
     example_uniforms,
     mixup,
     randaugment,
+    resize_area,
     to_range,
 )
 
@@ -79,6 +85,64 @@ def test_training_crop_matches_vit_jax(
     monkeypatch.setattr(transforms, "example_uniforms", lambda *_: np.full((1, 401), 0.0 if flip else 0.9))
     images = TrainTransform(224).apply([golden[f"{name}/decode"]], 0, 0, np.array([0]))
     close(images, golden[f"{name}/vit_jax train 224 box {'flip' if flip else 'noflip'}"])
+
+
+def whole_area(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """Area averaging as a product with the shares of each old pixel in each new one, between edges in float32."""
+
+    def shares(extent: int, new: int) -> np.ndarray:
+        scale = np.float32(extent / new)
+        edges = np.minimum(np.arange(new + 1, dtype=np.float32) * scale, extent).astype(np.float64)
+        least, most = (
+            np.maximum.outer(edges[:-1], np.arange(extent)),
+            np.minimum.outer(edges[1:], np.arange(extent) + 1),
+        )
+        found = np.maximum(most - least, 0) / float(scale)
+        inside = np.ceil(edges[1:]) - np.floor(edges[:-1]) == 1  # within one pixel it is that pixel
+        found[inside] = found[inside] > 0
+        return found
+
+    rows, columns = (torch.from_numpy(shares(*each)) for each in zip(images.shape[2:], size, strict=True))
+    return (rows @ images.double() @ columns.T).float()
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (37, 50), (91, 20), (8, 300), (256, 131)])
+def test_the_centre_is_that_of_the_whole_picture(shape: tuple[int, int]) -> None:
+    picture = rng.integers(0, 256, (*shape, 3)).astype(np.uint8)
+    planes = torch.from_numpy(picture).permute(2, 0, 1)[None].float()
+    scale = 24 / min(shape)
+    full = (round(shape[0] * scale), round(shape[1] * scale))
+    y, x = (full[0] - 18) // 2, (full[1] - 22) // 2
+    resized = resize_area(planes, full)
+    np.testing.assert_allclose(resized, whole_area(planes, full), atol=1e-4)
+    assert torch.equal(resize_area(planes, full, (y, x, 18, 22)), resized[:, :, y : y + 18, x : x + 22])
+    expected = to_range(resized[:, :, y : y + 18, x : x + 22].floor())
+    assert torch.equal(EvalTransform((18, 22), resize=24).apply([picture]), expected)
+
+
+class Largest(TorchDispatchMode):
+    """Bytes of the largest tensor that is made."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **kwargs or {})
+        if isinstance(made, torch.Tensor):
+            self.bytes = max(self.bytes, made.untyped_storage().nbytes())
+        return made
+
+
+@pytest.mark.parametrize("shape", [(1, 3000), (3000, 1)])
+def test_a_strip_takes_no_more_memory_than_another_picture(shape: tuple[int, int]) -> None:
+    """Brought to 64 pixels across, it would be 192,000 long: 300 MB."""
+    strip = rng.integers(0, 256, (*shape, 3)).astype(np.uint8)
+    with Largest() as largest:
+        images = EvalTransform(56, resize=64).apply([strip])
+    assert largest.bytes < 1_000_000
+    middle = to_range(torch.from_numpy(strip.reshape(3000, 3)[1499:1501]).float())
+    for line in (images[0] if shape[0] == 1 else images[0].mT).unbind(1):
+        assert torch.equal(line[:, :28], middle[0][:, None].expand(3, 28))
+        assert torch.equal(line[:, 28:], middle[1][:, None].expand(3, 28))
 
 
 def test_value_range_matches_vit_jax(golden: dict[str, np.ndarray]) -> None:
@@ -217,6 +281,41 @@ def test_randaugment_operations() -> None:
     cut = operation(15, 0, picture) == 128
     assert cut[73:151, 73:151].all()
     assert cut[:70].mean() < 0.01
+
+
+@pytest.mark.parametrize("magnitude", [5, 15, 30])
+def test_operations_that_are_torchvisions(magnitude: int) -> None:
+    """A pixel whose place is nearly halfway between two may be either."""
+    picture = rng.integers(0, 256, (48, 64, 3)).astype(np.uint8)
+    planes, r = torch.from_numpy(picture).permute(2, 0, 1), magnitude / 10
+    pixel, shear = r * 64 / 224, math.degrees(math.atan(0.3 * r))
+    for number, sign in itertools.product((3, 11, 12, 13, 14), (0.0, 0.9)):
+        by = 1 if sign == 0 else -1
+        turned = {"angle": 0.0, "translate": [0.0, 0.0], "scale": 1.0, "shear": [0.0, 0.0], "fill": [128.0]}
+        turned |= {
+            3: {"angle": -30 * r * by}, 11: {"shear": [shear * by, 0.0], "center": [0.0, 0.0]},
+            12: {"shear": [0.0, shear * by], "center": [0.0, 0.0]}, 13: {"translate": [100 * pixel * by, 0.0]},
+            14: {"translate": [0.0, 100 * pixel * by]},
+        }[number]  # fmt: skip
+        expected = V.affine(planes, **turned).permute(1, 2, 0)
+        assert (operation(number, sign, picture, magnitude) != expected.numpy()).mean() < 1e-3
+    sharp = V.adjust_sharpness(planes, 1.8 * r + 0.1).permute(1, 2, 0)
+    np.testing.assert_allclose(operation(10, 0, picture, magnitude), sharp, atol=1)
+
+
+def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tensor made of a list, or copied from one, waits for all that a GPU has to do."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("numbers of this process are copied to the device")
+
+    images = torch.from_numpy(SMALL).permute(0, 3, 1, 2).float().repeat(10, 1, 1, 1)
+    draws = rng.random((120, 1, 4))
+    draws[:32, 0, 0], draws[:32, 0, 1] = np.repeat(np.arange(16) / 16, 2), np.tile([0.0, 0.9], 16)  # each at least once
+    for name in ("tensor", "as_tensor"):
+        monkeypatch.setattr(torch, name, refuse)
+    randaugment(images, draws, 9)
+    resize_area(images, (5, 7))
 
 
 @pytest.mark.parametrize("magnitude", [0, 7, 30])

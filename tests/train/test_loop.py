@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from vitlab.data.datasets import load_dataset
 from vitlab.data.loader import Batch, example_at, train_batches
+from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Labels
 from vitlab.data.transforms import example_generator
 from vitlab.models import ViTConfig, build_model
@@ -28,9 +29,10 @@ from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train import loop
 from vitlab.train.checkpoint import load_latest
-from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
+from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
+from vitlab.train.distributed import ALONE, Ranks, together
 from vitlab.train.loop import NonFiniteError, StoppedError, step_rng, train
-from vitlab.train.objectives import classification_loss
+from vitlab.train.objectives import classification_loss, create_trained
 from vitlab.train.optim import learning_rate
 from vitlab.train.workdir import Workdir
 
@@ -490,6 +492,60 @@ def test_unreadable_pictures_are_counted(tmp_path: Path) -> None:
     skipped = list(records(tmp_path / "run", "skipped").values())
     assert skipped == sorted(skipped)
     assert 2 <= skipped[-1] <= 8
+
+
+@pytest.mark.parametrize(("kind", "fsdp"), [("classes", False), ("several", True), ("masked", False)])
+def test_share_of_unreadable_pictures(
+    kind: str, fsdp: bool, tmp_path: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
+) -> None:
+    """A batch is the same for two processes as for one, also where one of them has no picture of it."""
+    whole = load_dataset("digits", "train").take(np.arange(16))
+    broken = {index: PictureError(f"{index}.png", "broken") for index in range(16) if index % 3}
+    data = dataclasses.replace(whole, failures=broken)
+    if kind == "several":
+        sets = Labels.of_lists([[i % 10, (i + 3) % 10][: 1 + i % 2] for i in range(16)])
+        data = dataclasses.replace(data, labels=sets.firsts, label_sets=sets)
+    config = dataclasses.replace(PLAIN, data=dataclasses.replace(PLAIN.data, on_error="skip"), fsdp=fsdp)
+    config = dataclasses.replace(config, batch_size=8, microbatch=2, steps=8)
+    if kind == "masked":
+        model = dataclasses.replace(TINY, num_classes=0)
+        config = dataclasses.replace(config, model=model, masking=MaskingConfig())
+    stream = [example_at(16, config.seed, g)[1] for g in range(64)]
+    shares = [[i for i in stream[g : g + 4] if i not in broken] for g in range(0, 64, 4)]
+    assert [] in shares
+    assert all(one or two for one, two in zip(shares[::2], shares[1::2], strict=True))
+
+    def trained(ranks: Ranks) -> dict[str, np.ndarray]:
+        folder, model = tmp_path / str(ranks.world_size), create_trained(config, torch.Generator().manual_seed(0))
+        with Workdir(folder, to_dict(config), tensorboard=False, ranks=ranks) as workdir:
+            done = train(config, workdir, model, dataset=data, ranks=ranks)
+        return {name: tensor.numpy() for name, tensor in done.state_dict().items()}
+
+    def job() -> dict[str, np.ndarray]:
+        with together() as ranks:
+            return trained(ranks)
+
+    alone = trained(ALONE)
+    for found in in_ranks(2, job):
+        for name, expected in alone.items():
+            np.testing.assert_allclose(found[name], expected, atol=1e-5)
+    assert records(tmp_path / "2", "skipped") == records(tmp_path / "1", "skipped")
+    assert records(tmp_path / "2") == pytest.approx(records(tmp_path / "1"), abs=1e-5)
+
+
+def test_batch_of_unreadable_pictures_of_two(
+    tmp_path: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
+) -> None:
+    data = load_dataset("digits", "train").take(np.arange(16))
+    data = dataclasses.replace(data, failures={index: PictureError(f"{index}.png", "broken") for index in range(16)})
+    config = dataclasses.replace(PLAIN, data=dataclasses.replace(PLAIN.data, on_error="skip"))
+
+    def job() -> None:
+        with together() as ranks, Workdir(tmp_path, to_dict(config), tensorboard=False, ranks=ranks) as workdir:
+            train(config, workdir, fresh(config), dataset=data, ranks=ranks)
+
+    for error in in_ranks(2, job):
+        assert str(error).startswith("none of the 12 pictures of a batch can be read; the log says why. Mend them, or ")
 
 
 def test_batch_of_unreadable_pictures(tmp_path: Path) -> None:

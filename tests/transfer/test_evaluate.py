@@ -327,6 +327,11 @@ def test_resize_of_the_run_is_the_checkpoints(config: TrainConfig, tmp_path: Pat
     assert same_answers(evaluate_checkpoint(tmp_path, device="cpu"), outcome.test)
     dataset = load_dataset("digits", "test", classes=(0, 1, 2))
     assert not same_answers(evaluate(outcome.model, dataset, (8, 8)), outcome.test)
+    assert same_answers(evaluate_checkpoint(tmp_path, image_size=8, device="cpu"), outcome.test)
+    larger = evaluate(load_model(tmp_path, image_size=12), dataset, (12, 12), resize=21)
+    assert same_answers(evaluate_checkpoint(tmp_path, image_size=12, device="cpu"), larger)
+    own = evaluate(outcome.model, dataset, (8, 8), resize=9)
+    assert same_answers(evaluate_checkpoint(tmp_path, image_size=8, resize=9, device="cpu"), own)
 
 
 def test_with_mirror_images(pretrained: Outcome, workdir: Path) -> None:

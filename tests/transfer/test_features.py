@@ -110,6 +110,36 @@ def test_batches_and_workers_make_no_difference(model: ViT, files: Dataset) -> N
         np.testing.assert_allclose(found.x, whole.x, rtol=1e-5, atol=1e-6)
 
 
+def test_waits_for_the_device_once_for_a_chunk(
+    model: ViT, files: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Places and representations come over together, also where some of a chunk are known; the numbers are the same."""
+    whole = features(model, files, batch_size=1)
+    monkeypatch.setattr(module, "CHUNK", 4)
+    copies: list[int] = []
+    cpu = torch.Tensor.cpu
+
+    def counted(tensor: torch.Tensor) -> torch.Tensor:
+        copies.append(len(tensor))
+        return cpu(tensor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "cpu", counted)
+        found = features(model, files, batch_size=1)
+    assert copies == [4, 4, 4, 4, 3, 3]
+    assert same(found, whole)
+    good = (tmp_path / "pictures" / "02.png").read_bytes()
+    for number in (2, 3, 9):
+        (tmp_path / "pictures" / f"{number:02d}.png").write_bytes(b"")
+    stat = (tmp_path / "pictures" / "02.png").stat()
+    assert features(model, files, batch_size=1, on_error="skip", cache=tmp_path / "cache").skipped == 3
+    (tmp_path / "pictures" / "02.png").write_bytes(good)
+    os.utime(tmp_path / "pictures" / "02.png", ns=(stat.st_mtime_ns, stat.st_mtime_ns))
+    again = features(model, files, batch_size=1, on_error="skip", cache=tmp_path / "cache")
+    assert again.indices.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 10]
+    assert np.array_equal(again.x, whole.x[again.indices])
+
+
 def test_leaves_the_model_and_the_generators_alone(model: ViT, pixels: Dataset) -> None:
     before = torch.get_rng_state(), np.random.get_state(legacy=False)  # noqa: NPY002
     model.train()

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ import torch
 from PIL import Image
 
 from vitlab.data.datasets import load_dataset
+from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.train.config import DataConfig, FewShotConfig, MaskingConfig, OptimConfig, TrainConfig
+from vitlab.train.distributed import together
 from vitlab.train.masking import MASK, MaskedViT, class_colours
 from vitlab.transfer.finetune import finetune
 from vitlab.transfer.masked import (
@@ -174,6 +177,67 @@ def test_evaluation_does_not_depend_on_batches() -> None:
     one, two = (evaluate_masked(model, data, batch_size=size) for size in (7, 200))
     assert dataclasses.replace(one, loss=two.loss) == two
     assert one.loss == pytest.approx(two.loss)
+
+
+@pytest.mark.parametrize("target", ["mean-colour", "downsized", "regression"])
+@pytest.mark.parametrize("count", [2, 3])
+def test_several_ranks_find_what_one_finds(
+    count: int, target: Any, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
+) -> None:
+    """Each judges its share only, and every one has the whole: 13 pictures, one of which cannot be read."""
+    model, data = MaskedViT(MODEL, MaskingConfig(target)).eval(), load_dataset("digits", "val").take(np.arange(13))
+    data.failures[4] = PictureError("4.png", "broken")
+    alone = evaluate_masked(model, data, batch_size=2, on_error="skip")
+    assert (alone.pictures, alone.skipped) == (12, 1)
+
+    def job() -> tuple[MaskedEvaluation, int]:
+        seen = []
+        model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+        with together() as ranks:
+            return evaluate_masked(model, data, batch_size=2, on_error="skip", ranks=ranks), sum(seen)
+
+    found = in_ranks(count, job)
+    assert sum(seen for _, seen in found) == 12
+    for each, seen in found:
+        assert seen <= -(-13 // count)
+        assert each == found[0][0]
+        assert dataclasses.replace(each, loss=alone.loss, constant_loss=alone.constant_loss) == alone
+        assert each.loss == pytest.approx(alone.loss, rel=1e-6)
+        assert each.constant_loss == pytest.approx(alone.constant_loss, rel=1e-12)
+
+
+def test_ranks_without_a_picture(in_ranks: Callable[[int, Callable[[], Any]], list[Any]]) -> None:
+    model, data = constant("mean-colour", torch.zeros(512)), flat([40, 130])
+    one, none = dataclasses.replace(data), dataclasses.replace(data)
+    one.failures = {0: PictureError("0", "broken")}
+    none.failures = {i: PictureError(str(i), "broken") for i in range(2)}
+
+    def job(data: Dataset) -> MaskedEvaluation:
+        with together() as ranks:
+            return evaluate_masked(model, data, on_error="skip", ranks=ranks)
+
+    assert in_ranks(3, lambda: job(one)) == [evaluate_masked(model, one, on_error="skip")] * 3
+    for error in in_ranks(3, lambda: job(none)):
+        assert "none of the 2 pictures of flat (test) could be read" in str(error)
+
+
+@pytest.mark.parametrize("target", ["downsized", "regression"])
+def test_waits_for_the_device_once(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is brought over before the last batch has been asked for."""
+    model, data = MaskedViT(MODEL, MaskingConfig(target)).eval(), flat(list(range(0, 250, 10)))
+    expected, done, asked = evaluate_masked(model, data, batch_size=4), [], []
+
+    def refuse(_: torch.Tensor, brought: Callable[..., Any], *given: Any) -> Any:
+        assert len(asked) == 7
+        done.append(brought)
+        return brought(*given)
+
+    model.register_forward_pre_hook(lambda *_: asked.append(None))
+    for name in ("cpu", "item", "tolist", "numpy", "__float__", "__int__", "__bool__"):
+        brought = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda tensor, *given, of=brought: refuse(tensor, of, tensor, *given))
+    assert evaluate_masked(model, data, batch_size=4) == expected
+    assert done
 
 
 # -------------------------------------------------------------------------------------------------- on the disk

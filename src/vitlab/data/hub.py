@@ -28,19 +28,22 @@ class HubEntry(Entry):
     """A picture of an Arrow file, `file`; `called` is what it is called."""
 
     called: str
-    stored: dict[str, Any]  # "bytes", or the "path" of a file
+    stored: dict[str, Any] | None  # "bytes", or the "path" of a file; None where the row has no picture
 
     @property
     def path(self) -> str:
         return self.called
 
     def data(self) -> bytes:
-        if self.stored["bytes"] is not None:
-            return self.stored["bytes"]
+        stored = self.stored or {}
+        if stored.get("bytes") is not None:
+            return stored["bytes"]
+        if stored.get("path") is None:
+            raise PictureError(self.called, "the row holds no picture")
         try:
-            return Path(self.stored["path"]).read_bytes()
+            return Path(stored["path"]).read_bytes()
         except OSError as error:
-            raise PictureError(f"{self.called} ({self.stored['path']})", error.strerror or str(error)) from error
+            raise PictureError(f"{self.called} ({stored['path']})", error.strerror or str(error)) from error
 
 
 class HubEntries(Entries):

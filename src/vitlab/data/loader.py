@@ -43,11 +43,13 @@ class Batch:
 
     targets: all labels of each picture, where the set has several; `labels` is the first of them.
     draws: uniform numbers in [0, 1) of each example's own, as many as were asked for.
+    Where none can be read of the share that one of several processes has of a training batch, a grey picture stands in
+    and is to count nothing: it has a label, but no place in the set, so that `indices` is empty.
     """
 
     images: Float[Tensor, "B 3 H W"]
     labels: Int64[Tensor, " B"]
-    indices: Int64[Tensor, " B"]
+    indices: Int64[Tensor, " n"]
     skipped: int = 0
     targets: Bool[Tensor, "B K"] | None = None
     draws: Float64[Tensor, "B d"] | None = None
@@ -114,7 +116,8 @@ def train_batches(
     """This rank's share of every global batch of `batch_size` examples, without end.
 
     start: the first example, counted over all epochs and ranks. on_error: "raise", or "skip": unreadable
-    pictures leave their batch, are counted in `Batch.skipped` and logged once. workers: processes that read
+    pictures leave their batch, are counted in `Batch.skipped` and logged once; a ValueError where none of a batch is
+    left, or, of several ranks, a grey picture for a share (see `Batch`). workers: processes that read
     pictures ahead; a set in memory needs none and uses none. draws: uniform numbers to bring with each example, which
     depend on (seed, epoch, index) alone.
     """
@@ -125,7 +128,8 @@ def train_batches(
         raise ValueError(f"fast decoding has no effect on {dataset.name}, whose pictures are in memory; leave it out")
     requests = _train_requests(dataset, batch_size, seed, start, rank, world_size)
     fetch = _Fetch(dataset, transform, seed, draws)
-    return _batches(fetch, requests, batch_size // world_size, workers, on_error, torch.device(device))
+    share = batch_size // world_size
+    return _batches(fetch, requests, share, workers, on_error, torch.device(device), whole=world_size == 1)
 
 
 def eval_batches(
@@ -247,7 +251,13 @@ class _Fetch:
 
 
 def _batches(
-    fetch: _Fetch, requests: Iterator[Request], share: int, workers: int, on_error: str, device: torch.device
+    fetch: _Fetch,
+    requests: Iterator[Request],
+    share: int,
+    workers: int,
+    on_error: str,
+    device: torch.device,
+    whole: bool = True,
 ) -> Iterator[Batch]:
     dataset = fetch.dataset
     if isinstance(dataset.entries, Entries):
@@ -259,7 +269,7 @@ def _batches(
         fetch.finishes = device.type == "cpu" or isinstance(fetch.transform, EvalTransform)
         parts = _parts(requests, PIECE)
         pieces = _from_workers(fetch, parts, share, workers) if workers else (fetch[part] for part in parts)
-    join, told, batch = _Join(fetch, device), set[str](), list[_Piece]()
+    join, told, batch = _Join(fetch, device, whole), set[str](), list[_Piece]()
     with contextlib.closing(pieces):  # so that workers end with the stream, and not when an error is forgotten
         for piece in pieces:
             for error in piece.failures:
@@ -321,6 +331,7 @@ class _Join:
 
     fetch: _Fetch
     device: torch.device
+    whole: bool = True  # and not the share of one of several processes
 
     def __post_init__(self) -> None:
         self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -330,6 +341,8 @@ class _Join:
         epochs, indices = (np.concatenate([getattr(p.part, name) for p in pieces]) for name in ("epochs", "indices"))
         skipped = sum(piece.skipped for piece in pieces)
         if not len(indices) and isinstance(fetch.transform, TrainTransform):
+            if not self.whole:
+                return self._stand_in(skipped)
             first = pieces[0].failures[0]
             raise ValueError(f"none of the {skipped} pictures of a batch can be read; one: {first}")
         images = self._images([piece.images for piece in pieces if len(piece.images)] or [pieces[0].images])
@@ -343,6 +356,15 @@ class _Join:
             draws = to_device(example_uniforms(fetch.seed, epochs, indices, fetch.draws, DRAWS), self.device)
         labels = to_device(dataset.labels[indices], self.device)
         return Batch(images, labels, to_device(indices, self.device), skipped, targets, draws)
+
+    def _stand_in(self, skipped: int) -> Batch:
+        """A grey picture: a process without any could not take its part in what all compute together."""
+        dataset, count, device = self.fetch.dataset, self.fetch.draws, self.device
+        images = torch.zeros(1, 3, *pair(self.fetch.transform.image_size), device=device)
+        labels = torch.zeros(1, dtype=torch.int64, device=device)
+        targets = None if dataset.label_sets is None else torch.ones(1, len(dataset.classes), device=device).bool()
+        draws = torch.zeros(1, count, dtype=torch.float64, device=device) if count else None
+        return Batch(images, labels, labels[:0], skipped, targets, draws)
 
     def _images(self, parts: list[Tensor]) -> Tensor:
         """All parts in one, on the device."""

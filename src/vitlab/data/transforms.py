@@ -187,13 +187,14 @@ class EvalTransform:
         h, w = pair(self.image_size)
         if self.resize is None:
             return resize_bilinear(images, (h, w))
+        scale = self.resize / min(images.shape[2:])
+        full = [round(side * scale) if self.keep_aspect else self.resize for side in images.shape[2:]]
+        y, x = (full[0] - h) // 2, (full[1] - w) // 2
         if self.keep_aspect:
-            scale = self.resize / min(images.shape[2:])
-            images = resize_area(images, (round(images.shape[2] * scale), round(images.shape[3] * scale)))
+            images = resize_area(images, (full[0], full[1]), (y, x, h, w))
         else:
-            images = resize_bilinear(images, (self.resize, self.resize))
-        y, x = (images.shape[2] - h) // 2, (images.shape[3] - w) // 2
-        return images[:, :, y : y + h, x : x + w].floor()  # big_vision's resize truncates to whole numbers
+            images = resize_bilinear(images, (full[0], full[1]))[:, :, y : y + h, x : x + w]
+        return images.floor()  # big_vision's resize truncates to whole numbers
 
 
 def resize_bilinear(images: Float[Tensor, "B 3 H W"], size: tuple[int, int]) -> Float[Tensor, "B 3 S T"]:
@@ -203,21 +204,39 @@ def resize_bilinear(images: Float[Tensor, "B 3 H W"], size: tuple[int, int]) -> 
     return F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=False)
 
 
-def resize_area(images: Float[Tensor, "B 3 H W"], size: tuple[int, int]) -> Float[Tensor, "B 3 S T"]:
-    """TF2's method "area": every new pixel is the mean over the exact, fractional area that it covers."""
-    return _area_rows(_area_rows(images.double(), size[0]).mT, size[1]).mT.float()
+def resize_area(
+    images: Float[Tensor, "B 3 H W"], size: tuple[int, int], window: tuple[int, int, int, int] | None = None
+) -> Float[Tensor, "B 3 S T"]:
+    """TF2's method "area": every new pixel is the mean over the exact, fractional area that it covers.
+
+    window: (y, x, height, width), the part of the new picture that is wanted. No more is computed, so that a picture of
+    one pixel by thousands takes no more memory than another.
+    """
+    y, x, h, w = window or (0, 0, *size)
+    rows, columns = (_Stretches(*given) for given in zip(images.shape[2:], size, (y, x), (h, w), strict=True))
+    part = images[:, :, rows.source, columns.source].double()
+    return columns.means(rows.means(part).mT).mT.float()
 
 
-def _area_rows(x: Float[Tensor, "B 3 H W"], size: int) -> Float[Tensor, "B 3 S W"]:
-    """Means over `size` equal stretches of axis 2: differences of the interpolated running sum."""
-    extent = x.shape[2]
-    # TensorFlow's edges are float32, which shows where the mean is a whole number and is truncated afterwards.
-    scale = torch.tensor(extent / size, dtype=torch.float32, device=x.device)
-    edges = (torch.arange(size + 1, device=x.device) * scale).double().clamp(max=extent)
-    pixel = edges.long().clamp(max=extent - 1)
-    sums = F.pad(x.cumsum(2), (0, 0, 1, 0))[:, :, pixel] + x[:, :, pixel] * (edges - pixel)[:, None]
-    within_one = pixel[:-1] == edges[1:].ceil().long() - 1
-    return torch.where(within_one[:, None], x[:, :, pixel[:-1]], sums.diff(dim=2) / scale.double())
+class _Stretches:
+    """`count` of the `size` equal stretches of an axis, from number `start` on, and `source`, the part they cover."""
+
+    def __init__(self, extent: int, size: int, start: int, count: int) -> None:
+        # TensorFlow's edges are float32, which shows where the mean is a whole number and is truncated afterwards.
+        self.scale = float(np.float32(extent / size))
+        self.numbers = start, start + count + 1
+        first, last = (min(int(np.float32(i * self.scale)), extent - 1) for i in (start, start + count))
+        self.source = slice(first, last + 1)
+
+    def means(self, x: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 3 S W"]:
+        """Of `x`, which is `source` of axis 2: differences of the interpolated running sum."""
+        extent = x.shape[2]
+        numbers = torch.arange(*self.numbers, dtype=torch.float32, device=x.device)
+        edges = ((numbers * self.scale).double() - self.source.start).clamp(max=extent)
+        pixel = edges.long().clamp(max=extent - 1)
+        sums = F.pad(x.cumsum(2), (0, 0, 1, 0))[:, :, pixel] + x[:, :, pixel] * (edges - pixel)[:, None]
+        within_one = pixel[:-1] == edges[1:].ceil().long() - 1
+        return torch.where(within_one[:, None], x[:, :, pixel[:-1]], sums.diff(dim=2) / self.scale)
 
 
 def to_range(images: Float[Tensor, "*S"] | UInt8[Tensor, "*S"]) -> Float[Tensor, "*S"]:
@@ -269,15 +288,30 @@ def _randaugment_table(r: float, height: int, width: int) -> list[tuple[_Operati
     enhance = 1.8 * r + 0.1
     threshold = int(256 * r)
 
-    def shear(x: float, y: float) -> _Operation:
-        degrees = [math.degrees(math.atan(x)), math.degrees(math.atan(y))]
-        return lambda p, _: V.affine(p, 0.0, [0, 0], 1.0, degrees, fill=[FILL], center=[0, 0])
+    def moved(*matrix: float) -> _Operation:
+        """Pixel (x, y), counted from the centre, becomes the nearest to (a x + b y + c, d x + e y + f)."""
+        halves = np.array([[width], [height]], np.float32) / 2
+        (a, b, c), (d, e, f) = (np.array(matrix, np.float32).reshape(2, 3) / halves).tolist()
 
-    def translate(x: float, y: float) -> _Operation:
-        return lambda p, _: V.affine(p, 0.0, [x, y], 1.0, [0.0, 0.0], fill=[FILL])  # pyright: ignore[reportArgumentType]
+        def change(p: Tensor, _: np.ndarray) -> Tensor:
+            # torchvision's `affine` copies lists to the device, and each copy waits for all the work under way there.
+            x, y = (torch.arange(side, device=p.device) - (side - 1) / 2 for side in (width, height))
+            y = y[:, None]
+            grid = torch.stack([a * x + b * y + c, d * x + e * y + f], dim=-1)
+            found = F.grid_sample(p - FILL, grid.expand(len(p), -1, -1, -1), mode="nearest", align_corners=False)
+            return (found + FILL).to(torch.uint8)
+
+        return change
 
     def rotate(degrees: float) -> _Operation:
-        return lambda p, _: V.rotate(p, degrees, fill=[FILL])
+        cos, sin = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+        return moved(cos, -sin, 0.0, sin, cos, 0.0)
+
+    def shear(x: float, y: float) -> _Operation:
+        return moved(1.0, x, x * height / 2, y, 1.0, y * width / 2)  # the top and the left edge stay
+
+    def translate(x: float, y: float) -> _Operation:
+        return moved(1.0, 0.0, -x, 0.0, 1.0, -y)
 
     def solarize(p: Tensor, _: np.ndarray) -> Tensor:
         return torch.where(p < threshold, p, 255 - p) if threshold <= 255 else p
@@ -294,6 +328,16 @@ def _randaugment_table(r: float, height: int, width: int) -> list[tuple[_Operati
         hole = to_device(y[:, :, None] & x[:, None, :], p.device)
         return p.masked_fill(hole[:, None], int(FILL))
 
+    def sharpen(p: Tensor, _: np.ndarray) -> Tensor:
+        if min(height, width) < 3:
+            return p
+        weights = torch.full((3, 1, 3, 3), 1 / 13, device=p.device)
+        weights[:, :, 1, 1].fill_(5 / 13)
+        sharp = p.float()
+        inner = sharp[:, :, 1:-1, 1:-1]
+        inner.add_(F.conv2d(sharp, weights, groups=3).round() - inner, alpha=1 - enhance)
+        return sharp.clamp(0, 255).to(torch.uint8)
+
     return [
         (lambda p, _: V.autocontrast(p),),
         (lambda p, _: V.equalize(p),),
@@ -305,7 +349,7 @@ def _randaugment_table(r: float, height: int, width: int) -> list[tuple[_Operati
         (lambda p, _: V.adjust_saturation(p, enhance),),
         (lambda p, _: V.adjust_contrast(p, enhance),),
         (lambda p, _: V.adjust_brightness(p, enhance),),
-        (lambda p, _: V.adjust_sharpness(p, enhance),),
+        (sharpen,),
         (shear(0.3 * r, 0.0), shear(-0.3 * r, 0.0)),
         (shear(0.0, 0.3 * r), shear(0.0, -0.3 * r)),
         (translate(100 * pixel, 0.0), translate(-100 * pixel, 0.0)),

@@ -107,7 +107,12 @@ def train(
             batch = next(batches)
             speed.waited += time.perf_counter() - waiting
             # The one exchange of a step that the host waits for; where a process has died it ends the others.
-            asked, pictures, skipped = ranks.add_up(asked_to_stop.is_set(), len(batch.labels), batch.skipped)
+            asked, pictures, skipped = ranks.add_up(asked_to_stop.is_set(), len(batch.indices), batch.skipped)
+            if not pictures:
+                raise ValueError(
+                    f"none of the {skipped} pictures of a batch can be read; the log says why. Mend them, or take them "
+                    f"out of {data.name}."
+                )
             rate = learning_rate(config.optim, state.step, steps)
             state.skipped += skipped
             update(config, state, objective, batch, rate, pictures)
@@ -197,7 +202,10 @@ def update(
     images, targets = objective.corrupt(batch, rng)
     size = config.microbatch or config.batch_size
     total = torch.zeros(2, dtype=torch.float64, device=images.device)
-    parts = [(part, answer, len(answer)) for part, answer in zip(images.split(size), targets.split(size), strict=True)]
+    parts = [
+        (part, answer, min(len(answer), len(batch.indices)))  # 0 for what stands in for a share that cannot be read
+        for part, answer in zip(images.split(size), targets.split(size), strict=True)
+    ]
     if spread.sharded:
         # Sharded weights are brought together once a part, by all at once, also where a share has lost pictures.
         most = -(-config.batch_size // (ranks.world_size * size))

@@ -21,7 +21,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.objectives import class_shares
 from vitlab.transfer.precision import computes_in, load_for_judging, noted, recorded
-from vitlab.weights import load_card
+from vitlab.weights import load_card, load_model
 
 
 @dataclass(frozen=True)
@@ -245,8 +245,8 @@ def evaluate_checkpoint(
 ) -> Evaluation:
     """Tests a checkpoint on a data set, by default the one that its card names, with its own test resize.
 
-    `resize` overrides that of the data set (ObjectNet has one) and of the card. `mirror` is as in `answers`,
-    `precision` as in `load_for_judging`, `ranks` as in `evaluate`.
+    At another `image_size` that resize keeps its proportion. `resize` overrides that of the data set (ObjectNet has
+    one) and of the card. `mirror` is as in `answers`, `precision` as in `load_for_judging`, `ranks` as in `evaluate`.
     Raises ValueError if the checkpoint has no head, or names other classes than the data set.
     """
     place = choose_device(ranks.device(device))
@@ -266,8 +266,9 @@ def evaluate_checkpoint(
     if resize is None and name in imagenet.TEST_RESIZE:
         side, centre = imagenet.TEST_RESIZE[name]
         resize = round(max(model.config.image_hw) * side / centre)
-    elif resize is None and image_size is None:
-        resize = card.get("eval_resize")
+    elif resize is None and (own_resize := card.get("eval_resize")) is not None:
+        own_size = model.config.image_hw if image_size is None else load_model(checkpoint).config.image_hw
+        resize = round(own_resize * max(model.config.image_hw) / max(own_size))
     return evaluate(
         model, pictures, model.config.image_hw, resize=resize, batch_size=batch_size, workers=workers,
         on_error=on_error, mirror=mirror, device=place, ranks=ranks,

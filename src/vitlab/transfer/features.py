@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from jaxtyping import Float, Int
+from torch import Tensor
 
 from vitlab.data import fetch
 from vitlab.data.kept import digest_pictures, read_arrays
@@ -87,7 +88,7 @@ def features(
     known |= theirs
     done = 0
     label = label if ranks.first else None
-    for reached in _compute(model, dataset, transform, x, known, batch_size, workers, on_error, device, label):
+    for reached in _compute(model, dataset, transform, x, known, size, batch_size, workers, on_error, device, label):
         ranks.check()
         while done < len(chunks) and chunks[done].stop <= reached:
             chunk, path = chunks[done], paths[done]
@@ -112,13 +113,17 @@ def _compute(
     transform: EvalTransform,
     x: np.ndarray,
     known: np.ndarray,
+    size: int,
     batch_size: int,
     workers: int,
     on_error: str,
     device: str | torch.device,
     label: str | None,
 ) -> Iterator[int]:
-    """Fills the rows of `x` that are not `known`; says after each batch up to where everything has been tried."""
+    """Fills the rows of `x` that are not `known`; says after each batch up to where they are filled.
+
+    They stay on the device until the `size` rows of a chunk are complete: no batch waits for the one before.
+    """
     missing = np.flatnonzero(~known)
     if not len(missing):
         return
@@ -128,25 +133,33 @@ def _compute(
         dataset if len(missing) == len(dataset) else dataset.take(missing), transform, batch_size=batch_size,
         workers=workers, on_error=on_error, device=device,
     )  # fmt: skip
-    seen = 0
+    seen = reached = 0
+    held: list[tuple[Tensor, Tensor]] = []  # places among the missing, and what was found
     counter = PictureCounter(label, len(missing)) if label else None
     with counter or contextlib.nullcontext():
         for batch in batches:
             seen += len(batch.labels) + batch.skipped
             if len(batch.labels):
-                rows = missing[batch.indices.cpu().numpy()]
                 with torch.inference_mode():
                     found = model.forward_head(model.forward_features(batch.images), pre_logits=True)
-                x[rows] = found.float().cpu().numpy()
+                held.append((batch.indices, found.float()))
+            tried = int(missing[seen - 1]) + 1 if seen < len(missing) else len(dataset)
+            if held and (tried == len(dataset) or tried // size > reached // size):
+                places, found = map(torch.cat, zip(*held, strict=True))
+                rows = missing[places.cpu().numpy()]
+                x[rows] = found.cpu().numpy()
+                held.clear()
                 if not (good := np.isfinite(x[rows]).all(axis=1)).all():
                     raise ValueError(
                         f"the model's representation of {dataset.path(int(rows[~good][0]))} is not finite; its weights "
                         f"are broken, or its training ran away. Take another checkpoint."
                     )
                 known[rows] = True
+            if not held:
+                reached = tried
             if counter:
                 counter.count(seen)
-            yield int(missing[seen - 1]) + 1 if seen < len(missing) else len(dataset)
+            yield reached
     model.train(was_training)
 
 

@@ -28,6 +28,7 @@ from vitlab.files import replacing_file
 from vitlab.models.vit import ViT
 from vitlab.settings import from_dict, to_dict
 from vitlab.train.config import MaskingConfig
+from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.masking import (
     COLOURS,
     MASK,
@@ -101,64 +102,81 @@ def evaluate_masked(
     workers: int = 0,
     on_error: str = "raise",
     device: str | torch.device = "cpu",
+    ranks: Ranks = ALONE,
 ) -> MaskedEvaluation:
-    """Runs `model` over `dataset`, its pictures prepared as by `evaluate`."""
+    """Runs `model` over `dataset`, its pictures prepared as by `evaluate`.
+
+    Of several ranks each takes its share, `batch_size` pictures at a time, and every one returns the whole.
+    """
     config, masking = model.config, model.masking
     was_training = model.training
     model.eval()
-    tally = _Tally(masking, cells_of(masking, config.patch_size) ** 2)
+    tally = _Tally(masking, cells_of(masking, config.patch_size) ** 2, device)
     batches = eval_batches(
-        dataset, EvalTransform(config.image_hw, resize=resize), batch_size=batch_size, workers=workers,
-        on_error=on_error, device=device, draws=masking.draws(config.num_patches),
+        dataset, EvalTransform(config.image_hw, resize=resize), batch_size=batch_size * ranks.world_size,
+        rank=ranks.rank, world_size=ranks.world_size, workers=workers, on_error=on_error, device=device,
+        draws=masking.draws(config.num_patches),
     )  # fmt: skip
-    skipped = 0
     for batch in batches:
-        skipped += batch.skipped
+        ranks.check()
+        tally.skipped += batch.skipped
         if not len(batch.labels):
             continue
         assert batch.draws is not None
         plan = corruption(masking, batch.draws, config.num_patches)
         tally.add(model(batch.images, plan), wanted(masking, config.patch_size, batch.images, plan))
     model.train(was_training)
-    if not tally.pictures:
+    found = tally.result(ranks)
+    if found is None:
         raise ValueError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) could be read.")
-    return tally.result(skipped)
+    return found
 
 
 class _Tally:
-    """Sums over patches, and what the best constant answer needs, for each of c cells."""
+    """Sums over patches, and what the best constant answer needs, for each of c cells.
 
-    def __init__(self, masking: MaskingConfig, cells: int) -> None:
+    They stay on the device until the end: no batch waits for the one before.
+    """
+
+    def __init__(self, masking: MaskingConfig, cells: int, device: str | torch.device) -> None:
         self.masking = masking
-        self.pictures = self.patches = 0
-        self.loss = self.right = 0.0
-        self.counts = np.zeros((cells, COLOURS), np.int64)
-        self.sums, self.squares = np.zeros((cells, 3)), np.zeros((cells, 3))
+        self.pictures = self.patches = self.skipped = 0
+        self.told = torch.zeros(2, dtype=torch.float64, device=device)  # loss, right answers
+        self.counts = torch.zeros(cells, COLOURS, dtype=torch.int64, device=device)
+        self.moments = torch.zeros(2, cells, 3, dtype=torch.float64, device=device)  # sums, sums of squares
 
     def add(self, predictions: Float[Tensor, "B n O"], answers: Tensor) -> None:
-        losses, right = judge(self.masking, predictions, answers)
         self.pictures += len(answers)
         self.patches += answers.shape[0] * answers.shape[1]
-        self.loss += float(losses.double().sum())
-        self.right += float(right.double().sum())
+        self.told += torch.stack([each.double().sum() for each in judge(self.masking, predictions, answers)])
         if self.masking.target == "regression":
-            self.sums += answers.double().sum(dim=(0, 1)).cpu().numpy()
-            self.squares += answers.double().square().sum(dim=(0, 1)).cpu().numpy()
-            return
-        for cell, classes in enumerate(answers.flatten(0, 1).cpu().numpy().T):
-            self.counts[cell] += np.bincount(classes, minlength=COLOURS)
-
-    def result(self, skipped: int) -> MaskedEvaluation:
-        told = self.patches * len(self.counts)
-        if self.masking.target == "regression":
-            variance = self.squares / self.patches - (self.sums / self.patches) ** 2
-            constant, accuracy, most = float(variance.mean()), None, None
+            values = answers.double()
+            self.moments += torch.stack([values.sum(dim=(0, 1)), values.square().sum(dim=(0, 1))])
         else:
-            shares = self.counts / self.patches
+            classes = answers.flatten(0, 1).T
+            self.counts.scatter_add_(1, classes, torch.ones_like(classes))
+
+    def result(self, ranks: Ranks) -> MaskedEvaluation | None:
+        """Of all ranks' patches; None where there are none."""
+        own = {name: getattr(self, name).cpu().numpy() for name in ("told", "counts", "moments")}
+        own["seen"] = np.array([self.pictures, self.patches, self.skipped])
+        whole = ranks.gather({name: values[None] for name, values in own.items()})
+        told, counts, moments, (pictures, patches, skipped) = (whole[name].sum(axis=0) for name in own)
+        if not pictures:
+            return None
+        loss, right = told / (patches * len(counts))
+        accuracy = most = None
+        if self.masking.target == "regression":
+            mean, square = moments / patches
+            constant = (square - mean**2).mean()
+        else:
+            shares = counts / patches
             logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
-            constant = float(-(shares * logs).sum(axis=1).mean())
-            accuracy, most = self.right / told, float(shares.max(axis=1).mean())
-        return MaskedEvaluation(self.pictures, self.patches, self.loss / told, constant, accuracy, most, skipped)
+            constant = -(shares * logs).sum(axis=1).mean()
+            accuracy, most = float(right), float(shares.max(axis=1).mean())
+        return MaskedEvaluation(
+            int(pictures), int(patches), float(loss), float(constant), accuracy, most, int(skipped)
+        )  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------- on the disk

@@ -249,9 +249,9 @@ def judge_split(
 
 
 def _judge(config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device, ranks: Ranks) -> Any:
-    """`judge_split`, or the same for masked patch prediction: a MaskedEvaluation, which each process makes whole."""
+    """`judge_split`, or the same for masked patch prediction: a MaskedEvaluation."""
     if isinstance(model, MaskedViT):
-        return evaluate_masked(model, dataset, **_options(config.data), device=device)
+        return evaluate_masked(model, dataset, **_options(config.data), device=device, ranks=ranks)
     return judge_split(config, model, dataset, device, ranks)
 
 
