@@ -24,9 +24,10 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from vitlab.data.crops import Pictures, pair, to_device
 from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset, Entries, Request
-from vitlab.data.transforms import EvalTransform, Pictures, TrainTransform, example_uniforms, pair, to_device
+from vitlab.data.transforms import EvalTransform, TrainTransform, example_uniforms
 
 logger = logging.getLogger(__name__)
 
