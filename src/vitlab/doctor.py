@@ -7,7 +7,6 @@ import importlib
 import io
 import os
 import platform
-import shlex
 import shutil
 import sys
 import tempfile
@@ -243,7 +242,7 @@ def _free_gib(folder: Path) -> float:
 
 def _compiler() -> str | None:
     """The C++ compiler that torch.compile would take; None where it is not there."""
-    return shutil.which(shlex.split(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++"))[0])
+    return shutil.which(os.environ.get("CXX", "").strip() or ("clang++" if sys.platform == "darwin" else "g++"))
 
 
 def _rate(work: Callable[[], object], seconds: float) -> float:

@@ -94,9 +94,23 @@ def test_splits_by_other_names(tmp_path: Path, names: tuple[str, ...]) -> None:
 def test_a_split_beside_folders_that_are_none(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for place in ("Train/cat", "Train/dog"):
         put(tmp_path / place / "x.png")
-    put(tmp_path / "annotations" / "mask.png")
+    (tmp_path / "annotations").mkdir()
     assert load_dataset(f"folder:{tmp_path}", "train").classes == ("cat", "dog")
     assert "['annotations'] are no splits" in caplog.text
+
+
+def test_a_split_or_a_class(tmp_path: Path) -> None:
+    """Either would be a guess, after which a set is learnt that nobody meant."""
+    for place in ("car", "ship", "train/electric", "train/steam"):
+        put(tmp_path / place / "x.png")
+    with pytest.raises(ValueError, match=r"train holds folders, .* pictures in \['car', 'ship'\] .*another name"):
+        load_dataset(f"folder:{tmp_path}", "train")
+
+
+def test_classes_that_are_called_like_splits(tmp_path: Path) -> None:
+    for place in ("dev", "prod", "test"):
+        put(tmp_path / place / "x.png")
+    assert load_dataset(f"folder:{tmp_path}", "train").classes == ("dev", "prod", "test")
 
 
 @pytest.mark.parametrize("name", ["train", "test", "Valid"])
@@ -174,7 +188,7 @@ def test_relative_path_starts_at_root(tmp_path: Path) -> None:
         (lambda p: (p.rmdir(), p.write_text("x")), "is a file"),
         (lambda p: (put(p / "a" / "1.png"), (p / "b").mkdir()), "class folder .*b holds no pictures"),
         (lambda p: put(p / "test" / "a" / "1.png"), r"\['test'\] but no train"),
-        (lambda p: (put(p / "test" / "a" / "1.png"), put(p / "a" / "1.png")), r"\['test'\] but no train"),
+        (lambda p: (put(p / "test" / "a" / "1.png"), put(p / "a" / "1.png")), r"test holds folders, .* in \['a'\]"),
         (lambda p: (put(p / "train" / "1.png"), put(p / "val" / "1.png")), "train has no class folders"),
         (
             lambda p: (put(p / "train" / "a" / "1.png"), put(p / "val" / "a" / "1.png"), (p / "Valid").mkdir()),

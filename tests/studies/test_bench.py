@@ -214,12 +214,12 @@ def row(mode: str, model: str, size: int, speed: float, largest: int, fails: boo
 
 
 def test_a_search_that_ended_without_a_failure_is_marked() -> None:
-    rows = [row("infer", "ViT-B/16", 64, 100, 2**16, fails=False), row("infer", "ViT-B/16", 224, 10, 512)]
+    rows = [row("infer", "ViT-B/16", 64, 100, 2**15, fails=False), row("infer", "ViT-B/16", 224, 10, 512)]
     record = {"machine": {"device": "cpu", "threads": 2}, "settings": {"memory": 4.0, "against": []}, "rows": rows}
-    assert [cells["largest"] for cells in table(record)] == [">= 65536", 512]
+    assert [cells["largest"] for cells in table(record)] == [">= 32768", 512]
     _, largest = panels(record)
-    assert list(largest.series[0].notes) == [">= 65536", ""]
-    assert largest.series[0].y == [2**16, 512]
+    assert list(largest.series[0].notes) == [">= 32768", ""]
+    assert largest.series[0].y == [2**15, 512]
     assert min(Image.open(io.BytesIO(figures.png(plots.panels(panels(record))))).size) > 200
 
 

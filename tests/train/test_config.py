@@ -69,6 +69,8 @@ def test_every_setting_is_explained() -> None:
         ({"part": float("nan")}, r"part is nan; "),
         ({"part": 0.5, "part_seed": -1}, r"part_seed is -1; it must be 0 or more"),
         ({"part_seed": 3}, r"part_seed is 3 and there is no part"),
+        ({"train_split": "all"}, r"train_split is 'all', which .*Give train, val, trainval or test"),
+        ({"eval_split": "all"}, r"eval_split is 'all', which "),
     ],
 )
 def test_wrong_data_settings(values: dict[str, Any], message: str) -> None:

@@ -140,6 +140,21 @@ def test_waits_for_the_device_once_for_a_chunk(
     assert np.array_equal(again.x, whole.x[again.indices])
 
 
+def test_keeps_representations_and_no_tokens(files: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class token is a view of all tokens, which must not stay until a chunk is complete."""
+    cat, kept = torch.cat, []
+    plain = ViT(dataclasses.replace(TINY, representation_size=None), generator=torch.Generator().manual_seed(1))
+
+    def noted(tensors: list[torch.Tensor], *given: Any, **options: Any) -> torch.Tensor:
+        if tensors[0].shape[-1] == TINY.width and tensors[0].ndim == 2:
+            kept.extend((each.untyped_storage().nbytes(), each.numel() * each.element_size()) for each in tensors)
+        return cat(tensors, *given, **options)
+
+    monkeypatch.setattr(torch, "cat", noted)
+    features(plain, files, batch_size=4)
+    assert kept == [(numbers, numbers) for numbers in (4 * 8 * 4, 4 * 8 * 4, 3 * 8 * 4)]
+
+
 def test_leaves_the_model_and_the_generators_alone(model: ViT, pixels: Dataset) -> None:
     before = torch.get_rng_state(), np.random.get_state(legacy=False)  # noqa: NPY002
     model.train()

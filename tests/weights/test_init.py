@@ -166,7 +166,9 @@ def test_converted_at_another_size(tmp_path: Path, tiny: Callable[..., ViT]) -> 
     save_model(tiny(), tmp_path / "saved", extra={"eval_resize": 16, "classes": list("abcde")})
     done = convert(tmp_path / "saved", tmp_path / "wide", to="vitlab", image_size=(12, 20))
     assert load_model(tmp_path / "wide").config.image_size == (12, 20)
-    assert load_card(tmp_path / "wide") == {"classes": list("abcde"), "source": str(tmp_path / "saved")}
+    resize = 27  # 16 of 12 pixels
+    card = {"classes": list("abcde"), "source": str(tmp_path / "saved"), "eval_resize": resize}
+    assert load_card(tmp_path / "wide") == card
     assert done["difference"] == 0
 
 

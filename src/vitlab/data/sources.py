@@ -243,11 +243,18 @@ def folder_splits(path: Path, name: str) -> Splits:
     called = {split: folders for split, folders in called.items() if folders}
     splits = [folder for folders in called.values() for folder in folders]
     others = sorted(set(found).difference(folder.name for folder in splits))
-    if len(called) > 1 or (splits and not others) or any(map(_holds_classes, splits)):
+    several = len(called) > 1 and any(_subfolders(folder) for folder in splits)
+    if several or (splits and not others) or any(map(_holds_classes, splits)):
         for split, folders in called.items():
             if len(folders) > 1:
                 names = " and ".join(str(folder) for folder in folders)
                 raise ValueError(f"{names} are both the {split} split: put their pictures together, or rename one")
+        if len(called) == 1 and any(pictures_below(path / other, collections.Counter()) for other in others):
+            raise ValueError(
+                f"{splits[0]} holds folders, as a split with its classes does, and there are pictures in {others} "
+                f"beside it. If all of them are classes, give {splits[0].name} another name; if not, move the others "
+                f"away."
+            )
         if others:
             logger.warning("%s: the folders %s are no splits and stay unread", path, others)
         places = {split: folder for split, (folder,) in called.items()}

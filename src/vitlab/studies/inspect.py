@@ -64,15 +64,14 @@ def inspect_checkpoint(
     if (out / "config.json").exists():  # its result.json is another
         raise ValueError(f"{out} holds a run or a model; give another folder, say {out / 'look'}.")
     place = choose_device(device)
-    model, card = load_model(checkpoint, image_size=image_size), load_card(checkpoint)
+    model, card = load_model(checkpoint, image_size=image_size), load_card(checkpoint, image_size=image_size)
     runs = [Run.read(folder) for folder in run_folders(checkpoint)]
     phases = [run.phase(f"{run.folder.name}: {run.title}" if len(runs) > 1 else None) for run in runs]
     shown_as = {"checkpoint": str(checkpoint), "config": model.config, "card": card}
     names: list[str] = []
     if isinstance(model, ViT):
-        resize = card.get("eval_resize") if image_size is None else None  # it was for the checkpoint's own size
         found = list(find_pictures(sources)) if sources else _own_pictures(runs, shown)  # a missing one is told at once
-        stream = _Stream(found, EvalTransform(model.config.image_hw, resize=resize), shown, batch_size)
+        stream = _Stream(found, EvalTransform(model.config.image_hw, resize=card.get("eval_resize")), shown, batch_size)
         seen = look(model.to(place), stream.batches(), keep=shown) if found else None
         names = stream.names
         inspection = Inspection(

@@ -114,8 +114,12 @@ def _model(config: ModelConfig) -> Model:
     return model
 
 
-def _pictures(config: ModelConfig, count: int) -> Tensor:
-    return torch.rand(count, 3, *config.image_hw, generator=torch.Generator().manual_seed(1)) * 2 - 1
+def _pictures(
+    config: ModelConfig, count: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """Some, again and again: what a large batch takes is to be taken on the device."""
+    few = torch.rand(min(count, 64), 3, *config.image_hw, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    return few.to(device, dtype).repeat(-(-count // 64), 1, 1, 1)[:count]
 
 
 def _check_equal(name: str, ours: Tensor, theirs: Tensor, within: float) -> None:
@@ -141,7 +145,7 @@ def training_batch(work: Work, device: torch.device) -> Batch:
     generator = torch.Generator().manual_seed(2)
     labels = torch.randint(max(work.config.num_classes, 1), (work.batch,), generator=generator)
     indices = torch.arange(work.batch)
-    return Batch(_pictures(work.config, work.batch).to(device), labels.to(device), indices.to(device))
+    return Batch(_pictures(work.config, work.batch, device), labels.to(device), indices.to(device))
 
 
 def _ours(work: Work, model: Model, device: torch.device) -> Contender:
@@ -213,7 +217,7 @@ def _huggingface(model: Model, fused: bool) -> nn.Module:
 def _inference(work: Work, model: nn.Module, device: torch.device) -> Callable[[], Tensor]:
     """One pass over the batch, of ours and of torch's peers alike."""
     dtype = getattr(torch, work.dtype)
-    images = _pictures(work.config, work.batch).to(device, dtype)
+    images = _pictures(work.config, work.batch, device, dtype)
     model = model.to(dtype).eval()
     forward = compiled_for_inference(model, images) if work.compile else model
 

@@ -26,7 +26,7 @@ from vitlab.studies.peers import Work, build
 from vitlab.train.precision import keep_freed_memory
 
 GIB = 2**30
-LARGEST = 2**16
+LARGEST = 2**15
 """Where the search for the largest batch ends, though a larger one may fit."""
 FINE = 16
 """It ends at a batch that fits beside one that is larger by no more than this part of it and does not."""

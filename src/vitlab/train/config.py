@@ -58,6 +58,12 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in ("train_split", "eval_split"):
+            if getattr(self, name) == "all":
+                raise ValueError(
+                    f"{name} is 'all', which holds what a run learns from and what it is tested on: only `vitlab "
+                    f"evaluate` judges it. Give train, val, trainval or test."
+                )
         if self.part is not None and not 0 < self.part <= 1:
             raise ValueError(
                 f"part is {self.part}; it is a share of each class of the training split, in (0, 1], or None for all."

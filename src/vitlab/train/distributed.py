@@ -230,10 +230,10 @@ def together() -> Iterator[Ranks]:
     backends = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
     dist.init_process_group(backends, store=store, rank=here.rank, world_size=here.world_size)
     here.store = store
-    here.waiting = dist.new_group(backend="gloo", timeout=LONGEST)  # pyright: ignore[reportAttributeAccessIssue]  # of all
     done = False
     try:
         with here._hearing():
+            here.waiting = dist.new_group(backend="gloo", timeout=LONGEST)  # pyright: ignore[reportAttributeAccessIssue]
             yield here
             here.add_up(0)  # all leave together: the first may keep the store, which the others still read
         done = True

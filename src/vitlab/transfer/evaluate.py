@@ -21,7 +21,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.objectives import class_shares
 from vitlab.transfer.precision import computes_in, load_for_judging, noted, recorded
-from vitlab.weights import load_card, load_model
+from vitlab.weights import load_card
 
 
 @dataclass(frozen=True)
@@ -251,7 +251,7 @@ def evaluate_checkpoint(
     """
     place = choose_device(ranks.device(device))
     model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)
-    card = load_card(checkpoint)
+    card = load_card(checkpoint, image_size=image_size)
     name = dataset or card.get("dataset")
     if name is None:
         raise ValueError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")
@@ -266,9 +266,8 @@ def evaluate_checkpoint(
     if resize is None and name in imagenet.TEST_RESIZE:
         side, centre = imagenet.TEST_RESIZE[name]
         resize = round(max(model.config.image_hw) * side / centre)
-    elif resize is None and (own_resize := card.get("eval_resize")) is not None:
-        own_size = model.config.image_hw if image_size is None else load_model(checkpoint).config.image_hw
-        resize = round(own_resize * max(model.config.image_hw) / max(own_size))
+    elif resize is None:
+        resize = card.get("eval_resize")
     return evaluate(
         model, pictures, model.config.image_hw, resize=resize, batch_size=batch_size, workers=workers,
         on_error=on_error, mirror=mirror, device=place, ranks=ranks,

@@ -142,7 +142,7 @@ def _compute(
             if len(batch.labels):
                 with torch.inference_mode():
                     found = model.forward_head(model.forward_features(batch.images), pre_logits=True)
-                held.append((batch.indices, found.float()))
+                held.append((batch.indices, found.float().clone()))  # of a class token's row, not all the tokens
             tried = int(missing[seen - 1]) + 1 if seen < len(missing) else len(dataset)
             if held and (tried == len(dataset) or tried // size > reached // size):
                 places, found = map(torch.cat, zip(*held, strict=True))

@@ -114,9 +114,7 @@ def convert(
 
     destination = Path(destination)
     _check_destination(source, destination, to)
-    model, card = load_model(source, image_size=image_size), load_card(source)
-    if image_size is not None:
-        card.pop("eval_resize", None)  # it was for the old size
+    model, card = load_model(source, image_size=image_size), load_card(source, image_size=image_size)
     match to:
         case "google":
             from vitlab.weights.google import write_google
@@ -166,9 +164,17 @@ def _check_destination(source: Path | str, destination: Path, to: Format) -> Non
             raise ValueError(f"{destination} is there already and no .npz; give another name.")
 
 
-def load_card(path: Path | str) -> dict[str, Any]:
+def load_card(path: Path | str, *, image_size: "ImageSize | None" = None) -> dict[str, Any]:
     """What a checkpoint says of itself beside its weights: the `extra` that a model was saved with, or the `classes`
-    of a timm or Hugging Face folder; empty where there is nothing."""
+    of a timm or Hugging Face folder; empty where there is nothing. `eval_resize` is in proportion to `image_size`."""
+    card = _read_card(path)
+    if image_size is not None and card.get("eval_resize") is not None:
+        sizes = (image_size if isinstance(image_size, tuple) else (image_size,), load_model(path).config.image_hw)
+        card["eval_resize"] = round(card["eval_resize"] * max(sizes[0]) / max(sizes[1]))
+    return card
+
+
+def _read_card(path: Path | str) -> dict[str, Any]:
     kind, place = _find(path)
     match kind:
         case "vitlab":

@@ -90,9 +90,7 @@ def export_checkpoint(
 ) -> dict[str, Any]:
     """`export_model` for what lies at `checkpoint`, with its card; `image_size` is as in `load_model`."""
     _check_request(path, to)
-    model, card = load_model(checkpoint, image_size=image_size), load_card(checkpoint)
-    if image_size is not None:
-        card.pop("eval_resize", None)  # it was for the old size
+    model, card = load_model(checkpoint, image_size=image_size), load_card(checkpoint, image_size=image_size)
     return export_model(model, path, to=to, extra=card)
 
 
