@@ -139,13 +139,16 @@ def test_largest_and_automatic_batch(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (row["batch"], row["batch_is"]) == (16, "where ours is fastest")
 
 
+def test_sizes_that_the_patch_divides() -> None:
+    plan = Settings(models=("ViT-H/14", "ViT-B/16", "R50x1"), sizes=(64, 128, 224, 384, 512)).plan
+    assert [size for _, name, size in plan if name == "ViT-H/14"] == [70, 126, 224, 378, 518]
+    assert [size for _, name, size in plan if name != "ViT-H/14"] == [64, 128, 224, 384, 512] * 2
+
+
 def test_what_cannot_be_is_left_out_and_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = bench(dataclasses.replace(ONE, sizes=(16, 20)), tmp_path)
-    assert "cannot be cut into patches of 8x8" in found["rows"][1]["skipped"]
-    assert "[2/2] Tiny/8, 20 pixels, inference: left out: image size 20x20 cannot be cut" in capsys.readouterr().err
-    assert [row["size"] for row in table(found)] == [16]
     too_small = bench(dataclasses.replace(ONE, memory=1 / 1024), tmp_path / "b")
     assert too_small["rows"][0]["skipped"] == "a batch of 2 does not fit into 0.000976562 GiB (--memory)"
+    assert "[1/1] Tiny/8, 16 pixels, inference: left out: a batch of 2 does not fit" in capsys.readouterr().err
     assert table(too_small) == []
 
 
@@ -257,7 +260,7 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert out.splitlines()[-2] == "copying: 5 GB/s; ceiling: TFLOP/s of the products alone"
     assert {"ceiling", "largest"} < set(out.splitlines()[0].split())
     assert out.splitlines()[-1] == "figure: out/bench.png · result: out/bench.json"
-    assert "left out" in err
+    assert "[2/2] Tiny/8, 24 pixels" in err  # 20 gives way to 16, which is there
     assert min(Image.open(io.BytesIO((tmp_path / "out/bench.png").read_bytes())).size) > 500
     code, out, _ = call(capsys, "bench", "Tiny/*", *words, "--json")
     assert json.loads(out) == json.loads((tmp_path / "out/bench.json").read_text())
@@ -291,5 +294,5 @@ def test_the_models_and_sizes_of_the_figure() -> None:
     assert len(plan) == len(set(plan)) == 2 * len(FIGURE_12) * len(SIZES) == 80
     assert all(math.isfinite(models.get_config(name).forward_macs) for _, name, _ in plan)
     assert Settings(models=("ViT-B/16", "ViT-B/*"), sizes=(64,)).plan == [
-        ("infer", f"ViT-B/{patch}", 64) for patch in (16, 8, 14, 32)
+        ("infer", f"ViT-B/{patch}", 70 if patch == 14 else 64) for patch in (16, 8, 14, 32)
     ]

@@ -21,7 +21,7 @@ from rich.console import Console
 from vitlab.files import replacing_file
 from vitlab.inspect import figures, plots
 from vitlab.inspect.panels import Panel, Series
-from vitlab.models import get_config, list_models
+from vitlab.models import ViTConfig, get_config, list_models
 from vitlab.settings import check_fields, nearest
 from vitlab.studies.ceiling import copy_bandwidth, product_step, products
 from vitlab.studies.circumstances import circumstances, commit
@@ -94,9 +94,8 @@ class Settings:
         """Every row: mode, model, size. Raises ValueError for a name that no model has."""
         modes: tuple[Mode, ...] = ("infer", "train") if self.mode == "both" else (self.mode,)
         names = dict.fromkeys(name for given in self.models for name in list_models(given) or [given])
-        for name in names:
-            get_config(name)
-        return [(mode, name, size) for mode in modes for name in names for size in dict.fromkeys(self.sizes)]
+        sizes = {name: dict.fromkeys(_fitting(name, size) for size in self.sizes) for name in names}
+        return [(mode, name, size) for mode in modes for name in names for size in sizes[name]]
 
     def on(self, device: torch.device) -> "Settings":
         """The same with nothing left automatic."""
@@ -107,6 +106,16 @@ class Settings:
             raise ValueError(f"a step may take {memory:g} GiB and {free_memory() / GIB:.1f} are free; give --memory.")
         dtype = ("bfloat16" if fast else "float32") if self.dtype == "auto" else self.dtype
         return dataclasses.replace(self, dtype=dtype, memory=memory, device=str(device))
+
+
+def _fitting(name: str, size: int) -> int:
+    """The size, or where it cannot be cut into the model's patches the nearest that can (378 for 384 and H/14)."""
+    stride = config.stride if isinstance(config := get_config(name), ViTConfig) else 1
+    try:
+        get_config(name, image_size=size)
+    except ValueError:
+        return max(round(size / stride), 1) * stride
+    return size
 
 
 def bench(settings: Settings, out: Path) -> dict[str, Any]:
@@ -181,10 +190,7 @@ def _measured(settings: Settings, key: tuple[Mode, str, int], say: Say) -> dict[
     mode, name, size = key
     device, budget = torch.device(settings.device), None if settings.memory is None else round(settings.memory * GIB)
     assert settings.dtype != "auto"
-    try:
-        config = get_config(name, image_size=size)
-    except ValueError as why:
-        raise _SkippedError(str(why)) from why
+    config = get_config(name, image_size=size)
     work = Work(config, mode, settings.batch or 1, settings.dtype, settings.compile, settings.device)
     row: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "commit": commit(), "largest": None}
     if settings.largest:
