@@ -60,7 +60,7 @@ def main() -> None:
             given = dataclasses.replace(recipe.data, name=f"folder:{data}")
             config = dataclasses.replace(recipe, data=given, seed=fold)
             ended = pretrain(config, folder / f"run-{fold}", device="cpu", tensorboard=False)
-            wrong = round((1 - ended.test.figures()["accuracy"]) * len(held_out))
+            wrong = int((~ended.test.right).sum())
             results.append({"fold": fold, "learnt": len(rest), "pictures": len(held_out), "wrong": wrong})
             print(results[-1], flush=True)
     wrong, judged = (sum(each[name] for each in results) for name in ("wrong", "pictures"))

@@ -66,7 +66,6 @@ class Workdir:
                 f"nothing can be written to the work folder {self.path} ({error.strerror}); give another --workdir, or "
                 f"allow writing there."
             ) from error
-        self._open = [self._lock]
         try:
             self._check_settings(json.loads(json.dumps(settings)))
             with self._writing():

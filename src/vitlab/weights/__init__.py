@@ -169,8 +169,9 @@ def load_card(path: Path | str, *, image_size: "ImageSize | None" = None) -> dic
     of a timm or Hugging Face folder; empty where there is nothing. `eval_resize` is in proportion to `image_size`."""
     card = _read_card(path)
     if image_size is not None and card.get("eval_resize") is not None:
-        sizes = (image_size if isinstance(image_size, tuple) else (image_size,), load_model(path).config.image_hw)
-        card["eval_resize"] = round(card["eval_resize"] * max(sizes[0]) / max(sizes[1]))
+        own = load_model(path).config
+        wanted = dataclasses.replace(own, image_size=image_size)
+        card["eval_resize"] = round(card["eval_resize"] * max(wanted.image_hw) / max(own.image_hw))
     return card
 
 
