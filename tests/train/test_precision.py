@@ -101,11 +101,14 @@ def test_what_is_asked_for_is_taken(asked: str) -> None:
     [
         ({"amx_bf16": True}, "bfloat16"),
         ({"avx512_bf16": True}, "bfloat16"),
+        ({"avx512_bf16": True, "cpu_name": "AMD EPYC"}, "bfloat16"),
+        ({"avx512_bf16": True, "cpu_name": "Intel Xeon"}, "float32"),
+        ({"avx512_bf16": True, "amx_bf16": True, "cpu_name": "Intel Xeon"}, "bfloat16"),
         ({"amx_bf16": False, "avx2": True}, "float32"),
         ({}, "float32"),
     ],
 )
-def test_auto_on_a_processor(monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], expected: str) -> None:
+def test_auto_on_a_processor(monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, Any], expected: str) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     assert resolve_precision("auto", CPU) == expected
     assert cpu_has_bfloat16() == (expected == "bfloat16")

@@ -167,7 +167,7 @@ def test_slow_processor_is_told_once(
             load_for_judging(workdir, CPU, "bfloat16", ranks=ranks)
         return caplog.messages
 
-    said = ["this CPU has no units for bfloat16: float32 would be faster, and is exact"]
+    said = ["this CPU is not faster in bfloat16: float32 takes no longer, and is exact"]
     assert in_ranks(2, job) == [said, []]
 
 

@@ -40,23 +40,21 @@ class StdConv(nn.Module):
         return (rows / (rows.square().mean(dim=1, keepdim=True).sqrt() + eps)).view_as(self.weight)
 
     def forward(self, maps: Float[Tensor, "B I h w"]) -> Float[Tensor, "B O h2 w2"]:
-        maps = _padded(maps, self.weight.shape[-1], self.stride, self.body.version)
-        return F.conv2d(maps, self.standardised().to(maps.dtype), stride=self.stride)
+        weight, size, stride = self.standardised().to(maps.dtype), self.weight.shape[-1], self.stride
+        if size == 1:  # the places between are not looked at: on a CPU faster than a convolution that strides
+            return F.conv2d(maps[..., ::stride, ::stride], weight)
+        left, right, top, bottom = _border(maps, size, stride, self.body.version)
+        if left == right and top == bottom:  # the convolution brings this border itself, without another copy
+            return F.conv2d(maps, weight, stride=stride, padding=(top, left))
+        return F.conv2d(F.pad(maps, (left, right, top, bottom)), weight, stride=stride)
 
 
-def _padded(
-    maps: Float[Tensor, "B C h w"], size: int, stride: int, version: str, value: float = 0.0
-) -> Float[Tensor, "B C h2 w2"]:
-    """A border around the maps: as TensorFlow's SAME (`v1`), which favours the far side, or alike on all (`v2`)."""
-    if size == 1:
-        return maps
+def _border(maps: Float[Tensor, "B C h w"], size: int, stride: int, version: str) -> tuple[int, int, int, int]:
+    """What F.pad adds: as TensorFlow's SAME (`v1`), which favours the far side, or alike on all sides (`v2`)."""
     if version == "v2":
-        return F.pad(maps, (size // 2,) * 4, value=value)
-    pads: list[int] = []
-    for side in reversed(maps.shape[-2:]):  # F.pad begins with the last axis
-        total = max((-(-side // stride) - 1) * stride + size - side, 0)
-        pads += [total // 2, total - total // 2]
-    return F.pad(maps, pads, value=value)
+        return (size // 2,) * 4
+    height, width = (max((-(-side // stride) - 1) * stride + size - side, 0) for side in maps.shape[-2:])
+    return width // 2, width - width // 2, height // 2, height - height // 2
 
 
 class Bottleneck(nn.Module):
@@ -119,7 +117,7 @@ class Body(nn.Module):
         if self.root_norm is not None:
             maps = F.relu(self.root_norm(maps))
         border = -math.inf if self.body.pool_padding == "-inf" else 0.0
-        maps = F.max_pool2d(_padded(maps, 3, 2, self.body.version, border), 3, stride=2)
+        maps = F.max_pool2d(F.pad(maps, _border(maps, 3, 2, self.body.version), value=border), 3, stride=2)
         for stage in self.stages:
             assert isinstance(stage, nn.ModuleList)
             for unit in stage:

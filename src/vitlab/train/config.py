@@ -224,7 +224,7 @@ class TrainConfig:
     """Polyak averaging: the averaged weights keep this share of themselves at each step (0.9999, Sec. 4.1)."""
     precision: Literal["auto", "float32", "autocast", "bfloat16"] = "auto"
     """`bfloat16` keeps float32 weights and one bfloat16 copy of them a step; `autocast` casts at each use; `auto`
-    takes bfloat16 on a CPU with matrix units for it, autocast on a GPU, else float32."""
+    takes bfloat16 on a CPU that is faster in it, autocast on a GPU, else float32."""
     float8: bool = False
     """Round both factors of the matrix products in a ViT's blocks to 8 bits (torchao): with `compile`, for GPUs with
     units for it (Ada, Hopper or later); elsewhere emulated, which gains no time and shows what accuracy it costs."""

@@ -34,9 +34,14 @@ def resolve_precision(asked: str, device: torch.device) -> Precision:
 
 
 def cpu_has_bfloat16() -> bool:
-    """Whether this processor multiplies bfloat16 matrices in hardware (AMX or AVX-512 BF16)."""
+    """Whether this processor multiplies bfloat16 matrices faster than float32 ones: by AMX, or by AVX-512 BF16.
+
+    Not by Intel's AVX-512 BF16 alone, which has half the instructions a cycle: where AMX is hidden, as in some virtual
+    machines, training in bfloat16 takes longer (docs/reproduce.md).
+    """
     units = cpu_units()
-    return bool(units.get("amx_bf16") or units.get("avx512_bf16"))
+    intel = "Intel" in str(units.get("cpu_name"))
+    return bool(units.get("amx_bf16") or (units.get("avx512_bf16") and not intel))
 
 
 class Weights:

@@ -2,7 +2,7 @@
 
 `float32`: as the checkpoint is; exact.
 `bfloat16`: weights and activations have 8 significant bits; logits and features become float32 again before anything is
-made of them. Faster on a GPU, and on a CPU that multiplies bfloat16 in hardware; pictures near a tie may change sides.
+made of them. Faster on a GPU, and on a CPU with AMX or AMD's AVX-512 for it; pictures near a tie may change sides.
 """
 
 import logging
@@ -32,12 +32,12 @@ def load_for_judging(
 ) -> Model:
     """A checkpoint's model on its device, in evaluation mode, its weights cast to `precision`.
 
-    Where that would be faster in float32, the first of `ranks` says so. Raises ValueError for an unknown precision.
+    Where that gains no time over float32, the first of `ranks` says so. Raises ValueError for an unknown precision.
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}; a checkpoint is judged in {' or '.join(PRECISIONS)}.")
     if precision == "bfloat16" and ranks.first and resolve_precision("auto", device) == "float32":
-        logger.warning("this %s has no units for bfloat16: float32 would be faster, and is exact", device.type.upper())
+        logger.warning("this %s is not faster in bfloat16: float32 takes no longer, and is exact", device.type.upper())
     if device.type == "cpu":
         keep_freed_memory()  # a large batch asks for the same blocks again and again
     return load_model(checkpoint, image_size=image_size).to(device=device, dtype=PRECISIONS[precision])
