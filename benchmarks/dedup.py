@@ -30,7 +30,7 @@ import tyro
 from circumstances import circumstances
 from PIL import Image, ImageEnhance
 
-from vitlab.data import dedup
+from vitlab.data import dedup, likeness
 from vitlab.data.datasets import load_dataset
 from vitlab.data.sources import Dataset
 
@@ -146,7 +146,7 @@ def planted(name: str, arguments: Arguments) -> dict[str, Any]:
         copies = thumbnails([change(picture, random) for picture in originals])
         distance = np.full(len(own), np.inf)
         turned = np.zeros(len(own), bool)
-        for pair in dedup.near(copies, looks, dedup.LARGEST):
+        for pair in dedup.near(copies, looks, likeness.LARGEST):
             if pair.train == pair.test:
                 if pair.distance < distance[pair.test]:
                     distance[pair.test], turned[pair.test] = pair.distance, pair.flipped
@@ -155,17 +155,17 @@ def planted(name: str, arguments: Arguments) -> dict[str, Any]:
                 between[int(other)] += pair.distance <= np.array(EDGES)
         compared += len(own) * (len(own) - 1)
         least[kind] = distance
-        found = distance <= dedup.THRESHOLD
+        found = distance <= likeness.THRESHOLD
         recall[kind] = {
             "found": float(found.mean()),
-            "proposed": float((distance <= dedup.LARGEST).mean()),
+            "proposed": float((distance <= likeness.LARGEST).mean()),
             "flip_right": float((turned == kind.startswith("flipped"))[found].mean()) if found.any() else None,
             "median_distance": float(np.median(distance)),
         }
     # Pictures that nobody planted, from the training split: of another class they are wrong.
     usable = np.arange(len(train)) if len(train) <= 20_000 else np.sort(random.permutation(len(train))[:20_000])
     others = thumbnails([train.picture(int(i)) for i in usable])
-    for pair in dedup.near(others, looks, dedup.LARGEST):
+    for pair in dedup.near(others, looks, likeness.LARGEST):
         other = train.labels[usable[pair.train]] != test.labels[own[pair.test]]
         between[int(other)] += pair.distance <= np.array(EDGES)
     compared += len(usable) * len(own)
@@ -188,7 +188,7 @@ def planted(name: str, arguments: Arguments) -> dict[str, Any]:
 
 
 def thumbnails(pictures: list[Picture]) -> np.ndarray:
-    return np.stack([dedup.thumbnail(picture) for picture in pictures])
+    return np.stack([likeness.thumbnail(picture) for picture in pictures])
 
 
 def natural(name: str, listed: Path | None) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def write_list(path: Path, pairs: Sequence[dedup.Pair], train: Dataset, test: Da
 
     lines = ["distance,mirrored,test_label,train_label,test_sha256,train_sha256"]
     for pair in sorted(pairs, key=lambda pair: (pair.distance, pair.test, pair.train)):
-        if pair.distance <= dedup.THRESHOLD:
+        if pair.distance <= likeness.THRESHOLD:
             labels = f"{test.classes[test.labels[pair.test]]},{train.classes[train.labels[pair.train]]}"
             names = f"{known(test, pair.test)},{known(train, pair.train)}"
             lines.append(f"{pair.distance:.3f},{int(pair.flipped)},{labels},{names}")

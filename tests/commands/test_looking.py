@@ -45,7 +45,7 @@ def test_app_says_where_it_is(run: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_duplicates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is printed and left, and an exit code that says whether all could be compared."""
-    from vitlab.data.dedup import THRESHOLD
+    from vitlab.data.likeness import THRESHOLD
 
     assert Duplicates("a", "b").threshold == THRESHOLD
     random = np.random.default_rng(0)

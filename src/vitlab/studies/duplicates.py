@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from vitlab.data.datasets import load_dataset
-from vitlab.data.dedup import LARGEST, THRESHOLD, Duplicates, Pair, find_duplicates
+from vitlab.data.dedup import Duplicates, Pair, find_duplicates
 from vitlab.data.exclusion import picture_id, write_lines
+from vitlab.data.likeness import LARGEST, THRESHOLD
 from vitlab.data.sources import Dataset
 from vitlab.inspect.duplicates import ShownPair, duplicates_page
 from vitlab.inspect.page import write_page
@@ -36,8 +37,8 @@ def duplicates(
 
     duplicates.jsonl: every pair, the nearest first; exclude.txt: the training pictures of these pairs, for
     `DataConfig.exclude`; report.html: the pairs side by side; result.json: what is returned, counts and what could not
-    be compared. threshold: the largest distance of a pair (`vitlab.data.dedup.distances`). workers: threads that read
-    pictures. Thumbnails stay in `out`/thumbnails: the same call on the same pictures goes on from there.
+    be compared. threshold: the largest distance of a pair (`vitlab.data.likeness.distances`). workers: threads that
+    read pictures. Thumbnails stay in `out`/thumbnails: the same call on the same pictures goes on from there.
     """
     out = Path(out)
     if not 0 < threshold <= LARGEST:
