@@ -117,7 +117,10 @@ class Body(nn.Module):
         if self.root_norm is not None:
             maps = F.relu(self.root_norm(maps))
         border = -math.inf if self.body.pool_padding == "-inf" else 0.0
-        maps = F.max_pool2d(F.pad(maps, _border(maps, 3, 2, self.body.version), value=border), 3, stride=2)
+        maps = F.pad(maps, _border(maps, 3, 2, self.body.version), value=border)
+        if maps.device.type == "cpu":  # where pooling is one number at a time on planes, and many at once on these
+            maps = maps.contiguous(memory_format=torch.channels_last)
+        maps = F.max_pool2d(maps, 3, stride=2).contiguous()
         for stage in self.stages:
             assert isinstance(stage, nn.ModuleList)
             for unit in stage:
