@@ -133,7 +133,7 @@ DATASETS: dict[str, DatasetInfo] = {
     "shards:PATH": DatasetInfo(
         source="your WebDataset tars PATH/{train,val,test}-*.tar of KEY.jpg|png|webp and KEY.cls, with the picture's "
         "class or several (3 17 42): so ImageNet-21k, and sets like JFT; classes.json. Or on a web server, "
-        "https://HOST/FOLDER/, as `vitlab shard` writes them",
+        "https://HOST/FOLDER/, as `vitlab shard` writes them; on the Hugging Face hub, hub:OWNER/NAME",
         licence="yours",
     ),
     "hub:OWNER/NAME": DatasetInfo(

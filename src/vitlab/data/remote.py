@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Int64
 
+from vitlab.data.hub_shards import PREFIX, Site, find_site
 from vitlab.data.shard_index import (
     CLASSES,
     INDEX,
@@ -126,28 +127,31 @@ class RemoteEntries(ShardEntries):
 
 
 def is_address(path: str) -> bool:
-    """Whether a set's place is on a web server."""
-    return path.startswith(("http://", "https://"))
+    """Whether a set's place is on a web server, or on the hub."""
+    return path.startswith(("http://", "https://", PREFIX))
 
 
 def remote_splits(address: str, name: str, cache: Path) -> Splits:
-    """The set at `https://HOST/FOLDER/`, as `vitlab shard` writes it, or those of its tars that a pattern names:
-    `https://HOST/FOLDER/train-{000000..000099}.tar`. What is fetched lies in a folder of its own below `cache`.
+    """The set at `https://HOST/FOLDER/` or `hub:OWNER/NAME`, as `vitlab shard` writes it, or those of its tars that a
+    pattern names: `https://HOST/FOLDER/train-{000000..000099}.tar`. What is fetched lies in a folder of its own below
+    `cache`.
 
-    A pattern may also name tars without an `index.json`: these are all fetched once, to be looked through.
+    Tars without an `index.json`, which a pattern names or the hub lists, are all fetched once, to be looked through.
     """
-    base, pattern = address.rstrip("/"), None
-    if base.endswith(".tar"):
-        base, _, pattern = base.rpartition("/")
-    listed = get(f"{base}/{INDEX}")
+    place, pattern = address.rstrip("/"), None
+    if place.endswith(".tar"):
+        place, _, pattern = place.rpartition("/")
+    site = find_site(place) if place.startswith(PREFIX) else Site(place)
+    base = site.base
+    listed = get(f"{base}/{INDEX}", site.token)
     folder = cache / re.sub(r"[^\w.-]", "-", base.partition("://")[2])[:80]
-    identity = listed or address.encode()
+    identity = listed or "/".join(filter(None, (base, pattern))).encode()
     folder = folder.with_name(f"{folder.name}-{hashlib.sha256(identity).hexdigest()[:12]}")
     if listed is None:
-        listing = _survey(base, pattern, folder)
+        listing = _survey(site, pattern, folder)
     else:
         listing = _chosen(read_listing(listed, f"{base}/{INDEX}"), pattern, base)
-    store = Store(base, folder, listing.files, _room(listing), WINDOW + CONNECTIONS)
+    store = Store(base, folder, listing.files, _room(listing), WINDOW + CONNECTIONS, site.token)
 
     @functools.cache
     def find(split: str) -> tuple[Places, Labels]:
@@ -166,41 +170,46 @@ def remote_splits(address: str, name: str, cache: Path) -> Splits:
     return list(listing.shards), read
 
 
-def _survey(base: str, pattern: str | None, folder: Path) -> Listing:
+def _survey(site: Site, pattern: str | None, folder: Path) -> Listing:
     """What tars without an `index.json` consist of; it is kept in `folder` as one."""
-    if pattern is None:
+    base = site.base
+    if pattern is None and not site.tars:
         raise ValueError(
             f"there is no {base}/{INDEX}: write the set with `vitlab shard`, or name its tars, "
             f"{base}/train-{{000000..000099}}.tar"
         )
     if (folder / INDEX).exists():
         return read_listing((folder / INDEX).read_bytes(), str(folder / INDEX))
-    names = expand(pattern)
-    split_of = {
-        name: next((s for s, known in SPLIT_FOLDERS.items() if name.startswith(tuple(f"{k}-" for k in known))), "train")
-        for name in names
-    }
-    files = [File(name, size_of(f"{base}/{name}"), "") for name in names]
-    store = Store(base, folder, files, _room(Listing({"train": tuple(files)}, (), {}, {})))
+    names = expand(pattern) if pattern else list(site.tars)
+    files = [site.tars.get(name) or File(name, size_of(f"{base}/{name}", site.token), "") for name in names]
+    store = Store(base, folder, files, _room(Listing({"train": tuple(files)}, (), {}, {})), token=site.token)
     found: dict[str, list[tuple[File, Places, Labels]]] = collections.defaultdict(list)
     for number, name in enumerate(names):
         logger.warning("%s has no %s: fetching its shards once, %d of %d", base, INDEX, number + 1, len(names))
         path = Path(store.fetch(name))
         places, labels = look_through([path])
-        found[split_of[name]].append((File.of(path, len(places)), places, labels))
+        found[_split_of(name)].append((File.of(path, len(places)), places, labels))
     beside = []
     for split, each in found.items():
         place = folder / f"{split}.index.npz"
         labels = functools.reduce(Labels.join, (labels for _, _, labels in each))
         write_places(place, Places.joined([places for _, places, _ in each]), labels)
         beside.append(File.of(place))
-    if (classes := get(f"{base}/{CLASSES}")) is not None:
+    if (classes := get(f"{base}/{CLASSES}", site.token)) is not None:
         with replacing_file(folder / CLASSES) as file:
             file.write(classes)
         beside.append(File.of(folder / CLASSES))
     listing = Listing({split: tuple(f for f, _, _ in each) for split, each in found.items()}, tuple(beside), {}, {})
     listing.write(folder / INDEX)
     return listing
+
+
+def _split_of(name: str) -> str:
+    """The first word of a tar's name that is a split's, as in `train-000.tar` or `imagenet-validation-00.tar`; train
+    where none is."""
+    words = re.split(r"[-_.]", name)
+    known = {called: split for split, names in SPLIT_FOLDERS.items() for called in names}
+    return next((known[word] for word in words if word in known), "train")
 
 
 def _chosen(listing: Listing, pattern: str | None, base: str) -> Listing:

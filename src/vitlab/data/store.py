@@ -35,13 +35,15 @@ Found = TypeVar("Found")
 class Store:
     """The files of a set that lie below `base`, and those of them that are in `folder`.
 
-    room: most bytes of tars that are kept. handles: most tars that a process keeps open.
+    room: most bytes of tars that are kept. handles: most tars that a process keeps open. token: what the server wants
+    to be shown.
     """
 
     def __init__(
-        self, base: str, folder: Path, files: Sequence[File], room: int | None = None, handles: int = 1
-    ) -> None:
-        self.base, self.folder, self.room, self.handles = base, folder, room, handles
+        self, base: str, folder: Path, files: Sequence[File], room: int | None = None, handles: int = 1,
+        token: str | None = None,
+    ) -> None:  # fmt: skip
+        self.base, self.folder, self.room, self.handles, self.token = base, folder, room, handles, token
         self.files = {file.file: file for file in files}
 
     def __getstate__(self) -> dict[str, object]:
@@ -89,7 +91,7 @@ class Store:
                 ours = False
             if not ours or path.exists():
                 return
-            download(f"{self.base}/{file.file}", part, file, over)
+            download(f"{self.base}/{file.file}", part, file, over, self.token)
             os.fsync(part.fileno())
             aside.replace(path)
         if self.room is not None:
@@ -111,13 +113,17 @@ class Store:
                 total -= size
 
 
-def download(address: str, part: BinaryIO, file: File, over: threading.Event | None = None) -> None:
+def download(
+    address: str, part: BinaryIO, file: File, over: threading.Event | None = None, token: str | None = None
+) -> None:
     """Completes `part`, which may hold a beginning, and compares its sum, if `file` has one. Raises `ValueError`."""
     found = ""
     for beginning in (True, False):
         if not beginning:
             part.truncate(0)  # what was there may have been of another file
-        _insist(address, lambda: _stream(address, part, file.bytes, over), lambda: part.seek(0, os.SEEK_END), over)
+        _insist(
+            address, lambda: _stream(address, part, file.bytes, over, token), lambda: part.seek(0, os.SEEK_END), over
+        )
         part.seek(0)
         found = hashlib.file_digest(part, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
         if found == file.sha256 or not file.sha256:
@@ -128,12 +134,12 @@ def download(address: str, part: BinaryIO, file: File, over: threading.Event | N
     )
 
 
-def get(address: str) -> bytes | None:
+def get(address: str, token: str | None = None) -> bytes | None:
     """A small file; None where there is none of this name. Raises `ValueError`."""
 
     def attempt() -> tuple[bytes | None]:
         try:
-            with _open(address) as answer:
+            with _open(address, token=token) as answer:
                 return (_read(answer),)
         except urllib.error.HTTPError as error:
             if error.code in (404, 410):
@@ -143,11 +149,11 @@ def get(address: str) -> bytes | None:
     return _insist(address, attempt)[0]
 
 
-def size_of(address: str) -> int:
+def size_of(address: str, token: str | None = None) -> int:
     """The bytes of a file, as the server promises them. Raises `ValueError`."""
 
     def attempt() -> int:
-        with _open(address, method="HEAD") as answer:
+        with _open(address, method="HEAD", token=token) as answer:
             return int(answer.headers["Content-Length"] or -1)
 
     if (size := _insist(address, attempt)) < 0:
@@ -188,11 +194,13 @@ def _insist(
             raise ValueError(f"{address} is not needed any more")
 
 
-def _open(address: str, start: int = 0, method: str = "GET") -> http.client.HTTPResponse:
+def _open(address: str, start: int = 0, method: str = "GET", token: str | None = None) -> http.client.HTTPResponse:
     headers = {"User-Agent": "vitlab"} | ({"Range": f"bytes={start}-"} if start else {})
     scheme, empty, host, *path = address.split("/")
     path = [urllib.parse.quote(part, safe="%:?&=@!$'()*+,;~") for part in path]  # spaces, and letters of all languages
     request = urllib.request.Request("/".join((scheme, empty, host, *path)), headers=headers, method=method)
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")  # for this server alone
     return urllib.request.urlopen(request, timeout=TIMEOUT)
 
 
@@ -204,12 +212,12 @@ def _read(answer: http.client.HTTPResponse, size: int = -1) -> bytes:
         raise ConnectionError(error.strerror or str(error)) from error
 
 
-def _stream(address: str, part: BinaryIO, size: int, over: threading.Event | None) -> bool | None:
+def _stream(address: str, part: BinaryIO, size: int, over: threading.Event | None, token: str | None) -> bool | None:
     """Appends what `part` lacks of `size` bytes; None where the server stops early."""
     have = part.seek(0, os.SEEK_END)
     if have >= size:  # whole, or of something else: the sum tells
         return True
-    with _open(address, have) as answer:
+    with _open(address, have, token=token) as answer:
         if have and answer.status != http.client.PARTIAL_CONTENT:  # it sends all of it again
             have = part.truncate(0)
         while have < size and (chunk := _read(answer, min(2**20, size - have))):
