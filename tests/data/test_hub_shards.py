@@ -25,7 +25,8 @@ COMMIT = "c0ffee" * 6 + "beef"
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Knows `ants/hill` and `ants/secret`, for which it wants to be shown a token; sends on to `files` what it has."""
+    """Knows `ants/hill` and `ants/secret`, for which it wants to be shown a token. For what it has it sends on to
+    `files`, for small files by way of another address of its own."""
 
     folder: ClassVar[Path]
     files: ClassVar[Server]
@@ -45,7 +46,9 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self._say(404, {"error": f"Invalid rev id: {parts[5]}"}, {"X-Error-Code": "RevisionNotFound"})
         elif parts[:2] == ["api", "datasets"] and parts[4:] == ["tree", COMMIT]:
             self._say(200, [self._listed(file) for file in sorted(self.folder.rglob("*"))])
-        elif parts[0] == "datasets" and parts[3:5] == ["resolve", COMMIT]:
+        elif parts[0] == "datasets" and parts[3:5] == ["resolve", COMMIT] and not path.endswith(".tar"):
+            self._say(307, {}, {"Location": path.replace("resolve", "resolved")})
+        elif parts[0] == "datasets" and parts[3:5] in (["resolve", COMMIT], ["resolved", COMMIT]):
             self._say(302, {}, {"Location": f"{self.files.address}/{'/'.join(parts[5:])}"})
         else:
             self._say(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})

@@ -15,7 +15,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from vitlab.data.shard_index import File
 from vitlab.data.shards import OpenFile
@@ -201,7 +201,20 @@ def _open(address: str, start: int = 0, method: str = "GET", token: str | None =
     request = urllib.request.Request("/".join((scheme, empty, host, *path)), headers=headers, method=method)
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")  # for this server alone
-    return urllib.request.urlopen(request, timeout=TIMEOUT)
+    return urllib.request.build_opener(_Redirect).open(request, timeout=TIMEOUT)
+
+
+class _Redirect(urllib.request.HTTPRedirectHandler):
+    """Shows the token again where a server sends on to itself, and nowhere else."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        new = super().redirect_request(req, fp, code, msg, headers, newurl)
+        shown = req.unredirected_hdrs.get("Authorization")
+        if new is not None and shown and (new.type, new.host) == (req.type, req.host):
+            new.add_unredirected_header("Authorization", shown)
+        return new
 
 
 def _read(answer: http.client.HTTPResponse, size: int = -1) -> bytes:
