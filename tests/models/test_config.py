@@ -1,10 +1,11 @@
 import dataclasses
 import json
-from typing import Any
+from typing import Any, Literal
 
 import jaxtyping
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.models import (
@@ -16,6 +17,7 @@ from vitlab.models import (
     build_model,
     get_config,
 )
+from vitlab.models.resnet import Body, StdConv
 from vitlab.settings import from_dict, to_dict
 
 
@@ -159,3 +161,28 @@ def test_counted_operations_are_those_that_run(name: str) -> None:
     with torch.device("meta"), FlopCounterMode(display=False) as counter:
         build_model(config).requires_grad_(False)(torch.empty(1, 3, *config.image_hw))
     assert 2 * config.forward_macs == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("side", [7, 32, 33])
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_products_with_borders_are_those_that_meet_a_zero(version: Literal["v1", "v2"], side: int) -> None:
+    """Against a convolution of ones: where the filter lies beyond the map, its sum lacks a one."""
+    body, hw = ResNetBody((1, 2), 32, version), (side, side + 4)
+    seen = []
+
+    def meet(conv: StdConv, inputs: tuple[Tensor]) -> None:
+        (maps,) = inputs
+        ones = StdConv(1, 1, conv.weight.shape[-1], conv.stride, body)
+        ones.standardised = lambda: torch.ones_like(ones.weight)
+        found = ones(torch.ones_like(maps[:1, :1]))
+        seen.append(conv.weight[..., 0, 0].numel() * int((ones.weight.numel() - found).sum()))
+
+    whole = Body(body, hw)
+    for module in whole.modules():
+        if isinstance(module, StdConv):
+            module.register_forward_pre_hook(meet)
+    whole(torch.zeros(1, 3, *hw))
+    assert sum(seen) == body.border_macs(hw) > 0
+    assert ResNetConfig(image_size=hw, body=body).inner_macs == ResNetConfig(
+        image_size=hw, body=body
+    ).forward_macs - sum(seen)

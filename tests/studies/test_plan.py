@@ -17,7 +17,7 @@ from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.recipes.tiny import digits
 from vitlab.studies import plan
 from vitlab.studies.plan import as_text, core_days, tell
-from vitlab.studies.scaling import SCALING, TABLE6, family
+from vitlab.studies.scaling import SCALING, TABLE6
 from vitlab.train.config import DataConfig, TrainConfig
 from vitlab.train.devices import DEVICES
 
@@ -41,8 +41,7 @@ def _no_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         pytest.param(point.config, run.exaflops, id=f"{run.model}-{run.epochs}")
         for point, run in zip(SCALING.points("paper"), TABLE6, strict=True)
-        if family(point.config.model) != "ResNet"
-        and (run.model, run.epochs) != ("R50+ViT-L/16", 7)  # see docs/paper.md
+        if (run.model, run.epochs) != ("R50+ViT-L/16", 7)  # see docs/paper.md
     ],
 )
 def test_exaflops_of_table_6(config: TrainConfig, printed: int) -> None:

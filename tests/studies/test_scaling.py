@@ -40,13 +40,13 @@ HALF_OF_CIFAR10 = 25_000
     ids=[f"{run.model}-{run.epochs}" for run in TABLE6] + [],
 )
 def test_compute_of_the_papers_runs(point: Point, run: PaperRun) -> None:
-    """The column of exaFLOPs, printed without decimals: ViTs and hybrids within 2 %, ResNets within 5 %."""
+    """The column of exaFLOPs, printed without decimals: within 2 %; what has convolutions, within 1 %."""
     ours, printed = exaflops(point.config, JFT), run.exaflops
     if (run.model, run.epochs) == ("R50+ViT-L/16", 7):
         # 859 is not half of the 1668 that the same model takes for 14 epochs; ours fits that one (docs/paper.md).
         assert not math.isclose(printed, 1668 / 2, rel_tol=0.02)
         printed = 1668 / 2
-    tolerance = 0.05 if family(point.config.model) == "ResNet" else 0.02
+    tolerance = 0.02 if family(point.config.model) == "ViT" else 0.01
     assert abs(ours - printed) <= tolerance * printed + 0.5
 
 

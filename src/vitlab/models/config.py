@@ -196,10 +196,7 @@ class ViTConfig:
 
     @property
     def forward_macs(self) -> int:
-        """Multiply-accumulates of the matrix products in one forward pass of one picture.
-
-        The paper's exaFLOPs are 6 times this (2 FLOPs each, backward twice the forward) times pictures seen.
-        """
+        """Multiply-accumulates of the matrix products in one forward pass of one picture."""
         d, t, n, p = self.width, self.num_tokens, self.num_patches, self.num_prefix_tokens
         channels = self.stem.channels if self.stem else 3
         stem = self.stem.forward_macs(self.image_hw) if self.stem else 0
@@ -216,6 +213,14 @@ class ViTConfig:
         pooled = d * (2 if self.pool == "token+gap" else 1)
         head = pooled * rep + (2 if self.distilled else 1) * self.num_features * self.num_classes
         return stem + embed + encoder + pooling + head
+
+    @property
+    def inner_macs(self) -> int:
+        """The same without a stem's products with the zeros around its maps: what Table 6 counts.
+
+        The paper's exaFLOPs are 6 times this (2 FLOPs each, backward twice the forward) times pictures seen.
+        """
+        return self.forward_macs - (self.stem.border_macs(self.image_hw) if self.stem else 0)
 
 
 @dataclass(frozen=True)
@@ -263,6 +268,11 @@ class ResNetConfig:
     def forward_macs(self) -> int:
         """Multiply-accumulates of the products in one forward pass of one picture."""
         return self.body.forward_macs(self.image_hw) + self.body.channels * self.num_classes
+
+    @property
+    def inner_macs(self) -> int:
+        """The same without products with the zeros around maps: what Table 6 counts."""
+        return self.forward_macs - self.body.border_macs(self.image_hw)
 
 
 ModelConfig = ViTConfig | ResNetConfig

@@ -14,7 +14,7 @@ from vitlab.models.axial import AxialMixing
 from vitlab.models.config import ResNetConfig
 from vitlab.models.encoder import Linear
 from vitlab.models.initial import init_weights
-from vitlab.models.stages import ResNetBody, Unit
+from vitlab.models.stages import ResNetBody, Unit, border
 
 GROUPS = 32
 
@@ -50,11 +50,9 @@ class StdConv(nn.Module):
 
 
 def _border(maps: Float[Tensor, "B C h w"], size: int, stride: int, version: str) -> tuple[int, int, int, int]:
-    """What F.pad adds: as TensorFlow's SAME (`v1`), which favours the far side, or alike on all sides (`v2`)."""
-    if version == "v2":
-        return (size // 2,) * 4
-    height, width = (max((-(-side // stride) - 1) * stride + size - side, 0) for side in maps.shape[-2:])
-    return width // 2, width - width // 2, height // 2, height - height // 2
+    """What F.pad adds, which begins with the last axis."""
+    height, width = maps.shape[-2:]
+    return *border(width, size, stride, version), *border(height, size, stride, version)
 
 
 class Bottleneck(nn.Module):
@@ -116,8 +114,8 @@ class Body(nn.Module):
         maps = self.root(images.to(self.root.weight.dtype).contiguous())
         if self.root_norm is not None:
             maps = F.relu(self.root_norm(maps))
-        border = -math.inf if self.body.pool_padding == "-inf" else 0.0
-        maps = F.pad(maps, _border(maps, 3, 2, self.body.version), value=border)
+        around = -math.inf if self.body.pool_padding == "-inf" else 0.0
+        maps = F.pad(maps, _border(maps, 3, 2, self.body.version), value=around)
         if maps.device.type == "cpu":  # where pooling is one number at a time on planes, and many at once on these
             maps = maps.contiguous(memory_format=torch.channels_last)
         maps = F.max_pool2d(maps, 3, stride=2).contiguous()

@@ -85,6 +85,14 @@ class ResNetBody:
             total += c * m + mixing + m * out + (c * out if unit.projects else 0) + 2 * norms
         return total
 
+    def border_macs(self, image_hw: tuple[int, int]) -> int:
+        """Those of `forward_macs` that multiply the zeros around a map, which Table 6 does not count."""
+        total = 3 * self.width * _on_zeros(image_hw, 7, 2, self.version)
+        if self.mixing == "conv":
+            for unit in self.units():
+                total += unit.inner**2 * _on_zeros(unit.grid(image_hw), 3, unit.stride, self.version)
+        return total
+
     def forward_macs(self, image_hw: tuple[int, int]) -> int:
         """Multiply-accumulates of the products in one forward pass of one picture."""
         total = 3 * 7 * 7 * self.width * math.prod(_halved(image_hw, 2))
@@ -127,6 +135,25 @@ class Unit:
 
 AXIAL_HEADS = 8
 """Heads of the attentions that stand for a 3x3 convolution in AxialResNet."""
+
+
+def border(side: int, size: int, stride: int, version: str) -> tuple[int, int]:
+    """Zeros before and after a side of a map: as TensorFlow's SAME (`v1`), more of them after, or alike (`v2`)."""
+    if version == "v2":
+        return size // 2, size // 2
+    total = max((-(-side // stride) - 1) * stride + size - side, 0)
+    return total // 2, total - total // 2
+
+
+def _on_zeros(grid: tuple[int, int], size: int, stride: int, version: str) -> int:
+    """How often a filter of `size` x `size`, at all its places over one map, meets a zero of the border."""
+    places, inside = 1, 1
+    for side in grid:
+        before, after = border(side, size, stride, version)
+        starts = range(-before, side + after - size + 1, stride)
+        places *= len(starts)
+        inside *= sum(min(start + size, side) - max(start, 0) for start in starts)
+    return places * size**2 - inside
 
 
 def _halved(image_hw: tuple[int, int], stride: int) -> tuple[int, int]:

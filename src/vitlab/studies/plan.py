@@ -220,7 +220,7 @@ def _measured(config: TrainConfig, device: str, at_once: int, say: Callable[[str
     if place.type == "cpu":
         keep_freed_memory()
     single = config.single() if isinstance(config, FinetuneConfig) else config
-    flops = 6 * single.model.forward_macs
+    flops = 6 * single.model.inner_macs
     size = min(at_once, MEASURED, max(1, round(MEASURED_ON_CPU / flops)) if place.type == "cpu" else MEASURED)
     run = dataclasses.replace(
         single, batch_size=size, microbatch=None, fsdp=False, float8=False, cuda_graphs=False

@@ -127,8 +127,11 @@ class Study:
 
 
 def exaflops(config: TrainConfig, examples: int) -> float:
-    """6 x multiply-accumulates of one forward pass x pictures seen, in 1e18: how Table 6 counts."""
-    return 6 * config.model.forward_macs * updates(config, examples) * config.batch_size / 1e18
+    """6 x multiply-accumulates of one forward pass x pictures seen, in 1e18: how Table 6 counts.
+
+    Of convolutions it leaves out the products with the zeros around a map (`inner_macs`): so does XLA's own count.
+    """
+    return 6 * config.model.inner_macs * updates(config, examples) * config.batch_size / 1e18
 
 
 def updates(config: TrainConfig, examples: int) -> int:
