@@ -209,7 +209,8 @@ def _from_bench(path: Path, config: TrainConfig, device: str, model_name: str | 
             f"{has or 'none at all'}. `vitlab bench {model_name or 'MODEL'} --mode train --sizes {side}` measures it."
         )
     row = found[0]
-    return row["tflops"] * 1e12, f"measured on {there} in {dtype} with {row['batch']} pictures at once, {path}"
+    flops = row["tflops"] * 1e12 * config.model.inner_macs / config.model.forward_macs  # of those that Table 6 counts
+    return flops, f"measured on {there} in {dtype} with {row['batch']} pictures at once, {path}"
 
 
 def _measured(config: TrainConfig, device: str, at_once: int, say: Callable[[str], None]) -> tuple[float, str]:
