@@ -88,7 +88,7 @@ def find_problems(report: dict[str, Any]) -> list[str]:
     if len(report["devices"]) == 1 and speed["bfloat16"] < 1.2 * speed["float32"]:
         problems.append(
             f"bfloat16 products ({speed['bfloat16']:.2f} TFLOP/s) are no faster here than float32 "
-            f"({speed['float32']:.2f}), as on CPUs without AMX or AVX-512 BF16: train in precision float32."
+            f"({speed['float32']:.2f}), as on many CPUs without AMX: train in precision float32."
         )
     if len(report["devices"]) == 1 and shutil.which("nvidia-smi"):
         problems.append(

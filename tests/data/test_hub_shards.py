@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -25,12 +26,13 @@ COMMIT = "c0ffee" * 6 + "beef"
 
 
 class Hub(http.server.BaseHTTPRequestHandler):
-    """Knows `ants/hill` and `ants/secret`, for which it wants to be shown a token. For what it has it sends on to
-    `files`, for small files by way of another address of its own."""
+    """Knows `ants/hill`, `ants/secret`, for which it wants to be shown a token, and `ants/gated`, whose list alone is
+    for everyone. For what it has it sends on to `files`, for small files by way of another address of its own."""
 
     folder: ClassVar[Path]
     files: ClassVar[Server]
     shown: ClassVar[list[str | None]]
+    commit: ClassVar[str] = COMMIT
 
     def do_GET(self) -> None:
         path, _, _ = self.path.partition("?")
@@ -38,17 +40,21 @@ class Hub(http.server.BaseHTTPRequestHandler):
         parts = path.strip("/").split("/")
         if "secret" in parts and self.shown[-1] != "Bearer hf_good":
             self._say(401, {"error": "Invalid username or password."}, {"X-Error-Code": "RepoNotFound"})
+        elif "gated" in parts and parts[0] == "datasets" and self.shown[-1] != "Bearer hf_good":
+            self._say(401, {"error": "Access is restricted."}, {"X-Error-Code": "GatedRepo"})
+        elif "expired" in parts:
+            self._say(401, {"error": "Invalid credentials"}, {"X-Error-Message": "Invalid credentials"})
         elif "nothing" in parts:
             self._say(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
         elif parts[:2] == ["api", "datasets"] and (len(parts) == 4 or parts[4:] in (["revision", "v2"],)):
-            self._say(200, {"id": "/".join(parts[2:4]), "sha": COMMIT, "siblings": []})
+            self._say(200, {"id": "/".join(parts[2:4]), "sha": self.commit, "siblings": []})
         elif parts[:2] == ["api", "datasets"] and parts[4] == "revision":
             self._say(404, {"error": f"Invalid rev id: {parts[5]}"}, {"X-Error-Code": "RevisionNotFound"})
-        elif parts[:2] == ["api", "datasets"] and parts[4:] == ["tree", COMMIT]:
+        elif parts[:2] == ["api", "datasets"] and parts[4:] == ["tree", self.commit]:
             self._say(200, [self._listed(file) for file in sorted(self.folder.rglob("*"))])
-        elif parts[0] == "datasets" and parts[3:5] == ["resolve", COMMIT] and not path.endswith(".tar"):
+        elif parts[0] == "datasets" and parts[3:5] == ["resolve", self.commit] and not path.endswith(".tar"):
             self._say(307, {}, {"Location": path.replace("resolve", "resolved")})
-        elif parts[0] == "datasets" and parts[3:5] in (["resolve", COMMIT], ["resolved", COMMIT]):
+        elif parts[0] == "datasets" and parts[3:5] in (["resolve", self.commit], ["resolved", self.commit]):
             self._say(302, {}, {"Location": f"{self.files.address}/{'/'.join(parts[5:])}"})
         else:
             self._say(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
@@ -82,6 +88,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a hub whose repositories hold a folder's files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(store, "PAUSE", 0.0)
+    find_site.cache_clear()
     ended: list[Callable[[], object]] = []
 
     def begin(folder: Path) -> type[Hub]:
@@ -144,10 +151,39 @@ def test_tars_of_others_with_the_hubs_sums(
     assert caplog.text.count("fetching its shards once") == 5
     assert set(hub.shown[1:]) == {"Bearer hf_good"}
     assert set(heard) == {None}
+    assert "hf_good" not in repr(find_site("hub:ants/secret/wds"))
     with pytest.raises(ValueError, match="ants/secret has no tars; it has some in other, wds: give that"):
         load_dataset("shards:hub:ants/secret", "train")
     with pytest.raises(ValueError, match="ants/secret has no tars in wsd; it has some in other, wds"):
         load_dataset("shards:hub:ants/secret/wsd", "train")
+
+
+def test_a_commit_that_leaves_the_tars_alone(start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing is fetched again; names with spaces, and an `index.json` of others, are no hindrance."""
+    caplog.set_level(logging.WARNING)
+    write_shard(tmp_path / "place" / "my train 0.tar", [m for i in range(20) for m in pair(f"{i}", i % 2, i)])
+    (tmp_path / "place" / "index.json").write_text('{"shardlist": []}')
+    hub = start(tmp_path / "place")
+    first = load_dataset("shards:hub:ants/hill", "train")
+    assert "its shards by their names: train 1" in caplog.text
+    asked = hub.files.asked["my%20train%200.tar"] + hub.files.asked["my train 0.tar"]
+    hub.commit = "d00d" * 10
+    find_site.cache_clear()
+    again = load_dataset("shards:hub:ants/hill", "train")
+    assert again.path(0) == first.path(0).replace(COMMIT, hub.commit)
+    np.testing.assert_array_equal(again.picture(0), first.picture(0))
+    assert hub.files.asked["my%20train%200.tar"] + hub.files.asked["my train 0.tar"] == asked == 1
+
+
+def test_the_token_goes_round_by_a_proxy_too() -> None:
+    """A proxy takes the place of `host` in a request: the addresses themselves are compared."""
+    request = urllib.request.Request("http://hub.example/a")
+    request.add_unredirected_header("Authorization", "Bearer hf_good")
+    request.set_proxy("127.0.0.1:9", "http")
+    for address, shown in {"http://hub.example/b": True, "http://cdn.example/b": False}.items():
+        new = store._Redirect().redirect_request(request, None, 302, "", {}, address)
+        assert new is not None
+        assert new.has_header("Authorization") == shown
 
 
 def test_a_tar_that_is_not_what_the_hub_says(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,12 +206,17 @@ def test_what_is_not_there(start: Start, tmp_path: Path, monkeypatch: pytest.Mon
     start(tmp_path / "empty")
     for spec, words in {
         "hub:ants": "shards:hub:ants is no place on the hub: write shards:hub:OWNER/NAME",
+        "hub:ants/expired": r"cannot be asked for ants/expired \(.*: log in again \(`hf auth login`",
         "hub:ants/nothing": "there is no data set ants/nothing on the hub",
         "hub:ants/hill@v9": "ants/hill has no revision 'v9'",
         "hub:ants/hill": "ants/hill has no tars; where it is no set of shards, hub:ants/hill reads it",
     }.items():
         with pytest.raises(ValueError, match=words):
             find_site(spec)
+    write_shard(tmp_path / "empty" / "0.tar", pair("a", 0))
+    with pytest.raises(ValueError, match=r"cannot fetch .*index.json \(the server says 401 .*consent, on its page"):
+        load_dataset("shards:hub:ants/gated", "train")
+    find_site.cache_clear()
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ValueError, match=r"the hub cannot be asked for ants/hill \(.*\): try again later"):
         find_site("hub:ants/hill")
@@ -193,7 +234,7 @@ def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
         ("train-000000.tar", "train"),
         ("val-0.tar", "val"),
         ("imagenet1k-validation-03.tar", "val"),
-        ("dev.tar", "val"),
+        ("Dev.tar", "val"),
         ("cifar_test_01.tar", "test"),
         ("0003.tar", "train"),
         ("testing-train-3.tar", "test"),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
-from vitlab.train.precision import Weights, cpu_has_bfloat16, keep_freed_memory, resolve_precision
+from vitlab.train.precision import Weights, cpu_is_faster_in_bfloat16, keep_freed_memory, resolve_precision
 
 CONFIG = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=3)
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
@@ -111,7 +111,7 @@ def test_what_is_asked_for_is_taken(asked: str) -> None:
 def test_auto_on_a_processor(monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, Any], expected: str) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     assert resolve_precision("auto", CPU) == expected
-    assert cpu_has_bfloat16() == (expected == "bfloat16")
+    assert cpu_is_faster_in_bfloat16() == (expected == "bfloat16")
 
 
 @pytest.mark.parametrize(("supported", "expected"), [(True, "autocast"), (False, "float32")])

@@ -16,7 +16,7 @@ Mirror = Annotated[
 ]
 Precision = Annotated[
     Literal["float32", "bfloat16"],
-    tyro.conf.arg(help="Numbers to compute in; bfloat16 is faster where there are units for it, and rounds."),
+    tyro.conf.arg(help="Numbers to compute in; bfloat16 is faster on a GPU and some CPUs, and rounds."),
 ]
 
 

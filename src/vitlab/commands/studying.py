@@ -86,7 +86,7 @@ class Bench:
     against: str = ""
     """Peers to time in the same rounds, with commas between them: timm, huggingface, openvino (inference alone)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto is bfloat16 where the device multiplies it in hardware."""
+    """auto is bfloat16 where the device is faster in it."""
     compile: bool = False
     """Compile all contenders, or none."""
     seconds: float = 1.0

@@ -1,8 +1,9 @@
 """Sec. 4.1: pictures in, batches out.
 
-`datasets.py` names the sets, `sources.py` finds pictures (in tars: `shards.py`; on a web server: `remote.py`; on the
-hub: `hub.py`), `pictures.py` reads them, `transforms.py` crops and scales them, `loader.py` puts them in order. Names
-are imported on first use, so that importing this package does not import torch.
+`datasets.py` names the sets, `sources.py` finds pictures (in tars: `shards.py`; in tars on a web server: `remote.py`,
+on the hub: `hub_shards.py`; in other sets of the hub: `hub.py`), `pictures.py` reads them, `transforms.py` crops and
+scales them, `loader.py` puts them in order. Names are imported on first use, so that importing this package does not
+import torch.
 """
 
 import importlib

@@ -23,6 +23,7 @@ from jaxtyping import Int, Int64
 from vitlab.data.hub_shards import PREFIX, Site, find_site
 from vitlab.data.shard_index import (
     CLASSES,
+    FORMAT,
     INDEX,
     File,
     Listing,
@@ -141,12 +142,13 @@ def remote_splits(address: str, name: str, cache: Path) -> Splits:
     place, pattern = address.rstrip("/"), None
     if place.endswith(".tar"):
         place, _, pattern = place.rpartition("/")
-    site = find_site(place) if place.startswith(PREFIX) else Site(place)
+    site = find_site(place) if place.startswith(PREFIX) else Site(place, place)
     base = site.base
     listed = get(f"{base}/{INDEX}", site.token)
-    folder = cache / re.sub(r"[^\w.-]", "-", base.partition("://")[2])[:80]
-    identity = listed or "/".join(filter(None, (base, pattern))).encode()
-    folder = folder.with_name(f"{folder.name}-{hashlib.sha256(identity).hexdigest()[:12]}")
+    if site.tars and listed is not None and FORMAT.encode() not in listed:
+        listed = None  # somebody else's file of this name
+    folder = cache / re.sub(r"[^\w.-]", "-", re.sub(r"^\w+://", "", site.called))[:80]
+    folder = folder.with_name(f"{folder.name}-{hashlib.sha256(listed or site.identity(pattern)).hexdigest()[:12]}")
     if listed is None:
         listing = _survey(site, pattern, folder)
     else:
@@ -199,6 +201,8 @@ def _survey(site: Site, pattern: str | None, folder: Path) -> Listing:
         with replacing_file(folder / CLASSES) as file:
             file.write(classes)
         beside.append(File.of(folder / CLASSES))
+    told = ", ".join(f"{split} {len(each)}" for split, each in found.items())
+    logger.warning("%s: its shards by their names: %s", base, told)
     listing = Listing({split: tuple(f for f, _, _ in each) for split, each in found.items()}, tuple(beside), {}, {})
     listing.write(folder / INDEX)
     return listing
@@ -207,7 +211,7 @@ def _survey(site: Site, pattern: str | None, folder: Path) -> Listing:
 def _split_of(name: str) -> str:
     """The first word of a tar's name that is a split's, as in `train-000.tar` or `imagenet-validation-00.tar`; train
     where none is."""
-    words = re.split(r"[-_.]", name)
+    words = re.split(r"[-_.]", name.lower())
     known = {called: split for split, names in SPLIT_FOLDERS.items() for called in names}
     return next((known[word] for word in words if word in known), "train")
 

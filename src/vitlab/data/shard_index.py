@@ -176,7 +176,7 @@ def read_listing(data: bytes, where: str) -> Listing:
 
 def _file(content: dict[str, Any]) -> File:
     file = File(str(content["file"]), int(content["bytes"]), str(content["sha256"]), int(content["records"]))
-    if not re.fullmatch(r"\w[\w.-]*", file.file):
+    if not re.fullmatch(r"\w[^/\\\x00-\x1f]*", file.file):
         raise ValueError(f"{file.file!r} is no plain name of a file")
     return file
 

@@ -180,6 +180,11 @@ def _insist(
                 return found
         except urllib.error.HTTPError as error:
             reason = f"the server says {error.code} {error.reason}"
+            if error.code in (401, 403):
+                raise ValueError(
+                    f"cannot fetch {address} ({reason}): it is not for everyone. A set of the hub may need consent, on "
+                    f"its page, and a login (`hf auth login`, or the variable HF_TOKEN)"
+                ) from error
             if 400 <= error.code < 500 and error.code not in (408, 416, 425, 429):
                 raise ValueError(f"cannot fetch {address} ({reason}): look at the address") from error
         except _GONE as error:
@@ -212,7 +217,8 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
     ) -> urllib.request.Request | None:
         new = super().redirect_request(req, fp, code, msg, headers, newurl)
         shown = req.unredirected_hdrs.get("Authorization")
-        if new is not None and shown and (new.type, new.host) == (req.type, req.host):
+        same = urllib.parse.urlsplit(newurl)[:2] == urllib.parse.urlsplit(req.full_url)[:2]  # `host` may be a proxy's
+        if new is not None and shown and same:
             new.add_unredirected_header("Authorization", shown)
         return new
 

@@ -29,7 +29,7 @@ from vitlab.studies.parts import as_text, profile_step
 from vitlab.studies.peers import MODULES, OURS, PEERS, Contender, Mode, Work, build, check_installed, variants
 from vitlab.studies.timing import fastest_batch, in_turn, ratio, spread, warm_up
 from vitlab.studies.trial import GIB, Trial, free_memory, how_measured, largest
-from vitlab.train.precision import cpu_has_bfloat16, keep_freed_memory
+from vitlab.train.precision import cpu_is_faster_in_bfloat16, keep_freed_memory
 from vitlab.train.progress import peak_flops
 from vitlab.train.workdir import write_json
 from vitlab.transfer.evaluate import choose_device
@@ -100,7 +100,7 @@ class Settings:
     def on(self, device: torch.device) -> "Settings":
         """The same with nothing left automatic."""
         on_gpu = device.type == "cuda"
-        fast = torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else cpu_has_bfloat16()
+        fast = torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else cpu_is_faster_in_bfloat16()
         memory = self.memory or (None if on_gpu else CPU_MEMORY)
         if not on_gpu and memory is not None and memory * GIB > free_memory():
             raise ValueError(f"a step may take {memory:g} GiB and {free_memory() / GIB:.1f} are free; give --memory.")

@@ -27,13 +27,13 @@ def resolve_precision(asked: str, device: torch.device) -> Precision:
             return asked
         case _ if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
             return "autocast"
-        case _ if device.type == "cpu" and cpu_has_bfloat16():
+        case _ if device.type == "cpu" and cpu_is_faster_in_bfloat16():
             return "bfloat16"
         case _:
             return "float32"
 
 
-def cpu_has_bfloat16() -> bool:
+def cpu_is_faster_in_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 matrices faster than float32 ones: by AMX, or by AVX-512 BF16.
 
     Not by Intel's AVX-512 BF16 alone, which has half the instructions a cycle: where AMX is hidden, as in some virtual
