@@ -41,8 +41,6 @@ class StdConv(nn.Module):
 
     def forward(self, maps: Float[Tensor, "B I h w"]) -> Float[Tensor, "B O h2 w2"]:
         weight, size, stride = self.standardised().to(maps.dtype), self.weight.shape[-1], self.stride
-        if size == 1:
-            return F.conv2d(maps, weight, stride=stride)
         left, right, top, bottom = _border(maps, size, stride, self.body.version)
         if left == right and top == bottom:  # the convolution brings this border itself, without another copy
             return F.conv2d(maps, weight, stride=stride, padding=(top, left))
