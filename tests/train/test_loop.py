@@ -178,7 +178,7 @@ def test_precisions_agree_loosely(tmp_path: Path) -> None:
         losses[precision] = list(records(tmp_path / precision).values())
     moved = largest_difference(ends["float32"], copied(fresh(PLAIN)))
     for precision in ("autocast", "bfloat16"):
-        assert 0 < largest_difference(ends[precision], ends["float32"]) < 0.1 * moved
+        assert 0 < largest_difference(ends[precision], ends["float32"]) < 0.2 * moved
         assert losses[precision] == pytest.approx(losses["float32"], rel=0.02)
 
 
