@@ -33,7 +33,7 @@ def test_named_model_keeps_the_resolution(name: str) -> None:
     own, named = TWINS[name]().model, TWINS[name]("ViT-S/16").model
     assert isinstance(named, ViTConfig)
     assert (named.width, named.depth, named.heads, named.mlp_dim) == (384, 12, 6, 1536)
-    kept = ("image_size", "stride", "num_classes", "pool")
+    kept = ("image_size", "grid", "num_classes", "pool")
     assert all(getattr(named, field) == getattr(own, field) for field in kept)
 
 

@@ -99,7 +99,7 @@ def finetune_small() -> FinetuneConfig:
 
 
 def _named(model: str | None, own: ViTConfig) -> ModelConfig:
-    """`own`, or a named model at the same resolution (and patch side, if it cuts its patches from the picture)."""
+    """`own`, or a named model at the same resolution (if it cuts its patches from the picture, into as many)."""
     if model is None:
         return own
     wanted: dict[str, Any] = {"image_size": own.image_size, "num_classes": own.num_classes}
@@ -107,5 +107,5 @@ def _named(model: str | None, own: ViTConfig) -> ModelConfig:
     if isinstance(named, ViTConfig):
         wanted |= {"pool": own.pool, "gelu": own.gelu, "position_std": own.position_std, "head_std": own.head_std}
         if named.stem is None:
-            wanted["patch_size"] = own.stride
+            wanted["patch_size"] = own.image_hw[0] // own.grid[0]
     return get_config(model, **wanted)
