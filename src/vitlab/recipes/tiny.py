@@ -43,7 +43,7 @@ def fashion_mnist(model: str | None = None) -> TrainConfig:
         data=DataConfig(name="fashion_mnist", train_split="trainval", eval_split="test", crop="pad", pad=2),
         optim=OptimConfig(lr=1.5e-3, weight_decay=0.05, schedule="cosine", warmup_steps=300, clip_norm=1.0),
         label_smoothing=0.1,
-        epochs=10.0,
+        epochs=8.5,
         batch_size=128,
         log_every=100,
         checkpoint_every=1000,
