@@ -307,3 +307,24 @@ def test_a_resnet_takes_pictures_of_any_size(small_resnet: Callable[..., ResNet]
         for height, width in ((24, 32), (25, 31), (64, 9)):
             features = model.forward_features(torch.randn(1, 3, height, width))
             assert features.shape == (1, -(-height // 8) * -(-width // 8), 256)
+
+
+@pytest.mark.usefixtures("traceable")
+def test_maps_are_planes_unless_compiled(small_resnet: Callable[..., ResNet]) -> None:
+    body, images = small_resnet().body, torch.randn(2, 3, 24, 32)
+    maps = body(images)
+    assert maps.is_contiguous()
+    assert not maps.is_contiguous(memory_format=torch.channels_last)
+    compiled = torch.compile(body, backend="eager")(images)
+    assert compiled.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(compiled, maps, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", [4, 7])
+def test_a_halving_1x1_is_a_convolution_with_that_stride(side: int) -> None:
+    convolution, maps = StdConv(32, 64, 1, 2, ResNetBody()), torch.randn(2, 32, side, side, requires_grad=True)
+    nn.init.normal_(convolution.weight)
+    answers = (convolution(maps), F.conv2d(maps, convolution.standardised(), stride=2))
+    ours, theirs = ((each, *torch.autograd.grad(each.square().sum(), (maps, convolution.weight))) for each in answers)
+    for got, expected in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
