@@ -34,16 +34,14 @@ def digits(model: str | None = None) -> TrainConfig:
 
 def fashion_mnist(model: str | None = None) -> TrainConfig:
     """Fashion-MNIST at twice its 28 pixels."""
-    return _by_hybrid(
-        model, DataConfig(name="fashion_mnist", train_split="trainval", eval_split="test", crop="pad", pad=2), epochs=8.5
-    )
+    data = DataConfig(name="fashion_mnist", train_split="trainval", eval_split="test", crop="pad", pad=2)
+    return _by_hybrid(model, data, epochs=8.5)
 
 
 def cifar10(model: str | None = None) -> TrainConfig:
     """CIFAR-10, shown at 56 pixels too. `--data.name shards:PATH` takes shards."""
-    return _by_hybrid(
-        model, DataConfig(name="cifar10", train_split="trainval", eval_split="test", crop="pad", pad=7), epochs=10.0
-    )
+    data = DataConfig(name="cifar10", train_split="trainval", eval_split="test", crop="pad", pad=7)
+    return _by_hybrid(model, data, epochs=10.0)
 
 
 def finetune_digits() -> FinetuneConfig:
@@ -77,7 +75,7 @@ def finetune_small() -> FinetuneConfig:
 def _by_hybrid(model: str | None, data: DataConfig, epochs: float) -> TrainConfig:
     """A short run at 56 pixels by a small hybrid: convolutions to 4 x 4 places, then one block.
 
-    The decay is ten times the other twins': in few epochs it does more for pictures not seen than any length does.
+    The decay is ten times the other twins': in this few epochs it does more for pictures not seen than more epochs do.
     """
     own = ViTConfig(
         image_size=56, patch_size=1, width=192, depth=1, heads=4, mlp_dim=384, num_classes=10, pool="gap",
