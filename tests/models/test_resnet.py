@@ -309,15 +309,9 @@ def test_a_resnet_takes_pictures_of_any_size(small_resnet: Callable[..., ResNet]
             assert features.shape == (1, -(-height // 8) * -(-width // 8), 256)
 
 
-@pytest.mark.usefixtures("traceable")
-def test_maps_are_planes_unless_compiled(small_resnet: Callable[..., ResNet]) -> None:
-    body, images = small_resnet().body, torch.randn(2, 3, 24, 32)
-    maps = body(images)
-    assert maps.is_contiguous()
-    assert not maps.is_contiguous(memory_format=torch.channels_last)
-    compiled = torch.compile(body, backend="eager")(images)
-    assert compiled.is_contiguous(memory_format=torch.channels_last)
-    torch.testing.assert_close(compiled, maps, rtol=1e-4, atol=1e-5)
+def test_maps_are_planes(small_resnet: Callable[..., ResNet]) -> None:
+    body, images = small_resnet().body, torch.randn(2, 3, 24, 32).contiguous(memory_format=torch.channels_last)
+    assert body(images).is_contiguous()
 
 
 @pytest.mark.parametrize("side", [4, 7])

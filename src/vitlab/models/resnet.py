@@ -110,18 +110,15 @@ class Body(nn.Module):
             stage.append(Bottleneck(unit, body, unit.grid(image_hw)))
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B C h w"]:
-        # On a CPU eager GroupNorm is up to 50 times faster on planes; compiled, it is not, and convolutions are faster
-        # on channels last.
-        compiled = images.device.type == "cpu" and torch.compiler.is_dynamo_compiling()
-        layout = torch.channels_last if compiled else torch.contiguous_format
-        maps = self.root(images.to(self.root.weight.dtype).contiguous(memory_format=layout))
+        # Planes, not channels last: convolutions are as fast on a CPU, and GroupNorm up to 50 times faster.
+        maps = self.root(images.to(self.root.weight.dtype).contiguous())
         if self.root_norm is not None:
             maps = F.relu(self.root_norm(maps))
         around = -math.inf if self.body.pool_padding == "-inf" else 0.0
         maps = F.pad(maps, _border(maps, 3, 2, self.body.version), value=around)
         if maps.device.type == "cpu":  # where pooling is one number at a time on planes, and many at once on these
             maps = maps.contiguous(memory_format=torch.channels_last)
-        maps = F.max_pool2d(maps, 3, stride=2).contiguous(memory_format=layout)
+        maps = F.max_pool2d(maps, 3, stride=2).contiguous()
         for stage in self.stages:
             assert isinstance(stage, nn.ModuleList)
             for unit in stage:
