@@ -212,7 +212,7 @@ def test_what_is_no_picture_is_refused_and_the_page_lives_on(page: Page, folder:
 def test_a_file_too_large_is_refused_before_it_is_sent(page: Page, folder: Path) -> None:
     page.drop(folder / "huge.png")
     reason = r"exceed the maximum allowed size of 1\.5 Mb: .huge\.png"
-    until(lambda: re.search(reason, page.text(".toast-body")))  # read once a time: it fades
+    until(lambda: re.search(reason, page.text(".toast-body")))  # in one look: it fades
     page.drop(folder / "photo.jpg")
     until(page.shown)
 

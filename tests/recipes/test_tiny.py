@@ -18,7 +18,7 @@ def test_shaped_for_its_data(name: str) -> None:
     info = DATASETS[config.data.name]
     assert info.image_size is not None
     assert config.model.num_classes == len(info.classes)
-    assert config.model.image_hw[0] >= info.image_size[0], "no picture loses detail"
+    assert config.model.image_hw[0] >= info.image_size[0], "pictures would lose detail"
     assert (config.data.train_split, config.data.eval_split) == ("trainval", "test")
 
 

@@ -4,9 +4,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from vitlab.data.datasets import load_dataset
-from vitlab.studies.demo import demo
+from vitlab.studies.demo import demo, one_thread
 from vitlab.weights import load_card, load_model
 
 
@@ -56,3 +57,20 @@ def test_the_same_call_again_is_the_same_page(result: dict) -> None:
 def test_another_seed_is_another_run(result: dict) -> None:
     with pytest.raises(ValueError, match=r"holds a run with other settings:\n  seed: 0 -> 1"):
         demo(Path(result["page"]).parent, seed=1, shrink=40)
+
+
+def test_threads_are_as_before_afterwards() -> None:
+    @one_thread()
+    def broken_off() -> None:
+        assert torch.get_num_threads() == 1
+        raise KeyboardInterrupt
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                broken_off()
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

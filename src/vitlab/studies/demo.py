@@ -27,7 +27,7 @@ FIRST, SECOND = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch computes with one thread: on a shared machine a second one is waited for longer than a small step takes."""
+    """Torch computes with one thread: on shared cores a second costs so small a step more than it saves."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
