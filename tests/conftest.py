@@ -55,7 +55,7 @@ def in_ranks() -> Callable[[int, Callable[[], Any]], list[Any]]:
             process.start()
             theirs.close()
             started.append((process, ours))
-        answers = [ours.recv() if ours.poll(60) else "nothing after a minute" for _, ours in started]
+        answers = [ours.recv() if ours.poll(200) else "nothing after 200 s" for _, ours in started]
         for process, _ in started:
             process.join(10)
             process.kill()

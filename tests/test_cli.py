@@ -547,17 +547,17 @@ def test_a_process_of_torchrun_is_killed() -> None:
     """The job ends at once, and what was saved is there to go on from."""
     torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2", "-m", "vitlab"]
     command = [*torchrun, "pretrain", "tiny-digits", "--steps", "2000", *SMALL, "--checkpoint-every", "10"]
-    started = subprocess.Popen([*command, "--workdir", "run"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with Path("said.txt").open("wb") as said:
+        started = subprocess.Popen([*command, "--workdir", "run"], stdout=subprocess.DEVNULL, stderr=said)
     log, children = Path("run/metrics.jsonl"), Path(f"/proc/{started.pid}/task/{started.pid}/children")
     try:
         wait_until(lambda: started.poll() is not None or (log.exists() and log.read_text().count("\n") > 20))
         assert started.poll() is None, "ended before it was killed"
         os.kill(int(children.read_text().split()[-1]), signal.SIGKILL)
-        since = time.monotonic()
-        assert started.wait(60) == 1
-        assert time.monotonic() - since < 25  # and not because torchrun has lost its patience, after 30
+        assert started.wait(200) == 1
     finally:
         started.terminate()  # it ends its processes
+    assert "forcefully exiting" not in Path("said.txt").read_text()  # as torchrun says when it has lost its patience
     steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
     assert steps == list(range(1, len(steps) + 1))
     assert any(Path("run/checkpoints").glob("step-*"))

@@ -263,7 +263,7 @@ def test_nothing_names_a_package_server_or_a_folder_of_one_machine() -> None:
     forbidden = re.compile(rf"({servers})[.](org|com)|(?<![\w.~-])/(work|farm|root|home|tmp)/")
     files = [path for path in ROOT.iterdir() if path.is_file()]
     for folder in ("src", "tests", "benchmarks", "docs", ".ci"):
-        files += [path for path in (ROOT / folder).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+        files += [path for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts and path.is_file()]
     found = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
         for path in files

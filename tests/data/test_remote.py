@@ -1,6 +1,7 @@
 """A set on a web server is the set that lies there: each picture once an epoch, wherever a run starts, with room for
 few of its shards."""
 
+import contextlib
 import itertools
 import logging
 from collections.abc import Iterator
@@ -144,6 +145,13 @@ def test_any_start_continues_and_ranks_share(server: Server, written: Path) -> N
         assert [x for share in shares for x in share.indices.tolist()] == whole[i].indices.tolist()
 
 
+def size(path: Path) -> int:
+    """Of a file that another thread may just take away."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_room_for_few_shards(
     server: Server, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
@@ -153,10 +161,10 @@ def test_room_for_few_shards(
     far, near = both(server, written)
     for batch in itertools.islice(train_batches(far, TRAIN, **BATCH, workers=workers), 3 * len(far) // 4):
         assert batch.labels.tolist() == near.labels[batch.indices].tolist()
-        sizes = [path.stat().st_size for path in tars(tmp_path) if path.exists()]
-        assert sum(sizes) <= 9 * largest  # and two that are being added
+        assert sum(map(size, tars(tmp_path))) <= 9 * largest  # and two that are being added
     fetched = sum(server.asked[path.name] for path in written.glob("train-*.tar"))
-    assert fetched <= 3 * 12 + 6  # each once an epoch, and a few again where two epochs meet
+    # Each once an epoch, and a few again where two epochs meet, or where a worker is behind the others.
+    assert fetched <= 3 * 12 + (18 if workers else 6)
     monkeypatch.setenv(remote.ROOM, f"{5 * largest / 1e9:.12f}")
     with pytest.raises(ValueError, match=r"VITLAB_SHARD_CACHE_GB is .*: give gigabytes, and .* or more for this set"):
         both(server, written)

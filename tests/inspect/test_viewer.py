@@ -145,7 +145,7 @@ def opened(browser: Any, tmp_path: Path) -> Any:
     browser.get_log("browser")
     browser.get((tmp_path / "page.html").as_uri())
     count = "return document.querySelectorAll('fieldset:not([hidden])').length"
-    WebDriverWait(browser, 20).until(lambda it: it.execute_script(count) == 2, "the script has not started")
+    WebDriverWait(browser, 100).until(lambda it: it.execute_script(count) == 2, "the script has not started")
     return browser
 
 
@@ -212,7 +212,11 @@ def test_on_a_phone_nothing_is_cut_off(opened: Any) -> None:
     opened.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 2, "mobile": True}
     )
+    from selenium.webdriver.support.ui import WebDriverWait
+
     try:
+        narrow = "return document.documentElement.clientWidth <= 360"
+        WebDriverWait(opened, 100).until(lambda it: it.execute_script(narrow), "the window is as wide as before")
         assert opened.execute_script("return document.documentElement.scrollWidth") <= 360
     finally:
         opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -64,7 +64,7 @@ def test_killed_with_its_processes_it_ends_the_same(quiet: Path, tmp_path: Path)
     records = steps_done(quiet)
     assert kill_at(out, 2, records // 3, 0.1)
     assert holders(out)
-    assert gone(holders(out), 30)  # none goes on by itself
+    assert gone(holders(out), 120)  # none goes on by itself
     assert kill_at(out, 2, 2 * records // 3, 0.0)
     assert start(out, 2).wait() == 0
     assert contents(out) == contents(quiet)
@@ -75,10 +75,10 @@ def test_sigterm_saves_and_the_same_call_continues(quiet: Path, tmp_path: Path) 
     while steps_done(tmp_path) < 3 and life.poll() is None:
         time.sleep(0.01)
     life.send_signal(signal.SIGTERM)
-    _, said = life.communicate(timeout=60)
+    _, said = life.communicate(timeout=200)
     assert life.returncode == 1  # a traceback of StoppedError: the command line makes 143 of it
     assert "stopped and saved with" in said
-    assert gone(holders(tmp_path), 5)
+    assert gone(holders(tmp_path), 60)
     assert list(tmp_path.glob("points/*/checkpoints/*"))
     work(plan(SMALL, "tiny", tmp_path), "cpu")
     assert contents_of_points(tmp_path) == contents_of_points(quiet)
@@ -228,7 +228,7 @@ def test_data_that_is_not_there_is_the_users_error(tmp_path: Path) -> None:
     wrong = plan(SMALL, "tiny", tmp_path, dataset="folder:nowhere")
     with pytest.raises(ValueError, match="nowhere"):
         run_study(wrong, processes=2, device="cpu")
-    assert gone(holders(tmp_path), 5)
+    assert gone(holders(tmp_path), 60)
 
 
 def test_a_process_that_dies_ends_the_study_with_its_reason(tmp_path: Path) -> None:
@@ -237,10 +237,10 @@ def test_a_process_that_dies_ends_the_study_with_its_reason(tmp_path: Path) -> N
         time.sleep(0.01)
     victim, *_ = holders(tmp_path)
     os.kill(victim, signal.SIGKILL)
-    _, said = life.communicate(timeout=60)
+    _, said = life.communicate(timeout=200)
     assert life.returncode == 1
     assert "a process of the study was killed by signal 9" in said
-    assert gone(holders(tmp_path), 5)
+    assert gone(holders(tmp_path), 60)
 
 
 def test_data_of_ones_own(tmp_path: Path) -> None:

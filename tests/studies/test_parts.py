@@ -39,7 +39,6 @@ def test_a_training_step_has_every_part(dtype: str) -> None:
     assert sum(found.values()) == pytest.approx(1)
     assert set(found) == {*PARTS, REST}
     assert all(share > 0 for share in found.values()), found
-    assert found["matrix products"] > 0.02
 
 
 def test_every_name_is_an_operation_of_torch() -> None:

@@ -1,31 +1,44 @@
 """Contenders are timed in turn, and a figure is what its rounds say."""
 
 import gc
-import time
+import types
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from vitlab.studies import timing
 from vitlab.studies.timing import fastest_batch, in_turn, ratio, seconds_of, spread
 
 CPU = torch.device("cpu")
 
 
-def test_in_turn() -> None:
+@pytest.fixture
+def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Passes time on the clock that steps are timed with, which no neighbour holds up."""
+    now = [0.0]
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    return sleep
+
+
+def test_in_turn(sleep: Callable[[float], None]) -> None:
     """Warm-up first, then round by round, each as many steps as its share of the time asks for."""
     calls: list[str] = []
     said: list[str] = []
 
     def steps(name: str, seconds: float) -> None:
         calls.append(name)
-        time.sleep(seconds)
+        sleep(seconds)
 
     found = in_turn(
         {"slow": lambda: steps("slow", 0.02), "fast": lambda: steps("fast", 0.002)}, CPU, 0.03, 2, said.append
     )
-    assert [len(rates) for rates in found.values()] == [2, 2]
-    assert min(found["slow"]) > 10
-    assert max(found["slow"]) < 50 < min(found["fast"])
+    assert found == {"slow": pytest.approx([50, 50]), "fast": pytest.approx([500, 500])}
+    assert (calls.count("slow"), calls.count("fast")) == (3 + 2 * (1 + 2), 3 + 2 * (1 + 15))
     order = [name for name, before in zip(calls, ["", *calls], strict=False) if name != before]
     assert order == ["slow", "fast"] * 3  # warm-up and two rounds
     assert said[:3] == ["warming up slow", "warming up fast", "round 1 of 2, slow"]
@@ -40,8 +53,8 @@ def test_at_least_one_step() -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_seconds() -> None:
-    assert 0.03 < seconds_of(lambda: time.sleep(0.01), 3, CPU) < 0.3
+def test_seconds(sleep: Callable[[float], None]) -> None:
+    assert seconds_of(lambda: sleep(0.01), 3, CPU) == pytest.approx(0.03)
 
 
 def test_spread_and_ratio() -> None:

@@ -50,7 +50,7 @@ def test_a_process_of_its_own() -> None:
     assert 2 * large.num_parameters < copied < 3 * large.num_parameters
     weights = 16 * SMALL.num_parameters  # themselves, their gradients and Adam's two
     images = 128 * 3 * 32 * 32 * 4
-    assert weights < one < weights + 2**24  # and no library
+    assert weights - 2**21 < one < weights + 2**24  # and no library; the system counts pages with a delay
     assert one < many < GIB // 2
     assert images < many - one
 

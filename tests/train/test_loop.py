@@ -167,7 +167,7 @@ def test_accumulation_changes_nothing(tmp_path: Path, changes: dict[str, Any]) -
     assert largest_difference(copied(one), copied(two)) < 1e-6
     for key in ("loss", "grad_norm", "accuracy"):
         given, expected = records(tmp_path / "parts", key), records(tmp_path / "whole", key)
-        assert given == pytest.approx(expected, abs=1e-6, rel=1e-6)
+        assert given == pytest.approx(expected, abs=1e-6, rel=1e-5)
 
 
 def test_precisions_agree_loosely(tmp_path: Path) -> None:

@@ -33,11 +33,11 @@ def run(tmp_path: Path, config: TrainConfig, processes: ForkServerContext) -> Ru
 
 
 def test_two_processes_of_which_one_is_killed(tmp_path: Path, processes: ForkServerContext) -> None:
-    """Whichever it is, the other ends within seconds, and both together go on to the same end."""
-    quiet, run = (Run(settings(15), tmp_path / name, processes, count=2) for name in ("quiet", "killed"))
-    kills = run.kill_often(2, quiet.finish(), seed=1)
+    """Whichever it is, the other ends by itself, and both together go on to the same end."""
+    quiet, run = (Run(settings(30), tmp_path / name, processes, count=2) for name in ("quiet", "killed"))
+    quiet.finish()
+    kills = run.kill_often(2, 0.0, seed=1)  # at a record each, with no moment after it in which a life could end
     assert [kill.process for kill in kills] == [0, 1]
-    assert max(kill.seconds for kill in kills) < 30
     assert differing(quiet.folder, run.folder) == []
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,9 +153,7 @@ def test_data_that_one_process_lacks(
         with together() as ranks:
             score(workdir, setting, root if ranks.first else tmp_path / "nothing", tmp_path / "out", ranks=ranks)
 
-    since = time.monotonic()
     first, second = in_ranks(2, job)
-    assert time.monotonic() - since < 30
     assert (type(first), type(second)) == (RankError, ValueError)
     assert f"looked in {tmp_path / 'nothing'}" in str(second)
 

@@ -106,11 +106,12 @@ def build_page(path: str | Path, *, limits: Limits | None = None, device: str = 
             with gr.Column(scale=5, min_width=300):
                 distance = gr.HTML(elem_id="distance", elem_classes=["vitlab", "distance"])
         controls, shows = [view, layer, head], [seen, message, answers, inside, layer, head, distance, card]
+        # One queue for all, in order: else an answer overtakes one that was asked for before it, and is overwritten.
         rules = {"concurrency_id": "model", "concurrency_limit": 1, "api_visibility": "private"}
         upload.upload(desk.drop, [upload, checkpoint, *controls], [upload, dropped, *shows], **rules)
         # Not `input`, which tells of one choice twice: the second time with a layer that the new model need not have.
         checkpoint.change(desk.choose, [dropped, checkpoint, *controls], shows, **rules)
-        quick = {"api_visibility": "private", "show_progress": "hidden", "trigger_mode": "always_last"}
+        quick = rules | {"show_progress": "hidden", "trigger_mode": "always_last"}
         for control in controls:
             control.input(desk.turn, [seen, *controls], [inside, layer, head], **quick)
     page.queue(max_size=WAITING, api_open=False, default_concurrency_limit=1)
