@@ -120,8 +120,7 @@ def test_the_page_is_built_and_keeps_to_itself(folder: Path) -> None:
     assert {event["api_visibility"] for event in config["dependencies"]} == {"private"}
     assert not config["analytics_enabled"]
     events = list(page.fns.values())
-    assert {event.concurrency_limit for event in events} == {1, "default"}
-    assert {event.concurrency_id for event in events if event.concurrency_limit == 1} == {"model"}
+    assert {(event.concurrency_id, event.concurrency_limit) for event in events} == {("model", 1)}
     assert page._queue.max_size == 16
     assert not page.api_open
 

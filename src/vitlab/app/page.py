@@ -114,7 +114,7 @@ def build_page(path: str | Path, *, limits: Limits | None = None, device: str = 
         quick = rules | {"show_progress": "hidden", "trigger_mode": "always_last"}
         for control in controls:
             control.input(desk.turn, [seen, *controls], [inside, layer, head], **quick)
-    page.queue(max_size=WAITING, api_open=False, default_concurrency_limit=1)
+    page.queue(max_size=WAITING, api_open=False)
     return page
 
 
