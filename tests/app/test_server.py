@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import http.client
-import itertools
 import json
 import os
 import re
@@ -142,8 +141,10 @@ class Page:
 
         def done() -> bool:
             with contextlib.suppress(Covered, NotYet, Gone):
-                found = (each for each in self.all(css) if text is None or each.text.strip() == text)
-                return [act(each) for each in itertools.islice(found, 1)] != []
+                for each in self.all(css):
+                    if text is None or each.text.strip() == text:
+                        act(each)
+                        return True
             return False
 
         until(done)
@@ -196,9 +197,8 @@ def test_a_picture_is_answered_and_its_maps_are_shown_without_a_network(page: Pa
     page.tells("#inside", "80 × 60 pixels were given; the model sees 32 × 32.")
     page.tells("#card", "3 × 2")
     until(lambda: page.all("#distance img"))
-    widths = "return [...document.querySelectorAll('.vitlab img')].map(i => i.naturalWidth)"
-    until(lambda: min(page.browser.execute_script(widths)) > 0)  # each is loaded
-    sizes = page.browser.execute_script(widths)
+    loaded = "const all = [...document.querySelectorAll('.vitlab img')]; return all.every(i => i.complete) && all"
+    sizes = [int(image.get_property("naturalWidth")) for image in until(lambda: page.browser.execute_script(loaded))]
     assert len(sizes) == 3
     assert min(sizes) > 300
 

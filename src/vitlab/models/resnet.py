@@ -41,7 +41,7 @@ class StdConv(nn.Module):
 
     def forward(self, maps: Float[Tensor, "B I h w"]) -> Float[Tensor, "B O h2 w2"]:
         weight, size, stride = self.standardised().to(maps.dtype), self.weight.shape[-1], self.stride
-        if size == 1 and stride > 1 and maps.device.type == "cpu":  # picking places first is faster than torch's
+        if size == 1 and stride > 1 and maps.device.type == "cpu":  # faster than torch's own stride
             maps, stride = maps[..., ::stride, ::stride], 1
         left, right, top, bottom = _border(maps, size, stride, self.body.version)
         if left == right and top == bottom:  # the convolution brings this border itself, without another copy

@@ -75,7 +75,7 @@ def finetune_small() -> FinetuneConfig:
 def _by_hybrid(model: str | None, data: DataConfig, epochs: float) -> TrainConfig:
     """A short run at 56 pixels by a small hybrid: convolutions to 4 x 4 places, then one block.
 
-    Its rate and its decay, ten times the other twins', were the best of those tried on held-out pictures.
+    The rate, and the decay, ten times that of the digits, were the best of those tried on held-out pictures.
     """
     own = ViTConfig(
         image_size=56, patch_size=1, width=192, depth=1, heads=4, mlp_dim=384, num_classes=10, pool="gap",
