@@ -7,12 +7,14 @@ import io
 import os
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Annotated, Any, NoReturn
 
 import tyro
 
 from vitlab.commands import COMMANDS, Command, Finetune, FinetuneRunConfig, Plan, Pretrain, RunConfig, Vtab
+from vitlab.errors import UserError
 from vitlab.models.names import get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.settings import nearest, to_dict
@@ -55,7 +57,7 @@ def parse(argv: Sequence[str]) -> Command:
     name, *arguments = argv
     processes = os.environ.get("WORLD_SIZE") or "1"
     if processes != "1" and name not in SEVERAL:
-        raise ValueError(
+        raise UserError(
             f"torchrun has started {processes} processes, and `vitlab {name}` is done by one; start it without "
             f"torchrun. What several do together: {', '.join(SEVERAL)}."
         )
@@ -106,7 +108,7 @@ def _parse_plan(arguments: Sequence[str]) -> Plan:
         default = dataclasses.replace(default, model=get_config(name, image_size=size))
     else:
         if recipe in FINETUNE and recipe not in PRETRAIN:
-            raise ValueError(f"{recipe} is a recipe of `vitlab finetune`; add --finetune.")
+            raise UserError(f"{recipe} is a recipe of `vitlab finetune`; add --finetune.")
         make = _recipe(recipe, PRETRAIN)
         name = name or inspect.signature(make).parameters["model"].default
         default = make(*([name] if name else []))
@@ -127,13 +129,13 @@ def _parse_by(kind: type[Any], default: TrainConfig, recipe: str, arguments: Seq
     """A command that goes by a recipe, whose settings are `default` where nothing else is said."""
     if default.masking is None and any(word.startswith("--masking.") for word in arguments):
         able = ", ".join(name for name, make in PRETRAIN.items() if make().masking)
-        raise ValueError(f"--masking.* has no effect in {recipe}, which learns classes; take one of {able}.")
+        raise UserError(f"--masking.* has no effect in {recipe}, which learns classes; take one of {able}.")
     called = kind.__name__.lower()
     command = _parse_as(_with_default(kind, default, arguments), called, arguments)
     if (command.recipe, command.model_name) != (recipe, _value(arguments, "--model")):
-        raise ValueError(f"write the recipe first and --model once: `vitlab {called} {command.recipe} --...`.")
+        raise UserError(f"write the recipe first and --model once: `vitlab {called} {command.recipe} --...`.")
     if command.config.model.num_classes != default.model.num_classes:
-        raise ValueError("--model.num-classes has no effect here: the data set's classes decide. Leave it out.")
+        raise UserError("--model.num-classes has no effect here: the data set's classes decide. Leave it out.")
     _refuse_idle(command.config, _given(arguments))
     return command
 
@@ -141,7 +143,7 @@ def _parse_by(kind: type[Any], default: TrainConfig, recipe: str, arguments: Seq
 def _parse_finetune(arguments: Sequence[str]) -> Finetune:
     recipe = _value(arguments, "--recipe") or "own"
     if recipe == "vtab":
-        raise ValueError("the recipe vtab is that of 19 tasks: `vitlab vtab CHECKPOINT --tasks ...` runs one or all.")
+        raise UserError("the recipe vtab is that of 19 tasks: `vitlab vtab CHECKPOINT --tasks ...` runs one or all.")
     given = _given(arguments)
     default = _without_search(_recipe(recipe, FINETUNE)(), given)
     command = _parse_as(_with_default(Finetune, default, arguments), "finetune", arguments)
@@ -164,9 +166,9 @@ def _without_search(default: FinetuneConfig, given: set[str]) -> FinetuneConfig:
 def _decided(config: FinetuneConfig, given: set[str]) -> FinetuneConfig:
     """`config`, where only what no flag says is left to the data; ValueError for flags of a search without one."""
     if {"--optim.lr", "--learning-rates"} <= given:
-        raise ValueError("--optim.lr is one learning rate and --learning-rates are those to try; give one of the two.")
+        raise UserError("--optim.lr is one learning rate and --learning-rates are those to try; give one of the two.")
     if "--held-out" in given and len(config.learning_rates) < 2:
-        raise ValueError(
+        raise UserError(
             "--held-out has no effect with one learning rate; add rates to try, --learning-rates 0.003 0.01."
         )
     automatic = tuple(name for name in config.automatic if not AUTOMATIC[name] & given)
@@ -178,7 +180,7 @@ def _data(command: Finetune, given: set[str]) -> DataConfig:
     data = command.config.data
     for short, long in (("--dataset", "--data.name"), ("--root", "--data.root")):
         if {short, long} <= given:
-            raise ValueError(f"{short} and {long} say the same; give one of the two.")
+            raise UserError(f"{short} and {long} say the same; give one of the two.")
     if command.dataset is not None:
         skips = command.dataset.startswith("folder:") and "--data.on-error" not in given
         data = dataclasses.replace(data, name=command.dataset, on_error="skip" if skips else data.on_error)
@@ -191,7 +193,7 @@ def _refuse_idle(config: TrainConfig, given: set[str]) -> None:
         flag, other = (f"--{name.replace('_', '-')}" for name in (idle, needed))
         found: Any = functools.reduce(getattr, needed.split("."), config)
         if flag in given and not (found > 0 if wanted == ABOVE_0 else found == wanted):
-            raise ValueError(
+            raise UserError(
                 f"{flag} has no effect with {other} {found}; give {other} {wanted} too, or leave {flag} out."
             )
 
@@ -200,7 +202,7 @@ def _refuse_model(config: TrainConfig, default: TrainConfig) -> None:
     """Says so where settings of a model are given, and a checkpoint brings its own."""
     told, ours = to_dict(config.model), to_dict(default.model)
     if idle := [name for name in ours if told[name] != ours[name] and name not in ("image_size", "dropout")]:
-        raise ValueError(
+        raise UserError(
             f"--model.{idle[0].replace('_', '-')} has no effect here: the checkpoint brings its own model. What can be "
             f"set is --image-size and --model.dropout."
         )
@@ -212,10 +214,10 @@ def _parse_vtab(arguments: Sequence[str]) -> Vtab:
     _refuse_model(command.config, default)
     _refuse_idle(command.config, _given(arguments))
     if command.config.model.image_size != default.model.image_size:
-        raise ValueError("--model.image-size has no effect here; give --image-size.")
+        raise UserError("--model.image-size has no effect here; give --image-size.")
     for name in ("name", "root", "train_split", "eval_split", "classes"):
         if getattr(command.config.data, name) != getattr(default.data, name):
-            raise ValueError(
+            raise UserError(
                 f"--data.{name.replace('_', '-')} has no effect here: the tasks bring their own data. What can be set "
                 f"is --root and --tasks."
             )
@@ -240,7 +242,7 @@ def _with_default(kind: type[Command], config: TrainConfig, arguments: Sequence[
 
 def _recipe(name: str, table: dict[str, Any]) -> Any:
     if name not in table:
-        raise ValueError(f"unknown recipe {name!r}; {nearest(name, table)}. `vitlab list recipes` shows all.")
+        raise UserError(f"unknown recipe {name!r}; {nearest(name, table)}. `vitlab list recipes` shows all.")
     return table[name]
 
 
@@ -273,7 +275,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader has enough (`| head`)
         code = 0
-    except (ValueError, OSError) as error:
+    except (UserError, OSError) as error:
+        if os.environ.get("VITLAB_DEBUG"):
+            traceback.print_exc()
         print(f"vitlab: {error}", file=sys.stderr)
         code = 2
     except RuntimeError as error:

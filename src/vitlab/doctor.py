@@ -22,6 +22,7 @@ import torch
 from PIL import Image
 
 import vitlab
+from vitlab.errors import UserError
 from vitlab.models.encoder import attention_path, cpu_units
 
 CPU_FEATURES = {"avx512": "avx512_f", "bf16": "avx512_bf16", "amx": "amx_bf16", "sve": "sve", "sme": "sme"}
@@ -40,7 +41,7 @@ def diagnose(path: str | Path = ".") -> dict[str, Any]:
     """
     folder = Path(path)
     if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder; give an existing one, whose disk is to be measured.")
+        raise UserError(f"{folder} is not a folder; give an existing one, whose disk is to be measured.")
     cpu = _cpu()
     devices = [
         {"type": "cpu", "device": "cpu", "name": cpu["name"], "memory_gib": _memory_gib()},

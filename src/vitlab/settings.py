@@ -10,6 +10,8 @@ import typing
 from collections.abc import Iterable
 from typing import Any, Literal
 
+from vitlab.errors import UserError
+
 
 def check_fields(config: Any) -> None:
     """Raises ValueError if a field holds a value outside its declared type."""
@@ -17,7 +19,7 @@ def check_fields(config: Any) -> None:
     for item in dataclasses.fields(config):
         given, hint = getattr(config, item.name), hints[item.name]
         if not _fits(given, hint):
-            raise ValueError(f"{item.name} is {given!r}; allowed: {_spell(hint)}.")
+            raise UserError(f"{item.name} is {given!r}; allowed: {_spell(hint)}.")
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -62,7 +64,7 @@ def from_dict(kind: Any, data: dict[str, Any]) -> Any:
     values = {}
     for key, value in data.items():
         if key not in names:
-            raise ValueError(f"unknown setting {key!r} for {kind.__name__}; {nearest(key, names)}.")
+            raise UserError(f"unknown setting {key!r} for {kind.__name__}; {nearest(key, names)}.")
         if isinstance(value, dict) and _members(hints[key]):
             value = from_dict(hints[key], value)
         values[key] = tuple(value) if isinstance(value, list) else value
@@ -83,7 +85,7 @@ def _meant(hint: Any, data: dict[str, Any]) -> type:
     by_kind = {typing.get_args(typing.get_type_hints(each)["kind"])[0]: each for each in members}
     given = data.get("kind", next(iter(by_kind)))
     if given not in by_kind:
-        raise ValueError(f"kind is {given!r}; allowed: {', '.join(map(repr, by_kind))}.")
+        raise UserError(f"kind is {given!r}; allowed: {', '.join(map(repr, by_kind))}.")
     return by_kind[given]
 
 

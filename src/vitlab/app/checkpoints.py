@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitlab.data.transforms import EvalTransform
+from vitlab.errors import UserError
 from vitlab.models.vit import Model
 from vitlab.transfer.evaluate import choose_device
 from vitlab.weights import READABLE, class_names, load_card, load_model
@@ -38,7 +39,7 @@ def find_checkpoints(path: str | Path) -> dict[str, str]:
     if place.is_dir() and (found := [each for each in sorted(place.iterdir()) if _looks_like_one(each)]):
         return {each.name: str(each) for each in found}
     load_card(path)  # raises with the reason: nothing there, a pickle, a training that has not ended
-    raise ValueError(f"{path} holds no checkpoint; give one or a folder of them: {READABLE}.")
+    raise UserError(f"{path} holds no checkpoint; give one or a folder of them: {READABLE}.")
 
 
 def _looks_like_one(place: Path) -> bool:
@@ -67,7 +68,7 @@ class Shelf:
     def take(self, name: str) -> Loaded:
         """The checkpoint of that name. Raises ValueError where it cannot be loaded."""
         if name not in self.places:
-            raise ValueError(f"there is no checkpoint {name!r} here; choose one of {', '.join(self.places)}.")
+            raise UserError(f"there is no checkpoint {name!r} here; choose one of {', '.join(self.places)}.")
         if name not in self._loaded:
             while len(self._loaded) >= KEPT:  # before the new one comes, not after
                 self._loaded.popitem(last=False)
@@ -87,4 +88,4 @@ class Shelf:
                 source=str(card.get("source", place)),
             )
         except (OSError, RuntimeError, KeyError, TypeError) as error:  # what damage can look like from below
-            raise ValueError(f"the checkpoint {place} cannot be loaded: {error}") from error
+            raise UserError(f"the checkpoint {place} cannot be loaded: {error}") from error

@@ -10,6 +10,7 @@ from vitlab.app import seen as shown
 from vitlab.app.checkpoints import Shelf
 from vitlab.app.seen import LAYER, ROLLOUT, VIEWS, Limits, Seen
 from vitlab.data.pictures import PICTURE_FORMATS
+from vitlab.errors import UserError
 from vitlab.inspect.figures import DARK, LIGHT
 
 WAITING = 16
@@ -52,7 +53,7 @@ def gradio() -> Any:
     except ModuleNotFoundError as error:
         if error.name != "gradio":
             raise
-        raise ValueError("the web page needs Gradio, which is not installed: pip install 'vitlab[app]'.") from error
+        raise UserError("the web page needs Gradio, which is not installed: pip install 'vitlab[app]'.") from error
 
 
 def theme() -> Any:

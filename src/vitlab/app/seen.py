@@ -11,6 +11,7 @@ from jaxtyping import Float, UInt8
 from vitlab.app.checkpoints import Loaded
 from vitlab.data.pictures import decode
 from vitlab.data.transforms import to_pixels
+from vitlab.errors import UserError
 from vitlab.inspect import drawings, overlays
 from vitlab.inspect.card import details_of, numbers_of
 from vitlab.inspect.look import Look, look
@@ -48,7 +49,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("megapixels", "megabytes"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"the limit of {name} is {getattr(self, name)}; give a number above 0.")
+                raise UserError(f"the limit of {name} is {getattr(self, name)}; give a number above 0.")
 
     def __str__(self) -> str:
         return f"pictures of at most {self.megapixels:g} megapixels and {self.megabytes:g} MB"
@@ -63,14 +64,14 @@ class Limits:
         Raises ValueError saying what was given and what is allowed.
         """
         if len(data) > self.most_bytes:
-            raise ValueError(f"{name} has {len(data) / 2**20:.1f} MB. Allowed are {self}.")
+            raise UserError(f"{name} has {len(data) / 2**20:.1f} MB. Allowed are {self}.")
         try:
             picture = decode(data, path=name, max_pixels=int(self.megapixels * 1e6))
         except ValueError as error:
-            raise ValueError(f"{error}. Allowed are {self}.") from error
+            raise UserError(f"{error}. Allowed are {self}.") from error
         height, width = picture.shape[:2]
         if max(height, width) > MAX_ASPECT * min(height, width):
-            raise ValueError(
+            raise UserError(
                 f"{name} is a strip of {width} x {height} pixels; cut out the part of it that matters. Allowed are "
                 f"pictures up to {MAX_ASPECT} times as long as they are wide."
             )
@@ -104,7 +105,7 @@ def see(loaded: Loaded, picture: UInt8[np.ndarray, "H W 3"]) -> Seen:
             with torch.inference_mode():
                 probabilities = loaded.model(images.to(device)).float().softmax(dim=1)[0].cpu().numpy()
     if probabilities is not None and not np.isfinite(probabilities).all():
-        raise ValueError(f"the answers of {loaded.name} are not numbers; its weights are damaged.")
+        raise UserError(f"the answers of {loaded.name} are not numbers; its weights are damaged.")
     return Seen(to_pixels(images)[0], (picture.shape[1], picture.shape[0]), probabilities, inside)
 
 
@@ -179,7 +180,7 @@ def _weights(look: Look, view: str, layer: int, head: int) -> tuple[str, Float[n
     if view == PLAIN:
         return "rollout without the residual", look.rollout_plain[0]
     if view != LAYER:
-        raise ValueError(f"{view!r} cannot be shown; choose one of {', '.join(VIEWS)}.")
+        raise UserError(f"{view!r} cannot be shown; choose one of {', '.join(VIEWS)}.")
     number = min(max(layer, 1), len(look.layers)) - 1
     heads = look.heads[0, number]
     name = f"layer {look.layers[number]} of {len(look.layers)}"

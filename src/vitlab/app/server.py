@@ -14,6 +14,7 @@ from typing import Any
 
 from vitlab.app.page import STYLE, build_page, gradio, theme
 from vitlab.app.seen import Limits
+from vitlab.errors import UserError
 
 HOST = "127.0.0.1"
 PORTS = range(7860, 7960)
@@ -76,10 +77,10 @@ def listen(port: int | None = None) -> socket.socket:
         except (OSError, OverflowError) as error:
             listener.close()
             if port is not None:
-                raise ValueError(f"port {port} of {HOST} cannot be had ({error}); give another, or none.") from error
+                raise UserError(f"port {port} of {HOST} cannot be had ({error}); give another, or none.") from error
         else:
             return listener
-    raise ValueError(f"the ports {PORTS.start} to {PORTS.stop - 1} of {HOST} are all in use; give another.")
+    raise UserError(f"the ports {PORTS.start} to {PORTS.stop - 1} of {HOST} are all in use; give another.")
 
 
 def application(page: Any, limits: Limits) -> Any:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional
 
+from vitlab.errors import UserError
 from vitlab.settings import to_dict
 from vitlab.train.config import FinetuneConfig, TrainConfig
 
@@ -78,4 +79,4 @@ def whole_numbers(name: str, given: str) -> tuple[int, ...]:
     try:
         return tuple(int(each) for each in given.split(","))
     except ValueError as error:
-        raise ValueError(f"--{name} is {given!r}; give whole numbers, with commas between several.") from error
+        raise UserError(f"--{name} is {given!r}; give whole numbers, with commas between several.") from error

@@ -8,6 +8,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.commands.answers import Checkpoint, answer, progress_bar
+from vitlab.errors import UserError
 from vitlab.models.config import ImageSize
 
 
@@ -46,13 +47,13 @@ class Shard:
         if self.check:
             kind, _, path = self.source.partition(":")
             if self != Shard(self.source, root=self.root, check=True, json=self.json) or kind != "shards":
-                raise ValueError("--check takes SOURCE alone, as shards:PATH; leave out all else.")
+                raise UserError("--check takes SOURCE alone, as shards:PATH; leave out all else.")
             with progress_bar("bytes checked") as report:
                 found = shard_index.check_shards(Path(self.root or "", Path(path).expanduser()), report)
             answer(found, self.json, shard_index.check_as_text(found))
             return 1 if found["wrong"] else 0
         if self.destination is None:
-            raise ValueError("give a DESTINATION, a new folder for the shards.")
+            raise UserError("give a DESTINATION, a new folder for the shards.")
         splits = ("train", "val", "test") if self.split == "all" else (self.split,)
         settings = ShardSettings(self.size, self.quality, self.records, self.megabytes, self.seed)
         with progress_bar("pictures written") as report:

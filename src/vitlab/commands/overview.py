@@ -8,6 +8,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.commands.answers import answer
+from vitlab.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class List:
         from vitlab import catalogue
 
         if self.root and self.what != "vtab":
-            raise ValueError(
+            raise UserError(
                 f"--root has no effect on a list of {self.what}: only `vitlab list vtab` looks into a folder."
             )
         rows = getattr(catalogue, self.what)(self.pattern, **({"root": self.root} if self.root else {}))

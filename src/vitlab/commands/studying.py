@@ -9,6 +9,7 @@ from tyro.conf import Positional
 
 from vitlab.commands.answers import RunConfig, answer, say, whole_numbers
 from vitlab.commands.overview import List
+from vitlab.errors import UserError
 from vitlab.settings import nearest
 from vitlab.train.devices import DEVICES
 
@@ -44,14 +45,14 @@ class Study:
 
         if self.list or not self.name:
             if self != Study(list=True, json=self.json):
-                raise ValueError("give the NAME of a study, or --list alone to see which there are.")
+                raise UserError("give the NAME of a study, or --list alone to see which there are.")
             return List("studies", json=self.json).run()
         if self.name not in STUDIES:
-            raise ValueError(f"unknown study {self.name!r}; {nearest(self.name, STUDIES)}. `vitlab study --list`")
+            raise UserError(f"unknown study {self.name!r}; {nearest(self.name, STUDIES)}. `vitlab study --list`")
         if self.tflops is not None and not self.dry_run:
-            raise ValueError("--tflops has no effect without --dry-run.")
+            raise UserError("--tflops has no effect without --dry-run.")
         if self.dry_run and (self.processes is not None or self.device != "auto"):
-            raise ValueError("--processes and --device have no effect with --dry-run.")
+            raise UserError("--processes and --device have no effect with --dry-run.")
         from vitlab.studies import cost, engine
         from vitlab.studies.report import as_text
 

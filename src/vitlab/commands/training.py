@@ -8,6 +8,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.commands.answers import Checkpoint, FinetuneRunConfig, RunConfig, answer, say, say_score, show_settings
+from vitlab.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class Finetune:
 
         name = self.config.data.name
         if not name:
-            raise ValueError("name the pictures with --dataset folder:PATH (or a data set), or a --recipe that does.")
+            raise UserError("name the pictures with --dataset folder:PATH (or a data set), or a --recipe that does.")
         called = Path(name.partition(":")[2] or name).name if self.recipe == "own" else self.recipe
         workdir = self.workdir or Path("runs") / f"finetune-{called}"
         with together() as ranks:

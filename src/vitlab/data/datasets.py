@@ -20,6 +20,7 @@ from vitlab.data.remote import is_address, remote_splits
 from vitlab.data.shards import shard_splits
 from vitlab.data.sources import Dataset, Splits, folder_splits, join
 from vitlab.data.vtab import load_task
+from vitlab.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -170,9 +171,9 @@ def load_dataset(
     that `classes` and `exclude` take pictures from a part and bring no others in.
     """
     if split not in SPLITS:
-        raise ValueError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
+        raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
     if on_error not in ("raise", "skip"):
-        raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
+        raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
     kind, _, path = name.partition(":")
     if kind == "shards" and is_address(path):
         cache = Path(root).expanduser() if root else fetch.cache_folder() / "shards"
@@ -192,9 +193,9 @@ def load_dataset(
         present, read = _READERS[name](Path(root).expanduser() if root else None, download)
         dataset = _choose(present, read, split, DATASETS[name].held_out, seed)
     else:
-        raise ValueError(_unknown(name))
+        raise UserError(_unknown(name))
     if not len(dataset):
-        raise ValueError(f"{name}: no class of train has enough pictures to cut a {split} split from it; add some")
+        raise UserError(f"{name}: no class of train has enough pictures to cut a {split} split from it; add some")
     if part is not None:
         dataset = part_of(dataset, part, part_seed)
     if classes is not None:
@@ -277,7 +278,7 @@ def _numbered(dataset: Dataset) -> Dataset:
 def _keep_classes(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
     count = len(dataset.classes)
     if not classes or len(set(classes)) < len(classes) or not all(0 <= c < count for c in classes):
-        raise ValueError(f"classes must be different numbers from 0 to {count - 1} of {dataset.name}, not {classes}")
+        raise UserError(f"classes must be different numbers from 0 to {count - 1} of {dataset.name}, not {classes}")
     relabel = np.full(count, -1)
     relabel[list(classes)] = np.arange(len(classes))
     names = tuple(dataset.classes[c] for c in classes)

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from vitlab.data.sources import Dataset
+from vitlab.errors import UserError
 from vitlab.files import replacing_file
 
 logger = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def read_exclusion(path: str | os.PathLike[str]) -> list[str]:
     try:
         text = Path(path).read_bytes().decode(errors="surrogateescape")
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"cannot read the list of pictures to leave out, {path} ({error.strerror}): give a text file with one "
             f"picture a line, as `vitlab duplicates` writes it."
         ) from error
@@ -66,14 +67,14 @@ def leave_out(dataset: Dataset, path: str | os.PathLike[str], everything: Callab
         strange -= {picture_id(whole, i) for i in range(len(whole))}
     if strange:
         some = ", ".join(sorted(strange)[:3])
-        raise ValueError(
+        raise UserError(
             f"{len(strange)} of the {len(listed)} pictures listed in {path} are not in the training part of "
             f"{dataset.name}: {some}{', ...' if len(strange) > 3 else ''}. Its names look like {ids[0]}; "
             f"give the list that was made for this set."
         )
     kept = np.array([i for i, name in enumerate(ids) if name not in listed], np.int64)
     if not len(kept):
-        raise ValueError(f"{path} lists all {len(ids)} pictures of {dataset.name} ({dataset.split}): none is left.")
+        raise UserError(f"{path} lists all {len(ids)} pictures of {dataset.name} ({dataset.split}): none is left.")
     logger.warning(
         "%s (%s): %d of %d pictures are left out, as %s lists them",
         dataset.name, dataset.split, len(ids) - len(kept), len(ids), path,

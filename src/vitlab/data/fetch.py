@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from vitlab.errors import UserError
+
 logger = logging.getLogger(__name__)
 
 
@@ -173,7 +175,7 @@ def cache_folder() -> Path:
 def require_split(name: str, split: str) -> None:
     """Raise `ValueError` for a split that TFDS does not have."""
     if split not in SOURCES[name].sizes:
-        raise ValueError(f"{name} has the splits {', '.join(SOURCES[name].sizes)}, not {split!r}")
+        raise UserError(f"{name} has the splits {', '.join(SOURCES[name].sizes)}, not {split!r}")
 
 
 def locate(
@@ -200,7 +202,7 @@ def locate(
     what = f"{' and '.join(missing)} (from {source.page}; licence: {source.licence})"
     if get is None:
         consent = ", after consent to its licence," if source.access == "licence" else ""
-        raise ValueError(
+        raise UserError(
             f"{name} needs {what}, which has{consent} to be fetched by hand; looked in {', '.join(map(str, places))}: "
             "put it there, or give another root"
         )
@@ -212,7 +214,7 @@ def locate(
             download_file([url], places[1], digest)
     home, missing = _nearest(places, needed or source.needed)
     if missing:
-        raise ValueError(f"{name} was downloaded, but {' and '.join(missing)} is not in {home}: fetch it by hand")
+        raise UserError(f"{name} was downloaded, but {' and '.join(missing)} is not in {home}: fetch it by hand")
     return home
 
 
@@ -229,7 +231,7 @@ def require_download(name: str, what: str, places: Sequence[Path], download: boo
     """Raise `ValueError` unless what the set `name` lacks in `places` may be downloaded."""
     looked = f"{name} needs {what}; looked in {', '.join(map(str, places))}"
     if not download:
-        raise ValueError(f"{looked}: put it there, give another root, or allow the download")
+        raise UserError(f"{looked}: put it there, give another root, or allow the download")
     logger.warning("%s: downloading it", looked)
 
 
@@ -257,7 +259,7 @@ def download_file(urls: Sequence[str], folder: Path, digest: str) -> None:
             errors.append(f"{url}: {error}")
         finally:
             part.unlink(missing_ok=True)
-    raise ValueError(f"could not download ({'; '.join(errors)}): fetch the file elsewhere and put it into {folder}")
+    raise UserError(f"could not download ({'; '.join(errors)}): fetch the file elsewhere and put it into {folder}")
 
 
 def digest_of(path: Path, like: str) -> str:
@@ -274,6 +276,6 @@ def download_by_torchvision(dataset: str, root: Path) -> None:
     try:
         getattr(torchvision.datasets, dataset)(root, download=True)
     except (OSError, RuntimeError, http.client.HTTPException) as error:
-        raise ValueError(
+        raise UserError(
             f"torchvision could not download {dataset} ({error}): fetch it elsewhere and unpack it into {root}"
         ) from error

@@ -10,6 +10,7 @@ from typing import IO, cast, overload
 import numpy as np
 
 from vitlab.data.pictures import Entry
+from vitlab.errors import UserError
 
 
 class GreyEntry(Entry):
@@ -66,13 +67,13 @@ def packed_pictures(path: Path, chunk: int = 4096) -> np.ndarray:
         read_header = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
         shape, fortran, dtype = read_header(file)
         if shape[1:] != (64, 64) or fortran or dtype != np.uint8:
-            raise ValueError(f"its pictures are {dtype} {shape}")
+            raise UserError(f"its pictures are {dtype} {shape}")
         bits = np.empty((shape[0], 64, 8), np.uint8)
         for start in range(0, len(bits), chunk):
             part = bits[start : start + chunk]
             pixels = np.frombuffer(file.read(len(part) * 4096), np.uint8).reshape(len(part), 64, 64)
             if pixels.max() > 1:
-                raise ValueError(f"a pixel is {pixels.max()}, not 0 or 1")
+                raise UserError(f"a pixel is {pixels.max()}, not 0 or 1")
             part[:] = np.packbits(pixels, axis=2)
     return bits
 
@@ -87,10 +88,10 @@ def norb_matrix(path: Path, first: bool = False, chunk: int = 1024) -> np.ndarra
         with cast(IO[bytes], gzip.open(path) if path.suffix == ".gz" else path.open("rb")) as file:
             magic, axes = np.frombuffer(file.read(8), "<i4").tolist()
             if magic not in types or not 1 <= axes <= 4:
-                raise ValueError(f"it starts with {magic:#x} and {axes}")
+                raise UserError(f"it starts with {magic:#x} and {axes}")
             sizes = np.frombuffer(file.read(4 * max(3, axes)), "<i4")[:axes].tolist()
             if min(sizes) < 1 or len(sizes) != axes:
-                raise ValueError(f"its axes are {sizes}")
+                raise UserError(f"its axes are {sizes}")
             dtype, shape = types[magic], tuple(sizes[1:])
             row = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
             parts = []
@@ -99,7 +100,7 @@ def norb_matrix(path: Path, first: bool = False, chunk: int = 1024) -> np.ndarra
                 rows = np.frombuffer(file.read(count * row), dtype).reshape(count, *shape)
                 parts.append(rows[:, 0].copy() if first else rows)
             if file.read(1):
-                raise ValueError("there is more in it than it says")
+                raise UserError("there is more in it than it says")
     except (OSError, EOFError, ValueError, zlib.error) as error:
-        raise ValueError(f"{path} is damaged or no matrix of NORB ({error}): fetch it again") from error
+        raise UserError(f"{path} is damaged or no matrix of NORB ({error}): fetch it again") from error
     return np.concatenate(parts)

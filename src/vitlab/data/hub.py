@@ -14,6 +14,7 @@ import numpy as np
 
 from vitlab.data.pictures import Entry, PictureError
 from vitlab.data.sources import Dataset, Entries, Labels, Splits
+from vitlab.errors import UserError
 from vitlab.settings import nearest
 
 if TYPE_CHECKING:
@@ -85,17 +86,17 @@ def hub_splits(spec: str, name: str, root: Path | None) -> Splits:
     chosen = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
     for choice in chosen:
         if choice not in CHOICES:
-            raise ValueError(
+            raise UserError(
                 f"{name}: unknown {choice!r}; {nearest(choice, CHOICES)}, as in OWNER/NAME?label=fine_label."
             )
     found = _load(repository, name, chosen.get("config"), chosen.get("revision"), root)
     splits = {ours: theirs for ours, names in SPLIT_NAMES.items() for theirs in names[::-1] if theirs in found}
     if not splits:
-        raise ValueError(f"{name} has the splits {', '.join(found)}; one must be called train, validation or test.")
+        raise UserError(f"{name} has the splits {', '.join(found)}; one must be called train, validation or test.")
 
     def read(split: str) -> Dataset:
         if split not in splits:
-            raise ValueError(f"{name} has no train split, only {', '.join(found)}.")
+            raise UserError(f"{name} has no train split, only {', '.join(found)}.")
         table, known = found[splits[split]], found[splits.get("train", splits[split])]
         image, label = _columns(known, chosen, name)
         classes, labels = _labels(table, known, label, name, splits[split])
@@ -111,12 +112,12 @@ def _load(repository: str, name: str, config: str | None, revision: str | None, 
     """Split -> table."""
     folder = Path(root or "", Path(repository).expanduser())
     if not folder.is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise ValueError(f"{name} is no name on the hub and no folder ({folder}): write hub:OWNER/NAME or hub:PATH.")
+        raise UserError(f"{name} is no name on the hub and no folder ({folder}): write hub:OWNER/NAME or hub:PATH.")
     try:
         import datasets  # slow to import, and of the extra `hub`
         from datasets.exceptions import DatasetNotFoundError, DatasetsError
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise UserError(
             f"{name} needs the package datasets, which is not installed: pip install 'vitlab[hub]'."
         ) from error
     found: Any
@@ -128,12 +129,12 @@ def _load(repository: str, name: str, config: str | None, revision: str | None, 
         else:
             found = datasets.load_dataset(repository, config, revision=revision, cache_dir=root and str(root))
     except DatasetNotFoundError as error:
-        raise ValueError(
+        raise UserError(
             f"{name} cannot be had: {_first_line(error)}. Look at the name; where a set needs consent, give it on "
             f"its page and log in (`hf auth login`, or the variable HF_TOKEN)."
         ) from error
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
-        raise ValueError(
+        raise UserError(
             f"{name} cannot be had: {_first_line(error)}. Where there is no network, download the set elsewhere and "
             f"give its folder, hub:PATH."
         ) from error
@@ -157,11 +158,9 @@ def _columns(table: "datasets.Dataset", chosen: dict[str, str], name: str) -> tu
         column = chosen.get(what, able[0] if len(able) == 1 else None)
         listed = ", ".join(f"{column} ({kind})" for column, kind in kinds.items())
         if column is None:
-            raise ValueError(
-                f"{name} has {len(able)} columns for the {what}; choose by {name}?{what}=COLUMN: {listed}."
-            )
+            raise UserError(f"{name} has {len(able)} columns for the {what}; choose by {name}?{what}=COLUMN: {listed}.")
         if column not in kinds or (what == "image" and kinds[column] != "Image"):
-            raise ValueError(f"{name} has no {what} in a column {column!r}; its columns: {listed}.")
+            raise UserError(f"{name} has no {what} in a column {column!r}; its columns: {listed}.")
         found.append(column)
     return found[0], found[1]
 
@@ -180,13 +179,13 @@ def _labels(
     if values.dtype.kind in "OU":
         classes = tuple(np.unique(_flat(known, column, name)[0]).tolist())
         if strange := sorted(set(np.unique(values).tolist()) - set(classes)):
-            raise ValueError(f"{name}: {split} has classes that train lacks: {strange[:5]}.")
+            raise UserError(f"{name}: {split} has classes that train lacks: {strange[:5]}.")
         values = np.searchsorted(np.array(classes), values)
     elif values.dtype.kind not in "iu":
-        raise ValueError(f"{name}: the column {column} holds {values.dtype}; a class is a number or a string.")
+        raise UserError(f"{name}: the column {column} holds {values.dtype}; a class is a number or a string.")
     classes = classes or tuple(str(i) for i in range(int(_flat(known, column, name)[0].max()) + 1))
     if values.min() < 0 or values.max() >= len(classes):
-        raise ValueError(
+        raise UserError(
             f"{name}: {split} has the label {values[(values < 0) | (values >= len(classes))][0]} and classes from 0 to "
             f"{len(classes) - 1}. (-1 is written where labels are kept secret: take another split.)"
         )
@@ -200,5 +199,5 @@ def _flat(table: "datasets.Dataset", column: str, name: str) -> tuple[np.ndarray
     inner = cells.flatten() if several else cells
     counts = np.asarray(cells.value_lengths()) if several else np.ones(len(cells), np.int64)
     if not len(cells) or cells.null_count or inner.null_count or not counts.all():
-        raise ValueError(f"{name}: some pictures have no class in the column {column}; choose another column or set.")
+        raise UserError(f"{name}: some pictures have no class in the column {column}; choose another column or set.")
     return inner.to_numpy(zero_copy_only=False), counts

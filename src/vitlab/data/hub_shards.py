@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 
 from vitlab.data.shard_index import File
+from vitlab.errors import UserError
 
 PREFIX = "hub:"
 
@@ -42,7 +43,7 @@ def find_site(spec: str) -> Site:
     """
     found = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?", spec)
     if not found:
-        raise ValueError(
+        raise UserError(
             f"shards:{spec} is no place on the hub: write shards:hub:OWNER/NAME, shards:hub:OWNER/NAME@REVISION or "
             f"shards:hub:OWNER/NAME/FOLDER"
         )
@@ -51,7 +52,7 @@ def find_site(spec: str) -> Site:
         from huggingface_hub import HfApi, constants, errors, get_token  # slow, and of the extra `hub`
         from huggingface_hub.hf_api import RepoFile
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise UserError(
             f"shards:{spec} needs the package huggingface-hub, which is not installed: pip install 'vitlab[hub]'"
         ) from error
     api = HfApi(endpoint=constants.ENDPOINT)
@@ -61,9 +62,9 @@ def find_site(spec: str) -> Site:
         tars = [each for each in listed if isinstance(each, RepoFile) and each.path.endswith(".tar")]
     except errors.RevisionNotFoundError as error:
         lacks = f"revision {revision!r}; its page on the hub shows them" if revision else "commit: it is empty"
-        raise ValueError(f"{repository} has no {lacks}") from error
+        raise UserError(f"{repository} has no {lacks}") from error
     except (errors.RepositoryNotFoundError, errors.GatedRepoError) as error:
-        raise ValueError(
+        raise UserError(
             f"there is no data set {repository} on the hub, or not for everyone: look at the name; where it needs "
             f"consent, give it on its page and log in (`hf auth login`, or the variable HF_TOKEN)"
         ) from error
@@ -74,14 +75,14 @@ def find_site(spec: str) -> Site:
             advice = "log in again (`hf auth login`, or the variable HF_TOKEN)"
         elif constants.HF_HUB_OFFLINE:
             advice = "unset HF_HUB_OFFLINE, or give a folder that holds the shards, shards:PATH"
-        raise ValueError(f"the hub cannot be asked for {repository} ({reason}): {advice}") from error
+        raise UserError(f"the hub cannot be asked for {repository} ({reason}): {advice}") from error
     place = folder or ""
     here = {each.path.rpartition("/")[2]: each for each in tars if each.path.rpartition("/")[0] == place}
     if not here:
         advice = f"where it is no set of shards, hub:{repository} reads it"
         if others := sorted({each.path.rpartition("/")[0] or "its root" for each in tars}):
             advice = f"it has some in {', '.join(others)}: give that one, as in shards:hub:{repository}/FOLDER"
-        raise ValueError(f"{repository} has no tars{' in ' + place if folder else ''}; {advice}")
+        raise UserError(f"{repository} has no tars{' in ' + place if folder else ''}; {advice}")
     return Site(
         "/".join(filter(None, (constants.ENDPOINT, "datasets", repository, "resolve", str(commit), place))),
         "/".join(filter(None, ("hub", repository, place))),

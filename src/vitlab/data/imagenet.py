@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from vitlab.data.pictures import PICTURE_SUFFIXES, Entry
 from vitlab.data.sources import Dataset, Labels, Splits, read_class_folders
+from vitlab.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -100,9 +101,9 @@ def _class_folders(place: Path, home: Path) -> dict[str, str]:
     """Folder -> WordNet id, in the order of the ids. Raises ValueError unless there are 1,000."""
     folders = _folders(place)
     if not folders and any(_VAL_PICTURE.fullmatch(path.name) for path in place.iterdir()):
-        raise ValueError(f"the pictures of {place} lie side by side: sort them into one folder for each WordNet id")
+        raise UserError(f"the pictures of {place} lie side by side: sort them into one folder for each WordNet id")
     if len(folders) != CLASSES:
-        raise ValueError(
+        raise UserError(
             f"{place} has {len(folders)} class folders and ImageNet 1,000: for a part of it write folder:PATH. "
             f"{_terms('imagenet')}"
         )
@@ -117,7 +118,7 @@ def _wnids_of_names(folders: Sequence[str], home: Path) -> dict[str, str]:
     lists = [home / "LOC_synset_mapping.txt", home / "synset_words.txt"]
     path = next((path for path in lists if path.is_file()), None)
     if path is None:
-        raise ValueError(
+        raise UserError(
             f"the class folders of {home} are not called by WordNet ids (n01440764), and names do not tell the order "
             f"of a head's 1,000 outputs: rename them, or add {lists[0].name} of lines `n01440764 tench, Tinca tinca`"
         )
@@ -127,7 +128,7 @@ def _wnids_of_names(folders: Sequence[str], home: Path) -> dict[str, str]:
         for name in (names, names.partition(",")[0], wnid):
             known[name].add(wnid)
     if unclear := [folder for folder in folders if len(known[folder]) != 1]:
-        raise ValueError(f"{path} does not say which class {unclear[0]!r} is ({len(unclear)} such folders in {home})")
+        raise UserError(f"{path} does not say which class {unclear[0]!r} is ({len(unclear)} such folders in {home})")
     return {folder: min(known[folder]) for folder in folders}
 
 
@@ -146,7 +147,7 @@ def real_splits(root: Path | None, download: bool) -> Splits:
         _require_test("imagenet_real", split)
         answers = _read_json(home / "real.json", list)
         if len(answers) != VAL_PICTURES or not all(map(_are_classes, answers)):
-            raise ValueError(
+            raise UserError(
                 f"{home / 'real.json'} must hold {VAL_PICTURES:,} lists of class numbers (0 to {CLASSES - 1}) and does "
                 f"not: fetch it again. {_terms('imagenet_real')}"
             )
@@ -173,7 +174,7 @@ def _val_pictures(val: Path) -> list[Entry]:
     for parent, _, names in os.walk(val, followlinks=True):
         found |= {int(match[1]): str(Path(parent, name)) for name in names if (match := _VAL_PICTURE.fullmatch(name))}
     if missing := [number for number in range(1, VAL_PICTURES + 1) if number not in found]:
-        raise ValueError(
+        raise UserError(
             f"{val} lacks {len(missing):,} of {VAL_PICTURES:,} pictures, first ILSVRC2012_val_{missing[0]:08}.JPEG: "
             f"the labels go by these names. {_terms('imagenet')}"
         )
@@ -189,9 +190,9 @@ def v2_splits(root: Path | None, download: bool, name: str = "imagenet_v2") -> S
         _require_test(name, split)
         if home.name in _V2_FOLDERS.values() and home.name != folder:
             right = next(other for other, own in _V2_FOLDERS.items() if own == home.name)
-            raise ValueError(f"{home} is not {name} but {right}: ask for that")
+            raise UserError(f"{home} is not {name} but {right}: ask for that")
         if odd := sorted(set(_folders(home)) ^ set(NUMBERS)):
-            raise ValueError(f"{home} must have the folders 0 to 999 and no others; amiss: {', '.join(odd[:5])}")
+            raise UserError(f"{home} must have the folders 0 to 999 and no others; amiss: {', '.join(odd[:5])}")
         return read_class_folders(home, name, split, NUMBERS)
 
     return ["test"], read
@@ -213,7 +214,7 @@ def objectnet_splits(root: Path | None, download: bool) -> Splits:
         classes = objectnet_classes(home / "mappings")
         pictures = {folder: _pictures(home / "images" / folder) for folder in _folders(home / "images")}
         if missing := [folder for folder in classes if not pictures.get(folder)]:
-            raise ValueError(
+            raise UserError(
                 f"{home / 'images'} has no pictures of {len(missing)} of {len(classes)} classes, first "
                 f"{missing[0]!r}: unpack the whole archive. {_terms('objectnet')}"
             )
@@ -240,14 +241,14 @@ def objectnet_classes(mappings: Path) -> dict[str, list[int]]:
     lines = _read_json(mappings / "pytorch_to_imagenet_2012_id.json", dict)
     names = _read_text(mappings / "imagenet_to_label_2012_v2").splitlines()
     if sorted(lines.values()) != list(range(CLASSES)) or len(names) < CLASSES:
-        raise ValueError(f"{mappings} does not name 1,000 classes: unpack it again. {_terms('objectnet')}")
+        raise UserError(f"{mappings} does not name 1,000 classes: unpack it again. {_terms('objectnet')}")
     numbers: dict[str, list[int]] = collections.defaultdict(list)
     for number, line in lines.items():
         numbers[names[line].strip()].append(int(number))
     wanted = {folder: shared[label].split("; ") for folder, label in labels.items() if label in shared}
     unclear = {name for its in wanted.values() for name in its if len(numbers[name.strip()]) != 1}
     if unclear or len(wanted) != SHARED_CLASSES:
-        raise ValueError(
+        raise UserError(
             f"{mappings} maps {len(wanted)} classes to ImageNet's and ObjectNet 1.0 {SHARED_CLASSES}; names that stand "
             f"for no class, or for two: {sorted(unclear) or 'none'}. {_terms('objectnet')}"
         )
@@ -266,13 +267,13 @@ def _home(
 ) -> Path:
     """`root`, or the first of its sub-folders `below`, that has all (or `any`) of `content`."""
     if root is None:
-        raise ValueError(f"{name} is not downloaded: give the folder that holds it as the root. {_terms(name)}")
+        raise UserError(f"{name} is not downloaded: give the folder that holds it as the root. {_terms(name)}")
     places = [root, *(root / folder for folder in below)]
     for place in places:
         if enough((place / part).exists() for part in content):
             return place
     needed = (" and " if enough is all else " or ").join(content)
-    raise ValueError(f"{name} needs {needed}; looked in {', '.join(map(str, places))}. {_terms(name)}")
+    raise UserError(f"{name} needs {needed}; looked in {', '.join(map(str, places))}. {_terms(name)}")
 
 
 def _terms(name: str) -> str:
@@ -281,12 +282,12 @@ def _terms(name: str) -> str:
 
 def _require_test(name: str, split: str) -> None:
     if split != "test":
-        raise ValueError(f"{name} is there to test and has no other split than test; {split!r} was asked for")
+        raise UserError(f"{name} is there to test and has no other split than test; {split!r} was asked for")
 
 
 def _folders(place: Path) -> list[str]:
     if not place.is_dir():
-        raise ValueError(f"there is no folder {place}: unpack the whole set there")
+        raise UserError(f"there is no folder {place}: unpack the whole set there")
     with os.scandir(place) as found:
         return sorted(entry.name for entry in found if entry.is_dir() and not entry.name.startswith("."))
 
@@ -297,7 +298,7 @@ def _pictures(folder: Path) -> list[str]:
 
 def _read_text(path: Path) -> str:
     if not path.is_file():
-        raise ValueError(f"there is no file {path}: unpack the whole set there")
+        raise UserError(f"there is no file {path}: unpack the whole set there")
     return path.read_text(encoding="utf-8")
 
 
@@ -305,7 +306,7 @@ def _read_json(path: Path, kind: type) -> Any:
     try:
         content = json.loads(_read_text(path))
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): fetch it again") from error
+        raise UserError(f"{path} is not valid JSON ({error}): fetch it again") from error
     if not isinstance(content, kind):
-        raise ValueError(f"{path} must be a JSON {kind.__name__}, not {str(content)[:60]!r}: fetch it again")
+        raise UserError(f"{path} must be a JSON {kind.__name__}, not {str(content)[:60]!r}: fetch it again")
     return content

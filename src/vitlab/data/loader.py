@@ -28,6 +28,7 @@ from vitlab.data.crops import Pictures, pair, to_device
 from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset, Entries, Request
 from vitlab.data.transforms import EvalTransform, TrainTransform, example_uniforms
+from vitlab.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -124,9 +125,9 @@ def train_batches(
     """
     _check(dataset, batch_size, rank, world_size, workers, on_error)
     if seed < 0 or start < 0:
-        raise ValueError(f"seed and start must be 0 or more, not seed={seed}, start={start}")
+        raise UserError(f"seed and start must be 0 or more, not seed={seed}, start={start}")
     if transform.fast and dataset.pixels is not None:
-        raise ValueError(f"fast decoding has no effect on {dataset.name}, whose pictures are in memory; leave it out")
+        raise UserError(f"fast decoding has no effect on {dataset.name}, whose pictures are in memory; leave it out")
     requests = _train_requests(dataset, batch_size, seed, start, rank, world_size)
     fetch = _Fetch(dataset, transform, seed, draws)
     share = batch_size // world_size
@@ -159,17 +160,15 @@ def eval_batches(
 
 def _check(dataset: Dataset, batch_size: int, rank: int, world_size: int, workers: int, on_error: str) -> None:
     if batch_size < 1 or batch_size % world_size:
-        raise ValueError(
+        raise UserError(
             f"batch_size={batch_size} counts all ranks: give a positive multiple of their number {world_size}"
         )
     if not 0 <= rank < world_size or workers < 0:
-        raise ValueError(
-            f"rank must be 0 to {world_size - 1} and workers 0 or more, not rank={rank}, workers={workers}"
-        )
+        raise UserError(f"rank must be 0 to {world_size - 1} and workers 0 or more, not rank={rank}, workers={workers}")
     if on_error not in ("raise", "skip"):
-        raise ValueError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
+        raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
     if not len(dataset):
-        raise ValueError(f"{dataset.name} has no pictures in its split {dataset.split!r}")
+        raise UserError(f"{dataset.name} has no pictures in its split {dataset.split!r}")
 
 
 class _Part(NamedTuple):
@@ -308,7 +307,7 @@ def _from_workers(fetch: _Fetch, parts: Iterator[_Part], share: int, workers: in
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
-        raise ValueError(
+        raise UserError(
             f"a process that reads pictures was killed ({error}), most likely for want of memory. Take fewer of them "
             f"(data.workers is {workers}), or give the container more shared memory (--shm-size=8g)."
         ) from error
@@ -345,7 +344,7 @@ class _Join:
             if not self.whole:
                 return self._stand_in(skipped)
             first = pieces[0].failures[0]
-            raise ValueError(f"none of the {skipped} pictures of a batch can be read; one: {first}")
+            raise UserError(f"none of the {skipped} pictures of a batch can be read; one: {first}")
         images = self._images([piece.images for piece in pieces if len(piece.images)] or [pieces[0].images])
         if not fetch.finishes:
             assert isinstance(fetch.transform, TrainTransform)

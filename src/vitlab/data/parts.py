@@ -4,6 +4,7 @@ import numpy as np
 from jaxtyping import Int
 
 from vitlab.data.sources import Dataset
+from vitlab.errors import UserError
 
 
 def part_of(dataset: Dataset, share: float, seed: int) -> Dataset:
@@ -16,7 +17,7 @@ def part_of(dataset: Dataset, share: float, seed: int) -> Dataset:
     the whole, and no class is missing from any.
     """
     if not 0 < share <= 1:
-        raise ValueError(f"part is {share}; it is a share of each class of the split, in (0, 1], or None for all.")
+        raise UserError(f"part is {share}; it is a share of each class of the split, in (0, 1], or None for all.")
     return dataset.take(np.flatnonzero(ranks(dataset.labels, seed) < sizes(dataset.labels, share)))
 
 

@@ -17,6 +17,8 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps
 
+from vitlab.errors import UserError
+
 MAX_PIXELS = 89_478_485  # 256 MiB of RGB: larger pictures are refused as bombs (Pillow's own bound)
 # What is read, and nothing else: Pillow also knows formats that run other programs.
 PICTURE_FORMATS = {
@@ -48,7 +50,7 @@ _DAMAGE = (
 )
 
 
-class PictureError(ValueError):
+class PictureError(UserError):
     """A picture that cannot be read: `path` says which one, `reason` why."""
 
     def __init__(self, path: str, reason: str) -> None:

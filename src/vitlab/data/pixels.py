@@ -16,6 +16,7 @@ import numpy as np
 
 from vitlab.data import fetch
 from vitlab.data.sources import Dataset, Splits
+from vitlab.errors import UserError
 from vitlab.files import replacing_file
 
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
@@ -59,7 +60,7 @@ def fashion_mnist(root: Path | None, download: bool) -> Splits:
                 fetch.download_file([f"{mirror}{part}.gz" for mirror in FashionMNIST.mirrors], raw, f"md5:{md5}")
         pixels, labels = (_read_idx(path) for part in parts if (path := find(part)))
         if pixels.shape != (len(labels), 28, 28) or labels.max() > 9:
-            raise ValueError(f"{find(parts[0])} is not Fashion-MNIST: pictures {pixels.shape}, labels {labels.shape}")
+            raise UserError(f"{find(parts[0])} is not Fashion-MNIST: pictures {pixels.shape}, labels {labels.shape}")
         colours = np.repeat(pixels[..., None], 3, axis=3)
         return Dataset("fashion_mnist", split, CLASSES["fashion_mnist"], labels.astype(np.int64), colours)
 
@@ -71,11 +72,11 @@ def _read_idx(path: Path) -> np.ndarray:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is damaged or cut off ({error}): fetch it again") from error
+        raise UserError(f"{path} is damaged or cut off ({error}): fetch it again") from error
     start = 4 + 4 * data[3] if data[:3] == b"\0\0\x08" else 0
     shape = np.frombuffer(data[4:start], ">u4").tolist()
     if not shape or len(data) != start + math.prod(shape):
-        raise ValueError(f"{path} is no whole idx file of bytes (it has {len(data)}): fetch it again")
+        raise UserError(f"{path} is no whole idx file of bytes (it has {len(data)}): fetch it again")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
@@ -121,7 +122,7 @@ class Cifar:
             )
             fetch.download_file([f"https://www.cs.toronto.edu/~kriz/{self.archive}"], home, self.digest)
         if (found := fetch.digest_of(archive, self.digest)) != self.digest:
-            raise ValueError(f"{archive} has the sum {found}, not {self.digest}: remove it and fetch it again")
+            raise UserError(f"{archive} has the sum {found}, not {self.digest}: remove it and fetch it again")
         with tarfile.open(archive) as tar:
             tar.extractall(home, filter="data")
         return home / self.folder
@@ -130,10 +131,10 @@ class Cifar:
         data = np.fromfile(path, np.uint8)
         size = self.label_bytes + 3 * 32 * 32
         if not data.size or data.size % size:
-            raise ValueError(f"{path} is damaged: {data.size} bytes are no whole number of records of {size}")
+            raise UserError(f"{path} is damaged: {data.size} bytes are no whole number of records of {size}")
         records = data.reshape(-1, size)
         if (top := records[:, self.label_bytes - 1].max()) >= len(CLASSES[self.name]):
-            raise ValueError(f"{path} is not {self.name}: it has the label {top}")
+            raise UserError(f"{path} is not {self.name}: it has the label {top}")
         return records
 
 
@@ -166,7 +167,7 @@ def read_mat(path: Path, *names: str) -> list[np.ndarray]:
         content = scipy.io.loadmat(path)
         return [content[name] for name in names]
     except KeyError as error:
-        raise ValueError(f"{path} has no array {error}: it is another file, or was changed") from error
+        raise UserError(f"{path} has no array {error}: it is another file, or was changed") from error
     except (
         ArithmeticError,
         EOFError,
@@ -178,7 +179,7 @@ def read_mat(path: Path, *names: str) -> list[np.ndarray]:
         zlib.error,
         MatReadError,
     ) as error:
-        raise ValueError(f"{path} is damaged or cut off ({error}): fetch it again") from error
+        raise UserError(f"{path} is damaged or cut off ({error}): fetch it again") from error
 
 
 def read_svhn(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -186,7 +187,7 @@ def read_svhn(path: Path) -> tuple[np.ndarray, np.ndarray]:
     pixels, labels = read_mat(path, "X", "y")
     shaped = pixels.dtype == np.uint8 and pixels.shape[:3] == (32, 32, 3) and labels.shape == (pixels.shape[-1], 1)
     if not shaped or not labels.size or labels.min() < 1 or labels.max() > 10:
-        raise ValueError(f"{path} is not SVHN's: X {pixels.shape}, y {labels.shape}: {np.unique(labels)[:12].tolist()}")
+        raise UserError(f"{path} is not SVHN's: X {pixels.shape}, y {labels.shape}: {np.unique(labels)[:12].tolist()}")
     return np.ascontiguousarray(pixels.transpose(3, 0, 1, 2)), labels[:, 0].astype(np.int64) % 10
 
 
@@ -199,7 +200,7 @@ def read_h5(path: Path, name: str) -> np.ndarray:
     try:
         import h5py
     except ImportError as error:
-        raise ValueError(f"{path} is an HDF5 file, and h5py is not installed: pip install 'vitlab[vtab]'") from error
+        raise UserError(f"{path} is an HDF5 file, and h5py is not installed: pip install 'vitlab[vtab]'") from error
     try:
         if not path.is_file():
             with gzip.open(f"{path}.gz") as packed, replacing_file(path) as file:
@@ -207,7 +208,7 @@ def read_h5(path: Path, name: str) -> np.ndarray:
         with h5py.File(path) as file:
             array = file.get(name)
             if not isinstance(array, h5py.Dataset):
-                raise ValueError(f"{path} has no array {name!r}: it is another file, or was changed")
+                raise UserError(f"{path} has no array {name!r}: it is another file, or was changed")
             if (offset := array.id.get_offset()) is not None:
                 return np.memmap(path, array.dtype, "r", offset, array.shape)
             plain = path.with_name(f"{path.name}.{name}.npy")
@@ -220,4 +221,4 @@ def read_h5(path: Path, name: str) -> np.ndarray:
                 part.replace(plain)
             return np.load(plain, "r", allow_pickle=False)
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path} is damaged or cut off ({error}): fetch it again") from error
+        raise UserError(f"{path} is damaged or cut off ({error}): fetch it again") from error

@@ -20,6 +20,7 @@ from vitlab.data.pictures import Entry
 from vitlab.data.pixels import CIFAR100, read_h5, read_mat, read_svhn
 from vitlab.data.retinopathy import PREPARED, EyeEntry
 from vitlab.data.sources import Dataset
+from vitlab.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def caltech101(root: Path, split: str, download: bool) -> Published:
     for place in _class_folders("caltech101", folder):
         names = sorted(p.name for p in place.iterdir() if p.is_file() and not p.name.startswith("."))
         if len(names) < 30:
-            raise ValueError(
+            raise UserError(
                 f"{place} has {len(names)} files, fewer than the 30 that are drawn for train: unpack it again"
             )
         train = set(draws.choice(names, 30, replace=False).tolist())
@@ -106,7 +107,7 @@ def dtd(root: Path, split: str, download: bool) -> Published:
     listed = folder / "labels" / f"{short}1.txt"
     keys = _lines(listed)
     if wrong := [key for key in keys if key.count("/") != 1]:
-        raise ValueError(f"{listed} has the line {wrong[0]!r}, which is not CLASS/PICTURE.jpg: fetch it again")
+        raise UserError(f"{listed} has the line {wrong[0]!r}, which is not CLASS/PICTURE.jpg: fetch it again")
     files = [folder / "images" / key for key in keys]
     return _published("dtd", split, files, [key.split("/")[0] for key in keys], keys, listed)
 
@@ -118,13 +119,13 @@ def flowers102(root: Path, split: str, download: bool) -> Published:
     part = {"train": "trnid", "validation": "valid", "test": "tstid"}[split]
     numbers, labels = read_mat(listed, part)[0].ravel().astype(int), read_mat(labelled, "labels")[0].ravel()
     if not numbers.size or numbers.min() < 1 or numbers.max() > len(labels):
-        raise ValueError(
+        raise UserError(
             f"{listed} names pictures that {labelled}, with {len(labels)}, has no label of: fetch both again"
         )
     keys = [f"image_{number:05d}.jpg" for number in numbers]
     label_of = labels[numbers - 1].astype(np.int64) - 1
     if label_of.min() < 0 or label_of.max() >= len(FLOWERS):
-        raise ValueError(f"{labelled} has labels beyond 1 to {len(FLOWERS)}: fetch it again")
+        raise UserError(f"{labelled} has labels beyond 1 to {len(FLOWERS)}: fetch it again")
     names = [FLOWERS[label] for label in label_of]
     return _published("flowers102", split, [folder / "jpg" / key for key in keys], names, keys, listed, FLOWERS)
 
@@ -135,11 +136,11 @@ def pets(root: Path, split: str, download: bool) -> Published:
     listed = folder / "annotations" / {"train": "trainval.txt", "test": "test.txt"}[split]
     rows = [line.split() for line in _lines(listed)]
     if wrong := [row for row in rows if len(row) != 4 or not row[1].isdigit()]:
-        raise ValueError(f"{listed} has the line {' '.join(wrong[0])!r}, which is not NAME CLASS SPECIES BREED")
+        raise UserError(f"{listed} has the line {' '.join(wrong[0])!r}, which is not NAME CLASS SPECIES BREED")
     breeds = {int(label): name.rpartition("_")[0] for name, label, *_ in rows}
     names = [name.rpartition("_")[0] for name, *_ in rows]
     if sorted(breeds) != list(range(1, 38)) or [breeds[int(label)] for _, label, *_ in rows] != names:
-        raise ValueError(f"{listed} does not give each of 37 breeds a number of its own from 1 to 37: fetch it again")
+        raise UserError(f"{listed} does not give each of 37 breeds a number of its own from 1 to 37: fetch it again")
     keys = [f"{name}.jpg" for name, *_ in rows]
     classes = tuple(breeds[label] for label in sorted(breeds))
     return _published("pets", split, [folder / "images" / key for key in keys], names, keys, listed, classes)
@@ -191,7 +192,7 @@ def patch_camelyon(root: Path, split: str, download: bool) -> Published:
     folder = fetch.locate("patch_camelyon", split, root, download, packed, needed)
     pixels, labels = (read_h5(folder / file, what) for what, file in files.items())
     if pixels.shape[1:] != (96, 96, 3) or pixels.dtype != np.uint8 or labels.shape != (len(pixels), 1, 1, 1):
-        raise ValueError(f"{folder / files['x']} is not PatchCamelyon's: x {pixels.shape}, y {labels.shape}")
+        raise UserError(f"{folder / files['x']} is not PatchCamelyon's: x {pixels.shape}, y {labels.shape}")
     keys = [f"{short}_{i}" for i in range(len(pixels))]
     return _in_memory("patch_camelyon", split, ("no tumour", "tumour"), pixels, labels.ravel().astype(np.int64), keys)
 
@@ -227,7 +228,7 @@ def diabetic_retinopathy(root: Path, split: str, download: bool) -> Published:
         rows = [row for row in csv.DictReader(lines) if wanted is None or row.get("Usage") == wanted]
     if not rows or any(not row.get("image") or row.get("level") not in set("01234") for row in rows):
         columns = "image,level" if split == "train" else "image,level,Usage"
-        raise ValueError(f"{folder / file} is not a table of {columns} with levels 0 to 4: fetch it again")
+        raise UserError(f"{folder / file} is not a table of {columns} with levels 0 to 4: fetch it again")
     keys = [row["image"] for row in rows]
     originals = [folder / place / f"{key}.jpeg" for key in keys]
     prepared = [folder / PREPARED / place / f"{key}.jpeg" for key in keys]
@@ -244,7 +245,7 @@ def diabetic_retinopathy(root: Path, split: str, download: bool) -> Published:
 def _class_folders(name: str, folder: Path) -> list[Path]:
     found = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     if len(found) != fetch.SOURCES[name].classes:
-        raise ValueError(
+        raise UserError(
             f"{folder} has {len(found)} class folders, not the {fetch.SOURCES[name].classes} of {name}: unpack it again"
         )
     return found
@@ -254,7 +255,7 @@ def _lines(path: Path) -> list[str]:
     try:
         return [line.strip() for line in path.read_text().splitlines() if line.strip()]
     except ValueError as error:  # bytes that are no text
-        raise ValueError(f"{path} is damaged ({error}): fetch it again") from error
+        raise UserError(f"{path} is damaged ({error}): fetch it again") from error
 
 
 def _numbers(count: int) -> list[str]:
@@ -278,12 +279,12 @@ def _published(
     label = {name: i for i, name in enumerate(classes)}
     if len(classes) != fetch.SOURCES[name].classes or not label.keys() >= set(names):
         strange = sorted(set(names) - label.keys())[:3]
-        raise ValueError(
+        raise UserError(
             f"{listed or name} has {len(classes)} classes{f' and others ({strange})' if strange else ''}, not the "
             f"{fetch.SOURCES[name].classes} of {name}: fetch it again"
         )
     if missing := [file for file in files if not file.is_file()]:
-        raise ValueError(
+        raise UserError(
             f"{name} lacks {len(missing)} of the {len(files)} pictures that {listed} names, first {missing[0]}: unpack "
             f"its pictures again (from {fetch.SOURCES[name].page})"
         )

@@ -36,6 +36,7 @@ from vitlab.data.shard_index import (
 from vitlab.data.shards import ShardEntries, labelled, look_through
 from vitlab.data.sources import SPLIT_FOLDERS, Dataset, Labels, Request, Splits
 from vitlab.data.store import Store, get, size_of
+from vitlab.errors import UserError
 from vitlab.files import replacing_file
 
 logger = logging.getLogger(__name__)
@@ -158,10 +159,10 @@ def remote_splits(address: str, name: str, cache: Path) -> Splits:
     @functools.cache
     def find(split: str) -> tuple[Places, Labels]:
         if split not in listing.shards:
-            raise ValueError(f"{address} has no shards of its {split} split, only of {', '.join(listing.shards)}")
+            raise UserError(f"{address} has no shards of its {split} split, only of {', '.join(listing.shards)}")
         whole = read_places(Path(store.fetch(f"{split}.index.npz")))
         if whole is None:
-            raise ValueError(f"{base}/{split}.index.npz is damaged on the server: write the set again")
+            raise UserError(f"{base}/{split}.index.npz is damaged on the server: write the set again")
         wanted = [file.file for file in listing.shards[split]]
         return whole[:2] if whole[0].shards == tuple(wanted) else _part(whole[0], whole[1], wanted, base)
 
@@ -176,7 +177,7 @@ def _survey(site: Site, pattern: str | None, folder: Path) -> Listing:
     """What tars without an `index.json` consist of; it is kept in `folder` as one."""
     base = site.base
     if pattern is None and not site.tars:
-        raise ValueError(
+        raise UserError(
             f"there is no {base}/{INDEX}: write the set with `vitlab shard`, or name its tars, "
             f"{base}/train-{{000000..000099}}.tar"
         )
@@ -221,7 +222,7 @@ def _chosen(listing: Listing, pattern: str | None, base: str) -> Listing:
         return listing
     names = expand(pattern)
     if missing := sorted(set(names) - {file.file for files in listing.shards.values() for file in files}):
-        raise ValueError(f"{base}/{INDEX} lists no {missing[0]} ({len(missing)} of {len(names)} are missing there)")
+        raise UserError(f"{base}/{INDEX} lists no {missing[0]} ({len(missing)} of {len(names)} are missing there)")
     shards = {split: tuple(file for file in files if file.file in names) for split, files in listing.shards.items()}
     return Listing({split: files for split, files in shards.items() if files}, listing.beside, {}, {})
 
@@ -229,7 +230,7 @@ def _chosen(listing: Listing, pattern: str | None, base: str) -> Listing:
 def _part(places: Places, labels: Labels, wanted: Sequence[str], base: str) -> tuple[Places, Labels]:
     """Only the pictures of some of the shards."""
     if not set(wanted) <= set(places.shards):
-        raise ValueError(f"{base}: {INDEX} and the index of the pictures list different shards: write the set again")
+        raise UserError(f"{base}: {INDEX} and the index of the pictures list different shards: write the set again")
     rows = np.flatnonzero(np.isin(places.shard, [places.shards.index(name) for name in wanted]))
     letters = np.frombuffer("".join(map(places.member, rows.tolist())).encode(errors="surrogateescape"), np.uint8)
     records = places.records[[places.shards.index(name) for name in wanted]]
@@ -248,7 +249,7 @@ def expand(pattern: str) -> list[str]:
         else:
             choices[place] = parts[place].split(",") if "," in parts[place] else []
         if not choices[place]:
-            raise ValueError(
+            raise UserError(
                 f"{{{parts[place]}}} in {pattern} is no range and no list: write {{000000..000099}} or {{a,b}}"
             )
     return list(dict.fromkeys(map("".join, itertools.product(*choices))))
@@ -262,7 +263,7 @@ def _room(listing: Listing) -> int | None:
     tars = [file.bytes for files in listing.shards.values() for file in files]
     least = (WINDOW + CONNECTIONS + 2) * max(tars)
     if not re.fullmatch(r"\d+(\.\d*)?", given) or (float(given) * 1e9 < least and float(given) * 1e9 < sum(tars)):
-        raise ValueError(
+        raise UserError(
             f"{ROOM} is {given!r}: give gigabytes, and {least / 1e9:.2g} or more for this set, of which "
             f"{WINDOW + CONNECTIONS + 2} shards have to be here; smaller ones (`vitlab shard --megabytes`) need less"
         )

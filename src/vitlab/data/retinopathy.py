@@ -16,6 +16,7 @@ import numpy as np
 from PIL import Image
 
 from vitlab.data.pictures import Entry, decode
+from vitlab.errors import UserError
 
 PREPARED = "btgraham-300"
 RADIUS = 300  # pixels
@@ -45,7 +46,7 @@ def write_prepared(original: Path, prepared: Path) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             part.unlink()
-        raise ValueError(
+        raise UserError(
             f"cannot write {prepared} ({error.strerror}): prepared pictures are kept beside the originals"
         ) from error
 

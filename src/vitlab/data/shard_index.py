@@ -16,6 +16,7 @@ import numpy as np
 
 from vitlab.data.kept import read_arrays
 from vitlab.data.sources import Labels
+from vitlab.errors import UserError
 from vitlab.files import replacing_file, write_arrays
 
 Report = Callable[[int, int], None]
@@ -162,12 +163,12 @@ def read_listing(data: bytes, where: str) -> Listing:
     try:
         content = json.loads(data)
         if content["format"] != FORMAT:
-            raise ValueError(f"its format is {content['format']!r}, not {FORMAT!r}")
+            raise UserError(f"its format is {content['format']!r}, not {FORMAT!r}")
         shards = {str(split): tuple(map(_file, files)) for split, files in content["shards"].items()}
         beside = tuple(map(_file, content["beside"]))
         listing = Listing(shards, beside, dict(content["left_out"]), dict(content["settings"]))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(
+        raise UserError(
             f"{where} is no list of shards ({type(error).__name__}: {error}), as `vitlab shard` writes it: fetch or "
             f"write the set again"
         ) from error
@@ -177,7 +178,7 @@ def read_listing(data: bytes, where: str) -> Listing:
 def _file(content: dict[str, Any]) -> File:
     file = File(str(content["file"]), int(content["bytes"]), str(content["sha256"]), int(content["records"]))
     if not re.fullmatch(r"\w[^/\\\x00-\x1f]*", file.file):
-        raise ValueError(f"{file.file!r} is no plain name of a file")
+        raise UserError(f"{file.file!r} is no plain name of a file")
     return file
 
 
@@ -188,9 +189,9 @@ def class_names(path: Path) -> tuple[str, ...]:
     try:
         names = json.loads(path.read_bytes())
     except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}): write a list of class names") from error
+        raise UserError(f"{path} is not valid JSON ({error}): write a list of class names") from error
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{path} must be a list of class names in label order, not {str(names)[:60]}")
+        raise UserError(f"{path} must be a list of class names in label order, not {str(names)[:60]}")
     return tuple(names)
 
 
@@ -219,7 +220,7 @@ def check_shards(folder: Path | str, report: Report = lambda done, of: None) -> 
     """
     folder = Path(folder)
     if not (folder / INDEX).is_file():
-        raise ValueError(f"{folder} has no {INDEX}: give a folder that `vitlab shard` wrote, as shards:PATH")
+        raise UserError(f"{folder} has no {INDEX}: give a folder that `vitlab shard` wrote, as shards:PATH")
     listing = read_listing((folder / INDEX).read_bytes(), str(folder / INDEX))
     total, done = sum(file.bytes for file in listing.files), 0
     wrong: dict[str, str] = {}

@@ -31,6 +31,7 @@ from vitlab.data.shard_index import (
     write_places,
 )
 from vitlab.data.sources import SPLIT_FOLDERS, Dataset, Entries, Labels, Splits, report_ignored, require_folder
+from vitlab.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -136,14 +137,14 @@ def shard_splits(path: Path, name: str) -> Splits:
     there = sorted(tar.name for tar in path.glob("*.tar"))
     lacking = f"the folder {path} has no train-*.tar (its tars: {there}): name shards by split"
     if not tars:
-        raise ValueError(lacking)
+        raise UserError(lacking)
     listing = read_listing((path / INDEX).read_bytes(), str(path / INDEX)) if (path / INDEX).exists() else None
     _opened.cache_clear()  # what lies there now counts
 
     @functools.cache
     def find(split: str) -> tuple[Places, Labels]:
         if split not in tars:
-            raise ValueError(lacking)
+            raise UserError(lacking)
         return _listed(path, split, tars[split], listing) if listing else _looked_through(path, split, tars[split])
 
     def read(split: str) -> Dataset:
@@ -167,7 +168,7 @@ def labelled(
         classes = tuple(str(i) for i in range(known.values.max() + 1))
     if (top := labels.values.max()) >= len(classes):
         where = found[int(np.searchsorted(labels.offsets, labels.values.argmax(), side="right")) - 1].path
-        raise ValueError(f"{where} has the label {top}, but train's classes are 0 to {len(classes) - 1}")
+        raise UserError(f"{where} has the label {top}, but train's classes are 0 to {len(classes) - 1}")
     several = labels if labels.counts.max() > 1 else None
     return Dataset(name, split, classes, labels.firsts, entries=found, label_sets=several, folder=found.folder)
 
@@ -178,13 +179,13 @@ def _listed(path: Path, split: str, tars: Sequence[Path], listing: Listing) -> t
     listed = {file.file: file.bytes for file in listing.shards.get(split, ())}
     if there != listed:
         wrong = sorted(file for file, _ in there.items() ^ listed.items())
-        raise ValueError(
+        raise UserError(
             f"{path / INDEX} does not fit the shards beside it ({', '.join(wrong[:3])}{', ...' if wrong[3:] else ''}): "
             f"fetch or write the set again; if the tars are right, remove {INDEX}, and they are looked through"
         )
     found = read_places(path / f"{split}.index.npz")
     if found is None or found[0].shards != tuple(listed):
-        raise ValueError(
+        raise UserError(
             f"{path / f'{split}.index.npz'} is missing or damaged: fetch or write it again; or remove {INDEX}, and the "
             f"tars are looked through"
         )
@@ -227,7 +228,7 @@ def look_through(tars: Sequence[Path]) -> tuple[Places, Labels]:
             logger.warning("%s: looking through the shards, %d of %d", tar.parent, done, len(tars))
         pictures, labels = _look_through_one(tar, ignored)
         if unpaired := sorted(pictures.keys() ^ labels.keys()):
-            raise ValueError(f"{tar}: {len(unpaired)} keys lack a picture or a .cls, first {unpaired[0]!r}")
+            raise UserError(f"{tar}: {len(unpaired)} keys lack a picture or a .cls, first {unpaired[0]!r}")
         records.append(len(pictures))
         for key, (member, offset, size) in pictures.items():
             encoded = member.encode(errors="surrogateescape")
@@ -238,7 +239,7 @@ def look_through(tars: Sequence[Path]) -> tuple[Places, Labels]:
             counts.append(len(labels[key]))
     report_ignored(tars[0].parent, ignored)
     if not numbers:
-        raise ValueError(f"no pictures in {', '.join(map(str, tars))}: expected KEY.jpg|png|webp with KEY.cls")
+        raise UserError(f"no pictures in {', '.join(map(str, tars))}: expected KEY.jpg|png|webp with KEY.cls")
     offset, size, length, value, count = (
         np.array(column, np.int64) for column in (numbers, sizes, lengths, values, counts)
     )
@@ -267,7 +268,7 @@ def _look_through_one(
                     ignored[f".{kind}"] += 1
                     continue
                 if key in (labels[kind] if kind in _LABELS else pictures):
-                    raise ValueError(f"{path} has more than one picture or .cls of the key {key!r}: keys are unique")
+                    raise UserError(f"{path} has more than one picture or .cls of the key {key!r}: keys are unique")
                 if kind in _LABELS:
                     file.seek(member.offset_data)
                     labels[kind][key] = _LABELS[kind](file.read(member.size), f"{path}/{member.name}")
@@ -277,7 +278,7 @@ def _look_through_one(
             if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
                 raise tarfile.ReadError("it ends without the closing block")
     except tarfile.TarError as error:
-        raise ValueError(f"the shard {path} is damaged or cut off ({error}): fetch or write it again") from error
+        raise UserError(f"the shard {path} is damaged or cut off ({error}): fetch or write it again") from error
     return pictures, labels["cls"] | labels["labels.json"]
 
 
@@ -285,7 +286,7 @@ def _labels(text: bytes, path: str) -> list[int]:
     """The class numbers in `text`, each once."""
     words = text.replace(b",", b" ").split()
     if not words or not all(word.isdigit() for word in words):
-        raise ValueError(f"{path} must hold a class number (0, 1, 2, ...), or several: 3 17 42; not {text[:40]!r}")
+        raise UserError(f"{path} must hold a class number (0, 1, 2, ...), or several: 3 17 42; not {text[:40]!r}")
     return list(dict.fromkeys(map(int, words)))
 
 
@@ -295,7 +296,7 @@ def _labels_of_list(text: bytes, path: str) -> list[int]:
     except ValueError:
         numbers = None
     if not isinstance(numbers, list) or not numbers or not all(type(n) is int and n >= 0 for n in numbers):
-        raise ValueError(f"{path} must hold a list of class numbers, [3, 17, 42], not {text[:40]!r}")
+        raise UserError(f"{path} must hold a list of class numbers, [3, 17, 42], not {text[:40]!r}")
     return list(dict.fromkeys(numbers))
 
 

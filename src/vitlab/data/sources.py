@@ -16,6 +16,7 @@ import numpy as np
 
 from vitlab.data.grey import GreyEntry
 from vitlab.data.pictures import PICTURE_SUFFIXES, Entry, PictureError
+from vitlab.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -248,9 +249,9 @@ def folder_splits(path: Path, name: str) -> Splits:
         for split, folders in called.items():
             if len(folders) > 1:
                 names = " and ".join(str(folder) for folder in folders)
-                raise ValueError(f"{names} are both the {split} split: put their pictures together, or rename one")
+                raise UserError(f"{names} are both the {split} split: put their pictures together, or rename one")
         if len(called) == 1 and any(pictures_below(path / other, collections.Counter()) for other in others):
-            raise ValueError(
+            raise UserError(
                 f"{splits[0]} holds folders, as a split with its classes does, and there are pictures in {others} "
                 f"beside it. If all of them are classes, give {splits[0].name} another name; if not, move the others "
                 f"away."
@@ -263,14 +264,14 @@ def folder_splits(path: Path, name: str) -> Splits:
     named = [places["train"]] if "train" in places else list(places.values())
     classes = tuple(sorted({folder for place in named for folder in _subfolders(place)}))
     if not classes:
-        raise ValueError(f"{named[0]} has no class folders: expected {named[0]}/CLASS/picture.jpg")
+        raise UserError(f"{named[0]} has no class folders: expected {named[0]}/CLASS/picture.jpg")
 
     # Of what is written with a model, much must be text: a byte of a name that is none is called \xe9.
     shown = tuple(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in classes)
 
     def read(split: str) -> Dataset:
         if split not in places:
-            raise ValueError(
+            raise UserError(
                 f"the folder {path} has {sorted(place.name for place in places.values())} but no train: add "
                 f"{path / 'train'}/CLASS/picture.jpg, or ask for one of its splits ({', '.join([*places, 'all'])})"
             )
@@ -282,10 +283,10 @@ def folder_splits(path: Path, name: str) -> Splits:
 def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ...]) -> Dataset:
     there = _subfolders(path)
     if strange := sorted(set(there) - set(classes)):
-        raise ValueError(f"{path} has class folders that train lacks: {strange}; train's are {list(classes)}")
+        raise UserError(f"{path} has class folders that train lacks: {strange}; train's are {list(classes)}")
     if not there:
         lacking = "has no class folders" if any(path.iterdir()) else "is empty"
-        raise ValueError(f"{path} {lacking}: add {path}/CLASS/picture.jpg, or remove it to cut {split} from train")
+        raise UserError(f"{path} {lacking}: add {path}/CLASS/picture.jpg, or remove it to cut {split} from train")
     entries: list[Entry] = []
     labels: list[int] = []
     ignored = collections.Counter("outside the class folders" for p in path.iterdir() if p.is_file())
@@ -295,7 +296,7 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
             continue
         pictures = pictures_below(path / folder, ignored)
         if not pictures:
-            raise ValueError(
+            raise UserError(
                 f"the class folder {path / folder} holds no pictures: "
                 f"add some ({', '.join(sorted(PICTURE_SUFFIXES))}) or remove the folder"
             )
@@ -332,7 +333,7 @@ def _leads_back(path: Path, top: Path) -> bool:
 
 
 def _raise(error: OSError) -> None:
-    raise ValueError(f"cannot list the folder {error.filename}: {error.strerror}")
+    raise UserError(f"cannot list the folder {error.filename}: {error.strerror}")
 
 
 def report_ignored(path: Path, ignored: collections.Counter[str]) -> None:
@@ -354,4 +355,4 @@ def _holds_classes(path: Path) -> bool:
 def require_folder(path: Path, content: str) -> None:
     if not path.is_dir():
         state = "is a file" if path.exists() else "does not exist"
-        raise ValueError(f"the folder {path} {state} (taken from {Path.cwd()}): give a folder of {content}")
+        raise UserError(f"the folder {path} {state} (taken from {Path.cwd()}): give a folder of {content}")

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from vitlab.data.shard_index import File
 from vitlab.data.shards import OpenFile
+from vitlab.errors import UserError
 
 TRIES = 6
 """How often in a row nothing may come before the server counts as gone ..."""
@@ -66,7 +67,7 @@ class Store:
     def fetch(self, name: str, over: threading.Event | None = None) -> str:
         """The path of a file, once it is there whole; once `over` is set, it is given up. Raises `ValueError`."""
         if name not in self.files:
-            raise ValueError(f"the index of {self.base} lists no {name}: write the set again")
+            raise UserError(f"the index of {self.base} lists no {name}: write the set again")
         path = self.folder / name
         try:
             if not path.exists():
@@ -74,7 +75,7 @@ class Store:
                     while not path.exists():
                         self._fetch(path, self.files[name], over)
         except OSError as error:
-            raise ValueError(f"cannot keep {self.base}/{name} in {self.folder}: {error.strerror or error}") from error
+            raise UserError(f"cannot keep {self.base}/{name} in {self.folder}: {error.strerror or error}") from error
         with contextlib.suppress(OSError):  # gone again, or somebody else's
             os.utime(path)  # it counts as new, and the oldest go first
         return str(path)
@@ -128,7 +129,7 @@ def download(
         found = hashlib.file_digest(part, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
         if found == file.sha256 or not file.sha256:
             return
-    raise ValueError(
+    raise UserError(
         f"{address} has the sha256 {found}, not {file.sha256} as the set's index says: the file is damaged on the "
         f"server, or was replaced without its index"
     )
@@ -157,7 +158,7 @@ def size_of(address: str, token: str | None = None) -> int:
             return int(answer.headers["Content-Length"] or -1)
 
     if (size := _insist(address, attempt)) < 0:
-        raise ValueError(
+        raise UserError(
             f"the server of {address} does not say how large it is: fetch the shards, and give their folder"
         )
     return size
@@ -181,22 +182,22 @@ def _insist(
         except urllib.error.HTTPError as error:
             reason = f"the server says {error.code} {error.reason}"
             if error.code in (401, 403):
-                raise ValueError(
+                raise UserError(
                     f"cannot fetch {address} ({reason}): it is not for everyone. A set of the hub may need consent, on "
                     f"its page, and a login (`hf auth login`, or the variable HF_TOKEN)"
                 ) from error
             if 400 <= error.code < 500 and error.code not in (408, 416, 425, 429):
-                raise ValueError(f"cannot fetch {address} ({reason}): look at the address") from error
+                raise UserError(f"cannot fetch {address} ({reason}): look at the address") from error
         except _GONE as error:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
         idle, before = (0, progress()) if progress() > before else (idle + 1, before)
         if idle == TRIES:
-            raise ValueError(
+            raise UserError(
                 f"cannot fetch {address} ({reason}; tried {TRIES} times): look at the address and the network. What is "
                 f"here already stays, and the same command goes on with it"
             )
         if over.wait(PAUSE * 2 ** (idle - 1) if idle else 0):
-            raise ValueError(f"{address} is not needed any more")
+            raise UserError(f"{address} is not needed any more")
 
 
 def _open(address: str, start: int = 0, method: str = "GET", token: str | None = None) -> http.client.HTTPResponse:
@@ -241,7 +242,7 @@ def _stream(address: str, part: BinaryIO, size: int, over: threading.Event | Non
             have = part.truncate(0)
         while have < size and (chunk := _read(answer, min(2**20, size - have))):
             if over is not None and over.is_set():
-                raise ValueError(f"{address} is not needed any more")
+                raise UserError(f"{address} is not needed any more")
             part.write(chunk)
             have += len(chunk)
     part.flush()

@@ -20,6 +20,7 @@ from vitlab.data.grey import GreyEntries
 from vitlab.data.pictures import Entry
 from vitlab.data.published import Published
 from vitlab.data.sources import Dataset
+from vitlab.errors import UserError
 
 # ----------------------------------------------------------------------------------------------------- CLEVR
 
@@ -48,12 +49,12 @@ def _clevr(root: Path, split: str, download: bool) -> tuple[Path, dict[str, list
         found = json.loads((home / scenes).read_bytes(), object_hook=_clevr_object)
         depths = dict(sorted((str(name), list(each)) for name, each in found["scenes"]))
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise ValueError(f"{home / scenes} is damaged or no list of scenes ({error}): fetch it again") from error
+        raise UserError(f"{home / scenes} is damaged or no list of scenes ({error}): fetch it again") from error
     there = {path.name for path in (home / images).iterdir() if path.suffix == ".png"}
     if not depths:
-        raise ValueError(f"{home / scenes} has no scenes: fetch it again")
+        raise UserError(f"{home / scenes} has no scenes: fetch it again")
     if strange := sorted(there ^ depths.keys()):
-        raise ValueError(
+        raise UserError(
             f"{len(strange)} pictures in {home / images} and scenes in {home / scenes} have no counterpart, "
             f"first {strange[0]!r}: unpack the set again"
         )
@@ -88,23 +89,23 @@ def dmlab(root: Path, split: str, download: bool) -> Published:
     files = sorted(fetch.locate("dmlab", split, root, download, needed=[pattern]).glob(pattern))
     for file in files:  # dmlab-train.tfrecord-00000-of-00010
         if (of := re.search(r"-of-(\d+)$", file.name)) and int(of[1]) != len(files):
-            raise ValueError(f"{file.parent} has {len(files)} of {int(of[1])} files {pattern}: unpack the set again")
+            raise UserError(f"{file.parent} has {len(files)} of {int(of[1])} files {pattern}: unpack the set again")
     entries: list[Entry] = []
     labels: list[int] = []
     keys: list[str] = []
     for file in files:
         if not file.stat().st_size:
-            raise ValueError(f"{file} is empty: fetch it again")
+            raise UserError(f"{file} is empty: fetch it again")
         with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for example in tfrecord.examples(data, file):
                 image, key, label = (example.get(name, [None])[0] for name in ("image", "filename", "label"))
                 if not (isinstance(image, slice) and isinstance(key, slice) and isinstance(label, int)):
-                    raise ValueError(f"{file} has an example with {sorted(example)}, not image, filename and label")
+                    raise UserError(f"{file} has an example with {sorted(example)}, not image, filename and label")
                 keys.append(data[key].decode())
                 labels.append(label)
                 entries.append(Entry(str(file), keys[-1], image.start, image.stop - image.start))
     if strange := sorted(set(labels) - set(range(6))):
-        raise ValueError(f"{files[0].parent} is not dmlab: {pattern} have the label {strange[0]}")
+        raise UserError(f"{files[0].parent} is not dmlab: {pattern} have the label {strange[0]}")
     return Published(
         Dataset("dmlab", split, structured_labels.DMLAB, np.array(labels, np.int64), entries=entries), keys
     )
@@ -123,12 +124,12 @@ def kitti_distance(root: Path, split: str, download: bool) -> Published:
     splits = kitti_splits(_kitti_videos(rand, mapping))
     sizes, published = {name: len(ids) for name, ids in splits.items()}, fetch.SOURCES["kitti"].sizes
     if sum(sizes.values()) == sum(published.values()) and sizes != published:
-        raise ValueError(f"{mapping.parent} splits KITTI into {sizes}, not {published}: fetch devkit_object.zip again")
+        raise UserError(f"{mapping.parent} splits KITTI into {sizes}, not {published}: fetch devkit_object.zip again")
     ids = [f"{number:06d}" for number in splits[split]]
     for folder, suffix in ((images, ".png"), (labels, ".txt")):
         there = {path.name for path in folder.iterdir()}
         if missing := [f"{each}{suffix}" for each in ids if f"{each}{suffix}" not in there]:
-            raise ValueError(f"{folder} lacks {len(missing)} files, first {missing[0]}: unpack the set again")
+            raise UserError(f"{folder} lacks {len(missing)} files, first {missing[0]}: unpack the set again")
     metres = np.array([_kitti_nearest(labels / f"{each}.txt") for each in ids])
     found = structured_labels.kitti_distance(metres)
     names = [f"{each}.png" for each in ids]
@@ -163,7 +164,7 @@ def _kitti_videos(rand: Path, mapping: Path) -> list[str]:
             raise IndexError(f"line {min(numbers)}")
         return [lines[number - 1].split(" ")[1] for number in numbers]
     except (ValueError, IndexError) as error:
-        raise ValueError(f"{rand} or {mapping.name} beside it is damaged ({error}): fetch devkit_object.zip") from error
+        raise UserError(f"{rand} or {mapping.name} beside it is damaged ({error}): fetch devkit_object.zip") from error
 
 
 def _kitti_nearest(path: Path) -> float:
@@ -173,11 +174,11 @@ def _kitti_nearest(path: Path) -> float:
         fields = line.split()
         try:
             if len(fields) != 15:
-                raise ValueError(f"{len(fields)} fields")
+                raise UserError(f"{len(fields)} fields")
             if fields[0] in structured_labels.KITTI_VEHICLES:
                 metres.append(float(fields[13]))
         except ValueError as error:
-            raise ValueError(f"{path}, line {number}, is no object of KITTI ({error}): unpack it again") from error
+            raise UserError(f"{path}, line {number}, is no object of KITTI ({error}): unpack it again") from error
     return min(metres)
 
 
@@ -205,14 +206,14 @@ def _dsprites(name: str, root: Path, split: str, download: bool) -> Published:
             latents = arrays["latents_classes"]  # color, shape, scale, orientation, x, y
         bits = grey.packed_pictures(path)
         if latents.ndim != 2 or latents.shape[1] != 6 or len(latents) != len(bits):
-            raise ValueError(f"latents {latents.shape} for {len(bits)} pictures")
+            raise UserError(f"latents {latents.shape} for {len(bits)} pictures")
         if name == "dsprites_location":
             classes, labels = structured_labels.DSPRITES_LOCATION, structured_labels.dsprites_location(latents[:, 4])
         else:
             classes = structured_labels.DSPRITES_ORIENTATION
             labels = structured_labels.dsprites_orientation(latents[:, 3])
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(f"{path} is damaged or not dSprites ({error}): fetch it again") from error
+        raise UserError(f"{path} is damaged or not dSprites ({error}): fetch it again") from error
     keys = [str(i) for i in range(len(labels))]
     return Published(Dataset(name, split, classes, labels, entries=GreyEntries(str(path), bits, bits=True)), keys)
 
@@ -263,5 +264,5 @@ def _smallnorb(root: Path, split: str, download: bool) -> tuple[Path, np.ndarray
     dat, info = (path if path.is_file() else path.with_name(f"{path.name}.gz") for path in plain)
     pixels, annotation = grey.norb_matrix(dat, first=True), grey.norb_matrix(info)
     if pixels.shape[1:] != (96, 96) or pixels.dtype != np.uint8 or annotation.shape != (len(pixels), 4):
-        raise ValueError(f"{dat} is not smallnorb: pictures {pixels.shape}, annotations {annotation.shape}")
+        raise UserError(f"{dat} is not smallnorb: pictures {pixels.shape}, annotations {annotation.shape}")
     return dat, pixels, annotation

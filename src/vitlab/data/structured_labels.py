@@ -9,6 +9,8 @@ import itertools
 import numpy as np
 from jaxtyping import Float, Int, Int64
 
+from vitlab.errors import UserError
+
 CLEVR_COUNT = tuple(f"{n} objects" for n in range(3, 11))
 CLEVR_DEPTHS = (8.0, 8.5, 9.0, 9.5, 10.0)
 CLEVR_DISTANCE = (
@@ -58,7 +60,7 @@ def dsprites_orientation(orientation: Int[np.ndarray, " N"]) -> Int64[np.ndarray
 def smallnorb_azimuth(azimuth: Int[np.ndarray, " N"]) -> Int64[np.ndarray, " N"]:
     """Of the azimuth as it is stored, 0, 2, ..., 34: tens of degrees."""
     if (azimuth % 2).any():
-        raise ValueError(f"azimuths are even numbers, not {azimuth[azimuth % 2 > 0][0]}")
+        raise UserError(f"azimuths are even numbers, not {azimuth[azimuth % 2 > 0][0]}")
     return _within(azimuth // 2, SMALLNORB_AZIMUTH, "halved azimuths")
 
 
@@ -71,12 +73,12 @@ def _bins(values: np.ndarray, thresholds: tuple[float, ...]) -> np.ndarray:
     """How many thresholds lie below the value."""
     values = values.astype(np.float32)
     if not np.isfinite(values).all():
-        raise ValueError(f"distances are finite numbers, not {values[~np.isfinite(values)][0]}")
+        raise UserError(f"distances are finite numbers, not {values[~np.isfinite(values)][0]}")
     return np.searchsorted(np.array(thresholds, np.float32), values, side="left").astype(np.int64)
 
 
 def _within(labels: np.ndarray, classes: tuple[str, ...], what: str) -> np.ndarray:
     labels = labels.astype(np.int64)
     if strange := sorted(set(labels.tolist()) - set(range(len(classes)))):
-        raise ValueError(f"{what} are 0 to {len(classes) - 1}, not {strange[0]}")
+        raise UserError(f"{what} are 0 to {len(classes) - 1}, not {strange[0]}")
     return labels

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from mmap import mmap
 from pathlib import Path
 
+from vitlab.errors import UserError
+
 Data = bytes | mmap
 Values = list[slice] | list[int]
 """What a feature holds: places of byte strings in the file, or int64 numbers. Lists of floats are left out."""
@@ -26,11 +28,11 @@ def examples(data: Data, path: Path) -> Iterator[dict[str, Values]]:
         length, stored = data[start : start + 8], data[start + 8 : start + 12]
         stop = start + 12 + int.from_bytes(length, "little")
         if stop + 4 > len(data) or masked_crc32c(length) != int.from_bytes(stored, "little"):
-            raise ValueError(f"{path} is damaged or cut off at byte {start} of {len(data)}: fetch it again")
+            raise UserError(f"{path} is damaged or cut off at byte {start} of {len(data)}: fetch it again")
         try:
             yield _features(data, slice(start + 12, stop))
         except (IndexError, UnicodeDecodeError, _NoMessageError) as error:
-            raise ValueError(f"{path} holds no tf.train.Example at byte {start}: fetch it again") from error
+            raise UserError(f"{path} holds no tf.train.Example at byte {start}: fetch it again") from error
         start = stop + 4
 
 

@@ -27,6 +27,7 @@ from vitlab.data.crops import (
     sizes,
 )
 from vitlab.data.randaugment import randaugment
+from vitlab.errors import UserError
 
 Crop = Literal["inception", "random", "pad", "none"]
 CROPS = ("inception", "random", "pad", "none")
@@ -86,13 +87,13 @@ class TrainTransform:
 
     def __post_init__(self) -> None:
         if self.crop not in CROPS:
-            raise ValueError(f"crop must be one of {', '.join(CROPS)}, not {self.crop!r}")
+            raise UserError(f"crop must be one of {', '.join(CROPS)}, not {self.crop!r}")
         if (self.crop == "random") != (self.resize is not None):
-            raise ValueError(
+            raise UserError(
                 f"resize goes with crop='random' and no other: got crop={self.crop!r}, resize={self.resize}"
             )
         if self.resize is not None and np.any(np.less(pair(self.resize), pair(self.image_size))):
-            raise ValueError(f"resize={self.resize} must be at least image_size={self.image_size}")
+            raise UserError(f"resize={self.resize} must be at least image_size={self.image_size}")
 
     def apply(
         self, pictures: Pictures, seed: int, epoch: int | np.ndarray, indices: np.ndarray
@@ -171,9 +172,7 @@ class EvalTransform:
 
     def __post_init__(self) -> None:
         if self.resize is not None and self.resize < max(pair(self.image_size)):
-            raise ValueError(
-                f"resize={self.resize} must be at least image_size={self.image_size}, which is cut from it"
-            )
+            raise UserError(f"resize={self.resize} must be at least image_size={self.image_size}, which is cut from it")
 
     def apply(self, pictures: Pictures) -> Float[Tensor, "B 3 S T"]:
         if isinstance(pictures, Tensor):

@@ -34,6 +34,7 @@ import numpy as np
 from vitlab.data import fetch
 from vitlab.data.pictures import Entry
 from vitlab.data.sources import Dataset, join
+from vitlab.errors import UserError
 from vitlab.settings import nearest
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ TASKS: dict[str, Task] = {
 def task_named(name: str) -> Task:
     """The row of `TASKS`. Raises ValueError that names the nearest."""
     if name not in TASKS:
-        raise ValueError(f"unknown VTAB task {name!r}; {nearest(name, TASKS)}. `vitlab list vtab` shows all.")
+        raise UserError(f"unknown VTAB task {name!r}; {nearest(name, TASKS)}. `vitlab list vtab` shows all.")
     return TASKS[name]
 
 
@@ -127,7 +128,7 @@ def load_task(name: str, split: str, root: Path, download: bool = True) -> Datas
     """
     task = task_named(name)
     if split not in LISTS:
-        raise ValueError(f"the split must be one of {', '.join(LISTS)}, not {split!r}")
+        raise UserError(f"the split must be one of {', '.join(LISTS)}, not {split!r}")
     if folder := listed_folder(task, root):
         logger.warning(
             "vtab:%s (%s) is read from the lists in %s, whose splits are taken as they are", name, split, folder
@@ -161,9 +162,7 @@ def _from_list(name: str, task: Task, split: str, folder: Path) -> Dataset:
     labels, entries = _read_list(folder / LISTS[split], task.classes)
     wanted = COUNTS.get(split)
     if wanted and len(labels) != wanted:
-        raise ValueError(
-            f"{folder / LISTS[split]} has {len(labels)} lines, not the {wanted} of VTAB-1k: fetch it again"
-        )
+        raise UserError(f"{folder / LISTS[split]} has {len(labels)} lines, not the {wanted} of VTAB-1k: fetch it again")
     if split == "test" and len(labels) != task.test_size:
         logger.warning(
             "%s has %d pictures and the benchmark's test part %d: accuracies do not compare with others'",
@@ -175,16 +174,16 @@ def _from_list(name: str, task: Task, split: str, folder: Path) -> Dataset:
 
 def _read_list(path: Path, classes: int) -> tuple[np.ndarray, list[Entry]]:
     if not path.is_file():
-        raise ValueError(f"{path} is missing: a task's folder needs {', '.join(LISTS.values())} and its pictures")
+        raise UserError(f"{path} is missing: a task's folder needs {', '.join(LISTS.values())} and its pictures")
     labels, entries = [], []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         picture, _, label = line.rpartition(" ")
         if not picture or not label.isdigit() or int(label) >= classes:
-            raise ValueError(f"{path}, line {number}: {line!r} is no picture and label from 0 to {classes - 1}")
+            raise UserError(f"{path}, line {number}: {line!r} is no picture and label from 0 to {classes - 1}")
         labels.append(int(label))
         entries.append(Entry(str(path.parent / picture)))
     if entries and not Path(entries[0].file).is_file():
-        raise ValueError(f"{path} names {entries[0].file}, which is not there: fetch the pictures as well")
+        raise UserError(f"{path} names {entries[0].file}, which is not there: fetch the pictures as well")
     return np.array(labels, np.int64), entries
 
 
@@ -204,7 +203,7 @@ def _from_published(name: str, task: Task, split: str, root: Path, download: boo
         place = {key: position for position, key in enumerate(keys)}
         wanted = stored_splits(task.source)[kind]
         if strange := [key for key in wanted if key not in place]:
-            raise ValueError(f"vtab:{name}: {root} lacks the {part} picture {strange[0]!r}; fetch the set again")
+            raise UserError(f"vtab:{name}: {root} lacks the {part} picture {strange[0]!r}; fetch the set again")
         return read(part).dataset.take(np.array([place[key] for key in wanted], np.int64))
 
     if split == "test":
@@ -230,7 +229,7 @@ def _checked(name: str, task: Task, part: str, found: "Published") -> "Published
     """Refuses a set that is not the whole published one: another number of pictures would be another split."""
     wanted = task.origin.sizes[part]
     if len(found.keys) != wanted or len(set(found.keys)) != wanted:
-        raise ValueError(
+        raise UserError(
             f"vtab:{name}: the {part} part has {len(found.keys)} pictures and the published one {wanted}; "
             f"fetch it again, {task.how()}"
         )
@@ -274,7 +273,7 @@ def stored_splits(source: str, folder: Path = Path(__file__).parent / "vtab_spli
     path = folder / f"{source}.json"
     data = path.read_bytes()
     if (found := hashlib.sha256(data).hexdigest()) != SPLITS_SHA256[source]:
-        raise ValueError(f"{path} has the SHA-256 sum {found}, not {SPLITS_SHA256[source]}: install vitlab again")
+        raise UserError(f"{path} has the SHA-256 sum {found}, not {SPLITS_SHA256[source]}: install vitlab again")
     return json.loads(data)
 
 

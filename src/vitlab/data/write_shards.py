@@ -33,6 +33,7 @@ from vitlab.data.kept import digest_pictures
 from vitlab.data.pictures import PictureError
 from vitlab.data.shard_index import CLASSES, INDEX, File, Listing, Places, Report, read_places, summary, write_places
 from vitlab.data.sources import Dataset, Labels
+from vitlab.errors import UserError
 from vitlab.files import lock_file, replacing_file, sync
 
 logger = logging.getLogger(__name__)
@@ -59,15 +60,15 @@ class ShardSettings:
 
     def __post_init__(self) -> None:
         if self.size is not None and self.size < 1:
-            raise ValueError(f"size is {self.size}; it is the shorter side in pixels, 1 or more, or None.")
+            raise UserError(f"size is {self.size}; it is the shorter side in pixels, 1 or more, or None.")
         if not 1 <= self.quality <= 100:
-            raise ValueError(f"quality is {self.quality}; JPEG's goes from 1 to 100.")
+            raise UserError(f"quality is {self.quality}; JPEG's goes from 1 to 100.")
         if self.records is not None and self.megabytes is not None:
-            raise ValueError(f"records={self.records} and megabytes={self.megabytes} both limit a tar; give one.")
+            raise UserError(f"records={self.records} and megabytes={self.megabytes} both limit a tar; give one.")
         if (self.records is not None and self.records < 1) or (self.megabytes is not None and not self.megabytes > 0):
-            raise ValueError(f"records={self.records}, megabytes={self.megabytes}: a tar holds something, give more.")
+            raise UserError(f"records={self.records}, megabytes={self.megabytes}: a tar holds something, give more.")
         if not 0 <= self.seed < 2**64:
-            raise ValueError(f"seed is {self.seed}; it must be 0 or more, and below 2**64.")
+            raise UserError(f"seed is {self.seed}; it must be 0 or more, and below 2**64.")
 
 
 def write_shards(
@@ -213,9 +214,7 @@ def _write_split(
             tell(done)
     unreadable = [reason for each in written for reason in each.unreadable]
     if len(unreadable) == len(dataset):
-        raise ValueError(
-            f"none of the {len(dataset)} pictures of {dataset.name} ({split}) can be read: {unreadable[0]}"
-        )
+        raise UserError(f"none of the {len(dataset)} pictures of {dataset.name} ({split}) can be read: {unreadable[0]}")
     return written
 
 
@@ -310,7 +309,7 @@ def _alone(aside: Path, folder: Path) -> Iterator[None]:
     """While no other process writes into `aside`."""
     path = aside.with_name(f"{aside.name}.lock")
     if (held := lock_file(path)) is None:
-        raise ValueError(f"another process is writing {folder}; let it finish, or give the name of another folder.")
+        raise UserError(f"another process is writing {folder}; let it finish, or give the name of another folder.")
     try:
         yield
     finally:
@@ -351,11 +350,11 @@ def _read_done(path: Path) -> _Written | None:
 def _finished(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
     """The summary of a set that is there already, if it is the one that is asked for."""
     if not (folder / INDEX).is_file():
-        raise ValueError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}; give the name of a new folder.")
+        raise UserError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}; give the name of a new folder.")
     known = summary(folder)
     if known["settings"] != plan:
         differing = sorted(k for k in plan if known["settings"].get(k) != plan[k])
-        raise ValueError(
+        raise UserError(
             f"{folder} already holds a set of shards, written with other settings ({', '.join(differing)}); give the "
             f"name of a new folder, or remove it."
         )

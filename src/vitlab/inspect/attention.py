@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitlab.errors import UserError
 from vitlab.models.axial import AxialBlock
 from vitlab.models.encoder import Attention, Block, Heads, relative_logits
 from vitlab.models.vit import Model, ViT
@@ -81,9 +82,7 @@ def attention_maps(model: Model, images: Float[Tensor, "B 3 H W"]) -> list[Float
 
 def _layers(model: Model) -> list[tuple[str, Attention, Along]]:
     if not isinstance(model, ViT):
-        raise ValueError(
-            f"a {type(model).__name__} has no attention to look at; give a Vision Transformer or a hybrid."
-        )
+        raise UserError(f"a {type(model).__name__} has no attention to look at; give a Vision Transformer or a hybrid.")
     found: list[tuple[str, Attention, Along]] = []
     for number, block in enumerate(model.blocks, start=1):
         if isinstance(block, AxialBlock):
@@ -158,7 +157,7 @@ def attention_rollout(maps: Iterable[Float[Tensor, "B k T T"]], residual: bool =
     """
     mixing = [attention.mean(dim=1) for attention in maps]
     if not mixing:
-        raise ValueError("attention_rollout was given no maps; it needs one of each layer, lowest layer first.")
+        raise UserError("attention_rollout was given no maps; it needs one of each layer, lowest layer first.")
     return roll_down(torch.eye(mixing[0].shape[-1]).to(mixing[0]).expand_as(mixing[0]), mixing, residual)
 
 
@@ -208,7 +207,7 @@ def answer_grid(
     """
     places = grid[0] * grid[1]
     if attention.shape[-1] < places:
-        raise ValueError(
+        raise UserError(
             f"attention over {attention.shape[-1]} tokens does not fit a grid of {grid[0]}x{grid[1]} patches; pass the "
             f"model's config.grid."
         )
@@ -231,14 +230,14 @@ def mean_attention_distance(
     layers: list[Tensor] = []
     for attention in maps:
         if attention.shape[-1] != prefix + len(apart):
-            raise ValueError(
+            raise UserError(
                 f"attention over {attention.shape[-1]} tokens does not fit {prefix} prefix tokens and a grid of "
                 f"{grid[0]}x{grid[1]} patches ({prefix + len(apart)} tokens); pass the model's config.grid and "
                 f"num_prefix_tokens."
             )
         layers.append(head_distances(attention, apart.to(attention)).mean(dim=0))
     if not layers:
-        raise ValueError("mean_attention_distance was given no maps; it needs one of each layer.")
+        raise UserError("mean_attention_distance was given no maps; it needs one of each layer.")
     return torch.stack(layers)
 
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlab.errors import UserError
 from vitlab.models.vit import ViT
 
 
@@ -42,7 +43,7 @@ def position_similarity(table: Float[Tensor, "1 T D"], grid: tuple[int, int], pr
     `prefix` rows of the table (the class token's) have no place and are left out.
     """
     if table.shape[1] != prefix + grid[0] * grid[1]:
-        raise ValueError(
+        raise UserError(
             f"a position table of {table.shape[1]} rows does not fit {prefix} prefix tokens and a grid of "
             f"{grid[0]}x{grid[1]} patches ({prefix + grid[0] * grid[1]} rows)."
         )
@@ -60,7 +61,7 @@ def filter_components(weight: Float[Tensor, "D 3 P P"], n: int = 28) -> Float[Te
     filters = weight.detach().float().permute(0, 2, 3, 1).flatten(1)
     n = min(n, filters.shape[0] - 1, filters.shape[1])
     if n < 1:
-        raise ValueError(f"no components to show of {filters.shape[0]} filters; ask for n >= 1 of two filters or more.")
+        raise UserError(f"no components to show of {filters.shape[0]} filters; ask for n >= 1 of two filters or more.")
     components = torch.linalg.svd(filters - filters.mean(dim=0), full_matrices=False).Vh[:n]
     largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))
     components = components * largest.sign()

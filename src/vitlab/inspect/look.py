@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlab.errors import UserError
 from vitlab.inspect.attention import (
     answer_grid,
     answer_weights,
@@ -58,7 +59,7 @@ def look(model: Model, batches: Iterable[Float[Tensor, "_ 3 H W"]], *, keep: int
     layers = attention_layers(model)
     assert isinstance(model, ViT)
     if keep < 1:
-        raise ValueError(f"keep={keep}: give the number of pictures to show, 1 or more.")
+        raise UserError(f"keep={keep}: give the number of pictures to show, 1 or more.")
     device = next(model.parameters()).device
     apart = patch_distances(model.config.grid, model.config.stride).to(device)
     count, total, parts = 0, torch.zeros(len(layers), model.config.heads, dtype=torch.float64), list[_Part]()
@@ -72,7 +73,7 @@ def look(model: Model, batches: Iterable[Float[Tensor, "_ 3 H W"]], *, keep: int
             if part is not None:
                 parts.append(part)
     if not count:
-        raise ValueError("there were no pictures to look at; give a batch of one picture at least.")
+        raise UserError("there were no pictures to look at; give a batch of one picture at least.")
     return Look(
         count=count,
         layers=layers,
@@ -118,7 +119,7 @@ def _look_at(
 
     tokens = visit_attention(model, images, visit)
     if not tokens.isfinite().all():
-        raise ValueError(
+        raise UserError(
             "the model's last tokens are not all finite, so there is nothing to show; check its weights and the "
             "pictures, or compute in float32."
         )

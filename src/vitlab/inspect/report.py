@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
+from vitlab.errors import UserError
 from vitlab.inspect import drawings, figures, overlays, viewer
 from vitlab.inspect.attention import patch_distances
 from vitlab.inspect.card import details_of, name_of, numbers_of
@@ -95,7 +96,7 @@ def _confusion(phase: Phase) -> Section | None:
         return None
     counts, names = phase.confusion, phase.classes
     if len(counts) != len(names):
-        raise ValueError(
+        raise UserError(
             f"{phase.name}: a confusion matrix of {len(counts)} classes and {len(names)} class names; "
             f"give one name for each class, in the order of the rows."
         )

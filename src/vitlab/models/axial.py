@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitlab.errors import UserError
 from vitlab.models.config import ViTConfig
 from vitlab.models.encoder import Attention, Block
 from vitlab.models.stages import AXIAL_HEADS
@@ -62,7 +63,7 @@ class AxialMixing(nn.Module):
 
     def forward(self, maps: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h2 w2"]:
         if tuple(maps.shape[-2:]) != self.grid:
-            raise ValueError(
+            raise UserError(
                 f"axial attention was built for a feature map of {self.grid[0]}x{self.grid[1]} and got one of "
                 f"{maps.shape[-2]}x{maps.shape[-1]}; resize the pictures to the model's image_size."
             )

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal
 
+from vitlab.errors import UserError
 from vitlab.models.stages import ResNetBody
 from vitlab.settings import check_fields
 
@@ -75,53 +76,53 @@ class ViTConfig:
         check_fields(self)
         for name in ("patch_size", "width", "depth", "heads", "mlp_dim"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1.")
+                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1.")
         for name in ("num_classes", "registers"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 (none) or more.")
+                raise UserError(f"{name} is {getattr(self, name)}; it must be 0 (none) or more.")
         if self.representation_size is not None and self.representation_size < 1:
-            raise ValueError(
+            raise UserError(
                 f"representation_size is {self.representation_size}; give a width of at least 1, or None to leave "
                 f"the pre-logits layer out."
             )
         if self.width % self.heads:
             fits = [k for k in range(1, self.width + 1) if self.width % k == 0]
             near = sorted(fits, key=lambda k: abs(k - self.heads))[:3]
-            raise ValueError(
+            raise UserError(
                 f"heads={self.heads} does not divide width={self.width}; the nearest that do: {sorted(near)}."
             )
         for name in ("position_std", "head_std"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more, and finite.")
+                raise UserError(f"{name} is {getattr(self, name)}; it must be 0 or more, and finite.")
         for name in ("dropout", "stochastic_depth"):
             if not 0.0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1).")
+                raise UserError(f"{name} is {getattr(self, name)}; it must lie in [0, 1).")
         if not self.layer_norm_eps > 0 or not math.isfinite(self.layer_scale or 0.0):
-            raise ValueError(
+            raise UserError(
                 f"layer_norm_eps={self.layer_norm_eps} must be positive, layer_scale={self.layer_scale} finite or None."
             )
         check_divisible(self.image_hw, self.patch_size, self.stem)
         self._check_positions()
         if self.encoder == "axial" and self.stochastic_depth:
-            raise ValueError("stochastic_depth goes with encoder='full': an axial block sees lines, not pictures.")
+            raise UserError("stochastic_depth goes with encoder='full': an axial block sees lines, not pictures.")
         if self.distilled and (self.pool != "token" or self.representation_size):
-            raise ValueError("distilled=True needs pool='token' and no representation_size, as in DeiT.")
+            raise UserError("distilled=True needs pool='token' and no representation_size, as in DeiT.")
 
     def _check_positions(self) -> None:
         if self.position == "relative":
             if self.position_at == "stem":
-                raise ValueError("position='relative' acts inside attention: give position_at='every' or 'shared'.")
+                raise UserError("position='relative' acts inside attention: give position_at='every' or 'shared'.")
             if self.encoder == "axial":
-                raise ValueError("position='relative' goes with encoder='full'; along an axis it is not defined here.")
+                raise UserError("position='relative' goes with encoder='full'; along an axis it is not defined here.")
         if self.position in ("none", "sincos2d") and self.position_at == "every":
-            raise ValueError(
+            raise UserError(
                 f"position='{self.position}' has nothing to learn in every block by itself; give position_at='stem' "
                 f"or 'shared'."
             )
         if self.position == "2d" and self.width % 2:
-            raise ValueError(f"position='2d' gives half of the width to each axis; width={self.width} is odd.")
+            raise UserError(f"position='2d' gives half of the width to each axis; width={self.width} is odd.")
         if self.position == "sincos2d" and (self.width % 4 or self.width < 8):
-            raise ValueError(f"position='sincos2d' needs a width that 4 divides, 8 at least; it is {self.width}.")
+            raise UserError(f"position='sincos2d' needs a width that 4 divides, 8 at least; it is {self.width}.")
 
     @property
     def image_hw(self) -> tuple[int, int]:
@@ -239,9 +240,9 @@ class ResNetConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.num_classes < 0:
-            raise ValueError(f"num_classes is {self.num_classes}; it must be 0 (no head) or more.")
+            raise UserError(f"num_classes is {self.num_classes}; it must be 0 (no head) or more.")
         if min(self.image_hw) < 1:
-            raise ValueError(f"image_size is {self.image_size}; each side must be at least 1 pixel.")
+            raise UserError(f"image_size is {self.image_size}; each side must be at least 1 pixel.")
 
     @property
     def image_hw(self) -> tuple[int, int]:
@@ -290,7 +291,7 @@ def check_divisible(image_hw: tuple[int, int], patch_size: int, stem: ResNetBody
     stride = stem.stride if stem else 1
     good = sorted({max(side // patch_size + up, 1) * patch_size * stride for side in sides for up in (0, 1)})
     of_map = f" (of the stem's {height}x{width} feature map)" if stem else ""
-    raise ValueError(
+    raise UserError(
         f"image size {image_hw[0]}x{image_hw[1]} cannot be cut into patches of {patch_size}x{patch_size}{of_map}; each "
         f"side must be a multiple of {patch_size * stride}, the nearest: {', '.join(map(str, good))}."
     )

@@ -6,6 +6,7 @@ Nothing here needs torch, so that the command line can list and check models in 
 import dataclasses
 import typing
 
+from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.stages import ResNetBody
 from vitlab.settings import nearest
@@ -64,9 +65,9 @@ def get_config(name: str, **overrides: typing.Any) -> ModelConfig:
     Raises ValueError for an unknown name or field, naming the nearest valid ones.
     """
     if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}; {nearest(name, MODELS)}. `vitlab list models` shows all.")
+        raise UserError(f"unknown model {name!r}; {nearest(name, MODELS)}. `vitlab list models` shows all.")
     fields = [item.name for item in dataclasses.fields(MODELS[name])]
     for key in overrides:
         if key not in fields:
-            raise ValueError(f"unknown model setting {key!r}; {nearest(key, fields)}.")
+            raise UserError(f"unknown model setting {key!r}; {nearest(key, fields)}.")
     return dataclasses.replace(MODELS[name], **overrides)

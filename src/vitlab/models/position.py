@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitlab.errors import UserError
 from vitlab.models.config import ViTConfig
 
 Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
@@ -128,7 +129,7 @@ def interpolate_positions(
     zero. That is an accident, not a method, and is not repeated here.
     """
     if table.shape[1] != prefix + old_grid[0] * old_grid[1]:
-        raise ValueError(
+        raise UserError(
             f"a position table of {table.shape[1]} rows does not fit {prefix} prefix tokens and a grid of "
             f"{old_grid[0]}x{old_grid[1]} patches ({prefix + old_grid[0] * old_grid[1]} rows)."
         )
@@ -153,7 +154,7 @@ def interpolate_offsets(
     """
     (h, w), (h2, w2) = old_grid, new_grid
     if table.shape[1] != 2 * h * w - 1:
-        raise ValueError(
+        raise UserError(
             f"a table of {table.shape[1]} offsets does not fit a grid of {h}x{w} patches ({2 * h * w - 1} offsets)."
         )
     if tuple(old_grid) == tuple(new_grid):

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from vitlab.errors import UserError
 from vitlab.settings import check_fields
 
 
@@ -34,18 +35,18 @@ class ResNetBody:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.width < 1 or self.width % 32:
-            raise ValueError(
+            raise UserError(
                 f"a ResNet's width of {self.width} channels cannot be normalised in 32 groups; give a multiple of 32 "
                 f"(64 is R50x1's)."
             )
         if any(units < 1 for units in self.layers):
-            raise ValueError(f"layers are {self.layers}; each stage needs at least 1 unit.")
+            raise UserError(f"layers are {self.layers}; each stage needs at least 1 unit.")
         if not self.weight_eps >= 0 or not self.group_norm_eps > 0:
-            raise ValueError(
+            raise UserError(
                 f"weight_eps={self.weight_eps} must not be negative, and group_norm_eps={self.group_norm_eps} positive."
             )
         if self.mixing == "axial" and self.version == "v1":
-            raise ValueError("mixing='axial' is defined for version='v2' alone, the paper's AxialResNet50.")
+            raise UserError("mixing='axial' is defined for version='v2' alone, the paper's AxialResNet50.")
 
     @property
     def stride(self) -> int:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitlab.errors import UserError
 from vitlab.models.axial import AxialBlock
 from vitlab.models.config import ViTConfig, check_divisible
 from vitlab.models.encoder import Block, Linear, MAPHead
@@ -68,7 +69,7 @@ class ViT(nn.Module):
         """The patch embeddings x_p E of Eq. 1, in reading order: what tokens are before they know where they stand."""
         height, width = images.shape[-2:]
         if (height, width) != self.config.image_hw:
-            raise ValueError(self._wrong_size((height, width)))
+            raise UserError(self._wrong_size((height, width)))
         return self.embedding(images if self.stem is None else self.stem(images))
 
     def encode(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B T D"]:

@@ -8,6 +8,7 @@ their code. The data sets are not to be had by a download: give yours with
 import dataclasses
 import difflib
 
+from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ResNetConfig
 from vitlab.models.names import get_config
 from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
@@ -91,7 +92,7 @@ def _data(name: str) -> DataConfig:
 def _row(model: str, rows: dict, data: str) -> str:
     if model not in rows:
         near = difflib.get_close_matches(model, rows, n=1, cutoff=0.0)[0]
-        raise ValueError(
+        raise UserError(
             f"Table 3 has no row for {model!r} on {data}; its rows are {', '.join(rows)} (the nearest: {near}). "
             f"Take one of them and override `--model.*` and `--optim.lr`."
         )

@@ -5,6 +5,7 @@ What comes out is a ViT without a head, to be fine-tuned as any other checkpoint
 
 import dataclasses
 
+from vitlab.errors import UserError
 from vitlab.models.config import ViTConfig
 from vitlab.models.names import get_config
 from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
@@ -69,7 +70,7 @@ def _small(model: str | None, side: int) -> ViTConfig:
 
 def _headless(config: object, dropout: float | None = None) -> ViTConfig:
     if not isinstance(config, ViTConfig) or config.stem is not None:
-        raise ValueError(
+        raise UserError(
             "masked patch prediction needs patches that are cut from the picture, and a ResNet or a hybrid has none; "
             "take a ViT (`vitlab list models 'ViT*'`)."
         )

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from rich.console import Console
 
+from vitlab.errors import UserError
 from vitlab.files import replacing_file
 from vitlab.inspect import figures, plots
 from vitlab.inspect.panels import Panel, Series
@@ -74,20 +75,20 @@ class Settings:
         check_fields(self)
         for peer in self.against:
             if peer not in PEERS:
-                raise ValueError(f"unknown peer {peer!r}; {nearest(peer, PEERS)}.")
+                raise UserError(f"unknown peer {peer!r}; {nearest(peer, PEERS)}.")
             check_installed(peer)
         if "openvino" in self.against and self.mode == "train":
-            raise ValueError("OpenVINO does not train; leave it out, or give --mode infer or both.")
+            raise UserError("OpenVINO does not train; leave it out, or give --mode infer or both.")
         if self.batch is None and not self.largest:
-            raise ValueError("--batch auto has to know what fits; leave --no-largest out, or give a number.")
+            raise UserError("--batch auto has to know what fits; leave --no-largest out, or give a number.")
         for name in ("batch", "seconds", "rounds", "memory"):
             given = getattr(self, name)
             if given is not None and not 0 < given < math.inf:
-                raise ValueError(f"{name} is {given}; it must be positive and finite.")
+                raise UserError(f"{name} is {given}; it must be positive and finite.")
         if not self.sizes or min(self.sizes) < 1:
-            raise ValueError(f"sizes are {self.sizes}; give sides in pixels, each at least 1.")
+            raise UserError(f"sizes are {self.sizes}; give sides in pixels, each at least 1.")
         if self.profile and self.mode == "infer":
-            raise ValueError("--profile tells the parts of a training step; give --mode train or both.")
+            raise UserError("--profile tells the parts of a training step; give --mode train or both.")
 
     @property
     def plan(self) -> list[tuple[Mode, str, int]]:
@@ -103,7 +104,7 @@ class Settings:
         fast = torch.cuda.is_bf16_supported(including_emulation=False) if on_gpu else cpu_is_faster_in_bfloat16()
         memory = self.memory or (None if on_gpu else CPU_MEMORY)
         if not on_gpu and memory is not None and memory * GIB > free_memory():
-            raise ValueError(f"a step may take {memory:g} GiB and {free_memory() / GIB:.1f} are free; give --memory.")
+            raise UserError(f"a step may take {memory:g} GiB and {free_memory() / GIB:.1f} are free; give --memory.")
         dtype = ("bfloat16" if fast else "float32") if self.dtype == "auto" else self.dtype
         return dataclasses.replace(self, dtype=dtype, memory=memory, device=str(device))
 
@@ -170,7 +171,7 @@ def _opened(out: Path, settings: Settings, device: torch.device) -> dict[str, An
     except ValueError:
         found = None
     if not isinstance(found, dict) or "rows" not in found:
-        raise ValueError(f"{out / 'bench.json'} is not of `vitlab bench`; give another --out.")
+        raise UserError(f"{out / 'bench.json'} is not of `vitlab bench`; give another --out.")
     wrong = [
         f"{name} {found.get(part, {}).get(name)!r} -> {value!r}"
         for part in ("machine", "settings")
@@ -178,7 +179,7 @@ def _opened(out: Path, settings: Settings, device: torch.device) -> dict[str, An
         if found.get(part, {}).get(name) != value
     ]
     if wrong:
-        raise ValueError(f"{out / 'bench.json'} was measured otherwise ({'; '.join(wrong)}); give another --out.")
+        raise UserError(f"{out / 'bench.json'} was measured otherwise ({'; '.join(wrong)}); give another --out.")
     return found
 
 

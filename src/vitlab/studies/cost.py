@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitlab.data.datasets import DATASETS
+from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.studies.engine import Plan
 from vitlab.studies.study import Point, Scale, exaflops, updates
@@ -24,7 +25,7 @@ def cost(plan: Plan, tflops: float | None = None) -> dict[str, Any]:
     """
     rate = TFLOPS[plan.scale] if tflops is None else tflops
     if not rate > 0:
-        raise ValueError(f"tflops is {rate}; give the device's useful TFLOP/s, more than 0.")
+        raise UserError(f"tflops is {rate}; give the device's useful TFLOP/s, more than 0.")
     by_name = {point.name: point for point in plan.points}
     points = [_row(point, by_name, rate) | {"finished": plan.finished(point.name)} for point in plan.points]
     sums = {name: sum(row[name] for row in points) for name in ("pictures", "exaflops", "hours")}
@@ -83,7 +84,7 @@ def pictures(data: DataConfig) -> int:
         splits = info.splits
         whole = ({"trainval": splits.get("train", 0) + splits.get("val", 0)} | dict(splits)).get(data.train_split, 0)
     else:
-        raise ValueError(
+        raise UserError(
             f"how many pictures {data.name} has is not known before it is read; the cost can be told for "
             f"{', '.join([*PICTURES, *(name for name, info in DATASETS.items() if info.splits)])}."
         )

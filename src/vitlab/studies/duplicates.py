@@ -13,6 +13,7 @@ from vitlab.data.dedup import Duplicates, Pair, find_duplicates
 from vitlab.data.exclusion import picture_id, write_lines
 from vitlab.data.likeness import LARGEST, THRESHOLD
 from vitlab.data.sources import Dataset
+from vitlab.errors import UserError
 from vitlab.inspect.duplicates import ShownPair, duplicates_page
 from vitlab.inspect.page import write_page
 from vitlab.train.workdir import write_json
@@ -42,17 +43,17 @@ def duplicates(
     """
     out = Path(out)
     if not 0 < threshold <= LARGEST:
-        raise ValueError(
+        raise UserError(
             f"the threshold is {threshold}; it must be above 0 and at most {LARGEST}. Usual is {THRESHOLD}."
         )
     if workers < 0:
-        raise ValueError(f"workers={workers} must not be negative.")
+        raise UserError(f"workers={workers} must not be negative.")
     if (train, train_root, train_split) == (test, test_root, test_split):
-        raise ValueError(
+        raise UserError(
             f"{test} ({test_split}) was given twice: every picture is its own duplicate. Name another set or split."
         )
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; give the name of a folder.")
+        raise UserError(f"{out} is a file; give the name of a folder.")
     here = load_dataset(train, train_split, root=train_root, on_error="skip")
     there = load_dataset(test, test_split, root=test_root, on_error="skip")
     with _Progress() as report:

@@ -24,6 +24,7 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from vitlab.errors import UserError
 from vitlab.files import lock_file
 from vitlab.models.config import ModelConfig
 from vitlab.settings import from_dict
@@ -99,7 +100,7 @@ def plan(study: Study, scale: Scale, out: Path, *, dataset: str | None = None, r
     points = study.points(scale)
     names = {point.config.data.name for point in points}
     if dataset is not None and len(names) > 1:
-        raise ValueError(f"this study has several data sets at this scale ({', '.join(sorted(names))}); none can stand "
+        raise UserError(f"this study has several data sets at this scale ({', '.join(sorted(names))}); none can stand "
                          f"in for all. Leave --dataset out.")  # fmt: skip
     points = tuple(_on_data(point, dataset, root and str(Path(root).expanduser())) for point in points)
     by_name = {point.name: point for point in points}
@@ -172,7 +173,7 @@ def run_study(plan: Plan, *, processes: int | None = None, device: str = "auto")
     Raises StudyError where points diverged, StoppedError after a signal (the same call continues), and ValueError.
     """
     if processes is not None and processes < 1:
-        raise ValueError(f"processes is {processes}; at least 1 is needed.")
+        raise UserError(f"processes is {processes}; at least 1 is needed.")
     choose_device(device)  # a device that is not there is refused before anything starts
     affinity = getattr(os, "sched_getaffinity", None)  # not on every system
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -264,7 +265,7 @@ def _failure(log: Path, code: int) -> Exception:
     """What a child that failed has said last, as the error that it is."""
     said = log.read_text(errors="replace").strip()
     if code == WRONG_INPUT:
-        return ValueError(said.rpartition("vitlab: ")[2])
+        return UserError(said.rpartition("vitlab: ")[2])
     _, _, last = said.rpartition("\n")
     how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
     return StudyError(f"a process of the study {how}: {last} (all it said: {log}). The same command "

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitlab.data.pictures import PictureError, decode
 from vitlab.data.transforms import EvalTransform, pair, to_pixels, to_range
+from vitlab.errors import UserError
 from vitlab.inspect.card import name_of
 from vitlab.inspect.drawings import write_drawings
 from vitlab.inspect.embeddings import filters_of, positions_of
@@ -58,11 +59,11 @@ def inspect_checkpoint(
     out = Path(out)
     for name, value in (("shown", shown), ("top", top), ("batch_size", batch_size)):
         if value < 1:
-            raise ValueError(f"{name} is {value}; give at least 1.")
+            raise UserError(f"{name} is {value}; give at least 1.")
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; give the name of a folder.")
+        raise UserError(f"{out} is a file; give the name of a folder.")
     if (out / "config.json").exists():  # its result.json is another
-        raise ValueError(f"{out} holds a run or a model; give another folder, say {out / 'look'}.")
+        raise UserError(f"{out} holds a run or a model; give another folder, say {out / 'look'}.")
     place = choose_device(device)
     model, card = load_model(checkpoint, image_size=image_size), load_card(checkpoint, image_size=image_size)
     runs = [Run.read(folder) for folder in run_folders(checkpoint)]
@@ -81,7 +82,7 @@ def inspect_checkpoint(
     elif runs and not sources:
         inspection = Inspection(**shown_as)
     else:
-        raise ValueError(
+        raise UserError(
             f"{checkpoint} is a ResNet, which has no attention to look at; give a Vision Transformer or a hybrid, or "
             f"the folder of a ResNet's run and no pictures, to see how the run went."
         )
@@ -160,7 +161,7 @@ class _Stream:
                 yield torch.cat(pending)
         if not self.names:
             path, reason = self.unreadable[0]
-            raise ValueError(f"none of the {len(self.found)} pictures can be read; the first, {path}: {reason}.")
+            raise UserError(f"none of the {len(self.found)} pictures can be read; the first, {path}: {reason}.")
 
     def _image(self, path: str, data: Path | bytes | np.ndarray) -> Float[Tensor, "1 3 H W"]:
         if not isinstance(data, np.ndarray):

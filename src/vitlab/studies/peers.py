@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.data.loader import Batch
+from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ViTConfig, build_model
 from vitlab.models.encoder import attention_path
 from vitlab.models.vit import Model
@@ -76,7 +77,7 @@ def variants(peer: str, work: Work) -> tuple[str, ...]:
 def check_installed(peer: str) -> None:
     """Raises ValueError where the peer's package is not there, saying how to get it."""
     if importlib.util.find_spec(MODULES[peer]) is None:
-        raise ValueError(f"--against {peer} needs {MODULES[peer]}: pip install '{NEEDS[peer]}'")
+        raise UserError(f"--against {peer} needs {MODULES[peer]}: pip install '{NEEDS[peer]}'")
 
 
 def build(name: str, work: Work) -> Contender:
@@ -263,7 +264,7 @@ def _training(work: Work, model: nn.Module, device: torch.device) -> Callable[[]
 def _openvino(name: str, work: Work, model: Model, pictures: Tensor, expected: Tensor) -> Contender:
     """Our model, converted; its engine runs it on the CPU with as many threads as torch, one stream."""
     if torch.device(work.device).type != "cpu":
-        raise ValueError("OpenVINO runs on the CPU alone; leave it out, or give --device cpu.")
+        raise UserError("OpenVINO runs on the CPU alone; leave it out, or give --device cpu.")
     openvino: Any = importlib.import_module("openvino")
     images = _pictures(work.config, work.batch)
     hints = {"float32": "f32", "bfloat16": "bf16"}

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from vitlab.data.loader import Batch
+from vitlab.errors import UserError
 from vitlab.recipes import pretrain
 from vitlab.settings import nearest
 from vitlab.studies.cost import PICTURES, model_of, pictures
@@ -74,7 +75,7 @@ def tell(
     examples = _examples(config, examples)
     if isinstance(config, FinetuneConfig) and config.automatic:
         if examples is None:
-            raise ValueError("this recipe goes by the number of training pictures; give it with --examples.")
+            raise UserError("this recipe goes by the number of training pictures; give it with --examples.")
         config = by_size(config, examples)
     _check_count(config.batch_size, count)
     config = dataclasses.replace(config, model=model_of(Point("plan", config, {}), {}))
@@ -115,9 +116,9 @@ def tell(
 
 def _check(device: str, picture_kb: float, examples: int | None) -> None:
     if device != CPU and device not in DEVICES:
-        raise ValueError(f"unknown device {device!r}; {nearest(device, DEVICES)}. All: {', '.join([*DEVICES, CPU])}.")
+        raise UserError(f"unknown device {device!r}; {nearest(device, DEVICES)}. All: {', '.join([*DEVICES, CPU])}.")
     if not picture_kb > 0 or (examples is not None and examples < 1):
-        raise ValueError(f"picture_kb={picture_kb} and examples={examples} must be more than 0.")
+        raise UserError(f"picture_kb={picture_kb} and examples={examples} must be more than 0.")
 
 
 def _check_count(batch_size: int, count: int) -> None:
@@ -125,7 +126,7 @@ def _check_count(batch_size: int, count: int) -> None:
     if count < 1 or batch_size % count:
         able = [each for each in range(1, batch_size + 1) if batch_size % each == 0]
         near = sorted(sorted(able, key=lambda each: abs(each - count))[:3])
-        raise ValueError(
+        raise UserError(
             f"count is {count}; a batch of {batch_size} can be shared by 1 to {batch_size} processes with as many "
             f"pictures each. The nearest counts that divide it: {', '.join(map(str, near))}."
         )
@@ -140,7 +141,7 @@ def _examples(config: TrainConfig, given: int | None) -> int | None:
     except ValueError as error:
         if config.steps is not None:
             return None
-        raise ValueError(
+        raise UserError(
             f"how many pictures {config.data.name or 'your set'} has is not known before it is read; give --examples."
         ) from error
 
@@ -182,11 +183,11 @@ def _rate(
         try:
             share = float(mfu)
         except ValueError as error:
-            raise ValueError(f"--mfu is {mfu!r}; give a share such as 0.4, measured, or a bench.json.") from error
+            raise UserError(f"--mfu is {mfu!r}; give a share such as 0.4, measured, or a bench.json.") from error
         if not 0 < share <= 1:
-            raise ValueError(f"--mfu is {mfu}; it is a share of the device's peak, in (0, 1].")
+            raise UserError(f"--mfu is {mfu}; it is a share of the device's peak, in (0, 1].")
         if peak is None:
-            raise ValueError("no data sheet gives the peak of a CPU; give --mfu measured, or a bench.json.")
+            raise UserError("no data sheet gives the peak of a CPU; give --mfu measured, or a bench.json.")
         return Rate(share * peak, share, "assumed")
     return Rate(flops, flops / peak if peak else None, source)
 
@@ -197,14 +198,14 @@ def _from_bench(path: Path, config: TrainConfig, device: str, model_name: str | 
         record = json.loads(path.read_text())
         there, dtype, rows = record["machine"]["device"], record["settings"]["dtype"], record["rows"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no bench.json of `vitlab bench` ({error!r}).") from error
+        raise UserError(f"{path} is no bench.json of `vitlab bench` ({error!r}).") from error
     _check_same(device, there, f"{path} was measured on")
     trained = [row for row in rows if row["mode"] == "train" and "tflops" in row]
     side, across = config.model.image_hw
     found = [row for row in trained if row["model"] == model_name and row["image_size"] == side == across]
     if not found:
         has = ", ".join(f"{row['model']} at {row['image_size']}" for row in trained)
-        raise ValueError(
+        raise UserError(
             f"{path} has no training of {model_name or 'a model without a name'} at {side}x{across} pixels; it has "
             f"{has or 'none at all'}. `vitlab bench {model_name or 'MODEL'} --mode train --sizes {side}` measures it."
         )
@@ -244,7 +245,7 @@ def _check_same(asked: str, there: str, says: str) -> None:
     """Raises ValueError unless the device that torch calls `there` is the one asked for."""
     found = CPU if there == CPU else device_called(there)
     if found != asked:
-        raise ValueError(f"{says} {there}, and --device is {asked}; give the device that is meant, or --mfu 0.4.")
+        raise UserError(f"{says} {there}, and --device is {asked}; give the device that is meant, or --mfu 0.4.")
 
 
 # ------------------------------------------------------------------------------------------------------- in memory

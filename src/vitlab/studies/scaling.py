@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vitlab.errors import UserError
 from vitlab.inspect.panels import Panel, Series, front
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.names import get_config
@@ -188,7 +189,7 @@ def gap(ours: Runs, theirs: Runs, place: float = 0.5) -> float:
     low = max(min(cost for cost, _ in runs) for runs in (ours, theirs))
     high = min(max(cost for cost, _ in runs) for runs in (ours, theirs))
     if low > high:
-        raise ValueError(f"one family's cheapest run takes {low:g} exaFLOPs, the other's dearest {high:g}: no overlap.")
+        raise UserError(f"one family's cheapest run takes {low:g} exaFLOPs, the other's dearest {high:g}: no overlap.")
     at = (1 - place) * math.log(low) + place * math.log(high)
     reached = [np.interp(at, *_curve(runs)) for runs in (ours, theirs)]
     return float(reached[0] - reached[1])

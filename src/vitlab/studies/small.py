@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from vitlab.errors import UserError
 from vitlab.inspect.panels import Series
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.recipes import pretrain
@@ -145,7 +146,7 @@ def over_training(
         if all(each.point.labels.get(name) == value for name, value in labels.items()):
             curves.append({int(line["step"]): float(line[figure]) for line in each.records if figure in line})
     if not curves:
-        raise ValueError(f"no point has the labels {labels}.")
+        raise UserError(f"no point has the labels {labels}.")
     steps = sorted(set.intersection(*(set(curve) for curve in curves)))
     return steps, [Estimate(tuple(curve[step] for curve in curves)) for step in steps]
 
@@ -155,5 +156,5 @@ def best(done: Sequence[Done], label: str, figure: str = FEWSHOT, **labels: str 
     own = [each for each in done if all(each.point.labels.get(name) == value for name, value in labels.items())]
     values = [value for (value,) in groups(own, label)]
     if not values:
-        raise ValueError(f"no point has the labels {labels}.")
+        raise UserError(f"no point has the labels {labels}.")
     return max(values, key=lambda value: estimate(own, figure, **{label: value}).mean)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from vitlab.errors import UserError
 from vitlab.studies.study import Difference, Done
 
 DRAWS = 10_000
@@ -64,7 +65,7 @@ def difference(
     above, below = _by_seed(done, figure, more), _by_seed(done, figure, less)
     seeds = sorted(above.keys() & below.keys())
     if not seeds:
-        raise ValueError(
+        raise UserError(
             f"no seed has points of both {dict(more)} (seeds {sorted(above)}) and {dict(less)} (seeds {sorted(below)})."
         )
     return _over([above[seed] - below[seed] for seed in seeds])
@@ -125,10 +126,10 @@ def _values(done: Sequence[Done], figure: str, labels: Mapping[str, str | float]
     found = [each for each in done if all(each.point.labels.get(name, absent) == labels[name] for name in labels)]
     if not found:
         known = sorted({f"{name}={value!r}" for each in done for name, value in each.point.labels.items()})
-        raise ValueError(f"no point has the labels {dict(labels)}; the points have {', '.join(known) or 'none'}.")
+        raise UserError(f"no point has the labels {dict(labels)}; the points have {', '.join(known) or 'none'}.")
     for each in found:
         if figure not in each.figures:
-            raise ValueError(f"{each.point.name} has no figure {figure!r}; it has {', '.join(sorted(each.figures))}.")
+            raise UserError(f"{each.point.name} has no figure {figure!r}; it has {', '.join(sorted(each.figures))}.")
     return sorted(((each.seed, float(each.figures[figure])) for each in found), key=lambda pair: pair[0])
 
 

@@ -20,13 +20,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from vitlab.errors import UserError
 from vitlab.files import sync
 
 FORMAT = 1
 TENSORS, STATE = "state.safetensors", "state.json"
 
 
-class DamagedCheckpointError(ValueError):
+class DamagedCheckpointError(UserError):
     """A checkpoint that is not what was written."""
 
 
@@ -126,7 +127,7 @@ def load_latest(folder: Path, on_damaged: Callable[[Path, str], None]) -> Checkp
             on_damaged(path, str(error))
             reasons.append(f"{path.name}: {error}")
     if reasons:
-        raise ValueError(
+        raise UserError(
             f"every checkpoint in {folder} is damaged ({'; '.join(reasons)}). Put back a good copy of one, "
             f"or delete the folder to train from the beginning."
         )
@@ -170,7 +171,7 @@ def _verify(path: Path) -> dict[str, Any]:
         if checksum != _checksum(record):
             raise DamagedCheckpointError(f"{STATE} does not match its checksum")
         if record["format"] != FORMAT:
-            raise ValueError(
+            raise UserError(
                 f"{path} has format {record['format']} and this version reads format {FORMAT}; continue the "
                 f"run with the version of vitlab that wrote it."
             )

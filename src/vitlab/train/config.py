@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
+from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.settings import check_fields
 
@@ -60,32 +61,32 @@ class DataConfig:
         check_fields(self)
         for name in ("train_split", "eval_split"):
             if getattr(self, name) == "all":
-                raise ValueError(
+                raise UserError(
                     f"{name} is 'all', which holds what a run learns from and what it is tested on: only `vitlab "
                     f"evaluate` judges it. Give train, val, trainval or test."
                 )
         if self.part is not None and not 0 < self.part <= 1:
-            raise ValueError(
+            raise UserError(
                 f"part is {self.part}; it is a share of each class of the training split, in (0, 1], or None for all."
             )
         if not 0 <= (self.part_seed or 0) < 2**63:
-            raise ValueError(f"part_seed is {self.part_seed}; it must be 0 or more, and below 2**63.")
+            raise UserError(f"part_seed is {self.part_seed}; it must be 0 or more, and below 2**63.")
         if self.part is None and self.part_seed is not None:
-            raise ValueError(f"part_seed is {self.part_seed} and there is no part that it chooses; give a part too.")
+            raise UserError(f"part_seed is {self.part_seed} and there is no part that it chooses; give a part too.")
         if not 0 < self.min_area <= 1:
-            raise ValueError(f"min_area is {self.min_area}; it is a share of the picture's area, in (0, 1].")
+            raise UserError(f"min_area is {self.min_area}; it is a share of the picture's area, in (0, 1].")
         if (self.crop == "random") != (self.crop_resize is not None):
-            raise ValueError(
+            raise UserError(
                 f"crop={self.crop!r} with crop_resize={self.crop_resize}: `random` needs a size to resize to before "
                 f"it crops, and no other crop uses one."
             )
         if self.randaugment_layers < 0 or not 0 <= self.randaugment_magnitude <= 30:
-            raise ValueError(
+            raise UserError(
                 f"RandAugment of {self.randaugment_layers} layers at magnitude {self.randaugment_magnitude}: layers "
                 f"must be at least 0 and the magnitude within 0-30."
             )
         if self.workers < 0 or self.pad < 0:
-            raise ValueError(f"workers={self.workers} and pad={self.pad} must not be negative.")
+            raise UserError(f"workers={self.workers} and pad={self.pad} must not be negative.")
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,12 @@ class OptimConfig:
         check_fields(self)
         for name in ("lr", "weight_decay", "end_lr", "warmup_steps", "cooldown_steps"):
             if not getattr(self, name) >= 0 or math.isinf(getattr(self, name)):
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more, and finite.")
+                raise UserError(f"{name} is {getattr(self, name)}; it must be 0 or more, and finite.")
         for name in ("beta1", "beta2", "momentum"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1).")
+                raise UserError(f"{name} is {getattr(self, name)}; it must lie in [0, 1).")
         if self.clip_norm is not None and not self.clip_norm > 0:
-            raise ValueError(f"clip_norm is {self.clip_norm}; give a positive norm, or None not to clip.")
+            raise UserError(f"clip_norm is {self.clip_norm}; give a positive norm, or None not to clip.")
 
 
 @dataclass(frozen=True)
@@ -154,17 +155,17 @@ class FewShotConfig:
         if self.classes is not None and (
             len(self.classes) < 2 or len(set(self.classes)) < len(self.classes) or min(self.classes) < 0
         ):
-            raise ValueError(f"classes is {self.classes}; give two numbers of classes or more, all different, or None.")
+            raise UserError(f"classes is {self.classes}; give two numbers of classes or more, all different, or None.")
         if self.root is not None and self.dataset is None:
-            raise ValueError(f"root is {self.root!r} and there is no dataset; the run's own data set brings its own.")
+            raise UserError(f"root is {self.root!r} and there is no dataset; the run's own data set brings its own.")
         if not self.shots or min(self.shots) < 1:
-            raise ValueError(f"shots is {self.shots}; give numbers of examples a class, each at least 1.")
+            raise UserError(f"shots is {self.shots}; give numbers of examples a class, each at least 1.")
         if not 0 < self.l2 < math.inf:
-            raise ValueError(f"l2 is {self.l2}; it must be positive and finite.")
+            raise UserError(f"l2 is {self.l2}; it must be positive and finite.")
         if self.seeds < 1:
-            raise ValueError(f"seeds is {self.seeds}; at least one draw is needed.")
+            raise UserError(f"seeds is {self.seeds}; at least one draw is needed.")
         if self.test_pictures is not None and self.test_pictures < 1:
-            raise ValueError(f"test_pictures is {self.test_pictures}; it must be at least 1, or None for all.")
+            raise UserError(f"test_pictures is {self.test_pictures}; it must be at least 1, or None for all.")
 
 
 @dataclass(frozen=True)
@@ -184,9 +185,9 @@ class MaskingConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if not 0 < self.share <= 1:
-            raise ValueError(f"share is {self.share}; it is a share of the patches, in (0, 1].")
+            raise UserError(f"share is {self.share}; it is a share of the patches, in (0, 1].")
         if not (self.masked >= 0 and self.replaced >= 0 and self.masked + self.replaced <= 1 + 1e-9):
-            raise ValueError(
+            raise UserError(
                 f"masked={self.masked} and replaced={self.replaced} are shares of the corrupted patches: neither may "
                 f"be negative, nor both together more than 1."
             )
@@ -256,25 +257,25 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if (self.steps is None) == (self.epochs is None):
-            raise ValueError(f"steps={self.steps} and epochs={self.epochs}: give exactly one of them.")
+            raise UserError(f"steps={self.steps} and epochs={self.epochs}: give exactly one of them.")
         for name in ("steps", "epochs", "batch_size", "microbatch", "log_every", "eval_every", "checkpoint_every",
                      "keep_checkpoints"):  # fmt: skip
             given = getattr(self, name)
             if given is not None and not 0 < given < math.inf:
-                raise ValueError(f"{name} is {given}; it must be positive and finite.")
+                raise UserError(f"{name} is {given}; it must be positive and finite.")
         if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed is {self.seed}; it must be 0 or more, and below 2**63.")
+            raise UserError(f"seed is {self.seed}; it must be 0 or more, and below 2**63.")
         if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing is {self.label_smoothing}; it must lie in [0, 1).")
+            raise UserError(f"label_smoothing is {self.label_smoothing}; it must lie in [0, 1).")
         if not 0 <= self.mixup < math.inf:
-            raise ValueError(f"mixup is {self.mixup}; it must be 0 (off) or a positive Beta parameter.")
+            raise UserError(f"mixup is {self.mixup}; it must be 0 (off) or a positive Beta parameter.")
         if self.average_decay is not None and not 0 < self.average_decay < 1:
-            raise ValueError(f"average_decay is {self.average_decay}; it must lie in (0, 1), or be None.")
+            raise UserError(f"average_decay is {self.average_decay}; it must lie in (0, 1), or be None.")
         if self.masking is not None:
             self._check_masking()
         if self.float8 and not (isinstance(self.model, ViTConfig) and self.model.width % 16 == 0):
             given = f"a width of {self.model.width}" if isinstance(self.model, ViTConfig) else "a ResNet"
-            raise ValueError(
+            raise UserError(
                 f"float8 multiplies in a ViT's blocks, with a width that is a multiple of 16, and this is {given}; "
                 f"take such a ViT, or leave float8 out."
             )
@@ -293,24 +294,24 @@ class TrainConfig:
              "give 'raise'"),
         ):  # fmt: skip
             if wrong:
-                raise ValueError(f"cuda_graphs {what}, or leave cuda_graphs out.")
+                raise UserError(f"cuda_graphs {what}, or leave cuda_graphs out.")
 
     def _check_masking(self) -> None:
         """Masked patch prediction takes a ViT that is all patches, and no setting that speaks of classes."""
         model = self.model
         if not isinstance(model, ViTConfig):
-            raise ValueError("masked patch prediction needs patches, and a ResNet has none; take a ViT.")
+            raise UserError("masked patch prediction needs patches, and a ResNet has none; take a ViT.")
         if model.stem is not None:
-            raise ValueError(
+            raise UserError(
                 "masked patch prediction needs patches cut from the picture: a hybrid's convolutions have seen what "
                 "lies around them, so that nothing is hidden where an embedding is. Take a ViT without a stem."
             )
         if model.num_patches < 2:
-            raise ValueError(
+            raise UserError(
                 f"a picture of {model.num_patches} patch leaves nothing to tell it from; take smaller ones."
             )
         if model.pool == "map" or model.representation_size is not None or model.num_classes:
-            raise ValueError(
+            raise UserError(
                 f"masked patch prediction trains no head: pool={model.pool!r}, representation_size="
                 f"{model.representation_size} and num_classes={model.num_classes} would stay as they were drawn. Set "
                 f"pool to 'token' or 'gap', representation_size to None and num_classes to 0; fine-tuning adds a head."
@@ -318,7 +319,7 @@ class TrainConfig:
         idle = {"loss": "softmax", "label_smoothing": 0.0, "mixup": 0.0}
         for name, off in idle.items():
             if getattr(self, name) != off:
-                raise ValueError(
+                raise UserError(
                     f"{name}={getattr(self, name)!r} has no effect in masked patch prediction, which has no classes; "
                     f"leave it at {off!r}."
                 )
@@ -359,23 +360,23 @@ class FinetuneConfig(TrainConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.masking is not None:
-            raise ValueError("masking is for pre-training, and fine-tuning learns classes; leave it out.")
+            raise UserError("masking is for pre-training, and fine-tuning learns classes; leave it out.")
         if not all(0 < rate < math.inf for rate in self.learning_rates):
-            raise ValueError(f"learning_rates are {self.learning_rates}; each must be positive and finite.")
+            raise UserError(f"learning_rates are {self.learning_rates}; each must be positive and finite.")
         if len(set(self.learning_rates)) < len(self.learning_rates):
-            raise ValueError(f"learning_rates are {self.learning_rates}; name each of them once.")
+            raise UserError(f"learning_rates are {self.learning_rates}; name each of them once.")
         if not 0 < self.held_out < 1:
-            raise ValueError(f"held_out is {self.held_out}; it is a share of the training split, in (0, 1).")
+            raise UserError(f"held_out is {self.held_out}; it is a share of the training split, in (0, 1).")
         if self.runs < 1:
-            raise ValueError(f"runs is {self.runs}; it must be at least 1.")
+            raise UserError(f"runs is {self.runs}; it must be at least 1.")
         if self.fresh_positions and self.from_scratch:
-            raise ValueError("fresh_positions has no effect from scratch, where all weights are new; leave it out.")
+            raise UserError("fresh_positions has no effect from scratch, where all weights are new; leave it out.")
         if self.head_std is not None and not 0 < self.head_std < math.inf:
-            raise ValueError(
+            raise UserError(
                 f"head_std is {self.head_std}; it must be positive and finite, or None for a head of zeros."
             )
         if self.sweep_steps is not None and (self.sweep_steps < 1 or len(self.learning_rates) < 2):
-            raise ValueError(
+            raise UserError(
                 f"sweep_steps is {self.sweep_steps} for the learning rates {self.learning_rates}; give at least 1 "
                 f"step, and two rates or more to choose from."
             )

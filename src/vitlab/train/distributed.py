@@ -25,6 +25,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from vitlab.errors import UserError
 from vitlab.models.encoder import Block
 from vitlab.models.resnet import Bottleneck
 from vitlab.train.float8 import to_float8
@@ -79,7 +80,7 @@ class Ranks:
     def check_batch(self, batch_size: int) -> None:
         """Raises ValueError for a batch that the processes cannot share equally; asked before anything is written."""
         if batch_size % self.world_size:
-            raise ValueError(
+            raise UserError(
                 f"batch_size={batch_size} is that of all {self.world_size} processes together: give a multiple of "
                 f"{self.world_size}, or start another number of processes."
             )
@@ -211,7 +212,7 @@ def environment() -> Ranks:
     if int(os.environ.get("WORLD_SIZE") or 1) == 1:
         return ALONE
     if missing := [name for name in names if name not in os.environ]:
-        raise ValueError(
+        raise UserError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} asks for several processes and {', '.join(missing)} is not set: "
             f"start them with `torchrun --nproc-per-node {os.environ['WORLD_SIZE']} -m vitlab ...`, or unset it."
         )
@@ -291,7 +292,7 @@ class Spread:
             return
         if ranks.world_size > 1 and precision != "bfloat16":  # a bfloat16 copy has its gradients averaged in float32
             if graphs:
-                raise ValueError(
+                raise UserError(
                     f"cuda_graphs: {ranks.world_size} processes exchange {precision} gradients within the backward "
                     f"pass, which no graph can replay. Give --precision bfloat16, where they are exchanged after it, "
                     f"or leave cuda_graphs out."

@@ -14,6 +14,7 @@ from types import ModuleType
 import torch
 from torch import nn
 
+from vitlab.errors import UserError
 from vitlab.models.encoder import Block
 
 SIDE = 16
@@ -35,7 +36,7 @@ def to_float8(model: nn.Module, device: torch.device) -> None:
     """
     layers = dense_layers(model)
     if not any(map(_fits, layers.values())):
-        raise ValueError(
+        raise UserError(
             f"float8 needs dense layers in blocks, with sides that are multiples of {SIDE}, and none of this model's "
             f"{len(layers)} is one. Take a ViT whose width is, or leave float8 out."
         )
@@ -86,7 +87,7 @@ def _torchao() -> ModuleType:
     try:
         import torchao.float8
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise UserError(
             "float8 needs the package torchao, which is not installed: pip install 'vitlab[float8]'."
         ) from error
     finally:

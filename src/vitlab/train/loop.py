@@ -25,6 +25,7 @@ from vitlab.data.datasets import load_dataset
 from vitlab.data.loader import Batch, train_batches
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import TrainTransform
+from vitlab.errors import UserError
 from vitlab.train.checkpoint import Checkpoint, CheckpointWriter, load_latest, read_checkpoint
 from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import ALONE, Ranks, own_part, whole
@@ -77,7 +78,7 @@ def train(
             exclude=data.exclude, part=data.part, part_seed=data.part_seed or 0,
         )  # fmt: skip
     if config.masking is None and len(dataset.classes) != config.model.num_classes:
-        raise ValueError(
+        raise UserError(
             f"the model has {config.model.num_classes} classes and {data.name} has {len(dataset.classes)}; set "
             f"model.num_classes to {len(dataset.classes)}."
         )
@@ -109,7 +110,7 @@ def train(
             # The one exchange of a step that the host waits for; where a process has died it ends the others.
             asked, pictures, skipped = ranks.add_up(asked_to_stop.is_set(), len(batch.indices), batch.skipped)
             if not pictures:
-                raise ValueError(
+                raise UserError(
                     f"none of the {skipped} pictures of a batch can be read; the log says why. Mend them, or take them "
                     f"out of {data.name}."
                 )

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from vitlab.errors import UserError
 from vitlab.train.config import OptimConfig
 from vitlab.train.distributed import is_sharded
 
@@ -138,7 +139,7 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
     for key, value in tensors.items():
         name, _, quantity = key.rpartition("/")
         if name not in places or (value.ndim and value.shape != shapes[places[name]]):
-            raise ValueError(
+            raise UserError(
                 f"the optimiser's {key} of shape {tuple(value.shape)} fits no parameter of this model; "
                 f"the state was saved by a run of another model. Start this one in another work folder."
             )

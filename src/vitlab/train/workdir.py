@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from vitlab.errors import UserError
 from vitlab.files import lock_file, replacing_file
 from vitlab.train.distributed import ALONE, Ranks
 
@@ -50,7 +51,7 @@ class Workdir:
         """Whether the run has ended and left its result."""
         if not (self.path / "config.json").is_file():
             self.close()
-            raise ValueError(
+            raise UserError(
                 f"process {ranks.rank} of {ranks.world_size} does not see the work folder {self.path} that the first "
                 f"has opened; give a --workdir on a file system that all machines share."
             )
@@ -62,7 +63,7 @@ class Workdir:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self.path)
         except OSError as error:
-            raise ValueError(
+            raise UserError(
                 f"nothing can be written to the work folder {self.path} ({error.strerror}); give another --workdir, or "
                 f"allow writing there."
             ) from error
@@ -153,12 +154,12 @@ class Workdir:
 
     def _check_is_ours(self) -> None:
         if self.path.exists() and not self.path.is_dir():
-            raise ValueError(f"the work folder {self.path} is a file; give the name of a folder.")
+            raise UserError(f"the work folder {self.path} is a file; give the name of a folder.")
         if not self.path.exists() or (self.path / "config.json").is_file():
             return
         others = sorted(each.name for each in self.path.iterdir() if not each.name.startswith((LOCK, ".config.json")))
         if others:
-            raise ValueError(
+            raise UserError(
                 f"the work folder {self.path} is not empty and holds no run (config.json is missing; it has "
                 f"{', '.join(others[:5])}{', ...' if len(others) > 5 else ''}). Give a new or empty folder."
             )
@@ -172,9 +173,9 @@ class Workdir:
         try:
             differing = _differences(json.loads(file.read_bytes()), settings)
         except ValueError as error:
-            raise ValueError(f"{file} is not readable JSON ({error}); give another --workdir.") from error
+            raise UserError(f"{file} is not readable JSON ({error}); give another --workdir.") from error
         if differing:
-            raise ValueError(
+            raise UserError(
                 f"the work folder {self.path} holds a run with other settings:\n  "
                 + "\n  ".join(differing)
                 + "\nGive another --workdir, or the same settings to continue that run."
@@ -202,7 +203,7 @@ def _lock(folder: Path) -> BinaryIO:
     file = lock_file(folder / LOCK)
     if file is None:
         holder = (folder / LOCK).read_text()
-        raise ValueError(
+        raise UserError(
             f"the work folder {folder} is in use by process {holder}; wait for it, stop it, or give another --workdir."
         )
     return file

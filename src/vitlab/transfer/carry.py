@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import torch
 
+from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, ModelConfig, ViTConfig
 from vitlab.models.encoder import attention_path
 from vitlab.models.initial import LEARNT_POSITIONS, redraw_positions
@@ -53,7 +54,7 @@ def adapted(
     """
     side = max(source.image_hw)
     if image_size is None and config.model.image_hw[0] ** 2 > 16 * side**2:
-        raise ValueError(
+        raise UserError(
             f"the recipe's {config.model.image_hw[0]} pixels are far from the {side} that the checkpoint was trained "
             f"at, and would cost it {(config.model.image_hw[0] / side) ** 2:.0f} times the patches; say which size "
             f"you want, e.g. --image-size {2 * side}."
@@ -64,7 +65,7 @@ def adapted(
         assert isinstance(config.model, ViTConfig), "every fine-tuning recipe has a ViT's settings"
         model = dataclasses.replace(model, representation_size=None, dropout=config.model.dropout)
     elif isinstance(config.model, ViTConfig) and config.model.dropout:
-        raise ValueError(f"dropout={config.model.dropout}: the checkpoint is a ResNet, which has none; leave it out.")
+        raise UserError(f"dropout={config.model.dropout}: the checkpoint is a ResNet, which has none; leave it out.")
     fits = _power_of_two(MICROBATCH_BYTES / activation_bytes(model, choose_device(device).type))
     micro = fits if config.microbatch is None and fits < config.batch_size else config.microbatch
     return dataclasses.replace(config, model=model, microbatch=micro)
@@ -121,7 +122,7 @@ def check_positions(model: ModelConfig) -> None:
     """Raises ValueError for a model without position embeddings that could be drawn anew."""
     if not isinstance(model, ViTConfig) or model.position not in LEARNT_POSITIONS:
         kind = f"position={model.position!r}" if isinstance(model, ViTConfig) else "a ResNet"
-        raise ValueError(
+        raise UserError(
             f"fresh_positions draws learnt position embeddings anew, and the checkpoint has none ({kind}); leave it "
             f"out."
         )

@@ -18,6 +18,7 @@ from vitlab.data.datasets import load_dataset
 from vitlab.data.loader import Batch, eval_batches
 from vitlab.data.sources import Dataset, Labels
 from vitlab.data.transforms import EvalTransform
+from vitlab.errors import UserError
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.objectives import class_shares
 from vitlab.transfer.precision import computes_in, load_for_judging, noted, recorded
@@ -60,7 +61,7 @@ class Evaluation:
     def confusion(self) -> Int[np.ndarray, "K K"]:
         """Pictures of class i (row) that were called j (column). ValueError where pictures have several labels."""
         if self.label_sets is not None:
-            raise ValueError(
+            raise UserError(
                 "pictures with several labels have no confusion matrix: which label was confused is unknown"
             )
         counts = np.zeros((len(self.classes), len(self.classes)), dtype=np.int64)
@@ -165,7 +166,7 @@ def evaluate(
             images = torch.cat([images, images.new_zeros(batch_size - count, *images.shape[1:])])
         logits = answers(model, images, mirror)[:count]
         if logits.shape[1] != len(dataset.classes):
-            raise ValueError(
+            raise UserError(
                 f"the model answers with {logits.shape[1]} classes and {dataset.name} has {len(dataset.classes)}; "
                 f"fine-tune it on this data set first (`vitlab finetune`)."
             )
@@ -178,7 +179,7 @@ def evaluate(
     whole = ranks.gather(own)
     skipped = int(ranks.gather({"skipped": np.array([skipped])})["skipped"].sum())
     if not len(whole["indices"]):
-        raise ValueError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) could be read.")
+        raise UserError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) could be read.")
     order = np.argsort(whole["indices"])
     whole = {name: values[order] for name, values in whole.items()}
     sets = None if dataset.label_sets is None else dataset.label_sets.take(whole["indices"])
@@ -254,9 +255,9 @@ def evaluate_checkpoint(
     card = load_card(checkpoint, image_size=image_size)
     name = dataset or card.get("dataset")
     if name is None:
-        raise ValueError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")
+        raise UserError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")
     if model.head is None:
-        raise ValueError(f"{checkpoint} has no head, so it has no answers; fine-tune it first (`vitlab finetune`).")
+        raise UserError(f"{checkpoint} has no head, so it has no answers; fine-tune it first (`vitlab finetune`).")
     own = card if name == card.get("dataset") else {}  # what the card says of its own data set
     with ranks.first_ahead():
         pictures = load_dataset(
@@ -282,12 +283,12 @@ def _matched(checkpoint: str, card: dict[str, Any], outputs: int, name: str, pic
     if name in imagenet.ORIGINS and imagenet.answers_imagenet(named, card.get("dataset")):
         if outputs != imagenet.CLASSES:
             whose = ", as ImageNet-21k has them" if outputs > 10_000 else ""
-            raise ValueError(
+            raise UserError(
                 f"{checkpoint} answers with {outputs:,} classes{whose}, and {name} needs the 1,000 of ImageNet: take a "
                 f"checkpoint that was fine-tuned on ImageNet, or fine-tune this one (`vitlab finetune`)."
             )
         return dataclasses.replace(pictures, classes=tuple(named)) if named else pictures
-    raise ValueError(
+    raise UserError(
         f"{checkpoint} knows the classes {_some(named or [])} and {name} has {_some(pictures.classes)}; test it on "
         f"data with its own classes, or fine-tune it on this data (`vitlab finetune`)."
     )
@@ -300,12 +301,12 @@ def choose_device(asked: str) -> torch.device:
     try:
         device = torch.device(asked)
     except RuntimeError as error:
-        raise ValueError(f"device {asked!r} is unknown; give auto, cpu, cuda or cuda:1.") from error
+        raise UserError(f"device {asked!r} is unknown; give auto, cpu, cuda or cuda:1.") from error
     if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device {asked!r} is not supported; give auto, cpu, cuda or cuda:1.")
+        raise UserError(f"device {asked!r} is not supported; give auto, cpu, cuda or cuda:1.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         there = torch.cuda.device_count()
-        raise ValueError(f"device {asked!r} was asked for and torch sees {there} GPUs; `vitlab doctor` says more.")
+        raise UserError(f"device {asked!r} was asked for and torch sees {there} GPUs; `vitlab doctor` says more.")
     return device
 
 

@@ -18,6 +18,7 @@ from vitlab.data.kept import digest_pictures, read_arrays
 from vitlab.data.loader import eval_batches
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
+from vitlab.errors import UserError
 from vitlab.files import write_arrays
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
@@ -63,9 +64,9 @@ def features(
     representations that are not finite, and where no picture can be read.
     """
     if not len(dataset):
-        raise ValueError(f"{dataset.name} has no pictures in its split {dataset.split!r}.")
+        raise UserError(f"{dataset.name} has no pictures in its split {dataset.split!r}.")
     if batch_size < 1:
-        raise ValueError(f"batch_size={batch_size}: give a positive number of pictures.")
+        raise UserError(f"batch_size={batch_size}: give a positive number of pictures.")
     transform = EvalTransform(model.config.image_hw, resize=resize, keep_aspect=keep_aspect)
     x = np.zeros((len(dataset), model.config.num_features), np.float32)
     known = np.zeros(len(dataset), bool)
@@ -101,7 +102,7 @@ def features(
         new = ranks.gather({"rows": own, "x": x[own]})
         known[new["rows"]], x[new["rows"]] = True, new["x"]
     if not known.any():
-        raise ValueError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) could be read.")
+        raise UserError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) could be read.")
     indices = np.flatnonzero(known)
     whole = len(indices) == len(dataset)
     return Features(x if whole else x[indices], dataset.labels[indices], indices, len(dataset) - len(indices))
@@ -150,7 +151,7 @@ def _compute(
                 x[rows] = found.cpu().numpy()
                 held.clear()
                 if not (good := np.isfinite(x[rows]).all(axis=1)).all():
-                    raise ValueError(
+                    raise UserError(
                         f"the model's representation of {dataset.path(int(rows[~good][0]))} is not finite; its weights "
                         f"are broken, or its training ran away. Take another checkpoint."
                     )
@@ -166,13 +167,13 @@ def _compute(
 def check_features(x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " m"], num_classes: int) -> None:
     """Raises ValueError for representations and labels that nothing can be fitted to, or tested on."""
     if not len(x) or len(x) != len(labels):
-        raise ValueError(
+        raise UserError(
             f"{len(x)} representations and {len(labels)} labels: give one label for each, and at least one."
         )
     if labels.min() < 0 or labels.max() >= num_classes:
-        raise ValueError(f"the labels are {labels.min()} to {labels.max()}; {num_classes} classes go from 0 on.")
+        raise UserError(f"the labels are {labels.min()} to {labels.max()}; {num_classes} classes go from 0 on.")
     if not (finite := np.isfinite(x).all(axis=1)).all():
-        raise ValueError(
+        raise UserError(
             f"{(~finite).sum()} of {len(x)} representations are not finite; the model's weights are broken."
         )
 

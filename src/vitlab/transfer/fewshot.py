@@ -12,6 +12,7 @@ from torch import nn
 
 from vitlab.data.datasets import load_dataset
 from vitlab.data.sources import Dataset
+from vitlab.errors import UserError
 from vitlab.models.vit import Model
 from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
@@ -97,13 +98,13 @@ def few_examples(
     """
     for dataset in (train, test):
         if dataset.label_sets is not None:
-            raise ValueError(f"{dataset.name} has several labels a picture; few-shot accuracy is of data with one.")
+            raise UserError(f"{dataset.name} has several labels a picture; few-shot accuracy is of data with one.")
     if train.classes != test.classes:
-        raise ValueError(f"{train.name} has other classes in {train.split} than in {test.split}.")
+        raise UserError(f"{train.name} has other classes in {train.split} than in {test.split}.")
     classes, labels = len(train.classes), train.labels
     if not len(labels) or not len(test):
         empty = test if len(labels) else train
-        raise ValueError(f"{empty.name} has no pictures in its split {empty.split!r}.")
+        raise UserError(f"{empty.name} has no pictures in its split {empty.split!r}.")
     places = {(k, turn): draw(labels, classes, k, seed) for k in shots for turn, seed in enumerate(seeds)}
     needed = np.unique(np.concatenate(list(places.values())))
     draws = {key: np.searchsorted(needed, each) for key, each in places.items()}
@@ -125,7 +126,7 @@ def accuracies(
         rows = place[drawn]
         rows = rows[rows >= 0]  # pictures that could not be read are missing from their draw
         if not len(rows):
-            raise ValueError(f"none of the {len(drawn)} pictures drawn from {split.train.name} could be read.")
+            raise UserError(f"none of the {len(drawn)} pictures drawn from {split.train.name} could be read.")
         ridge = Ridge(train.x[rows], train.labels[rows], split.num_classes)
         found.setdefault(shots, []).append(ridge.correct(test.x, test.labels, l2s).mean(axis=1))
     return {shots: np.stack(rows) for shots, rows in found.items()}
@@ -144,7 +145,7 @@ def during_training(
     joined = {"trainval": {"train", "val"}, "all": {"train", "val", "test"}}
     learnt, asked = (joined.get(split, {split}) for split in (data.train_split, own.test_split))
     if own.dataset is None and learnt & asked:
-        raise ValueError(
+        raise UserError(
             f"the few-shot test would be on {own.test_split}, which is part of what the run learns from "
             f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."
         )
@@ -281,19 +282,19 @@ def _protocol(
 ) -> tuple[Sequence[float], list[int | None]]:
     """The l2 to try, and the seeds of the draws; raises ValueError for what makes no protocol."""
     if original and (l2 is not None or seeds is not None):
-        raise ValueError(
+        raise UserError(
             "the original form takes the first pictures of each class and its own 30 l2; leave out l2 and seeds."
         )
     l2s = L2_GRID if original else (L2,) if l2 is None else l2
     draws: list[int | None] = [None] if original else list(range(SEEDS if seeds is None else seeds))
     if not (shots and min(shots) > 0 and draws and l2s and all(0 < each < np.inf for each in l2s)):
-        raise ValueError(
+        raise UserError(
             f"shots {tuple(shots)}, seeds {len(draws)}, l2 {tuple(l2s)}: give at least one of each, and all positive."
         )
     if not datasets or len(set(datasets)) < len(datasets):
-        raise ValueError(f"data sets {tuple(datasets)}: name at least one, and each of them once.")
+        raise UserError(f"data sets {tuple(datasets)}: name at least one, and each of them once.")
     if leave_self_out and (len(datasets) < 2 or len(l2s) < 2):
-        raise ValueError(
+        raise UserError(
             f"leave_self_out chooses between several l2 by the other data sets; {len(l2s)} l2 and {len(datasets)} data "
             f"sets were given."
         )

@@ -19,6 +19,7 @@ from torch import nn
 from vitlab.data.datasets import stratified_split
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
+from vitlab.errors import UserError
 from vitlab.models import build_model
 from vitlab.models.config import ImageSize
 from vitlab.models.initial import redraw_head
@@ -97,7 +98,7 @@ def finetune(
         or config.head_std is not None
         or config.automatic
     ):
-        raise ValueError(
+        raise UserError(
             "a search, several runs, from_scratch, fresh positions, head_std and automatic settings are for "
             "sweep_and_finetune."
         )
@@ -302,7 +303,7 @@ def hold_out(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, Datase
     parts = stratified_split(dataset.labels, {"held_out": share}, seed)
     rest, held = (dataset.take(parts[name]) for name in ("train", "held_out"))
     if not len(rest) or not len(held):
-        raise ValueError(
+        raise UserError(
             f"held_out={share:g} leaves {len(rest)} pictures of {dataset.name} to train on and {len(held)} to judge by "
             f"(a class needs at least two); give another share, or one rate and no search (`--learning-rates 0.01`)."
         )

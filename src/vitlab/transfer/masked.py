@@ -24,6 +24,7 @@ from vitlab.data.loader import DRAWS, eval_batches
 from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform, example_uniforms
+from vitlab.errors import UserError
 from vitlab.files import replacing_file
 from vitlab.models.vit import ViT
 from vitlab.settings import from_dict, to_dict
@@ -128,7 +129,7 @@ def evaluate_masked(
     model.train(was_training)
     found = tally.result(ranks)
     if found is None:
-        raise ValueError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) could be read.")
+        raise UserError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) could be read.")
     return found
 
 
@@ -198,20 +199,20 @@ def load_masked(folder: Path | str) -> MaskedViT:
     """
     path = Path(folder) / PARTS
     if not path.is_file():
-        raise ValueError(f"{folder} is no finished run of masked patch prediction: it has no {PARTS}.")
+        raise UserError(f"{folder} is no finished run of masked patch prediction: it has no {PARTS}.")
     vit = load_model(Path(folder) / "model")
     try:
         with safetensors.safe_open(path, framework="pt") as file:
             masking = from_dict(MaskingConfig, json.loads((file.metadata() or {})["masking"]))
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (it is no dict)
     except (safetensors.SafetensorError, KeyError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged, or of something else ({error!r}); take another copy.") from error
+        raise UserError(f"{path} is damaged, or of something else ({error!r}); take another copy.") from error
     if not isinstance(vit, ViT):
-        raise ValueError(f"{folder}/model is a ResNet, and {PARTS} belongs to a ViT.")
+        raise UserError(f"{folder}/model is a ResNet, and {PARTS} belongs to a ViT.")
     model = MaskedViT(vit.config, masking)
     expected = {name: tensor.shape for name, tensor in _parts(model).items()}
     if {name: tensor.shape for name, tensor in found.items()} != expected:
-        raise ValueError(f"{path} does not fit the model beside it; take another copy of both.")
+        raise UserError(f"{path} does not fit the model beside it; take another copy of both.")
     model.vit.load_state_dict(vit.state_dict())
     model.load_state_dict(found, strict=False)
     return model.eval()
@@ -291,7 +292,7 @@ def write_reconstructions(
         places.append(index)
     path, device = folder / SHEET, model.mask.device
     if not pictures:
-        raise ValueError(f"none of {count} pictures of {dataset.name} ({dataset.split}) could be read.")
+        raise UserError(f"none of {count} pictures of {dataset.name} ({dataset.split}) could be read.")
     indices = np.array(places, np.int64)
     numbers = example_uniforms(0, np.zeros_like(indices), indices, masking.draws(config.num_patches), DRAWS)
     plan = corruption(masking, torch.from_numpy(numbers).to(device), config.num_patches)

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from vitlab.errors import UserError
 from vitlab.models.config import ImageSize
 from vitlab.models.vit import Model
 from vitlab.train.distributed import ALONE, Ranks
@@ -35,7 +36,7 @@ def load_for_judging(
     Where that gains no time over float32, the first of `ranks` says so. Raises ValueError for an unknown precision.
     """
     if precision not in PRECISIONS:
-        raise ValueError(f"precision is {precision!r}; a checkpoint is judged in {' or '.join(PRECISIONS)}.")
+        raise UserError(f"precision is {precision!r}; a checkpoint is judged in {' or '.join(PRECISIONS)}.")
     if precision == "bfloat16" and ranks.first and resolve_precision("auto", device) == "float32":
         logger.warning("this %s is not faster in bfloat16: float32 takes no longer, and is exact", device.type.upper())
     if device.type == "cpu":

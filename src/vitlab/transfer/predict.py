@@ -14,6 +14,7 @@ from torch import Tensor
 from vitlab.data.pictures import PICTURE_SUFFIXES, PictureError, decode
 from vitlab.data.sources import pictures_below
 from vitlab.data.transforms import EvalTransform
+from vitlab.errors import UserError
 from vitlab.transfer.evaluate import answers, choose_device
 from vitlab.transfer.precision import load_for_judging
 from vitlab.weights import class_names, load_card
@@ -50,11 +51,11 @@ def predict(
     nothing to answer for, is a ValueError.
     """
     if top < 1:
-        raise ValueError(f"top is {top}; ask for at least 1 answer.")
+        raise UserError(f"top is {top}; ask for at least 1 answer.")
     place = choose_device(device)
     model = load_for_judging(checkpoint, place, precision)
     if model.head is None:
-        raise ValueError(f"{checkpoint} has no head, so it has no answers; fine-tune it first (`vitlab finetune`).")
+        raise UserError(f"{checkpoint} has no head, so it has no answers; fine-tune it first (`vitlab finetune`).")
     card = load_card(checkpoint)
     names = class_names(card, model.config.num_classes)
     transform = EvalTransform(model.config.image_hw, resize=card.get("eval_resize"))
@@ -93,7 +94,7 @@ def find_pictures(sources: Iterable[str]) -> Iterator[tuple[str, Path | bytes]]:
     """Name and place, or bytes, of every picture in `sources`, as `predict` takes them; nothing is decoded yet."""
     sources = list(sources)
     if not sources:  # nor on the standard input
-        raise ValueError("no picture was named; give pictures, folders of them, or - to name them on stdin.")
+        raise UserError("no picture was named; give pictures, folders of them, or - to name them on stdin.")
     for source in sources:
         if source == "-":
             yield from _standard_input()
@@ -102,12 +103,12 @@ def find_pictures(sources: Iterable[str]) -> Iterator[tuple[str, Path | bytes]]:
         if path.is_dir():
             found = sorted(map(Path, pictures_below(path, Counter())))
             if not found:
-                raise ValueError(f"the folder {path} holds no picture ({', '.join(sorted(PICTURE_SUFFIXES))}).")
+                raise UserError(f"the folder {path} holds no picture ({', '.join(sorted(PICTURE_SUFFIXES))}).")
             yield from ((str(each), each) for each in found)
         elif path.is_file():
             yield str(path), path
         else:
-            raise ValueError(f"there is no file or folder {path}; give pictures, folders of them, or - for stdin.")
+            raise UserError(f"there is no file or folder {path}; give pictures, folders of them, or - for stdin.")
 
 
 def _standard_input() -> Iterator[tuple[str, Path | bytes]]:

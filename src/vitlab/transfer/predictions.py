@@ -8,6 +8,7 @@ import numpy as np
 
 from vitlab.data.exclusion import picture_id
 from vitlab.data.sources import Dataset, Labels
+from vitlab.errors import UserError
 from vitlab.files import replacing_file
 from vitlab.transfer.evaluate import Evaluation
 
@@ -50,7 +51,7 @@ def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, 
         text = path.read_bytes().decode(errors="surrogateescape")
         head, *lines = csv.reader(io.StringIO(text, newline=""))
         if tuple(head) != COLUMNS:
-            raise ValueError(f"its head is {','.join(head)[:60]!r}")
+            raise UserError(f"its head is {','.join(head)[:60]!r}")
         rows = [dict(zip(COLUMNS, line, strict=True)) for line in lines]
         labels = [[int(label) for label in row["labels"].split()] for row in rows]
         indices, predictions = (
@@ -62,11 +63,11 @@ def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, 
         )
         named = all(classes[int(row["prediction"])] == row["answer"] for row in rows)
     except (ValueError, IndexError, csv.Error) as error:
-        raise ValueError(
+        raise UserError(
             f"{path} is not a table of predictions ({error}); remove it, and the run is shown without it."
         ) from error
     if not named:
-        raise ValueError(f"{path} is of other classes than the model's; remove it, and the run is shown without it.")
+        raise UserError(f"{path} is of other classes than the model's; remove it, and the run is shown without it.")
     sets = Labels.of_lists(labels)
     found = Evaluation(
         classes, indices, sets.firsts, predictions, confidences, losses, right, top5, skipped=0,

@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 
 from vitlab.data.datasets import load_dataset, stratified_split
+from vitlab.errors import UserError
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.transfer.evaluate import choose_device
 from vitlab.transfer.features import cache_folder, check_features, features, resize_of
@@ -66,7 +67,7 @@ def knn(
     check_features(test_x, test_labels, num_classes)
     ks = _possible(ks, len(train_x))
     if not temperature > 0:
-        raise ValueError(f"temperature is {temperature}; it must be positive.")
+        raise UserError(f"temperature is {temperature}; it must be positive.")
     known, answers = _directions(train_x, device), torch.from_numpy(train_labels).to(device)
     right = {True: dict.fromkeys(ks, 0), False: dict.fromkeys(ks, 0)}
     rows = max(1, _SIMILARITIES // max(len(train_x), num_classes))
@@ -89,13 +90,13 @@ def knn(
 def _possible(ks: Sequence[int] | None, pictures: int) -> list[int]:
     ks = [k for k in KS if k <= pictures] if ks is None else list(ks)
     if not ks or min(ks) < 1 or max(ks) > pictures:
-        raise ValueError(f"k is {ks}; give numbers from 1 to the {pictures} training pictures.")
+        raise UserError(f"k is {ks}; give numbers from 1 to the {pictures} training pictures.")
     return ks
 
 
 def _check_l2(l2: Sequence[float]) -> None:
     if not l2 or not all(0 < each < np.inf for each in l2):
-        raise ValueError(f"l2 is {tuple(l2)}; give one or more positive numbers.")
+        raise UserError(f"l2 is {tuple(l2)}; give one or more positive numbers.")
 
 
 def _directions(x: np.ndarray, device: str | torch.device) -> torch.Tensor:
@@ -146,7 +147,7 @@ def linear_probe(
     check_features(test_x, test_labels, num_classes)
     _check_l2(l2)
     if len(np.unique(train_labels)) < 2:
-        raise ValueError("all training pictures are of one class; a probe needs at least two.")
+        raise UserError("all training pictures are of one class; a probe needs at least two.")
     mean, std = train_x.mean(axis=0, dtype=np.float64), train_x.std(axis=0, dtype=np.float64) + 1e-5
     train_x, test_x = (((x - mean) / std).astype(np.float32) for x in (train_x, test_x))
     shares: dict[float, float] = {}
@@ -155,7 +156,7 @@ def linear_probe(
         parts = stratified_split(train_labels, {"val": HELD_OUT}, seed)
         fit, val = parts["train"], parts["val"]
         if not len(val):
-            raise ValueError("every class has one training picture, so none can be held out to choose l2; give one l2.")
+            raise UserError("every class has one training picture, so none can be held out to choose l2; give one l2.")
         model = None
         for each in sorted(l2, reverse=True):  # from the simplest fit on, each begins where the one before ended
             model, _ = _fit(train_x[fit], train_labels[fit], each, model)
@@ -232,15 +233,15 @@ def probe_checkpoint(
     `ks` belongs to "knn", `l2` to "linear". Raises ValueError for bad settings, data or weights.
     """
     if (ks is not None and kind != "knn") or (l2 is not None and kind != "linear"):
-        raise ValueError(f"kind is {kind}: ks belongs to knn and l2 to linear; leave out the other.")
+        raise UserError(f"kind is {kind}: ks belongs to knn and l2 to linear; leave out the other.")
     place = choose_device(ranks.device(device))
     with ranks.first_ahead():
         train, test = (load_dataset(dataset, part, root=root, on_error=on_error) for part in (train_split, test_split))
     for part in (train, test):
         if part.label_sets is not None:
-            raise ValueError(f"{dataset} has several labels a picture in {part.split}; a probe needs one.")
+            raise UserError(f"{dataset} has several labels a picture in {part.split}; a probe needs one.")
     if train.classes != test.classes:
-        raise ValueError(f"{dataset} has other classes in {train_split} than in {test_split}.")
+        raise UserError(f"{dataset} has other classes in {train_split} than in {test_split}.")
     _possible(ks, len(train))  # before the long work
     _check_l2(L2_GRID if l2 is None else l2)
     model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)

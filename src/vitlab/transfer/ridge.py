@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float, Float32, Float64, Int
 
+from vitlab.errors import UserError
 from vitlab.transfer.features import check_features
 
 L2_GRID = tuple(2.0**power for power in range(-10, 20))  # the code of the paper's time chooses from these
@@ -116,5 +117,5 @@ def choose_l2(accuracies: Float[np.ndarray, "S L"], leave_self_out: bool = False
     if not leave_self_out:
         return np.full(sets, mean_ranks(accuracies).argmax())
     if sets < 2:
-        raise ValueError("leave_self_out chooses by the other data sets, and there is one only; give at least two.")
+        raise UserError("leave_self_out chooses by the other data sets, and there is one only; give at least two.")
     return np.array([mean_ranks(np.delete(accuracies, own, axis=0)).argmax() for own in range(sets)])

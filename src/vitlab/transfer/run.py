@@ -17,6 +17,7 @@ from vitlab.data.datasets import load_dataset
 from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
+from vitlab.errors import UserError
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train.config import DataConfig, TrainConfig
@@ -113,7 +114,7 @@ def readable(pictures: Pictures, ranks: Ranks = ALONE) -> Pictures:
         found.update({path: PictureError(path, reason) for _, path, reason in failed})
         kept = dataset.take(np.setdiff1d(np.arange(len(dataset)), [i for i, *_ in failed]))
         if not len(kept):
-            raise ValueError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) can be read.")
+            raise UserError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) can be read.")
         return kept
 
     train, test = without_failures(pictures.train), without_failures(pictures.test)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from vitlab.data.datasets import load_dataset
 from vitlab.data.pictures import PictureError
 from vitlab.data.vtab import GROUPS, TASKS, task_named
+from vitlab.errors import UserError
 from vitlab.settings import to_dict
 from vitlab.train.config import DataConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
@@ -58,13 +59,13 @@ def vtab(
     for name in asked:
         task_named(name)
     if config.data.classes is not None:
-        raise ValueError(f"classes are {config.data.classes}; a VTAB task keeps all of its own, leave them out.")
+        raise UserError(f"classes are {config.data.classes}; a VTAB task keeps all of its own, leave them out.")
     if config.data.exclude is not None:
-        raise ValueError(
+        raise UserError(
             f"exclude is {config.data.exclude!r}; a VTAB task trains on its own 1,000 pictures, all of them."
         )
     if config.data.part is not None:
-        raise ValueError(f"part is {config.data.part}; a VTAB task trains on its own 1,000 pictures, all of them.")
+        raise UserError(f"part is {config.data.part}; a VTAB task trains on its own 1,000 pictures, all of them.")
     ranks.check_batch(config.batch_size)
     source, digest = identity(load_model(checkpoint))
     start = f"{Path(checkpoint).name} {digest}"
@@ -104,7 +105,7 @@ def vtab(
             lambda: _missing(open_tasks, pictures)
         )  # the first alone downloads; all do the same tasks
         if missing and tasks != "available":
-            raise ValueError("\n  ".join([f"{len(missing)} of the tasks asked for cannot be had:", *missing.values()]))
+            raise UserError("\n  ".join([f"{len(missing)} of the tasks asked for cannot be had:", *missing.values()]))
         for name in asked:
             if name not in missing and record_of(name) is None:
                 train_and_score(name, folder.path / name)

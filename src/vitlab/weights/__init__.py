@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from vitlab.errors import UserError
+
 if typing.TYPE_CHECKING:
     from torch import Tensor
 
@@ -79,7 +81,7 @@ def load_model(
     )
     if dropout is not None:
         if not isinstance(config, ViTConfig):
-            raise ValueError(f"dropout={dropout}: {path} holds a ResNet, which has none; leave it out.")
+            raise UserError(f"dropout={dropout}: {path} holds a ResNet, which has none; leave it out.")
         config = dataclasses.replace(config, dropout=dropout)
     with torch.device("meta"):  # nothing is drawn that the checkpoint overwrites
         model = build_model(config)
@@ -131,7 +133,7 @@ def convert(
 
             write_huggingface(model, destination, card)
         case _:
-            raise ValueError(f"to is {to!r}; allowed: {', '.join(map(repr, typing.get_args(Format)))}.")
+            raise UserError(f"to is {to!r}; allowed: {', '.join(map(repr, typing.get_args(Format)))}.")
     written = load_model(destination, image_size=model.config.image_size)
     images = torch.rand(2, 3, *model.config.image_hw, generator=torch.Generator().manual_seed(0)) * 2 - 1
     with torch.no_grad():
@@ -154,14 +156,14 @@ def _check_destination(source: Path | str, destination: Path, to: Format) -> Non
     """Raises ValueError where writing would destroy the source, or a file that is no checkpoint."""
     place = _find(source)[1]
     if destination.exists() and destination.resolve() in (place.resolve(), Path(source).resolve()):
-        raise ValueError(f"{destination} is what is to be converted; give another place to write to.")
+        raise UserError(f"{destination} is what is to be converted; give another place to write to.")
     if to != "google" or not destination.exists():
         return
     if destination.is_dir():
-        raise ValueError(f"{destination} is a folder, and Google's format is one file; give a name such as model.npz.")
+        raise UserError(f"{destination} is a folder, and Google's format is one file; give a name such as model.npz.")
     with destination.open("rb") as file:
         if file.read(2) != b"PK":
-            raise ValueError(f"{destination} is there already and no .npz; give another name.")
+            raise UserError(f"{destination} is there already and no .npz; give another name.")
 
 
 def load_card(path: Path | str, *, image_size: "ImageSize | None" = None) -> dict[str, Any]:
@@ -225,27 +227,27 @@ def _find(given: Path | str) -> tuple[Format, Path]:
         given = fetch(str(given))
     path = Path(given)
     if not path.exists():
-        raise ValueError(f"there is nothing at {path}; give {READABLE}.")
+        raise UserError(f"there is nothing at {path}; give {READABLE}.")
     if path.is_dir():
         return _find_folder(path)
     try:
         with path.open("rb") as file:
             start = file.read(9)
     except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error}.") from error
+        raise UserError(f"{path} cannot be read: {error}.") from error
     if path.suffix in PICKLED or start.startswith(b"\x80") or _zips_a_pickle(path):
-        raise ValueError(_refuse_pickle(path))
+        raise UserError(_refuse_pickle(path))
     if start.startswith(b"PK"):
         return "google", path
     if path.name == "model.safetensors" and (path.parent / "config.json").is_file():
         return _find_folder(path.parent)
     if path.suffix == ".safetensors" or start[8:] == b"{":
         if "embedding.weight" in _names(path):
-            raise ValueError(
+            raise UserError(
                 f"{path} holds weights of vitlab without the config.json that says of which model; give {READABLE}."
             )
         return "timm", path
-    raise ValueError(f"{path} is no checkpoint, or a damaged one; give {READABLE}.")
+    raise UserError(f"{path} is no checkpoint, or a damaged one; give {READABLE}.")
 
 
 def _find_folder(folder: Path) -> tuple[Format, Path]:
@@ -257,15 +259,15 @@ def _find_folder(folder: Path) -> tuple[Format, Path]:
         return _whose(folder / "config.json"), folder
     for name in sorted(names):
         if Path(name).suffix in PICKLED:
-            raise ValueError(_refuse_pickle(folder / name))
+            raise UserError(_refuse_pickle(folder / name))
     if names & {"metrics.jsonl", "checkpoints"}:
-        raise ValueError(
+        raise UserError(
             f"{folder} is the work folder of a training that has not ended: there is no model/ in it. Run "
             f"its command again to finish it."
         )
     if "config.json" in names:
         return _whose(folder / "config.json"), folder
-    raise ValueError(f"{folder} holds no checkpoint; give {READABLE}.")
+    raise UserError(f"{folder} holds no checkpoint; give {READABLE}.")
 
 
 def _whose(config: Path) -> Format:
@@ -287,7 +289,7 @@ def _names(path: Path) -> list[str]:
         with safetensors.safe_open(path, framework="np") as file:
             return list(file.keys())
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is no safetensors file, or a damaged one ({error}); give {READABLE}.") from error
+        raise UserError(f"{path} is no safetensors file, or a damaged one ({error}); give {READABLE}.") from error
 
 
 def _zips_a_pickle(path: Path) -> bool:

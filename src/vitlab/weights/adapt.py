@@ -8,6 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.position import Interpolation, interpolate_offsets, resize_positions
 
@@ -39,7 +40,7 @@ def adapt(
         ("interpolation", interpolation, get_args(Interpolation)),
     ):
         if given not in allowed:
-            raise ValueError(f"{name} is {given!r}; allowed: {', '.join(map(repr, allowed))}.")
+            raise UserError(f"{name} is {given!r}; allowed: {', '.join(map(repr, allowed))}.")
     state = dict(state)
     new = dataclasses.replace(
         config,
@@ -49,7 +50,7 @@ def adapt(
     reset_head = reset_head or new.num_classes != config.num_classes
     if isinstance(new, ViTConfig) and pre_logits == "drop" and new.representation_size:
         if not reset_head and config.num_classes:
-            raise ValueError(
+            raise UserError(
                 f"pre_logits='drop' leaves out the layer that the head of {config.num_classes} classes was "
                 f"trained on; add reset_head=True for a new head, or num_classes=0 for none."
             )
@@ -94,11 +95,11 @@ def fold_normalisation(state: dict[str, Tensor], mean: Sequence[float], std: Seq
     model with a convolutional stem, whose padding and standardised weights leave no place for it.
     """
     if len(mean) != 3 or len(std) != 3 or not all(each > 0 for each in std):
-        raise ValueError(f"mean {list(mean)} and std {list(std)} must be three numbers each, std positive.")
+        raise UserError(f"mean {list(mean)} and std {list(std)} must be three numbers each, std positive.")
     if all(math.isclose(each, 0.5, abs_tol=1e-4) for each in (*mean, *std)):
         return state
     if "embedding.weight" not in state or any(name.startswith("stem.") for name in state):
-        raise ValueError(
+        raise UserError(
             f"the checkpoint wants pictures normalised by mean {list(mean)} and std {list(std)}; that can be folded "
             f"into a plain ViT's patch embedding, not into a ResNet. Only mean and std of 0.5 are supported there."
         )

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, ResNetConfig
 from vitlab.models.stages import ResNetBody
 from vitlab.weights.npz import Slot, Spelling, dense, last_axis, need
@@ -148,7 +149,7 @@ def infer_body(path: Path, arrays: Mapping[str, Tensor], version: str, spelling:
     try:
         return dataclasses.replace(body, layers=tuple(layers), width=arrays[names.root].shape[-1])
     except ValueError as error:
-        raise ValueError(f"{path} holds no ResNet that can be built: {error}") from error
+        raise UserError(f"{path} holds no ResNet that can be built: {error}") from error
 
 
 def infer_resnet(

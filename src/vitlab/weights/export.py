@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlab.errors import UserError
 from vitlab.files import sync
 from vitlab.models.config import ImageSize
 from vitlab.models.resnet import ResNet
@@ -96,9 +97,9 @@ def export_checkpoint(
 
 def _check_request(path: Path, to: Format) -> None:
     if to not in get_args(Format):
-        raise ValueError(f"to={to!r} is no format for export; allowed: {', '.join(get_args(Format))}.")
+        raise UserError(f"to={to!r} is no format for export; allowed: {', '.join(get_args(Format))}.")
     if path.suffix != SUFFIX[to] or path.is_dir():
-        raise ValueError(f"{path} cannot be the name of the file; for {to} give one that ends with {SUFFIX[to]}.")
+        raise UserError(f"{path} cannot be the name of the file; for {to} give one that ends with {SUFFIX[to]}.")
     if to == "onnx":
         try:
             import onnx  # noqa: F401
@@ -106,7 +107,7 @@ def _check_request(path: Path, to: Format) -> None:
             import onnxruntime  # noqa: F401
             import onnxscript  # noqa: F401
         except ModuleNotFoundError as error:
-            raise ValueError(
+            raise UserError(
                 f"export to onnx needs the package {error.name}, which is not installed: pip install 'vitlab[export]'. "
                 f"--to torch-export needs none."
             ) from error
@@ -118,7 +119,7 @@ def _metadata(model: ViT | ResNet, extra: dict[str, Any]) -> dict[str, str]:
     try:
         return {key: json.dumps(value, allow_nan=False) for key, value in told.items()}
     except (TypeError, ValueError) as error:
-        raise ValueError(f"extra can only hold what JSON can say: {error}") from error
+        raise UserError(f"extra can only hold what JSON can say: {error}") from error
 
 
 def _trace(model: ViT | ResNet) -> torch.export.ExportedProgram:

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from vitlab.errors import UserError
+
 CONFIGS = ("config.json", "preprocessor_config.json", "*.safetensors.index.json")
 WEIGHTS = ("*.safetensors", "*.npz")
 """All that is ever fetched: no pickles, no code."""
@@ -30,9 +32,9 @@ def fetch(spec: str) -> Path:
         return folder
     archives = sorted(name for name in names if name.endswith(".npz"))
     if len(archives) > 1:
-        raise ValueError(f"{spec} holds several checkpoints: give one of {', '.join(archives)} in {folder}.")
+        raise UserError(f"{spec} holds several checkpoints: give one of {', '.join(archives)} in {folder}.")
     if not archives:
-        raise ValueError(
+        raise UserError(
             f"{spec} holds no .safetensors and no .npz, and other weights are not loaded: a pickle (.bin, .pth) can "
             f"run any code. Where you trust it, convert it to safetensors and give the folder."
         )
@@ -43,7 +45,7 @@ def _parse(spec: str) -> tuple[str, str | None]:
     """The repository's name and the revision."""
     found = re.fullmatch(r"(?:hub:([\w.-]+/[\w.-]+)|timm:([\w.-]+))(?:@(.+))?", spec)
     if not found:
-        raise ValueError(
+        raise UserError(
             f"{spec!r} is no name on a hub; write hub:OWNER/NAME, hub:OWNER/NAME@REVISION or timm:NAME.TAG "
             f"(hub:google/vit-base-patch16-224, timm:vit_base_patch16_224.augreg_in21k)."
         )
@@ -54,7 +56,7 @@ def _download(spec: str, repository: str, revision: str | None) -> Path:
     try:
         from huggingface_hub import errors, snapshot_download
     except ModuleNotFoundError as error:
-        raise ValueError(
+        raise UserError(
             f"{spec} needs the package huggingface-hub, which is not installed: pip install 'vitlab[hub]'. "
             f"{_by_hand(repository)}"
         ) from error
@@ -63,25 +65,25 @@ def _download(spec: str, repository: str, revision: str | None) -> Path:
             repository, revision=revision, allow_patterns=[*CONFIGS, *WEIGHTS], ignore_patterns=["*/*"]
         )
     except errors.HFValidationError as error:
-        raise ValueError(f"{spec} is no name on the hub: {error}") from error
+        raise UserError(f"{spec} is no name on the hub: {error}") from error
     except errors.GatedRepoError as error:
-        raise ValueError(
+        raise UserError(
             f"{spec} cannot be fetched: its owner gives access on request. Ask for it on the hub's page of "
             f"{repository}, then log in (`hf auth login`, or the variable HF_TOKEN)."
         ) from error
     except errors.RepositoryNotFoundError as error:
-        raise ValueError(f"{spec} cannot be fetched: {_why_not_found(repository)}") from error
+        raise UserError(f"{spec} cannot be fetched: {_why_not_found(repository)}") from error
     except errors.RevisionNotFoundError as error:
-        raise ValueError(
+        raise UserError(
             f"{spec} cannot be fetched: {repository} has no revision {revision!r}; its page on the hub shows them."
         ) from error
     except errors.LocalEntryNotFoundError as error:
-        raise ValueError(
+        raise UserError(
             f"{spec} cannot be fetched: it is not (wholly) in the hub's cache on this machine, and the hub cannot be "
             f"reached ({_reason(error)}). {_by_hand(repository)}"
         ) from error
     except (errors.HTTPError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
-        raise ValueError(
+        raise UserError(
             f"{spec} cannot be fetched ({_reason(error)}). Try again later. {_by_hand(repository)}"
         ) from error
     return Path(folder)

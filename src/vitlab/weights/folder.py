@@ -19,6 +19,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from vitlab.errors import UserError
 from vitlab.files import replacing_folder
 from vitlab.models import ModelConfig, build_model
 from vitlab.models.vit import Model
@@ -55,18 +56,18 @@ def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     try:
         config = from_dict(ModelConfig, card["model"])
     except ValueError as error:
-        raise ValueError(f"{folder / CARD} describes no model that can be built: {error}") from error
+        raise UserError(f"{folder / CARD} describes no model that can be built: {error}") from error
     check_classes(card["extra"], config, str(folder / CARD))
     weights = folder / WEIGHTS
     if _sha256(weights) != card["sha256"]:
-        raise ValueError(
+        raise UserError(
             f"{weights} is damaged: it is not the file that was written with {CARD} (the checksums differ). "
             f"Take another copy or checkpoint."
         )
     try:
         state = safetensors.torch.load_file(weights)
     except safetensors.SafetensorError as error:
-        raise ValueError(f"{weights} is no safetensors file: {error}") from error
+        raise UserError(f"{weights} is no safetensors file: {error}") from error
     with torch.device("meta"):
         expected = {name: tuple(tensor.shape) for name, tensor in build_model(config).state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in state.items()}
@@ -80,15 +81,15 @@ def read_card(folder: Path) -> dict[str, Any]:
     try:
         card = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); take another copy of the folder.") from error
+        raise UserError(f"{path} cannot be read ({error}); take another copy of the folder.") from error
     if not isinstance(card, dict) or card.get("format") != FORMAT:
         keys = sorted(map(str, card)) if isinstance(card, dict) else []
-        raise ValueError(
+        raise UserError(
             f"{folder} holds a {CARD} of something else (its keys: {some(keys) or 'none'}); load_model reads those of "
             f"save_model, timm and Hugging Face."
         )
     if card.get("version") != VERSION:
-        raise ValueError(
+        raise UserError(
             f"{path} is of version {card.get('version')!r}, and this vitlab reads version {VERSION}: take "
             f"the vitlab that wrote it, or a later one."
         )
@@ -98,7 +99,7 @@ def read_card(folder: Path) -> dict[str, Any]:
         if not isinstance(card.get(name), kind)
     ]
     if wrong:
-        raise ValueError(f"{path} lacks {', '.join(wrong)}; it is damaged: take another copy of the folder.")
+        raise UserError(f"{path} lacks {', '.join(wrong)}; it is damaged: take another copy of the folder.")
     return card
 
 
@@ -106,7 +107,7 @@ def check_classes(extra: dict[str, Any], config: ModelConfig, where: str = "extr
     """Raises ValueError where `extra` names more or fewer classes than the model has outputs; `where` is its name."""
     classes = extra.get("classes")
     if classes is not None and len(classes) != config.num_classes:
-        raise ValueError(
+        raise UserError(
             f"{where} names {len(classes)} classes and the model has {config.num_classes} outputs; "
             f"give one name for each output, or leave the names out."
         )
@@ -118,9 +119,9 @@ def check_replaceable(folder: Path, names: Collection[str]) -> None:
         others = sorted(path.name for path in folder.iterdir() if path.name not in names)
         if not others:
             return
-        raise ValueError(f"{folder} already holds {some(others)}; give a new folder, or one with a saved model.")
+        raise UserError(f"{folder} already holds {some(others)}; give a new folder, or one with a saved model.")
     if folder.exists():
-        raise ValueError(f"{folder} is a file; give the name of a folder to write the model into.")
+        raise UserError(f"{folder} is a file; give the name of a folder to write the model into.")
 
 
 def to_json(card: dict[str, Any]) -> str:
@@ -128,7 +129,7 @@ def to_json(card: dict[str, Any]) -> str:
     try:
         return json.dumps(card, indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
-        raise ValueError(f"extra can only hold what JSON can say: {error}") from error
+        raise UserError(f"extra can only hold what JSON can say: {error}") from error
 
 
 def _sha256(path: Path) -> str:
@@ -136,4 +137,4 @@ def _sha256(path: Path) -> str:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error}); take another copy of the folder.") from error
+        raise UserError(f"{path} cannot be read ({error}); take another copy of the folder.") from error

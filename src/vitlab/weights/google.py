@@ -20,6 +20,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, ModelConfig, ResNetConfig, ViTConfig, check_divisible
 from vitlab.models.stages import ResNetBody
 from vitlab.models.vit import Model
@@ -174,7 +175,7 @@ def write_google(model: Model, path: Path | str, *, spelling: Spelling | None = 
     spelling = _native_spelling(config) if spelling is None else spelling
     for name, given, allowed in (("spelling", spelling, get_args(Spelling)), ("prefix", prefix, get_args(Prefix))):
         if given not in allowed:
-            raise ValueError(f"{name} is {given!r}; allowed: {', '.join(map(repr, allowed))}.")
+            raise UserError(f"{name} is {given!r}; allowed: {', '.join(map(repr, allowed))}.")
     _check_sayable(config, spelling)
     if (
         isinstance(config, ViTConfig)
@@ -183,7 +184,7 @@ def write_google(model: Model, path: Path | str, *, spelling: Spelling | None = 
         and _is_square(config.num_patches)
     ):
         side = math.isqrt(config.num_patches)
-        raise ValueError(
+        raise UserError(
             f"the model has image_size={config.image_size!r}, and its positions for {config.grid[0]}x{config.grid[1]} "
             f"patches would be read as those of {side}x{side}: Google's .npz does not say which. Use save_model."
         )
@@ -224,7 +225,7 @@ def _check_sayable(config: ModelConfig, spelling: Spelling) -> None:
             settings[f"{where}.{item.name}"] = getattr(body, item.name), (getattr(theirs, item.name),)
     for name, (given, allowed) in settings.items():
         if given not in allowed:
-            raise ValueError(
+            raise UserError(
                 f"the model has {name}={given!r}, which Google's .npz (spelling={spelling!r}) cannot say: the code "
                 f"that reads it assumes {' or '.join(map(repr, allowed))}. Use save_model, which keeps every setting."
             )
@@ -269,7 +270,7 @@ def _as_today(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
 def _check_kind(path: Path, arrays: dict[str, Tensor]) -> None:
     for start, kind in OTHER_KINDS.items():
         if any(name.startswith(start) for name in arrays):
-            raise ValueError(
+            raise UserError(
                 f"{path} holds {kind}, which is not supported; supported are Vision Transformers, hybrids and "
                 f"BiT ResNets."
             )
@@ -312,7 +313,7 @@ def _infer_vit(
             class_position=class_position,
         )
     except ValueError as error:
-        raise ValueError(f"{path} holds no model that can be built: {error}") from error
+        raise UserError(f"{path} holds no model that can be built: {error}") from error
     return config, spelling
 
 
@@ -325,11 +326,11 @@ def _infer_positions(
     name = next((name for name in (TABLE, *OTHER_TABLES) if name in arrays), None)
     if name is None:
         if spelling == "stored" or width % 4 or width < 8:
-            raise ValueError(f"{path} lacks its position table, {TABLE}; it is damaged: get the file again.")
+            raise UserError(f"{path} lacks its position table, {TABLE}; it is damaged: get the file again.")
         return ViTConfig.image_size if stated is None else stated, "sincos2d", not cls
     table = arrays[TABLE] = arrays.pop(name)
     if table.ndim != 3:
-        raise ValueError(f"{path}: {name} has shape {tuple(table.shape)}; a table is (1, tokens, {width}).")
+        raise UserError(f"{path}: {name} has shape {tuple(table.shape)}; a table is (1, tokens, {width}).")
     size, class_row = _infer_size(path, table.shape[1], cls, patch, stem, stated, name != TABLE)
     return size, "1d", class_row == cls
 
@@ -348,13 +349,13 @@ def _infer_size(
     if may_lack_cls and not fits and _is_square(rows):
         return math.isqrt(rows) * patch * (stem.stride if stem else 1), 0
     if stated is None:
-        raise ValueError(
+        raise UserError(
             f"{path} has a position table of {rows} rows, which form no square; say which picture size they "
             f"are for: image_size=(height, width). `vitlab convert` takes --image-size, and keeps it with --to vitlab."
         )
     class_row = rows - _num_patches(stated, patch, stem)
     if class_row not in (0, cls):
-        raise ValueError(
+        raise UserError(
             f"{path} has a position table of {rows} rows, which form no square, and image_size={stated} "
             f"needs {rows - class_row} in patches of {patch}x{patch}; say which picture size they are for."
         )

@@ -25,6 +25,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.config import ImageSize
 from vitlab.weights.adapt import fold_normalisation
@@ -61,7 +62,7 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     card = _read_json(folder / CARD)
     kind = card.get("model_type")
     if kind not in NAMES:
-        raise ValueError(f"{folder} holds a Hugging Face model of type {kind!r}; supported: {', '.join(NAMES)}.")
+        raise UserError(f"{folder} holds a Hugging Face model of type {kind!r}; supported: {', '.join(NAMES)}.")
     arrays = {as_stored(name.removeprefix(f"{kind}.")): array for name, array in _read_arrays(folder).items()}
     arrays.pop("embeddings.mask_token", None)  # of no use after pre-training
     try:
@@ -70,9 +71,9 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         config = _resnet_config(card, arrays, pictures) if kind == "bit" else _vit_config(kind, card, arrays)
         classes = _classes(card)
         if config.num_classes and classes and len(classes) != config.num_classes:
-            raise ValueError(f"id2label names {len(classes)} classes and the head has {config.num_classes} outputs")
+            raise UserError(f"id2label names {len(classes)} classes and the head has {config.num_classes} outputs")
     except ValueError as error:
-        raise ValueError(f"{folder} holds no model that can be read: {error}") from error
+        raise UserError(f"{folder} holds no model that can be read: {error}") from error
     layout = huggingface_layout(kind, config)
     expected = {name: shape for names, shape in layout.values() for name in names}
     lone = kind == "deit" and "registers" in layout  # a distillation token that no head sees
@@ -108,9 +109,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); get the file again.") from error
+        raise UserError(f"{path} cannot be read ({error}); get the file again.") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{path} holds no settings by name; get the file again.")
+        raise UserError(f"{path} holds no settings by name; get the file again.")
     return found
 
 
@@ -125,7 +126,7 @@ def _read_arrays(folder: Path) -> dict[str, Tensor]:
         if not (folder / INDEX).is_file():
             pickled = sorted(path.name for path in folder.glob("*.bin"))
             held = f" {some(pickled)} is a pickle, which can run any code and is never loaded." if pickled else ""
-            raise ValueError(
+            raise UserError(
                 f"{folder} holds no {WEIGHTS}.{held} Get the model's safetensors, or write them with Hugging Face's "
                 f"save_pretrained where you trust the file."
             )
@@ -133,13 +134,13 @@ def _read_arrays(folder: Path) -> dict[str, Tensor]:
         files = sorted(set(listed.values())) if isinstance(listed, dict) and listed else [""]
         for name in files:
             if Path(name).name != name or not (folder / name).is_file():
-                raise ValueError(f"{folder / INDEX} lists {name!r}, which is no file of the folder; get it again.")
+                raise UserError(f"{folder / INDEX} lists {name!r}, which is no file of the folder; get it again.")
     arrays: dict[str, Tensor] = {}
     for name in files:
         try:
             arrays |= safetensors.torch.load_file(folder / name)
         except (OSError, safetensors.SafetensorError) as error:
-            raise ValueError(f"{folder / name} cannot be read ({error}); get the file again.") from error
+            raise UserError(f"{folder / name} cannot be read ({error}); get the file again.") from error
     return arrays
 
 
@@ -162,7 +163,7 @@ def _vit_config(kind: str, card: dict[str, Any], arrays: dict[str, Tensor]) -> V
     registers = "embeddings.distillation_token" if kind == "deit" and not distilled else "embeddings.register_tokens"
     size = _collapse(card.get("image_size", ViTConfig.image_size))
     if dinov2 and isinstance(size, tuple):
-        raise ValueError(f"{CARD} says image_size={size}, and DINOv2's positions are for square pictures.")
+        raise UserError(f"{CARD} says image_size={size}, and DINOv2's positions are for square pictures.")
     return ViTConfig(
         image_size=size,
         patch_size=patch_size,
@@ -208,21 +209,21 @@ def _check_said(card: dict[str, Any], found: dict[str, Any]) -> None:
     """Raises ValueError where the card speaks of other sizes than the arrays have, as when some are missing."""
     for name, size in found.items():
         if card.get(name, size) != size:
-            raise ValueError(f"{CARD} says {name}={card[name]!r} and the arrays are for {size!r}; get the files again")
+            raise UserError(f"{CARD} says {name}={card[name]!r} and the arrays are for {size!r}; get the files again")
 
 
 def _allowed(card: dict[str, Any], name: str, default: Any, allowed: tuple[Any, ...]) -> Any:
     """The setting `name`; raises ValueError where it is none that can be computed here."""
     given = card.get(name, default)
     if given not in allowed:
-        raise ValueError(f"{CARD} says {name}={given!r}; supported: {', '.join(map(repr, allowed))}.")
+        raise UserError(f"{CARD} says {name}={given!r}; supported: {', '.join(map(repr, allowed))}.")
     return given
 
 
 def _shape(arrays: dict[str, Tensor], name: str, ndim: int) -> tuple[int, ...]:
     if name not in arrays or arrays[name].ndim != ndim:
         what = f"of shape {tuple(arrays[name].shape)}" if name in arrays else "missing"
-        raise ValueError(f"{name} is {what}, where an array of {ndim} axes is needed.")
+        raise UserError(f"{name} is {what}, where an array of {ndim} axes is needed.")
     return tuple(arrays[name].shape)
 
 
@@ -232,7 +233,7 @@ def _normalisation(pictures: dict[str, Any], kind: str) -> tuple[list[float], li
         return IMAGENET if kind.startswith("d") else ([0.5] * 3, [0.5] * 3)
     factor = pictures.get("rescale_factor", 1 / 255) if pictures.get("do_rescale", True) else 1.0
     if not isinstance(factor, float) or not math.isclose(factor, 1 / 255, rel_tol=1e-3):
-        raise ValueError(f"{PICTURES} does not bring pictures to [0, 1] (rescale_factor 1/255) before it normalises.")
+        raise UserError(f"{PICTURES} does not bring pictures to [0, 1] (rescale_factor 1/255) before it normalises.")
     if not pictures.get("do_normalize", True):
         return [0.0] * 3, [1.0] * 3
     mean, std = pictures.get("image_mean"), pictures.get("image_std")
@@ -241,7 +242,7 @@ def _normalisation(pictures: dict[str, Any], kind: str) -> tuple[list[float], li
         or not isinstance(std, list)
         or not all(isinstance(x, float | int) for x in mean + std)
     ):
-        raise ValueError(f"{PICTURES} lacks image_mean and image_std; add those that the model was trained with.")
+        raise UserError(f"{PICTURES} lacks image_mean and image_std; add those that the model was trained with.")
     return mean, std
 
 
@@ -266,4 +267,4 @@ def _classes(card: dict[str, Any]) -> list[str] | None:
     try:
         return [str(labels[str(i)]) for i in range(len(labels))]
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{CARD} says id2label={labels!r}; it names the outputs '0', '1' and so on.") from error
+        raise UserError(f"{CARD} says id2label={labels!r}; it names the outputs '0', '1' and so on.") from error

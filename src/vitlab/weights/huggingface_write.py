@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
+from vitlab.errors import UserError
 from vitlab.files import replacing_folder
 from vitlab.models import ResNetConfig, ViTConfig
 from vitlab.models.vit import Model, ViT
@@ -54,7 +55,7 @@ def _check(config: Any, checks: tuple[tuple[str, Any, str], ...]) -> None:
     """Raises ValueError for the first of (setting, whether they can say it, what they do instead) that they cannot."""
     for name, fits, theirs in checks:
         if not fits:
-            raise ValueError(
+            raise UserError(
                 f"the model has {name}={getattr(config, name)!r}, which Hugging Face's code cannot compute: {theirs}. "
                 f"`--to vitlab` keeps every setting, `--to timm` more of them."
             )

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitlab.errors import UserError
 from vitlab.files import replacing_file
 from vitlab.weights.shapes import some
 
@@ -76,7 +77,7 @@ def need(path: Path, arrays: Mapping[str, Tensor], wanted: Mapping[str, int], wh
     for name, ndim in wanted.items():
         if name not in arrays or arrays[name].ndim != ndim or not arrays[name].numel():
             found = f"of shape {tuple(arrays[name].shape)}" if name in arrays else "missing"
-            raise ValueError(
+            raise UserError(
                 f"{path} is no {what} of Google's: {name} is {found}, where an array of {ndim} axes is needed. It "
                 f"holds {some(sorted(arrays)) or 'nothing'}."
             )
@@ -97,7 +98,7 @@ def read_npz(path: Path) -> dict[str, Tensor]:
                 names, prefix = (inside, prefix + each) if inside else (names, prefix)
             arrays = {name.removeprefix(prefix): archive[name] for name in names}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(
+        raise UserError(
             f"{path} cannot be read as an .npz of plain arrays ({error}). It is damaged, or holds pickled "
             f"objects, which are never loaded; get the file again."
         ) from error
@@ -118,7 +119,7 @@ def _to_torch(path: Path, name: str, array: np.ndarray | bytes) -> Tensor:
         if array.dtype in (np.float16, np.float32, np.float64):
             return torch.from_numpy(array)
     given = array.dtype if isinstance(array, np.ndarray) else "no array"
-    raise ValueError(f"{path}: {name} is {given}; weights are arrays of float16, bfloat16, float32 or float64.")
+    raise UserError(f"{path}: {name} is {given}; weights are arrays of float16, bfloat16, float32 or float64.")
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from vitlab.errors import UserError
+
 
 def check_shapes(what: str, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:
     """Raises ValueError that lists every array which is missing, unknown or of another shape."""
@@ -15,7 +17,7 @@ def check_shapes(what: str, expected: Mapping[str, tuple[int, ...]], found: Mapp
     parts = (("missing", missing), ("unknown", unknown), ("of another shape", differ))
     complaints = [f"{len(names)} {kind}: {some(names)}" for kind, names in parts if names]
     if complaints:
-        raise ValueError(f"{what}, but the arrays do not fit ({'; '.join(complaints)}).")
+        raise UserError(f"{what}, but the arrays do not fit ({'; '.join(complaints)}).")
 
 
 def some(names: list[str], most: int = 12) -> str:

@@ -22,6 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.weights.adapt import fold_normalisation
 from vitlab.weights.folder import CARD, WEIGHTS, check_classes
@@ -134,7 +135,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
-        raise ValueError(f"{path} cannot be read as safetensors ({error}); get the file again.") from error
+        raise UserError(f"{path} cannot be read as safetensors ({error}); get the file again.") from error
 
 
 def _read_card(path: Path) -> Card:
@@ -159,9 +160,9 @@ def _read_card(path: Path) -> Card:
             resize=resize,
         )
     except OSError as error:
-        raise ValueError(f"{path} cannot be read ({error}); get the folder again.") from error
+        raise UserError(f"{path} cannot be read ({error}); get the folder again.") from error
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise ValueError(f"{path} is no config.json of timm's ({error!r}); get the folder again.") from error
+        raise UserError(f"{path} is no config.json of timm's ({error!r}); get the folder again.") from error
 
 
 def _respelled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -179,7 +180,7 @@ def _check_kind(where: str, tensors: Mapping[str, Tensor]) -> None:
     if found is None and [len(shape) for shape in shapes] == [2, 2] and shapes[0][0] == 2 * shapes[1][1]:
         found = "blocks.0.mlp.fc1.weight", "gated MLPs whose two halves are packed in one matrix (SwiGLU)"
     if found:
-        raise ValueError(f"{where} holds a model with {found[1]} ({found[0]}); supported are {SUPPORTED}.")
+        raise UserError(f"{where} holds a model with {found[1]} ({found[0]}); supported are {SUPPORTED}.")
 
 
 def _infer_vit(where: str, tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
@@ -193,7 +194,7 @@ def _infer_vit(where: str, tensors: Mapping[str, Tensor], card: Card) -> ViTConf
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     for name, found in (("depth", depth), ("embed_dim", width), ("patch_size", patch)):
         if card.args.get(name, found) not in (found, [found, found]):
-            raise ValueError(
+            raise UserError(
                 f"{where}: config.json says {name}={card.args[name]} and the tensors are for {found}; some are "
                 f"missing, or it belongs to another file. Get both again."
             )
@@ -218,13 +219,13 @@ def _infer_vit(where: str, tensors: Mapping[str, Tensor], card: Card) -> ViTConf
             distilled="dist_token" in tensors,
         )
     except ValueError as error:
-        raise ValueError(f"{where} holds no model that can be built: {error}") from error
+        raise UserError(f"{where} holds no model that can be built: {error}") from error
 
 
 def _infer_resnet(where: str, tensors: Mapping[str, Tensor], card: Card) -> ResNetConfig:
     _need(where, tensors, {"stem.conv.weight": 4})
     if card.pool not in (None, "avg"):
-        raise ValueError(f"{where} pools by global_pool={card.pool!r}; a ResNet here takes the mean ('avg') alone.")
+        raise UserError(f"{where} pools by global_pool={card.pool!r}; a ResNet here takes the mean ('avg') alone.")
     height, width = card.image_hw or (224, 224)
     return ResNetConfig(
         image_size=height if height == width else (height, width),
@@ -243,7 +244,7 @@ def _need(where: str, tensors: Mapping[str, Tensor], wanted: Mapping[str, int]) 
     for name, ndim in wanted.items():
         if name not in tensors or tensors[name].ndim != ndim or not tensors[name].numel():
             found = f"of shape {tuple(tensors[name].shape)}" if name in tensors else "missing"
-            raise ValueError(
+            raise UserError(
                 f"{where} is no model of timm that can be read: {name} is {found}, where a tensor of {ndim} axes is "
                 f"needed. It holds {some(sorted(tensors)) or 'nothing'}; supported are {SUPPORTED}."
             )
@@ -265,7 +266,7 @@ def _infer_body(where: str, tensors: Mapping[str, Tensor], version: str, prefix:
             group_norm_eps=GROUP_NORM_EPS,
         )
     except ValueError as error:
-        raise ValueError(f"{where} holds no model that can be built: {error}") from error
+        raise UserError(f"{where} holds no model that can be built: {error}") from error
 
 
 def _infer_size(
@@ -275,7 +276,7 @@ def _infer_size(
     placed = ("cls_token" in tensors) + ("dist_token" in tensors)
     if "pos_embed" not in tensors:
         if card.image_hw is None or card.args.get("pos_embed") not in ("", "none"):
-            raise ValueError(
+            raise UserError(
                 f"{where} holds no position table (pos_embed). Models with rotary positions (DINOv3, EVA-02) are not "
                 f"supported; one without any says so in config.json, by pos_embed='none' in model_args."
             )
@@ -289,7 +290,7 @@ def _infer_size(
     squares = [before for before in options if rows > before and math.isqrt(rows - before) ** 2 == rows - before]
     if len(squares) != 1:
         size = f"{card.image_hw[0]}x{card.image_hw[1]}" if card.image_hw else "unknown"
-        raise ValueError(
+        raise UserError(
             f"{where} has a position table of {rows} rows, and the picture size they are for is {size}; with "
             f"{some([str(each) for each in options])} of them for other tokens the rest forms "
             f"{'more than one square' if squares else 'no square'}. Give a folder whose config.json says it, by "
@@ -302,7 +303,7 @@ def _infer_size(
 def _infer_heads(where: str, width: int, card: Card) -> int:
     heads = card.args.get("num_heads") or OTHER_HEADS.get(card.architecture.split(".")[0]) or HEADS.get(width)
     if heads is None:
-        raise ValueError(
+        raise UserError(
             f"{where} has tokens of width {width}, and no tensor tells the number of attention heads. Give a folder "
             f"whose config.json says it, by num_heads in model_args; without it these widths are known: "
             f"{', '.join(map(str, HEADS))}."
@@ -322,7 +323,7 @@ def _infer_pool(where: str, tensors: Mapping[str, Tensor], card: Card) -> Litera
         "map": not has_class and not ("reg_token" in tensors and not over_all),
     }
     if pool not in ok or not ok[pool]:
-        raise ValueError(
+        raise UserError(
             f"{where} pools by global_pool={pool!r} with{'' if has_class else 'out'} a class token, and registers "
             f"{'counted' if over_all else 'not counted'}; supported are 'token' with a class token, and without one "
             f"'avg', where registers do not count, and 'map', where they do."
@@ -333,7 +334,7 @@ def _infer_pool(where: str, tensors: Mapping[str, Tensor], card: Card) -> Litera
 def _infer_gelu(where: str, card: Card) -> Literal["tanh", "erf"]:
     act, norm = card.args.get("act_layer"), card.args.get("norm_layer")
     if act not in (None, "gelu", "gelu_tanh") or norm not in (None, "layernorm"):
-        raise ValueError(
+        raise UserError(
             f"{where} has act_layer={act!r} and norm_layer={norm!r}; supported are 'gelu' and 'gelu_tanh', and "
             f"'layernorm'."
         )

@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from vitlab.errors import UserError
 from vitlab.files import replacing_folder
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import Model, ViT
@@ -94,7 +95,7 @@ def _check_writable(config: ModelConfig) -> None:
         ]
     for name, given, allowed in wanted:
         if given not in allowed:
-            raise ValueError(
+            raise UserError(
                 f"the model has {name}={given!r}, which timm cannot say: its models have "
                 f"{' or '.join(map(repr, allowed))}. Use save_model, which keeps every setting."
             )
