@@ -27,6 +27,7 @@ AUTOMATIC = {
     "warmup_steps": {"--optim.warmup-steps"},
     "mixup": {"--mixup"},
     "batch_size": {"--batch-size"},
+    "sweep_steps": {"--sweep-steps"},
     "image_size": {"--model.image-size"},
 }
 """The flags by which a user sets what a recipe leaves to the data."""
@@ -160,7 +161,7 @@ def _given(arguments: Sequence[str]) -> set[str]:
 
 def _without_search(default: FinetuneConfig, given: set[str]) -> FinetuneConfig:
     """The recipe, less its search where --optim.lr says which rate it is."""
-    return dataclasses.replace(default, learning_rates=()) if "--optim.lr" in given else default
+    return dataclasses.replace(default, learning_rates=(), sweep_steps=None) if "--optim.lr" in given else default
 
 
 def _decided(config: FinetuneConfig, given: set[str]) -> FinetuneConfig:
@@ -171,6 +172,9 @@ def _decided(config: FinetuneConfig, given: set[str]) -> FinetuneConfig:
         raise UserError(
             "--held-out has no effect with one learning rate; add rates to try, --learning-rates 0.003 0.01."
         )
+    rates = config.learning_rates
+    if rates and config.optim.lr not in rates:  # the recipe's, which is not among those that are asked for
+        config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=rates[0]))
     automatic = tuple(name for name in config.automatic if not AUTOMATIC[name] & given)
     return dataclasses.replace(config, automatic=automatic)
 

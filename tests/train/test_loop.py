@@ -367,16 +367,16 @@ def test_crash_upon_crash(tmp_path: Path, quiet: tuple[State, bytes]) -> None:
 def test_asked_to_stop(
     tmp_path: Path, quiet: tuple[State, bytes], number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Saved at the next step's end, which no record and no checkpoint of the schedule falls on."""
+    """The last complete step is saved, which no record and no checkpoint of the schedule falls on."""
     before = signal.getsignal(number)
-    with pytest.raises(StoppedError, match=r"stopped and saved at step 5/9; the same command continues"):
+    with pytest.raises(StoppedError, match=r"stopped and saved at step 4/9; the same command continues"):
         run(EVERYTHING, tmp_path, signal_at(4, number))
     assert signal.getsignal(number) is before
     saved = load_latest(tmp_path / "checkpoints", on_damaged=lambda path, why: pytest.fail(why))
     assert saved is not None
-    assert saved.step == 5
+    assert saved.step == 4
     assert_same_end(tmp_path, quiet)
-    assert "continues from step-000000005" in capsys.readouterr().err
+    assert "continues from step-000000004" in capsys.readouterr().err
 
 
 def test_asked_to_stop_at_the_last_step(tmp_path: Path, quiet: tuple[State, bytes]) -> None:
@@ -384,6 +384,113 @@ def test_asked_to_stop_at_the_last_step(tmp_path: Path, quiet: tuple[State, byte
     with pytest.raises(StoppedError, match="stopped and saved at step 9/9"):
         run(EVERYTHING, tmp_path, signal_at(9, signal.SIGTERM))
     assert_same_end(tmp_path, quiet)
+
+
+class MicroBatches:
+    """Counts the micro-batches that go through a model, and sends a signal in one of them."""
+
+    def __init__(self, model: nn.Module, number: int = 0) -> None:
+        self.seen = 0
+        self._number = number
+        model.register_forward_pre_hook(self)
+
+    def __call__(self, *_: object) -> None:
+        self.seen += 1
+        if self.seen == self._number:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_asked_to_stop_it_ends_within_one_micro_batch(tmp_path: Path, quiet: tuple[State, bytes]) -> None:
+    """Batches of 12 in parts of 5: the seventh part is the first of step 3, which is dropped; step 2 is saved."""
+    model = fresh(EVERYTHING)
+    parts = MicroBatches(model, number=7)
+    stopped = pytest.raises(StoppedError, match=r"stopped and saved at step 2/9; the same command continues")
+    with Workdir(tmp_path, to_dict(EVERYTHING), tensorboard=False) as workdir, stopped:
+        train(EVERYTHING, workdir, model, evaluate=norm)
+    assert parts.seen == 7
+    assert_same_end(tmp_path, quiet)
+
+
+def test_asked_to_stop_within_the_first_step(tmp_path: Path, quiet: tuple[State, bytes]) -> None:
+    model = fresh(EVERYTHING)
+    parts = MicroBatches(model, number=1)
+    stopped = pytest.raises(StoppedError, match=r"stopped and saved at step 0/9")
+    with Workdir(tmp_path, to_dict(EVERYTHING), tensorboard=False) as workdir, stopped:
+        train(EVERYTHING, workdir, model, evaluate=norm)
+    assert parts.seen == 1
+    assert_same_end(tmp_path, quiet)
+
+
+@pytest.mark.parametrize("step", [4, 9])
+def test_asked_to_stop_within_an_evaluation(
+    tmp_path: Path, quiet: tuple[State, bytes], step: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its next forward pass ends it; the step that it was of is saved, and the run begins again with the evaluation."""
+    calls, passes = iter(range(1, 100)), []
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        stop = next(calls) == step
+        for number in range(3):
+            if stop and number == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            model(torch.zeros(1, 3, 8, 8))
+            passes.append(number)
+        return norm(model)
+
+    with pytest.raises(StoppedError, match=rf"saved at step {step}/9, whose evaluation is still due; the same command"):
+        run(EVERYTHING, tmp_path, evaluate)
+    assert len(passes) == 3 * (step - 1) + 1
+    with pytest.raises(CrashError):  # after the evaluation that was due, and before another checkpoint
+        run(EVERYTHING, tmp_path, crash_at(2 if step < 9 else 1))
+    assert_same_end(tmp_path, quiet)
+    assert list(records(tmp_path, "norm")) == list(range(1, 10))
+
+
+def test_micro_batch_is_no_setting(tmp_path: Path) -> None:
+    """A run continues with another one where the machine is another, and with its own on the same."""
+    short = dataclasses.replace(PLAIN, checkpoint_every=1, eval_every=1)
+    with pytest.raises(CrashError):
+        run(dataclasses.replace(short, microbatch=5), tmp_path, crash_at(3))
+    with Workdir(tmp_path, to_dict(short), tensorboard=False) as workdir:
+        assert workdir.read_runtime() == {"device": "cpu", "processes": 1, "microbatch": 5}
+        model = fresh(short)
+        parts = MicroBatches(model)
+        with pytest.raises(CrashError):
+            train(short, workdir, model, evaluate=crash_at(2), microbatch=12)
+        assert parts.seen == 2 * 3  # steps 3 and 4, in the parts that the run began with
+        workdir.write_runtime({"device": "NVIDIA H200", "processes": 1, "microbatch": 5})
+        model = fresh(short)
+        parts = MicroBatches(model)
+        with pytest.raises(CrashError):
+            train(short, workdir, model, evaluate=crash_at(2), microbatch=6)
+        assert parts.seen == 2 * 2
+        assert workdir.read_runtime() == {"device": "cpu", "processes": 1, "microbatch": 6}
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"microbatch": "8"}', '{"microbatch": 0}'])
+def test_runtime_choices_that_cannot_be_read_are_made_anew(tmp_path: Path, content: str) -> None:
+    with Workdir(tmp_path, to_dict(PLAIN), tensorboard=False) as workdir:
+        (tmp_path / "runtime.json").write_text(content)
+        assert workdir.read_runtime() == {}
+        train(PLAIN, workdir, fresh(PLAIN))
+        assert workdir.read_runtime()["microbatch"] == 12
+
+
+def test_large_models_are_measured_before_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch of small work goes through at once; of a large one a micro-batch is measured."""
+    measured: list[int] = []
+
+    def measure(config: TrainConfig, *given: Any) -> Any:
+        measured.append(config.batch_size)
+        return types.SimpleNamespace(microbatch=4)
+
+    monkeypatch.setattr(loop, "measure_step", measure)
+    run(dataclasses.replace(PLAIN, steps=1), tmp_path / "small")
+    assert measured == []
+    monkeypatch.setattr(loop, "SMALL_FLOPS", 1.0)
+    run(dataclasses.replace(PLAIN, steps=1), tmp_path / "large")
+    assert measured == [12]
+    assert json.loads((tmp_path / "large" / "runtime.json").read_text())["microbatch"] == 4
 
 
 def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:

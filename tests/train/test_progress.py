@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from vitlab.train import progress
-from vitlab.train.progress import Progress, Speed, duration, peak_flops
+from vitlab.train.progress import Progress, Speed, duration, peak_flops, per_second
 
 METRICS = {"step": 50, "loss": 1.23456, "accuracy": 0.5, "lr": 3e-4, "epoch": 2.5, "skipped": 0}
 SPEED = {"images_per_s": 1234.5, "data_wait": 0.031, "tflops": 0.1234, "eta_s": 3723.0}
@@ -98,7 +98,7 @@ def test_no_share_of_an_unknown_peak(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_line() -> None:
     shown = Progress("pretrain", 200)
     expected = (
-        "pretrain step 50/200 · epoch 2.50 · loss 1.2346 · acc 50.0% · lr 3.00e-04 · 1234 img/s · wait 3% · "
+        "pretrain step 50/200 · epoch 2.50 · loss 1.2346 · acc 50.0% · lr 3.00e-04 · 1,234 img/s · wait 3% · "
         "0.12 TFLOP/s · ETA 1:02:03"
     )
     assert shown.line(METRICS, SPEED) == expected
@@ -131,3 +131,53 @@ def test_one_live_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "━" * 20 + " train step 200/200" in said
     assert "train: a word in between\n" in said
     assert "\x1b[2K" in said  # the line before is wiped out, not left standing
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(progress.time, "monotonic", lambda: self.now)
+
+
+def test_the_first_step_is_heard_of_before_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of a minute, records of ten: a word after five seconds, then every half minute, without a terminal."""
+    clock, stream = Clock(monkeypatch), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Progress("train", 200) as shown:
+        for second in range(1, 70):
+            clock.now = 100.0 + second
+            shown.tick(second / 60, images=2.0 * second, left=24_000.0 - 2 * second)
+    assert stream.getvalue().splitlines() == [
+        "train step 0.1/200 · 2 img/s · ETA 3:19:55",
+        "train step 0.6/200 · 2 img/s · ETA 3:19:25",
+        "train step 1.1/200 · 2 img/s · ETA 3:18:55",
+    ]
+
+
+def test_ticks_are_counted_from_the_last_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stream = Clock(monkeypatch), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Progress("train", 200) as shown:
+        clock.now += 100
+        shown.show(METRICS, SPEED)
+        clock.now += 40
+        shown.tick(50.5, images=20.0, left=100.0)
+    assert stream.getvalue().splitlines()[1] == "train step 50.5/200 · 0.5 img/s · ETA 3:20"
+
+
+def test_a_terminal_hears_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, stream = Clock(monkeypatch), Terminal()
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.setattr(sys, "stderr", stream)
+    with Progress("train", 200) as shown:
+        for _ in range(8):
+            clock.now += 0.25
+            shown.tick(1.0, images=5.0, left=10.0)
+    assert 4 <= stream.getvalue().count("train step 1.0/200") <= 6
+
+
+@pytest.mark.parametrize(("rate", "text"), [(1234.5, "1,234"), (56.4, "56"), (7.84, "7.8"), (0.123, "0.12")])
+def test_rates_have_the_digits_that_mean_something(rate: float, text: str) -> None:
+    assert per_second(rate) == text

@@ -1,16 +1,18 @@
 """What a checkpoint brings along, and what the other task's size decides."""
 
 import dataclasses
-from typing import Literal
+import json
+import math
+from pathlib import Path
 
 import pytest
 import torch
 
-from vitlab.models import ViTConfig, build_model, get_config
+from vitlab.models import ViTConfig, build_model
+from vitlab.recipes.finetune import own
+from vitlab.settings import to_dict
 from vitlab.train.config import FinetuneConfig
-from vitlab.train.memory import step_bytes
-from vitlab.transfer import carry
-from vitlab.transfer.carry import activation_bytes, adapted, by_size, identity
+from vitlab.transfer.carry import by_size, default_image_size, identity, saved_choices
 
 
 @pytest.mark.parametrize(
@@ -39,36 +41,52 @@ def test_rule_leaves_alone_what_it_was_not_asked_for() -> None:
     assert by_size(config, 30_000) == expected
 
 
-def test_large_batches_are_cut_to_what_memory_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """About: a ViT-B/16 at 384 pixels leaves 325 MiB of maps for each picture, in float32; on a CPU its attention
-    matrices besides, so that half as many pictures fit."""
-    source = get_config("ViT-B/16", image_size=384)
-    assert activation_bytes(source, "cuda") / 2**20 == pytest.approx(325, rel=0.01)
-    assert activation_bytes(source, "cpu") / 2**20 == pytest.approx(325 + 4 * 14 * 12 * 577**2 / 2**20, rel=0.01)
-    table = FinetuneConfig(model=ViTConfig(image_size=384), steps=500, batch_size=512)
-    assert adapted(source, table, 10, device="cpu").microbatch == 8
-    monkeypatch.setattr(carry, "choose_device", lambda _: torch.device("cuda"))
-    assert adapted(source, table, 10).microbatch == 16
-    assert adapted(get_config("ViT-Ti/16"), table, 10, 64).microbatch is None
-    assert adapted(source, dataclasses.replace(table, microbatch=512), 10).microbatch == 512
-    assert adapted(source, dataclasses.replace(table, batch_size=8), 10).microbatch is None
-    kept = [activation_bytes(get_config(name, image_size=384), "cpu") for name in ("R50x1", "R50+ViT-B/16", "R152x4")]
-    assert kept[0] < kept[1] < kept[2]
+S14 = ViTConfig(image_size=224, patch_size=14, width=384, depth=12, heads=6, mlp_dim=1536)
 
 
-@pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 @pytest.mark.parametrize(
-    ("name", "size", "encoder"),
-    [("ViT-B/8", 384, "full"), ("ViT-L/16", 512, "full"), ("ViT-S/16", 224, "full"), ("ViT-B/16", 384, "axial")],
+    ("examples", "batch", "steps", "warmup", "sweep_steps"),
+    [(160, 32, 100, 20, 20), (2_934, 32, 500, 100, 100), (50_000, 32, 500, 100, 100)],
 )
-def test_what_a_picture_leaves_is_what_a_step_holds(
-    name: str, size: int, encoder: Literal["full", "axial"], device_type: str
-) -> None:
-    """Counted from the step itself, of which two pictures more hold twice as much of activations."""
-    model = dataclasses.replace(get_config(name, image_size=size), depth=8, encoder=encoder)
-    config = FinetuneConfig(model=model, steps=1)
-    one, three = (step_bytes(config, pictures, "float32", device_type).total for pictures in (1, 3))
-    assert activation_bytes(model, device_type) == pytest.approx((three - one) / 2, rel=0.15)
+def test_rule_for_own_images_on_a_cpu(examples: int, batch: int, steps: int, warmup: int, sweep_steps: int) -> None:
+    """A ViT-S/14 at 224 pixels would take hours for what BiT's rule asks of it; a small model takes BiT's rule."""
+    asked = dataclasses.replace(own(), model=S14)
+    chosen = by_size(asked, examples, "cpu")
+    assert (chosen.batch_size, chosen.steps, chosen.epochs) == (batch, steps, None)
+    assert (chosen.optim.warmup_steps, chosen.sweep_steps) == (warmup, sweep_steps)
+    assert by_size(asked, examples, "cuda").batch_size == min(512, max(32, 2 ** int(math.log2(examples / 8))))
+    tiny = dataclasses.replace(asked, model=dataclasses.replace(S14, image_size=28, depth=2))
+    assert (by_size(tiny, examples, "cpu") == by_size(tiny, examples, "cuda")) == (examples < 20_000)
+
+
+def test_batch_that_is_asked_for_stays_on_a_cpu() -> None:
+    asked = dataclasses.replace(own(), model=S14, batch_size=64, automatic=("steps",))
+    assert (by_size(asked, 2_934, "cpu").batch_size, by_size(asked, 2_934, "cpu").steps) == (64, 500)
+
+
+@pytest.mark.parametrize(
+    ("size", "patch", "device_type", "expected"),
+    [(518, 14, "cpu", 224), (384, 16, "cpu", 224), (518, 14, "cuda", 518), (32, 4, "cpu", 32), (512, 30, "cpu", 210)],
+)
+def test_default_size(size: int, patch: int, device_type: str, expected: int) -> None:
+    model = dataclasses.replace(S14, image_size=size // patch * patch, patch_size=patch)
+    own_size = size // patch * patch
+    assert default_image_size(model, device_type) == (own_size if expected == size else expected)
+
+
+def test_choices_of_a_run_that_goes_on_elsewhere(tmp_path: Path) -> None:
+    """What data and device have decided stays; what the user sets, and any other folder, decides nothing."""
+    asked = own()
+    begun = by_size(dataclasses.replace(asked, model=S14), 160, "cpu")
+    (tmp_path / "config.json").write_text(json.dumps({"command": "finetune", **to_dict(begun)}))
+    resumed = saved_choices(tmp_path, asked)
+    assert (resumed.steps, resumed.batch_size, resumed.sweep_steps) == (100, 32, 20)
+    assert (resumed.optim.warmup_steps, resumed.model.image_size, resumed.automatic) == (20, 224, ())
+    set_by_user = dataclasses.replace(asked, steps=7, automatic=("batch_size",))
+    assert saved_choices(tmp_path, set_by_user).steps == 7
+    assert saved_choices(tmp_path / "new", asked) == asked
+    (tmp_path / "config.json").write_text("{")
+    assert saved_choices(tmp_path, asked) == asked
 
 
 def test_identity_is_of_shape_and_every_number() -> None:

@@ -15,9 +15,11 @@ from PIL import Image
 
 from vitlab.data.datasets import load_dataset
 from vitlab.data.sources import Dataset
+from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model
 from vitlab.models.position import interpolate_positions
 from vitlab.models.vit import Model, ViT
+from vitlab.recipes.finetune import own
 from vitlab.train.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.train.loop import NonFiniteError
 from vitlab.train.workdir import Workdir
@@ -243,7 +245,8 @@ def test_search_then_runs_on_all_of_train(
     assert (slow["learning_rate"], fast["learning_rate"], result["learning_rate"]) == (1e-6, 0.1, 0.1)
     assert slow["accuracy"] < fast["accuracy"]
     assert slow["pictures"] == len(held)
-    assert [line.split(":")[0] for line in said] == ["learning rate 1e-06", "learning rate 0.1"]
+    scored = [line.split(":")[0] for line in said if line.startswith("learning rate")]
+    assert scored == ["learning rate 1e-06", "learning rate 0.1"]
     accuracies = [one["accuracy"] for one in result["runs"]]
     assert [one["seed"] for one in result["runs"]] == [0, 1]
     assert result["accuracy_mean"] == pytest.approx(statistics.fmean(accuracies))
@@ -441,7 +444,7 @@ def test_started_again_when_all_has_ended(
     assert again.result == first.result
     assert again.summary(tmp_path) == first.summary(tmp_path)
     assert contents(tmp_path / "out") == before
-    other = dataclasses.replace(short, learning_rates=(1e-6, 0.2), runs=3)
+    other = dataclasses.replace(short, learning_rates=(1e-6, 0.1, 0.2), runs=3)
     with pytest.raises(
         ValueError, match=r"(?s)other settings:\n  learning_rates: \[1e-06, 0.1\] -> .*\n  runs: 2 -> 3"
     ):
@@ -512,7 +515,7 @@ def test_shortened_search_says_so(workdir: Path, whole: FinetuneConfig, said: li
     optim = dataclasses.replace(whole.optim, warmup_steps=6)
     config = dataclasses.replace(whole, runs=1, sweep_steps=4, optim=optim, average_decay=0.9)
     protocol(workdir, config, tmp_path, say=said.append)
-    assert said[0] == "Deviation: the search takes 4 steps a rate; the paper's takes the run's own 12"
+    assert "Deviation: the search takes 4 steps a rate; the paper's takes the run's own 12" in said
     for part, steps, warmup, decay in (("sweep/lr-0.1", 4, 2, 0.9**3), ("run-0", 12, 6, 0.9)):
         settings = json.loads((tmp_path / part / "config.json").read_text())
         assert (settings["steps"], settings["optim"]["warmup_steps"]) == (steps, warmup)
@@ -533,11 +536,12 @@ def test_length_in_epochs_counts_all_of_train_in_the_search_too(
 
 
 def test_best_rate() -> None:
-    def score(lr: float, accuracy: float | None) -> dict[str, Any]:
-        return {"learning_rate": lr, "accuracy": accuracy}
+    def score(lr: float, accuracy: float | None, loss: float = 1.0) -> dict[str, Any]:
+        return {"learning_rate": lr, "accuracy": accuracy, "loss": loss}
 
     assert best_rate([score(0.03, 0.5), score(0.003, 0.9), score(0.01, 0.7)]) == 0.003
     assert best_rate([score(0.03, 0.9), score(0.01, 0.9), score(0.003, 0.8)]) == 0.01  # of equals the smaller
+    assert best_rate([score(0.03, 0.9, 0.2), score(0.01, 0.9, 0.3), score(0.003, 0.8, 0.1)]) == 0.03  # or less sure
     assert best_rate([score(0.03, None), score(0.01, 0.0)]) == 0.01
     with pytest.raises(NonFiniteError, match=r"diverged at every learning rate \(0\.03, 0\.1\); try smaller"):
         best_rate([score(0.03, None), score(0.1, None)])
@@ -642,7 +646,7 @@ def test_folder_that_nobody_prepared(
     assert list(listed) == BROKEN
     assert "zero bytes" in listed["dark/empty.png"]
     assert "No such file" in listed["dark/lost.png"]
-    assert said[0] == "6 pictures cannot be read and are left out; they are listed at the end"
+    assert "6 images cannot be read and are left out; they are listed at the end" in said
     assert (result["test"]["skipped"], len(result["test"]["per_class"])) == (0, 2)
     assert [row["class"] for row in result["test"]["per_class"]] == ["bright", "dark"]
     assert trained[-1][1] + result["test"]["pictures"] == 48  # every readable picture, in one part or the other
@@ -661,3 +665,96 @@ def test_folder_is_not_skipped_over_unless_asked(workdir: Path, folder: Path, tm
     config = FinetuneConfig(model=ViTConfig(image_size=8, patch_size=4), data=data, steps=5, batch_size=48)
     with pytest.raises(ValueError, match=r"cannot read the picture .*mess/(dark|bright)/"):
         protocol(workdir, config, tmp_path / "out")
+
+
+# ----------------------------------------------------------------------------------------- told before it begins
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_what_it_will_take_is_told_before_training(
+    workdir: Path, whole: FinetuneConfig, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps, images, memory and time; and not again where all has ended."""
+    train = room.train
+
+    def first_told(*given: Any, **options: Any) -> Model:
+        assert any("what this will take" in line for line in said)
+        return train(*given, **options)
+
+    monkeypatch.setattr(room, "train", first_told)
+    protocol(workdir, whole, tmp_path / "out", say=said.append)
+    (told,) = [line for line in said if line.startswith("what this will take:")]
+    assert "582 training and 145 test images, 4 classes" in told
+    assert "2 learning rates x 12 steps of 16 images, scored on 144 held-out images: " in told
+    assert "2 runs of 12 steps of 16 images (0.3 epochs), then the test: " in told
+    assert "measured  micro-batches of 16, " in told
+    assert "total     about 0:0" in told
+    said.clear()
+    protocol(workdir, whole, tmp_path / "out", say=said.append)
+    assert not any("what this will take" in line for line in said)
+
+
+@pytest.mark.usefixtures("pretrained")
+@pytest.mark.parametrize("wrong", ["checkpoint", "size", "workdir", "rates", "device"])
+def test_cheap_errors_come_before_the_data(
+    wrong: str, workdir: Path, whole: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "load_pictures", lambda *_: pytest.fail("the data was read"))
+    (tmp_path / "something").mkdir()
+    (tmp_path / "something" / "else.txt").write_text("else")
+    checkpoint, out, options = workdir, tmp_path / "out", {"device": "cpu"}
+    match wrong:
+        case "checkpoint":
+            checkpoint, expected = tmp_path / "nothing", "there is nothing at"
+        case "size":
+            options |= {"image_size": 18}
+            expected = "cannot be cut into patches"
+        case "workdir":
+            out, expected = tmp_path / "something", "is not empty and holds no run"
+        case "rates":
+            whole = dataclasses.replace(whole, optim=dataclasses.replace(whole.optim, lr=0.3))
+            expected = r"optim.lr is 0.3 and learning_rates are 1e-06, 0.1, which are tried instead"
+        case _:
+            options |= {"device": "quantum"}
+            expected = "device 'quantum' is unknown"
+    with pytest.raises(UserError, match=expected):
+        sweep_and_finetune(checkpoint, whole, out, tensorboard=False, **options)
+
+
+def test_own_trains_at_the_rate_that_is_asked_for(workdir: Path, pretrained: Outcome, tmp_path: Path) -> None:
+    """From Python too: a rate beside a search that would not try it is an error, and without a search it is taken."""
+    config = dataclasses.replace(own(), data=DataConfig(classes=(3, 4), crop="none"), steps=1, batch_size=8)
+    config = dataclasses.replace(config, optim=OptimConfig(name="sgd", lr=0.2), automatic=())
+    with pytest.raises(UserError, match=r"optim.lr is 0.2 .* set learning_rates=\(\) and sweep_steps=None"):
+        protocol(workdir, dataclasses.replace(config, model=pretrained.config.model), tmp_path / "refused")
+    alone = dataclasses.replace(config, model=pretrained.config.model, learning_rates=(), sweep_steps=None)
+    protocol(workdir, alone, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["optim"]["lr"] == 0.2
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_own_searches_in_short(workdir: Path, tmp_path: Path) -> None:
+    """The default for own images: three rates, each for a fifth of the steps."""
+    config = dataclasses.replace(
+        own(), data=DataConfig(classes=(3, 4), crop="none", train_split="trainval", eval_split="test"), steps=100,
+        automatic=("batch_size", "warmup_steps", "sweep_steps", "image_size"), precision="float32",
+    )  # fmt: skip
+    done = protocol(workdir, config, tmp_path)
+    assert [score["learning_rate"] for score in done.result["sweep"]] == [0.003, 0.01, 0.03]
+    for part, steps, warmup in (("sweep/lr-0.01", 20, 4), ("run-0", 100, 20)):
+        settings = json.loads((tmp_path / part / "config.json").read_text())
+        assert (settings["steps"], settings["optim"]["warmup_steps"]) == (steps, warmup)
+    assert done.config.model.image_size == 8  # the checkpoint's own
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_begun_on_one_device_and_continued_on_another(
+    workdir: Path, whole: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The micro-batch is no setting of a run: it may be another where memory is another."""
+    several = dataclasses.replace(whole, steps=4, runs=1)
+    protocol(workdir, dataclasses.replace(several, microbatch=4), tmp_path / "out")
+    (tmp_path / "out" / "result.json").unlink()
+    assert protocol(workdir, several, tmp_path / "out").result["runs"]
+    settings = json.loads((tmp_path / "out" / "run-0" / "config.json").read_text())
+    assert settings["microbatch"] == 4  # as it was begun

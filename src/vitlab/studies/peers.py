@@ -63,7 +63,7 @@ class Contender:
     name: str
     given: str
     """With which settings it runs."""
-    step: Callable[[], Tensor | None]
+    step: Callable[[], Tensor | bool | None]
 
 
 def variants(peer: str, work: Work) -> tuple[str, ...]:

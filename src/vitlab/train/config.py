@@ -354,8 +354,8 @@ class FinetuneConfig(TrainConfig):
     head_std: float | None = None
     """Standard deviation of the new head's weights, drawn by each run's seed; None starts it at zero, as the paper
     does. That costs a short training its first steps: until the head has grown, nothing below it learns."""
-    automatic: tuple[Literal["steps", "warmup_steps", "mixup", "batch_size", "image_size"], ...] = ()
-    """Settings that the number of training pictures decides (BiT's rule), and the size, which is the checkpoint's."""
+    automatic: tuple[Literal["steps", "warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size"], ...] = ()
+    """Settings left to the number of training images (BiT's rule), to the checkpoint (its size) and to the device."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

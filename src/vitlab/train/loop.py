@@ -9,6 +9,7 @@ on one. What they cannot share is drawn by each for itself: dropout's masks, and
 """
 
 import contextlib
+import functools
 import math
 import signal
 import threading
@@ -30,6 +31,7 @@ from vitlab.train.checkpoint import Checkpoint, CheckpointWriter, load_latest, r
 from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import ALONE, Ranks, own_part, whole
 from vitlab.train.float8 import describe_float8
+from vitlab.train.microbatch import default_microbatch, measure_step
 from vitlab.train.objectives import Classification, MaskedPatch, create_objective, create_trained
 from vitlab.train.optim import clip_by_global_norm, describe_groups, learning_rate, set_learning_rate, update_average
 from vitlab.train.precision import keep_freed_memory
@@ -37,6 +39,8 @@ from vitlab.train.progress import Progress, Speed, peak_flops
 from vitlab.train.state import State, start_state
 from vitlab.train.workdir import Workdir
 
+SMALL_FLOPS = 1e11
+"""Work of a batch that is small: nothing has to be measured before it."""
 Evaluate = Callable[[nn.Module], dict[str, float]]
 Trained = TypeVar("Trained", bound=nn.Module)
 """What `create_trained` makes of the run's settings."""
@@ -50,6 +54,10 @@ class NonFiniteError(RuntimeError):
     """The loss or the gradient is not a number any more."""
 
 
+class _EvaluationStoppedError(Exception):
+    """A request to stop has come during an evaluation."""
+
+
 def train(
     config: TrainConfig,
     workdir: Workdir,
@@ -59,14 +67,17 @@ def train(
     evaluate: Evaluate | None = None,
     device: str | torch.device = "cpu",
     label: str = "train",
+    microbatch: int | None = None,
     ranks: Ranks = ALONE,
 ) -> Trained:
     """Trains `model` as `config` says, or continues what `workdir` holds; returns the trained model in float32.
 
-    `dataset` is the training split where the caller has loaded it already.
-    With Polyak averaging the returned weights are the averaged ones. `evaluate(model)`, given such a model, makes
-    figures to record every `eval_every` steps; of several `ranks` each calls it. Raises StoppedError after a signal,
-    NonFiniteError, and ValueError for bad settings or data.
+    `dataset` is the training split where the caller has loaded it already, `microbatch` the number of images at once
+    where the caller has measured it; see `_microbatch`. With Polyak averaging the returned weights are the averaged
+    ones. `evaluate(model)`, given such a model, makes figures to record every `eval_every` steps; of several `ranks`
+    each calls it. A request to stop (SIGTERM, Ctrl-C) ends the run within one micro-batch: the step under way is
+    dropped and the last complete one saved.
+    Raises StoppedError after such a request, NonFiniteError, and ValueError for bad settings or data.
     """
     device = torch.device(device)
     if device.type == "cpu":
@@ -83,6 +94,7 @@ def train(
             f"model.num_classes to {len(dataset.classes)}."
         )
     steps = config.total_steps(len(dataset))
+    size = _microbatch(config, workdir, model, device, microbatch)
     state = start_state(config, model.to(device), device, ranks)
     objective = create_objective(config)
     flops = 6.0 * config.model.forward_macs
@@ -103,6 +115,33 @@ def train(
         batches = _batches(config, dataset, state.step, device, ranks)
         peak = peak_flops(device)
         speed = Speed(flops, peak and peak * ranks.world_size)
+
+        def evaluate_now() -> None:
+            """Evaluates and records; interrupted by a request to stop, it saves the run, which then begins with it."""
+            assert evaluate is not None
+            with speed.paused():
+                try:
+                    figures = evaluate(_stoppable(_finished(config, state, model), asked_to_stop, ranks))
+                except _EvaluationStoppedError:
+                    state.evaluation_due = True
+                    _save(state, workdir, writer)
+                    writer.wait()
+                    raise StoppedError(
+                        f"stopped and saved at step {state.step}/{steps}, whose evaluation is still due; the same "
+                        f"command continues."
+                    ) from None
+                state.evaluation_due = False
+                workdir.log_metrics(state.step, figures)
+                progress.say(f"step {state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+
+        def goes_on(pictures: int, share: float) -> bool:
+            """Whether to continue with a batch of so many `pictures` of which a `share` is done."""
+            images = speed.images + pictures * share
+            progress.tick(state.step + share, images, (steps - state.step - share) * config.batch_size)
+            return not ranks.add_up(asked_to_stop.is_set())[0]
+
+        if state.evaluation_due and evaluate:
+            evaluate_now()
         while state.step < steps:
             waiting = time.perf_counter()
             batch = next(batches)
@@ -115,32 +154,79 @@ def train(
                     f"out of {data.name}."
                 )
             rate = learning_rate(config.optim, state.step, steps)
+            stopping = bool(asked)
+            more = functools.partial(goes_on, pictures)
+            if stopping or not update(config, state, objective, batch, rate, pictures, size, more):
+                _save(state, workdir, writer)  # the last complete step
+                raise _stopped(state, steps, ranks, writer)
             state.skipped += skipped
-            update(config, state, objective, batch, rate, pictures)
             speed.images += pictures
             last = state.step == steps
-            stopping = bool(asked)  # a signal from then on counts at the next step
             due = last or state.step % config.log_every == 0
-            saving = last or state.step % config.checkpoint_every == 0 or stopping
+            saving = last or state.step % config.checkpoint_every == 0
             if due or saving or device.type == "cpu":  # reading a number off a CPU's tensor costs nothing
                 _check_finite(config, state, workdir, dataset, device, ranks)
             writer.check()
             if due:
                 _record(config, state, workdir, progress, speed, rate, len(dataset), steps)
-            with speed.paused():
-                if evaluate and (last or (config.eval_every and state.step % config.eval_every == 0)):
-                    figures = evaluate(_finished(config, state, model))
-                    workdir.log_metrics(state.step, figures)
-                    progress.say(f"step {state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
-                if saving:
+            if evaluate and (last or (config.eval_every and state.step % config.eval_every == 0)):
+                evaluate_now()
+            if saving:
+                with speed.paused():
                     _save(state, workdir, writer)
-            if last and not stopping:
-                stopping = bool(ranks.add_up(asked_to_stop.is_set())[0])  # also at the end: more may follow here
-            if stopping:
-                # The others stay until it is written: torchrun kills whoever is left soon after the first has ended.
-                ranks.share(writer.wait)
-                raise StoppedError(f"stopped and saved at step {state.step}/{steps}; the same command continues.")
+            if last and ranks.add_up(asked_to_stop.is_set())[0]:  # also at the end: more may follow here
+                raise _stopped(state, steps, ranks, writer)
     return _finished(config, state, model)
+
+
+def _stopped(state: State, steps: int, ranks: Ranks, writer: CheckpointWriter) -> StoppedError:
+    """Waits until the checkpoint is written, on every process: torchrun kills whoever is left soon after the first has
+    ended."""
+    ranks.share(writer.wait)
+    return StoppedError(f"stopped and saved at step {state.step}/{steps}; the same command continues.")
+
+
+def _microbatch(
+    config: TrainConfig, workdir: Workdir, model: nn.Module, device: torch.device, measured: int | None
+) -> int:
+    """Images that each process computes at once, the same on all: `config.microbatch` where it is given.
+
+    Otherwise what the folder says of a run on the same device, so that a continued run computes the same numbers to
+    the bit; then what the caller has `measured`; the whole share of a batch where it is small; or what is measured now.
+    It is no setting of the run, which may go on where memory is different.
+    """
+    ranks = workdir.ranks
+    share = -(-config.batch_size // ranks.world_size)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+    def choose() -> int:
+        if config.microbatch is not None:
+            return min(config.microbatch, share)
+        saved = workdir.read_runtime()
+        if saved.get("device") == name and saved.get("processes") == ranks.world_size:
+            return min(int(saved["microbatch"]), share)
+        if measured is not None:
+            return min(measured, share)
+        size = default_microbatch(config, device, share)
+        small = size == share and share * 6 * config.model.forward_macs < SMALL_FLOPS
+        return size if small or config.cuda_graphs else measure_step(config, model, device, ranks.world_size).microbatch
+
+    size = ranks.share(choose)
+    workdir.write_runtime({"device": name, "processes": ranks.world_size, "microbatch": size})
+    return size
+
+
+def _stoppable(model: Trained, asked_to_stop: threading.Event, ranks: Ranks) -> Trained:
+    """`model`, whose forward pass raises _EvaluationStoppedError once a request to stop has come. Several processes
+    evaluate to the end, for each waits for what the others have computed."""
+
+    def check(*_: object) -> None:
+        if asked_to_stop.is_set():
+            raise _EvaluationStoppedError
+
+    if ranks.world_size == 1:
+        model.register_forward_pre_hook(check)
+    return model
 
 
 def _resume(state: State, workdir: Workdir, progress: Progress) -> None:
@@ -151,7 +237,8 @@ def _resume(state: State, workdir: Workdir, progress: Progress) -> None:
             workdir.checkpoints, lambda path, why: progress.say(f"{path.name} is damaged and passed over: {why}")
         )
     found = workdir.ranks.share(lambda: saved and saved.path.name)
-    workdir.truncate_metrics(saved.step if saved else None)
+    due = workdir.ranks.share(lambda: bool(saved and saved.state.get("evaluation_due")))
+    workdir.truncate_metrics(saved.step if saved else None, evaluation_due=due)
     if found:
         saved = saved or read_checkpoint(workdir.checkpoints / found)
         state.restore(saved.tensors, saved.step, saved.state)
@@ -162,7 +249,8 @@ def _save(state: State, workdir: Workdir, writer: CheckpointWriter) -> None:
     tensors = state.tensors(wanted=workdir.writes)
     if workdir.writes:
         workdir.sync()
-        writer.save(state.step, tensors, {"skipped": state.skipped, "recorded": state.recorded})
+        due = {"evaluation_due": True} if state.evaluation_due else {}
+        writer.save(state.step, tensors, {"skipped": state.skipped, "recorded": state.recorded, **due})
 
 
 def _batches(config: TrainConfig, dataset: Dataset, step: int, device: torch.device, ranks: Ranks) -> Iterator[Batch]:
@@ -191,24 +279,29 @@ def update(
     batch: Batch,
     rate: float,
     pictures: int,
-) -> None:
-    """One step: the gradient of the whole batch in micro-batches, clipped, and the optimiser's update.
+    microbatch: int | None = None,
+    goes_on: Callable[[float], bool] = lambda _: True,
+) -> bool:
+    """One step: the gradient of the whole batch in micro-batches, clipped, and the optimizer's update.
 
-    `batch` is this process's share of the `pictures` in all.
+    `batch` is this process's share of the `pictures` in all; `microbatch` images are computed at once (all, unless
+    given). `goes_on` hears after each micro-batch which share of the batch is done, and says whether to continue;
+    every process asks it equally often. Returns whether the step was made: if not, the state is as before it.
     """
     spread, ranks = state.spread, state.spread.ranks
     rng = step_rng(config.seed, state.step)
     torch.manual_seed(int(rng.integers(2**62)) + ranks.rank)  # dropout draws from torch's own generator
     state.weights.clear_gradients()
     images, targets = objective.corrupt(batch, rng)
-    size = config.microbatch or config.batch_size
+    size = microbatch or config.microbatch or config.batch_size
     total = torch.zeros(2, dtype=torch.float64, device=images.device)
     parts = [
         (part, answer, min(len(answer), len(batch.indices)))  # 0 for what stands in for a share that cannot be read
         for part, answer in zip(images.split(size), targets.split(size), strict=True)
     ]
-    if spread.sharded:
-        # Sharded weights are brought together once a part, by all at once, also where a share has lost pictures.
+    if ranks.world_size > 1:
+        # Sharded weights are gathered, and a request to stop is exchanged, once a part, by all at once, also where a
+        # share has lost images.
         most = -(-config.batch_size // (ranks.world_size * size))
         parts += [(images[:1], targets[:1], 0)] * (most - len(parts))
     for number, (part, answer, count) in enumerate(parts, 1):
@@ -219,6 +312,8 @@ def update(
             (loss * share).backward()
         state.weights.collect_gradients()
         total += torch.stack([loss.detach(), accuracy]).double() * share
+        if number < len(parts) and not goes_on(number / len(parts)):
+            return False
     masters = state.weights.masters.values()
     spread.average(master.grad for master in masters if master.grad is not None)
     ranks.mean([total])
@@ -228,7 +323,7 @@ def update(
     state.sums[:2] += total
     state.sums[2] += norm
     if images.device.type == "cpu" and not finite:
-        return  # leaves the weights as they were, for `_check_finite` to save
+        return True  # leaves the weights as they were, for `_check_finite` to save
     set_learning_rate(state.optimizer, rate)
     state.optimizer.step()
     state.weights.refresh()
@@ -237,6 +332,7 @@ def update(
         assert config.average_decay is not None
         averages, weights = ([own_part(each.detach()) for each in of] for of in (state.average.values(), masters))
         update_average(averages, weights, config.average_decay)
+    return True
 
 
 def _record(

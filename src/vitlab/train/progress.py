@@ -13,6 +13,9 @@ from rich.text import Text
 
 from vitlab.train.devices import DEVICES, device_called
 
+FIRST_WORD, FURTHER_WORDS = 5.0, 30.0
+"""Seconds of silence after which a run that writes to a file or a pipe says how far it is: at first, and later."""
+
 
 def peak_flops(device: torch.device) -> float | None:
     """Peak FLOP/s of the device in bfloat16, or None where it is not known (as of every CPU)."""
@@ -63,6 +66,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
+def per_second(rate: float) -> str:
+    """A rate with the digits that mean something: `1,234`, `56`, `7.8`."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
 class Progress:
     """The live line. A context manager; `show` replaces the line, `say` leaves one behind; `quiet` does neither."""
 
@@ -71,6 +79,8 @@ class Progress:
         self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True, quiet=quiet)
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._on_terminal = self._console.is_terminal and not quiet
+        self._last_word = self._last_record = time.monotonic()
+        self._patience = FIRST_WORD
 
     def __enter__(self) -> "Progress":
         if self._on_terminal:
@@ -82,9 +92,26 @@ class Progress:
             self._live.stop()
 
     def show(self, metrics: Mapping[str, float | int], speed: Mapping[str, float]) -> None:
-        line = self.line(metrics, speed)
+        self._print(self.line(metrics, speed), int(metrics["step"]))
+        self._last_record = time.monotonic()
+        self._patience = FURTHER_WORDS
+
+    def tick(self, step: float, images: float, left: float) -> None:
+        """What can be said between two records: `step` steps are made, the last in part, with `images` since the last
+        record; so many images are `left`. A terminal hears it at most twice a second; anything else after FIRST_WORD
+        seconds of silence, and then every FURTHER_WORDS seconds."""
+        now = time.monotonic()
+        if now - self._last_word < (0.5 if self._on_terminal else self._patience):
+            return
+        rate = images / (now - self._last_record)
+        speed = f" · {per_second(rate)} img/s · ETA {duration(left / rate)}" if rate else ""
+        self._print(f"{self.label} step {step:.1f}/{self.total_steps}{speed}", int(step))
+        self._patience = FURTHER_WORDS
+
+    def _print(self, line: str, step: int) -> None:
+        self._last_word = time.monotonic()
         if self._on_terminal:
-            done = int(20 * metrics["step"] / self.total_steps)
+            done = int(20 * step / self.total_steps)
             self._live.update(Text("━" * done + "╌" * (20 - done) + " " + line), refresh=True)
         else:
             self._console.print(line, markup=False)
@@ -100,7 +127,7 @@ class Progress:
             f"loss {metrics['loss']:.4f}",
             *([f"acc {metrics['accuracy']:.1%}"] if "accuracy" in metrics else []),
             f"lr {metrics['lr']:.2e}",
-            f"{speed['images_per_s']:.0f} img/s",
+            f"{per_second(speed['images_per_s'])} img/s",
             f"wait {speed['data_wait']:.0%}",
             f"{speed['tflops']:.2f} TFLOP/s" + (f" (MFU {speed['mfu']:.0%})" if "mfu" in speed else ""),
             f"ETA {duration(speed['eta_s'])}",

@@ -27,6 +27,8 @@ class State:
     skipped: int = 0
     recorded: int = 0
     """The step of the last record."""
+    evaluation_due: bool = False
+    """Whether the evaluation of `step` was interrupted and has to be made before the next step."""
 
     @torch.no_grad()
     def tensors(self, wanted: bool = True) -> dict[str, Tensor]:
@@ -63,6 +65,7 @@ class State:
         self.sums.copy_(tensors["sums"])
         self.weights.refresh()
         self.step, self.skipped, self.recorded = step, plain["skipped"], plain["recorded"]
+        self.evaluation_due = bool(plain.get("evaluation_due"))
 
 
 def start_state(config: TrainConfig, model: nn.Module, device: torch.device, ranks: Ranks) -> State:

@@ -1,4 +1,4 @@
-"""A run's folder: config.json, metrics.jsonl, speed.jsonl, result.json, checkpoints/, tensorboard/.
+"""A run's folder: config.json, metrics.jsonl, speed.jsonl, runtime.json, result.json, checkpoints/, tensorboard/.
 
 What the run computes goes to metrics.jsonl, whose bytes are the same however often the run was stopped; what
 the clock says goes to speed.jsonl.
@@ -22,6 +22,10 @@ if typing.TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 LOCK = ".lock"
+RUNTIME = "runtime.json"
+"""What is chosen for the machine that the run is on, and is no setting: see `read_runtime`."""
+TRAINING_RECORD = {"lr", "images_per_s"}
+"""A record of training in metrics.jsonl or speed.jsonl has one of these; a record of an evaluation has none."""
 _ABSENT = "not set"
 
 
@@ -58,7 +62,7 @@ class Workdir:
 
     def _take(self, settings: Mapping[str, Any], tensorboard: bool) -> None:
         """Locks the folder and opens its logs."""
-        self._check_is_ours()
+        check_folder(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self.path)
@@ -107,16 +111,32 @@ class Workdir:
             if self._tensorboard:
                 self._show(step, values)
 
-    def truncate_metrics(self, after_step: int | None) -> None:
+    def read_runtime(self) -> dict[str, Any]:
+        """What the run has chosen for the machine it ran on last; empty where it has not begun. Only for the first of
+        several processes."""
+        try:
+            runtime = json.loads((self.path / RUNTIME).read_bytes())
+            return runtime if isinstance(runtime["microbatch"], int) and runtime["microbatch"] > 0 else {}
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}  # it is chosen anew
+
+    def write_runtime(self, runtime: Mapping[str, Any]) -> None:
+        """Keeps what is chosen for this machine, and is no setting of the run."""
+        if self.writes and self.read_runtime() != runtime:
+            with self._writing():
+                write_json(self.path / RUNTIME, runtime)
+
+    def truncate_metrics(self, after_step: int | None, evaluation_due: bool = False) -> None:
         """Forgets what was logged after the checkpoint that the run continues from (None: there is none).
 
-        The steps in between run again and are logged once. A half-written last line goes as well.
+        The steps in between run again and are logged once; so is the evaluation of the checkpoint's own step, where
+        that is due. A half-written last line goes as well.
         """
         if not self.writes:
             return
         with self._writing():
             for file in (self._metrics, self._speed):
-                _truncate(file, -1 if after_step is None else after_step)
+                _truncate(file, -1 if after_step is None else after_step, evaluation_due)
         self._purge_step = 0 if after_step is None else after_step + 1
 
     def sync(self) -> None:
@@ -152,18 +172,6 @@ class Workdir:
     ) -> None:
         self.close()
 
-    def _check_is_ours(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"the work folder {self.path} is a file; give the name of a folder.")
-        if not self.path.exists() or (self.path / "config.json").is_file():
-            return
-        others = sorted(each.name for each in self.path.iterdir() if not each.name.startswith((LOCK, ".config.json")))
-        if others:
-            raise UserError(
-                f"the work folder {self.path} is not empty and holds no run (config.json is missing; it has "
-                f"{', '.join(others[:5])}{', ...' if len(others) > 5 else ''}). Give a new or empty folder."
-            )
-
     def _check_settings(self, settings: dict[str, Any]) -> None:
         file = self.path / "config.json"
         if not file.exists():
@@ -171,7 +179,10 @@ class Workdir:
                 write_json(file, settings)
             return
         try:
-            differing = _differences(json.loads(file.read_bytes()), settings)
+            saved = json.loads(file.read_bytes())
+            if isinstance(saved, dict) and "microbatch" in saved:
+                saved["microbatch"] = settings.get("microbatch")  # memory decides it: another machine takes another
+            differing = _differences(saved, settings)
         except ValueError as error:
             raise UserError(f"{file} is not readable JSON ({error}); give another --workdir.") from error
         if differing:
@@ -189,6 +200,20 @@ class Workdir:
         for name, value in values.items():
             if isinstance(value, (int, float)):
                 self._writer.add_scalar(name, value, step)
+
+
+def check_folder(path: Path) -> None:
+    """Raises UserError unless a run may work in `path`: a new or empty folder, or that of a run."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"the work folder {path} is a file; give the name of a folder.")
+    if not path.exists() or (path / "config.json").is_file():
+        return
+    others = sorted(each.name for each in path.iterdir() if not each.name.startswith((LOCK, ".config.json")))
+    if others:
+        raise UserError(
+            f"the work folder {path} is not empty and holds no run (config.json is missing; it has "
+            f"{', '.join(others[:5])}{', ...' if len(others) > 5 else ''}). Give a new or empty folder."
+        )
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
@@ -241,12 +266,15 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _truncate(file: BinaryIO, after_step: int) -> None:
-    """Cuts a log before its first record later than `after_step`, or its first line that is no record."""
+def _truncate(file: BinaryIO, after_step: int, evaluation_due: bool = False) -> None:
+    """Cuts a log before its first record later than `after_step` (with `evaluation_due`, also before the evaluation of
+    that step), or its first line that is no record."""
     size = 0
     for line in Path(file.name).read_bytes().splitlines(keepends=True):
         try:
-            later = not line.endswith(b"\n") or json.loads(line)["step"] > after_step
+            record = json.loads(line)
+            later = not line.endswith(b"\n") or record["step"] > after_step
+            later |= evaluation_due and record["step"] == after_step and not record.keys() & TRAINING_RECORD
         except (ValueError, KeyError, TypeError):
             later = True
         if later:

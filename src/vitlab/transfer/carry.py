@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import math
 from pathlib import Path
 from typing import TypeVar
@@ -10,46 +11,79 @@ import torch
 
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, ModelConfig, ViTConfig
-from vitlab.models.encoder import attention_path
 from vitlab.models.initial import LEARNT_POSITIONS, redraw_positions
 from vitlab.models.vit import Model
 from vitlab.train.config import FinetuneConfig, TrainConfig
-from vitlab.transfer.evaluate import choose_device
 from vitlab.weights import load_model
 
-MICROBATCH_BYTES = 8 * 2**30
-"""Room for what the backward pass needs of a micro-batch, counted in float32; in bfloat16 it takes half."""
+CPU_WORK = 1e14
+"""FLOPs of training that a CPU is given without a word: about ten minutes of two cores."""
+CPU_SIZE = 224
+"""Pixels at which a CPU fine-tunes a checkpoint of a larger size, unless one is asked for."""
 
 Config = TypeVar("Config", bound=TrainConfig)
 
 
-def by_size(config: FinetuneConfig, examples: int) -> FinetuneConfig:
-    """`config` with what it leaves to the number of training pictures: BiT's rule (HyperRule, big_transfer).
+def by_size(config: FinetuneConfig, examples: int, device_type: str = "cuda") -> FinetuneConfig:
+    """`config` with what it leaves to the number of training images: BiT's rule (HyperRule, big_transfer).
 
-    500 steps below 20,000 pictures, 10,000 below 500,000, else 20,000; warm-up 100 or 500 steps, and never more than a
-    fifth of them; mixup 0.1 from 20,000 pictures on. Deviation: the batch is the power of two up to an eighth of the
-    pictures, from 32 to 512; BiT's is 512.
+    500 steps below 20,000 images, 10,000 below 500,000, else 20,000; warm-up 100 or 500 steps, and never more than a
+    fifth of them; mixup 0.1 from 20,000 images on. Deviations: the batch is the power of two up to an eighth of the
+    images, from 32 to 512; BiT's is 512. The search tries each learning rate for a fifth of the steps, 20 at least.
+    On a CPU, where this would be more than CPU_WORK: batches of 32 for 20 passes, and 100 to 500 steps.
     """
     small, asked = examples < 20_000, config.automatic
-    if "batch_size" in asked:
-        config = dataclasses.replace(config, batch_size=min(max(_power_of_two(examples / 8), 32), 512))
+    batch = min(max(_power_of_two(examples / 8), 32), 512) if "batch_size" in asked else config.batch_size
+    steps = 500 if small else 10_000 if examples < 500_000 else 20_000
+    if device_type == "cpu" and 6 * config.model.forward_macs * batch * steps > CPU_WORK:
+        batch = min(batch, 32) if "batch_size" in asked else batch
+        steps = min(max(20 * examples // batch, 100), 500)
+    config = dataclasses.replace(config, batch_size=batch)
     if "steps" in asked:
-        steps = 500 if small else 10_000 if examples < 500_000 else 20_000
         config = dataclasses.replace(config, steps=steps, epochs=None)
+    total = config.total_steps(examples)
     if "warmup_steps" in asked:
-        warmup = min(100 if small else 500, config.total_steps(examples) // 5)
+        warmup = min(100 if small else 500, total // 5)
         config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, warmup_steps=warmup))
+    if "sweep_steps" in asked and len(config.learning_rates) > 1:
+        config = dataclasses.replace(config, sweep_steps=min(max(total // 5, 20), total))
     if "mixup" in asked:
         config = dataclasses.replace(config, mixup=0.0 if small else 0.1)
     return dataclasses.replace(config, automatic=())
 
 
-def adapted(
-    source: ModelConfig, config: Config, num_classes: int, image_size: ImageSize | None = None, device: str = "auto"
-) -> Config:
+def default_image_size(source: ModelConfig, device_type: str) -> ImageSize:
+    """The size to fine-tune at where none is asked for: the checkpoint's own; on a CPU at most about CPU_SIZE, where a
+    size that the patch divides is near."""
+    if device_type != "cpu" or max(source.image_hw) <= CPU_SIZE or not isinstance(source, ViTConfig):
+        return source.image_size
+    return max(CPU_SIZE // source.stride, 1) * source.stride
+
+
+def saved_choices(workdir: Path, config: FinetuneConfig) -> FinetuneConfig:
+    """`config` with what it leaves to data and device as the fine-tuning in `workdir` has chosen it, which may go on on
+    another device; as it is where there is none."""
+    try:
+        saved = json.loads((workdir / "config.json").read_bytes())
+        chosen = {name: saved[name] for name in ("steps", "batch_size", "mixup", "sweep_steps") if name in saved}
+        warmup, size = saved["optim"]["warmup_steps"], saved["model"]["image_size"]
+        if "command" not in saved or saved["command"] != "finetune":
+            return config
+        asked = config.automatic
+        config = dataclasses.replace(config, **{name: value for name, value in chosen.items() if name in asked})
+        if "warmup_steps" in asked:
+            config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, warmup_steps=warmup))
+        if "image_size" in asked:
+            size = size if isinstance(size, int) else tuple(size)
+            config = dataclasses.replace(config, model=dataclasses.replace(config.model, image_size=size))
+        return dataclasses.replace(config, automatic=())
+    except (OSError, ValueError, KeyError, TypeError):
+        return config  # opening the folder says what is wrong with it, if anything is
+
+
+def adapted(source: ModelConfig, config: Config, num_classes: int, image_size: ImageSize | None = None) -> Config:
     """`config` with the model of a checkpoint: its own shape, at the recipe's resolution or `image_size`.
 
-    A batch that the memory of `device` may not hold is cut into micro-batches, unless `config` says how.
     Raises ValueError where the recipe's resolution is far from the checkpoint's, and none was asked for.
     """
     side = max(source.image_hw)
@@ -66,33 +100,7 @@ def adapted(
         model = dataclasses.replace(model, representation_size=None, dropout=config.model.dropout)
     elif isinstance(config.model, ViTConfig) and config.model.dropout:
         raise UserError(f"dropout={config.model.dropout}: the checkpoint is a ResNet, which has none; leave it out.")
-    fits = _power_of_two(MICROBATCH_BYTES / activation_bytes(model, choose_device(device).type))
-    micro = fits if config.microbatch is None and fits < config.batch_size else config.microbatch
-    return dataclasses.replace(config, model=model, microbatch=micro)
-
-
-def activation_bytes(model: ModelConfig, device_type: str) -> int:
-    """What one picture leaves in memory for the backward pass, in float32 and about: each block's or unit's maps, and
-    where attention is computed as plain products, every block's matrices, with two gradients of those at work."""
-    body = model.stem if isinstance(model, ViTConfig) else model.body
-    numbers = 0
-    for unit in body.units() if body else ():
-        before = math.prod(unit.grid(model.image_hw))
-        numbers += 4 * before * (unit.channels_in + unit.inner) + 4 * before // unit.stride**2 * unit.inner
-    if isinstance(model, ViTConfig):
-        halves = 1 if model.encoder == "full" else 2
-        numbers += halves * model.depth * model.num_tokens * (8 * model.width + 2 * model.mlp_dim)
-        if attention_path(device_type, needs_grad=True) == "matmul":
-            numbers += (model.depth + 2) * model.heads * _pairs(model)
-    return 4 * max(numbers, 1)
-
-
-def _pairs(model: ViTConfig) -> int:
-    """Numbers of one head's attention matrices of one picture in a block."""
-    if model.encoder == "full":
-        return model.num_tokens**2
-    (rows, columns), prefix = model.grid, model.num_prefix_tokens
-    return rows * (columns + prefix) ** 2 + columns * (rows + prefix) ** 2
+    return dataclasses.replace(config, model=model)
 
 
 def _power_of_two(most: float) -> int:

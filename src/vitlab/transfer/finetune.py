@@ -27,8 +27,18 @@ from vitlab.models.vit import Model
 from vitlab.train.config import FinetuneConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.loop import NonFiniteError, train
-from vitlab.train.workdir import Workdir
-from vitlab.transfer.carry import adapted, by_size, carried, check_positions, identity
+from vitlab.train.microbatch import StepCost, measure_step
+from vitlab.train.workdir import Workdir, check_folder
+from vitlab.transfer.carry import (
+    adapted,
+    by_size,
+    carried,
+    check_positions,
+    default_image_size,
+    identity,
+    saved_choices,
+)
+from vitlab.transfer.estimate import Estimate
 from vitlab.transfer.evaluate import Evaluation, choose_device, table
 from vitlab.transfer.run import (
     OnSettings,
@@ -102,10 +112,10 @@ def finetune(
             "a search, several runs, from_scratch, fresh positions, head_std and automatic settings are for "
             "sweep_and_finetune."
         )
-    pictures = load_pictures(config.data, ranks)
     source, digest = identity(load_model(checkpoint))
+    pictures = load_pictures(config.data, ranks)
     single = config.single() if isinstance(config, FinetuneConfig) else config
-    single = adapted(source, single, len(pictures.train.classes), image_size, device=device)
+    single = adapted(source, single, len(pictures.train.classes), image_size)
     if on_settings:
         on_settings(single)
     return run(
@@ -136,32 +146,44 @@ def sweep_and_finetune(
     Raises ValueError for bad settings or data, and for a folder with other settings.
     """
     workdir, say = Path(workdir), say or (lambda _: None)
-    choose_device(ranks.device(device))  # a device that is not there is refused before anything is read
-    pictures = load_pictures(config.data, ranks)
-    if config.data.on_error == "skip":
-        pictures = readable(pictures, ranks)
-        if pictures.unreadable:
-            say(f"{len(pictures.unreadable)} pictures cannot be read and are left out; they are listed at the end")
+    place = choose_device(ranks.device(device))
+    check_search(config)
+    # What is wrong with the checkpoint, the size or the folder is said before any image is read.
+    say(f"reading the checkpoint {checkpoint}")
     source, digest = identity(load_model(checkpoint))
-    if "image_size" in config.automatic and image_size is None:
-        image_size = source.image_size
     if len(config.learning_rates) == 1:
         config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=config.learning_rates[0]))
-    config = by_size(config, len(pictures.train))
-    ranks.check_batch(config.batch_size)
-    config = adapted(source, config, len(pictures.train.classes), image_size, device=device)
-    EvalTransform(config.model.image_hw, resize=config.data.eval_resize)  # a wrong size before any training
+    config = saved_choices(workdir, config)
+    if "image_size" in config.automatic and image_size is None:
+        image_size = default_image_size(source, place.type)
+    config = adapted(source, config, 2, image_size)
+    EvalTransform(config.model.image_hw, resize=config.data.eval_resize)
     if config.fresh_positions:
         check_positions(config.model)
+    check_folder(workdir)
+    say(f"reading the data set {config.data.name}")
+    pictures = load_pictures(config.data, ranks)
+    if config.data.on_error == "skip":
+        pictures = readable(pictures, ranks, say)
+        if pictures.unreadable:
+            say(f"{len(pictures.unreadable)} images cannot be read and are left out; they are listed at the end")
+    config = adapted(source, config, len(pictures.train.classes), image_size)
+    shortened = config.sweep_steps
+    config = by_size(config, len(pictures.train), place.type)
+    ranks.check_batch(config.batch_size)
     if on_settings:
         on_settings(config)
-    if config.sweep_steps is not None:
-        own = config.total_steps(len(pictures.train))
-        say(f"Deviation: the search takes {config.sweep_steps} steps a rate; the paper's takes the run's own {own}")
+    if shortened is not None:
+        run_steps = config.total_steps(len(pictures.train))
+        say(f"Deviation: the search takes {shortened} steps a rate; the paper's takes the run's own {run_steps}")
     start = f"{Path(checkpoint).name} from scratch" if config.from_scratch else f"{Path(checkpoint).name} {digest}"
     start += ", fresh positions" if config.fresh_positions else ""
     start += "" if config.head_std is None else f", head of sd {config.head_std:g}"
     task = _Task(checkpoint, start, pictures, config, device, tensorboard, say, ranks)
+    if ranks.share(lambda: not (workdir / "result.json").exists()):
+        estimate = task.estimate(place)
+        say(f"what this will take:\n{estimate.describe()}")
+        task = dataclasses.replace(task, microbatch=estimate.cost.microbatch)
     if len(config.learning_rates) < 2 and config.runs == 1:
         return Finetuned(config, task.final(config.single(), workdir))
     return Finetuned(config, _whole(task, workdir))
@@ -179,6 +201,24 @@ class _Task:
     tensorboard: bool
     say: Say
     ranks: Ranks
+    microbatch: int | None = None
+    """Images at once, measured."""
+
+    def estimate(self, place: torch.device) -> Estimate:
+        """What the whole will take, measured by the first of several processes on `place`."""
+        self.say("measuring how long a micro-batch takes, and how much memory")
+        config, splits = self.config, self.pictures
+
+        def measure() -> dict[str, Any]:
+            model = build_model(config.model, generator=torch.Generator().manual_seed(0))
+            return dataclasses.asdict(measure_step(config.single(), model, place, self.ranks.world_size))
+
+        cost = StepCost(**self.ranks.share(measure))
+        several = len(config.learning_rates) > 1
+        held_out = len(hold_out(splits.train, config.held_out, config.seed)[1]) if several else 0
+        return Estimate(
+            config, cost, len(splits.train), len(splits.test), len(splits.train.classes), held_out, str(place)
+        )
 
     def create(self, seed: int) -> Model:
         generator, model = torch.Generator().manual_seed(seed), self.config.model
@@ -198,7 +238,8 @@ class _Task:
                 return folder.read_result()
         return run(
             config, path, self.pictures, lambda: self.create(config.seed), command="finetune", start=self.start,
-            label=label, device=self.device, tensorboard=self.tensorboard, ranks=self.ranks,
+            label=label, device=self.device, tensorboard=self.tensorboard, microbatch=self.microbatch,
+            ranks=self.ranks,
         ).result  # fmt: skip
 
     def trial(self, lr: float, rest: Dataset, held: Dataset, path: Path) -> dict[str, Any]:
@@ -230,7 +271,7 @@ class _Task:
                 try:
                     model = train(
                         config, folder, self.create(config.seed), dataset=rest, evaluate=judge, device=place,
-                        label=f"rate {lr:g}", ranks=self.ranks,
+                        label=f"rate {lr:g}", microbatch=self.microbatch, ranks=self.ranks,
                     )  # fmt: skip
                     found = judged[0] if judged else judge_split(config, model, held, place, self.ranks)
                     finite = math.isfinite(found.figures()["loss"])  # else the last update broke the weights
@@ -286,13 +327,25 @@ def _whole(task: _Task, workdir: Path) -> dict[str, Any]:
         return folder.read_result()
 
 
+def check_search(config: FinetuneConfig) -> None:
+    """Raises UserError where there is a search and `optim.lr` is none of its rates: it would never be used."""
+    if len(config.learning_rates) > 1 and config.optim.lr not in config.learning_rates:
+        rates = ", ".join(f"{rate:g}" for rate in config.learning_rates)
+        raise UserError(
+            f"optim.lr is {config.optim.lr:g} and learning_rates are {rates}, which are tried instead of it. To train "
+            f"at optim.lr, set learning_rates=() and sweep_steps=None; to try it as well, add it to learning_rates."
+        )
+
+
 def best_rate(scores: Sequence[Mapping[str, Any]]) -> float:
-    """The learning rate with the highest accuracy, of equals the smallest; those without an accuracy diverged."""
+    """The learning rate with the highest accuracy; of equals that with the lowest loss, and the smallest. Those without
+    an accuracy diverged."""
     scored = [score for score in scores if score["accuracy"] is not None]
     if not scored:
         tried = ", ".join(f"{score['learning_rate']:g}" for score in scores)
         raise NonFiniteError(f"the training diverged at every learning rate ({tried}); try smaller ones.")
-    return max(scored, key=lambda score: (score["accuracy"], -score["learning_rate"]))["learning_rate"]
+    best = max(scored, key=lambda score: (score["accuracy"], -score["loss"], -score["learning_rate"]))
+    return best["learning_rate"]
 
 
 def hold_out(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:

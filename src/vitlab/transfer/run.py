@@ -85,8 +85,9 @@ def load_pictures(data: DataConfig, ranks: Ranks = ALONE) -> Pictures:
     return Pictures(train, judged[data.eval_split], judged["test"])
 
 
-def readable(pictures: Pictures, ranks: Ranks = ALONE) -> Pictures:
-    """The same without what cannot be read: every picture is decoded once, and the failures are listed.
+def readable(pictures: Pictures, ranks: Ranks = ALONE, say: Callable[[str], None] = lambda _: None) -> Pictures:
+    """The same without what cannot be read: every picture is decoded once, and the failures are listed; `say` hears how
+    far it is.
 
     Of several `ranks` the first decodes them for all: sets that differed between them could not be shared out.
     """
@@ -103,10 +104,16 @@ def readable(pictures: Pictures, ranks: Ranks = ALONE) -> Pictures:
         if dataset.pixels is not None:
             errors = {i: dataset.failures.get(i) for i in range(len(dataset))}
         else:
+            errors, heard = {}, time.monotonic()
+            say(f"checking that the {len(dataset):,} images of {dataset.split} can be read")
             # In blocks, or millions of tasks would wait.
-            blocks = np.array_split(np.arange(len(dataset)), len(dataset) // 4096 + 1)
+            blocks = np.array_split(np.arange(len(dataset)), len(dataset) // 512 + 1)
             with ThreadPoolExecutor() as pool:  # decoding leaves the interpreter's lock
-                errors = dict(enumerate(e for block in blocks for e in pool.map(attempt, block.tolist())))
+                for block in blocks:
+                    errors |= dict(zip(block.tolist(), pool.map(attempt, block.tolist()), strict=True))
+                    if time.monotonic() - heard > 10:
+                        heard = time.monotonic()
+                        say(f"checked {len(errors):,} of {len(dataset):,} images")
         return [(i, error.path, error.reason) for i, error in errors.items() if error]
 
     def without_failures(dataset: Dataset) -> Dataset:
@@ -166,9 +173,12 @@ def run(
     label: str | None = None,
     device: str = "auto",
     tensorboard: bool = True,
+    microbatch: int | None = None,
     ranks: Ranks = ALONE,
 ) -> Outcome[Any]:
-    """Trains what `create()` makes and tests it; `start` says which weights those were, `label` what to call it."""
+    """Trains what `create()` makes and tests it; `start` says which weights those were, `label` what to call it.
+
+    `microbatch` is as in `train`."""
     place = choose_device(ranks.device(device))
     ranks.check_batch(config.batch_size)
     EvalTransform(config.model.image_hw, resize=config.data.eval_resize)  # a wrong size is refused before the training
@@ -191,7 +201,7 @@ def run(
         else:
             model = train(
                 config, folder, create(), dataset=pictures.train, evaluate=judge, device=place,
-                label=label or command, ranks=ranks,
+                label=label or command, microbatch=microbatch, ranks=ranks,
             )  # fmt: skip
         if judged and pictures.val is pictures.test:
             test = judged[0]

@@ -69,7 +69,7 @@ def vtab(
     ranks.check_batch(config.batch_size)
     source, digest = identity(load_model(checkpoint))
     start = f"{Path(checkpoint).name} {digest}"
-    adapted(source, config, 2, image_size, device=device)  # what it refuses is refused before anything is read
+    adapted(source, config, 2, image_size)  # what it refuses is refused before anything is read
     parts = ("train", "val") if select else ("trainval", "test")
     data = dataclasses.replace(config.data, name="vtab:TASK", root=None, train_split=parts[0], eval_split=parts[1])
     config = dataclasses.replace(config, data=data)
@@ -84,7 +84,7 @@ def vtab(
     def train_and_score(name: str, path: Path) -> None:
         here = without_harm(name, data)
         here = dataclasses.replace(here, name=f"vtab:{name}", root=None if root is None else str(root))
-        single = adapted(source, config, TASKS[name].classes, image_size, device=device)
+        single = adapted(source, config, TASKS[name].classes, image_size)
         if here.crop_resize is not None:  # it goes with the recipe's size
             scale = single.model.image_hw[0] / config.model.image_hw[0]
             here = dataclasses.replace(here, crop_resize=round(here.crop_resize * scale))
