@@ -9,11 +9,12 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import tyro
 
 from vitlab.commands import COMMANDS, Command, Finetune, FinetuneRunConfig, Plan, Pretrain, RunConfig, Vtab
+from vitlab.commands.help import command_help, overview
 from vitlab.errors import UserError
 from vitlab.models.names import get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
@@ -22,6 +23,7 @@ from vitlab.train.config import DataConfig, FewShotConfig, FinetuneConfig, Train
 
 SEVERAL = ("pretrain", "finetune", "vtab", "evaluate", "fewshot", "probe")
 """The commands that several processes of torchrun do together."""
+HELP = {"-h", "--help", "--help-all"}
 AUTOMATIC = {
     "steps": {"--steps", "--epochs"},
     "warmup_steps": {"--optim.warmup-steps"},
@@ -73,22 +75,22 @@ def parse(argv: Sequence[str]) -> Command:
 
 
 def _overview(argv: Sequence[str]) -> NoReturn:
-    """All commands with their purpose, for `--help`; the nearest, for a word that is none of them."""
-    if argv and not argv[0].startswith("-"):
-        print(f"vitlab: unknown command {argv[0]!r}; {nearest(argv[0], COMMANDS)}.", file=sys.stderr)
+    """All commands with their purpose, for `--help`; for anything else what is wrong with it."""
+    if HELP & set(argv[:1]):
+        print(overview(COMMANDS))
+        raise SystemExit(0)
+    if not argv:
+        print(overview(COMMANDS), file=sys.stderr)
         raise SystemExit(2)
-    union: Any = None
-    for name, kind in COMMANDS.items():
-        purpose: Any = dataclasses.make_dataclass(kind.__name__, [])
-        purpose.__doc__ = kind.__doc__
-        member = Annotated[purpose, tyro.conf.subcommand(name=name)]
-        union = member if union is None else union | member
-    about = 'The Vision Transformer paper ("An Image is Worth 16x16 Words") as software.'
-    tyro.cli(union, args=argv[:1], prog="vitlab", description=about)
-    raise SystemExit(2)
+    if argv[0].startswith("-"):
+        raise UserError(f"{argv[0]} stands before the command; give a command first, one of {', '.join(COMMANDS)}.")
+    raise UserError(f"unknown command {argv[0]!r}; {nearest(argv[0], COMMANDS)}. `vitlab --help` lists all.")
 
 
 def _parse_as(kind: type[Command], name: str, arguments: Sequence[str]) -> Any:
+    if asked := HELP & set(arguments):
+        print(command_help(kind, name, every="--help-all" in asked))
+        raise SystemExit(0)
     return tyro.cli(kind, args=arguments, prog=f"vitlab {name}", description=kind.__doc__)
 
 

@@ -101,7 +101,7 @@ class OptimConfig:
     momentum: float = 0.9
     """Momentum of SGD."""
     weight_decay: float = 0.0
-    """Decoupled: each step takes lr * weight_decay * p off a parameter p."""
+    """Decoupled weight decay: each step takes lr * weight_decay * p off a parameter p."""
     decay_on: Literal["all", "kernels"] = "all"
     """What decays: every parameter, as in the paper's time, or matrices and patch filters only (big_vision)."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -224,8 +224,9 @@ class TrainConfig:
     average_decay: float | None = None
     """Polyak averaging: the averaged weights keep this share of themselves at each step (0.9999, Sec. 4.1)."""
     precision: Literal["auto", "float32", "autocast", "bfloat16"] = "auto"
-    """`bfloat16` keeps float32 weights and one bfloat16 copy of them a step; `autocast` casts at each use; `auto`
-    takes bfloat16 on a CPU that is faster in it, autocast on a GPU, else float32."""
+    """Numbers that training computes in. `bfloat16` keeps float32 weights and one bfloat16 copy of them a step;
+    `autocast` casts at each use; `auto` takes bfloat16 on a CPU that is faster in it, autocast on a GPU, else
+    float32."""
     float8: bool = False
     """Round both factors of the matrix products in a ViT's blocks to 8 bits (torchao): with `compile`, for GPUs with
     units for it (Ada, Hopper or later); elsewhere emulated, which gains no time and shows what accuracy it costs."""
