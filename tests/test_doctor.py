@@ -8,6 +8,7 @@ import pytest
 
 from vitlab import doctor
 from vitlab.models import encoder
+from vitlab.transfer.evaluate import choose_device
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,19 @@ def test_text_shows_the_versions_and_every_device(report: dict[str, Any]) -> Non
         assert version in text
     for device in report["devices"]:
         assert device["name"] in text
+
+
+def test_only_devices_that_commands_take_are_offered(report: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [str(choose_device(device["device"])) for device in report["devices"]][:1] == ["cpu"]
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    monkeypatch.setattr("torch.mps.recommended_max_memory", lambda: 2**34, raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    with pytest.raises(ValueError, match="device 'mps' is not supported"):
+        choose_device("mps")
+    assert doctor._accelerators() == []
+    assert "Apple GPU (mps): vitlab computes on CPUs" in doctor.format_diagnosis(
+        report | {"not_used": doctor._unused()}
+    )
 
 
 def test_no_problem_is_said(healthy: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

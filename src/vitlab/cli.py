@@ -1,7 +1,7 @@
 """The command line: from words to one of the commands, and from errors to exit codes."""
 
+import contextlib
 import dataclasses
-import functools
 import inspect
 import io
 import os
@@ -9,19 +9,21 @@ import re
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Any, NoReturn
 
 import tyro
 
 from vitlab.commands import COMMANDS, Command, Finetune, FinetuneRunConfig, Plan, Pretrain, RunConfig, Vtab
+from vitlab.commands.help import command_help, overview
 from vitlab.errors import UserError
 from vitlab.models.names import get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.settings import nearest, to_dict
-from vitlab.train.config import DataConfig, FewShotConfig, FinetuneConfig, TrainConfig
+from vitlab.train.config import COUNTS_WITH, DataConfig, FewShotConfig, FinetuneConfig, TrainConfig, counts_with
 
 SEVERAL = ("pretrain", "finetune", "vtab", "evaluate", "fewshot", "probe")
 """The commands that several processes of torchrun do together."""
+HELP = {"-h", "--help", "--help-all"}
 AUTOMATIC = {
     "steps": {"--steps", "--epochs"},
     "warmup_steps": {"--optim.warmup-steps"},
@@ -31,19 +33,6 @@ AUTOMATIC = {
     "image_size": {"--model.image-size"},
 }
 """The flags by which a user sets what a recipe leaves to the data."""
-ABOVE_0 = "above 0"
-COUNTS_WITH = {
-    "optim.momentum": ("optim.name", "sgd"),
-    "optim.beta1": ("optim.name", "adam"),
-    "optim.beta2": ("optim.name", "adam"),
-    "optim.end_lr": ("optim.schedule", "linear"),
-    "optim.decay_on": ("optim.weight_decay", ABOVE_0),
-    "data.min_area": ("data.crop", "inception"),
-    "data.pad": ("data.crop", "pad"),
-    "data.randaugment_magnitude": ("data.randaugment_layers", ABOVE_0),
-}
-"""Settings that have an effect with one value of another alone. A recipe may hold idle ones, for its variants; one that
-a user gives is a mistake. (What never goes together is refused by the settings themselves.)"""
 NO_COMPILER = re.compile(r"No working C\+\+ compiler|Failed to find C(\+\+)? compiler")
 """What torch.compile and Triton say without one."""
 
@@ -55,7 +44,8 @@ def parse(argv: Sequence[str]) -> Command:
     """
     if not argv or argv[0] not in COMMANDS:
         _overview(argv)
-    name, *arguments = argv
+    name, *words = argv
+    arguments = [_with_hyphens(word) for word in words]
     processes = os.environ.get("WORLD_SIZE") or "1"
     if processes != "1" and name not in SEVERAL:
         raise UserError(
@@ -74,22 +64,22 @@ def parse(argv: Sequence[str]) -> Command:
 
 
 def _overview(argv: Sequence[str]) -> NoReturn:
-    """All commands with their purpose, for `--help`; the nearest, for a word that is none of them."""
-    if argv and not argv[0].startswith("-"):
-        print(f"vitlab: unknown command {argv[0]!r}; {nearest(argv[0], COMMANDS)}.", file=sys.stderr)
+    """All commands with their purpose, for `--help`; for anything else what is wrong with it."""
+    if HELP & set(argv[:1]):
+        print(overview(COMMANDS))
+        raise SystemExit(0)
+    if not argv:
+        print(overview(COMMANDS), file=sys.stderr)
         raise SystemExit(2)
-    union: Any = None
-    for name, kind in COMMANDS.items():
-        purpose: Any = dataclasses.make_dataclass(kind.__name__, [])
-        purpose.__doc__ = kind.__doc__
-        member = Annotated[purpose, tyro.conf.subcommand(name=name)]
-        union = member if union is None else union | member
-    about = 'The Vision Transformer paper ("An Image is Worth 16x16 Words") as software.'
-    tyro.cli(union, args=argv[:1], prog="vitlab", description=about)
-    raise SystemExit(2)
+    if argv[0].startswith("-"):
+        raise UserError(f"{argv[0]} stands before the command; give a command first, one of {', '.join(COMMANDS)}.")
+    raise UserError(f"unknown command {argv[0]!r}; {nearest(argv[0], COMMANDS)}. `vitlab --help` lists all.")
 
 
 def _parse_as(kind: type[Command], name: str, arguments: Sequence[str]) -> Any:
+    if asked := HELP & set(arguments):
+        print(command_help(kind, name, every="--help-all" in asked))
+        raise SystemExit(0)
     return tyro.cli(kind, args=arguments, prog=f"vitlab {name}", description=kind.__doc__)
 
 
@@ -137,7 +127,6 @@ def _parse_by(kind: type[Any], default: TrainConfig, recipe: str, arguments: Seq
         raise UserError(f"write the recipe first and --model once: `vitlab {called} {command.recipe} --...`.")
     if command.config.model.num_classes != default.model.num_classes:
         raise UserError("--model.num-classes has no effect here: the data set's classes decide. Leave it out.")
-    _refuse_idle(command.config, _given(arguments))
     return command
 
 
@@ -149,14 +138,19 @@ def _parse_finetune(arguments: Sequence[str]) -> Finetune:
     default = _without_search(_recipe(recipe, FINETUNE)(), given)
     command = _parse_as(_with_default(Finetune, default, arguments), "finetune", arguments)
     _refuse_model(command.config, default)
-    _refuse_idle(command.config, given)
     config = _decided(command.config, given)
     return dataclasses.replace(command, config=dataclasses.replace(config, data=_data(command, given)))
 
 
+def _with_hyphens(word: str) -> str:
+    """A flag as it is called, where it is spelt with underscores."""
+    flag, equals, value = word.partition("=")
+    return flag.replace("_", "-") + equals + value if word.startswith("--") else word
+
+
 def _given(arguments: Sequence[str]) -> set[str]:
-    """The flags among the words, spelt with hyphens."""
-    return {word.partition("=")[0].replace("_", "-") for word in arguments}
+    """The flags among the words."""
+    return {word.partition("=")[0] for word in arguments}
 
 
 def _without_search(default: FinetuneConfig, given: set[str]) -> FinetuneConfig:
@@ -191,17 +185,6 @@ def _data(command: Finetune, given: set[str]) -> DataConfig:
     return data if command.root is None else dataclasses.replace(data, root=command.root)
 
 
-def _refuse_idle(config: TrainConfig, given: set[str]) -> None:
-    """Says so where a setting was given that another one leaves without effect."""
-    for idle, (needed, wanted) in COUNTS_WITH.items():
-        flag, other = (f"--{name.replace('_', '-')}" for name in (idle, needed))
-        found: Any = functools.reduce(getattr, needed.split("."), config)
-        if flag in given and not (found > 0 if wanted == ABOVE_0 else found == wanted):
-            raise UserError(
-                f"{flag} has no effect with {other} {found}; give {other} {wanted} too, or leave {flag} out."
-            )
-
-
 def _refuse_model(config: TrainConfig, default: TrainConfig) -> None:
     """Says so where settings of a model are given, and a checkpoint brings its own."""
     told, ours = to_dict(config.model), to_dict(default.model)
@@ -216,7 +199,6 @@ def _parse_vtab(arguments: Sequence[str]) -> Vtab:
     default = FINETUNE["vtab"]().single()
     command = _parse_as(_with_default(Vtab, default, arguments), "vtab", arguments)
     _refuse_model(command.config, default)
-    _refuse_idle(command.config, _given(arguments))
     if command.config.model.image_size != default.model.image_size:
         raise UserError("--model.image-size has no effect here; give --image-size.")
     for name in ("name", "root", "train_split", "eval_split", "classes"):
@@ -230,18 +212,32 @@ def _parse_vtab(arguments: Sequence[str]) -> Vtab:
 
 def _with_default(kind: type[Command], config: TrainConfig, arguments: Sequence[str]) -> type[Command]:
     """`kind` with `config` as the default of its field, under the same name and documentation."""
-    given = {word.partition("=")[0] for word in arguments}
+    given = _given(arguments)
     if "--steps" in given:
         config = dataclasses.replace(config, steps=1, epochs=None)
     if "--epochs" in given:
         config = dataclasses.replace(config, steps=None, epochs=1.0)
     if any(word.startswith("--fewshot.") for word in given):
         config = dataclasses.replace(config, fewshot=FewShotConfig())
-    field = dataclasses.field(default=config)
+    field = dataclasses.field(default=_switched(config, arguments))
     hint = FinetuneRunConfig if isinstance(config, FinetuneConfig) else RunConfig
     made = dataclasses.make_dataclass(kind.__name__, [("config", hint, field)], bases=(kind,), frozen=True)
     made.__doc__ = kind.__doc__
     return made
+
+
+def _switched(config: TrainConfig, arguments: Sequence[str]) -> TrainConfig:
+    """`config` with the defaults of those settings that a given switch leaves without effect, such as a recipe's `pad`
+    after `--data.crop none`."""
+    for section, settings in COUNTS_WITH.items():
+        part = getattr(config, section)
+        for name, (switch, wanted) in settings.items():
+            given = _value(arguments, f"--{section}.{switch.replace('_', '-')}")
+            with contextlib.suppress(ValueError):  # tyro says what a switch can be
+                if given is not None and not counts_with(type(getattr(part, switch))(given), wanted):
+                    part = dataclasses.replace(part, **{name: getattr(type(part), name)})
+        config = dataclasses.replace(config, **{section: part})
+    return config
 
 
 def _recipe(name: str, table: dict[str, Any]) -> Any:

@@ -52,6 +52,7 @@ def diagnose(path: str | Path = ".") -> dict[str, Any]:
         "versions": _versions(),
         "cpu": cpu,
         "devices": devices,
+        "not_used": _unused(),
         "attention": {
             kind: {
                 "training": attention_path(kind, True),
@@ -127,6 +128,7 @@ def format_diagnosis(report: dict[str, Any]) -> str:
     for device in report["devices"]:
         memory = "" if device["memory_gib"] is None else f", {device['memory_gib']:.1f} GiB"
         rows.append((device["device"], f"{device['name']}{memory}"))
+    rows += [("not used", f"{name}: vitlab computes on CPUs and on GPUs with CUDA") for name in report["not_used"]]
     rows.append(("threads", f"{cpu['threads']} on {cpu['cores']} cores; units for products: {features}"))
     for kind, paths in report["attention"].items():
         told = ", ".join(f"{path} in {use}" for use, path in paths.items())
@@ -184,16 +186,18 @@ def _memory_gib() -> float | None:
 
 
 def _accelerators() -> list[dict[str, Any]]:
-    """Every accelerator that torch sees, with its own memory."""
+    """Every accelerator that `--device` takes, with its own memory."""
     devices: list[dict[str, Any]] = []
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         gib = properties.total_memory / GIB
         devices.append({"type": "cuda", "device": f"cuda:{index}", "name": properties.name, "memory_gib": gib})
-    if torch.backends.mps.is_available():
-        gib = torch.mps.recommended_max_memory() / GIB
-        devices.append({"type": "mps", "device": "mps", "name": "Apple GPU", "memory_gib": gib})
     return devices
+
+
+def _unused() -> list[str]:
+    """Accelerators that torch sees and `--device` refuses."""
+    return ["Apple GPU (mps)"] if torch.backends.mps.is_available() else []
 
 
 def _matmul(device: str, dtype: torch.dtype) -> float:

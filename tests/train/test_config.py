@@ -148,6 +148,30 @@ def test_wrong_finetuning_settings(values: dict[str, Any], message: str) -> None
         build(FinetuneConfig, {"steps": 1} | values)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"optim": OptimConfig(momentum=0.8)}, r"optim\.momentum=0\.8 has no effect with optim\.name='adam'; give opt"),
+        ({"optim": OptimConfig("sgd", beta1=0.8)}, r"optim\.beta1=0\.8 has no effect .*or leave optim\.beta1 at 0\.9"),
+        ({"optim": OptimConfig(end_lr=1e-5)}, r"end_lr=1e-05 has no effect .*give optim\.schedule='linear' too"),
+        ({"optim": OptimConfig(decay_on="kernels")}, r"decay_on='kernels' .*give optim\.weight_decay above 0 too"),
+        ({"data": DataConfig(crop="pad", min_area=0.3)}, r"data\.min_area=0\.3 has no effect with data\.crop='pad'"),
+        ({"data": DataConfig(pad=2)}, r"data\.pad=2 has no effect with data\.crop='inception'"),
+        ({"data": DataConfig(randaugment_magnitude=9)}, r"magnitude=9 .*give data\.randaugment_layers above 0 too"),
+    ],
+)
+@pytest.mark.parametrize("kind", [TrainConfig, FinetuneConfig])
+def test_settings_without_effect(kind: type, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(kind, {"steps": 1} | values)
+
+
+def test_settings_that_their_switch_lets_count() -> None:
+    data = DataConfig(min_area=0.3, randaugment_layers=2, randaugment_magnitude=9)
+    optim = OptimConfig("sgd", momentum=0.8, schedule="linear", end_lr=1e-5, weight_decay=0.1, decay_on="kernels")
+    TrainConfig(steps=1, data=data, optim=optim)
+
+
 def test_what_float8_and_cuda_graphs_go_with() -> None:
     """And a config file from before they were there."""
     given = {"compile": True, "cuda_graphs": True, "float8": True, "steps": 1, "batch_size": 8}
@@ -159,11 +183,13 @@ def test_what_float8_and_cuda_graphs_go_with() -> None:
 
 def test_single_run_of_a_finetuning() -> None:
     whole = FinetuneConfig(
-        steps=3, mixup=0.2, optim=OptimConfig(lr=0.5, momentum=0.8), seed=4, learning_rates=(0.1, 1.0)
+        steps=3, mixup=0.2, optim=OptimConfig("sgd", lr=0.5, momentum=0.8), seed=4, learning_rates=(0.1, 1.0)
     )
     assert type(whole.single()) is TrainConfig
-    assert whole.single() == TrainConfig(steps=3, mixup=0.2, optim=OptimConfig(lr=0.5, momentum=0.8), seed=4)
-    assert whole.single(0.1, 7) == TrainConfig(steps=3, mixup=0.2, optim=OptimConfig(lr=0.1, momentum=0.8), seed=7)
+    assert whole.single() == TrainConfig(steps=3, mixup=0.2, optim=OptimConfig("sgd", lr=0.5, momentum=0.8), seed=4)
+    assert whole.single(0.1, 7) == TrainConfig(
+        steps=3, mixup=0.2, optim=OptimConfig("sgd", lr=0.1, momentum=0.8), seed=7
+    )
 
 
 @pytest.mark.parametrize(

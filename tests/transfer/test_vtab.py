@@ -204,6 +204,8 @@ def test_no_crop_and_no_mirroring_that_would_change_a_label(
     assert {name for name, own in kept.items() if own.crop == "none"} == set(NO_CROP)
     assert {name for name, own in kept.items() if not own.flip} == set(NO_FLIP)
     assert not any(without_harm(name, dataclasses.replace(data, flip=False)).flip for name in TASKS)
+    for cropped in (DataConfig(min_area=0.3), DataConfig(crop="pad", pad=2)):
+        dataclasses.replace(setting, data=without_harm(NO_CROP[0], cropped))  # nothing idle is left that is refused
 
 
 def test_settings_that_do_not_fit(

@@ -80,3 +80,11 @@ def whole_numbers(name: str, given: str) -> tuple[int, ...]:
         return tuple(int(each) for each in given.split(","))
     except ValueError as error:
         raise UserError(f"--{name} is {given!r}; give whole numbers, with commas between several.") from error
+
+
+def whole_number(name: str, given: str) -> int:
+    """`64` as a number; several are refused."""
+    try:
+        return int(given)
+    except ValueError as error:
+        raise UserError(f"--{name} is {given!r}; give one whole number, or auto.") from error

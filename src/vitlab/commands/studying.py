@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.answers import RunConfig, answer, say, whole_numbers
+from vitlab.commands.answers import RunConfig, answer, say, whole_number, whole_numbers
 from vitlab.commands.overview import List
 from vitlab.errors import UserError
 from vitlab.settings import nearest
@@ -108,7 +108,7 @@ class Bench:
         from vitlab import catalogue
         from vitlab.studies.bench import FIGURE_12, Settings, bench, table
 
-        batch = None if self.batch == "auto" else whole_numbers("batch", self.batch)[0]
+        batch = None if self.batch == "auto" else whole_number("batch", self.batch)
         settings = Settings(
             self.models or FIGURE_12, whole_numbers("sizes", self.sizes), self.mode, batch,
             tuple(filter(None, self.against.split(","))), self.dtype, self.compile, self.seconds, self.rounds,

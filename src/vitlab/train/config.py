@@ -5,11 +5,34 @@ Nothing here needs torch: recipes and the command line build on these in an inst
 
 import math
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.settings import check_fields
+
+ABOVE_0 = "above 0"
+COUNTS_WITH: dict[str, dict[str, tuple[str, Any]]] = {
+    "optim": {
+        "momentum": ("name", "sgd"),
+        "beta1": ("name", "adam"),
+        "beta2": ("name", "adam"),
+        "end_lr": ("schedule", "linear"),
+        "decay_on": ("weight_decay", ABOVE_0),
+    },
+    "data": {
+        "min_area": ("crop", "inception"),
+        "pad": ("crop", "pad"),
+        "randaugment_magnitude": ("randaugment_layers", ABOVE_0),
+    },
+}
+"""Settings of a section that have an effect with one value of another alone, its switch. With any other value of the
+switch such a setting keeps its default, or is refused. (What never goes together, the sections refuse themselves.)"""
+
+
+def counts_with(value: Any, wanted: Any) -> bool:
+    """Whether a switch of COUNTS_WITH that has this value lets the setting count."""
+    return value > 0 if wanted == ABOVE_0 else value == wanted
 
 
 @dataclass(frozen=True)
@@ -101,7 +124,7 @@ class OptimConfig:
     momentum: float = 0.9
     """Momentum of SGD."""
     weight_decay: float = 0.0
-    """Decoupled: each step takes lr * weight_decay * p off a parameter p."""
+    """Decoupled weight decay: each step takes lr * weight_decay * p off a parameter p."""
     decay_on: Literal["all", "kernels"] = "all"
     """What decays: every parameter, as in the paper's time, or matrices and patch filters only (big_vision)."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
@@ -224,8 +247,9 @@ class TrainConfig:
     average_decay: float | None = None
     """Polyak averaging: the averaged weights keep this share of themselves at each step (0.9999, Sec. 4.1)."""
     precision: Literal["auto", "float32", "autocast", "bfloat16"] = "auto"
-    """`bfloat16` keeps float32 weights and one bfloat16 copy of them a step; `autocast` casts at each use; `auto`
-    takes bfloat16 on a CPU that is faster in it, autocast on a GPU, else float32."""
+    """Numbers that training computes in. `bfloat16` keeps float32 weights and one bfloat16 copy of them a step;
+    `autocast` casts at each use; `auto` takes bfloat16 on a CPU that is faster in it, autocast on a GPU, else
+    float32."""
     float8: bool = False
     """Round both factors of the matrix products in a ViT's blocks to 8 bits (torchao): with `compile`, for GPUs with
     units for it (Ada, Hopper or later); elsewhere emulated, which gains no time and shows what accuracy it costs."""
@@ -281,6 +305,20 @@ class TrainConfig:
             )
         if self.cuda_graphs:
             self._check_cuda_graphs()
+        self._check_idle()
+
+    def _check_idle(self) -> None:
+        """No setting has a value of its own where its switch leaves it without effect."""
+        for section, settings in COUNTS_WITH.items():
+            part = getattr(self, section)
+            for name, (switch, wanted) in settings.items():
+                value, default, found = getattr(part, name), getattr(type(part), name), getattr(part, switch)
+                if value != default and not counts_with(found, wanted):
+                    needed = f"{section}.{switch} {wanted}" if wanted == ABOVE_0 else f"{section}.{switch}={wanted!r}"
+                    raise UserError(
+                        f"{section}.{name}={value!r} has no effect with {section}.{switch}={found!r}; give {needed} "
+                        f"too, or leave {section}.{name} at {default!r}."
+                    )
 
     def _check_cuda_graphs(self) -> None:
         """One shape, one forward and backward pass a step, and gradients that lie where the graphs write them."""

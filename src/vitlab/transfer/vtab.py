@@ -121,7 +121,9 @@ def vtab(
 def without_harm(name: str, data: DataConfig) -> DataConfig:
     """`data` without the crop, or the mirroring, after which a picture of the task would have another label."""
     if name in NO_CROP:
-        data = dataclasses.replace(data, crop="none", crop_resize=None)
+        data = dataclasses.replace(
+            data, crop="none", crop_resize=None, min_area=DataConfig.min_area, pad=DataConfig.pad
+        )
     return dataclasses.replace(data, flip=data.flip and name not in NO_FLIP)
 
 
