@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import nn
 from vitlab.data.datasets import load_dataset
 from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset
+from vitlab.errors import UserError
 from vitlab.settings import to_dict
 from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import Ranks, together
@@ -92,6 +94,64 @@ def test_finished_run_is_only_tested_again(
     assert outcome.result == pretrained.result
     assert same_weights(outcome.model, pretrained.model)
     assert before == {path: path.read_bytes() for path in before}
+
+
+FILES = (
+    "config.json", "metrics.jsonl", ".metrics.crc", "speed.jsonl", ".speed.crc", "result.json", "predictions.csv",
+    "model/config.json", "model/model.safetensors", "checkpoints/step-000000015/state.json",
+    "checkpoints/step-000000015/state.safetensors", "SHA256SUMS",
+)  # fmt: skip
+"""All that a finished run leaves, but for its lock."""
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_is_noticed_and_mended(
+    name: str, place: str, config: TrainConfig, pretrained: Outcome, workdir: Path, tmp_path: Path, caplog: Any
+) -> None:
+    """By the same command, without training again. What cannot be made again stays as it is, and is noticed again."""
+    folder = tmp_path / "run"
+    shutil.copytree(workdir, folder)
+    before = contents(folder)
+    assert before.keys() == set(FILES)
+    damaged = bytearray(before[name])
+    damaged[{"first": 0, "middle": len(damaged) // 2, "last": -1}[place]] ^= 1
+    (folder / name).write_bytes(damaged)
+    assert again(config, folder).result == pretrained.result
+    assert [record for record in caplog.records if name in record.getMessage()]
+    mended = name in ("config.json", "result.json", "predictions.csv") or name.startswith("model/")
+    assert contents(folder) == (before if mended else before | {name: bytes(damaged)})
+    caplog.clear()
+    assert again(config, folder).result == pretrained.result
+    assert bool(caplog.records) != mended
+
+
+@pytest.mark.usefixtures("pretrained")
+@pytest.mark.parametrize("name", ["result.json", "predictions.csv", "model/model.safetensors"])
+def test_a_cut_file_is_made_again(name: str, config: TrainConfig, workdir: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(workdir, folder)
+    before = contents(folder)
+    (folder / name).write_bytes(before[name][: len(before[name]) // 2])
+    again(config, folder)
+    assert contents(folder) == before
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_a_damaged_model_without_a_checkpoint(config: TrainConfig, workdir: Path, tmp_path: Path) -> None:
+    """Nothing is trained anew unasked."""
+    folder = tmp_path / "run"
+    shutil.copytree(workdir, folder)
+    shutil.rmtree(folder / "checkpoints")  # which alone is no damage
+    again(config, folder)
+    (folder / "model" / "model.safetensors").write_bytes(b"")
+    with pytest.raises(UserError, match=r"model\.safetensors of the finished run .* no checkpoint is left"):
+        again(config, folder)
 
 
 def test_stopped_before_its_result_was_written(

@@ -117,8 +117,10 @@ class CheckpointWriter:
 def load_latest(folder: Path, on_damaged: Callable[[Path, str], None]) -> Checkpoint | None:
     """The newest checkpoint under `folder` that is whole, or None where there is none at all.
 
-    `on_damaged` is told of each that had to be passed over, and why. Raises ValueError if none is whole.
+    `on_damaged` is told of each that had to be passed over, and why. Removes what a killed process left half written.
+    Raises ValueError if none is whole.
     """
+    _clear(folder)
     reasons = []
     for path in _steps(folder):
         try:

@@ -1,31 +1,38 @@
-"""A run's folder: config.json, metrics.jsonl, speed.jsonl, runtime.json, result.json, checkpoints/, tensorboard/.
+"""A run's folder: config.json, metrics.jsonl, speed.jsonl, runtime.json, result.json, checkpoints/, tensorboard/,
+SHA256SUMS.
 
 What the run computes goes to metrics.jsonl, whose bytes are the same however often the run was stopped; what
-the clock says goes to speed.jsonl.
+the clock says goes to speed.jsonl. Each has the checksums of its lines beside it, and SHA256SUMS those of all files
+that a finished run leaves.
 """
 
 import contextlib
+import hashlib
 import json
-import math
-import os
+import logging
 import types
 import typing
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 from vitlab.errors import UserError
-from vitlab.files import lock_file, replacing_file
+from vitlab.files import MISSING, SUMS, clear_leftovers, find_damage, lock_file, read_sums, replacing_file, write_sums
 from vitlab.train.distributed import ALONE, Ranks
+from vitlab.train.logs import Log, damaged_lines, finite
 
 if typing.TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+logger = logging.getLogger(__name__)
 LOCK = ".lock"
 RUNTIME = "runtime.json"
 """What is chosen for the machine that the run is on, and is no setting: see `read_runtime`."""
-TRAINING_RECORD = {"lr", "images_per_s"}
-"""A record of training in metrics.jsonl or speed.jsonl has one of these; a record of an evaluation has none."""
+LOGS = ("metrics.jsonl", "speed.jsonl")
+RESULTS = ("result.json", "predictions.csv", "model/*", "masking.safetensors", "reconstructions.png")
+"""What is computed from the trained model, or is the model."""
+RECORDS = ("config.json", "runtime.json", *LOGS, ".*.crc", "tensorboard/*", "checkpoints/*/*")
+"""What else a finished run leaves; nothing but the run itself can make it again."""
 _ABSENT = "not set"
 
 
@@ -47,12 +54,19 @@ class Workdir:
         self.checkpoints = self.path / "checkpoints"
         self.ranks = ranks
         self.writes = ranks.first
-        self._open: list[BinaryIO] = []
+        self._logs: list[Log] = []
+        self._lock: BinaryIO | None = None
         self._writer: SummaryWriter | None = None
         if self.writes:
             self._take(settings, tensorboard)
-        self.finished: bool = ranks.share(lambda: (self.path / "result.json").is_file())
-        """Whether the run has ended and left its result."""
+        self.damaged: dict[str, str] = ranks.share(lambda: self._damage)
+        """Of a run that has ended: files that are not what it left, and what is wrong with them."""
+        ended = ranks.share(lambda: (self.path / "result.json").is_file() or "result.json" in self.damaged)
+        self.trained: bool = ended and not any(map(_is_model, self.damaged))
+        """Whether the run has ended and its model is whole."""
+        self.finished: bool = ended and not any(map(_is_result, self.damaged))
+        """Whether the run has ended and everything that is computed from its model is whole. Where it is not, going on
+        as with an interrupted run makes it again."""
         if not (self.path / "config.json").is_file():
             self.close()
             raise UserError(
@@ -72,42 +86,58 @@ class Workdir:
                 f"allow writing there."
             ) from error
         try:
+            clear_leftovers(self.path)
+            self._damage = _find_damage(self.path)
             self._check_settings(json.loads(json.dumps(settings)))
             with self._writing():
-                self._metrics = (self.path / "metrics.jsonl").open("ab")
-                self._speed = (self.path / "speed.jsonl").open("ab")
+                self._logs = [Log(self.path / name) for name in LOGS]
         except (ValueError, OSError):
             self._lock.close()
             raise
-        self._open = [self._metrics, self._speed, self._lock]
         self._tensorboard = tensorboard
         self._purge_step: int | None = None
+
+    def check_checkpoints(self) -> None:
+        """Raises UserError where a run has ended, its model is damaged, and no checkpoint is left to make it again."""
+        lost = sorted(filter(_is_model, self.damaged))
+        if lost and not self.ranks.share(lambda: any(self.checkpoints.glob("step-*"))):
+            raise UserError(
+                f"{', '.join(lost)} of the finished run in {self.path} {self.damaged[lost[0]]}, and no checkpoint is "
+                f"left to make the model again. Put back a good copy, or delete the folder to train from the beginning."
+            )
 
     def read_result(self) -> dict[str, Any]:
         """The result of a finished run."""
         return self.ranks.share(lambda: json.loads((self.path / "result.json").read_bytes()))
 
     def write_result(self, result: Mapping[str, Any]) -> None:
-        """Ends the run: writes result.json, whole or not at all."""
+        """Ends the run: writes result.json, whole or not at all, and the checksums of all that the run leaves."""
         self.sync()
         if self.writes:
             with self._writing():
                 write_json(self.path / "result.json", result)
-        self.finished = True
+                if self._writer is not None:
+                    self._writer.close()  # which may write to its file
+                    self._writer = None
+                write_sums(
+                    self.path, [name for name in _left(self.path) if name not in self.damaged or _is_result(name)]
+                )
+        self.damaged = {name: what for name, what in self.damaged.items() if not _is_result(name)}
+        self.finished = self.trained = True
 
     def log_metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends one record of computed figures; those of a step come before the checkpoint of that step."""
         if self.writes:
-            self._log(self._metrics, step, values)
+            self._log(0, step, values)
 
     def log_speed(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends one record of measured times and rates."""
         if self.writes:
-            self._log(self._speed, step, values)
+            self._log(1, step, values)
 
-    def _log(self, file: BinaryIO, step: int, values: Mapping[str, Any]) -> None:
+    def _log(self, which: int, step: int, values: Mapping[str, Any]) -> None:
         with self._writing():
-            _append(file, step, values)
+            self._logs[which].append(step, values)
             if self._tensorboard:
                 self._show(step, values)
 
@@ -130,28 +160,31 @@ class Workdir:
         """Forgets what was logged after the checkpoint that the run continues from (None: there is none).
 
         The steps in between run again and are logged once; so is the evaluation of the checkpoint's own step, where
-        that is due. A half-written last line goes as well.
+        that is due. A half-written last line goes as well. A warning names the lines before that are damaged.
         """
         if not self.writes:
             return
         with self._writing():
-            for file in (self._metrics, self._speed):
-                _truncate(file, -1 if after_step is None else after_step, evaluation_due)
+            for log in self._logs:
+                lines = log.truncate(-1 if after_step is None else after_step, evaluation_due)
+                if lines and log.path.name not in self.damaged:  # else it was warned of already
+                    logger.warning("%s does not match its checksums: %s", log.path, _consequence(log.path))
         self._purge_step = 0 if after_step is None else after_step + 1
 
     def sync(self) -> None:
         """Brings every record to the disk; before each checkpoint, so that none is missing from before it."""
         with self._writing():
-            for file in self._open[:2]:
-                os.fsync(file.fileno())
+            for log in self._logs:
+                log.sync()
             if self._writer is not None:
                 self._writer.flush()
 
     def close(self) -> None:
         """Lets go of the folder. What a full disk did not take was an error when it was logged."""
-        for file in (*([self._writer] if self._writer is not None else []), *self._open):
+        for file in (self._writer, *self._logs, self._lock):
             with contextlib.suppress(OSError):
-                file.close()
+                if file is not None:
+                    file.close()
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
@@ -174,6 +207,10 @@ class Workdir:
 
     def _check_settings(self, settings: dict[str, Any]) -> None:
         file = self.path / "config.json"
+        written = hashlib.sha256(_to_json(settings)).hexdigest()
+        if "config.json" in self._damage and read_sums(self.path)["config.json"] == written:
+            del self._damage["config.json"]
+            file.unlink()
         if not file.exists():
             with self._writing():
                 write_json(file, settings)
@@ -218,9 +255,13 @@ def check_folder(path: Path) -> None:
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Writes a JSON file that is whole or not there at all."""
-    text = json.dumps(_finite(data), indent=1, sort_keys=True) + "\n"
+    content = _to_json(data)
     with replacing_file(path) as file:
-        file.write(text.encode())
+        file.write(content)
+
+
+def _to_json(data: Mapping[str, Any]) -> bytes:
+    return json.dumps(finite(data), indent=1, sort_keys=True).encode() + b"\n"
 
 
 def _lock(folder: Path) -> BinaryIO:
@@ -252,32 +293,54 @@ def _differences(old: Any, new: Any, name: str = "") -> list[str]:
     return [] if old == new or switched_off else [f"{name}: {old} -> {new}"]
 
 
-def _append(file: BinaryIO, step: int, values: Mapping[str, Any]) -> None:
-    file.write(json.dumps(_finite({"step": step, **values}), sort_keys=True).encode() + b"\n")
-    file.flush()
+def _left(folder: Path) -> set[str]:
+    """Names of the files that a run leaves."""
+    paths = [path for pattern in (*RESULTS, *RECORDS) for path in folder.glob(pattern) if path.is_file()]
+    return {path.relative_to(folder).as_posix() for path in paths}
 
 
-def _finite(value: Any) -> Any:
-    """JSON knows no infinity and no NaN: they become null."""
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _is_result(name: str) -> bool:
+    return any(PurePath(name).match(pattern) for pattern in RESULTS)
 
 
-def _truncate(file: BinaryIO, after_step: int, evaluation_due: bool = False) -> None:
-    """Cuts a log before its first record later than `after_step` (with `evaluation_due`, also before the evaluation of
-    that step), or its first line that is no record."""
-    size = 0
-    for line in Path(file.name).read_bytes().splitlines(keepends=True):
+def _is_model(name: str) -> bool:
+    return name.startswith("model/") or name == "masking.safetensors"
+
+
+def _find_damage(folder: Path) -> dict[str, str]:
+    """What is damaged of a run that has ended, with a warning for each file. Checkpoints may be deleted."""
+    result = folder / "result.json"
+    if result.is_file() and not (folder / SUMS).exists():  # of an older version, or killed before it wrote them
         try:
-            record = json.loads(line)
-            later = not line.endswith(b"\n") or record["step"] > after_step
-            later |= evaluation_due and record["step"] == after_step and not record.keys() & TRAINING_RECORD
-        except (ValueError, KeyError, TypeError):
-            later = True
-        if later:
-            break
-        size += len(line)
-    os.truncate(file.fileno(), size)
+            json.loads(result.read_bytes())
+        except ValueError as error:
+            logger.warning("%s cannot be read (%s): it is written anew", result, error)
+            return {"result.json": "cannot be read"}
+        write_sums(folder, _left(folder))
+        return {}
+    try:
+        damage = find_damage(folder)
+    except UserError as error:
+        logger.warning("%s", error)
+        return {}
+    damage = {name: what for name, what in damage.items() if what != MISSING or not name.startswith("checkpoints/")}
+    for name, what in damage.items():
+        logger.warning("%s %s: %s", folder / name, what, _consequence(folder / name))
+    return damage
+
+
+def _consequence(path: Path) -> str:
+    """What follows from damage to this file of a run."""
+    if path.name == "result.json" or path.suffix in (".csv", ".png"):
+        return "it is made again from the run's model"
+    if path.suffix == ".jsonl":
+        lines = ", ".join(map(str, damaged_lines(path)))
+        of = f"line {lines} cannot be trusted, nor curves drawn from it" if lines else "its lines match theirs, though"
+        return f"{of}; the model and the result do not depend on it"
+    if path.parent.name == "model" or path.name == "masking.safetensors":
+        return "the model is made again from the last checkpoint"
+    if path.name == "config.json":
+        return "it is written again if the settings given are the run's"
+    if "checkpoints" in path.parts:
+        return "only the making of a damaged model would need it"
+    return "it cannot be made again; the model and the result do not depend on it"

@@ -195,10 +195,11 @@ def run(
             figures = {f"{config.data.eval_split}_{name}": value for name, value in judged[0].figures().items()}
             return figures | few_shot(_plain(model))
 
-        if folder.finished:
+        if folder.trained:
             model = load_model(folder.path / "model") if config.masking is None else load_masked(folder.path)
             model = model.to(place)
         else:
+            folder.check_checkpoints()
             model = train(
                 config, folder, create(), dataset=pictures.train, evaluate=judge, device=place,
                 label=label or command, microbatch=microbatch, ranks=ranks,
@@ -207,7 +208,11 @@ def run(
             test = judged[0]
         else:
             test = _judge(config, model, pictures.test, place, ranks)
-        if folder.writes and isinstance(test, Evaluation) and not (folder.path / PREDICTIONS).exists():
+        if (
+            folder.writes
+            and isinstance(test, Evaluation)
+            and not (folder.finished and (folder.path / PREDICTIONS).exists())
+        ):
             write_predictions(folder.path / PREDICTIONS, test, pictures.test)
         result = {"test": test.record(), **unreadable(pictures)}
         if folder.writes and not folder.finished:
@@ -225,7 +230,8 @@ def run(
                 card |= {"classes": list(pictures.test.classes), "test_accuracy": test.accuracy}
                 save_model(model, folder.path / "model", extra=card)
             steps = config.total_steps(len(pictures.train))
-            folder.log_speed(steps, {"run_seconds": time.perf_counter() - since})
+            if not folder.damaged:  # else they are those of the first time
+                folder.log_speed(steps, {"run_seconds": time.perf_counter() - since})
             folder.write_result(result)
         ranks.share(lambda: None)  # nobody goes on before all is written
     return Outcome(config, pictures, _plain(model), test, result)
