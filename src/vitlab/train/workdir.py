@@ -58,7 +58,7 @@ class Workdir:
 
     def _take(self, settings: Mapping[str, Any], tensorboard: bool) -> None:
         """Locks the folder and opens its logs."""
-        self._check_is_ours()
+        check_folder(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(self.path)
@@ -152,18 +152,6 @@ class Workdir:
     ) -> None:
         self.close()
 
-    def _check_is_ours(self) -> None:
-        if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"the work folder {self.path} is a file; give the name of a folder.")
-        if not self.path.exists() or (self.path / "config.json").is_file():
-            return
-        others = sorted(each.name for each in self.path.iterdir() if not each.name.startswith((LOCK, ".config.json")))
-        if others:
-            raise UserError(
-                f"the work folder {self.path} is not empty and holds no run (config.json is missing; it has "
-                f"{', '.join(others[:5])}{', ...' if len(others) > 5 else ''}). Give a new or empty folder."
-            )
-
     def _check_settings(self, settings: dict[str, Any]) -> None:
         file = self.path / "config.json"
         if not file.exists():
@@ -189,6 +177,20 @@ class Workdir:
         for name, value in values.items():
             if isinstance(value, (int, float)):
                 self._writer.add_scalar(name, value, step)
+
+
+def check_folder(path: Path) -> None:
+    """Raises UserError for what cannot be a run's folder: a file, or a folder of something else."""
+    if path.exists() and not path.is_dir():
+        raise UserError(f"the work folder {path} is a file; give the name of a folder.")
+    if not path.exists() or (path / "config.json").is_file():
+        return
+    others = sorted(each.name for each in path.iterdir() if not each.name.startswith((LOCK, ".config.json")))
+    if others:
+        raise UserError(
+            f"the work folder {path} is not empty and holds no run (config.json is missing; it has "
+            f"{', '.join(others[:5])}{', ...' if len(others) > 5 else ''}). Give a new or empty folder."
+        )
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
