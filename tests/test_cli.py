@@ -23,6 +23,7 @@ from program import SMALL, call
 from vitlab import commands
 from vitlab.cli import main, parse
 from vitlab.commands import COMMANDS, Finetune, Pretrain
+from vitlab.data import datasets
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.recipes import FINETUNE, PRETRAIN
@@ -446,6 +447,60 @@ def test_bad_input(words: str, expected: list[str], run: Path, capsys: pytest.Ca
     assert not any(log.stat().st_size for log in Path().glob("runs/*/metrics.jsonl"))
 
 
+CHEAP = [
+    ("evaluate nowhere --dataset digits", "there is nothing at nowhere"),
+    ("evaluate RUN --image-size 9", "cannot be cut into patches of 4x4"),
+    ("evaluate RUN --device cuda:99", "device 'cuda:99'"),
+    ("evaluate RUN --batch-size 0", "batch_size=0"),
+    ("evaluate RUN --resize 4", "resize=4 must be at least"),
+    ("evaluate headless --dataset digits", "headless has no head"),
+    ("fewshot nowhere --dataset digits", "there is nothing at nowhere"),
+    ("fewshot RUN --dataset digits --image-size 9", "cannot be cut into patches of 4x4"),
+    ("fewshot RUN --dataset digits --batch-size 0", "batch_size=0"),
+    ("fewshot RUN --dataset digits --out pictures", "pictures is a folder; give the name of a file"),
+    ("fewshot RUN --dataset digits digit", "unknown data set 'digit'"),
+    ("probe nowhere --dataset digits", "there is nothing at nowhere"),
+    ("probe RUN --dataset digits --image-size 9", "cannot be cut into patches of 4x4"),
+    ("probe RUN --dataset digits --batch-size 0", "batch_size=0"),
+    ("probe RUN --dataset digits --kind linear --l2 0", "l2 is (0.0,)"),
+    ("predict nowhere pictures", "there is nothing at nowhere"),
+    ("predict RUN pictures --device cuda:99", "device 'cuda:99'"),
+    ("inspect nowhere pictures", "there is nothing at nowhere"),
+    ("inspect RUN pictures --image-size 9", "cannot be cut into patches of 4x4"),
+    ("vtab nowhere", "there is nothing at nowhere"),
+    ("vtab RUN --image-size 9", "cannot be cut into patches of 4x4"),
+    ("vtab RUN --image-size 16 --data.eval-resize 4", "resize=4 must be at least"),
+    ("vtab RUN --image-size 16 --device cuda:99", "device 'cuda:99'"),
+    ("duplicates digits digit", "unknown data set 'digit'"),
+    ("duplicates digits folder:nowhere", "the folder nowhere does not exist"),
+    ("duplicates digits digits --out notes.txt", "notes.txt is a file"),
+    ("pretrain tiny-digits --device cuda:99", "device 'cuda:99'"),
+    ("pretrain tiny-digits --workdir pictures", "pictures is not empty and holds no run"),
+    ("pretrain tiny-digits --workdir notes.txt", "notes.txt is a file"),
+    ("pretrain tiny-digits --data.eval-resize 8", "resize=8 must be at least"),
+    ("pretrain tiny-digits --data.exclude nowhere.txt", "nowhere.txt (No such file"),
+    ("pretrain tiny-digits --fewshot.dataset digit", "unknown data set 'digit'"),
+    ("shard digits notes.txt", "notes.txt is a file"),
+]
+
+
+@pytest.mark.usefixtures("wrong_things")
+@pytest.mark.parametrize(("words", "said"), CHEAP, ids=[words for words, _ in CHEAP])
+def test_what_is_wrong_without_the_data_is_told_before_it_is_read(
+    words: str, said: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read(*_: Any, **__: Any) -> Any:
+        raise AssertionError("the data was read")
+
+    monkeypatch.setitem(datasets._READERS, "digits", read)
+    monkeypatch.setattr(datasets, "load_task", read)
+    for module in ("vitlab.transfer.predict", "vitlab.studies.inspect"):
+        monkeypatch.setattr(f"{module}.find_pictures", read)
+    code, _, err = call(capsys, *(str(run) if word == "RUN" else word for word in words.split()))
+    assert code == 2
+    assert said in err
+
+
 def test_bad_option_speaks_of_its_own_command(capsys: pytest.CaptureFixture[str]) -> None:
     _, _, err = call(capsys, "pretrain", "tiny-digits", "--optim.lrr", "1")
     assert "--optim.lr FLOAT" in err
@@ -476,7 +531,7 @@ def test_bad_input_as_a_process() -> None:
     started = process("evaluate", "nowhere")
     out, err = started.communicate()
     assert (started.returncode, out) == (2, b"")
-    assert err.startswith(b"vitlab: there is nothing at nowhere; give a Google .npz")
+    assert err.startswith(b"vitlab: loading nowhere ...\nvitlab: there is nothing at nowhere; give a Google .npz")
 
 
 def test_several_processes_print_once(run: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]) -> None:

@@ -1,10 +1,15 @@
 """What commands print, for people and for programs."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from program import SMALL, answer, call
+
+from vitlab.commands import COMMANDS
+from vitlab.commands.answers import begin, whole_number
 
 
 def test_pretrain_says_what_it_did(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,3 +40,60 @@ def test_json_for_programs(run: Path, picture: Path, capsys: pytest.CaptureFixtu
     assert len(said["top"]) == 2
     for what in ("models", "datasets", "recipes", "studies", "vtab"):
         assert answer(capsys, "list", what)
+
+
+BEGINNINGS = {
+    "demo": ("demo", "training on handwritten digits"),
+    "pretrain": ("pretrain tiny-digits", "reading digits"),
+    "finetune": ("finetune there --dataset digits", "loading there"),
+    "vtab": ("vtab there", "loading there"),
+    "evaluate": ("evaluate there", "loading there"),
+    "fewshot": ("fewshot there --dataset digits", "loading there"),
+    "probe": ("probe there --dataset digits", "loading there"),
+    "predict": ("predict there a.png", "loading there"),
+    "inspect": ("inspect there", "loading there"),
+    "app": ("app there", "loading there"),
+    "study": ("study positions", "planning the study positions at scale tiny"),
+    "bench": ("bench ViT-B/16 --sizes 64", "measuring ViT-B/16 at 64 pixels"),
+    "plan": ("plan jft", "planning jft"),
+    "duplicates": ("duplicates digits folder:x", "reading digits and folder:x"),
+    "shard": ("shard folder:nowhere out", "reading folder:nowhere"),  # which needs no torch, and ends at once
+    "convert": ("convert there out --to timm", "loading there"),
+    "export": ("export there --to onnx", "loading there"),
+    "doctor": ("doctor", "measuring this machine"),
+}
+
+
+def test_a_command_says_what_it_does_before_it_imports_torch() -> None:
+    """Which takes seconds; only names are listed in a moment. Here torch cannot be imported: nothing comes after."""
+    assert set(BEGINNINGS) == set(COMMANDS) - {"list"}
+    code = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch': raise ImportError('no torch')\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "from vitlab.cli import main\n"
+        f"for words in {[words for words, _ in BEGINNINGS.values()]}:\n"
+        "    try: main(words.split())\n"
+        "    except (ImportError, SystemExit) as error: assert str(error) in ('no torch', '2'), error\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    told = [line for line in done.stderr.splitlines() if "nowhere does not exist" not in line]
+    assert told == [f"vitlab: {said} ..." for _, said in BEGINNINGS.values()]
+
+
+def test_of_several_processes_the_first_speaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in "10":
+        monkeypatch.setenv("RANK", rank)
+        begin(f"reading as {rank}")
+    assert capsys.readouterr().err == "vitlab: reading as 0 ...\n"
+
+
+def test_one_whole_number() -> None:
+    assert whole_number("batch", "64") == 64
+    with pytest.raises(ValueError, match="--batch is '64,128'; give one whole number, or auto"):
+        whole_number("batch", "64,128")

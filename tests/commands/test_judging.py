@@ -65,7 +65,7 @@ def test_predict_counts_what_it_could_not_read(
     assert len(lines) == 2
     assert lines[0].startswith("empty.png: cannot be read: ")
     assert lines[1].startswith(f"{picture}: ")
-    assert err == "vitlab: 1 pictures could not be read (named above)."
+    assert err == f"vitlab: loading {run} ... vitlab: 1 pictures could not be read (named above)."
 
 
 def test_predict_from_the_standard_input(

@@ -35,8 +35,9 @@ def test_app_says_where_it_is(run: Path, monkeypatch: pytest.MonkeyPatch, capsys
         announce("http://127.0.0.1:8000/")
 
     monkeypatch.setattr("vitlab.app.server.launch", launch)
-    assert call(capsys, "app", str(run)) == (0, "http://127.0.0.1:8000/ (Ctrl-C ends it)\n", "")
-    assert call(capsys, "app", str(run), "--port", "8000", "--json") == (0, '{"url": "http://127.0.0.1:8000/"}\n', "")
+    said = f"vitlab: loading {run} ..."
+    assert call(capsys, "app", str(run)) == (0, "http://127.0.0.1:8000/ (Ctrl-C ends it)\n", said)
+    assert call(capsys, "app", str(run), "--port", "8000", "--json") == (0, '{"url": "http://127.0.0.1:8000/"}\n', said)
     assert asked == {
         "path": str(run), "port": 8000, "max_megapixels": 50.0, "max_upload_mb": 20.0, "open_browser": False,
         "device": "auto",

@@ -86,6 +86,27 @@ def test_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "[1/1] Tiny/8, 16 pixels, inference: batch 2: " in capsys.readouterr().err
 
 
+def test_it_says_what_it_measures_before_it_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a terminal, too."""
+
+    def stopped(stage: str) -> Callable[..., Any]:
+        def stop(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        return stop
+
+    monkeypatch.setattr(module, "build", stopped("build"))
+    with pytest.raises(KeyboardInterrupt):
+        bench(ONE, tmp_path / "a")
+    assert "[1/1] Tiny/8, 16 pixels, inference: " in capsys.readouterr().err
+    monkeypatch.setattr(module, "copy_bandwidth", stopped("copying"))
+    with pytest.raises(KeyboardInterrupt):
+        bench(ONE, tmp_path / "b")
+    assert capsys.readouterr().err == "measuring the speed of copying\n"
+
+
 def test_ratios_are_to_the_best_variant_round_by_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("timm")
     rates = {

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -47,6 +48,14 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 def say(text: str) -> None:
     print(f"vitlab: {text}", file=sys.stderr)
+
+
+def begin(doing: str) -> None:
+    """Says what a command starts with, before torch is imported, which takes seconds; of several processes the first.
+
+    Every command that may work for longer than two seconds calls this first of all."""
+    if os.environ.get("RANK", "0") == "0":
+        print(f"vitlab: {doing} ...", file=sys.stderr, flush=True)
 
 
 def say_score(task: str, record: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.answers import Checkpoint, answer, progress_bar
+from vitlab.commands.answers import Checkpoint, answer, begin, progress_bar
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize
 
@@ -41,6 +41,7 @@ class Shard:
     json: bool = False
 
     def run(self) -> int:
+        begin(f"reading {self.source}")
         from vitlab.data import shard_index
         from vitlab.data.write_shards import ShardSettings, write_shards
 
@@ -79,6 +80,7 @@ class Convert:
     json: bool = False
 
     def run(self) -> int:
+        begin(f"loading {self.checkpoint}")
         from vitlab.weights import convert
 
         done = convert(self.checkpoint, self.destination, to=self.to, image_size=self.image_size)
@@ -101,6 +103,7 @@ class Export:
     json: bool = False
 
     def run(self) -> int:
+        begin(f"loading {self.checkpoint}")
         from vitlab.weights.export import export_checkpoint
 
         out = self.out or Path("model.onnx" if self.to == "onnx" else "model.pt2")

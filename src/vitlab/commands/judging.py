@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.answers import Checkpoint, answer, say
+from vitlab.commands.answers import Checkpoint, answer, begin, say
 
 Mirror = Annotated[
     bool,
@@ -46,6 +46,7 @@ class Evaluate:
     json: bool = False
 
     def run(self) -> int:
+        begin(f"loading {self.checkpoint}")
         from vitlab.train.distributed import together
         from vitlab.transfer.evaluate import evaluate_checkpoint
 
@@ -97,6 +98,7 @@ class Fewshot:
     json: bool = False
 
     def run(self) -> int:
+        begin(f"loading {self.checkpoint}")
         from vitlab.train.distributed import together
         from vitlab.transfer.fewshot import fewshot_checkpoint
 
@@ -141,6 +143,7 @@ class Probe:
     json: bool = False
 
     def run(self) -> int:
+        begin(f"loading {self.checkpoint}")
         from vitlab.train.distributed import together
         from vitlab.transfer.probes import probe_checkpoint
 
@@ -170,6 +173,7 @@ class Predict:
     json: bool = False
 
     def run(self) -> int:
+        begin(f"loading {self.checkpoint}")
         from vitlab.transfer.predict import predict
 
         failed = 0

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.answers import CHECKPOINTS, Checkpoint, answer
+from vitlab.commands.answers import CHECKPOINTS, Checkpoint, answer, begin
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Inspect:
     json: bool = False
 
     def run(self) -> int:
+        begin(f"loading {self.checkpoint}")
         from vitlab.studies.inspect import as_text, inspect_checkpoint
 
         found = inspect_checkpoint(
@@ -58,6 +59,7 @@ class App:
     json: bool = False
 
     def run(self) -> int:
+        begin(f"loading {self.checkpoint}")
         from vitlab.app import launch
 
         launch(
@@ -91,6 +93,7 @@ class Duplicates:
     json: bool = False
 
     def run(self) -> int:
+        begin(f"reading {self.train} and {self.test}")
         from vitlab.studies.duplicates import as_text, duplicates
 
         found = duplicates(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.answers import answer
+from vitlab.commands.answers import answer, begin
 from vitlab.errors import UserError
 
 
@@ -44,6 +44,7 @@ class Doctor:
     json: bool = False
 
     def run(self) -> int:
+        begin("measuring this machine")
         from vitlab.doctor import diagnose, format_diagnosis
 
         found = diagnose(self.path)

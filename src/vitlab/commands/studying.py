@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.answers import RunConfig, answer, say, whole_number, whole_numbers
+from vitlab.commands.answers import RunConfig, answer, begin, say, whole_number, whole_numbers
 from vitlab.commands.overview import List
 from vitlab.errors import UserError
 from vitlab.settings import nearest
@@ -53,6 +53,7 @@ class Study:
             raise UserError("--tflops has no effect without --dry-run.")
         if self.dry_run and (self.processes is not None or self.device != "auto"):
             raise UserError("--processes and --device have no effect with --dry-run.")
+        begin(f"planning the study {self.name} at scale {self.scale}")
         from vitlab.studies import cost, engine
         from vitlab.studies.report import as_text
 
@@ -105,6 +106,7 @@ class Bench:
     json: bool = False
 
     def run(self) -> int:
+        begin(f"measuring {', '.join(self.models) or 'the models of Fig. 12'} at {self.sizes} pixels")
         from vitlab import catalogue
         from vitlab.studies.bench import FIGURE_12, Settings, bench, table
 
@@ -148,6 +150,7 @@ class Plan:
     json: bool = False
 
     def run(self) -> int:
+        begin(f"planning {self.recipe}")
         from vitlab.studies.plan import as_text, tell
 
         found = tell(

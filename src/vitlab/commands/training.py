@@ -7,7 +7,16 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.answers import Checkpoint, FinetuneRunConfig, RunConfig, answer, say, say_score, show_settings
+from vitlab.commands.answers import (
+    Checkpoint,
+    FinetuneRunConfig,
+    RunConfig,
+    answer,
+    begin,
+    say,
+    say_score,
+    show_settings,
+)
 from vitlab.errors import UserError
 
 
@@ -22,6 +31,7 @@ class Demo:
     """Print the result as JSON."""
 
     def run(self) -> int:
+        begin("training on handwritten digits")
         from vitlab.studies.demo import demo
 
         result = demo(self.out, seed=self.seed)
@@ -45,6 +55,7 @@ class Pretrain:
     json: bool = False
 
     def run(self) -> int:
+        begin(f"reading {self.config.data.name}")
         from vitlab.train.distributed import together
         from vitlab.transfer.run import pretrain
 
@@ -80,6 +91,7 @@ class Finetune:
     json: bool = False
 
     def run(self) -> int:
+        begin(f"loading {self.checkpoint}")
         from vitlab.train.distributed import together
         from vitlab.transfer.finetune import sweep_and_finetune
 
@@ -121,6 +133,7 @@ class Vtab:
     json: bool = False
 
     def run(self) -> int:
+        begin(f"loading {self.checkpoint}")
         from vitlab.train.distributed import together
         from vitlab.transfer.vtab import as_table, vtab
 

@@ -18,7 +18,7 @@ from vitlab.data.parts import part_of
 from vitlab.data.pictures import Entry
 from vitlab.data.remote import is_address, remote_splits
 from vitlab.data.shards import shard_splits
-from vitlab.data.sources import Dataset, Splits, folder_splits, join
+from vitlab.data.sources import Dataset, Splits, folder_splits, join, require_folder
 from vitlab.data.vtab import load_task
 from vitlab.errors import UserError
 
@@ -206,6 +206,16 @@ def load_dataset(
     return dataset.in_memory(on_error)
 
 
+def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
+    """Raises UserError for a name that no data set has, and for a folder that is not there. Reads no data."""
+    kind, _, path = name.partition(":")
+    if kind in _PATH_READERS and path:
+        if not is_address(path):
+            require_folder(Path(root or "", Path(path).expanduser()), _PATH_HOLDS[kind])
+    elif name not in _READERS and not (kind in ("hub", "vtab") and path):
+        raise UserError(_unknown(name))
+
+
 def _unknown(name: str) -> str:
     hint = ""
     if near := difflib.get_close_matches(name, DATASETS, n=2):
@@ -337,3 +347,4 @@ _READERS: dict[str, Callable[[Path | None, bool], Splits]] = {
     **{name: _published(name) for name, source in fetch.SOURCES.items() if source.classes and name != "cifar100"},
 }
 _PATH_READERS = {"folder": folder_splits, "shards": shard_splits}
+_PATH_HOLDS = {"folder": "class folders with pictures", "shards": "shards named train-*.tar"}

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
 
 from vitlab.errors import UserError
 from vitlab.files import replacing_file
@@ -28,6 +27,7 @@ from vitlab.studies.ceiling import copy_bandwidth, product_step, products
 from vitlab.studies.circumstances import circumstances, commit
 from vitlab.studies.parts import as_text, profile_step
 from vitlab.studies.peers import MODULES, OURS, PEERS, Contender, Mode, Work, build, check_installed, variants
+from vitlab.studies.stages import Stages
 from vitlab.studies.timing import fastest_batch, in_turn, ratio, spread, warm_up
 from vitlab.studies.trial import GIB, Trial, free_memory, how_measured, largest
 from vitlab.train.precision import cpu_is_faster_in_bfloat16, keep_freed_memory
@@ -132,8 +132,8 @@ def bench(settings: Settings, out: Path) -> dict[str, Any]:
     record = _opened(out, settings, device)
     rows: list[dict[str, Any]] = record["rows"]
     kept = {(row["mode"], row["model"], row["image_size"]): row for row in rows}
-    told = Console(stderr=True, highlight=False, soft_wrap=True)
-    with told.status("the speed of copying") as status:
+    with Stages() as stages:
+        stages.show("measuring the speed of copying")
         record["copy_gb_per_s"] = record.get("copy_gb_per_s") or copy_bandwidth(device) / 1e9
         for number, key in enumerate(plan, 1):
             if key in kept and "skipped" not in kept[key]:
@@ -141,10 +141,10 @@ def bench(settings: Settings, out: Path) -> dict[str, Any]:
             mode, name, size = key
             label = f"[{number}/{len(plan)}] {name}, {size} pixels, {'training' if mode == 'train' else 'inference'}"
             try:
-                row = _measured(settings, key, lambda text, label=label: status.update(f"{label}: {text}"))
+                row = _measured(settings, key, lambda text, label=label: stages.show(f"{label}: {text}"))
             except _SkippedError as why:
                 row = {"skipped": str(why)}
-            told.print(f"{label}: {_headline(row)}", markup=False)
+            stages.done(f"{label}: {_headline(row)}")
             if key in kept:
                 rows.remove(kept[key])
             rows.append({"mode": mode, "model": name, "image_size": size, **row})

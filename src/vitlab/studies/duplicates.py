@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from vitlab.data.datasets import load_dataset
+from vitlab.data.datasets import check_source, load_dataset
 from vitlab.data.dedup import Duplicates, Pair, find_duplicates
 from vitlab.data.exclusion import picture_id, write_lines
 from vitlab.data.likeness import LARGEST, THRESHOLD
@@ -54,6 +54,8 @@ def duplicates(
         )
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; give the name of a folder.")
+    for name, root in ((train, train_root), (test, test_root)):
+        check_source(name, root)
     here = load_dataset(train, train_split, root=train_root, on_error="skip")
     there = load_dataset(test, test_split, root=test_root, on_error="skip")
     with _Progress() as report:

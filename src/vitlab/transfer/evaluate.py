@@ -14,13 +14,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from vitlab.data import imagenet
-from vitlab.data.datasets import load_dataset
+from vitlab.data.datasets import check_source, load_dataset
 from vitlab.data.loader import Batch, eval_batches
 from vitlab.data.sources import Dataset, Labels
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.objectives import class_shares
+from vitlab.transfer.features import check_options
 from vitlab.transfer.precision import computes_in, load_for_judging, noted, recorded
 from vitlab.weights import load_card
 
@@ -250,8 +251,13 @@ def evaluate_checkpoint(
     one) and of the card. `mirror` is as in `answers`, `precision` as in `load_for_judging`, `ranks` as in `evaluate`.
     Raises ValueError if the checkpoint has no head, or names other classes than the data set.
     """
+    # What can be refused without the data is refused before it is read.
     place = choose_device(ranks.device(device))
+    check_options(batch_size)
+    if dataset is not None:
+        check_source(dataset, root)
     model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)
+    EvalTransform(model.config.image_hw, resize=resize)
     card = load_card(checkpoint, image_size=image_size)
     name = dataset or card.get("dataset")
     if name is None:

@@ -65,8 +65,7 @@ def features(
     """
     if not len(dataset):
         raise UserError(f"{dataset.name} has no pictures in its split {dataset.split!r}.")
-    if batch_size < 1:
-        raise UserError(f"batch_size={batch_size}: give a positive number of pictures.")
+    check_options(batch_size)
     transform = EvalTransform(model.config.image_hw, resize=resize, keep_aspect=keep_aspect)
     x = np.zeros((len(dataset), model.config.num_features), np.float32)
     known = np.zeros(len(dataset), bool)
@@ -162,6 +161,14 @@ def _compute(
                 counter.count(seen)
             yield reached
     model.train(was_training)
+
+
+def check_options(batch_size: int, out: Path | None = None) -> None:
+    """Raises UserError for what is wrong whatever the data is; asked before it is read. `out` is a file to write."""
+    if batch_size < 1:
+        raise UserError(f"batch_size={batch_size}: give a positive number of pictures.")
+    if out is not None and out.is_dir():
+        raise UserError(f"{out} is a folder; give the name of a file for the result.")
 
 
 def check_features(x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " m"], num_classes: int) -> None:

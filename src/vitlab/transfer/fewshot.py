@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import nn
 
-from vitlab.data.datasets import load_dataset
+from vitlab.data.datasets import check_source, load_dataset
 from vitlab.data.sources import Dataset
 from vitlab.errors import UserError
 from vitlab.models.vit import Model
@@ -18,7 +18,7 @@ from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.workdir import write_json
 from vitlab.transfer.evaluate import choose_device
-from vitlab.transfer.features import Features, cache_folder, features, resize_of
+from vitlab.transfer.features import Features, cache_folder, check_options, features, resize_of
 from vitlab.transfer.precision import load_for_judging, recorded
 from vitlab.transfer.ridge import L2_GRID, Ridge, choose_l2
 
@@ -238,12 +238,15 @@ def fewshot_checkpoint(
     """
     l2s, draws = _protocol(datasets, shots, l2, seeds, original, leave_self_out)
     place = choose_device(ranks.device(device))
+    check_options(batch_size, out)
+    for name in datasets:
+        check_source(name, root)
+    model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)
     splits = []
     for name in datasets:
         with ranks.first_ahead():
             train, test = (load_dataset(name, s, root=root, on_error=on_error) for s in (train_split, test_split))
         splits.append(few_examples(train, test, shots, draws, test_pictures))
-    model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)
     found, skipped = [], []
     for name, split in zip(datasets, splits, strict=True):
         train, test = _frozen(

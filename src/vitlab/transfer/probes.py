@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from vitlab.data.datasets import load_dataset, stratified_split
+from vitlab.data.datasets import check_source, load_dataset, stratified_split
 from vitlab.errors import UserError
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.transfer.evaluate import choose_device
-from vitlab.transfer.features import cache_folder, check_features, features, resize_of
+from vitlab.transfer.features import cache_folder, check_features, check_options, features, resize_of
 from vitlab.transfer.precision import load_for_judging, noted, recorded
 
 Kind = Literal["knn", "linear"]
@@ -234,7 +234,11 @@ def probe_checkpoint(
     """
     if (ks is not None and kind != "knn") or (l2 is not None and kind != "linear"):
         raise UserError(f"kind is {kind}: ks belongs to knn and l2 to linear; leave out the other.")
+    _check_l2(L2_GRID if l2 is None else l2)
+    check_options(batch_size)
+    check_source(dataset, root)
     place = choose_device(ranks.device(device))
+    model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)
     with ranks.first_ahead():
         train, test = (load_dataset(dataset, part, root=root, on_error=on_error) for part in (train_split, test_split))
     for part in (train, test):
@@ -243,8 +247,6 @@ def probe_checkpoint(
     if train.classes != test.classes:
         raise UserError(f"{dataset} has other classes in {train_split} than in {test_split}.")
     _possible(ks, len(train))  # before the long work
-    _check_l2(L2_GRID if l2 is None else l2)
-    model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)
     known, asked = (
         features(
             model, part, resize=resize_of(model.config.image_hw), keep_aspect=False, batch_size=batch_size,

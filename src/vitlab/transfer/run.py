@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from vitlab.data import exclusion
-from vitlab.data.datasets import load_dataset
+from vitlab.data.datasets import check_source, load_dataset
 from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
@@ -25,7 +25,7 @@ from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.loop import train
 from vitlab.train.masking import MaskedViT
 from vitlab.train.objectives import create_trained
-from vitlab.train.workdir import Workdir
+from vitlab.train.workdir import Workdir, check_folder
 from vitlab.transfer.evaluate import Evaluation, choose_device, evaluate
 from vitlab.transfer.fewshot import during_training
 from vitlab.transfer.masked import MaskedEvaluation, evaluate_masked, load_masked, save_masked, write_reconstructions
@@ -137,6 +137,15 @@ def fitted(config: TrainConfig, dataset: Dataset) -> TrainConfig:
     return dataclasses.replace(config, model=model)
 
 
+def check_run(config: TrainConfig, workdir: str | Path, device: str, ranks: Ranks = ALONE) -> torch.device:
+    """The device of a run. Raises UserError for what can be refused without its data: asked before that is read."""
+    place = choose_device(ranks.device(device))
+    ranks.check_batch(config.batch_size)
+    EvalTransform(config.model.image_hw, resize=config.data.eval_resize)
+    check_folder(Path(workdir))
+    return place
+
+
 def pretrain(
     config: TrainConfig,
     workdir: str | Path,
@@ -151,6 +160,12 @@ def pretrain(
     The same call on the same folder continues an interrupted run, and only tests again where the run has ended.
     `on_settings` hears the settings once they are complete. Several `ranks` do it together, see `train`.
     """
+    check_run(config, workdir, device, ranks)
+    check_source(config.data.name, config.data.root)
+    if config.data.exclude is not None:
+        exclusion.read_exclusion(config.data.exclude)
+    if config.fewshot is not None and config.fewshot.dataset is not None:
+        check_source(config.fewshot.dataset, config.fewshot.root)
     pictures = load_pictures(config.data, ranks)
     config = fitted(config, pictures.train)
     if on_settings:
@@ -179,9 +194,7 @@ def run(
     """Trains what `create()` makes and tests it; `start` says which weights those were, `label` what to call it.
 
     `microbatch` is as in `train`."""
-    place = choose_device(ranks.device(device))
-    ranks.check_batch(config.batch_size)
-    EvalTransform(config.model.image_hw, resize=config.data.eval_resize)  # a wrong size is refused before the training
+    place = check_run(config, workdir, device, ranks)
     few_shot = during_training(config, place, ranks)
     settings = run_settings(command, start, pictures.train, config)
     with Workdir(workdir, settings, tensorboard=tensorboard, ranks=ranks) as folder:
