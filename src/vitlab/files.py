@@ -4,19 +4,19 @@ lies in a folder; and files that one process holds at a time."""
 import fcntl
 import glob
 import hashlib
+import logging
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
-from vitlab.errors import UserError
-
+logger = logging.getLogger(__name__)
 SUMS = "SHA256SUMS"
 """A folder's checksums, in the format of `sha256sum --check`."""
 MISSING = "is missing"
@@ -143,38 +143,33 @@ def write_sums(folder: Path, names: Iterable[str]) -> None:
 
     Its last line is a comment with the checksum of the lines before.
     """
-    try:
-        sums = read_sums(folder)
-    except UserError:
-        sums = {}
-    sums |= {name: sha256(folder / name) for name in names}
+    sums = read_sums(folder) | {name: sha256(folder / name) for name in names}
     text = "".join(f"{sums[name]}  {name}\n" for name in sorted(sums))
     with replacing_file(folder / SUMS) as file:
         file.write(f"{text}# {hashlib.sha256(text.encode()).hexdigest()}\n".encode())
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """Name -> checksum of each file in SHA256SUMS; empty where there is none. Raises UserError if it is damaged."""
+    """Name -> checksum of each file in SHA256SUMS; empty where there is none, or with a warning where it is damaged."""
     path = folder / SUMS
     if not path.exists():
         return {}
     text, _, last = path.read_bytes().rpartition(b"# ")
     if last != f"{hashlib.sha256(text).hexdigest()}\n".encode():
-        raise UserError(
-            f"{path} is damaged: it does not match its own checksum, so no file can be checked against it. Delete it, "
-            f"and the next start of the run writes it anew from the files as they are."
+        logger.warning(
+            "%s is damaged: it does not match its own checksum, so no file can be checked against it. Delete it, and "
+            "the next start of the run writes it anew from the files as they are.",
+            path,
         )
+        return {}
     return {name: digest for digest, _, name in (line.partition("  ") for line in text.decode().splitlines())}
 
 
-def find_damage(folder: Path, prefix: str = "") -> dict[str, str]:
-    """Files of `folder` that are not what SHA256SUMS says (name -> what is wrong), of those that begin with `prefix`.
-
-    A name with the value "is missing" stands for a file that is not there. Raises UserError for damaged SHA256SUMS.
-    """
+def find_damage(folder: Path, names: Collection[str] | None = None) -> dict[str, str]:
+    """Files of `folder`, or these of them, that are not what SHA256SUMS says: name -> what is wrong."""
     damage = {}
     for name, digest in read_sums(folder).items():
-        if not name.startswith(prefix):
+        if names is not None and name not in names:
             continue
         try:
             if sha256(folder / name) != digest:

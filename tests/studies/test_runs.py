@@ -112,3 +112,17 @@ def test_damaged_predictions(folder_run: Path) -> None:
     (folder_run / PREDICTIONS).write_text("damaged")
     with pytest.raises(ValueError, match="is not a table of predictions"):
         Run.read(folder_run)
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"), [("metrics.jsonl", b'"step": 1', b'"step" 11'), ("config.json", b'"seed": 0', b'"seed": 1')]
+)
+def test_damage_is_warned_of(
+    folder_run: Path, name: str, old: bytes, new: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = folder_run / name
+    assert old in file.read_bytes()
+    file.write_bytes(file.read_bytes().replace(old, new, 1))
+    found = Run.read(folder_run)
+    assert f"{name} does not match its checksum" in caplog.text
+    assert all(record["step"] for record in found.phase().records)

@@ -389,6 +389,35 @@ def test_cuda_graphs_by_two(in_ranks: InRanks, monkeypatch: pytest.MonkeyPatch) 
     assert one == two
 
 
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(("rate", "graphs"), [(0.0, 1), (0.1, 2)])
+def test_sharded_blocks_are_compiled(
+    rate: float, graphs: int, recompute: bool, in_ranks: InRanks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All twelve by one graph; with stochastic depth by a second, for the first block's rate is 0."""
+    compiled = functools.partial(torch.compile, backend="aot_eager")  # no C++ compiler is needed to count
+    monkeypatch.setattr(torch, "compile", compiled)
+    config = dataclasses.replace(MODEL, depth=12, stochastic_depth=rate)
+
+    def job() -> tuple[int, list[int], bool]:
+        from torch._dynamo.utils import counters
+
+        calls: list[int] = []
+        with together() as ranks:
+            model = build_model(config, generator=torch.Generator().manual_seed(0)).train()
+            spread = Spread(
+                model, ranks, torch.device("cpu"), precision="float32", fsdp=True, recompute=recompute, compiled=True
+            )
+            for last in (False, True):
+                with spread.exchanging(last):
+                    spread.forward(torch.zeros(4, 3, 16, 16)).sum().backward()
+            finite = all(bool(own_part(p.grad).isfinite().all()) for p in model.parameters() if p.grad is not None)
+        calls += [counters["frames"]["total"], counters["frames"]["ok"]]
+        return counters["stats"]["unique_graphs"], calls, finite
+
+    assert in_ranks(2, job) == [(graphs, [graphs, graphs], True)] * 2
+
+
 @pytest.mark.parametrize("fsdp", [False, True], ids=["DDP", "FSDP"])
 def test_goes_on_with_another_number(fsdp: bool, tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
     """1 process, then 2, then 1: as one alone all the way; each example of the epoch once, whoever it came to."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitlab.train.logs import Log, checksum_file, damaged_lines
+from vitlab.train.logs import Log, checksum_file, damaged_lines, read_log
 
 
 @pytest.fixture
@@ -82,3 +82,10 @@ def test_a_log_of_an_older_version_gets_checksums(path: Path) -> None:
     Log(path).close()
     path.write_bytes(path.read_bytes().replace(b'"step": 2', b'"step": 3'))
     assert damaged_lines(path) == [2]
+
+
+@pytest.mark.parametrize("new", [b'"step": 9}', b'"step" 2}}'])
+def test_records_without_the_damaged_ones(path: Path, new: bytes) -> None:
+    assert [record["step"] for record in read_log(path)] == [1, 2, 3, 4, 5, 6]
+    path.write_bytes(path.read_bytes().replace(b'"step": 2}', new) + b'{"loss": 0.1')
+    assert [record["step"] for record in read_log(path)] == [1, 3, 4, 5, 6]

@@ -8,6 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from vitlab.files import write_sums
 from vitlab.models.vit import ViT
 from vitlab.weights import convert, load_card, load_model, save_model
 from vitlab.weights.google import write_google
@@ -191,3 +192,28 @@ def test_a_kind_that_is_none_is_refused(tmp_path: Path, tiny: Callable[..., ViT]
     save_model(tiny(), tmp_path / "saved")
     with pytest.raises(ValueError, match="to is 'keras'; allowed: 'google'"):
         convert(tmp_path / "saved", tmp_path / "out", to="keras")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_folder_whose_writer_was_killed(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    """Between moving the old model away and moving the new one to its place; and with only the old one left."""
+    model, images = tiny(), torch.randn(2, 3, 12, 12)
+    for leftover in ("new", "old"):
+        folder = tmp_path / leftover / "run" / "model"
+        save_model(model, folder)
+        folder.rename(folder.with_name(f".model.0123456789abcdef.{leftover}"))
+        if leftover == "new":
+            save_model(tiny(), folder.with_name(".model.0123456789abcdef.old"))
+        loaded = load_model(folder.parent if leftover == "new" else folder)
+        assert torch.equal(loaded(images), model(images))
+        assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+
+def test_a_damaged_card_of_a_run(tmp_path: Path, tiny: Callable[..., ViT], caplog: pytest.LogCaptureFixture) -> None:
+    save_model(tiny(), tmp_path / "model", extra={"source": "a test"})
+    write_sums(tmp_path, ["model/config.json", "model/model.safetensors"])
+    load_model(tmp_path)
+    assert caplog.text == ""
+    card = tmp_path / "model" / "config.json"
+    card.write_text(card.read_text().replace("a test", "a text"))
+    load_model(tmp_path)
+    assert "model/config.json does not match its checksum" in caplog.text

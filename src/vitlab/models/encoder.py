@@ -176,11 +176,12 @@ class Branch(nn.Module):
         super().__init__()
         self.scale = nn.Parameter(torch.empty(config.width)) if config.layer_scale is not None else None
         self.dropout = nn.Dropout(config.dropout)
-        self.skip = skip
+        self.skips = skip > 0
+        self.skip: float | Tensor = skip
 
     def forward(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         tokens = self.dropout(tokens if self.scale is None else tokens * self.scale)
-        if not (self.training and self.skip):
+        if not (self.training and self.skips):
             return tokens
         kept = torch.rand(tokens.shape[0], 1, 1, device=tokens.device) >= self.skip
         return tokens * (kept / (1 - self.skip)).to(tokens.dtype)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,17 @@ from vitlab.data.datasets import load_dataset
 from vitlab.data.exclusion import picture_id
 from vitlab.data.pictures import PictureError
 from vitlab.data.transforms import EvalTransform, pair, to_pixels
+from vitlab.files import find_damage
 from vitlab.inspect.report import Mistakes, Phase
+from vitlab.train.logs import read_log
 from vitlab.transfer.evaluate import Evaluation
 from vitlab.transfer.predictions import read_predictions
 from vitlab.transfer.run import PREDICTIONS
 from vitlab.weights import load_card
 
+logger = logging.getLogger(__name__)
+READ = ("config.json", "metrics.jsonl", "predictions.csv", "model/config.json")
+"""Files of a run that are read here."""
 MISTAKES = 24
 """Most wrong answers shown."""
 
@@ -46,7 +52,9 @@ class Run:
 
     @classmethod
     def read(cls, folder: Path) -> "Run":
-        """Raises ValueError where the folder holds no finished run, or a damaged one."""
+        """Raises ValueError where the folder holds no finished run, or a damaged one; warns of other damage."""
+        for name, what in find_damage(folder, READ).items():
+            logger.warning("%s %s: run its command again to make again what can be", folder / name, what)
         settings = json.loads((folder / "config.json").read_bytes())
         card = load_card(folder)
         test, names = read_predictions(folder / PREDICTIONS, tuple(card["classes"]))
@@ -95,7 +103,7 @@ class Run:
         except ValueError as error:
             shown, missing = {}, f"\n\nThe pictures answered wrong cannot be shown: {error}"
         rows = [row for row in wrong.tolist() if row in shown]
-        records = [json.loads(line) for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+        records = read_log(self.folder / "metrics.jsonl")
         return Phase(
             name=name or self.title,
             explanation=(explanation or f"The run in {self.folder}.") + missing,

@@ -10,6 +10,7 @@ import datetime
 import functools
 import json
 import os
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,8 +27,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from vitlab.errors import UserError
-from vitlab.models.encoder import Block
+from vitlab.models.encoder import Block, Branch
 from vitlab.models.resnet import Bottleneck
+from vitlab.train.compiled import CompileCache, compile_cache, stops_at_once
 from vitlab.train.float8 import to_float8
 from vitlab.train.precision import Precision
 
@@ -257,14 +259,24 @@ def blocks(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, (Block, Bottleneck))]
 
 
+def _compile_blocks(model: nn.Module, device: torch.device, shapes: bool | None) -> None:
+    """Compiles each block by itself, all by the same code: what differs between them, the rate of stochastic depth,
+    becomes a tensor, for a number would be part of the code, of which only a few versions are kept."""
+    for branch in (module for module in model.modules() if isinstance(module, Branch)):
+        branch.skip = torch.tensor(branch.skip, dtype=torch.float32, device=device)
+    for block in blocks(model):
+        block.forward = torch.compile(block.forward, dynamic=shapes)
+
+
 class Spread:
     """A model in training as the processes share it; `forward` is what to call in its place.
 
     By default (DDP) each process holds the whole and gradients are averaged while the backward pass still runs. With
     `fsdp` (FSDP2) each holds a part of every weight, of its gradient and of what the optimiser remembers, and the
     blocks' weights are brought together when they are needed. The changes to a model come in the order that works:
-    `float8` products, `recompute` (activations of a block are computed again in the backward pass, not kept),
-    `compiled`, sharding. It is compiled for each shape by itself unless batches are `uneven`; `graphs` are CUDA's.
+    `float8` products; with `fsdp`, the blocks `compiled`; `recompute` (activations of a block are computed again in the
+    backward pass, not kept); sharding or DDP; without `fsdp`, the whole `compiled`. It is compiled for each shape by
+    itself unless batches are `uneven`; `graphs` are CUDA's.
     """
 
     def __init__(
@@ -281,13 +293,17 @@ class Spread:
             torch.cuda.set_device(device)  # where NCCL looks for this process's device
         if float8:
             to_float8(model, device)
+        shapes = None if uneven else False  # `dynamic`: whether a shape that has changed is left open from then on
+        self._compiling: CompileCache | None = None
+        """Until the first step is over."""
+        if compiled:
+            self._compiling = compile_cache(ranks.share(lambda: secrets.token_hex(8)))
+        if self.sharded and compiled:
+            _compile_blocks(model, device, shapes)
         for block in blocks(model) if recompute else ():
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
         self.forward: Callable[..., Any] = model
-        shapes = None if uneven else False  # `dynamic`: whether a shape that has changed is left open from then on
         if self.sharded:
-            for block in blocks(model) if compiled else ():
-                block.compile(dynamic=shapes)
             self._shard(model, device, precision)
             return
         if ranks.world_size > 1 and precision != "bfloat16":  # a bfloat16 copy has its gradients averaged in float32
@@ -318,13 +334,24 @@ class Spread:
 
     @contextlib.contextmanager
     def exchanging(self, last: bool) -> Iterator[None]:
-        """A forward and backward pass; gradients are exchanged in that of a step's last micro-batch only."""
+        """A forward and backward pass; gradients are exchanged in that of a step's last micro-batch only.
+
+        Raises StoppedError at a signal in the first step of a model that is compiled, for which this may take minutes.
+        """
         if self._graphs:
             torch.compiler.cudagraph_mark_step_begin()  # what the last pass has left is not needed any more
         if self.sharded:
             self._model.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue]  # an FSDPModule's
-        with contextlib.nullcontext() if last or self._ddp is None else self._ddp.no_sync():
+        with contextlib.ExitStack() as stack:
+            if self._compiling is not None:
+                stack.enter_context(stops_at_once())
+            if self._ddp is not None and not last:
+                stack.enter_context(self._ddp.no_sync())
             yield
+        if self._compiling is not None and last:
+            self.ranks.add_up(0)  # the others compile into the same folder
+            self._compiling.publish()
+            self._compiling = None
 
     def average(self, gradients: Iterable[Tensor]) -> None:
         """Averages the gradients of a step over the processes, where the backward pass has not done so."""

@@ -27,6 +27,13 @@ def damaged_lines(path: Path) -> list[int]:
     return [number for number, (line, checksum) in enumerate(pairs, 1) if line is None or _checksum(line) != checksum]
 
 
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The records of a log, without its damaged lines and without half a line at its end."""
+    damaged = set(damaged_lines(path))
+    lines = [line for number, line in enumerate(_lines(path), 1) if number not in damaged]
+    return [json.loads(line) for line in lines if _step(line) is not None]
+
+
 class Log:
     """A log, open for writing. `close` it."""
 

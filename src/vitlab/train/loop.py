@@ -28,6 +28,7 @@ from vitlab.data.sources import Dataset
 from vitlab.data.transforms import TrainTransform
 from vitlab.errors import UserError
 from vitlab.train.checkpoint import Checkpoint, CheckpointWriter, load_latest, read_checkpoint
+from vitlab.train.compiled import StoppedError
 from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import ALONE, Ranks, own_part, whole
 from vitlab.train.float8 import describe_float8
@@ -44,10 +45,6 @@ SMALL_FLOPS = 1e11
 Evaluate = Callable[[nn.Module], dict[str, float]]
 Trained = TypeVar("Trained", bound=nn.Module)
 """What `create_trained` makes of the run's settings."""
-
-
-class StoppedError(RuntimeError):
-    """The run was asked to stop (SIGTERM, Ctrl-C); it is saved, and the same command continues it."""
 
 
 class NonFiniteError(RuntimeError):

@@ -318,11 +318,7 @@ def _find_damage(folder: Path) -> dict[str, str]:
             return {"result.json": "cannot be read"}
         write_sums(folder, _left(folder))
         return {}
-    try:
-        damage = find_damage(folder)
-    except UserError as error:
-        logger.warning("%s", error)
-        return {}
+    damage = find_damage(folder)
     damage = {name: what for name, what in damage.items() if what != MISSING or not name.startswith("checkpoints/")}
     for name, what in damage.items():
         logger.warning("%s %s: %s", folder / name, what, _consequence(folder / name))

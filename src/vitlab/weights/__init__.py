@@ -3,8 +3,10 @@
 Importing this does not import torch.
 """
 
+import contextlib
 import dataclasses
 import json
+import logging
 import typing
 import zipfile
 from collections.abc import Mapping
@@ -21,6 +23,7 @@ if typing.TYPE_CHECKING:
     from vitlab.models.position import Interpolation
     from vitlab.models.vit import Model
 
+logger = logging.getLogger(__name__)
 __all__ = ["ParityError", "class_names", "convert", "load_card", "load_model", "save_model"]
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
@@ -225,7 +228,12 @@ def _find(given: Path | str) -> tuple[Format, Path]:
         from vitlab.weights.fetch import fetch
 
         given = fetch(str(given))
+    from vitlab.files import clear_leftovers
+
     path = Path(given)
+    for folder in (path.resolve(), path.resolve() / "model"):
+        with contextlib.suppress(OSError):  # a folder of others, or one that is not to be written to
+            clear_leftovers(folder.parent, folder.name)
     if not path.exists():
         raise UserError(f"there is nothing at {path}; give {READABLE}.")
     if path.is_dir():
@@ -252,6 +260,10 @@ def _find(given: Path | str) -> tuple[Format, Path]:
 
 def _find_folder(folder: Path) -> tuple[Format, Path]:
     if (folder / "model" / "config.json").is_file():
+        from vitlab.files import find_damage
+
+        for name, what in find_damage(folder, ("model/config.json",)).items():  # which has the checksum of the weights
+            logger.warning("%s %s: what it says of the model cannot be trusted", folder / name, what)
         return "vitlab", folder / "model"
     names = {path.name for path in folder.iterdir()}
     weights = names & {"model.safetensors", "model.safetensors.index.json"}
