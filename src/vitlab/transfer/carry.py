@@ -1,7 +1,9 @@
 """What a checkpoint brings to another task (Sec. 3.2), and what that task's size decides (BiT's rule)."""
 
 import dataclasses
+import functools
 import hashlib
+import logging
 import math
 from pathlib import Path
 from typing import TypeVar
@@ -9,13 +11,16 @@ from typing import TypeVar
 import torch
 
 from vitlab.errors import UserError
-from vitlab.models.config import ImageSize, ModelConfig, ViTConfig
+from vitlab.models.config import ImageSize, ModelConfig, ViTConfig, nearest_image_size
 from vitlab.models.encoder import attention_path
 from vitlab.models.initial import LEARNT_POSITIONS, redraw_positions
+from vitlab.models.stages import ResNetBody
 from vitlab.models.vit import Model
 from vitlab.train.config import FinetuneConfig, TrainConfig
 from vitlab.transfer.evaluate import choose_device
 from vitlab.weights import load_model
+
+logger = logging.getLogger(__name__)
 
 MICROBATCH_BYTES = 8 * 2**30
 """Room for what the backward pass needs of a micro-batch, counted in float32; in bfloat16 it takes half."""
@@ -49,6 +54,8 @@ def adapted(
 ) -> Config:
     """`config` with the model of a checkpoint: its own shape, at the recipe's resolution or `image_size`.
 
+    Where patches do not divide the recipe's resolution, the nearest that they divide is taken, with a warning.
+
     A batch that the memory of `device` may not hold is cut into micro-batches, unless `config` says how.
     Raises ValueError where the recipe's resolution is far from the checkpoint's, and none was asked for.
     """
@@ -59,7 +66,11 @@ def adapted(
             f"at, and would cost it {(config.model.image_hw[0] / side) ** 2:.0f} times the patches; say which size "
             f"you want, e.g. --image-size {2 * side}."
         )
-    size = config.model.image_size if image_size is None else image_size
+    size = image_size
+    if size is None:
+        size = config.model.image_size
+        if isinstance(source, ViTConfig) and isinstance(size, int):
+            size = _divided(size, source.patch_size, source.stem)
     model = dataclasses.replace(source, image_size=size, num_classes=num_classes, head_bias=0.0)
     if isinstance(model, ViTConfig):
         assert isinstance(config.model, ViTConfig), "every fine-tuning recipe has a ViT's settings"
@@ -69,6 +80,18 @@ def adapted(
     fits = _power_of_two(MICROBATCH_BYTES / activation_bytes(model, choose_device(device).type))
     micro = fits if config.microbatch is None and fits < config.batch_size else config.microbatch
     return dataclasses.replace(config, model=model, microbatch=micro)
+
+
+@functools.cache  # to be said once
+def _divided(size: int, patch_size: int, stem: ResNetBody | None) -> int:
+    """The recipe's size, or the nearest one that patches divide."""
+    nearest = nearest_image_size(size, patch_size, stem)
+    if nearest != size:
+        logger.warning(
+            "the recipe's %d pixels cannot be cut into patches of %d: taking the nearest size, %d (--image-size sets "
+            "another)", size, patch_size, nearest,
+        )  # fmt: skip
+    return nearest
 
 
 def activation_bytes(model: ModelConfig, device_type: str) -> int:
