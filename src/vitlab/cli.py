@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import logging
 import os
 import re
 import sys
@@ -15,7 +16,7 @@ import tyro
 
 from vitlab.commands import COMMANDS, Command, Finetune, FinetuneRunConfig, Plan, Pretrain, RunConfig, Vtab
 from vitlab.commands.help import command_help, overview
-from vitlab.errors import UserError
+from vitlab.errors import UserError, printable
 from vitlab.models.names import get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.settings import nearest, to_dict
@@ -268,6 +269,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="surrogateescape")  # names of files may hold bytes that are no text
+    if logging.lastResort:
+        logging.lastResort.setFormatter(_Printable())
     command = None
     try:
         command = parse(sys.argv[1:] if argv is None else argv)
@@ -278,7 +281,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     except (UserError, OSError) as error:
         if os.environ.get("VITLAB_DEBUG"):
             traceback.print_exc()
-        print(f"vitlab: {error}", file=sys.stderr)
+        print(f"vitlab: {printable(str(error))}", file=sys.stderr)
         code = 2
     except RuntimeError as error:
         code = _failure(error, command)
@@ -286,6 +289,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         print("vitlab: interrupted.", file=sys.stderr)
         code = 130
     raise SystemExit(code)
+
+
+class _Printable(logging.Formatter):
+    """Warnings without control characters, whatever the names in them hold."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 def _failure(error: RuntimeError, command: Command | None) -> int:

@@ -1,4 +1,9 @@
-"""The error that means: the input is at fault, not the program."""
+"""The error that means: the input is at fault, not the program; and how names are written in messages."""
+
+import re
+
+# What moves a terminal's cursor, changes its state, ends a line or turns the direction of text.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 class UserError(ValueError):
@@ -6,3 +11,13 @@ class UserError(ValueError):
 
     The command line prints the message alone and exits with 2; every other ValueError keeps its traceback.
     """
+
+
+def quoted(name: str) -> str:
+    """The name of a file or a class for a message: unchanged, or quoted with escapes if it has control characters."""
+    return repr(name) if _CONTROL.search(name) else name
+
+
+def printable(text: str) -> str:
+    """A message with its control characters, other than line breaks, escaped."""
+    return re.sub(rf"(?!\n){_CONTROL.pattern}", lambda found: repr(found[0])[1:-1], text)

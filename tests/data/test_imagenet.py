@@ -93,7 +93,8 @@ def test_folders_with_names_are_put_in_order_by_a_list(order: str, tmp_path: Pat
 def test_part_of_imagenet_is_refused(val: Path) -> None:
     shutil.rmtree(val / "val" / WNIDS[0])
     message = (
-        r"has 999 class folders and ImageNet 1,000: for a part of it write folder:PATH. It comes from image-net.org"
+        r"has 999 class folders and ImageNet 1,000: give --partial to evaluate on a part of val, or folder:PATH .* It "
+        r"comes from image-net.org"
     )
     with pytest.raises(ValueError, match=message):
         load_dataset("imagenet", "test", root=val)

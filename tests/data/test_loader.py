@@ -96,7 +96,7 @@ def test_any_start_continues_the_uninterrupted_stream(n: int, batch_size: int, s
     whole = take(train_batches(data, TRAIN, batch_size=50, seed=5), -(-stop // 50))
     part = take(train_batches(data, TRAIN, batch_size=batch_size, seed=5, start=start), count)
     same(part, Batch(whole.images[start:stop], whole.labels[start:stop], whole.indices[start:stop]))
-    assert [example_at(n, 5, start + i)[1] for i in range(len(part.indices))] == part.indices.tolist()
+    assert [example_at(data, 5, start + i)[1] for i in range(len(part.indices))] == part.indices.tolist()
     np.testing.assert_array_equal(part.labels, data.labels[part.indices])
 
 
@@ -390,7 +390,7 @@ def test_draws_depend_on_seed_epoch_and_index_alone() -> None:
     assert whole.draws.shape == (22, 7)
     assert len(set(whole.draws.flatten().tolist())) == 22 * 7
     for g, row in enumerate(whole.draws):
-        epoch, index = example_at(11, 5, g)
+        epoch, index = example_at(data, 5, g)
         np.testing.assert_array_equal(row, example_uniforms(5, np.array([epoch]), np.array([index]), 7, DRAWS)[0])
     parts = [next(train_batches(data, TRAIN, batch_size=22, seed=5, draws=7, rank=r, world_size=2)) for r in (0, 1)]
     assert torch.equal(torch.cat([part.draws for part in parts if part.draws is not None]), whole.draws)

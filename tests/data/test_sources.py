@@ -1,19 +1,22 @@
 """Folders are read whole, or the message says what is wrong."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from irregular import irregular
 from PIL import Image
 
 from vitlab.data import sources
 from vitlab.data.datasets import load_dataset
 from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Labels
+from vitlab.errors import UserError
 
 # ------------------------------------------------------------------------------------------ image folders
 
@@ -69,12 +72,98 @@ def test_ready_made_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
     assert "['extras'] are no splits" in caplog.text
 
 
-def test_a_missing_split_is_cut_from_train(tmp_path: Path) -> None:
-    for i in range(20):
-        put(tmp_path / "train" / "a" / f"{i}.png", 1)
-        put(tmp_path / "val" / "a" / f"{i}.png", 2)
-    sizes = {s: len(load_dataset(f"folder:{tmp_path}", s)) for s in ("train", "val", "test", "trainval")}
-    assert sizes == {"train": 18, "val": 20, "test": 2, "trainval": 38}
+def fill(folder: Path, counts: dict[str, int], classes: Iterable[str] = "ab") -> str:
+    """Images of each class in each split ("" is the folder itself); returns the name of the data set."""
+    for value, (split, count) in enumerate(counts.items(), 1):
+        for name in classes:
+            for i in range(count):
+                put(folder / split / name / f"{i}.png", value)
+    return f"folder:{folder}"
+
+
+def paths(name: str, split: str, **options: Any) -> list[str]:
+    part = load_dataset(name, split, **options)
+    assert part.split == split or options
+    return [part.path(i) for i in range(len(part))]
+
+
+def test_a_val_without_a_test_is_the_test_and_never_trained_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    name = fill(tmp_path, {"train": 20, "val": 20})
+    there = {split: sorted(map(str, (tmp_path / split).rglob("*.png"))) for split in ("train", "val")}
+    for split in ("test", "trainval", "train", "val"):
+        assert sorted(paths(name, split)) == there["val" if split in ("test", "val") else "train"]
+    assert len(paths(name, "all")) == 80
+    assert paths(name, "train", whole_train=True) == paths(name, "train")
+    assert caplog.messages == [f"{name} has val and no test split: val is the test, and is not trained on"]
+
+
+def test_a_test_without_a_val(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """trainval is train, in the order of its own; a val that is asked for is cut from it, and train is the rest."""
+    name = fill(tmp_path, {"train": 20, "test": 5})
+    whole = sorted(map(str, (tmp_path / "train").rglob("*.png")))
+    assert paths(name, "trainval") == whole
+    assert not caplog.messages
+    assert sorted(paths(name, "train") + paths(name, "val")) == whole
+    assert (len(paths(name, "val")), len(paths(name, "test"))) == (4, 10)
+    assert paths(name, "train", whole_train=True) == whole
+
+
+def test_the_whole_train_of_a_folder_without_splits_is_what_the_test_leaves(tmp_path: Path) -> None:
+    name = fill(tmp_path, {"": 20})
+    assert (
+        paths(name, "train", whole_train=True) == paths(name, "trainval") == paths(name, "train") + paths(name, "val")
+    )
+    assert len(paths(name, "trainval")) == 36
+    assert not set(paths(name, "trainval")) & set(paths(name, "test"))
+
+
+def test_the_whole_train_beside_a_val_is_train(tmp_path: Path) -> None:
+    name = fill(tmp_path, {"train": 3, "val": 3, "test": 3})
+    assert paths(name, "train", whole_train=True) == sorted(map(str, (tmp_path / "train").rglob("*.png")))
+
+
+def test_classes_with_fewer_than_two_images_are_named_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    name = fill(tmp_path, {"train": 3, "val": 3, "test": 1})
+    fill(tmp_path, {"train": 1, "val": 2, "test": 2}, classes="c")
+    for split in ("train", "val", "test") * 2:
+        load_dataset(name, split)
+    assert caplog.messages == [
+        f"{name}: classes with fewer than two images in train: c (1)",
+        f"{name}: classes with fewer than two images in test: a (1), b (1)",
+    ]
+
+
+def test_names_with_line_breaks_or_escapes_are_quoted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    name = fill(tmp_path / "two\nlines", {"train": 2, "test": 2, "val": 1}, classes=["a", "\x1b[31mred"])
+    shown = repr(str(tmp_path / "two\nlines"))
+    assert load_dataset(name, "val").classes == ("\x1b[31mred", "a")  # exact
+    (said,) = caplog.messages
+    assert said == f"{name!r}: classes with fewer than two images in val: '\\x1b[31mred' (1), a (1)"
+    (tmp_path / "two\nlines" / "val" / "a" / "0.png").write_bytes(b"")
+    with pytest.raises(PictureError, match="zero bytes") as error:
+        load_dataset(name, "val")
+    assert str(error.value).startswith(f"cannot read the picture {shown[:-1]}/val/a/0.png'")
+    assert error.value.path == str(tmp_path / "two\nlines" / "val" / "a" / "0.png")
+    with pytest.raises(UserError, match="does not exist") as missing:
+        load_dataset(f"folder:{tmp_path}/no\nwhere", "val")
+    assert str(missing.value).isprintable()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device", "link to a pipe", "link to a device"])
+def test_what_is_no_regular_file_is_never_opened(kind: str, tmp_path: Path) -> None:
+    """Opening the pipe would wait for ever, and reading the device fill the memory."""
+    name = fill(tmp_path / "set", {"train": 2, "test": 2}, classes="a")
+    path = tmp_path / "set" / "train" / "a" / "x.jpg"
+    irregular(kind, path, tmp_path)
+    part = load_dataset(name, "trainval", on_error="skip")
+    kind = kind.removeprefix("link to a ").replace("pipe", "named pipe")
+    assert [str(error) for error in part.failures.values()] == [
+        f"cannot read the picture {path}: it is a {kind}, not a regular file"
+    ]
+    with pytest.raises(PictureError, match=f"it is a {kind}, not a regular file"):
+        load_dataset(name, "trainval")
 
 
 @pytest.mark.parametrize(
@@ -230,7 +319,7 @@ def test_a_class_without_a_folder_in_val_is_told(tmp_path: Path, caplog: pytest.
     for place in ("train/a", "train/b", "val/b"):
         put(tmp_path / place / "1.png")
     assert load_dataset(f"folder:{tmp_path}", "val").labels.tolist() == [1]
-    assert "no folder for the class 'a'" in caplog.text
+    assert "has no folder for 1 of the 2 classes: 'a'" in caplog.text
 
 
 def test_large_or_uneven_pictures_stay_on_disk(tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_table_of_known_answers() -> None:
         "a             4   75.0%     100.0%",
         "b             2    0.0%       0.0%",
         "c             0       -       0.0%",
-        "6 pictures · accuracy 50.00% · loss 10.0000",
+        "6 pictures of 2 of the 3 classes · accuracy 50.00% · loss 10.0000",
     ]
 
 
@@ -368,7 +368,9 @@ def test_checkpoint_of_other_classes(workdir: Path, tmp_path: Path) -> None:
     for split, name, number in [(s, c, i) for s in ("train", "test") for c in ("ant", "bee", "fly") for i in (0, 1)]:
         (tmp_path / split / name).mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8)).save(tmp_path / split / name / f"{number}.png")
-    message = r"knows the classes 0, 1, 2 and folder:.* has ant, bee, fly; test it on data with its own classes, or"
+    message = (
+        r"knows the classes 0, 1, 2 and not ant, bee, fly, which folder:.* has; test it on data with its own classes"
+    )
     with pytest.raises(ValueError, match=message):
         evaluate_checkpoint(workdir, f"folder:{tmp_path}", device="cpu")
 
@@ -477,7 +479,9 @@ def test_names_come_from_the_checkpoint(v2: Path, tmp_path: Path) -> None:
 )
 def test_thousand_classes_of_something_else(card: dict[str, Any], message: str, v2: Path, tmp_path: Path) -> None:
     save_model(thousand(), tmp_path / "other", extra=card)
-    with pytest.raises(ValueError, match=f"{message}.* and imagenet_v2 has 0, 1, 2, 3, ... .1000.; test it on data"):
+    with pytest.raises(
+        ValueError, match=f"{message}.* and not 0, 1, 2, 3, ... .1000., which imagenet_v2 has; test it on"
+    ):
         evaluate_checkpoint(tmp_path / "other", "imagenet_v2", root=str(v2), device="cpu")
 
 

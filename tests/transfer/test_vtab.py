@@ -154,7 +154,7 @@ def test_data_that_one_process_lacks(
             score(workdir, setting, root if ranks.first else tmp_path / "nothing", tmp_path / "out", ranks=ranks)
 
     first, second = in_ranks(2, job)
-    assert (type(first), type(second)) == (RankError, ValueError)
+    assert (type(first), type(second)) == (RankError, UserError)
     assert f"looked in {tmp_path / 'nothing'}" in str(second)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional
 
-from vitlab.errors import UserError
+from vitlab.errors import UserError, printable, quoted
 from vitlab.settings import to_dict
 from vitlab.train.config import FinetuneConfig, TrainConfig
 
@@ -33,7 +33,7 @@ def show_settings(workdir: Path) -> Callable[[TrainConfig], None]:
     def show(config: TrainConfig) -> None:
         print(f"settings (kept in {workdir / 'config.json'}):", file=sys.stderr)
         for name, value in _flat(to_dict(config)):
-            print(f"  {name} = {value}", file=sys.stderr)
+            print(f"  {name} = {quoted(str(value))}", file=sys.stderr)
 
     return show
 
@@ -47,7 +47,7 @@ def _flat(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def say(text: str) -> None:
-    print(f"vitlab: {text}", file=sys.stderr)
+    print(f"vitlab: {printable(text)}", file=sys.stderr)
 
 
 def begin(doing: str) -> None:

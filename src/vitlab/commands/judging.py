@@ -18,6 +18,15 @@ Precision = Annotated[
     Literal["float32", "bfloat16"],
     tyro.conf.arg(help="Numbers to compute in; bfloat16 is faster on a GPU and some CPUs, and rounds."),
 ]
+TrainSplit = Annotated[
+    Literal["train", "val", "test", "trainval"] | None,
+    tyro.conf.arg(
+        help="Part to learn from. Unless given, train; of your own set without a val split all that the test leaves."
+    ),
+]
+Partial = Annotated[
+    bool, tyro.conf.arg(help="Accept a val folder of imagenet or imagenet_real that lacks images; the result says so.")
+]
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,7 @@ class Evaluate:
     workers: int = 0
     on_error: Literal["raise", "skip"] = "raise"
     mirror: Mirror = False
+    partial: Partial = False
     precision: Precision = "float32"
     device: str = "auto"
     json: bool = False
@@ -54,7 +64,7 @@ class Evaluate:
             found = evaluate_checkpoint(
                 self.checkpoint, self.dataset, self.split, root=self.root, image_size=self.image_size,
                 resize=self.resize, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
-                mirror=self.mirror, precision=self.precision, device=self.device, ranks=ranks,
+                mirror=self.mirror, partial=self.partial, precision=self.precision, device=self.device, ranks=ranks,
             )  # fmt: skip
         if ranks.first:
             answer(found.record(), self.json, found.as_table())
@@ -80,8 +90,9 @@ class Fewshot:
     """The form of the paper's time: the first pictures of each class, l2 chosen from 2^-10 to 2^19 by rank."""
     leave_self_out: bool = False
     """Choose a data set's l2 by the other data sets only."""
-    train_split: Literal["train", "val", "test", "trainval"] = "train"
+    train_split: TrainSplit = None
     test_split: Literal["train", "val", "test", "trainval"] = "test"
+    partial: Partial = False
     test_pictures: int | None = None
     """Test on no more pictures than these, taken evenly from the split."""
     image_size: int | None = None
@@ -106,8 +117,8 @@ class Fewshot:
             report = fewshot_checkpoint(
                 self.checkpoint, self.dataset, root=self.root, shots=self.shots, l2=self.l2, seeds=self.seeds,
                 original=self.original, leave_self_out=self.leave_self_out, train_split=self.train_split,
-                test_split=self.test_split, test_pictures=self.test_pictures, image_size=self.image_size,
-                batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
+                test_split=self.test_split, partial=self.partial, test_pictures=self.test_pictures,
+                image_size=self.image_size, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
                 precision=self.precision, device=self.device, cache=self.cache, out=self.out, ranks=ranks,
             )  # fmt: skip
         if ranks.first:
@@ -129,8 +140,9 @@ class Probe:
     """Numbers of neighbours; 1 to 200 unless given."""
     l2: tuple[float, ...] | None = None
     """Strengths of the linear probe's penalty; the best on a held-out part of train is taken."""
-    train_split: Literal["train", "val", "test", "trainval"] = "train"
+    train_split: TrainSplit = None
     test_split: Literal["train", "val", "test", "trainval"] = "test"
+    partial: Partial = False
     image_size: int | None = None
     """Test at another size, with interpolated position embeddings."""
     batch_size: int = 64
@@ -150,7 +162,7 @@ class Probe:
         with together() as ranks:
             found = probe_checkpoint(
                 self.checkpoint, self.dataset, self.kind, root=self.root, train_split=self.train_split,
-                test_split=self.test_split, ks=self.k, l2=self.l2, image_size=self.image_size,
+                test_split=self.test_split, partial=self.partial, ks=self.k, l2=self.l2, image_size=self.image_size,
                 batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
                 precision=self.precision, device=self.device, cache=self.cache, ranks=ranks,
             )  # fmt: skip

@@ -80,8 +80,9 @@ class Duplicates:
     """Test set, likewise."""
     out: Path = Path("duplicates")
     """Folder for duplicates.jsonl, exclude.txt, report.html, result.json and the thumbnails."""
-    train_split: Literal["train", "val", "test", "trainval"] = "trainval"
-    test_split: Literal["train", "val", "test", "trainval"] = "test"
+    train_split: Literal["train", "val", "test", "trainval", "all"] = "trainval"
+    """All but the test split unless given; `all` is every image once."""
+    test_split: Literal["train", "val", "test", "trainval", "all"] = "test"
     train_root: str | None = None
     """Folder that holds a named training set."""
     test_root: str | None = None

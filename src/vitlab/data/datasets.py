@@ -20,11 +20,17 @@ from vitlab.data.remote import is_address, remote_splits
 from vitlab.data.shards import shard_splits
 from vitlab.data.sources import Dataset, Splits, folder_splits, join, require_folder
 from vitlab.data.vtab import load_task
-from vitlab.errors import UserError
+from vitlab.errors import UserError, quoted
 
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test", "trainval", "all")
+OWN = ("folder", "shards", "hub")
+"""The kinds of the user's own sets, as in `folder:PATH`."""
+OWN_HELD_OUT = {"val": 0.1, "test": 0.1}
+"""Share of train that stands in for a split that such a set lacks."""
+SPLIT_STREAM, HELD_OUT_STREAM = 2, 8
+"""Random streams of the splits that are cut from train, and of a part that is held out of a training split."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +50,7 @@ class DatasetInfo:
     image_size: tuple[int, int] | None = None
     channels: int = 3
     splits: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    held_out: Mapping[str, float] = dataclasses.field(default_factory=lambda: {"val": 0.1, "test": 0.1})
+    held_out: Mapping[str, float] = dataclasses.field(default_factory=lambda: OWN_HELD_OUT)
 
 
 def _row(name: str, size: tuple[int, int] | None = None, held_out: Mapping[str, float] | None = None) -> DatasetInfo:
@@ -157,43 +163,43 @@ def load_dataset(
     part: float | None = None,
     part_seed: int = 0,
     seed: int = 0,
+    whole_train: bool = False,
+    partial: bool = False,
 ) -> Dataset:
     """A data set by its name in `DATASETS`, with PATH filled in.
 
     split: "train", "val", "test", "trainval" or "all". A split that the source lacks is cut from its train part:
     stratified, by `seed`, so that splits never overlap; "trainval" is all but test, and "all" (not of VTAB's tasks)
-    every picture of the source once. root: the folder that holds the set, or is to (default: the user's cache); a
-    relative PATH starts there. classes: the labels to keep, relabelled 0, 1, ... in the order given; a picture stays if
-    it has any of them.
+    every picture of the source once. Of the user's own set (`folder:`, `shards:`, `hub:`) with a val and no test split,
+    val is the test: "val" and "test" are the same images, "train" and "trainval" are train. root: the folder that holds
+    the set, or is to (default: the user's cache); a relative PATH starts there. classes: the labels to keep, relabelled
+    0, 1, ... in the order given; a picture stays if it has any of them.
     on_error: "raise" or "skip" for unreadable pictures of a set that is decoded into memory here. exclude: a list of
     pictures to leave out, as `vitlab duplicates` writes it. part: the share of each class to keep, chosen by
     `part_seed`, so that a smaller part lies in every larger one (see `part_of`); it is drawn from the whole split, so
-    that `classes` and `exclude` take pictures from a part and bring no others in.
+    that `classes` and `exclude` take pictures from a part and bring no others in. whole_train: "train" of the user's
+    own set gives up nothing for a val split that it lacks. partial: images of the test split of `imagenet` and
+    `imagenet_real` may be missing; `Dataset.full_size` says how many there are in the complete one.
     """
     if split not in SPLITS:
         raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
     if on_error not in ("raise", "skip"):
         raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
+    if partial and name not in _PARTIAL_READERS:
+        raise UserError(f"partial goes with {' and '.join(_PARTIAL_READERS)}, not with {quoted(name)}; leave it out.")
     kind, _, path = name.partition(":")
-    if kind == "shards" and is_address(path):
-        cache = Path(root).expanduser() if root else fetch.cache_folder() / "shards"
-        present, read = remote_splits(path, name, cache)
-        dataset = _choose(present, read, split, DATASETS["shards:PATH"].held_out, seed)
-    elif kind == "hub" and path:
-        present, read = hub_splits(path, name, Path(root).expanduser() if root else None)
-        dataset = _choose(present, read, split, DATASETS["hub:OWNER/NAME"].held_out, seed)
-    elif kind in _PATH_READERS and path:
-        folder = Path(root or "", Path(path).expanduser())
-        present, read = _PATH_READERS[kind](folder, name)
-        dataset = _choose(present, read, split, DATASETS[f"{kind}:PATH"].held_out, seed)
-        dataset = dataclasses.replace(dataset, folder=str(folder))
-    elif kind == "vtab" and path:
+    if kind == "vtab" and path:
         dataset = load_task(path, split, Path(root).expanduser() if root else fetch.cache_folder(), download)
+    elif own := _own_splits(name, root):
+        dataset = _choose_own(name, *own, split, seed, whole_train)
+        if kind in _PATH_READERS and not is_address(path):
+            dataset = dataclasses.replace(dataset, folder=str(Path(root or "", Path(path).expanduser())))
     elif name in _READERS:
-        present, read = _READERS[name](Path(root).expanduser() if root else None, download)
+        readers = _PARTIAL_READERS if partial else _READERS
+        present, read = readers[name](Path(root).expanduser() if root else None, download)
         dataset = _choose(present, read, split, DATASETS[name].held_out, seed)
     else:
-        raise UserError(_unknown(name))
+        raise UserError(_unknown(name, root))
     if not len(dataset):
         raise UserError(f"{name}: no class of train has enough pictures to cut a {split} split from it; add some")
     if part is not None:
@@ -201,8 +207,12 @@ def load_dataset(
     if classes is not None:
         dataset = _keep_classes(dataset, tuple(classes))
     if exclude is not None:
-        whole = functools.partial(load_dataset, name, "trainval", root=root, on_error="skip", seed=seed)
+        whole = functools.partial(
+            load_dataset, name, "all" if kind in OWN else "trainval", root=root, on_error="skip", seed=seed
+        )
         dataset = leave_out(dataset, exclude, whole)
+    if kind in OWN:
+        _warn_of_small_classes(dataset)
     return dataset.in_memory(on_error)
 
 
@@ -213,29 +223,81 @@ def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
         if not is_address(path):
             require_folder(Path(root or "", Path(path).expanduser()), _PATH_HOLDS[kind])
     elif name not in _READERS and not (kind in ("hub", "vtab") and path):
-        raise UserError(_unknown(name))
+        raise UserError(_unknown(name, root))
 
 
-def _unknown(name: str) -> str:
-    hint = ""
+def _unknown(name: str, root: str | os.PathLike[str] | None) -> str:
+    hints = []
+    if Path(root or "", Path(name).expanduser()).is_dir():
+        hints.append(f"for your own images in the folder {quoted(name)} write {quoted('folder:' + name)}")
     if near := difflib.get_close_matches(name, DATASETS, n=2):
-        hint = f"; the nearest: {', '.join(near)}"
-    elif Path(name).expanduser().is_dir():
-        hint = f"; for your own pictures write folder:{name}"
-    return f"unknown data set {name!r}{hint} (there are {', '.join(DATASETS)})"
+        hints.append(f"the nearest: {', '.join(near)}")
+    return "; ".join([f"unknown data set {name!r}", *hints]) + f" (there are {', '.join(DATASETS)})"
+
+
+def _own_splits(name: str, root: str | os.PathLike[str] | None) -> Splits | None:
+    """The splits of the user's own set; None if `name` does not name one."""
+    kind, _, path = name.partition(":")
+    if not path or kind not in OWN:
+        return None
+    if kind == "hub":
+        return hub_splits(path, name, Path(root).expanduser() if root else None)
+    if kind == "shards" and is_address(path):
+        return remote_splits(path, name, Path(root).expanduser() if root else fetch.cache_folder() / "shards")
+    return _PATH_READERS[kind](Path(root or "", Path(path).expanduser()), name)
+
+
+def splits_to_copy(name: str, splits: Sequence[str], *, root: str | os.PathLike[str] | None = None) -> list[str]:
+    """`splits` without test where the user's own set has no test and its val is read as such: it is the same images."""
+    own = _own_splits(name, root) if {"val", "test"} <= set(splits) else None
+    if not own or not _val_is_test(own[0]):
+        return list(splits)
+    _warn_val_is_test(name)
+    return [split for split in splits if split != "test"]
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    """A data set is loaded split by split; what is said of the whole set is said once."""
+    logger.warning(text)
+
+
+def _warn_val_is_test(name: str) -> None:
+    _warn_once(f"{quoted(name)} has val and no test split: val is the test, and is not trained on")
+
+
+def require_disjoint(train: Dataset, test: Dataset) -> None:
+    """Raises UserError if any image of `test` is also in `train`."""
+    common = {train.path(i) for i in range(len(train))} & {test.path(i) for i in range(len(test))}
+    if common:
+        raise UserError(
+            f"{len(common)} of the {len(test)} test images of {quoted(test.name)} are also those to learn from "
+            f"({train.split} and {test.split}), first {quoted(min(common))}: choose other splits."
+        )
+
+
+def _warn_of_small_classes(dataset: Dataset) -> None:
+    labels = dataset.labels if dataset.label_sets is None else dataset.label_sets.values
+    counts = np.bincount(labels, minlength=len(dataset.classes))
+    if len(small := np.flatnonzero(counts < 2)):
+        named = ", ".join(f"{quoted(dataset.classes[c])} ({counts[c]})" for c in small[:10])
+        more = f", ... ({len(small)} classes)" if len(small) > 10 else ""
+        _warn_once(f"{quoted(dataset.name)}: classes with fewer than two images in {dataset.split}: {named}{more}")
 
 
 # ---------------------------------------------------------------------------------------------------- splits
 
 
-def stratified_split(labels: np.ndarray, shares: Mapping[str, float], seed: int) -> dict[str, np.ndarray]:
+def stratified_split(
+    labels: np.ndarray, shares: Mapping[str, float], seed: int, stream: int = SPLIT_STREAM
+) -> dict[str, np.ndarray]:
     """Sorted indices of "train" and of every split in `shares`, which together hold every index once.
 
     Each class gives each split its share, rounded, and at least one picture if it has enough for all splits. (Of
-    several labels the first counts.)
+    several labels the first counts.) A part that is split again needs another `stream` of random numbers.
     """
     key = np.array([seed, 0], np.uint64)  # the counter keeps it apart from the loader's draws
-    draws = np.random.Philox(key=key, counter=[0, 0, 2, 0]).random_raw(len(labels))
+    draws = np.random.Philox(key=key, counter=[0, 0, stream, 0]).random_raw(len(labels))
     order = np.lexsort((draws, labels))  # class by class, shuffled within each
     counts = np.bincount(labels)
     place = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -250,6 +312,27 @@ def stratified_split(labels: np.ndarray, shares: Mapping[str, float], seed: int)
     return parts | {"train": np.sort(order[place >= start])}
 
 
+def _val_is_test(present: Sequence[str]) -> bool:
+    """Whether the val of the user's own set is its test split, for want of another."""
+    return "val" in present and "test" not in present
+
+
+def _choose_own(
+    name: str, present: Sequence[str], read: Callable[[str], Dataset], split: str, seed: int, whole_train: bool
+) -> Dataset:
+    """The asked split of the user's own set: a val without a test is the test, and what is left is cut from train."""
+    if whole_train and split == "train" and "val" not in present:
+        split = "trainval"
+    if _val_is_test(present):
+        if split in ("test", "trainval"):
+            _warn_val_is_test(name)
+        stored = {"test": "val", "trainval": "train"}.get(split, split)
+        return dataclasses.replace(_choose(present, read, stored, {}, seed), split=split)
+    if split == "trainval" and "test" in present and "val" not in present:
+        return dataclasses.replace(_choose(present, read, "train", {}, seed), split=split)
+    return _choose(present, read, split, OWN_HELD_OUT, seed)
+
+
 def _choose(
     present: Sequence[str],
     read: Callable[[str], Dataset],
@@ -261,20 +344,21 @@ def _choose(
     if split == "all":  # uncut, so a source without train has it too
         whole = functools.reduce(join, (_numbered(read(s)) for s in ("train", "val", "test") if s in present))
         return dataclasses.replace(whole, split=split)
-    if split == "trainval":
+    missing = {s: share for s, share in held_out.items() if s not in present}
+    if split == "trainval" and "val" not in missing:
         train, val = (_choose(present, read, s, held_out, seed) for s in ("train", "val"))
         return dataclasses.replace(join(train, val), split=split)
-    missing = {s: share for s, share in held_out.items() if s not in present}
     if split in present and (split != "train" or not missing):
         return _numbered(read(split))
     train = _numbered(read("train"))
     parts = stratified_split(train.labels, missing, seed)
+    chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
     if ":" in train.name:  # the user's own set; what is cut from the others stands in the table
-        lacking, size = " and no ".join(sorted(missing)), f"{len(parts[split])} of its {len(train)} pictures"
-        logger.warning(
-            "%s has no %s split: cut from train, stratified, seed %d; %s has %s", train.name, lacking, seed, split, size
+        lacking, size = " and no ".join(sorted(missing)), f"{len(chosen)} of its {len(train)} images"
+        _warn_once(
+            f"{quoted(train.name)} has no {lacking} split: cut from train, stratified, seed {seed}; {split} has {size}"
         )
-    return dataclasses.replace(train.take(parts[split]), split=split)
+    return dataclasses.replace(train.take(chosen), split=split)
 
 
 def _numbered(dataset: Dataset) -> Dataset:
@@ -345,6 +429,10 @@ _READERS: dict[str, Callable[[Path | None, bool], Splits]] = {
     "imagenet_v2_top": functools.partial(v2_splits, name="imagenet_v2_top"),
     "objectnet": objectnet_splits,
     **{name: _published(name) for name, source in fetch.SOURCES.items() if source.classes and name != "cifar100"},
+}
+_PARTIAL_READERS: dict[str, Callable[[Path | None, bool], Splits]] = {
+    "imagenet": functools.partial(imagenet_splits, partial=True),
+    "imagenet_real": functools.partial(real_splits, partial=True),
 }
 _PATH_READERS = {"folder": folder_splits, "shards": shard_splits}
 _PATH_HOLDS = {"folder": "class folders with pictures", "shards": "shards named train-*.tar"}

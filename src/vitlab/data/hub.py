@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.data.pictures import Entry, PictureError
+from vitlab.data.pictures import Entry, PictureError, read_bytes
 from vitlab.data.sources import Dataset, Entries, Labels, Splits
 from vitlab.errors import UserError
 from vitlab.settings import nearest
@@ -42,9 +42,9 @@ class HubEntry(Entry):
         if stored.get("path") is None:
             raise PictureError(self.called, "the row holds no picture")
         try:
-            return Path(stored["path"]).read_bytes()
-        except OSError as error:
-            raise PictureError(f"{self.called} ({stored['path']})", error.strerror or str(error)) from error
+            return read_bytes(stored["path"])
+        except PictureError as error:
+            raise PictureError(f"{self.called} ({error.path})", error.reason) from error
 
 
 class HubEntries(Entries):

@@ -61,6 +61,7 @@ _V2_FOLDERS = {
     "imagenet_v2_threshold": "imagenetv2-threshold0.7-format-val",
     "imagenet_v2_top": "imagenetv2-top-images-format-val",
 }
+_NAME_LISTS = ("LOC_synset_mapping.txt", "synset_words.txt")
 _WNID = re.compile(r"n\d{8}")
 _VAL_PICTURE = re.compile(r"ILSVRC2012_val_(\d{8})(?:_n\d{8})?\.jpe?g", re.IGNORECASE)
 
@@ -79,48 +80,83 @@ def answers_imagenet(classes: Sequence[str] | None, dataset: str | None) -> bool
 # ------------------------------------------------------------------------------------------------ ImageNet
 
 
-def imagenet_splits(root: Path | None, download: bool) -> Splits:
+def imagenet_splits(root: Path | None, download: bool, partial: bool = False) -> Splits:
     """ILSVRC 2012 as `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`; the val is the test split, for it has the labels.
 
     CLASS is a WordNet id; or a name, where `LOC_synset_mapping.txt` (or `synset_words.txt`) says whose it is. The
-    classes are called by their ids. A split is read, and has to be there, when it is asked for.
+    classes are called by their ids. A split is read, and has to be there, when it is asked for. partial: val may lack
+    classes; train/ or the same list of names then tells which of the 1,000 it has.
     """
     below = ("imagenet", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
     home = _home("imagenet", root, below, ("train", "val"), enough=any)
     places = {"train": home / "train", "test": home / "val"}
 
     def read(split: str) -> Dataset:
-        wnids = _class_folders(places[split], home)
+        wnids = _class_folders(places[split], home, partial and split == "test")
         dataset = read_class_folders(places[split], "imagenet", split, tuple(wnids))
-        return dataclasses.replace(dataset, classes=tuple(wnids.values()))
+        dataset = dataclasses.replace(dataset, classes=tuple(wnids.values()))
+        return _partial(dataset, VAL_PICTURES) if split == "test" else dataset
 
     return list(places), read
 
 
-def _class_folders(place: Path, home: Path) -> dict[str, str]:
-    """Folder -> WordNet id, in the order of the ids. Raises ValueError unless there are 1,000."""
+def _partial(dataset: Dataset, whole: int) -> Dataset:
+    """`dataset` with its full size where that is another than it has, and a warning."""
+    if len(dataset) == whole:
+        return dataset
+    logger.warning("%s: %s of its %s test images are there", dataset.name, f"{len(dataset):,}", f"{whole:,}")
+    return dataclasses.replace(dataset, full_size=whole)
+
+
+def _class_folders(place: Path, home: Path, partial: bool = False) -> dict[str, str]:
+    """Folder -> WordNet id, in the order of the ids. Raises ValueError unless there are 1,000.
+
+    partial: `place` may have fewer; the others, which lack a folder, are among the 1,000 all the same.
+    """
     folders = _folders(place)
     if not folders and any(_VAL_PICTURE.fullmatch(path.name) for path in place.iterdir()):
         raise UserError(f"the pictures of {place} lie side by side: sort them into one folder for each WordNet id")
-    if len(folders) != CLASSES:
+    if len(folders) != CLASSES and not (partial and folders):
         raise UserError(
-            f"{place} has {len(folders)} class folders and ImageNet 1,000: for a part of it write folder:PATH. "
-            f"{_terms('imagenet')}"
+            f"{place} has {len(folders)} class folders and ImageNet 1,000: give --partial to evaluate on a "
+            f"part of val, or folder:PATH for a part as a data set of its own. {_terms('imagenet')}"
         )
     wnids = {folder: folder for folder in folders}
     if not all(map(_WNID.fullmatch, folders)):
         wnids = _wnids_of_names(folders, home)
+    if len(folders) != CLASSES:
+        wnids |= {wnid: wnid for wnid in _all_wnids(home) - set(wnids.values())}
+        if len(wnids) != CLASSES:
+            raise UserError(f"{place} has class folders that are none of ImageNet's 1,000: move them away")
     return dict(sorted(wnids.items(), key=lambda pair: pair[1]))
 
 
+def _all_wnids(home: Path) -> set[str]:
+    """The 1,000 WordNet ids, from train/ or the list of names."""
+    path = _name_list(home)
+    lines = path.read_text(encoding="utf-8").splitlines() if path else []
+    listed = {line.split()[0] for line in lines if line.strip()}
+    found = {name for name in (listed or _folders(home / "train")) if _WNID.fullmatch(name)}
+    if len(found) != CLASSES:
+        raise UserError(
+            f"{home} does not tell all 1,000 classes, so which of a head's outputs those of val are is unknown: add "
+            f"{_NAME_LISTS[0]} of 1,000 lines `n01440764 tench, Tinca tinca`, or train/ with 1,000 class folders"
+        )
+    return found
+
+
+def _name_list(home: Path) -> Path | None:
+    """The file of lines `n01440764 tench, Tinca tinca`, if there is one."""
+    return next((home / name for name in _NAME_LISTS if (home / name).is_file()), None)
+
+
 def _wnids_of_names(folders: Sequence[str], home: Path) -> dict[str, str]:
-    """Folder -> WordNet id, from a file of lines `n01440764 tench, Tinca tinca`: all names, or the first."""
-    lists = [home / "LOC_synset_mapping.txt", home / "synset_words.txt"]
-    path = next((path for path in lists if path.is_file()), None)
+    """Folder -> WordNet id, from the list of names: all names of a line, or the first."""
+    path = _name_list(home)
     if path is None:
         raise UserError(
             f"the class folders of {home} are not called by WordNet ids (n01440764), and names do not tell the order "
-            f"of a head's 1,000 outputs: rename them, or add {lists[0].name} of lines `n01440764 tench, Tinca tinca`"
+            f"of a head's 1,000 outputs: rename them, or add {_NAME_LISTS[0]} of lines `n01440764 tench, Tinca tinca`"
         )
     known: dict[str, set[str]] = collections.defaultdict(set)
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -135,11 +171,12 @@ def _wnids_of_names(folders: Sequence[str], home: Path) -> dict[str, str]:
 # --------------------------------------------------------------------------------------------- ReaL and V2
 
 
-def real_splits(root: Path | None, download: bool) -> Splits:
+def real_splits(root: Path | None, download: bool, partial: bool = False) -> Splits:
     """ImageNet's val with the labels of "Are we done with ImageNet?": all that a picture shows, or none.
 
     `real.json` has one list of classes for each picture, in the order of the pictures' numbers. Pictures with an empty
     list are left out, and counted in `Dataset.left_out`. val/ may be flat or in folders, whose names do not matter.
+    partial: val may lack pictures.
     """
     home = _home("imagenet_real", root, ("imagenet",), ("real.json", "val"))
 
@@ -151,15 +188,16 @@ def real_splits(root: Path | None, download: bool) -> Splits:
                 f"{home / 'real.json'} must hold {VAL_PICTURES:,} lists of class numbers (0 to {CLASSES - 1}) and does "
                 f"not: fetch it again. {_terms('imagenet_real')}"
             )
-        pictures = _val_pictures(home / "val")
-        used = [number for number, labels in enumerate(answers) if labels]
+        pictures = _val_pictures(home / "val", partial)
+        used = [number for number in pictures if answers[number]]
         sets = Labels.of_lists([answers[number] for number in used])
-        left_out = len(answers) - len(used)
-        logger.info("imagenet_real: %d of %d pictures have no label and are left out", left_out, len(answers))
-        return Dataset(
+        left_out = len(pictures) - len(used)
+        logger.info("imagenet_real: %d of %d pictures have no label and are left out", left_out, len(pictures))
+        dataset = Dataset(
             "imagenet_real", split, NUMBERS, sets.firsts, entries=[pictures[number] for number in used],
             label_sets=sets, left_out=left_out,
         )  # fmt: skip
+        return _partial(dataset, sum(map(bool, answers)))
 
     return ["test"], read
 
@@ -168,17 +206,20 @@ def _are_classes(labels: Any) -> bool:
     return isinstance(labels, list) and all(type(label) is int and 0 <= label < CLASSES for label in labels)
 
 
-def _val_pictures(val: Path) -> list[Entry]:
-    """The pictures ILSVRC2012_val_00000001.JPEG, ... below `val`, in the order of their numbers."""
+def _val_pictures(val: Path, partial: bool) -> dict[int, Entry]:
+    """Number, from 0, -> picture: ILSVRC2012_val_00000001.JPEG, ... below `val`; all of them, or `partial`, any."""
     found: dict[int, str] = {}
     for parent, _, names in os.walk(val, followlinks=True):
         found |= {int(match[1]): str(Path(parent, name)) for name in names if (match := _VAL_PICTURE.fullmatch(name))}
-    if missing := [number for number in range(1, VAL_PICTURES + 1) if number not in found]:
+    there = [number for number in range(1, VAL_PICTURES + 1) if number in found]
+    if len(there) < VAL_PICTURES and not (partial and there):
+        missing = next(number for number in range(1, VAL_PICTURES + 1) if number not in found)
         raise UserError(
-            f"{val} lacks {len(missing):,} of {VAL_PICTURES:,} pictures, first ILSVRC2012_val_{missing[0]:08}.JPEG: "
-            f"the labels go by these names. {_terms('imagenet')}"
+            f"{val} lacks {VAL_PICTURES - len(there):,} of {VAL_PICTURES:,} pictures, first "
+            f"ILSVRC2012_val_{missing:08}.JPEG: the labels go by these names. Give --partial to evaluate on those "
+            f"that are there. {_terms('imagenet')}"
         )
-    return [Entry(found[number]) for number in range(1, VAL_PICTURES + 1)]
+    return {number - 1: Entry(found[number]) for number in there}
 
 
 def v2_splits(root: Path | None, download: bool, name: str = "imagenet_v2") -> Splits:

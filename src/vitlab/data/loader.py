@@ -71,10 +71,10 @@ def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
     return np.argsort(draws, kind="stable").astype(np.int64)
 
 
-def example_at(n: int, seed: int, g: int) -> tuple[int, int]:
+def example_at(dataset: Dataset, seed: int, g: int) -> tuple[int, int]:
     """(epoch, dataset index) of the g-th training example."""
-    epoch, position = divmod(g, n)
-    return epoch, int(epoch_order(n, seed, epoch)[position])
+    epoch, position = divmod(g, len(dataset))
+    return epoch, int(_own_order(dataset, seed, epoch)[position])
 
 
 def _own_order(dataset: Dataset, seed: int, epoch: int) -> np.ndarray:

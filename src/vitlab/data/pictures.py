@@ -8,6 +8,8 @@ directly (simplejpeg): the same bytes come out, sooner, and only as many rows as
 """
 
 import io
+import os
+import stat
 import struct
 import zlib
 from pathlib import Path
@@ -17,7 +19,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image, ImageOps
 
-from vitlab.errors import UserError
+from vitlab.errors import UserError, quoted
 
 MAX_PIXELS = 89_478_485  # 256 MiB of RGB: larger pictures are refused as bombs (Pillow's own bound)
 # What is read, and nothing else: Pillow also knows formats that run other programs.
@@ -58,7 +60,7 @@ class PictureError(UserError):
         self.path, self.reason = path, reason
 
     def __str__(self) -> str:
-        return f"cannot read the picture {self.path}: {self.reason}"
+        return f"cannot read the picture {quoted(self.path)}: {self.reason}"
 
 
 # ---------------------------------------------------------------------------------------------- decoding
@@ -72,7 +74,7 @@ def decode(data: bytes | Path, *, path: str = "<bytes>", max_pixels: int = MAX_P
     """
     if isinstance(data, Path):
         path = str(data)
-        data = _read_bytes(path)
+        data = read_bytes(path)
     picture = plain_jpeg(data, path=path, max_pixels=max_pixels)
     if picture is None:
         return _decode_with_pillow(data, path, max_pixels=max_pixels)
@@ -105,13 +107,34 @@ def _bomb(size: str, max_pixels: int) -> str:
     return f"{size} pixels, more than the {max_pixels:,} allowed: a decompression bomb, or to be scaled down"
 
 
-def _read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
+def read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
+    """`size` bytes of a regular file, all unless given. Raises `PictureError`."""
     try:
+        if kind := irregular(path):
+            raise PictureError(path, f"it is {kind}, not a regular file")
         with Path(path).open("rb") as file:
             file.seek(offset)
             return file.read(size)
     except OSError as error:
         raise PictureError(path, error.strerror or str(error)) from error
+
+
+def irregular(path: str | os.PathLike[str]) -> str | None:
+    """What `path`, or what it links to, is other than a regular file; None if it is one. Raises OSError if missing.
+
+    Opening a named pipe waits for a writer, and reading /dev/zero has no end.
+    """
+    mode = os.stat(path).st_mode  # noqa: PTH116  (a Path for each of a million files would cost more than the question)
+    return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "of an unknown kind")
+
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -267,7 +290,7 @@ class Entry(NamedTuple):
 
     def data(self) -> bytes:
         """The picture as it is encoded. Raises `PictureError`."""
-        return _read_bytes(self.file, self.offset, self.size)
+        return read_bytes(self.file, self.offset, self.size)
 
     def read(self) -> np.ndarray:
         picture = decode(self.data(), path=self.path)

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from vitlab.data.fetch import cache_folder
-from vitlab.data.pictures import PICTURE_SUFFIXES, Entry, PictureError
+from vitlab.data.pictures import PICTURE_SUFFIXES, Entry, PictureError, irregular
 from vitlab.data.shard_index import (
     CLASSES,
     INDEX,
@@ -31,7 +31,7 @@ from vitlab.data.shard_index import (
     write_places,
 )
 from vitlab.data.sources import SPLIT_FOLDERS, Dataset, Entries, Labels, Splits, report_ignored, require_folder
-from vitlab.errors import UserError
+from vitlab.errors import UserError, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +134,9 @@ def shard_splits(path: Path, name: str) -> Splits:
         for split, names in SPLIT_FOLDERS.items()
         if (files := sorted(file for n in names for file in path.glob(f"{n}-*.tar")))
     }
+    for tar in (tar for files in tars.values() for tar in files):
+        if kind := irregular(tar):
+            raise UserError(f"the shard {quoted(str(tar))} is {kind}, not a regular file: remove it")
     there = sorted(tar.name for tar in path.glob("*.tar"))
     lacking = f"the folder {path} has no train-*.tar (its tars: {there}): name shards by split"
     if not tars:

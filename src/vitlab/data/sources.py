@@ -16,7 +16,7 @@ import numpy as np
 
 from vitlab.data.grey import GreyEntry
 from vitlab.data.pictures import PICTURE_SUFFIXES, Entry, PictureError
-from vitlab.errors import UserError
+from vitlab.errors import UserError, quoted
 
 logger = logging.getLogger(__name__)
 
@@ -133,7 +133,8 @@ class Dataset:
     memory. failures: the pictures of `pixels` that could not be read; `picture` raises them. label_sets: where
     pictures have several labels, all of them; `labels` is the first of each then, and an answer is right if it is
     any of them. left_out: pictures of the source that are not here as none of their labels is among the classes.
-    folder: where the set's files lie, so that a picture can be told by its path from there on.
+    folder: where the set's files lie, so that a picture can be told by its path from there on. full_size: images of the
+    whole split where some of them are not here.
     """
 
     name: str
@@ -146,6 +147,7 @@ class Dataset:
     label_sets: Labels | None = None
     left_out: int = 0
     folder: str = ""
+    full_size: int | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -248,7 +250,7 @@ def folder_splits(path: Path, name: str) -> Splits:
     if several or (splits and not others) or any(map(_holds_classes, splits)):
         for split, folders in called.items():
             if len(folders) > 1:
-                names = " and ".join(str(folder) for folder in folders)
+                names = " and ".join(quoted(str(folder)) for folder in folders)
                 raise UserError(f"{names} are both the {split} split: put their pictures together, or rename one")
         if len(called) == 1 and any(pictures_below(path / other, collections.Counter()) for other in others):
             raise UserError(
@@ -257,14 +259,16 @@ def folder_splits(path: Path, name: str) -> Splits:
                 f"away."
             )
         if others:
-            logger.warning("%s: the folders %s are no splits and stay unread", path, others)
+            logger.warning("%s: the folders %s are no splits and stay unread", quoted(str(path)), others)
         places = {split: folder for split, (folder,) in called.items()}
     else:
         places = {"train": path}  # plain class folders
     named = [places["train"]] if "train" in places else list(places.values())
     classes = tuple(sorted({folder for place in named for folder in _subfolders(place)}))
     if not classes:
-        raise UserError(f"{named[0]} has no class folders: expected {named[0]}/CLASS/picture.jpg")
+        raise UserError(
+            f"{quoted(str(named[0]))} has no class folders: expected {quoted(str(named[0]))}/CLASS/picture.jpg"
+        )
 
     # Of what is written with a model, much must be text: a byte of a name that is none is called \xe9.
     shown = tuple(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in classes)
@@ -281,23 +285,25 @@ def folder_splits(path: Path, name: str) -> Splits:
 
 
 def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ...]) -> Dataset:
-    there = _subfolders(path)
+    there, shown = _subfolders(path), quoted(str(path))
     if strange := sorted(set(there) - set(classes)):
-        raise UserError(f"{path} has class folders that train lacks: {strange}; train's are {list(classes)}")
+        raise UserError(f"{shown} has class folders that train lacks: {strange}; train's are {list(classes)}")
     if not there:
         lacking = "has no class folders" if any(path.iterdir()) else "is empty"
-        raise UserError(f"{path} {lacking}: add {path}/CLASS/picture.jpg, or remove it to cut {split} from train")
+        raise UserError(f"{shown} {lacking}: add {shown}/CLASS/picture.jpg, or remove it to cut {split} from train")
     entries: list[Entry] = []
     labels: list[int] = []
     ignored = collections.Counter("outside the class folders" for p in path.iterdir() if p.is_file())
+    if missing := [folder for folder in classes if folder not in there]:
+        named = ", ".join(map(repr, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        logger.warning("%s has no folder for %d of the %d classes: %s", shown, len(missing), len(classes), named)
     for label, folder in enumerate(classes):
         if folder not in there:
-            logger.warning("%s has no folder for the class %r", path, folder)
             continue
         pictures = pictures_below(path / folder, ignored)
         if not pictures:
             raise UserError(
-                f"the class folder {path / folder} holds no pictures: "
+                f"the class folder {quoted(str(path / folder))} holds no pictures: "
                 f"add some ({', '.join(sorted(PICTURE_SUFFIXES))}) or remove the folder"
             )
         entries += map(Entry, pictures)
@@ -333,13 +339,15 @@ def _leads_back(path: Path, top: Path) -> bool:
 
 
 def _raise(error: OSError) -> None:
-    raise UserError(f"cannot list the folder {error.filename}: {error.strerror}")
+    raise UserError(f"cannot list the folder {quoted(str(error.filename))}: {error.strerror}")
 
 
 def report_ignored(path: Path, ignored: collections.Counter[str]) -> None:
     if ignored:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in sorted(ignored.items()))
-        logger.warning("%s: %d files are no pictures to learn and left out (%s)", path, ignored.total(), kinds)
+        kinds = ", ".join(f"{quoted(kind)} {count}" for kind, count in sorted(ignored.items()))
+        logger.warning(
+            "%s: %d files are no pictures to learn and left out (%s)", quoted(str(path)), ignored.total(), kinds
+        )
 
 
 def _subfolders(path: Path) -> list[str]:
@@ -355,4 +363,4 @@ def _holds_classes(path: Path) -> bool:
 def require_folder(path: Path, content: str) -> None:
     if not path.is_dir():
         state = "is a file" if path.exists() else "does not exist"
-        raise UserError(f"the folder {path} {state} (taken from {Path.cwd()}): give a folder of {content}")
+        raise UserError(f"the folder {quoted(str(path))} {state} (taken from {Path.cwd()}): give a folder of {content}")

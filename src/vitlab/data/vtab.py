@@ -19,6 +19,7 @@ or 634 before): older numbers do not compare.
 `python -m vitlab.data.vtab` writes the files in vtab_splits/ anew, from the keys that are known without the data.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -123,13 +124,18 @@ def load_task(name: str, split: str, root: Path, download: bool = True) -> Datas
     """A part of a task: "train" (800), "val" (200), "trainval" (both) or "test" (all of it).
 
     root: the folder that holds the sets as their authors publish them, or, found first, the lists and pictures that
-    PyTorch's users have: ROOT/{folder}/{train800,val200,train800val200,test}.txt with lines `images/x.jpg 3`.
+    PyTorch's users have: ROOT/{folder}/{train800,val200,train800val200,test}.txt with lines `images/x.jpg 3`. Where one
+    of these lists is missing, a published set comes first.
     Raises ValueError where data is missing or is not the published one.
     """
     task = task_named(name)
     if split not in LISTS:
         raise UserError(f"the split must be one of {', '.join(LISTS)}, not {split!r}")
-    if folder := listed_folder(task, root):
+    folder = listed_folder(task, root)
+    if folder and not _has_all_lists(folder):
+        with contextlib.suppress(UserError):  # a stray list beside the published set does not hide it
+            return _from_published(name, task, split, root, download=False)
+    if folder:
         logger.warning(
             "vtab:%s (%s) is read from the lists in %s, whose splits are taken as they are", name, split, folder
         )
@@ -140,12 +146,14 @@ def load_task(name: str, split: str, root: Path, download: bool = True) -> Datas
 
 def found(name: str, root: Path) -> str:
     """What `load_task` would read without a download: "lists", "published", or "-" for nothing."""
-    if listed_folder(task_named(name), root):
+    task = task_named(name)
+    folder = listed_folder(task, root)
+    if folder and _has_all_lists(folder):
         return "lists"
     try:
-        load_task(name, "train", root, download=False)
+        _from_published(name, task, "train", root, download=False)
     except ValueError:
-        return "-"
+        return "lists" if folder else "-"
     return "published"
 
 
@@ -156,6 +164,10 @@ def listed_folder(task: Task, root: Path) -> Path | None:
     """Where the task's lists lie below `root`, if they do."""
     places = [root / task.folder, root / "vtab-1k" / task.folder]
     return next((place for place in places if any((place / name).is_file() for name in LISTS.values())), None)
+
+
+def _has_all_lists(folder: Path) -> bool:
+    return all((folder / each).is_file() for each in LISTS.values())
 
 
 def _from_list(name: str, task: Task, split: str, folder: Path) -> Dataset:

@@ -27,7 +27,7 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image
 
-from vitlab.data.datasets import load_dataset
+from vitlab.data.datasets import load_dataset, splits_to_copy
 from vitlab.data.grey import GreyEntry
 from vitlab.data.kept import digest_pictures
 from vitlab.data.pictures import PictureError
@@ -83,7 +83,8 @@ def write_shards(
 ) -> dict[str, Any]:
     """Writes `source`, any data set, into the new folder `folder`; returns what it then holds.
 
-    Splits that the source lacks are cut from its train part as ever. With `on_error="skip"` unreadable pictures are
+    Splits that the source lacks are cut from its train part as ever; a val that is also the test is written once, as
+    val. With `on_error="skip"` unreadable pictures are
     left out, named and counted. The same call on a folder that is finished returns at once. Raises `ValueError` for a
     folder that holds something else.
     """
@@ -94,7 +95,8 @@ def write_shards(
         return _finished(folder, plan)
     place = folder.resolve()  # where it leads, if it is a link
     aside = place.with_name(f".{place.name}.unfinished")
-    sets = {split: load_dataset(source, split, root=root, on_error=on_error) for split in splits}
+    copied = splits_to_copy(source, splits, root=root)
+    sets = {split: load_dataset(source, split, root=root, on_error=on_error) for split in copied}
     identity = {**plan, "pictures": {split: _identity(split, each) for split, each in sets.items()}}
     with _alone(aside, folder):
         _begin(aside, identity)
@@ -110,7 +112,7 @@ def write_shards(
             left_out[split] = sum(len(shard.unreadable) for shard in written)
             beside.append(_write_index(aside / f"{split}.index.npz", written))
         with replacing_file(aside / CLASSES) as file:
-            file.write(json.dumps(list(sets[splits[0]].classes), ensure_ascii=False).encode())
+            file.write(json.dumps(list(sets[copied[0]].classes), ensure_ascii=False).encode())
         beside.append(File.of(aside / CLASSES))
         for extra in (*aside.glob("*.done"), *aside.glob(".*"), aside / "plan.json"):
             extra.unlink()
@@ -202,7 +204,8 @@ def _write_split(
     parts = deal(dataset.labels, _count_shards(dataset, settings), settings.seed)
     written: list[_Written] = []
     done = 0
-    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:  # Pillow works outside of Python's lock
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+    with ThreadPoolExecutor(len(affinity(0)) if affinity else os.cpu_count()) as pool:  # Pillow releases Python's lock
         for number, part in enumerate(parts):
             path = aside / f"{split}-{number:06d}.tar"
             if not (found := _read_done(path)):

@@ -295,3 +295,12 @@ def check_divisible(image_hw: tuple[int, int], patch_size: int, stem: ResNetBody
         f"image size {image_hw[0]}x{image_hw[1]} cannot be cut into patches of {patch_size}x{patch_size}{of_map}; each "
         f"side must be a multiple of {patch_size * stride}, the nearest: {', '.join(map(str, good))}."
     )
+
+
+def nearest_image_size(image_size: int, patch_size: int, stem: ResNetBody | None = None) -> int:
+    """`image_size` if patches divide it, as `check_divisible` says; else the nearest side that they do."""
+    stride = patch_size * (stem.stride if stem else 1)
+    side = (stem.grid((image_size, image_size)) if stem else (image_size,))[0]
+    if side >= patch_size and side % patch_size == 0:
+        return image_size
+    return max(round(image_size / stride), 1) * stride

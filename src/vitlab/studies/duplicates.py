@@ -8,12 +8,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from vitlab.data.datasets import check_source, load_dataset
+from vitlab.data.datasets import check_source, load_dataset, require_disjoint
 from vitlab.data.dedup import Duplicates, Pair, find_duplicates
 from vitlab.data.exclusion import picture_id, write_lines
 from vitlab.data.likeness import LARGEST, THRESHOLD
 from vitlab.data.sources import Dataset
-from vitlab.errors import UserError
+from vitlab.errors import UserError, quoted
 from vitlab.inspect.duplicates import ShownPair, duplicates_page
 from vitlab.inspect.page import write_page
 from vitlab.train.workdir import write_json
@@ -58,6 +58,8 @@ def duplicates(
         check_source(name, root)
     here = load_dataset(train, train_split, root=train_root, on_error="skip")
     there = load_dataset(test, test_split, root=test_root, on_error="skip")
+    if (train, train_root) == (test, test_root):
+        require_disjoint(here, there)
     with _Progress() as report:
         found = find_duplicates(
             here, there, limit=min(1.3 * threshold, LARGEST), cache=out / "thumbnails", workers=workers, report=report
@@ -88,7 +90,7 @@ def as_text(result: dict[str, Any], out: Path) -> str:
     lines = [f"{name}: {value}" for name, value in _numbers(result).items()]
     if left := result["unreadable"]:
         lines.append(f"{len(left)} pictures could not be read:")
-        lines += [f"  {each['path']}: {each['reason']}" for each in left]
+        lines += [f"  {quoted(each['path'])}: {each['reason']}" for each in left]
     lines.append(f"leave out in training: --data.exclude {out / 'exclude.txt'} · to look at: {out / 'report.html'}")
     return "\n".join(lines)
 

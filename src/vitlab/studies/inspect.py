@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vitlab.data.pictures import PictureError, decode
 from vitlab.data.transforms import EvalTransform, pair, to_pixels, to_range
-from vitlab.errors import UserError
+from vitlab.errors import UserError, quoted
 from vitlab.inspect.card import name_of
 from vitlab.inspect.drawings import write_drawings
 from vitlab.inspect.embeddings import filters_of, positions_of
@@ -106,7 +106,7 @@ def as_text(result: dict[str, Any]) -> str:
         pictures = "1 picture" if result["pictures"] == 1 else f"{result['pictures']:,} pictures"
         lines.append(f"mean attention distance over {pictures}: {said}")
     for each in result["unreadable"]:
-        lines.append(f"{each['path']}: cannot be read: {each['reason']}")
+        lines.append(f"{quoted(each['path'])}: cannot be read: {each['reason']}")
     return "\n".join([*lines, result["page"]])
 
 
@@ -161,7 +161,7 @@ class _Stream:
                 yield torch.cat(pending)
         if not self.names:
             path, reason = self.unreadable[0]
-            raise UserError(f"none of the {len(self.found)} pictures can be read; the first, {path}: {reason}.")
+            raise UserError(f"none of the {len(self.found)} pictures can be read; the first, {quoted(path)}: {reason}.")
 
     def _image(self, path: str, data: Path | bytes | np.ndarray) -> Float[Tensor, "1 3 H W"]:
         if not isinstance(data, np.ndarray):

@@ -112,7 +112,7 @@ def stops_at_once() -> Iterator[None]:
             handler(number, frame)  # stops the run after the step where this exception gets lost, as in a destructor
         raise _Interrupted
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         for number in before:
             signal.signal(number, interrupt)

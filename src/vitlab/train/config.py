@@ -73,6 +73,8 @@ class DataConfig:
     larger than it needs. Off, crops are looked up in the whole picture without antialiasing, as in Google's code."""
     on_error: Literal["raise", "skip"] = "raise"
     """What an unreadable picture does: stop the run, or be left out, named and counted."""
+    partial: bool = False
+    """Accept a val folder of imagenet or imagenet_real that lacks images; the result says so."""
     exclude: str | None = None
     """A list of pictures to leave out of the training split, as `vitlab duplicates` writes it (`exclude.txt`)."""
     part: float | None = None

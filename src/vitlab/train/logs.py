@@ -30,8 +30,8 @@ def damaged_lines(path: Path) -> list[int]:
 def read_log(path: Path) -> list[dict[str, Any]]:
     """The records of a log, without its damaged lines and without half a line at its end."""
     damaged = set(damaged_lines(path))
-    lines = [line for number, line in enumerate(_lines(path), 1) if number not in damaged]
-    return [json.loads(line) for line in lines if _step(line) is not None]
+    records = [_record(line) for number, line in enumerate(_lines(path), 1) if number not in damaged]
+    return [record for record in records if record is not None]
 
 
 class Log:

@@ -1,8 +1,10 @@
 """What a checkpoint brings to another task (Sec. 3.2), and what that task's size decides (BiT's rule)."""
 
 import dataclasses
+import functools
 import hashlib
 import json
+import logging
 import math
 from pathlib import Path
 from typing import TypeVar
@@ -10,11 +12,14 @@ from typing import TypeVar
 import torch
 
 from vitlab.errors import UserError
-from vitlab.models.config import ImageSize, ModelConfig, ViTConfig
+from vitlab.models.config import ImageSize, ModelConfig, ViTConfig, nearest_image_size
 from vitlab.models.initial import LEARNT_POSITIONS, redraw_positions
+from vitlab.models.stages import ResNetBody
 from vitlab.models.vit import Model
 from vitlab.train.config import FinetuneConfig, TrainConfig
 from vitlab.weights import load_model
+
+logger = logging.getLogger(__name__)
 
 CPU_WORK = 1e14
 """FLOPs of training that a CPU is given without a word: about ten minutes of two cores."""
@@ -84,6 +89,8 @@ def saved_choices(workdir: Path, config: FinetuneConfig) -> FinetuneConfig:
 def adapted(source: ModelConfig, config: Config, num_classes: int, image_size: ImageSize | None = None) -> Config:
     """`config` with the model of a checkpoint: its own shape, at the recipe's resolution or `image_size`.
 
+    Where patches do not divide the recipe's resolution, the nearest that they divide is taken, with a warning.
+
     Raises ValueError where the recipe's resolution is far from the checkpoint's, and none was asked for.
     """
     side = max(source.image_hw)
@@ -93,7 +100,11 @@ def adapted(source: ModelConfig, config: Config, num_classes: int, image_size: I
             f"at, and would cost it {(config.model.image_hw[0] / side) ** 2:.0f} times the patches; say which size "
             f"you want, e.g. --image-size {2 * side}."
         )
-    size = config.model.image_size if image_size is None else image_size
+    size = image_size
+    if size is None:
+        size = config.model.image_size
+        if isinstance(source, ViTConfig) and isinstance(size, int):
+            size = _divided(size, source.patch_size, source.stem)
     model = dataclasses.replace(source, image_size=size, num_classes=num_classes, head_bias=0.0)
     if isinstance(model, ViTConfig):
         assert isinstance(config.model, ViTConfig), "every fine-tuning recipe has a ViT's settings"
@@ -101,6 +112,18 @@ def adapted(source: ModelConfig, config: Config, num_classes: int, image_size: I
     elif isinstance(config.model, ViTConfig) and config.model.dropout:
         raise UserError(f"dropout={config.model.dropout}: the checkpoint is a ResNet, which has none; leave it out.")
     return dataclasses.replace(config, model=model)
+
+
+@functools.cache  # to be said once
+def _divided(size: int, patch_size: int, stem: ResNetBody | None) -> int:
+    """The recipe's size, or the nearest one that patches divide."""
+    nearest = nearest_image_size(size, patch_size, stem)
+    if nearest != size:
+        logger.warning(
+            "the recipe's %d pixels cannot be cut into patches of %d: taking the nearest size, %d (--image-size sets "
+            "another)", size, patch_size, nearest,
+        )  # fmt: skip
+    return nearest
 
 
 def _power_of_two(most: float) -> int:

@@ -1,6 +1,7 @@
 """How good a model is on a data set: every picture counted exactly once."""
 
 import dataclasses
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from vitlab.data.datasets import check_source, load_dataset
 from vitlab.data.loader import Batch, eval_batches
 from vitlab.data.sources import Dataset, Labels
 from vitlab.data.transforms import EvalTransform
-from vitlab.errors import UserError
+from vitlab.errors import UserError, quoted
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.objectives import class_shares
 from vitlab.transfer.features import check_options
 from vitlab.transfer.precision import computes_in, load_for_judging, noted, recorded
 from vitlab.weights import load_card
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Evaluation:
     """All labels of each picture, where there are several."""
     left_out: int = 0
     """Pictures of the source that have no label among the classes."""
+    full_size: int | None = None
+    """Images of the whole split, where some of them were not there."""
     computed_in: str = "float32"
     """Type of the model's weights."""
     mirror: bool = False
@@ -78,6 +83,7 @@ class Evaluation:
         """All figures as plain data."""
         counts = {"pictures": len(self.labels), "skipped": self.skipped}
         counts |= {"left_out": self.left_out} if self.left_out else {}
+        counts |= {"full_size": self.full_size} if self.full_size else {}
         counts |= {"mirror": True} if self.mirror else {}
         return self.figures() | counts | recorded(self.computed_in) | {"per_class": self.per_class()}
 
@@ -109,21 +115,25 @@ def table(record: dict[str, Any]) -> str:
     """An `Evaluation.record()` to be read by a person: each class that was there or was said, then the figures."""
     rows = [row for row in record["per_class"] if row["pictures"] or row["precision"] is not None]
     share = "recall" if "recall" in rows[0] else "accuracy"
-    width = max(len("class"), *(len(row["class"]) for row in rows))
+    names = [quoted(row["class"]) for row in rows]
+    width = max(len("class"), *map(len, names))
     lines = [f"{'class':{width}}  pictures  {share}  precision"]
-    for row in rows:
-        good, precision = ("-" if row[name] is None else f"{row[name]:.1%}" for name in (share, "precision"))
-        lines.append(f"{row['class']:{width}}  {row['pictures']:8}  {good:>{len(share)}}  {precision:>9}")
+    for name, row in zip(names, rows, strict=True):
+        good, precision = ("-" if row[column] is None else f"{row[column]:.1%}" for column in (share, "precision"))
+        lines.append(f"{name:{width}}  {row['pictures']:8}  {good:>{len(share)}}  {precision:>9}")
     figures = " · ".join(
         f"{name} {value:.4f}" if name == "loss" else f"{name} {value:.2%}"
         for name, value in record.items()
         if name in ("accuracy", "loss", "top5") and value is not None  # JSON has no NaN
     )
+    of = f" of {record['full_size']:,}" if "full_size" in record else ""
+    tested = sum(row["pictures"] > 0 for row in rows)
+    missing = f" of {tested} of the {len(record['per_class'])} classes" if tested < len(record["per_class"]) else ""
     skipped = f" · {record['skipped']} could not be read" if record["skipped"] else ""
     left_out = f" · {record['left_out']} have no label here" if "left_out" in record else ""
     note = " · with mirror images" if "mirror" in record else ""
     note += noted(record.get("computed_in", "float32"))
-    return "\n".join([*lines, f"{record['pictures']} pictures · {figures}{skipped}{left_out}{note}"])
+    return "\n".join([*lines, f"{record['pictures']}{of} pictures{missing} · {figures}{skipped}{left_out}{note}"])
 
 
 @torch.inference_mode()
@@ -186,7 +196,7 @@ def evaluate(
     sets = None if dataset.label_sets is None else dataset.label_sets.take(whole["indices"])
     return Evaluation(
         classes=dataset.classes, skipped=skipped, label_sets=sets, left_out=dataset.left_out,
-        computed_in=computes_in(model), mirror=mirror, **whole
+        full_size=dataset.full_size, computed_in=computes_in(model), mirror=mirror, **whole
     )  # fmt: skip
 
 
@@ -241,6 +251,7 @@ def evaluate_checkpoint(
     workers: int = 0,
     on_error: str = "raise",
     mirror: bool = False,
+    partial: bool = False,
     precision: str = "float32",
     device: str = "auto",
     ranks: Ranks = ALONE,
@@ -248,8 +259,10 @@ def evaluate_checkpoint(
     """Tests a checkpoint on a data set, by default the one that its card names, with its own test resize.
 
     At another `image_size` that resize keeps its proportion. `resize` overrides that of the data set (ObjectNet has
-    one) and of the card. `mirror` is as in `answers`, `precision` as in `load_for_judging`, `ranks` as in `evaluate`.
-    Raises ValueError if the checkpoint has no head, or names other classes than the data set.
+    one) and of the card. `mirror` is as in `answers`, `precision` as in `load_for_judging`, `ranks` as in `evaluate`,
+    `partial` as in `load_dataset`. The data may have some of the checkpoint's classes only: the prediction is over all
+    of the checkpoint's, and one that the data does not have is wrong.
+    Raises ValueError if the checkpoint has no head, or the data set has classes that it does not know.
     """
     # What can be refused without the data is refused before it is read.
     place = choose_device(ranks.device(device))
@@ -267,8 +280,9 @@ def evaluate_checkpoint(
     own = card if name == card.get("dataset") else {}  # what the card says of its own data set
     with ranks.first_ahead():
         pictures = load_dataset(
-            name, split, root=root or own.get("root"), classes=own.get("class_indices"), on_error=on_error
-        )
+            name, split, root=root or own.get("root"), classes=own.get("class_indices"), on_error=on_error,
+            partial=partial,
+        )  # fmt: skip
     pictures = _matched(str(checkpoint), card, model.config.num_classes, name, pictures)
     if resize is None and name in imagenet.TEST_RESIZE:
         side, centre = imagenet.TEST_RESIZE[name]
@@ -286,6 +300,8 @@ def _matched(checkpoint: str, card: dict[str, Any], outputs: int, name: str, pic
     named = card.get("classes")
     if named == list(pictures.classes) or (not named and name not in imagenet.ORIGINS):
         return pictures
+    if named and name not in imagenet.ORIGINS and set(pictures.classes) <= set(named):
+        return _with_classes(pictures, tuple(named), checkpoint)
     if name in imagenet.ORIGINS and imagenet.answers_imagenet(named, card.get("dataset")):
         if outputs != imagenet.CLASSES:
             whose = ", as ImageNet-21k has them" if outputs > 10_000 else ""
@@ -294,10 +310,28 @@ def _matched(checkpoint: str, card: dict[str, Any], outputs: int, name: str, pic
                 f"checkpoint that was fine-tuned on ImageNet, or fine-tune this one (`vitlab finetune`)."
             )
         return dataclasses.replace(pictures, classes=tuple(named)) if named else pictures
+    unknown = [each for each in pictures.classes if each not in set(named or [])]
     raise UserError(
-        f"{checkpoint} knows the classes {_some(named or [])} and {name} has {_some(pictures.classes)}; test it on "
-        f"data with its own classes, or fine-tune it on this data (`vitlab finetune`)."
+        f"{checkpoint} knows the classes {_some(named or [])} and not {_some(unknown)}, which {quoted(name)} has; test "
+        f"it on data with its own classes or some of them, or fine-tune it on this data (`vitlab finetune`)."
     )
+
+
+def _with_classes(pictures: Dataset, classes: tuple[str, ...], checkpoint: str) -> Dataset:
+    """`pictures` with the checkpoint's `classes`, matched by name. Raises ValueError where a name has two outputs."""
+    if twice := sorted({each for each in pictures.classes if classes.count(each) > 1}):
+        raise UserError(
+            f"{checkpoint} has several outputs called {_some(twice)}, so it is unknown which of them an image of this "
+            f"class belongs to; give its classes different names in the config."
+        )
+    if len(pictures.classes) < len(classes):
+        logger.warning(
+            "%s has %d of the model's %d classes; predictions are over all %d, and one of the other classes is wrong",
+            quoted(pictures.name), len(pictures.classes), len(classes), len(classes),
+        )  # fmt: skip
+    new = np.array([classes.index(each) for each in pictures.classes])
+    sets = None if pictures.label_sets is None else pictures.label_sets.renumber(new)
+    return dataclasses.replace(pictures, classes=classes, labels=new[pictures.labels], label_sets=sets)
 
 
 def choose_device(asked: str) -> torch.device:
@@ -317,4 +351,4 @@ def choose_device(asked: str) -> torch.device:
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f", ... ({len(names)})" if len(names) > 4 else "")
+    return ", ".join(map(quoted, names[:4])) + (f", ... ({len(names)})" if len(names) > 4 else "")

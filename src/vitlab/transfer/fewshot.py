@@ -10,9 +10,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import nn
 
-from vitlab.data.datasets import check_source, load_dataset
+from vitlab.data.datasets import check_source, load_dataset, require_disjoint
 from vitlab.data.sources import Dataset
-from vitlab.errors import UserError
+from vitlab.errors import UserError, quoted
 from vitlab.models.vit import Model
 from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
@@ -191,14 +191,15 @@ class Report:
 
     def as_table(self) -> str:
         """To be read by a person: mean +- standard deviation over seeds, and what there is to know beside."""
-        width = max(len("data set"), *(len(row.dataset) for row in self.rows))
+        names = [quoted(row.dataset) for row in self.rows]
+        width = max(len("data set"), *map(len, names))
         lines = [f"{'data set':{width}}  shots         l2  accuracy"]
-        for row in self.rows:
+        for name, row in zip(names, self.rows, strict=True):
             spread = "" if row.deviation is None else f" ± {row.deviation:.2%}"
             notes = [f"{row.short_classes} classes have fewer pictures than shots"] if row.short_classes else []
             notes += [f"{row.skipped} pictures could not be read"] if row.skipped else []
             note = f"  ({'; '.join(notes)})" if notes else ""
-            lines.append(f"{row.dataset:{width}}  {row.shots:5}  {row.l2:9g}  {row.mean:.2%}{spread}{note}")
+            lines.append(f"{name:{width}}  {row.shots:5}  {row.l2:9g}  {row.mean:.2%}{spread}{note}")
         computed_in = self.settings.get("computed_in")
         return "\n".join([*lines, *([f"computed in {computed_in}"] if computed_in else [])])
 
@@ -213,8 +214,9 @@ def fewshot_checkpoint(
     seeds: int | None = None,
     original: bool = False,
     leave_self_out: bool = False,
-    train_split: str = "train",
+    train_split: str | None = None,
     test_split: str = "test",
+    partial: bool = False,
     test_pictures: int | None = None,
     image_size: int | None = None,
     batch_size: int = 64,
@@ -234,7 +236,7 @@ def fewshot_checkpoint(
     `leave_self_out`. Pictures are squashed to 256/224 of the model's size and the centre is cut out. Features are kept
     in `cache` (the user's cache folder unless given), so that a second call, or one after an interruption, only
     computes what is missing. `out` receives the record as JSON. Of several `ranks` each computes a share of the
-    features. Raises ValueError for bad settings, data or weights.
+    features. train_split, partial: as in `probe_checkpoint`. Raises ValueError for bad settings, data or weights.
     """
     l2s, draws = _protocol(datasets, shots, l2, seeds, original, leave_self_out)
     place = choose_device(ranks.device(device))
@@ -245,7 +247,12 @@ def fewshot_checkpoint(
     splits = []
     for name in datasets:
         with ranks.first_ahead():
-            train, test = (load_dataset(name, s, root=root, on_error=on_error) for s in (train_split, test_split))
+            train = load_dataset(
+                name, train_split or "train", root=root, on_error=on_error, whole_train=train_split is None
+            )
+            test = load_dataset(name, test_split, root=root, on_error=on_error, partial=partial)
+        if train_split is not None:
+            require_disjoint(train, test)
         splits.append(few_examples(train, test, shots, draws, test_pictures))
     found, skipped = [], []
     for name, split in zip(datasets, splits, strict=True):
@@ -265,7 +272,7 @@ def fewshot_checkpoint(
         ]  # fmt: skip
     settings = {
         "shots": list(shots), "l2": list(l2s), "seeds": None if original else len(draws),
-        "leave_self_out": leave_self_out, "train_split": train_split, "test_split": test_split,
+        "leave_self_out": leave_self_out, "train_split": train_split or "train", "test_split": test_split,
         "image_size": list(model.config.image_hw), "resize": resize_of(model.config.image_hw),
         **recorded(precision),
     }  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vitlab.data.datasets import stratified_split
+from vitlab.data.datasets import HELD_OUT_STREAM, stratified_split
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
@@ -353,7 +353,7 @@ def hold_out(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, Datase
 
     Raises ValueError where one of the two is empty.
     """
-    parts = stratified_split(dataset.labels, {"held_out": share}, seed)
+    parts = stratified_split(dataset.labels, {"held_out": share}, seed, HELD_OUT_STREAM)
     rest, held = (dataset.take(parts[name]) for name in ("train", "held_out"))
     if not len(rest) or not len(held):
         raise UserError(

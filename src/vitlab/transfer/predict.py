@@ -14,7 +14,7 @@ from torch import Tensor
 from vitlab.data.pictures import PICTURE_SUFFIXES, PictureError, decode
 from vitlab.data.sources import pictures_below
 from vitlab.data.transforms import EvalTransform
-from vitlab.errors import UserError
+from vitlab.errors import UserError, quoted
 from vitlab.transfer.evaluate import answers, choose_device
 from vitlab.transfer.precision import load_for_judging
 from vitlab.weights import class_names, load_card
@@ -30,8 +30,8 @@ class Answer:
     error: str | None = None
 
     def as_line(self) -> str:
-        said = ", ".join(f"{name} {share:.1%}" for name, share in self.top)
-        return f"{self.path}: {said if self.error is None else 'cannot be read: ' + self.error}"
+        said = ", ".join(f"{quoted(name)} {share:.1%}" for name, share in self.top)
+        return f"{quoted(self.path)}: {said if self.error is None else 'cannot be read: ' + self.error}"
 
 
 def predict(
@@ -103,12 +103,16 @@ def find_pictures(sources: Iterable[str]) -> Iterator[tuple[str, Path | bytes]]:
         if path.is_dir():
             found = sorted(map(Path, pictures_below(path, Counter())))
             if not found:
-                raise UserError(f"the folder {path} holds no picture ({', '.join(sorted(PICTURE_SUFFIXES))}).")
+                raise UserError(
+                    f"the folder {quoted(source)} holds no picture ({', '.join(sorted(PICTURE_SUFFIXES))})."
+                )
             yield from ((str(each), each) for each in found)
-        elif path.is_file():
+        elif path.exists():  # what is not a regular file is told by its reader
             yield str(path), path
         else:
-            raise UserError(f"there is no file or folder {path}; give pictures, folders of them, or - for stdin.")
+            raise UserError(
+                f"there is no file or folder {quoted(source)}; give pictures, folders of them, or - for stdin."
+            )
 
 
 def _standard_input() -> Iterator[tuple[str, Path | bytes]]:

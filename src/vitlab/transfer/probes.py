@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from vitlab.data.datasets import check_source, load_dataset, stratified_split
-from vitlab.errors import UserError
+from vitlab.data.datasets import check_source, load_dataset, require_disjoint, stratified_split
+from vitlab.errors import UserError, quoted
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.transfer.evaluate import choose_device
 from vitlab.transfer.features import cache_folder, check_features, check_options, features, resize_of
@@ -206,7 +206,7 @@ class Probe:
     def as_table(self) -> str:
         counts = f"{self.train_pictures} training and {self.test_pictures} test pictures"
         skipped = f" · {self.skipped} could not be read" if self.skipped else ""
-        return f"{self.found.as_table()}\n{self.dataset}: {counts}{skipped}{noted(self.computed_in)}"
+        return f"{self.found.as_table()}\n{quoted(self.dataset)}: {counts}{skipped}{noted(self.computed_in)}"
 
 
 def probe_checkpoint(
@@ -215,8 +215,9 @@ def probe_checkpoint(
     kind: Kind,
     *,
     root: str | None = None,
-    train_split: str = "train",
+    train_split: str | None = None,
     test_split: str = "test",
+    partial: bool = False,
     ks: Sequence[int] | None = None,
     l2: Sequence[float] | None = None,
     image_size: int | None = None,
@@ -230,6 +231,8 @@ def probe_checkpoint(
 ) -> Probe:
     """Probes a checkpoint on a data set; pictures and the cache of features are those of few-shot evaluation.
 
+    train_split: unless given, train, with nothing cut off for a val split that the user's own set lacks. partial: as in
+    `load_dataset`.
     `ks` belongs to "knn", `l2` to "linear". Raises ValueError for bad settings, data or weights.
     """
     if (ks is not None and kind != "knn") or (l2 is not None and kind != "linear"):
@@ -240,12 +243,17 @@ def probe_checkpoint(
     place = choose_device(ranks.device(device))
     model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)
     with ranks.first_ahead():
-        train, test = (load_dataset(dataset, part, root=root, on_error=on_error) for part in (train_split, test_split))
+        train = load_dataset(
+            dataset, train_split or "train", root=root, on_error=on_error, whole_train=train_split is None
+        )
+        test = load_dataset(dataset, test_split, root=root, on_error=on_error, partial=partial)
+    if train_split is not None:
+        require_disjoint(train, test)
     for part in (train, test):
         if part.label_sets is not None:
             raise UserError(f"{dataset} has several labels a picture in {part.split}; a probe needs one.")
     if train.classes != test.classes:
-        raise UserError(f"{dataset} has other classes in {train_split} than in {test_split}.")
+        raise UserError(f"{dataset} has other classes in {train.split} than in {test_split}.")
     _possible(ks, len(train))  # before the long work
     known, asked = (
         features(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from vitlab.data import exclusion
-from vitlab.data.datasets import check_source, load_dataset
+from vitlab.data.datasets import check_source, load_dataset, require_disjoint
 from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
@@ -75,13 +75,18 @@ def load_pictures(data: DataConfig, ranks: Ranks = ALONE) -> Pictures:
     """
 
     def load(split: str, **fewer: Any) -> Dataset:
-        return load_dataset(data.name, split, root=data.root, classes=data.classes, on_error=data.on_error, **fewer)
+        return load_dataset(
+            data.name, split, root=data.root, classes=data.classes, on_error=data.on_error, partial=data.partial,
+            **fewer,
+        )  # fmt: skip
 
     with ranks.first_ahead():
         judged = {split: load(split) for split in dict.fromkeys((data.eval_split, "test"))}
         train = judged.get(data.train_split) if data.exclude is None and data.part is None else None
         if train is None:
             train = load(data.train_split, exclude=data.exclude, part=data.part, part_seed=data.part_seed or 0)
+    if data.train_split == "val":  # it is the test of a set of the user's own that has no other
+        require_disjoint(train, judged["test"])
     return Pictures(train, judged[data.eval_split], judged["test"])
 
 

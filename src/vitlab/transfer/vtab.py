@@ -96,8 +96,6 @@ def vtab(
             single, path, pictures(name), lambda: carried(checkpoint, single.model), command="vtab", start=start,
             label=name, device=device, tensorboard=tensorboard, ranks=ranks,
         )  # fmt: skip
-        if ranks.first:
-            shutil.rmtree(path / "checkpoints")  # 19 tasks would fill a disk; the model and the result stay
 
     def record_of(name: str) -> dict[str, Any] | None:
         return ranks.share(lambda: _record(Path(out) / name))
@@ -113,6 +111,8 @@ def vtab(
             if name not in missing and record_of(name) is None:
                 train_and_score(name, folder.path / name)
             record = record_of(name)
+            if record and ranks.first:  # 19 tasks would fill a disk; also what a kill has left of a task that had ended
+                shutil.rmtree(folder.path / name / "checkpoints", ignore_errors=True)
             if on_task and record and ranks.first:
                 on_task(name, record)
         done = {name: record for name in TASKS if (record := record_of(name))}
