@@ -22,6 +22,7 @@ from vitlab.data.transforms import (
     resize_area,
     to_range,
 )
+from vitlab.preprocessing import Preprocessing
 
 rng = np.random.default_rng(0)
 SMALL = rng.integers(0, 256, (12, 16, 16, 3)).astype(np.uint8)
@@ -55,16 +56,17 @@ def test_evaluation_matches_vit_jax(golden: dict[str, np.ndarray], name: str) ->
     size = 224 if name == "china_jpg" else 384
     picture = golden[f"{name}/decode"]
     for given_as in ([picture], torch.from_numpy(picture[None])):
-        close(EvalTransform(size).apply(given_as), golden[f"{name}/vit_jax test {size}"])
+        close(EvalTransform(size, Preprocessing.google()).apply(given_as), golden[f"{name}/vit_jax test {size}"])
 
 
 @pytest.mark.parametrize(("name", "off"), [("china_jpg", 1e-3), ("synth_png", 0.05), ("cifar_like_png", 1e-3)])
 def test_evaluation_matches_big_vision(golden: dict[str, np.ndarray], name: str, off: float) -> None:
     """synth_png has flat areas, whose whole-number means TensorFlow's float32 sums put on either side."""
     picture = golden[f"{name}/decode"]
-    smaller = EvalTransform(224, resize=256).apply([picture])
+    smaller = EvalTransform(224, Preprocessing.google(224, 256)).apply([picture])
     close(smaller, golden[f"{name}/eval: resize_small(256)|central_crop(224)|value_range(-1,1)"], off=off)
-    squashed = EvalTransform(224, resize=256, keep_aspect=False).apply([picture])
+    fewshot = Preprocessing(224, 256, keep_aspect=False, antialias=False, crop_offset="floor")
+    squashed = EvalTransform(224, fewshot).apply([picture])
     close(squashed, golden[f"{name}/fewshot: resize(256)|central_crop(224)|value_range(-1,1)"], off=off)
 
 
@@ -113,7 +115,7 @@ def test_the_centre_is_that_of_the_whole_picture(shape: tuple[int, int]) -> None
     np.testing.assert_allclose(resized, whole_area(planes, full), atol=1e-4)
     assert torch.equal(resize_area(planes, full, (y, x, 18, 22)), resized[:, :, y : y + 18, x : x + 22])
     expected = to_range(resized[:, :, y : y + 18, x : x + 22].floor())
-    assert torch.equal(EvalTransform((18, 22), resize=24).apply([picture]), expected)
+    assert torch.equal(EvalTransform((18, 22), Preprocessing.google((18, 22), 24)).apply([picture]), expected)
 
 
 class Largest(TorchDispatchMode):
@@ -133,7 +135,7 @@ def test_a_strip_takes_no_more_memory_than_another_picture(shape: tuple[int, int
     """Brought to 64 pixels across, it would be 192,000 long: 300 MB."""
     strip = rng.integers(0, 256, (*shape, 3)).astype(np.uint8)
     with Largest() as largest:
-        images = EvalTransform(56, resize=64).apply([strip])
+        images = EvalTransform(56, Preprocessing.google(56, 64)).apply([strip])
     assert largest.bytes < 1_000_000
     middle = to_range(torch.from_numpy(strip.reshape(3000, 3)[1499:1501]).float())
     for line in (images[0] if shape[0] == 1 else images[0].mT).unbind(1):
@@ -243,7 +245,7 @@ def test_half_of_the_pictures_are_mirrored() -> None:
 
 def test_random_is_a_window_of_the_squashed_picture() -> None:
     picture = rng.integers(0, 256, (30, 50, 3)).astype(np.uint8)
-    squashed = EvalTransform(20).apply([picture])[0]
+    squashed = EvalTransform(20, Preprocessing.google()).apply([picture])[0]
     images = TrainTransform(16, crop="random", resize=20, flip=False).apply([picture] * 60, 0, 0, np.arange(60))
     windows = squashed.unfold(1, 16, 1).unfold(2, 16, 1).permute(1, 2, 0, 3, 4).reshape(25, 3, 16, 16)
     distance = (images[:, None] - windows[None]).abs().amax((2, 3, 4))
@@ -281,4 +283,4 @@ def test_wrong_training_settings(settings: dict[str, object], message: str) -> N
 
 def test_wrong_evaluation_settings() -> None:
     with pytest.raises(ValueError, match="resize=200 must be at least image_size=224"):
-        EvalTransform(224, resize=200)
+        EvalTransform(224, Preprocessing(resize=200))

@@ -8,6 +8,7 @@ import torch
 from peers import CASES, answer, check_equal, faint_images, images, loaded, normalised, theirs
 
 from vitlab.models import ViTConfig
+from vitlab.preprocessing import Preprocessing
 from vitlab.weights.huggingface import card_huggingface, read_huggingface
 
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -70,18 +71,25 @@ def test_normalisation_is_folded_in(tmp_path: Path, said: dict[str, Any], mean_s
     check_equal(loaded(*read_huggingface(tmp_path))(pictures), answer(other, normalised(pictures, *mean_std)))
 
 
+def prepared(folder: Path) -> tuple[Any, int | None]:
+    """The image size, and what images are resized to before it is cropped."""
+    found = Preprocessing.read(card_huggingface(folder), "")
+    return found.image_size, found.resize
+
+
 @torch.no_grad()
 def test_a_resnet_s_size_is_that_of_its_pictures(tmp_path: Path) -> None:
     theirs("bit").save_pretrained(tmp_path)
     assert read_huggingface(tmp_path)[0].image_size == 224
     said: dict[str, Any] = {"image_mean": HALF[0], "image_std": HALF[1], "size": {"height": 40, "width": 56}}
+    said["do_center_crop"] = False
     write_json(tmp_path / "preprocessor_config.json", **said)
     assert read_huggingface(tmp_path)[0].image_size == (40, 56)
-    assert "eval_resize" not in card_huggingface(tmp_path)
+    assert prepared(tmp_path) == ((40, 56), None)
     said |= {"size": {"shortest_edge": 72}, "do_center_crop": True, "crop_size": {"height": 64, "width": 64}}
     write_json(tmp_path / "preprocessor_config.json", **said)
     assert read_huggingface(tmp_path)[0].image_size == 64
-    assert card_huggingface(tmp_path) == {"eval_resize": 72}
+    assert prepared(tmp_path) == (64, 72)
     write_json(tmp_path / "preprocessor_config.json", image_mean=IMAGENET[0], image_std=IMAGENET[1])
     with pytest.raises(ValueError, match="not into a ResNet"):
         read_huggingface(tmp_path)

@@ -9,6 +9,7 @@ import safetensors.torch
 import torch
 
 from vitlab.models.vit import ViT
+from vitlab.preprocessing import Preprocessing
 from vitlab.weights import convert, load_card, load_model, save_model
 from vitlab.weights.google import write_google
 
@@ -30,7 +31,9 @@ def test_every_door_opens_the_same_model(tmp_path: Path, tiny: Callable[..., ViT
         assert not loaded.training
         assert torch.equal(loaded(images), model(images))
     assert load_model(str(tmp_path / "vit.npz")).config == model.config
-    assert [load_card(tmp_path / path) for path in paths] == [{}, {}] + 3 * [{"source": "a test"}]
+    cards = [load_card(tmp_path / path) for path in paths]
+    google, saved = ({"preprocessing": each.to_card()} for each in (Preprocessing.google(), Preprocessing(12)))
+    assert cards == 2 * [google] + 3 * [{"source": "a test"} | saved]
 
 
 def test_what_is_asked_reaches_the_model(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
@@ -166,8 +169,8 @@ def test_converted_at_another_size(tmp_path: Path, tiny: Callable[..., ViT]) -> 
     save_model(tiny(), tmp_path / "saved", extra={"eval_resize": 16, "classes": list("abcde")})
     done = convert(tmp_path / "saved", tmp_path / "wide", to="vitlab", image_size=(12, 20))
     assert load_model(tmp_path / "wide").config.image_size == (12, 20)
-    resize = 27  # 16 of 12 pixels
-    card = {"classes": list("abcde"), "source": str(tmp_path / "saved"), "eval_resize": resize}
+    prepared = Preprocessing.google((12, 20), 27)  # 16 of 12 pixels
+    card = {"classes": list("abcde"), "source": str(tmp_path / "saved"), "preprocessing": prepared.to_card()}
     assert load_card(tmp_path / "wide") == card
     assert done["difference"] == 0
 

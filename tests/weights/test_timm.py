@@ -13,6 +13,7 @@ from timm.models import save_for_hf
 from torch import nn
 
 from vitlab.models import ResNetConfig, ViTConfig
+from vitlab.preprocessing import Preprocessing
 from vitlab.weights.timm import card_timm, read_timm
 
 SMALL: dict[str, Any] = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_ratio": 1.5}
@@ -287,5 +288,7 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
 
 def test_timm_s_own_card_is_understood(tmp_path: Path) -> None:
     saved(timm.create_model("vit_tiny_patch16_224", depth=1), tmp_path, {"depth": 1})
-    assert card_timm(tmp_path) == {"eval_resize": 248}
+    half = (0.5, 0.5, 0.5)
+    expected = Preprocessing(224, 248, interpolation="bicubic", mean=half, std=half)
+    assert Preprocessing.read(card_timm(tmp_path), "") == expected
     assert card_timm(tmp_path / "model.safetensors") == {}

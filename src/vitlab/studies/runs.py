@@ -15,6 +15,7 @@ from vitlab.data.exclusion import picture_id
 from vitlab.data.pictures import PictureError
 from vitlab.data.transforms import EvalTransform, pair, to_pixels
 from vitlab.inspect.report import Mistakes, Phase
+from vitlab.preprocessing import Preprocessing
 from vitlab.transfer.evaluate import Evaluation
 from vitlab.transfer.predictions import read_predictions
 from vitlab.transfer.run import PREDICTIONS
@@ -65,7 +66,7 @@ class Run:
         """
         card = self.card
         data = load_dataset(card["dataset"], "test", root=card["root"], classes=card["class_indices"], on_error="skip")
-        transform = EvalTransform(self.seen, resize=card["eval_resize"])
+        transform = EvalTransform(self.seen, Preprocessing.read(card, str(self.folder)))
         places = {picture_id(data, i): i for i in range(len(data))}
         found = {}
         for row in map(int, rows):

@@ -106,10 +106,10 @@ def carried(checkpoint: str | Path, wanted: ModelConfig, new_positions: torch.Ge
     `new_positions` draws position embeddings for its grid in place of the interpolated ones; only the class token's
     stays (see `redraw_positions`).
     """
-    dropout = wanted.dropout if isinstance(wanted, ViTConfig) else None
+    vit = isinstance(wanted, ViTConfig)
     model = load_model(
-        checkpoint, image_size=wanted.image_size, num_classes=wanted.num_classes, reset_head=True,
-        pre_logits="drop", dropout=dropout,
+        checkpoint, image_size=wanted.image_size, num_classes=wanted.num_classes, reset_head=True, pre_logits="drop",
+        dropout=wanted.dropout if vit else None, interpolation=wanted.position_interpolation if vit else None,
     )  # fmt: skip
     assert model.config == wanted, f"{model.config} is not {wanted}"
     if new_positions is not None:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,11 @@ from vitlab.data.loader import Batch, eval_batches
 from vitlab.data.sources import Dataset, Labels
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
+from vitlab.models.config import Interpolation
+from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.objectives import class_shares
 from vitlab.transfer.precision import computes_in, load_for_judging, noted, recorded
-from vitlab.weights import load_card
 
 
 @dataclass(frozen=True)
@@ -131,7 +132,7 @@ def evaluate(
     dataset: Dataset,
     image_size: tuple[int, int],
     *,
-    resize: int | None = None,
+    preprocessing: Preprocessing | None = None,
     batch_size: int = 256,
     pad: bool = False,
     workers: int = 0,
@@ -140,7 +141,7 @@ def evaluate(
     device: str | torch.device = "cpu",
     ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Runs `model` over `dataset`; pictures are squashed to `image_size`, or resized and cropped with `resize`.
+    """Runs `model` over `dataset`; images are squashed to `image_size`, or prepared as `preprocessing` says.
 
     Of several ranks each takes its share, `batch_size` pictures at a time, and every one returns the whole. `pad` fills
     up batches that are not full, so that the model sees one shape only; what it says of the filling is dropped.
@@ -152,8 +153,9 @@ def evaluate(
     judged: list[dict[str, Tensor]] = []  # on the device until the end: no batch waits for the one before
     skipped = 0
     batches = eval_batches(
-        dataset, EvalTransform(image_size, resize=resize), batch_size=batch_size * ranks.world_size, rank=ranks.rank,
-        world_size=ranks.world_size, workers=workers, on_error=on_error, device=device,
+        dataset, EvalTransform(image_size, preprocessing or Preprocessing()),
+        batch_size=batch_size * ranks.world_size, rank=ranks.rank, world_size=ranks.world_size, workers=workers,
+        on_error=on_error, device=device,
     )  # fmt: skip
     for batch in batches:
         ranks.check()
@@ -235,6 +237,7 @@ def evaluate_checkpoint(
     *,
     root: str | None = None,
     image_size: int | None = None,
+    interpolation: Interpolation | None = None,
     resize: int | None = None,
     batch_size: int = 256,
     workers: int = 0,
@@ -242,17 +245,21 @@ def evaluate_checkpoint(
     mirror: bool = False,
     precision: str = "float32",
     device: str = "auto",
+    say: Callable[[str], None] | None = None,
     ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Tests a checkpoint on a data set, by default the one that its card names, with its own test resize.
+    """Tests a checkpoint on a data set, by default the one that its card names, with its own preprocessing.
 
-    At another `image_size` that resize keeps its proportion. `resize` overrides that of the data set (ObjectNet has
-    one) and of the card. `mirror` is as in `answers`, `precision` as in `load_for_judging`, `ranks` as in `evaluate`.
+    At another `image_size` its resize keeps its proportion. `resize` overrides that of the data set (ObjectNet has
+    one) and of the card. `mirror` is as in `answers`, `precision` as in `load_for_judging`, `ranks` as in `evaluate`;
+    `say` hears how images are prepared.
     Raises ValueError if the checkpoint has no head, or names other classes than the data set.
     """
     place = choose_device(ranks.device(device))
-    model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)
-    card = load_card(checkpoint, image_size=image_size)
+    found = load_for_judging(
+        checkpoint, place, precision, image_size=image_size, interpolation=interpolation, ranks=ranks
+    )
+    model, card, preprocessing = found.model, found.card, found.preprocessing
     name = dataset or card.get("dataset")
     if name is None:
         raise UserError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")
@@ -267,10 +274,12 @@ def evaluate_checkpoint(
     if resize is None and name in imagenet.TEST_RESIZE:
         side, centre = imagenet.TEST_RESIZE[name]
         resize = round(max(model.config.image_hw) * side / centre)
-    elif resize is None:
-        resize = card.get("eval_resize")
+    if resize is not None:
+        preprocessing = preprocessing.with_resize(resize)
+    if say:
+        say(f"images: {preprocessing.describe()}")
     return evaluate(
-        model, pictures, model.config.image_hw, resize=resize, batch_size=batch_size, workers=workers,
+        model, pictures, model.config.image_hw, preprocessing=preprocessing, batch_size=batch_size, workers=workers,
         on_error=on_error, mirror=mirror, device=place, ranks=ranks,
     )  # fmt: skip
 

@@ -18,7 +18,6 @@ from torch import nn
 
 from vitlab.data.datasets import stratified_split
 from vitlab.data.sources import Dataset
-from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.models import build_model
 from vitlab.models.config import ImageSize
@@ -150,7 +149,7 @@ def sweep_and_finetune(
     config = by_size(config, len(pictures.train))
     ranks.check_batch(config.batch_size)
     config = adapted(source, config, len(pictures.train.classes), image_size, device=device)
-    EvalTransform(config.model.image_hw, resize=config.data.eval_resize)  # a wrong size before any training
+    config.data.preprocessing(config.model.image_size)  # a wrong size before any training
     if config.fresh_positions:
         check_positions(config.model)
     if on_settings:

@@ -1,7 +1,7 @@
 """How far frozen representations go: nearest neighbours, and a linear (logistic) probe, on cached features."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +12,10 @@ from jaxtyping import Float, Int
 
 from vitlab.data.datasets import load_dataset, stratified_split
 from vitlab.errors import UserError
+from vitlab.models.config import Interpolation
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.transfer.evaluate import choose_device
-from vitlab.transfer.features import cache_folder, check_features, features, resize_of
+from vitlab.transfer.features import cache_folder, check_features, features, frozen_preprocessing
 from vitlab.transfer.precision import load_for_judging, noted, recorded
 
 Kind = Literal["knn", "linear"]
@@ -220,17 +221,20 @@ def probe_checkpoint(
     ks: Sequence[int] | None = None,
     l2: Sequence[float] | None = None,
     image_size: int | None = None,
+    interpolation: Interpolation | None = None,
     batch_size: int = 64,
     workers: int = 0,
     on_error: str = "raise",
     precision: str = "float32",
     device: str = "auto",
+    say: Callable[[str], None] | None = None,
     cache: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Probe:
     """Probes a checkpoint on a data set; pictures and the cache of features are those of few-shot evaluation.
 
-    `ks` belongs to "knn", `l2` to "linear". Raises ValueError for bad settings, data or weights.
+    `ks` belongs to "knn", `l2` to "linear"; `say` hears how images are prepared. Raises ValueError for bad
+    settings, data or weights.
     """
     if (ks is not None and kind != "knn") or (l2 is not None and kind != "linear"):
         raise UserError(f"kind is {kind}: ks belongs to knn and l2 to linear; leave out the other.")
@@ -244,10 +248,15 @@ def probe_checkpoint(
         raise UserError(f"{dataset} has other classes in {train_split} than in {test_split}.")
     _possible(ks, len(train))  # before the long work
     _check_l2(L2_GRID if l2 is None else l2)
-    model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)
+    loaded = load_for_judging(
+        checkpoint, place, precision, image_size=image_size, interpolation=interpolation, ranks=ranks
+    )
+    model, prepared = loaded.model, frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
+    if say:
+        say(f"images: {prepared.describe()}")
     known, asked = (
         features(
-            model, part, resize=resize_of(model.config.image_hw), keep_aspect=False, batch_size=batch_size,
+            model, part, preprocessing=prepared, batch_size=batch_size,
             workers=workers, on_error=on_error, device=place, cache=cache or cache_folder(),
             label=f"{dataset} {part.split}", ranks=ranks,
         )
