@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitlab.data import transforms
@@ -284,3 +285,57 @@ def test_wrong_training_settings(settings: dict[str, object], message: str) -> N
 def test_wrong_evaluation_settings() -> None:
     with pytest.raises(ValueError, match="resize=200 must be at least image_size=224"):
         EvalTransform(224, Preprocessing(resize=200))
+
+
+# ---------------------------------------------------------------------------------------------- antialiasing
+
+
+def test_images_are_shrunk_with_antialiasing() -> None:
+    """Stripes one pixel wide become gray; looked up at single points, they would stay stripes."""
+    stripes = np.zeros((300, 240, 3), np.uint8)
+    stripes[:, ::2] = 255
+    assert EvalTransform(24).apply([stripes]).abs().max() < 0.05
+    assert EvalTransform(24, Preprocessing(24, 30)).apply([stripes]).abs().max() < 0.05
+    google = EvalTransform(48, Preprocessing.google()).apply([stripes])
+    assert google.std() > 0.5
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"])
+@pytest.mark.parametrize("given", ["listed", "in memory"])
+def test_the_center_is_that_of_pillow_s_resize(interpolation: Any, given: str) -> None:
+    picture = rng.integers(0, 256, (61, 90, 3)).astype(np.uint8)
+    images = [picture] if given == "listed" else torch.from_numpy(picture[None])
+    for offset, x in (("round", 10), ("floor", 9)):  # 19 pixels are left over
+        prepared = Preprocessing(40, 40, interpolation=interpolation, crop_offset=offset)
+        full = Image.fromarray(picture).resize((59, 40), Image.Resampling[interpolation.upper()])
+        expected = to_range(torch.from_numpy(np.array(full)[:, x : x + 40]).permute(2, 0, 1).float())
+        assert torch.equal(EvalTransform(40, prepared).apply(images)[0], expected)
+
+
+def test_another_size_keeps_the_proportion() -> None:
+    picture = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    assert torch.equal(
+        EvalTransform(16, Preprocessing(32, 40)).apply([picture]),
+        EvalTransform(16, Preprocessing(16, 20)).apply([picture]),
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 30_000), (30_000, 1)])
+def test_of_a_strip_only_the_center_is_resized(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brought to 64 pixels across, it would have 123 million."""
+    strip = np.repeat(rng.integers(0, 256, 30_000).astype(np.uint8), 3).reshape(*shape, 3)
+    made: list[int] = []
+    resize = Image.Image.resize
+
+    def noted(image: Image.Image, size: tuple[int, int], *options: Any) -> Image.Image:
+        made.append(size[0] * size[1])
+        return resize(image, size, *options)
+
+    monkeypatch.setattr(Image.Image, "resize", noted)
+    images = EvalTransform(56, Preprocessing(56, 64)).apply([strip])
+    assert made == [56 * 56]
+    assert images.shape == (1, 3, 56, 56)
+    values = ((images[0, 0] + 1) * 127.5).round()
+    low, high = sorted(int(strip.reshape(-1, 3)[i, 0]) for i in (14_999, 15_000))
+    assert low <= values.min()
+    assert values.max() <= high

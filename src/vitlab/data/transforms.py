@@ -34,6 +34,7 @@ from vitlab.preprocessing import Preprocessing
 Crop = Literal["inception", "random", "pad", "none"]
 CROPS = ("inception", "random", "pad", "none")
 
+STRIP = 16  # A resized image that has so many times the pixels of its center is not computed as a whole.
 ATTEMPTS = 100  # TensorFlow's max_attempts; after them the whole picture is taken
 
 
@@ -202,15 +203,23 @@ class EvalTransform:
 def _resize_pillow(
     images: UInt8[Tensor, "B H W 3"], size: tuple[int, int], window: tuple[int, int, int, int], interpolation: str
 ) -> Float[Tensor, "B 3 S T"]:
-    """Pillow's resize, and of its result the window (y, x, height, width) alone: no more than it is computed."""
+    """Pillow's resize to `size`, and of that the window (y, x, height, width).
+
+    Of a long strip only the window is computed, which may differ by a gray level or two: Pillow's boxes are float32.
+    """
     y, x, h, w = window
     if images.shape[1:3] == size:
         return planar(images[:, y : y + h, x : x + w])
-    down, across = images.shape[1] / size[0], images.shape[2] / size[1]
-    box = (x * across, y * down, min((x + w) * across, images.shape[2]), min((y + h) * down, images.shape[1]))
-    resample = Image.Resampling[interpolation.upper()]
-    resized = [np.asarray(Image.fromarray(each).resize((w, h), resample, box)) for each in images.cpu().numpy()]
-    return planar(torch.from_numpy(np.stack(resized)).to(images.device))
+    box = None
+    if size[0] * size[1] > STRIP * h * w:
+        down, across = images.shape[1] / size[0], images.shape[2] / size[1]
+        box = (x * across, y * down, min((x + w) * across, images.shape[2]), min((y + h) * down, images.shape[1]))
+        size, y, x = (h, w), 0, 0
+    resized = np.empty((len(images), h, w, 3), np.uint8)
+    for place, image in zip(resized, images.cpu().numpy(), strict=True):
+        large = Image.fromarray(image).resize(size[::-1], Image.Resampling[interpolation.upper()], box)
+        place[:] = np.asarray(large)[y : y + h, x : x + w]
+    return planar(torch.from_numpy(resized).to(images.device))
 
 
 def resize_bilinear(images: Float[Tensor, "B 3 H W"], size: tuple[int, int]) -> Float[Tensor, "B 3 S T"]:
