@@ -62,7 +62,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         save_model(model, Path(folder) / "model")
         place = torch.device(arguments.device)
-        models = {name: load_for_judging(Path(folder) / "model", place, name) for name in PRECISIONS}
+        models = {name: load_for_judging(Path(folder) / "model", place, name).model for name in PRECISIONS}
     options: dict[str, Any] = {"batch_size": arguments.batch_size, "workers": arguments.workers, "device": place}
     size = (arguments.size, arguments.size)
     rates: dict[str, list[float]] = {name: [] for name in (*models, "reading")}

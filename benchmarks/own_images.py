@@ -25,6 +25,7 @@ import time
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import tyro
 from circumstances import circumstances
@@ -101,15 +102,16 @@ def by_huggingface(given: Arguments, seed: int) -> float:
         trainer = transformers.Trainer(model, settings, train_dataset=data[0], eval_dataset=data[1])
         trainer.train()
         predictions = trainer.predict(data[1])
-    return float((predictions.predictions.argmax(-1) == predictions.label_ids).mean())
+    return float((np.argmax(predictions.predictions, -1) == predictions.label_ids).mean())
 
 
 def by_timm(given: Arguments, seed: int) -> float:
     import timm
-    from timm.data import create_transform, resolve_data_config
-    from timm.loss import LabelSmoothingCrossEntropy
-    from timm.optim import create_optimizer_v2
-    from timm.scheduler import create_scheduler_v2
+    from timm.data.config import resolve_data_config
+    from timm.data.transforms_factory import create_transform
+    from timm.loss.cross_entropy import LabelSmoothingCrossEntropy
+    from timm.optim._optim_factory import create_optimizer_v2
+    from timm.scheduler.scheduler_factory import create_scheduler_v2
 
     torch.manual_seed(seed)
     with tempfile.TemporaryDirectory() as out:

@@ -24,15 +24,39 @@ STANDS_ON = {
     "errors": (),
     "settings": ("errors",),
     "files": ("errors",),
+    "preprocessing": ("errors", "settings"),
     "models": ("errors", "settings"),
-    "data": ("errors", "settings", "files"),
-    "weights": ("errors", "settings", "files", "models"),
-    "train": ("errors", "settings", "files", "models", "data"),
-    "transfer": ("errors", "settings", "files", "models", "data", "weights", "train"),
-    "inspect": ("errors", "settings", "files", "models", "weights"),
+    "data": ("errors", "settings", "files", "preprocessing"),
+    "weights": ("errors", "settings", "files", "preprocessing", "models"),
+    "train": ("errors", "settings", "files", "preprocessing", "models", "data"),
+    "transfer": ("errors", "settings", "files", "preprocessing", "models", "data", "weights", "train"),
+    "inspect": ("errors", "settings", "files", "preprocessing", "models", "weights"),
     "recipes": ("errors", "settings", "models.config", "models.names", "models.stages", "train.config"),
-    "studies": ("errors", "settings", "files", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
-    "app": ("errors", "settings", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
+    "studies": (
+        "errors",
+        "settings",
+        "files",
+        "preprocessing",
+        "models",
+        "data",
+        "weights",
+        "train",
+        "transfer",
+        "inspect",
+        "recipes",
+    ),
+    "app": (
+        "errors",
+        "settings",
+        "preprocessing",
+        "models",
+        "data",
+        "weights",
+        "train",
+        "transfer",
+        "inspect",
+        "recipes",
+    ),
     "catalogue": ("errors", "settings", "models", "data", "recipes", "studies"),
     "doctor": ("errors", "models"),
     "commands": ("",),
@@ -46,7 +70,10 @@ ONE_HOME = {"torch.distributed": "train/distributed.py", "matplotlib": "inspect/
 
 TORCH_FREE = (
     "vitlab",
-    *(f"vitlab.{name}" for name in ("models", "models.names", "weights", "train.config", "recipes", "commands", "cli")),
+    *(
+        f"vitlab.{name}"
+        for name in ("models", "models.names", "preprocessing", "weights", "train.config", "recipes", "commands", "cli")
+    ),
 )
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 SHELLS = {"bash", "sh", "shell", "console"}

@@ -31,6 +31,7 @@ AUTOMATIC = {
     "mixup": {"--mixup"},
     "batch_size": {"--batch-size"},
     "sweep_steps": {"--sweep-steps"},
+    "preprocessing": {"--data.eval-resize", "--data.eval-interpolation"},
     "image_size": {"--model.image-size"},
 }
 """The flags by which a user sets what a recipe leaves to the data."""

@@ -10,7 +10,7 @@ import torch
 from vitlab.app import checkpoints
 from vitlab.app.checkpoints import Shelf, find_checkpoints
 from vitlab.models import ViTConfig, build_model
-from vitlab.weights import convert, save_model
+from vitlab.weights import Checkpoint, convert, save_model
 
 SMALL = ViTConfig(image_size=16, patch_size=8, width=8, depth=1, heads=2, mlp_dim=8, num_classes=3)
 
@@ -60,14 +60,14 @@ def test_a_folder_without_one_says_so(folder: Path) -> None:
 def test_the_last_used_stay_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loads, most = [], 0
 
-    def load(place: str) -> torch.nn.Module:
+    def load(place: str) -> Checkpoint:
         nonlocal most
         loads.append(Path(place).name)
         most = max(most, len(shelf._loaded))  # others, while one more comes
         return original(place)
 
-    original = checkpoints.load_model
-    monkeypatch.setattr(checkpoints, "load_model", load)
+    original = checkpoints.load_checkpoint
+    monkeypatch.setattr(checkpoints, "load_checkpoint", load)
     shelf = Shelf(folder, device="cpu")
     assert loads == []
     for name in ("saved", "run", "saved", "google.npz", "saved", "run"):

@@ -275,6 +275,7 @@ def test_objectnets_own_resize(objectnet: Path, tmp_path: Path) -> None:
     """512 to 480 where the model's pictures are 15 pixels is 16 to 15."""
     from vitlab.models import ViTConfig
     from vitlab.models.vit import ViT
+    from vitlab.preprocessing import Preprocessing
     from vitlab.transfer.evaluate import evaluate, evaluate_checkpoint
     from vitlab.weights import save_model
 
@@ -283,7 +284,8 @@ def test_objectnets_own_resize(objectnet: Path, tmp_path: Path) -> None:
     torch.nn.init.normal_(model.head.weight)
     save_model(model, tmp_path / "model", extra={"eval_resize": 20, "dataset": "imagenet", "classes": WNIDS})
     found = evaluate_checkpoint(tmp_path / "model", "objectnet", root=str(objectnet), device="cpu")
-    same = evaluate(model, load_dataset("objectnet", "test", root=objectnet), (15, 15), resize=16)
+    prepared = Preprocessing.google(15, 16)
+    same = evaluate(model, load_dataset("objectnet", "test", root=objectnet), (15, 15), preprocessing=prepared)
     np.testing.assert_array_equal(found.losses, same.losses)
     assert found.record()["left_out"] == 200
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vitlab.data import transforms
@@ -22,6 +23,7 @@ from vitlab.data.transforms import (
     resize_area,
     to_range,
 )
+from vitlab.preprocessing import Preprocessing
 
 rng = np.random.default_rng(0)
 SMALL = rng.integers(0, 256, (12, 16, 16, 3)).astype(np.uint8)
@@ -55,16 +57,17 @@ def test_evaluation_matches_vit_jax(golden: dict[str, np.ndarray], name: str) ->
     size = 224 if name == "china_jpg" else 384
     picture = golden[f"{name}/decode"]
     for given_as in ([picture], torch.from_numpy(picture[None])):
-        close(EvalTransform(size).apply(given_as), golden[f"{name}/vit_jax test {size}"])
+        close(EvalTransform(size, Preprocessing.google()).apply(given_as), golden[f"{name}/vit_jax test {size}"])
 
 
 @pytest.mark.parametrize(("name", "off"), [("china_jpg", 1e-3), ("synth_png", 0.05), ("cifar_like_png", 1e-3)])
 def test_evaluation_matches_big_vision(golden: dict[str, np.ndarray], name: str, off: float) -> None:
     """synth_png has flat areas, whose whole-number means TensorFlow's float32 sums put on either side."""
     picture = golden[f"{name}/decode"]
-    smaller = EvalTransform(224, resize=256).apply([picture])
+    smaller = EvalTransform(224, Preprocessing.google(224, 256)).apply([picture])
     close(smaller, golden[f"{name}/eval: resize_small(256)|central_crop(224)|value_range(-1,1)"], off=off)
-    squashed = EvalTransform(224, resize=256, keep_aspect=False).apply([picture])
+    fewshot = Preprocessing(224, 256, keep_aspect=False, antialias=False, crop_offset="floor")
+    squashed = EvalTransform(224, fewshot).apply([picture])
     close(squashed, golden[f"{name}/fewshot: resize(256)|central_crop(224)|value_range(-1,1)"], off=off)
 
 
@@ -113,7 +116,7 @@ def test_the_centre_is_that_of_the_whole_picture(shape: tuple[int, int]) -> None
     np.testing.assert_allclose(resized, whole_area(planes, full), atol=1e-4)
     assert torch.equal(resize_area(planes, full, (y, x, 18, 22)), resized[:, :, y : y + 18, x : x + 22])
     expected = to_range(resized[:, :, y : y + 18, x : x + 22].floor())
-    assert torch.equal(EvalTransform((18, 22), resize=24).apply([picture]), expected)
+    assert torch.equal(EvalTransform((18, 22), Preprocessing.google((18, 22), 24)).apply([picture]), expected)
 
 
 class Largest(TorchDispatchMode):
@@ -133,7 +136,7 @@ def test_a_strip_takes_no_more_memory_than_another_picture(shape: tuple[int, int
     """Brought to 64 pixels across, it would be 192,000 long: 300 MB."""
     strip = rng.integers(0, 256, (*shape, 3)).astype(np.uint8)
     with Largest() as largest:
-        images = EvalTransform(56, resize=64).apply([strip])
+        images = EvalTransform(56, Preprocessing.google(56, 64)).apply([strip])
     assert largest.bytes < 1_000_000
     middle = to_range(torch.from_numpy(strip.reshape(3000, 3)[1499:1501]).float())
     for line in (images[0] if shape[0] == 1 else images[0].mT).unbind(1):
@@ -243,7 +246,7 @@ def test_half_of_the_pictures_are_mirrored() -> None:
 
 def test_random_is_a_window_of_the_squashed_picture() -> None:
     picture = rng.integers(0, 256, (30, 50, 3)).astype(np.uint8)
-    squashed = EvalTransform(20).apply([picture])[0]
+    squashed = EvalTransform(20, Preprocessing.google()).apply([picture])[0]
     images = TrainTransform(16, crop="random", resize=20, flip=False).apply([picture] * 60, 0, 0, np.arange(60))
     windows = squashed.unfold(1, 16, 1).unfold(2, 16, 1).permute(1, 2, 0, 3, 4).reshape(25, 3, 16, 16)
     distance = (images[:, None] - windows[None]).abs().amax((2, 3, 4))
@@ -281,4 +284,58 @@ def test_wrong_training_settings(settings: dict[str, object], message: str) -> N
 
 def test_wrong_evaluation_settings() -> None:
     with pytest.raises(ValueError, match="resize=200 must be at least image_size=224"):
-        EvalTransform(224, resize=200)
+        EvalTransform(224, Preprocessing(resize=200))
+
+
+# ---------------------------------------------------------------------------------------------- antialiasing
+
+
+def test_images_are_shrunk_with_antialiasing() -> None:
+    """Stripes one pixel wide become gray; looked up at single points, they would stay stripes."""
+    stripes = np.zeros((300, 240, 3), np.uint8)
+    stripes[:, ::2] = 255
+    assert EvalTransform(24).apply([stripes]).abs().max() < 0.05
+    assert EvalTransform(24, Preprocessing(24, 30)).apply([stripes]).abs().max() < 0.05
+    google = EvalTransform(48, Preprocessing.google()).apply([stripes])
+    assert google.std() > 0.5
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"])
+@pytest.mark.parametrize("given", ["listed", "in memory"])
+def test_the_center_is_that_of_pillow_s_resize(interpolation: Any, given: str) -> None:
+    picture = rng.integers(0, 256, (61, 90, 3)).astype(np.uint8)
+    images = [picture] if given == "listed" else torch.from_numpy(picture[None])
+    for offset, x in (("round", 10), ("floor", 9)):  # 19 pixels are left over
+        prepared = Preprocessing(40, 40, interpolation=interpolation, crop_offset=offset)
+        full = Image.fromarray(picture).resize((59, 40), Image.Resampling[interpolation.upper()])
+        expected = to_range(torch.from_numpy(np.array(full)[:, x : x + 40]).permute(2, 0, 1).float())
+        assert torch.equal(EvalTransform(40, prepared).apply(images)[0], expected)
+
+
+def test_another_size_keeps_the_proportion() -> None:
+    picture = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    assert torch.equal(
+        EvalTransform(16, Preprocessing(32, 40)).apply([picture]),
+        EvalTransform(16, Preprocessing(16, 20)).apply([picture]),
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 30_000), (30_000, 1)])
+def test_of_a_strip_only_the_center_is_resized(shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Brought to 64 pixels across, it would have 123 million."""
+    strip = np.repeat(rng.integers(0, 256, 30_000).astype(np.uint8), 3).reshape(*shape, 3)
+    made: list[int] = []
+    resize = Image.Image.resize
+
+    def noted(image: Image.Image, size: tuple[int, int], *options: Any) -> Image.Image:
+        made.append(size[0] * size[1])
+        return resize(image, size, *options)
+
+    monkeypatch.setattr(Image.Image, "resize", noted)
+    images = EvalTransform(56, Preprocessing(56, 64)).apply([strip])
+    assert made == [56 * 56]
+    assert images.shape == (1, 3, 56, 56)
+    values = ((images[0, 0] + 1) * 127.5).round()
+    low, high = sorted(int(strip.reshape(-1, 3)[i, 0]) for i in (14_999, 15_000))
+    assert low <= values.min()
+    assert values.max() <= high

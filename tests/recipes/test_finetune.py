@@ -72,4 +72,5 @@ def test_own_pictures_start_as_the_table_but_for_size_and_crop() -> None:
     own, flowers = FINETUNE["own"](), FINETUNE["flowers"]()
     assert (own.optim, own.steps) == (flowers.optim, flowers.steps)
     assert own.learning_rates == (0.003, 0.01, 0.03)
-    assert set(own.automatic) == {"steps", "warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size"}
+    by_size = {"steps", "warmup_steps", "mixup", "batch_size", "sweep_steps"}
+    assert set(own.automatic) == by_size | {"image_size", "preprocessing"}

@@ -20,6 +20,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.inspect.drawings import FIGURES
 from vitlab.inspect.look import look
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, build_model
+from vitlab.preprocessing import Preprocessing
 from vitlab.studies.inspect import MOST, as_text, inspect_checkpoint
 from vitlab.train.config import DataConfig, TrainConfig
 from vitlab.transfer.run import pretrain
@@ -170,7 +171,7 @@ def test_as_the_card_says(checkpoint: Callable[..., Path], digits: Path) -> None
     assert "a far place" in check((out / "index.html").read_text()).words
     resized = np.load(out / "figures" / "attention.npz")["rollout"]
     pixels = [np.array(Image.open(digits / "0.png").convert("RGB"))]
-    expected = look(load_model(folder), [EvalTransform(16, resize=24).apply(pixels)]).rollout
+    expected = look(load_model(folder), [EvalTransform(16, Preprocessing.google(16, 24)).apply(pixels)]).rollout
     np.testing.assert_allclose(resized, expected, atol=1e-6)
     found, _ = inspect(folder, image_size=24)
     assert (found["image_size"], found["grid"]) == ([24, 24], [6, 6])

@@ -115,6 +115,7 @@ def test_little_memory_makes_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None
     ):  # fmt: skip
         monkeypatch.setattr(microbatch, "free_memory", lambda _, free=free: free)
         cost = measure_step(dataclasses.replace(SMALL, batch_size=24 * processes), model, CPU, processes)
+        assert cost.memory is not None
         assert cost.microbatch == expected
         assert cost.memory == taken[expected] + 1_000_000
         assert (cost.free, cost.train_seconds) == (free // processes, pytest.approx(0.1))

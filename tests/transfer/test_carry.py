@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from vitlab.models import ViTConfig, build_model
+from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.finetune import own
 from vitlab.settings import to_dict
 from vitlab.train.config import FinetuneConfig
-from vitlab.transfer.carry import by_size, default_image_size, identity, saved_choices
+from vitlab.transfer.carry import by_size, default_image_size, identity, saved_choices, with_preprocessing
 
 
 @pytest.mark.parametrize(
@@ -71,16 +72,37 @@ def test_batch_that_is_asked_for_stays_on_a_cpu() -> None:
 def test_default_size(size: int, patch: int, device_type: str, expected: int) -> None:
     model = dataclasses.replace(S14, image_size=size // patch * patch, patch_size=patch)
     own_size = size // patch * patch
-    assert default_image_size(model, device_type) == (own_size if expected == size else expected)
+    nothing_said = Preprocessing(model.image_size)
+    assert default_image_size(model, nothing_said, device_type) == (own_size if expected == size else expected)
+    assert default_image_size(model, Preprocessing(112, 128), device_type) == 112  # at which it is evaluated
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "resize", "interpolation"),
+    [
+        (Preprocessing(224, 256, interpolation="bicubic"), 256, "bicubic"),
+        (Preprocessing(224, interpolation="lanczos"), None, "lanczos"),
+        (Preprocessing.google(224), None, None),
+        (Preprocessing.google(224, 256), 256, None),
+    ],
+)
+def test_test_images_are_prepared_as_the_checkpoints(
+    checkpoint: Preprocessing, resize: int | None, interpolation: str | None
+) -> None:
+    data = with_preprocessing(own().data, checkpoint)
+    assert (data.eval_resize, data.eval_interpolation) == (resize, interpolation)
+    assert data.preprocessing(224).describe() == checkpoint.describe()
 
 
 def test_choices_of_a_run_that_goes_on_elsewhere(tmp_path: Path) -> None:
     """What data and device have decided stays; what the user sets, and any other folder, decides nothing."""
     asked = own()
-    begun = by_size(dataclasses.replace(asked, model=S14), 160, "cpu")
+    data = dataclasses.replace(asked.data, eval_resize=256, eval_interpolation="bicubic")
+    begun = by_size(dataclasses.replace(asked, model=S14, data=data), 160, "cpu")
     (tmp_path / "config.json").write_text(json.dumps({"command": "finetune", **to_dict(begun)}))
     resumed = saved_choices(tmp_path, asked)
     assert (resumed.steps, resumed.batch_size, resumed.sweep_steps) == (100, 32, 20)
+    assert (resumed.data.eval_resize, resumed.data.eval_interpolation) == (256, "bicubic")
     assert (resumed.optim.warmup_steps, resumed.model.image_size, resumed.automatic) == (20, 224, ())
     set_by_user = dataclasses.replace(asked, steps=7, automatic=("batch_size",))
     assert saved_choices(tmp_path, set_by_user).steps == 7

@@ -18,6 +18,7 @@ from vitlab.data.pictures import Entry, PictureError
 from vitlab.data.sources import Dataset, Labels
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
+from vitlab.preprocessing import Preprocessing
 from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import RankError, together
 from vitlab.transfer.evaluate import Evaluation, answers, choose_device, evaluate, evaluate_checkpoint, table
@@ -328,9 +329,11 @@ def test_resize_of_the_run_is_the_checkpoints(config: TrainConfig, tmp_path: Pat
     dataset = load_dataset("digits", "test", classes=(0, 1, 2))
     assert not same_answers(evaluate(outcome.model, dataset, (8, 8)), outcome.test)
     assert same_answers(evaluate_checkpoint(tmp_path, image_size=8, device="cpu"), outcome.test)
-    larger = evaluate(load_model(tmp_path, image_size=12), dataset, (12, 12), resize=21)
+    larger = evaluate(
+        load_model(tmp_path, image_size=12), dataset, (12, 12), preprocessing=Preprocessing.google(12, 21)
+    )
     assert same_answers(evaluate_checkpoint(tmp_path, image_size=12, device="cpu"), larger)
-    own = evaluate(outcome.model, dataset, (8, 8), resize=9)
+    own = evaluate(outcome.model, dataset, (8, 8), preprocessing=Preprocessing.google(8, 9))
     assert same_answers(evaluate_checkpoint(tmp_path, image_size=8, resize=9, device="cpu"), own)
 
 
@@ -359,7 +362,9 @@ def test_with_mirror_images(pretrained: Outcome, workdir: Path) -> None:
 def test_checkpoint_at_another_size(workdir: Path) -> None:
     found = evaluate_checkpoint(workdir, image_size=16, device="cpu")
     dataset = load_dataset("digits", "test", classes=(0, 1, 2))
-    assert same_answers(found, evaluate(load_model(workdir, image_size=16), dataset, (16, 16)))
+    assert same_answers(
+        found, evaluate(load_model(workdir, image_size=16), dataset, (16, 16), preprocessing=Preprocessing.google())
+    )
     assert not same_answers(found, evaluate_checkpoint(workdir, device="cpu"))
 
 
@@ -453,9 +458,9 @@ def test_head_without_names_answers_imagenet(v2: Path, tmp_path: Path) -> None:
     found = evaluate_checkpoint(tmp_path / "vit.npz", "imagenet_v2", root=str(v2), device="cpu")
     dataset = load_dataset("imagenet_v2", "test", root=v2)
     assert dataset.labels.tolist() == list(range(1000))
-    same(found, evaluate(model, dataset, (12, 12)))
+    same(found, evaluate(model, dataset, (12, 12), preprocessing=Preprocessing.google()))
     resized = evaluate_checkpoint(tmp_path / "vit.npz", "imagenet_v2", root=str(v2), resize=13, device="cpu")
-    same(resized, evaluate(model, dataset, (12, 12), resize=13))
+    same(resized, evaluate(model, dataset, (12, 12), preprocessing=Preprocessing.google(12, 13)))
     assert not np.array_equal(found.losses, resized.losses)
 
 

@@ -17,11 +17,17 @@ from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
+from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import together
 from vitlab.transfer import features as module
-from vitlab.transfer.features import Features, cache_folder, check_features, features, resize_of
+from vitlab.transfer.features import Features, cache_folder, check_features, features, frozen_preprocessing
 
 TINY = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=3, representation_size=6)
+
+
+def fewshot(side: int) -> Preprocessing:
+    """Google's."""
+    return frozen_preprocessing(Preprocessing.google(), (side, side))
 
 
 @pytest.fixture
@@ -85,10 +91,10 @@ def cached(folder: Path) -> set[Path]:
 
 
 def test_what_the_head_would_see(model: ViT, files: Dataset) -> None:
-    found = features(model, files, resize=9, keep_aspect=False, batch_size=4)
+    found = features(model, files, preprocessing=fewshot(8), batch_size=4)
     assert found.x.shape == (11, 6)
     assert found.x.dtype == np.float32
-    transform = EvalTransform((8, 8), resize=9, keep_aspect=False)
+    transform = EvalTransform((8, 8), fewshot(8))
     assert model.head is not None
     for i in range(11):
         with torch.no_grad():
@@ -98,8 +104,8 @@ def test_what_the_head_would_see(model: ViT, files: Dataset) -> None:
         torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-6)
     assert found.labels.tolist() == files.labels.tolist()
     assert found.indices.tolist() == list(range(11))
-    assert not same(found, features(model, files, resize=10, keep_aspect=False))
-    assert not same(found, features(model, files, resize=9))
+    assert not same(found, features(model, files, preprocessing=Preprocessing(8, 10)))
+    assert not same(found, features(model, files, preprocessing=Preprocessing.google(8, 9)))
     assert not same(found, features(model, files))
 
 
@@ -114,7 +120,8 @@ def test_waits_for_the_device_once_for_a_chunk(
     model: ViT, files: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Places and representations come over together, also where some of a chunk are known; the numbers are the same."""
-    whole = features(model, files, batch_size=1)
+    google = Preprocessing.google()  # resizes on the device
+    whole = features(model, files, preprocessing=google, batch_size=1)
     monkeypatch.setattr(module, "CHUNK", 4)
     copies: list[int] = []
     cpu = torch.Tensor.cpu
@@ -125,17 +132,20 @@ def test_waits_for_the_device_once_for_a_chunk(
 
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "cpu", counted)
-        found = features(model, files, batch_size=1)
+        found = features(model, files, preprocessing=google, batch_size=1)
     assert copies == [4, 4, 4, 4, 3, 3]
     assert same(found, whole)
     good = (tmp_path / "pictures" / "02.png").read_bytes()
     for number in (2, 3, 9):
         (tmp_path / "pictures" / f"{number:02d}.png").write_bytes(b"")
     stat = (tmp_path / "pictures" / "02.png").stat()
-    assert features(model, files, batch_size=1, on_error="skip", cache=tmp_path / "cache").skipped == 3
+    assert (
+        features(model, files, preprocessing=google, batch_size=1, on_error="skip", cache=tmp_path / "cache").skipped
+        == 3
+    )
     (tmp_path / "pictures" / "02.png").write_bytes(good)
     os.utime(tmp_path / "pictures" / "02.png", ns=(stat.st_mtime_ns, stat.st_mtime_ns))
-    again = features(model, files, batch_size=1, on_error="skip", cache=tmp_path / "cache")
+    again = features(model, files, preprocessing=google, batch_size=1, on_error="skip", cache=tmp_path / "cache")
     assert again.indices.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 10]
     assert np.array_equal(again.x, whole.x[again.indices])
 
@@ -165,9 +175,11 @@ def test_leaves_the_model_and_the_generators_alone(model: ViT, pixels: Dataset) 
 
 
 def test_size_before_the_crop() -> None:
-    assert resize_of((224, 224)) == 256
-    assert resize_of((384, 384)) == 439
-    assert resize_of((224, 160)) == 256
+    assert fewshot(224) == Preprocessing((224, 224), 256, keep_aspect=False, antialias=False, crop_offset="floor")
+    assert frozen_preprocessing(Preprocessing.google(384, 400), (384, 384)).resize == 439
+    assert frozen_preprocessing(Preprocessing.google(), (224, 160)).resize == 256
+    own = Preprocessing(224, 256, interpolation="bicubic")
+    assert frozen_preprocessing(own, (224, 224)) == own.at((224, 224))
 
 
 # ----------------------------------------------------------------------------------------------------------- cache
@@ -206,13 +218,13 @@ def test_anything_else_is_a_part_of_it(model: ViT, pixels: Dataset, files: Datas
     exact.load_state_dict(model.state_dict())
     turned = pixels.take(np.arange(11)[::-1])
     cut = dataclasses.replace(files, entries=[entry._replace(border=1) for entry in files.entries])
-    calls: list[tuple[ViT, Dataset, int | None]] = [
+    calls: list[tuple[ViT, Dataset, Preprocessing | None]] = [
         (model, pixels, None), (model, changed, None), (other, pixels, None), (exact, pixels, None),
-        (model, pixels, 9), (model, turned, None), (model, files, None), (model, cut, None),
+        (model, pixels, Preprocessing(8, 9)), (model, turned, None), (model, files, None), (model, cut, None),
     ]  # fmt: skip
-    for number, (each, dataset, resize) in enumerate(calls, 1):
-        found = features(each, dataset, resize=resize, cache=tmp_path / "cache")
-        assert same(found, features(each, dataset, resize=resize))
+    for number, (each, dataset, prepared) in enumerate(calls, 1):
+        found = features(each, dataset, preprocessing=prepared, cache=tmp_path / "cache")
+        assert same(found, features(each, dataset, preprocessing=prepared))
         assert len(cached(tmp_path / "cache")) == number
 
 

@@ -12,16 +12,20 @@ import torch
 from vitlab.data.datasets import load_dataset
 from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset, Labels
+from vitlab.preprocessing import Preprocessing
 from vitlab.train.config import FewShotConfig, TrainConfig
 from vitlab.transfer import features as features_module
 from vitlab.transfer import fewshot
-from vitlab.transfer.features import features
+from vitlab.transfer.features import features, frozen_preprocessing
 from vitlab.transfer.fewshot import FewShot, Report, draw, during_training, few_examples, fewshot_checkpoint
 from vitlab.transfer.ridge import L2_GRID, Ridge, choose_l2
 from vitlab.transfer.run import Outcome, pretrain
 from vitlab.weights import load_model
 
 # ------------------------------------------------------------------------------------------------- choosing pictures
+
+GOOGLE = frozen_preprocessing(Preprocessing.google(), (8, 8))
+"""Google's few-shot evaluation: 9 is 8 * 256 / 224."""
 
 
 def test_draws() -> None:
@@ -79,7 +83,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_checkpoint_on_digits(workdir: Path, cache: Path, tmp_path: Path) -> None:
     report = fewshot_checkpoint(workdir, ["digits"], shots=(1, 5), device="cpu", out=tmp_path / "result.json")
     train, test = load_dataset("digits", "train"), load_dataset("digits", "test")
-    options: dict[str, Any] = {"resize": 9, "keep_aspect": False}  # 8 * 256 / 224
+    options: dict[str, Any] = {"preprocessing": GOOGLE}
     known, asked = (features(load_model(workdir), part, **options) for part in (train, test))
     assert [(row.dataset, row.shots, row.l2) for row in report.rows] == [("digits", 1, 1024.0), ("digits", 5, 1024.0)]
     for row in report.rows:
@@ -91,7 +95,7 @@ def test_checkpoint_on_digits(workdir: Path, cache: Path, tmp_path: Path) -> Non
         assert row.mean == pytest.approx(np.mean(row.accuracies))
         assert row.deviation == pytest.approx(np.std(row.accuracies, ddof=1))
     assert json.loads((tmp_path / "result.json").read_text()) == json.loads(json.dumps(report.record()))
-    assert report.settings["resize"] == 9
+    assert report.settings["preprocessing"]["resize"] == 9  # 8 * 256 / 224
     assert len(list(cache.glob("*.npz"))) == 2
     assert report.rows[1].mean > 0.15
 
@@ -122,7 +126,7 @@ def test_original_form_on_two_sets(workdir: Path, tmp_path: Path) -> None:
     tables: dict[tuple[str, int], np.ndarray] = {}
     for name in names:
         train, test = load_dataset(name, "train"), load_dataset(name, "test")
-        known, asked = (features(model, part, resize=9, keep_aspect=False) for part in (train, test))
+        known, asked = (features(model, part, preprocessing=GOOGLE) for part in (train, test))
         for k in (1, 5):
             rows = draw(train.labels, 10, k, None)
             ridge = Ridge(known.x[rows], train.labels[rows], 10)
@@ -220,7 +224,7 @@ def test_figures_of_a_run(config: TrainConfig, pretrained: Outcome, workdir: Pat
         assert torch.equal(outcome.model.state_dict()[name], tensor)
     train, test = (load_dataset("digits", split, classes=(0, 1, 2)) for split in ("train", "val"))
     few = test.take(np.arange(40) * len(test) // 40)
-    known, asked = (features(outcome.model, part, resize=9, keep_aspect=False) for part in (train, few))
+    known, asked = (features(outcome.model, part, preprocessing=GOOGLE) for part in (train, few))
     expected = []
     for seed in (0, 1):
         rows = draw(train.labels, 3, 5, seed)
@@ -244,7 +248,7 @@ def test_other_classes_than_the_runs(config: TrainConfig, pretrained: Outcome, o
     figures = during_training(told, torch.device("cpu"))(pretrained.model)
     train, test = (load_dataset("digits", split, classes=(7, 4, 9)) for split in ("train", "test"))
     assert set(train.classes).isdisjoint({"0", "1", "2"})  # which the model has learnt
-    known, asked = (features(pretrained.model, part, resize=9, keep_aspect=False) for part in (train, test))
+    known, asked = (features(pretrained.model, part, preprocessing=GOOGLE) for part in (train, test))
     expected = []
     for seed in (0, 1):
         rows = draw(train.labels, 3, 5, seed)

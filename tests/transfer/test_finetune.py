@@ -702,23 +702,21 @@ def test_cheap_errors_come_before_the_data(
     monkeypatch.setattr(room, "load_pictures", lambda *_: pytest.fail("the data was read"))
     (tmp_path / "something").mkdir()
     (tmp_path / "something" / "else.txt").write_text("else")
-    checkpoint, out, options = workdir, tmp_path / "out", {"device": "cpu"}
+    checkpoint, out, size, device = workdir, tmp_path / "out", None, "cpu"
     match wrong:
         case "checkpoint":
             checkpoint, expected = tmp_path / "nothing", "there is nothing at"
         case "size":
-            options |= {"image_size": 18}
-            expected = "cannot be cut into patches"
+            size, expected = 18, "cannot be cut into patches"
         case "workdir":
             out, expected = tmp_path / "something", "is not empty and holds no run"
         case "rates":
             whole = dataclasses.replace(whole, optim=dataclasses.replace(whole.optim, lr=0.3))
             expected = r"optim.lr is 0.3 and learning_rates are 1e-06, 0.1, which are tried instead"
         case _:
-            options |= {"device": "quantum"}
-            expected = "device 'quantum' is unknown"
+            device, expected = "quantum", "device 'quantum' is unknown"
     with pytest.raises(UserError, match=expected):
-        sweep_and_finetune(checkpoint, whole, out, tensorboard=False, **options)
+        sweep_and_finetune(checkpoint, whole, out, tensorboard=False, image_size=size, device=device)
 
 
 def test_own_trains_at_the_rate_that_is_asked_for(workdir: Path, pretrained: Outcome, tmp_path: Path) -> None:

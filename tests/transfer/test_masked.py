@@ -17,6 +17,7 @@ from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
+from vitlab.preprocessing import Preprocessing
 from vitlab.train.config import DataConfig, FewShotConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.train.distributed import together
 from vitlab.train.masking import MASK, MaskedViT, class_colours
@@ -347,7 +348,7 @@ def test_pictures_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "1.png").write_text("no picture")
     data = Dataset("disk", "test", ("a",), np.zeros(3, np.int64), entries=entries)
     model = MaskedViT(MODEL, MaskingConfig()).eval()
-    path = write_reconstructions(model, data, tmp_path, resize=18)
+    path = write_reconstructions(model, data, tmp_path, preprocessing=Preprocessing(resize=18))
     with Image.open(path) as sheet:
         assert sheet.height < 3 * 112  # two rows
     assert evaluate_masked(model, data, on_error="skip").skipped == 1

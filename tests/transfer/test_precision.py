@@ -52,7 +52,7 @@ def test_logits_of_every_kind_of_model(kind: str, tmp_path: Path) -> None:
     torch.nn.init.normal_(model.head.weight, std=0.1)
     save_model(model, tmp_path / "model")
     images = torch.rand(4, 3, 32, 32) * 2 - 1
-    exact, rounded = (load_for_judging(tmp_path / "model", CPU, each) for each in ("float32", "bfloat16"))
+    exact, rounded = (load_for_judging(tmp_path / "model", CPU, each).model for each in ("float32", "bfloat16"))
     assert (computes_in(exact), computes_in(rounded)) == ("float32", "bfloat16")
     assert (exact.training, rounded.training) == (False, False)
     with torch.inference_mode():
@@ -85,11 +85,11 @@ def test_answers_on_real_pictures(pretrained: Outcome, workdir: Path) -> None:
 def test_several_ranks(workdir: Path, in_ranks: Callable[..., list[Any]]) -> None:
     """Also where a process has no picture of its own; sums are rounded differently in smaller batches."""
     dataset = load_dataset("digits", "test", classes=(0, 1, 2)).take(np.arange(5))
-    alone = evaluate(load_for_judging(workdir, CPU, "bfloat16"), dataset, (8, 8))
+    alone = evaluate(load_for_judging(workdir, CPU, "bfloat16").model, dataset, (8, 8))
 
     def job() -> tuple[Evaluation, Evaluation]:
         with together() as ranks:
-            model = load_for_judging(workdir, CPU, "bfloat16", ranks=ranks)
+            model = load_for_judging(workdir, CPU, "bfloat16", ranks=ranks).model
             few, none = (evaluate(model, dataset.take(np.arange(n)), (8, 8), ranks=ranks) for n in (5, 1))
             return few, none
 
@@ -108,7 +108,7 @@ def test_kept_features_know_their_precision(workdir: Path, tmp_path: Path) -> No
     plain = features(load_model(tmp_path / "model"), dataset, cache=cache)
     kept = set(cache.glob("*.npz"))
     exact, rounded, again = (
-        features(load_for_judging(tmp_path / "model", CPU, each), dataset, cache=cache)
+        features(load_for_judging(tmp_path / "model", CPU, each).model, dataset, cache=cache)
         for each in ("float32", "bfloat16", "bfloat16")
     )
     assert (len(kept), len(set(cache.glob("*.npz")) - kept)) == (1, 1)

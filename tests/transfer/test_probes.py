@@ -9,13 +9,17 @@ import numpy as np
 import pytest
 
 from vitlab.data.datasets import load_dataset, stratified_split
+from vitlab.preprocessing import Preprocessing
 from vitlab.transfer import features as features_module
 from vitlab.transfer import probes
-from vitlab.transfer.features import features
+from vitlab.transfer.features import features, frozen_preprocessing
 from vitlab.transfer.probes import Linear, Neighbours, knn, linear_probe, probe_checkpoint
 from vitlab.weights import load_model
 
 K = 4
+
+GOOGLE = frozen_preprocessing(Preprocessing.google(), (8, 8))
+"""Google's few-shot evaluation: 9 is 8 * 256 / 224."""
 
 
 def made(n: int, seed: int, apart: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
@@ -176,7 +180,7 @@ def test_checkpoint_on_digits(workdir: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise AssertionError("computed again")
 
     train, test = load_dataset("digits", "train"), load_dataset("digits", "test")
-    known, asked = (features(load_model(workdir), part, resize=9, keep_aspect=False) for part in (train, test))
+    known, asked = (features(load_model(workdir), part, preprocessing=GOOGLE) for part in (train, test))
     monkeypatch.setattr(features_module, "eval_batches", refuse)
     second = probe_checkpoint(workdir, "digits", "linear", l2=[1e-3], device="cpu")
     arrays = (known.x, known.labels, asked.x, asked.labels, 10)

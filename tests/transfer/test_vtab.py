@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from vitlab.data.vtab import LISTS, TASKS
+from vitlab.errors import UserError
 from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.train.distributed import RankError, together
 from vitlab.train.loop import StoppedError

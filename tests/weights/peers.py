@@ -1,17 +1,24 @@
 """timm's and Hugging Face's models at a shrunken size, and how their answers are held against ours."""
 
+import io
 import json
+import tarfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 import torch
 import transformers
+from PIL import Image
+from sklearn.datasets import load_sample_images
 from torch import Tensor, nn
 
+from vitlab.data.transforms import EvalTransform
 from vitlab.models import ModelConfig, build_model
 from vitlab.models.config import ImageSize
 from vitlab.models.vit import Model
+from vitlab.preprocessing import Preprocessing
 
 
 def loaded(config: ModelConfig, state: dict[str, Tensor]) -> Model:
@@ -152,3 +159,30 @@ def from_pretrained(folder: Path, head: bool) -> Any:
     model, info = auto.from_pretrained(folder, output_loading_info=True, **options)
     assert not any(info.values()), info
     return model.eval()
+
+
+# --- images ------------------------------------------------------------------------------------------------------
+
+
+def photographs(shared: Path) -> list[np.ndarray]:
+    """Of flowers, smaller than most models' images, and two that are larger, in both orientations."""
+    with tarfile.open(shared / "data" / "flowers102" / "train-00.tar") as tar:
+        members = [member for member in tar.getmembers() if member.name.endswith(".jpg")][:6]
+        flowers = [np.array(Image.open(io.BytesIO(tar.extractfile(each).read())).convert("RGB")) for each in members]  # pyright: ignore[reportOptionalMemberAccess]
+    large = [np.ascontiguousarray(each[:, :-1]) for each in load_sample_images()["images"]]
+    return [*flowers, *large, np.ascontiguousarray(large[0].transpose(1, 0, 2))]
+
+
+def check_prepared(
+    card: dict[str, Any], pictures: list[np.ndarray], theirs: list[Tensor], levels: int = 1, off: float = 0.0
+) -> None:
+    """Values in [0, 1] differ from theirs by so many gray levels at most, a share `off` by more than one."""
+    prepared = Preprocessing.read(card, "card")
+    assert prepared.image_size is not None
+    transform = EvalTransform(prepared.image_size, prepared)
+    for picture, other in zip(pictures, theirs, strict=True):
+        ours = (transform.apply([picture])[0] + 1) / 2
+        assert ours.shape == other.shape
+        error = (ours - other).abs() * 255
+        assert error.max() <= levels + 0.001, picture.shape
+        assert (error > 1.001).double().mean() <= off, picture.shape

@@ -190,11 +190,11 @@ def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatc
 def test_at_another_size_the_size_of_test_pictures_keeps_its_proportion(tmp_path: Path) -> None:
     model = build_model(ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=2))
     save_model(model, tmp_path / "saved", extra={"eval_resize": 12})
-    for size, said in ((None, 12), (8, 12), ((8, 16), 24)):
+    for size, expected in ((None, (8, 12)), (8, (8, 12)), ((8, 16), ([8, 16], 24))):
         export_checkpoint(tmp_path / "saved", tmp_path / "model.pt2", to="torch-export", image_size=size)
         with zipfile.ZipFile(tmp_path / "model.pt2") as archive:
-            texts = [archive.read(name).decode() for name in archive.namelist() if name.endswith("eval_resize")]
-        assert [json.loads(text) for text in texts] == [said]
+            texts = [archive.read(name).decode() for name in archive.namelist() if name.endswith("preprocessing")]
+        assert [(said["image_size"], said["resize"]) for said in map(json.loads, texts)] == [expected]
 
 
 def test_the_model_stays_as_it_was(tmp_path: Path) -> None:

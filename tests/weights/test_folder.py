@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from vitlab.models.vit import ViT
+from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_card, load_model, save_model
 from vitlab.weights.folder import read_folder
 
@@ -58,20 +59,21 @@ def test_half_precision_is_kept_in_the_file_and_loaded_as_float32(tmp_path: Path
 
 
 def test_the_card_says_what_it_was_given(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
-    extra = {"classes": ["a", "b", "ç", "d", "e"], "eval_resize": 16, "source": "digits", "more": {"x": [1, None]}}
+    prepared = Preprocessing(12, 16, interpolation="bicubic").to_card()
+    extra = {"classes": ["a", "b", "ç", "d", "e"], "preprocessing": prepared, "source": "digits", "more": {"x": [None]}}
     save_model(tiny(), tmp_path / "saved", extra=extra)
     assert load_card(tmp_path / "saved") == extra
     card = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert (card["format"], card["version"]) == ("vitlab model", 1)
     assert card["model"] == dataclasses.asdict(tiny().config)
     save_model(tiny(), tmp_path / "plain")
-    assert load_card(tmp_path / "plain") == {}
+    assert load_card(tmp_path / "plain") == {"preprocessing": Preprocessing(12).to_card()}
 
 
 def test_names_that_are_no_text_come_back(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
     extra = {"dataset": os.fsdecode(b"folder:caf\xe9"), "classes": [os.fsdecode(b"\xff"), "b", "ç", "d", "e"]}
     save_model(tiny(), tmp_path / "saved", extra=extra)
-    assert load_card(tmp_path / "saved") == extra
+    assert load_card(tmp_path / "saved") == extra | {"preprocessing": Preprocessing(12).to_card()}
 
 
 def test_everyone_who_may_read_the_folder_may_read_the_weights(saved: Path) -> None:

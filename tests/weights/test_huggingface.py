@@ -2,12 +2,29 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
-from peers import CASES, answer, check_equal, faint_images, images, loaded, normalised, theirs
+import transformers
+from peers import (
+    CASES,
+    answer,
+    check_equal,
+    check_prepared,
+    faint_images,
+    images,
+    loaded,
+    normalised,
+    photographs,
+    randomise,
+    theirs,
+)
+from PIL import Image
 
 from vitlab.models import ViTConfig
+from vitlab.preprocessing import Preprocessing
+from vitlab.weights import load_checkpoint, load_model
 from vitlab.weights.huggingface import card_huggingface, read_huggingface
 
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
@@ -70,18 +87,25 @@ def test_normalisation_is_folded_in(tmp_path: Path, said: dict[str, Any], mean_s
     check_equal(loaded(*read_huggingface(tmp_path))(pictures), answer(other, normalised(pictures, *mean_std)))
 
 
+def prepared(folder: Path) -> tuple[Any, int | None]:
+    """The image size, and what images are resized to before it is cropped."""
+    found = Preprocessing.read(card_huggingface(folder), "")
+    return found.image_size, found.resize
+
+
 @torch.no_grad()
 def test_a_resnet_s_size_is_that_of_its_pictures(tmp_path: Path) -> None:
     theirs("bit").save_pretrained(tmp_path)
     assert read_huggingface(tmp_path)[0].image_size == 224
     said: dict[str, Any] = {"image_mean": HALF[0], "image_std": HALF[1], "size": {"height": 40, "width": 56}}
+    said["do_center_crop"] = False
     write_json(tmp_path / "preprocessor_config.json", **said)
     assert read_huggingface(tmp_path)[0].image_size == (40, 56)
-    assert "eval_resize" not in card_huggingface(tmp_path)
+    assert prepared(tmp_path) == ((40, 56), None)
     said |= {"size": {"shortest_edge": 72}, "do_center_crop": True, "crop_size": {"height": 64, "width": 64}}
     write_json(tmp_path / "preprocessor_config.json", **said)
     assert read_huggingface(tmp_path)[0].image_size == 64
-    assert card_huggingface(tmp_path) == {"eval_resize": 72}
+    assert prepared(tmp_path) == (64, 72)
     write_json(tmp_path / "preprocessor_config.json", image_mean=IMAGENET[0], image_std=IMAGENET[1])
     with pytest.raises(ValueError, match="not into a ResNet"):
         read_huggingface(tmp_path)
@@ -192,3 +216,110 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ValueError, match="cannot be read"):
         card_huggingface(tmp_path)
+
+
+PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    # the model's type, their class, and its settings
+    "vit": ("vit", "ViTImageProcessor", {}),
+    "vit bicubic": ("vit", "ViTImageProcessor", {"size": {"height": 384, "width": 384}, "resample": 3}),
+    "vit oblong": ("vit", "ViTImageProcessor", {"size": {"height": 160, "width": 224}}),
+    "deit": ("deit", "DeiTImageProcessor", {}),
+    "deit large": ("deit", "DeiTImageProcessor", {"size": {"height": 438, "width": 438}, "crop_size": 384}),
+    "dinov2": ("dinov2", "BitImageProcessor", {"size": {"shortest_edge": 256}, "crop_size": 224}),
+    "bit": ("bit", "BitImageProcessor", {"size": {"shortest_edge": 448}, "crop_size": 448, "resample": 2}),
+}
+
+
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_images_are_prepared_as_by_their_processor(tmp_path: Path, shared: Path, case: str) -> None:
+    kind, name, settings = PROCESSORS[case]
+    processor: Any = getattr(transformers, name)(**settings, image_mean=[0.0] * 3, image_std=[1.0] * 3)
+    processor.save_pretrained(tmp_path)
+    write_json(tmp_path / "config.json", model_type=kind)
+    pictures = photographs(shared)
+    pillow: Any = getattr(transformers, f"{name}Pil").from_pretrained(tmp_path)
+    others = [torch.as_tensor(np.array(pillow(Image.fromarray(each)).pixel_values[0])) for each in pictures]
+    check_prepared(card_huggingface(tmp_path), pictures, others)
+    # By torchvision their processor differs from itself by Pillow in few values by two gray levels.
+    others = [
+        processor(torch.from_numpy(each).permute(2, 0, 1), return_tensors="pt").pixel_values[0] for each in pictures
+    ]
+    check_prepared(card_huggingface(tmp_path), pictures, others, levels=2, off=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "line"),
+    [
+        (
+            "vit",
+            {"feature_extractor_type": "ViTFeatureExtractor", "size": 224},
+            "squash to 224x224 (bilinear, antialias)",
+        ),
+        ("deit", {"size": 256, "crop_size": 224}, "resize 256x256 (bicubic, antialias), center crop 224x224"),
+        ("dinov2", {"size": 256}, "resize 256 (bicubic, antialias), center crop 224x224"),
+        ("bit", {"crop_size": [160, 224], "size": 240}, "resize 240 (bicubic, antialias), center crop 160x224"),
+    ],
+)
+def test_older_and_shorter_settings(tmp_path: Path, kind: str, said: dict[str, Any], line: str) -> None:
+    write_json(tmp_path / "config.json", model_type=kind)
+    write_json(tmp_path / "preprocessor_config.json", image_mean=HALF[0], image_std=HALF[1], **said)
+    assert Preprocessing.read(card_huggingface(tmp_path), "").describe().startswith(line)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"do_resize": False, "do_center_crop": False},
+        {"size": {"shortest_edge": 224}, "do_center_crop": False},
+        {"size": {"shortest_edge": 200}, "do_center_crop": True, "crop_size": 224},
+        {"size": {"shortest_edge": 224, "longest_edge": 500}},
+    ],
+)
+def test_what_brings_images_to_no_one_size_is_told(
+    tmp_path: Path, said: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    write_json(tmp_path / "config.json", model_type="vit")
+    write_json(tmp_path / "preprocessor_config.json", image_mean=HALF[0], image_std=HALF[1], **said)
+    assert card_huggingface(tmp_path)["preprocessing"]["resize"] is None
+    assert "images are squashed to size, because do_resize=" in caplog.text
+
+
+@pytest.mark.parametrize("said", [{"resample": 9}, {"size": -5}, {"size": 10**9}])
+def test_settings_that_are_none_are_refused(tmp_path: Path, said: dict[str, Any]) -> None:
+    write_json(tmp_path / "config.json", model_type="vit")
+    write_json(tmp_path / "preprocessor_config.json", image_mean=HALF[0], image_std=HALF[1], **said)
+    with pytest.raises(ValueError, match=r"resample=9; allowed|image_size is -5|image_size is 1000000000"):
+        card_huggingface(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["Dinov2Model", "Dinov2WithRegistersModel"])
+@torch.no_grad()
+def test_dinov2_is_evaluated_at_its_own_size(tmp_path: Path, name: str) -> None:
+    """At 224 pixels, though its positions are for 518, which they interpolate each in its own way."""
+    cls = getattr(transformers, name)
+    settings = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 518,
+        "patch_size": 14,
+    }
+    other = randomise(cls(cls.config_class(**settings)))
+    other.save_pretrained(tmp_path)
+    sizes: dict[str, Any] = {"size": {"shortest_edge": 256}, "crop_size": 224}
+    transformers.BitImageProcessor(**sizes, image_mean=IMAGENET[0], image_std=IMAGENET[1]).save_pretrained(tmp_path)
+    found = load_checkpoint(tmp_path)
+    assert found.model.config.image_size == 224
+    assert found.preprocessing.describe().startswith(
+        "resize 256 (bicubic, antialias), center crop 224x224, mean (0.485"
+    )
+    pictures = images(224)
+    tokens = other(normalised(pictures, *IMAGENET)).last_hidden_state
+    check_equal(found.model.forward_features(pictures), tokens)
+    larger = load_checkpoint(tmp_path, image_size=448)
+    assert (larger.model.config.image_size, larger.preprocessing.resize) == (448, 512)
+    assert load_model(tmp_path).config.image_size == 518
+    for method in {"bicubic", "bicubic_antialias", "corners"} - {found.model.config.position_interpolation}:  # pyright: ignore[reportAttributeAccessIssue]
+        wrong = load_checkpoint(tmp_path, interpolation=method)
+        with pytest.raises(AssertionError):
+            check_equal(wrong.model.forward_features(pictures), tokens, within=0.01)

@@ -10,6 +10,7 @@ from peers import CASES, answer, check_equal, faint_images, from_pretrained, ima
 
 from vitlab.models import ResNetBody, ResNetConfig, build_model
 from vitlab.models.vit import ViT
+from vitlab.preprocessing import Preprocessing
 from vitlab.weights.huggingface import card_huggingface, read_huggingface
 from vitlab.weights.huggingface_write import write_huggingface
 
@@ -87,7 +88,9 @@ def test_their_preparation_of_pictures(tmp_path: Path, tiny: Callable[..., ViT])
     torch.testing.assert_close(prepared[0], picture / 127.5 - 1, atol=1e-5, rtol=0)
     names = ["tench", "crane", "cat", "crane", "Grüße"]
     write_huggingface(tiny(), tmp_path, {"eval_resize": 14, "classes": names})
-    assert card_huggingface(tmp_path) == {"eval_resize": 14, "classes": names}
+    card = card_huggingface(tmp_path)
+    assert card["classes"] == names
+    assert Preprocessing.read(card, "").describe().startswith("resize 14 (bilinear, antialias), center crop 12x12")
     assert from_pretrained(tmp_path, head=True).config.id2label == dict(enumerate(names))
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
     picture = torch.randint(0, 256, (3, 28, 40), dtype=torch.uint8)

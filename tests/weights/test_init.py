@@ -1,3 +1,4 @@
+import dataclasses
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +9,12 @@ import pytest
 import safetensors.torch
 import torch
 
+from vitlab.errors import UserError
 from vitlab.files import write_sums
+from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
-from vitlab.weights import convert, load_card, load_model, save_model
+from vitlab.preprocessing import Preprocessing
+from vitlab.weights import convert, load_card, load_checkpoint, load_model, save_model
 from vitlab.weights.google import write_google
 
 ALLOWED = r"give a Google \.npz, a folder of save_model, timm or Hugging Face"
@@ -31,7 +35,9 @@ def test_every_door_opens_the_same_model(tmp_path: Path, tiny: Callable[..., ViT
         assert not loaded.training
         assert torch.equal(loaded(images), model(images))
     assert load_model(str(tmp_path / "vit.npz")).config == model.config
-    assert [load_card(tmp_path / path) for path in paths] == [{}, {}] + 3 * [{"source": "a test"}]
+    cards = [load_card(tmp_path / path) for path in paths]
+    google, saved = ({"preprocessing": each.to_card()} for each in (Preprocessing.google(), Preprocessing(12)))
+    assert cards == 2 * [google] + 3 * [{"source": "a test"} | saved]
 
 
 def test_what_is_asked_reaches_the_model(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
@@ -167,8 +173,8 @@ def test_converted_at_another_size(tmp_path: Path, tiny: Callable[..., ViT]) -> 
     save_model(tiny(), tmp_path / "saved", extra={"eval_resize": 16, "classes": list("abcde")})
     done = convert(tmp_path / "saved", tmp_path / "wide", to="vitlab", image_size=(12, 20))
     assert load_model(tmp_path / "wide").config.image_size == (12, 20)
-    resize = 27  # 16 of 12 pixels
-    card = {"classes": list("abcde"), "source": str(tmp_path / "saved"), "eval_resize": resize}
+    prepared = Preprocessing.google((12, 20), 27)  # 16 of 12 pixels
+    card = {"classes": list("abcde"), "source": str(tmp_path / "saved"), "preprocessing": prepared.to_card()}
     assert load_card(tmp_path / "wide") == card
     assert done["difference"] == 0
 
@@ -217,3 +223,80 @@ def test_a_damaged_card_of_a_run(tmp_path: Path, tiny: Callable[..., ViT], caplo
     card.write_text(card.read_text().replace("a test", "a text"))
     load_model(tmp_path)
     assert "model/config.json does not match its checksum" in caplog.text
+
+
+# --- cards -------------------------------------------------------------------------------------------------------
+
+
+def test_a_card_is_read_without_the_weights(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    prepared = Preprocessing(12, 16, interpolation="bicubic")
+    save_model(tiny(), tmp_path / "saved", extra={"preprocessing": prepared.to_card()})
+    (tmp_path / "saved" / "model.safetensors").write_bytes(b"damaged")
+    assert load_card(tmp_path / "saved", image_size=24) == {"preprocessing": prepared.at(24).to_card()}
+
+
+@pytest.mark.parametrize("card", [{"eval_resize": -3}, {"eval_resize": 10**12}, {"preprocessing": {"resize": -3}}])
+@pytest.mark.usefixtures("unchecked")
+def test_a_card_that_no_image_can_be_prepared_by(
+    tmp_path: Path, tiny: Callable[..., ViT], card: dict[str, Any]
+) -> None:
+    save_model(tiny(), tmp_path / "saved", extra=card)
+    with pytest.raises(
+        UserError, match=r"saved: its (eval_resize|preprocessing) cannot be used: resize is -?\d+; allowed"
+    ):
+        load_card(tmp_path / "saved")
+
+
+def test_a_checkpoint_is_loaded_at_its_evaluation_size(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    model = tiny(image_size=20, position_interpolation="bicubic")
+    save_model(model, tmp_path / "saved", extra={"preprocessing": Preprocessing(12, 16).to_card(), "source": "here"})
+    found = load_checkpoint(tmp_path / "saved")
+    assert (found.model.config.image_size, found.preprocessing) == (12, Preprocessing(12, 16))
+    assert found.card["source"] == "here"
+    images = torch.randn(2, 3, 12, 12)
+    expected = load_model(tmp_path / "saved", image_size=12, interpolation="bicubic")
+    assert torch.equal(found.model(images), expected(images))
+    asked = load_checkpoint(tmp_path / "saved", image_size=24, interpolation="corners")
+    assert asked.preprocessing == Preprocessing(24, 32)
+    assert asked.model.config == dataclasses.replace(model.config, image_size=24, position_interpolation="corners")
+    assert load_model(tmp_path / "saved").config == model.config  # as it is
+
+
+def test_a_hub_is_asked_once(tmp_path: Path, tiny: Callable[..., ViT], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though a new commit comes in between: card and weights are of the same one."""
+    asked: list[str] = []
+
+    def fetch(spec: str) -> Path:
+        asked.append(spec)
+        save_model(tiny(width=8 * len(asked)), tmp_path / f"{len(asked)}", extra={"source": f"commit {len(asked)}"})
+        return tmp_path / f"{len(asked)}"
+
+    monkeypatch.setattr("vitlab.weights.fetch.fetch", fetch)
+    found = load_checkpoint("hub:a/asked-once")
+    again, card = load_model("hub:a/asked-once", image_size=24), load_card("hub:a/asked-once", image_size=24)
+    assert asked == ["hub:a/asked-once"]
+    assert found.card["source"] == card["source"] == "commit 1"
+    assert isinstance(again.config, ViTConfig)
+    assert again.config.width == 8
+
+
+@pytest.mark.parametrize("length", [0x280, 0x380, 0x480, 0x580, 0x680])
+def test_the_length_of_a_header_is_no_pickle(tmp_path: Path, length: int) -> None:
+    """A safetensors file whose first byte, and second, are those of a pickle."""
+    data = safetensors.torch.save({"patch_embed.proj.weight": torch.zeros(8, 3, 2, 2)})
+    end = 8 + int.from_bytes(data[:8], "little")
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(
+        length.to_bytes(8, "little") + data[8:end].ljust(length) + data[end:]
+    )  # a header may end in blanks
+    assert path.read_bytes()[0] == 0x80
+    with pytest.raises(UserError, match=r"blocks\.0\.mlp\.fc1\.weight is missing"):  # it is read
+        load_model(path)
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_every_pickle_is_refused(tmp_path: Path, protocol: int) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(bytes([0x80, protocol]) + b"}q\x00{{{{{{{{.")
+    with pytest.raises(UserError, match="is a pickle"):
+        load_model(path)

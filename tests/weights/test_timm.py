@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 import timm
+import timm.data
 import torch
-from peers import check_timm, faint, images, loaded, normalised, stirred
+from peers import check_equal, check_prepared, check_timm, faint, images, loaded, normalised, photographs, stirred
+from PIL import Image
 from safetensors.torch import save_file
 from timm.models import save_for_hf
 from torch import nn
 
 from vitlab.models import ResNetConfig, ViTConfig
+from vitlab.preprocessing import Preprocessing
+from vitlab.weights import load_checkpoint, load_model, save_model
 from vitlab.weights.timm import card_timm, read_timm
 
 SMALL: dict[str, Any] = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_ratio": 1.5}
@@ -287,5 +291,122 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
 
 def test_timm_s_own_card_is_understood(tmp_path: Path) -> None:
     saved(timm.create_model("vit_tiny_patch16_224", depth=1), tmp_path, {"depth": 1})
-    assert card_timm(tmp_path) == {"eval_resize": 248}
+    half = (0.5, 0.5, 0.5)
+    expected = Preprocessing(224, 248, interpolation="bicubic", mean=half, std=half)
+    assert Preprocessing.read(card_timm(tmp_path), "") == expected
     assert card_timm(tmp_path / "model.safetensors") == {}
+
+
+CENTER = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        CENTER,
+        {"num_classes": 3},
+        {**CENTER, "interpolation": "bilinear", "crop_pct": 0.875},
+        {**CENTER, "interpolation": "lanczos", "crop_pct": 0.95},
+        {**CENTER, "crop_pct": 1.0},
+        {**CENTER, "crop_mode": "squash", "crop_pct": 1.0},
+        {**CENTER, "crop_mode": "squash", "crop_pct": 0.9},
+        {**CENTER, "test_input_size": [3, 256, 256], "test_crop_pct": 0.95},
+    ],
+)
+def test_images_are_prepared_as_by_timm(tmp_path: Path, shared: Path, said: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(
+            {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {**said, "mean": [0] * 3, "std": [1] * 3}}
+        )
+    )
+    settings = timm.data.resolve_data_config(pretrained_cfg=said, use_test_size=True)
+    transform: Any = timm.data.create_transform(**settings | {"mean": (0, 0, 0), "std": (1, 1, 1)})
+    pictures = photographs(shared)
+    check_prepared(card_timm(tmp_path), pictures, [transform(Image.fromarray(picture)) for picture in pictures])
+
+
+def test_what_timm_does_beyond_that_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Borders around an image: it is squashed instead."""
+    said = {**CENTER, "crop_mode": "border"}
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_tiny_patch16_224", "pretrained_cfg": said}))
+    assert card_timm(tmp_path)["preprocessing"]["resize"] is None
+    assert "images are squashed to size, because crop_mode='border'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("vit_tiny_patch16_224", 224, 448),
+        ("vit_small_patch14_dinov2", 518, 224),
+        ("vit_small_patch14_reg4_dinov2", 518, 224),
+        ("vit_base_patch16_siglip_224", 224, (160, 320)),
+    ],
+)
+@torch.no_grad()
+def test_positions_are_interpolated_as_by_timm(tmp_path: Path, name: str, old: int, new: Any) -> None:
+    """Google's way is off by 0.01 and more."""
+    args: dict[str, Any] = {"embed_dim": 64, "num_heads": 4, "depth": 1, "img_size": old}
+    theirs: Any = timm.create_model(name, **args).eval()
+    theirs.pos_embed.normal_()
+    folder = saved(theirs, tmp_path, args)
+    theirs.set_input_size(img_size=new)
+    pictures, cfg = images(new), theirs.pretrained_cfg
+    tokens = theirs.forward_features(normalised(pictures, cfg["mean"], cfg["std"]))
+    ours = load_model(folder, image_size=new)
+    check_equal(ours.forward_features(pictures), tokens)
+    save_model(ours, tmp_path / "fine-tuned")  # and then back to the first size
+    assert load_model(tmp_path / "fine-tuned").config.position_interpolation == "bicubic_antialias"  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(AssertionError):
+        check_equal(
+            load_model(folder, image_size=new, interpolation="corners").forward_features(pictures), tokens, 0.01
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "extra"),
+    [
+        ("resnetv2_50x1_bit", BIT, {"output_stride": 16}),
+        ("resnetv2_50x1_bit", BIT, {"avg_down": True}),
+        ("vit_tiny_patch16_224", OBLONG, {"block_fn": "ParallelThingsBlock"}),
+        ("vit_tiny_patch16_224", OBLONG, {"in_chans": 1}),
+    ],
+)
+def test_arguments_that_may_change_the_answers_are_refused(
+    tmp_path: Path, name: str, args: dict[str, Any], extra: dict[str, Any]
+) -> None:
+    folder = saved(made(name, **args), tmp_path, args)
+    read_timm(folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["model_args"] = {**args, "drop_path_rate": 0.1, **extra}
+    (folder / "config.json").write_text(json.dumps(config))
+    ((key, value),) = extra.items()
+    with pytest.raises(ValueError, match=f"model_args that are not supported: {key}={value!r}. Supported are"):
+        read_timm(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "gelu"),
+    [
+        ("vit_so400m_patch16_siglip_256", {"embed_dim": 1152, "num_heads": 16}, "tanh"),
+        ("vit_so400m_patch16_siglip_gap_256", {"embed_dim": 1152, "num_heads": 16}, "tanh"),
+        ("vit_base_patch32_siglip_256", {"embed_dim": 768, "num_heads": 12}, "tanh"),
+        ("vit_large_patch16_siglip_512", {"embed_dim": 1024, "num_heads": 16}, "tanh"),
+        ("vit_large_patch16_siglip_256", {"embed_dim": 1024, "num_heads": 16}, "erf"),
+        ("vit_base_patch16_siglip_224", {"embed_dim": 768, "num_heads": 12}, "erf"),
+    ],
+)
+def test_a_bare_siglip_has_its_own_gelu(tmp_path: Path, name: str, args: dict[str, Any], gelu: str) -> None:
+    theirs = timm.create_model(name, **args, depth=1, mlp_ratio=0.1, num_classes=0)
+    config, _ = read_timm(bare(theirs, tmp_path / "vit.safetensors"))
+    assert isinstance(config, ViTConfig)
+    assert config.gelu == gelu
+
+
+def test_pixels_that_no_patch_covers_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """timm's patches leave the last 6 of 384 pixels out."""
+    args: dict[str, Any] = {"embed_dim": 32, "num_heads": 4, "depth": 1}
+    folder = saved(timm.create_model("vit_so400m_patch14_siglip_384", **args), tmp_path, args)
+    found = load_checkpoint(folder)
+    assert found.model.config.image_size == 378
+    assert found.preprocessing.image_size == 378
+    assert "says 384x384 pixels and its positions are for 378x378" in caplog.text

@@ -8,7 +8,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.models.vit import Model
 from vitlab.transfer.evaluate import choose_device
-from vitlab.weights import READABLE, class_names, load_card, load_model
+from vitlab.weights import READABLE, class_names, load_card, load_checkpoint
 
 KEPT = 2
 """Models in memory at a time: enough to go to and fro between two."""
@@ -79,12 +79,13 @@ class Shelf:
     def _load(self, name: str) -> Loaded:
         place = self.places[name]
         try:
-            model, card = load_model(place).to(self.device), load_card(place)
+            found = load_checkpoint(place)
+            model, card = found.model.to(self.device), found.card
             return Loaded(
                 name=name,
                 model=model,
                 classes=class_names(card, model.config.num_classes) if model.head is not None else (),
-                transform=EvalTransform(model.config.image_hw, resize=card.get("eval_resize")),
+                transform=EvalTransform(model.config.image_hw, found.preprocessing),
                 source=str(card.get("source", place)),
             )
         except (OSError, RuntimeError, KeyError, TypeError) as error:  # what damage can look like from below

@@ -206,7 +206,15 @@ def distances(seen: Seen) -> Markup:
 def card(loaded: Loaded) -> Markup:
     """What the model is: its kind, sizes, cost, and where its weights came from."""
     config = loaded.model.config
-    rows = {"Checkpoint": loaded.name} | numbers_of(config) | details_of(config) | {"weights from": loaded.source}
+    rows = (
+        {"Checkpoint": loaded.name}
+        | numbers_of(config)
+        | details_of(config)
+        | {
+            "images": loaded.transform.preprocessing.describe(),
+            "weights from": loaded.source,
+        }
+    )
     items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in rows.items())
     return Markup(f'<dl class="card">{items}</dl>')
 

@@ -13,11 +13,21 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.errors import UserError, printable, quoted
+from vitlab.models.config import Interpolation
 from vitlab.settings import to_dict
 from vitlab.train.config import FinetuneConfig, TrainConfig
 
 CHECKPOINTS = "A Google .npz, a folder (saved model, run, timm, Hugging Face), hub:OWNER/NAME or timm:NAME.TAG."
 Checkpoint = Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help=CHECKPOINTS)]
+EvaluationSize = Annotated[
+    int | None,
+    tyro.conf.arg(help="Image side in pixels; as the checkpoint's preprocessing says unless given. Position embeddings "
+                  "are interpolated for it."),
+]  # fmt: skip
+PositionInterpolation = Annotated[
+    Interpolation | None,
+    tyro.conf.arg(help="How position embeddings are interpolated; as the checkpoint's own library does unless given."),
+]
 # `--optim.lr`, not `--config.optim.lr`
 RunConfig = Annotated[TrainConfig, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]
 FinetuneRunConfig = Annotated[FinetuneConfig, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]

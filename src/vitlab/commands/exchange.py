@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.answers import Checkpoint, answer, begin, progress_bar
+from vitlab.commands.answers import Checkpoint, PositionInterpolation, answer, begin, progress_bar
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize
 
@@ -77,13 +77,16 @@ class Convert:
     """Whose format."""
     image_size: ImageSize | None = None
     """Side in pixels, or height and width: converts at another size, with interpolated position embeddings."""
+    interpolation: PositionInterpolation = None
     json: bool = False
 
     def run(self) -> int:
         begin(f"loading {self.checkpoint}")
         from vitlab.weights import convert
 
-        done = convert(self.checkpoint, self.destination, to=self.to, image_size=self.image_size)
+        done = convert(
+            self.checkpoint, self.destination, to=self.to, image_size=self.image_size, interpolation=self.interpolation
+        )
         answer(done, self.json, f"{done['path']}: {done['parameters']:,} parameters in {self.to}'s format; read back, "
                 f"the answers differ by {done['difference']:.1e}.")  # fmt: skip
         return 0
@@ -99,7 +102,9 @@ class Export:
     out: Path | None = None
     """File to write; `model.onnx` or `model.pt2` unless given."""
     image_size: ImageSize | None = None
-    """Export at another size, with interpolated position embeddings."""
+    """Side in pixels, or height and width; as the checkpoint's preprocessing says unless given. Position embeddings are
+    interpolated for it."""
+    interpolation: PositionInterpolation = None
     json: bool = False
 
     def run(self) -> int:
@@ -107,6 +112,8 @@ class Export:
         from vitlab.weights.export import export_checkpoint
 
         out = self.out or Path("model.onnx" if self.to == "onnx" else "model.pt2")
-        report = export_checkpoint(self.checkpoint, out, to=self.to, image_size=self.image_size)
+        report = export_checkpoint(
+            self.checkpoint, out, to=self.to, image_size=self.image_size, interpolation=self.interpolation
+        )
         answer(report, self.json, "\n".join(f"{name}: {value}" for name, value in report.items()))
         return 0

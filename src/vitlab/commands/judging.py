@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.answers import Checkpoint, answer, begin, say
+from vitlab.commands.answers import Checkpoint, EvaluationSize, PositionInterpolation, answer, begin, say
 
 Mirror = Annotated[
     bool,
@@ -40,8 +40,8 @@ class Evaluate:
     """Part to test on; `all` is every picture of the data set once."""
     root: str | None = None
     """Folder that holds a named data set."""
-    image_size: int | None = None
-    """Test at another size, with interpolated position embeddings."""
+    image_size: EvaluationSize = None
+    interpolation: PositionInterpolation = None
     resize: int | None = None
     """Bring the shorter side of each picture to so many pixels and test the centre; as the data set or the checkpoint
     says unless given, else the whole picture is squashed to size."""
@@ -63,6 +63,7 @@ class Evaluate:
         with together() as ranks:
             found = evaluate_checkpoint(
                 self.checkpoint, self.dataset, self.split, root=self.root, image_size=self.image_size,
+                interpolation=self.interpolation, say=say if ranks.first else None,
                 resize=self.resize, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
                 mirror=self.mirror, partial=self.partial, precision=self.precision, device=self.device, ranks=ranks,
             )  # fmt: skip
@@ -95,8 +96,8 @@ class Fewshot:
     partial: Partial = False
     test_pictures: int | None = None
     """Test on no more pictures than these, taken evenly from the split."""
-    image_size: int | None = None
-    """Test at another size, with interpolated position embeddings."""
+    image_size: EvaluationSize = None
+    interpolation: PositionInterpolation = None
     batch_size: int = 64
     workers: int = 0
     on_error: Literal["raise", "skip"] = "raise"
@@ -118,7 +119,8 @@ class Fewshot:
                 self.checkpoint, self.dataset, root=self.root, shots=self.shots, l2=self.l2, seeds=self.seeds,
                 original=self.original, leave_self_out=self.leave_self_out, train_split=self.train_split,
                 test_split=self.test_split, partial=self.partial, test_pictures=self.test_pictures,
-                image_size=self.image_size, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
+                image_size=self.image_size, interpolation=self.interpolation, say=say if ranks.first else None,
+                batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
                 precision=self.precision, device=self.device, cache=self.cache, out=self.out, ranks=ranks,
             )  # fmt: skip
         if ranks.first:
@@ -143,8 +145,8 @@ class Probe:
     train_split: TrainSplit = None
     test_split: Literal["train", "val", "test", "trainval"] = "test"
     partial: Partial = False
-    image_size: int | None = None
-    """Test at another size, with interpolated position embeddings."""
+    image_size: EvaluationSize = None
+    interpolation: PositionInterpolation = None
     batch_size: int = 64
     workers: int = 0
     on_error: Literal["raise", "skip"] = "raise"
@@ -163,6 +165,7 @@ class Probe:
             found = probe_checkpoint(
                 self.checkpoint, self.dataset, self.kind, root=self.root, train_split=self.train_split,
                 test_split=self.test_split, partial=self.partial, ks=self.k, l2=self.l2, image_size=self.image_size,
+                interpolation=self.interpolation, say=say if ranks.first else None,
                 batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
                 precision=self.precision, device=self.device, cache=self.cache, ranks=ranks,
             )  # fmt: skip
@@ -179,6 +182,8 @@ class Predict:
     sources: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="PICTURE ...")]
     """Pictures, folders of pictures, or - for the standard input (one picture, or paths, one a line)."""
     top: int = 5
+    image_size: EvaluationSize = None
+    interpolation: PositionInterpolation = None
     mirror: Mirror = False
     precision: Precision = "float32"
     device: str = "auto"
@@ -190,8 +195,8 @@ class Predict:
 
         failed = 0
         for said in predict(
-            self.checkpoint, self.sources, top=self.top, mirror=self.mirror, precision=self.precision,
-            device=self.device,
+            self.checkpoint, self.sources, top=self.top, image_size=self.image_size,
+            interpolation=self.interpolation, mirror=self.mirror, precision=self.precision, device=self.device, say=say,
         ):  # fmt: skip
             failed += said.error is not None
             answer(dataclasses.asdict(said), self.json, said.as_line(), lines=True)

@@ -7,7 +7,15 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.answers import CHECKPOINTS, Checkpoint, answer, begin
+from vitlab.commands.answers import (
+    CHECKPOINTS,
+    Checkpoint,
+    EvaluationSize,
+    PositionInterpolation,
+    answer,
+    begin,
+    say,
+)
 
 
 @dataclass(frozen=True)
@@ -23,8 +31,8 @@ class Inspect:
     """Pictures on the page; the attention distances are over all."""
     top: int = 5
     batch_size: int = 16
-    image_size: int | None = None
-    """Look at another size, with interpolated position embeddings."""
+    image_size: EvaluationSize = None
+    interpolation: PositionInterpolation = None
     device: str = "auto"
     json: bool = False
 
@@ -34,7 +42,7 @@ class Inspect:
 
         found = inspect_checkpoint(
             self.checkpoint, self.sources, self.out, shown=self.shown, top=self.top, batch_size=self.batch_size,
-            image_size=self.image_size, device=self.device,
+            image_size=self.image_size, interpolation=self.interpolation, device=self.device, say=say,
         )  # fmt: skip
         answer(found, self.json, as_text(found))
         return 1 if found["unreadable"] else 0

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
+from PIL import Image
 from torch import Tensor
 
 from vitlab.data.crops import (
@@ -28,10 +29,12 @@ from vitlab.data.crops import (
 )
 from vitlab.data.randaugment import randaugment
 from vitlab.errors import UserError
+from vitlab.preprocessing import Preprocessing
 
 Crop = Literal["inception", "random", "pad", "none"]
 CROPS = ("inception", "random", "pad", "none")
 
+STRIP = 16  # A resized image that has so many times the pixels of its center is not computed as a whole.
 ATTEMPTS = 100  # TensorFlow's max_attempts; after them the whole picture is taken
 
 
@@ -159,38 +162,64 @@ class TrainTransform:
 
 @dataclasses.dataclass(frozen=True)
 class EvalTransform:
-    """Without `resize` the whole picture is squashed to `image_size` (Google's fine-tuning evaluation).
-
-    With it, the smaller side is brought to `resize` by area averaging (`keep_aspect=False`: both sides,
-    bilinearly, as in Google's few-shot evaluation) and the centre of `image_size` is cut out; values are
-    whole numbers then.
-    """
+    """Prepares images for evaluation as `preprocessing` says, which is brought to `image_size` in proportion."""
 
     image_size: Size
-    resize: int | None = None
-    keep_aspect: bool = True
+    preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
 
     def __post_init__(self) -> None:
-        if self.resize is not None and self.resize < max(pair(self.image_size)):
-            raise UserError(f"resize={self.resize} must be at least image_size={self.image_size}, which is cut from it")
+        object.__setattr__(self, "preprocessing", self.preprocessing.at(self.image_size))
 
     def apply(self, pictures: Pictures) -> Float[Tensor, "B 3 S T"]:
+        """Values in [-1, 1]. Images are in memory as one uint8 tensor, or decoded one by one."""
         if isinstance(pictures, Tensor):
-            return to_range(self._resize(planar(pictures)))
-        return to_range(torch.cat([self._resize(planar(torch.from_numpy(p)[None])) for p in pictures]))
+            return to_range(self._resize(pictures))
+        return to_range(torch.cat([self._resize(torch.from_numpy(p)[None]) for p in pictures]))
 
-    def _resize(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 3 S T"]:
-        h, w = pair(self.image_size)
-        if self.resize is None:
-            return resize_bilinear(images, (h, w))
-        scale = self.resize / min(images.shape[2:])
-        full = [round(side * scale) if self.keep_aspect else self.resize for side in images.shape[2:]]
-        y, x = (full[0] - h) // 2, (full[1] - w) // 2
-        if self.keep_aspect:
-            images = resize_area(images, (full[0], full[1]), (y, x, h, w))
+    def _resize(self, images: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 S T"]:
+        wanted, (h, w), sides = self.preprocessing, pair(self.image_size), images.shape[1:3]
+        if wanted.resize is None:
+            full = h, w
+        elif not wanted.keep_aspect:
+            full = wanted.resize, wanted.resize
+        elif wanted.is_google:
+            scale = wanted.resize / min(sides)
+            full = round(sides[0] * scale), round(sides[1] * scale)
         else:
-            images = resize_bilinear(images, (full[0], full[1]))[:, :, y : y + h, x : x + w]
-        return images.floor()  # big_vision's resize truncates to whole numbers
+            full = int(wanted.resize * sides[0] / min(sides)), int(wanted.resize * sides[1] / min(sides))
+        free = full[0] - h, full[1] - w
+        y, x = (round(each / 2) if wanted.crop_offset == "round" else each // 2 for each in free)
+        if not wanted.is_google:
+            return _resize_pillow(images, full, (y, x, h, w), wanted.interpolation)
+        if wanted.resize is None:
+            return resize_bilinear(planar(images), (h, w))
+        if wanted.keep_aspect:
+            found = resize_area(planar(images), full, (y, x, h, w))
+        else:
+            found = resize_bilinear(planar(images), full)[:, :, y : y + h, x : x + w]
+        return found.floor()  # big_vision's resize truncates to whole numbers
+
+
+def _resize_pillow(
+    images: UInt8[Tensor, "B H W 3"], size: tuple[int, int], window: tuple[int, int, int, int], interpolation: str
+) -> Float[Tensor, "B 3 S T"]:
+    """Pillow's resize to `size`, and of that the window (y, x, height, width).
+
+    Of a long strip only the window is computed, which may differ by a gray level or two: Pillow's boxes are float32.
+    """
+    y, x, h, w = window
+    if images.shape[1:3] == size:
+        return planar(images[:, y : y + h, x : x + w])
+    box = None
+    if size[0] * size[1] > STRIP * h * w:
+        down, across = images.shape[1] / size[0], images.shape[2] / size[1]
+        box = (x * across, y * down, min((x + w) * across, images.shape[2]), min((y + h) * down, images.shape[1]))
+        size, y, x = (h, w), 0, 0
+    resized = np.empty((len(images), h, w, 3), np.uint8)
+    for place, image in zip(resized, images.cpu().numpy(), strict=True):
+        large = Image.fromarray(image).resize(size[::-1], Image.Resampling[interpolation.upper()], box)
+        place[:] = np.asarray(large)[y : y + h, x : x + w]
+    return planar(torch.from_numpy(resized).to(images.device))
 
 
 def resize_bilinear(images: Float[Tensor, "B 3 H W"], size: tuple[int, int]) -> Float[Tensor, "B 3 S T"]:

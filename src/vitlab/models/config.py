@@ -12,6 +12,9 @@ from vitlab.models.stages import ResNetBody
 from vitlab.settings import check_fields
 
 ImageSize = int | tuple[int, int]
+Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
+"""How a grid of position embeddings is resampled: bilinear with the corner patches' centres aligned (Google's), or
+bicubic with the picture's borders aligned (Hugging Face, for most of its models), or that with antialiasing (timm)."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,8 @@ class ViTConfig:
     position_std: float = 0.02
     """Standard deviation of a new position embedding. Google's is 0.02, big_vision's 1 / sqrt(D); a larger one lets a
     short training on small pictures tell places apart from the start."""
+    position_interpolation: Interpolation | None = None
+    """How position embeddings are resampled for another image size; None is `corners`, Google's."""
     dropout: float = 0.0
     """Rate after the position embedding and every dense layer except the qkv projections (App. B.1)."""
     stochastic_depth: float = 0.0

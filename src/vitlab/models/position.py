@@ -1,6 +1,6 @@
 """App. D.4: where a token stands. Position embeddings, and their interpolation to another grid (Sec. 3.2)."""
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -8,11 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlab.errors import UserError
-from vitlab.models.config import ViTConfig
-
-Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
-"""How a grid of position embeddings is resampled: bilinear with the corner patches' centres aligned (Google's), or
-bicubic with the picture's borders aligned, as DINOv2 and Hugging Face do, or that with antialiasing, as timm does."""
+from vitlab.models.config import Interpolation, ViTConfig
 
 
 class PositionEmbedding(nn.Module):
@@ -93,9 +89,11 @@ def sincos_table(grid: tuple[int, int], width: int) -> Float[Tensor, "1 N D"]:
 
 
 def resize_positions(
-    state: dict[str, Tensor], config: ViTConfig, grid: tuple[int, int], method: Interpolation = "corners"
+    state: dict[str, Tensor], config: ViTConfig, grid: tuple[int, int], method: Interpolation | None = None
 ) -> dict[str, Tensor]:
-    """The entries of `state` that are position embeddings of `config`'s grid, for another grid."""
+    """The entries of `state` that are position embeddings of `config`'s grid, for another grid; resampled by `method`,
+    or by the configuration's own."""
+    method = method or config.position_interpolation or "corners"
     match config.position:
         case "1d":
             table = state["position.table"]

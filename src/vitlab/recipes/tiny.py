@@ -62,7 +62,13 @@ def finetune_small() -> FinetuneConfig:
     return FinetuneConfig(
         model=ViTConfig(image_size=224),
         data=DataConfig(
-            name="digits", train_split="trainval", eval_split="test", crop="inception", min_area=0.3, workers=2
+            name="digits",
+            train_split="trainval",
+            eval_split="test",
+            crop="inception",
+            min_area=0.3,
+            eval_interpolation="bilinear",
+            workers=2,
         ),
         optim=OptimConfig(name="sgd", lr=0.01, schedule="cosine", warmup_steps=100, clip_norm=1.0),
         steps=500,

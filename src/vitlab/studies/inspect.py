@@ -1,7 +1,7 @@
 """Looking inside one checkpoint: a page, every figure of the paper as a file, and the numbers behind them."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,14 @@ from vitlab.inspect.embeddings import filters_of, positions_of
 from vitlab.inspect.look import look
 from vitlab.inspect.page import write_page
 from vitlab.inspect.report import Inspection, checkpoint_page, draw
-from vitlab.models.config import ImageSize, ViTConfig
+from vitlab.models.config import ImageSize, Interpolation, ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.studies.runs import Run, run_folders
 from vitlab.train.workdir import write_json
 from vitlab.transfer.evaluate import choose_device
 from vitlab.transfer.features import PictureCounter
 from vitlab.transfer.predict import find_pictures
-from vitlab.weights import load_card, load_model
+from vitlab.weights import load_checkpoint
 
 MOST = 128
 """Pictures that a run's attention distances are over, as in App. D.7."""
@@ -42,7 +42,9 @@ def inspect_checkpoint(
     top: int = 5,
     batch_size: int = 16,
     image_size: ImageSize | None = None,
+    interpolation: Interpolation | None = None,
     device: str = "auto",
+    say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Looks into a Vision Transformer or a hybrid while it sees pictures; writes a page, figures and numbers to `out`.
 
@@ -50,7 +52,7 @@ def inspect_checkpoint(
     attention distances, the first `shown` stand on the page, each with its `top` answers. Pictures that cannot be read
     are left out and named. Without sources, a finished run shows test pictures of its own, and the page of any other
     checkpoint what needs none: its card, filters and position embeddings. A run's page also tells how the run went.
-    `image_size` interpolates the position embeddings.
+    `image_size` and `interpolation` are as in `load_checkpoint`; `say` hears how images are prepared.
 
     In `out`: index.html, which needs no network; figures/NAME.png, .svg and .npz; result.json, which is returned.
     A ResNet has no attention to look at, so of its run the page only tells how it went. Raises ValueError for any other
@@ -65,14 +67,18 @@ def inspect_checkpoint(
     if (out / "config.json").exists():  # its result.json is another
         raise UserError(f"{out} holds a run or a model; give another folder, say {out / 'look'}.")
     place = choose_device(device)
-    model, card = load_model(checkpoint, image_size=image_size), load_card(checkpoint, image_size=image_size)
+    loaded = load_checkpoint(checkpoint, image_size=image_size, interpolation=interpolation)
+    model, preprocessing = loaded.model, loaded.preprocessing
+    card = loaded.card | {"preprocessing": preprocessing.to_card()}
     runs = [Run.read(folder) for folder in run_folders(checkpoint)]
     phases = [run.phase(f"{run.folder.name}: {run.title}" if len(runs) > 1 else None) for run in runs]
     shown_as = {"checkpoint": str(checkpoint), "config": model.config, "card": card}
     names: list[str] = []
     if isinstance(model, ViT):
         found = list(find_pictures(sources)) if sources else _own_pictures(runs, shown)  # a missing one is told at once
-        stream = _Stream(found, EvalTransform(model.config.image_hw, resize=card.get("eval_resize")), shown, batch_size)
+        stream = _Stream(found, EvalTransform(model.config.image_hw, preprocessing), shown, batch_size)
+        if found and say:
+            say(f"images: {preprocessing.describe()}")
         seen = look(model.to(place), stream.batches(), keep=shown) if found else None
         names = stream.names
         inspection = Inspection(

@@ -63,7 +63,7 @@ class Contender:
     name: str
     given: str
     """With which settings it runs."""
-    step: Callable[[], Tensor | bool | None]
+    step: Callable[[], Tensor | None]
 
 
 def variants(peer: str, work: Work) -> tuple[str, ...]:
@@ -165,7 +165,11 @@ def _ours(work: Work, model: Model, device: torch.device) -> Contender:
         training_batch(work, device),
     )
     said = f"the step of vitlab pretrain, precision {precision}, gradients clipped at 1, {path} attention"
-    return Contender(OURS, said, lambda: update(run, state, objective, batch, OPTIM.lr, work.batch))
+
+    def step() -> None:
+        update(run, state, objective, batch, OPTIM.lr, work.batch)
+
+    return Contender(OURS, said, step)
 
 
 def _path(work: Work, device: torch.device) -> str:

@@ -17,6 +17,7 @@ from vitlab.data.pictures import PictureError
 from vitlab.data.transforms import EvalTransform, pair, to_pixels
 from vitlab.files import find_damage
 from vitlab.inspect.report import Mistakes, Phase
+from vitlab.preprocessing import Preprocessing
 from vitlab.train.logs import read_log
 from vitlab.transfer.evaluate import Evaluation
 from vitlab.transfer.predictions import read_predictions
@@ -73,7 +74,7 @@ class Run:
         """
         card = self.card
         data = load_dataset(card["dataset"], "test", root=card["root"], classes=card["class_indices"], on_error="skip")
-        transform = EvalTransform(self.seen, resize=card["eval_resize"])
+        transform = EvalTransform(self.seen, Preprocessing.read(card, str(self.folder)))
         places = {picture_id(data, i): i for i in range(len(data))}
         found = {}
         for row in map(int, rows):

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from vitlab.errors import UserError
-from vitlab.models.config import ModelConfig, ViTConfig
+from vitlab.models.config import ImageSize, ModelConfig, ViTConfig
+from vitlab.preprocessing import Preprocessing
 from vitlab.settings import check_fields
 
 ABOVE_0 = "above 0"
@@ -66,6 +67,9 @@ class DataConfig:
     """Strength of RandAugment, 0-30."""
     eval_resize: int | None = None
     """Test pictures: None squashes them to size; a number resizes the shorter side to it and crops the centre."""
+    eval_interpolation: Literal["bilinear", "bicubic", "lanczos", "box", "hamming", "nearest"] | None = None
+    """Filter for test images, antialiased as by Pillow, timm and Hugging Face; None resizes as Google's code does:
+    bilinear without antialiasing (vision_transformer), or by area averaging with eval_resize (big_vision)."""
     workers: int = 0
     """Processes that read pictures; 0 reads in the training process."""
     fast_decode: bool = False
@@ -112,6 +116,12 @@ class DataConfig:
             )
         if self.workers < 0 or self.pad < 0:
             raise UserError(f"workers={self.workers} and pad={self.pad} must not be negative.")
+
+    def preprocessing(self, image_size: ImageSize) -> Preprocessing:
+        """How test images are prepared for a model of this size; raises UserError if `eval_resize` is too small."""
+        if self.eval_interpolation is None:
+            return Preprocessing.google(image_size, self.eval_resize)
+        return Preprocessing(image_size, self.eval_resize, interpolation=self.eval_interpolation)
 
 
 @dataclass(frozen=True)
@@ -394,8 +404,11 @@ class FinetuneConfig(TrainConfig):
     head_std: float | None = None
     """Standard deviation of the new head's weights, drawn by each run's seed; None starts it at zero, as the paper
     does. That costs a short training its first steps: until the head has grown, nothing below it learns."""
-    automatic: tuple[Literal["steps", "warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size"], ...] = ()
-    """Settings left to the number of training images (BiT's rule), to the checkpoint (its size) and to the device."""
+    automatic: tuple[
+        Literal["steps", "warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size", "preprocessing"], ...
+    ] = ()
+    """Settings left to the number of training images (BiT's rule), to the checkpoint (its image size, and how test
+    images are prepared) and to the device."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -16,7 +16,8 @@ from vitlab.models.config import ImageSize, ModelConfig, ViTConfig, nearest_imag
 from vitlab.models.initial import LEARNT_POSITIONS, redraw_positions
 from vitlab.models.stages import ResNetBody
 from vitlab.models.vit import Model
-from vitlab.train.config import FinetuneConfig, TrainConfig
+from vitlab.preprocessing import Preprocessing
+from vitlab.train.config import DataConfig, FinetuneConfig, TrainConfig
 from vitlab.weights import load_model
 
 logger = logging.getLogger(__name__)
@@ -57,12 +58,23 @@ def by_size(config: FinetuneConfig, examples: int, device_type: str = "cuda") ->
     return dataclasses.replace(config, automatic=())
 
 
-def default_image_size(source: ModelConfig, device_type: str) -> ImageSize:
-    """The size to fine-tune at where none is asked for: the checkpoint's own; on a CPU at most about CPU_SIZE, where a
-    size that the patch divides is near."""
-    if device_type != "cpu" or max(source.image_hw) <= CPU_SIZE or not isinstance(source, ViTConfig):
-        return source.image_size
+def default_image_size(source: ModelConfig, preprocessing: Preprocessing, device_type: str) -> ImageSize:
+    """The size to fine-tune at where none is asked for: the one at which the checkpoint is evaluated; on a CPU at most
+    CPU_SIZE, where the patch divides that."""
+    size = preprocessing.image_size or source.image_size
+    largest = size if isinstance(size, int) else max(size)
+    if device_type != "cpu" or largest <= CPU_SIZE or not isinstance(source, ViTConfig):
+        return size
     return max(CPU_SIZE // source.stride, 1) * source.stride
+
+
+def with_preprocessing(data: DataConfig, preprocessing: Preprocessing) -> DataConfig:
+    """`data`, whose test images are prepared as those of the checkpoint."""
+    return dataclasses.replace(
+        data,
+        eval_resize=preprocessing.resize if preprocessing.keep_aspect else None,
+        eval_interpolation=None if preprocessing.is_google else preprocessing.interpolation,
+    )
 
 
 def saved_choices(workdir: Path, config: FinetuneConfig) -> FinetuneConfig:
@@ -78,6 +90,9 @@ def saved_choices(workdir: Path, config: FinetuneConfig) -> FinetuneConfig:
         config = dataclasses.replace(config, **{name: value for name, value in chosen.items() if name in asked})
         if "warmup_steps" in asked:
             config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, warmup_steps=warmup))
+        if "preprocessing" in asked:
+            saved_data = {name: saved["data"][name] for name in ("eval_resize", "eval_interpolation")}
+            config = dataclasses.replace(config, data=dataclasses.replace(config.data, **saved_data))
         if "image_size" in asked:
             size = size if isinstance(size, int) else tuple(size)
             config = dataclasses.replace(config, model=dataclasses.replace(config.model, image_size=size))
@@ -137,10 +152,10 @@ def carried(checkpoint: str | Path, wanted: ModelConfig, new_positions: torch.Ge
     `new_positions` draws position embeddings for its grid in place of the interpolated ones; only the class token's
     stays (see `redraw_positions`).
     """
-    dropout = wanted.dropout if isinstance(wanted, ViTConfig) else None
+    vit = isinstance(wanted, ViTConfig)
     model = load_model(
-        checkpoint, image_size=wanted.image_size, num_classes=wanted.num_classes, reset_head=True,
-        pre_logits="drop", dropout=dropout,
+        checkpoint, image_size=wanted.image_size, num_classes=wanted.num_classes, reset_head=True, pre_logits="drop",
+        dropout=wanted.dropout if vit else None, interpolation=wanted.position_interpolation if vit else None,
     )  # fmt: skip
     assert model.config == wanted, f"{model.config} is not {wanted}"
     if new_positions is not None:

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from vitlab.data.loader import Batch, eval_batches
 from vitlab.data.sources import Dataset, Labels
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
+from vitlab.models.config import Interpolation
+from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.objectives import class_shares
 from vitlab.transfer.features import check_options
 from vitlab.transfer.precision import computes_in, load_for_judging, noted, recorded
-from vitlab.weights import load_card
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +143,7 @@ def evaluate(
     dataset: Dataset,
     image_size: tuple[int, int],
     *,
-    resize: int | None = None,
+    preprocessing: Preprocessing | None = None,
     batch_size: int = 256,
     pad: bool = False,
     workers: int = 0,
@@ -151,7 +152,7 @@ def evaluate(
     device: str | torch.device = "cpu",
     ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Runs `model` over `dataset`; pictures are squashed to `image_size`, or resized and cropped with `resize`.
+    """Runs `model` over `dataset`; images are squashed to `image_size`, or prepared as `preprocessing` says.
 
     Of several ranks each takes its share, `batch_size` pictures at a time, and every one returns the whole. `pad` fills
     up batches that are not full, so that the model sees one shape only; what it says of the filling is dropped.
@@ -163,8 +164,9 @@ def evaluate(
     judged: list[dict[str, Tensor]] = []  # on the device until the end: no batch waits for the one before
     skipped = 0
     batches = eval_batches(
-        dataset, EvalTransform(image_size, resize=resize), batch_size=batch_size * ranks.world_size, rank=ranks.rank,
-        world_size=ranks.world_size, workers=workers, on_error=on_error, device=device,
+        dataset, EvalTransform(image_size, preprocessing or Preprocessing()),
+        batch_size=batch_size * ranks.world_size, rank=ranks.rank, world_size=ranks.world_size, workers=workers,
+        on_error=on_error, device=device,
     )  # fmt: skip
     for batch in batches:
         ranks.check()
@@ -246,6 +248,7 @@ def evaluate_checkpoint(
     *,
     root: str | None = None,
     image_size: int | None = None,
+    interpolation: Interpolation | None = None,
     resize: int | None = None,
     batch_size: int = 256,
     workers: int = 0,
@@ -254,14 +257,15 @@ def evaluate_checkpoint(
     partial: bool = False,
     precision: str = "float32",
     device: str = "auto",
+    say: Callable[[str], None] | None = None,
     ranks: Ranks = ALONE,
 ) -> Evaluation:
-    """Tests a checkpoint on a data set, by default the one that its card names, with its own test resize.
+    """Tests a checkpoint on a data set, by default the one that its card names, with its own preprocessing.
 
-    At another `image_size` that resize keeps its proportion. `resize` overrides that of the data set (ObjectNet has
+    At another `image_size` its resize keeps its proportion. `resize` overrides that of the data set (ObjectNet has
     one) and of the card. `mirror` is as in `answers`, `precision` as in `load_for_judging`, `ranks` as in `evaluate`,
-    `partial` as in `load_dataset`. The data may have some of the checkpoint's classes only: the prediction is over all
-    of the checkpoint's, and one that the data does not have is wrong.
+    `partial` as in `load_dataset`; `say` hears how images are prepared. The data may have some of the checkpoint's
+    classes only: the prediction is over all of the checkpoint's, and one that the data does not have is wrong.
     Raises ValueError if the checkpoint has no head, or the data set has classes that it does not know.
     """
     # What can be refused without the data is refused before it is read.
@@ -269,9 +273,10 @@ def evaluate_checkpoint(
     check_options(batch_size)
     if dataset is not None:
         check_source(dataset, root)
-    model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)
-    EvalTransform(model.config.image_hw, resize=resize)
-    card = load_card(checkpoint, image_size=image_size)
+    found = load_for_judging(
+        checkpoint, place, precision, image_size=image_size, interpolation=interpolation, ranks=ranks
+    )
+    model, card, preprocessing = found.model, found.card, found.preprocessing
     name = dataset or card.get("dataset")
     if name is None:
         raise UserError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")
@@ -287,10 +292,12 @@ def evaluate_checkpoint(
     if resize is None and name in imagenet.TEST_RESIZE:
         side, centre = imagenet.TEST_RESIZE[name]
         resize = round(max(model.config.image_hw) * side / centre)
-    elif resize is None:
-        resize = card.get("eval_resize")
+    if resize is not None:
+        preprocessing = preprocessing.with_resize(resize)
+    if say:
+        say(f"images: {preprocessing.describe()}")
     return evaluate(
-        model, pictures, model.config.image_hw, resize=resize, batch_size=batch_size, workers=workers,
+        model, pictures, model.config.image_hw, preprocessing=preprocessing, batch_size=batch_size, workers=workers,
         on_error=on_error, mirror=mirror, device=place, ranks=ranks,
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.files import write_arrays
 from vitlab.models.vit import Model
+from vitlab.preprocessing import Preprocessing
 from vitlab.settings import to_dict
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.progress import Progress, duration
@@ -45,8 +46,7 @@ def features(
     model: Model,
     dataset: Dataset,
     *,
-    resize: int | None = None,
-    keep_aspect: bool = True,
+    preprocessing: Preprocessing | None = None,
     batch_size: int = 64,
     workers: int = 0,
     on_error: str = "raise",
@@ -57,16 +57,16 @@ def features(
 ) -> Features:
     """The pre-logits representation of every picture: what the head would have seen (Sec. 4.1), in float32.
 
-    `resize` and `keep_aspect` are EvalTransform's. With a folder `cache`, what was computed for the same weights,
-    pictures and transform is read from there and the rest added, so that an interrupted call goes on where it stopped;
-    labels are no part of it. A picture that could not be read is tried again. `label` shows the progress under that
-    name. Of several `ranks` each computes its share, and every one returns the whole. Raises ValueError for
-    representations that are not finite, and where no picture can be read.
+    Images are squashed to the model's size, or prepared as `preprocessing` says. With a folder `cache`, what was
+    computed for the same weights, pictures and transform is read from there and the rest added, so that an interrupted
+    call goes on where it stopped; labels are no part of it. A picture that could not be read is tried again. `label`
+    shows the progress under that name. Of several `ranks` each computes its share, and every one returns the whole.
+    Raises ValueError for representations that are not finite, and where no picture can be read.
     """
     if not len(dataset):
         raise UserError(f"{dataset.name} has no pictures in its split {dataset.split!r}.")
     check_options(batch_size)
-    transform = EvalTransform(model.config.image_hw, resize=resize, keep_aspect=keep_aspect)
+    transform = EvalTransform(model.config.image_hw, preprocessing or Preprocessing())
     x = np.zeros((len(dataset), model.config.num_features), np.float32)
     known = np.zeros(len(dataset), bool)
     size = -(-CHUNK // batch_size) * batch_size  # whole batches: what a picture is computed with is always the same
@@ -185,9 +185,15 @@ def check_features(x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " m"], n
         )
 
 
-def resize_of(image_hw: tuple[int, int]) -> int:
-    """The side that both sides of a picture are brought to before the centre is cut out: 256 for the model's 224."""
-    return round(max(image_hw) * 256 / 224)
+def frozen_preprocessing(preprocessing: Preprocessing, image_hw: tuple[int, int]) -> Preprocessing:
+    """How images are prepared for a frozen model: as the checkpoint says; Google's as in its few-shot evaluation.
+
+    That is big_vision's `resize(256)|central_crop(224)`, both sides bilinear without antialiasing, in proportion.
+    """
+    if not preprocessing.is_google:
+        return preprocessing.at(image_hw)
+    resize = round(max(image_hw) * 256 / 224)
+    return Preprocessing(image_hw, resize, keep_aspect=False, antialias=False, crop_offset="floor")
 
 
 def cache_folder() -> Path:

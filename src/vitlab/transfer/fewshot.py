@@ -13,12 +13,14 @@ from torch import nn
 from vitlab.data.datasets import check_source, load_dataset, require_disjoint
 from vitlab.data.sources import Dataset
 from vitlab.errors import UserError, quoted
+from vitlab.models.config import Interpolation
 from vitlab.models.vit import Model
+from vitlab.preprocessing import Preprocessing
 from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.workdir import write_json
 from vitlab.transfer.evaluate import choose_device
-from vitlab.transfer.features import Features, cache_folder, check_options, features, resize_of
+from vitlab.transfer.features import Features, cache_folder, check_options, features, frozen_preprocessing
 from vitlab.transfer.precision import load_for_judging, recorded
 from vitlab.transfer.ridge import L2_GRID, Ridge, choose_l2
 
@@ -162,16 +164,21 @@ def during_training(
 
     def judge(model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Model)
-        train, test = _frozen(model, split, workers=data.workers, on_error=data.on_error, device=device, ranks=ranks)
+        prepared = data.preprocessing(model.config.image_size)
+        train, test = _frozen(
+            model, prepared, split, workers=data.workers, on_error=data.on_error, device=device, ranks=ranks
+        )
         found = accuracies(split, train, test, [own.l2])
         return {f"fewshot_{shots}shot": float(values.mean()) for shots, values in found.items()}
 
     return judge
 
 
-def _frozen(model: Model, split: Split, label: str | None = None, **options: Any) -> tuple[Features, Features]:
-    """Features of the few examples and of the test pictures, as the public code prepares both: no augmentation."""
-    options |= {"resize": resize_of(model.config.image_hw), "keep_aspect": False}
+def _frozen(
+    model: Model, preprocessing: Preprocessing, split: Split, label: str | None = None, **options: Any
+) -> tuple[Features, Features]:
+    """Features of the few examples and of the test pictures, prepared by `frozen_preprocessing`: no augmentation."""
+    options["preprocessing"] = frozen_preprocessing(preprocessing, model.config.image_hw)
     train, test = (
         features(model, part, label=label and f"{label} {part.split}", **options) for part in (split.train, split.test)
     )
@@ -219,11 +226,13 @@ def fewshot_checkpoint(
     partial: bool = False,
     test_pictures: int | None = None,
     image_size: int | None = None,
+    interpolation: Interpolation | None = None,
     batch_size: int = 64,
     workers: int = 0,
     on_error: str = "raise",
     precision: str = "float32",
     device: str = "auto",
+    say: Callable[[str], None] | None = None,
     cache: Path | None = None,
     out: Path | None = None,
     ranks: Ranks = ALONE,
@@ -233,7 +242,7 @@ def fewshot_checkpoint(
     As in big_vision unless told otherwise: `l2` is 2^10, `seeds` 3 random draws. `original` is the form of the paper's
     time: the first pictures of each class, and of 30 l2 the one that ranks best over all data sets. Of several `l2`,
     too, the best by rank is taken for each number of shots: by the test pictures, as it was then, unless
-    `leave_self_out`. Pictures are squashed to 256/224 of the model's size and the centre is cut out. Features are kept
+    `leave_self_out`. Images are prepared by `frozen_preprocessing`, which `say` hears of. Features are kept
     in `cache` (the user's cache folder unless given), so that a second call, or one after an interruption, only
     computes what is missing. `out` receives the record as JSON. Of several `ranks` each computes a share of the
     features. train_split, partial: as in `probe_checkpoint`. Raises ValueError for bad settings, data or weights.
@@ -243,7 +252,12 @@ def fewshot_checkpoint(
     check_options(batch_size, out)
     for name in datasets:
         check_source(name, root)
-    model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)
+    loaded = load_for_judging(
+        checkpoint, place, precision, image_size=image_size, interpolation=interpolation, ranks=ranks
+    )
+    model, prepared = loaded.model, frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
+    if say:
+        say(f"images: {prepared.describe()}")
     splits = []
     for name in datasets:
         with ranks.first_ahead():
@@ -257,7 +271,7 @@ def fewshot_checkpoint(
     found, skipped = [], []
     for name, split in zip(datasets, splits, strict=True):
         train, test = _frozen(
-            model, split, name, batch_size=batch_size, workers=workers, on_error=on_error, device=place,
+            model, prepared, split, name, batch_size=batch_size, workers=workers, on_error=on_error, device=place,
             cache=cache or cache_folder(), ranks=ranks,
         )  # fmt: skip
         found.append(accuracies(split, train, test, l2s))
@@ -273,7 +287,7 @@ def fewshot_checkpoint(
     settings = {
         "shots": list(shots), "l2": list(l2s), "seeds": None if original else len(draws),
         "leave_self_out": leave_self_out, "train_split": train_split or "train", "test_split": test_split,
-        "image_size": list(model.config.image_hw), "resize": resize_of(model.config.image_hw),
+        "image_size": list(model.config.image_hw), "preprocessing": prepared.to_card(),
         **recorded(precision),
     }  # fmt: skip
     report = Report(str(checkpoint), settings, tuple(rows))

@@ -18,12 +18,12 @@ from torch import nn
 
 from vitlab.data.datasets import HELD_OUT_STREAM, stratified_split
 from vitlab.data.sources import Dataset
-from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.models import build_model
 from vitlab.models.config import ImageSize
 from vitlab.models.initial import redraw_head
 from vitlab.models.vit import Model
+from vitlab.preprocessing import Preprocessing
 from vitlab.train.config import FinetuneConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.loop import NonFiniteError, train
@@ -37,6 +37,7 @@ from vitlab.transfer.carry import (
     default_image_size,
     identity,
     saved_choices,
+    with_preprocessing,
 )
 from vitlab.transfer.estimate import Estimate
 from vitlab.transfer.evaluate import Evaluation, choose_device, table
@@ -154,10 +155,15 @@ def sweep_and_finetune(
     if len(config.learning_rates) == 1:
         config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=config.learning_rates[0]))
     config = saved_choices(workdir, config)
+    preprocessing = Preprocessing.read(load_card(checkpoint), str(checkpoint), source.image_size)
     if "image_size" in config.automatic and image_size is None:
-        image_size = default_image_size(source, place.type)
+        image_size = default_image_size(source, preprocessing, place.type)
     config = adapted(source, config, 2, image_size)
-    EvalTransform(config.model.image_hw, resize=config.data.eval_resize)
+    if "preprocessing" in config.automatic:
+        prepared = preprocessing.at(config.model.image_size)
+        config = dataclasses.replace(config, data=with_preprocessing(config.data, prepared))
+    prepared = config.data.preprocessing(config.model.image_size)
+    say(f"test images: {prepared.describe()}")
     if config.fresh_positions:
         check_positions(config.model)
     check_folder(workdir)

@@ -27,6 +27,7 @@ from vitlab.data.transforms import EvalTransform, example_uniforms
 from vitlab.errors import UserError
 from vitlab.files import replacing_file
 from vitlab.models.vit import ViT
+from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict, to_dict
 from vitlab.train.config import MaskingConfig
 from vitlab.train.distributed import ALONE, Ranks
@@ -98,7 +99,7 @@ def evaluate_masked(
     model: MaskedViT,
     dataset: Dataset,
     *,
-    resize: int | None = None,
+    preprocessing: Preprocessing | None = None,
     batch_size: int = 256,
     workers: int = 0,
     on_error: str = "raise",
@@ -114,8 +115,9 @@ def evaluate_masked(
     model.eval()
     tally = _Tally(masking, cells_of(masking, config.patch_size) ** 2, device)
     batches = eval_batches(
-        dataset, EvalTransform(config.image_hw, resize=resize), batch_size=batch_size * ranks.world_size,
-        rank=ranks.rank, world_size=ranks.world_size, workers=workers, on_error=on_error, device=device,
+        dataset, EvalTransform(config.image_hw, preprocessing or Preprocessing()),
+        batch_size=batch_size * ranks.world_size, rank=ranks.rank, world_size=ranks.world_size, workers=workers,
+        on_error=on_error, device=device,
         draws=masking.draws(config.num_patches),
     )  # fmt: skip
     for batch in batches:
@@ -276,7 +278,7 @@ def _assembled(patches: Float[Tensor, "n N p 3"], grid: tuple[int, int]) -> UInt
 
 
 def write_reconstructions(
-    model: MaskedViT, dataset: Dataset, folder: Path, *, resize: int | None = None, count: int = 8
+    model: MaskedViT, dataset: Dataset, folder: Path, *, preprocessing: Preprocessing | None = None, count: int = 8
 ) -> Path:
     """Draws `count` pictures, evenly spread over `dataset`, as `folder`/reconstructions.png; returns its path.
 
@@ -296,7 +298,7 @@ def write_reconstructions(
     indices = np.array(places, np.int64)
     numbers = example_uniforms(0, np.zeros_like(indices), indices, masking.draws(config.num_patches), DRAWS)
     plan = corruption(masking, torch.from_numpy(numbers).to(device), config.num_patches)
-    images = EvalTransform(config.image_hw, resize=resize).apply(pictures).to(device)
+    images = EvalTransform(config.image_hw, preprocessing or Preprocessing()).apply(pictures).to(device)
     with replacing_file(path) as file:
         _sheet(reconstruct(model, images, plan)).save(file, format="PNG")
     return path

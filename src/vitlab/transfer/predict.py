@@ -15,9 +15,10 @@ from vitlab.data.pictures import PICTURE_SUFFIXES, PictureError, decode
 from vitlab.data.sources import pictures_below
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
+from vitlab.models.config import Interpolation
 from vitlab.transfer.evaluate import answers, choose_device
 from vitlab.transfer.precision import load_for_judging
-from vitlab.weights import class_names, load_card
+from vitlab.weights import class_names
 
 
 @dataclass(frozen=True)
@@ -39,26 +40,32 @@ def predict(
     sources: Iterable[str],
     *,
     top: int = 5,
+    image_size: int | None = None,
+    interpolation: Interpolation | None = None,
     batch_size: int = 32,
     mirror: bool = False,
     precision: str = "float32",
     device: str = "auto",
+    say: Callable[[str], None] | None = None,
 ) -> Iterator[Answer]:
     """The `top` most probable classes of every picture in `sources`: files, folders (searched through) or `-`.
 
-    `-` reads the standard input: one picture, or paths, one a line. `mirror` is as in `answers`, `precision` as in
-    `load_for_judging`. A picture that cannot be read gives an answer with its error; a path that is not there, or
+    `-` reads the standard input: one picture, or paths, one a line. `image_size` and `interpolation` are as in
+    `load_checkpoint`, `mirror` as in `answers`, `precision` as in `load_for_judging`; `say` hears how images are
+    prepared. A picture that cannot be read gives an answer with its error; a path that is not there, or
     nothing to answer for, is a ValueError.
     """
     if top < 1:
         raise UserError(f"top is {top}; ask for at least 1 answer.")
     place = choose_device(device)
-    model = load_for_judging(checkpoint, place, precision)
+    found = load_for_judging(checkpoint, place, precision, image_size=image_size, interpolation=interpolation)
+    model = found.model
     if model.head is None:
         raise UserError(f"{checkpoint} has no head, so it has no answers; fine-tune it first (`vitlab finetune`).")
-    card = load_card(checkpoint)
-    names = class_names(card, model.config.num_classes)
-    transform = EvalTransform(model.config.image_hw, resize=card.get("eval_resize"))
+    names = class_names(found.card, model.config.num_classes)
+    transform = EvalTransform(model.config.image_hw, found.preprocessing)
+    if say:
+        say(f"images: {found.preprocessing.describe()}")
     ask = functools.partial(answers, model, mirror=mirror)
     pending: list[tuple[str, Any]] = []
     for path, data in list(find_pictures(sources)):  # a missing one is told before any work

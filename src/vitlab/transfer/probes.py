@@ -1,7 +1,7 @@
 """How far frozen representations go: nearest neighbours, and a linear (logistic) probe, on cached features."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +12,10 @@ from jaxtyping import Float, Int
 
 from vitlab.data.datasets import check_source, load_dataset, require_disjoint, stratified_split
 from vitlab.errors import UserError, quoted
+from vitlab.models.config import Interpolation
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.transfer.evaluate import choose_device
-from vitlab.transfer.features import cache_folder, check_features, check_options, features, resize_of
+from vitlab.transfer.features import cache_folder, check_features, check_options, features, frozen_preprocessing
 from vitlab.transfer.precision import load_for_judging, noted, recorded
 
 Kind = Literal["knn", "linear"]
@@ -221,19 +222,21 @@ def probe_checkpoint(
     ks: Sequence[int] | None = None,
     l2: Sequence[float] | None = None,
     image_size: int | None = None,
+    interpolation: Interpolation | None = None,
     batch_size: int = 64,
     workers: int = 0,
     on_error: str = "raise",
     precision: str = "float32",
     device: str = "auto",
+    say: Callable[[str], None] | None = None,
     cache: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Probe:
     """Probes a checkpoint on a data set; pictures and the cache of features are those of few-shot evaluation.
 
     train_split: unless given, train, with nothing cut off for a val split that the user's own set lacks. partial: as in
-    `load_dataset`.
-    `ks` belongs to "knn", `l2` to "linear". Raises ValueError for bad settings, data or weights.
+    `load_dataset`. `ks` belongs to "knn", `l2` to "linear"; `say` hears how images are prepared. Raises ValueError for
+    bad settings, data or weights.
     """
     if (ks is not None and kind != "knn") or (l2 is not None and kind != "linear"):
         raise UserError(f"kind is {kind}: ks belongs to knn and l2 to linear; leave out the other.")
@@ -241,7 +244,12 @@ def probe_checkpoint(
     check_options(batch_size)
     check_source(dataset, root)
     place = choose_device(ranks.device(device))
-    model = load_for_judging(checkpoint, place, precision, image_size=image_size, ranks=ranks)
+    loaded = load_for_judging(
+        checkpoint, place, precision, image_size=image_size, interpolation=interpolation, ranks=ranks
+    )
+    model, prepared = loaded.model, frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
+    if say:
+        say(f"images: {prepared.describe()}")
     with ranks.first_ahead():
         train = load_dataset(
             dataset, train_split or "train", root=root, on_error=on_error, whole_train=train_split is None
@@ -257,7 +265,7 @@ def probe_checkpoint(
     _possible(ks, len(train))  # before the long work
     known, asked = (
         features(
-            model, part, resize=resize_of(model.config.image_hw), keep_aspect=False, batch_size=batch_size,
+            model, part, preprocessing=prepared, batch_size=batch_size,
             workers=workers, on_error=on_error, device=place, cache=cache or cache_folder(),
             label=f"{dataset} {part.split}", ranks=ranks,
         )

@@ -16,7 +16,6 @@ from vitlab.data import exclusion
 from vitlab.data.datasets import check_source, load_dataset, require_disjoint
 from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset
-from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
@@ -146,7 +145,7 @@ def check_run(config: TrainConfig, workdir: str | Path, device: str, ranks: Rank
     """The device of a run. Raises UserError for what can be refused without its data: asked before that is read."""
     place = choose_device(ranks.device(device))
     ranks.check_batch(config.batch_size)
-    EvalTransform(config.model.image_hw, resize=config.data.eval_resize)
+    config.data.preprocessing(config.model.image_size)  # a wrong size
     check_folder(Path(workdir))
     return place
 
@@ -200,6 +199,7 @@ def run(
 
     `microbatch` is as in `train`."""
     place = check_run(config, workdir, device, ranks)
+    prepared = config.data.preprocessing(config.model.image_size)
     few_shot = during_training(config, place, ranks)
     settings = run_settings(command, start, pictures.train, config)
     with Workdir(workdir, settings, tensorboard=tensorboard, ranks=ranks) as folder:
@@ -238,12 +238,12 @@ def run(
                 "dataset": config.data.name,
                 "root": config.data.root,
                 "class_indices": config.data.classes,
-                "eval_resize": config.data.eval_resize,
+                "preprocessing": prepared.to_card(),
                 "start": start,
             }
             if isinstance(model, MaskedViT):
                 save_masked(model, folder.path, extra=card)
-                write_reconstructions(model, pictures.test, folder.path, resize=config.data.eval_resize)
+                write_reconstructions(model, pictures.test, folder.path, preprocessing=prepared)
             else:
                 card |= {"classes": list(pictures.test.classes), "test_accuracy": test.accuracy}
                 save_model(model, folder.path / "model", extra=card)
@@ -280,15 +280,16 @@ def judge_split(
 
     Computes in float32 whatever the run's precision when `model` holds float32 weights.
     """
-    return evaluate(model, dataset, config.model.image_hw, **_options(config.data), device=device, ranks=ranks)
+    return evaluate(model, dataset, config.model.image_hw, **_options(config), device=device, ranks=ranks)
 
 
 def _judge(config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device, ranks: Ranks) -> Any:
     """`judge_split`, or the same for masked patch prediction: a MaskedEvaluation."""
     if isinstance(model, MaskedViT):
-        return evaluate_masked(model, dataset, **_options(config.data), device=device, ranks=ranks)
+        return evaluate_masked(model, dataset, **_options(config), device=device, ranks=ranks)
     return judge_split(config, model, dataset, device, ranks)
 
 
-def _options(data: DataConfig) -> dict[str, Any]:
-    return {"resize": data.eval_resize, "workers": data.workers, "on_error": data.on_error}
+def _options(config: TrainConfig) -> dict[str, Any]:
+    prepared = config.data.preprocessing(config.model.image_size)
+    return {"preprocessing": prepared, "workers": config.data.workers, "on_error": config.data.on_error}

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from vitlab.data.datasets import load_dataset
 from vitlab.data.pictures import PictureError
-from vitlab.data.transforms import EvalTransform
 from vitlab.data.vtab import GROUPS, TASKS, task_named
 from vitlab.errors import UserError
 from vitlab.settings import to_dict
@@ -72,7 +71,7 @@ def vtab(
     start = f"{Path(checkpoint).name} {digest}"
     # What these two refuse is refused before any data is read.
     single = adapted(source, config, 2, image_size)
-    EvalTransform(single.model.image_hw, resize=config.data.eval_resize)
+    config.data.preprocessing(single.model.image_size)
     parts = ("train", "val") if select else ("trainval", "test")
     data = dataclasses.replace(config.data, name="vtab:TASK", root=None, train_split=parts[0], eval_split=parts[1])
     config = dataclasses.replace(config, data=data)

@@ -5,26 +5,30 @@ Importing this does not import torch.
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import typing
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from vitlab.errors import UserError
+from vitlab.preprocessing import Preprocessing
 
 if typing.TYPE_CHECKING:
     from torch import Tensor
 
     from vitlab.models import ModelConfig
-    from vitlab.models.config import ImageSize
-    from vitlab.models.position import Interpolation
+    from vitlab.models.config import ImageSize, Interpolation
     from vitlab.models.vit import Model
 
 logger = logging.getLogger(__name__)
-__all__ = ["ParityError", "class_names", "convert", "load_card", "load_model", "save_model"]
+__all__ = [
+    "Checkpoint", "ParityError", "class_names", "convert", "load_card", "load_checkpoint", "load_model", "save_model"
+]  # fmt: skip
 
 PICKLED = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".pickle")
 READABLE = (
@@ -47,7 +51,7 @@ def load_model(
     pre_logits: Literal["keep", "drop"] = "keep",
     head_bias: float = 0.0,
     dropout: float | None = None,
-    interpolation: "Interpolation" = "corners",
+    interpolation: "Interpolation | None" = None,
 ) -> "Model":
     """The model of a checkpoint, in float32 and in evaluation mode (`.train()` turns dropout on).
 
@@ -56,8 +60,9 @@ def load_model(
     was made for another mean and deviation, these are folded into its patch embedding. To carry it to another size
     or task (Sec. 3.2):
 
-    - `image_size` interpolates the position embeddings, Google's way unless `interpolation` asks for another. (For a
-      file that does not tell its own size, see `read_google`, it says which.)
+    - `image_size` interpolates the position embeddings as the checkpoint's own library does (Google's, timm's, Hugging
+      Face's), unless `interpolation` asks for another method. (For a file that does not tell its own size, see
+      `read_google`, it says which.)
     - `num_classes`: where it differs from the checkpoint's, the head is a new one, all zero; 0 leaves it out.
     - `reset_head=True` makes a new head also where the number of classes is the same. A new task needs this.
     - `pre_logits="drop"` leaves out the layer before the head, as Google's fine-tuning does; it asks for a
@@ -95,8 +100,9 @@ def load_model(
 def save_model(model: "Model", folder: Path | str, *, extra: dict[str, Any] | None = None) -> None:
     """Writes `folder`/model.safetensors and config.json: all or nothing, replacing a model that stands there.
 
-    `extra` goes into config.json for `load_card`: `classes` (names of the outputs), `eval_resize`, `source`,
-    and whatever else JSON can say. Raises ValueError where it cannot, or where the folder holds other files.
+    `extra` goes into config.json for `load_card`: `classes` (names of the outputs), `preprocessing` (what
+    `Preprocessing.to_card` returns), `source`, and whatever else JSON can say. Raises ValueError where it cannot, or
+    where the folder holds other files.
     """
     from vitlab.weights.folder import write_folder
 
@@ -104,22 +110,28 @@ def save_model(model: "Model", folder: Path | str, *, extra: dict[str, Any] | No
 
 
 def convert(
-    source: Path | str, destination: Path | str, *, to: Format, image_size: "ImageSize | None" = None
+    source: Path | str,
+    destination: Path | str,
+    *,
+    to: Format,
+    image_size: "ImageSize | None" = None,
+    interpolation: "Interpolation | None" = None,
 ) -> dict[str, Any]:
     """Writes a checkpoint in another format, reads that back, and returns what came of it.
 
     `destination` is a file for `google` and a folder otherwise; the card's `classes` go along where the format has a
     place for them; rates of dropout and stochastic depth are not part of the others' weights and stay behind.
-    `image_size` is as in `load_model`. The result: `format`, `path`, `parameters`, and `difference`, the
-    largest between the two models' logits (or features, without a head) on random pictures, over their root mean
-    square. Raises ValueError for a model that the format cannot say, naming the setting, and where something would be
-    destroyed.
+    `image_size` and `interpolation` are as in `load_model`. The result: `format`, `path`, `parameters`, and
+    `difference`, the largest between the two models' logits (or features, without a head) on random pictures, over
+    their root mean square. Raises ValueError for a model that the format cannot say, naming the setting, and where
+    something would be destroyed.
     """
     import torch
 
     destination = Path(destination)
     _check_destination(source, destination, to)
-    model, card = load_model(source, image_size=image_size), load_card(source, image_size=image_size)
+    model = load_model(source, image_size=image_size, interpolation=interpolation)
+    card = load_card(source, image_size=image_size)
     match to:
         case "google":
             from vitlab.weights.google import write_google
@@ -169,33 +181,66 @@ def _check_destination(source: Path | str, destination: Path, to: Format) -> Non
             raise UserError(f"{destination} is there already and no .npz; give another name.")
 
 
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """A model in evaluation mode, what its checkpoint says of itself, and how images are prepared for it."""
+
+    model: "Model"
+    card: dict[str, Any]
+    preprocessing: Preprocessing
+    """For the model's image size."""
+
+
+def load_checkpoint(
+    path: Path | str, *, image_size: "ImageSize | None" = None, interpolation: "Interpolation | None" = None
+) -> Checkpoint:
+    """A checkpoint as its own library evaluates it: at the size that its preprocessing says unless `image_size` is
+    given, which may be another than that of its position embeddings (DINOv2's: 224 and 518).
+
+    `interpolation` and the errors are those of `load_model`.
+    """
+    _, place = _find(path)
+    card = load_card(place)
+    preprocessing = Preprocessing.read(card, str(path))
+    size = preprocessing.image_size if image_size is None else image_size
+    model = load_model(place, image_size=size, interpolation=interpolation)
+    return Checkpoint(model, card, preprocessing.at(model.config.image_size))
+
+
 def load_card(path: Path | str, *, image_size: "ImageSize | None" = None) -> dict[str, Any]:
-    """What a checkpoint says of itself beside its weights: the `extra` that a model was saved with, or the `classes`
-    of a timm or Hugging Face folder; empty where there is nothing. `eval_resize` is in proportion to `image_size`."""
-    card = _read_card(path)
-    if image_size is not None and card.get("eval_resize") is not None:
-        own = load_model(path).config
-        wanted = dataclasses.replace(own, image_size=image_size)
-        card["eval_resize"] = round(card["eval_resize"] * max(wanted.image_hw) / max(own.image_hw))
-    return card
+    """What a checkpoint says of itself beside its weights, which are not loaded: the `extra` that a model was saved
+    with, or the `classes` of a timm or Hugging Face folder.
+
+    `preprocessing` is always there, for `Preprocessing.read`: the checkpoint's own, in proportion to `image_size`; that
+    of Google's code for its files; and the defaults of `Preprocessing` where nothing is said.
+    """
+    card, model_size = _read_card(*_find(path))
+    preprocessing = Preprocessing.read(card, str(path), model_size)
+    if image_size is not None:
+        preprocessing = preprocessing.at(image_size)
+    card.pop("eval_resize", None)
+    return card | {"preprocessing": preprocessing.to_card()}
 
 
-def _read_card(path: Path | str) -> dict[str, Any]:
-    kind, place = _find(path)
+def _read_card(kind: Format, place: Path) -> "tuple[dict[str, Any], ImageSize | None]":
+    """The card, and the model's image size where that is known without its weights."""
     match kind:
+        case "google":
+            return {"preprocessing": Preprocessing.google().to_card()}, None
         case "vitlab":
+            from vitlab.models import ModelConfig
+            from vitlab.settings import from_dict
             from vitlab.weights.folder import read_card
 
-            return read_card(place)["extra"]
+            card = read_card(place)
+            return card["extra"], from_dict(ModelConfig, card["model"]).image_size
         case "timm":
             from vitlab.weights.timm import card_timm
 
-            return card_timm(place)
-        case "huggingface":
-            from vitlab.weights.huggingface import card_huggingface
+            return card_timm(place), None
+    from vitlab.weights.huggingface import card_huggingface
 
-            return card_huggingface(place)
-    return {}
+    return card_huggingface(place), None
 
 
 def class_names(card: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
@@ -224,13 +269,9 @@ def _read(kind: Format, place: Path, image_size: "ImageSize | None") -> "tuple[M
 
 def _find(given: Path | str) -> tuple[Format, Path]:
     """Which format lies at a path or on a hub, judged by content, and where exactly."""
-    if str(given).startswith(("hub:", "timm:")):
-        from vitlab.weights.fetch import fetch
-
-        given = fetch(str(given))
     from vitlab.files import clear_leftovers
 
-    path = Path(given)
+    path = _fetched(str(given)) if str(given).startswith(("hub:", "timm:")) else Path(given)
     for folder in (path.resolve(), path.resolve() / "model"):
         with contextlib.suppress(OSError):  # a folder of others, or one that is not to be written to
             clear_leftovers(folder.parent, folder.name)
@@ -241,21 +282,32 @@ def _find(given: Path | str) -> tuple[Format, Path]:
     try:
         with path.open("rb") as file:
             start = file.read(9)
+        is_safetensors = start[8:] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size - 8
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error}.") from error
-    if path.suffix in PICKLED or start.startswith(b"\x80") or _zips_a_pickle(path):
+    # Both may begin with 0x80: a pickle always, and a safetensors file by the length of its header.
+    is_pickle = start[:1] == b"\x80" and not is_safetensors
+    if path.suffix in PICKLED or is_pickle or _zips_a_pickle(path):
         raise UserError(_refuse_pickle(path))
     if start.startswith(b"PK"):
         return "google", path
     if path.name == "model.safetensors" and (path.parent / "config.json").is_file():
         return _find_folder(path.parent)
-    if path.suffix == ".safetensors" or start[8:] == b"{":
+    if path.suffix == ".safetensors" or is_safetensors:
         if "embedding.weight" in _names(path):
             raise UserError(
                 f"{path} holds weights of vitlab without the config.json that says of which model; give {READABLE}."
             )
         return "timm", path
     raise UserError(f"{path} is no checkpoint, or a damaged one; give {READABLE}.")
+
+
+@functools.cache
+def _fetched(spec: str) -> Path:
+    """Where a hub's checkpoint lies. A process asks the hub once, so that card and weights are of the same commit."""
+    from vitlab.weights.fetch import fetch
+
+    return fetch(spec)
 
 
 def _find_folder(folder: Path) -> tuple[Format, Path]:

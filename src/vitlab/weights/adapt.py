@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.models.config import ImageSize, ModelConfig, ResNetConfig, ViTConfig
-from vitlab.models.position import Interpolation, interpolate_offsets, resize_positions
+from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ResNetConfig, ViTConfig
+from vitlab.models.position import interpolate_offsets, resize_positions
 
 
 def adapt(
@@ -22,15 +22,15 @@ def adapt(
     reset_head: bool = False,
     pre_logits: Literal["keep", "drop"] = "keep",
     head_bias: float = 0.0,
-    interpolation: Interpolation = "corners",
+    interpolation: Interpolation | None = None,
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Configuration and parameters for another picture size or task; what is given stays as it is.
 
-    `image_size`: another one interpolates the position embeddings (Google's way unless `interpolation` asks for
-    another; the class token's row is kept). `num_classes`, `reset_head`: another number of classes means a new head,
-    and so does `reset_head` with the same number, which a new task needs as well; 0 classes mean no head. A new head
-    is zero, its bias `head_bias`. `pre_logits="drop"` leaves out the hidden layer before the head, as Google's
-    fine-tuning does; the head that was trained on it must go as well.
+    `image_size`: another one interpolates the position embeddings by the configuration's own method, or by
+    `interpolation`, which then becomes the configuration's; the class token's row is kept. `num_classes`, `reset_head`:
+    another number of classes means a new head, and so does `reset_head` with the same number, which a new task needs as
+    well; 0 classes mean no head. A new head is zero, its bias `head_bias`. `pre_logits="drop"` leaves out the hidden
+    layer before the head, as Google's fine-tuning does; the head that was trained on it must go as well.
 
     Raises ValueError for a size that the patch does not divide, or a head left without what it was trained
     on.
@@ -39,7 +39,7 @@ def adapt(
         ("pre_logits", pre_logits, ("keep", "drop")),
         ("interpolation", interpolation, get_args(Interpolation)),
     ):
-        if given not in allowed:
+        if given is not None and given not in allowed:
             raise UserError(f"{name} is {given!r}; allowed: {', '.join(map(repr, allowed))}.")
     state = dict(state)
     new = dataclasses.replace(
@@ -56,17 +56,19 @@ def adapt(
             )
         new = dataclasses.replace(new, representation_size=None)
         del state["pre_logits.weight"], state["pre_logits.bias"]
-    _resize(config, new, state, interpolation)
+    if isinstance(new, ViTConfig) and interpolation is not None:
+        new = dataclasses.replace(new, position_interpolation=interpolation)
+    _resize(config, new, state)
     if reset_head:
         new = dataclasses.replace(new, head_bias=head_bias)
         _reset_head(new, state)
     return new, state
 
 
-def _resize(config: ModelConfig, new: ModelConfig, state: dict[str, Tensor], interpolation: Interpolation) -> None:
+def _resize(config: ModelConfig, new: ModelConfig, state: dict[str, Tensor]) -> None:
     """Brings what depends on the grid to `new`'s."""
-    if isinstance(config, ViTConfig) and new.grid != config.grid:
-        state.update(resize_positions(state, config, new.grid, interpolation))
+    if isinstance(config, ViTConfig) and isinstance(new, ViTConfig) and new.grid != config.grid:
+        state.update(resize_positions(state, config, new.grid, new.position_interpolation))
     if isinstance(config, ResNetConfig) and isinstance(new, ResNetConfig) and config.body.mixing == "axial":
         for name in [name for name in state if name.endswith("_offsets")]:
             stage, unit = map(int, name.split(".")[2:4])

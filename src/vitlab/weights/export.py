@@ -25,10 +25,10 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.files import sync
-from vitlab.models.config import ImageSize
+from vitlab.models.config import ImageSize, Interpolation
 from vitlab.models.resnet import ResNet
 from vitlab.models.vit import ViT
-from vitlab.weights import ParityError, load_card, load_model
+from vitlab.weights import ParityError, load_checkpoint
 from vitlab.weights.folder import check_classes
 
 Format = Literal["onnx", "torch-export"]
@@ -87,12 +87,18 @@ def export_model(model: ViT | ResNet, path: Path, *, to: Format, extra: dict[str
 
 
 def export_checkpoint(
-    checkpoint: Path | str, path: Path, *, to: Format, image_size: ImageSize | None = None
+    checkpoint: Path | str,
+    path: Path,
+    *,
+    to: Format,
+    image_size: ImageSize | None = None,
+    interpolation: Interpolation | None = None,
 ) -> dict[str, Any]:
-    """`export_model` for what lies at `checkpoint`, with its card; `image_size` is as in `load_model`."""
+    """`export_model` for what lies at `checkpoint`, with its card; the sizes are as in `load_checkpoint`."""
     _check_request(path, to)
-    model, card = load_model(checkpoint, image_size=image_size), load_card(checkpoint, image_size=image_size)
-    return export_model(model, path, to=to, extra=card)
+    found = load_checkpoint(checkpoint, image_size=image_size, interpolation=interpolation)
+    card = found.card | {"preprocessing": found.preprocessing.to_card()}
+    return export_model(found.model, path, to=to, extra=card)
 
 
 def _check_request(path: Path, to: Format) -> None:

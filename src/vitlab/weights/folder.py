@@ -4,8 +4,7 @@
     config.json         format and version, the model's configuration, the weights' checksum, and `extra`
 
 `extra` is what a user of the model should know. By convention: `classes`, the names of the outputs in order;
-`eval_resize`, how test pictures are brought to size (`DataConfig.eval_resize`); `source`, where the weights
-come from.
+`preprocessing`, how test images are brought to size (`Preprocessing.to_card`); `source`, where the weights come from.
 """
 
 import hashlib

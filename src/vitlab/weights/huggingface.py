@@ -16,7 +16,9 @@ Rates of dropout and stochastic depth are left behind: theirs act in other place
 """
 
 import json
+import logging
 import math
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +30,7 @@ from torch import Tensor
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.config import ImageSize
+from vitlab.preprocessing import Interpolation, Preprocessing
 from vitlab.weights.adapt import fold_normalisation
 from vitlab.weights.folder import CARD, WEIGHTS
 from vitlab.weights.huggingface_names import (
@@ -44,9 +47,22 @@ from vitlab.weights.shapes import check_shapes, some
 
 __all__ = ["card_huggingface", "read_huggingface", "write_huggingface"]
 
+logger = logging.getLogger(__name__)
+
 INDEX = f"{WEIGHTS}.index.json"
 GELU: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+_SHORTEST = {"resample": 3, "size": {"shortest_edge": 224}, "crop_size": 224, "do_center_crop": True}
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "ViT": {"resample": 2, "size": 224},
+    "DeiT": {"resample": 3, "size": 256, "crop_size": 224, "do_center_crop": True},
+    "Bit": _SHORTEST,
+    "CLIP": _SHORTEST,
+}
+"""What their image processors do where preprocessor_config.json leaves it out."""
+PROCESSOR_OF = {"vit": "ViT", "deit": "DeiT", "dinov2": "Bit", "dinov2_with_registers": "Bit", "bit": "Bit"}
+RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+"""Pillow's numbers."""
 
 
 def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -90,19 +106,54 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def card_huggingface(folder: Path) -> dict[str, Any]:
-    """What the folder tells users of the model: `classes`, where they have names, and `eval_resize`, where test
-    pictures are brought to that smaller side before their centre is cut out."""
+    """What the folder tells users of the model: `preprocessing`, and `classes`, where they have names."""
     card = _read_json(folder / CARD)
-    pictures, classes = _preparation(folder), _classes(card)
+    said, classes = _preparation(folder), _classes(card)
     found: dict[str, Any] = {}
     if classes and classes != [f"LABEL_{i}" for i in range(len(classes))]:
         found["classes"] = classes
-    size, side = pictures.get("size"), _size(pictures)
-    shorter = size.get("shortest_edge") if isinstance(size, dict) else None
-    model_size = side if card.get("model_type") == "bit" else _collapse(card.get("image_size"))
-    if shorter and pictures.get("do_center_crop") and side is not None and side == model_size:
-        found["eval_resize"] = shorter
+    kind = card.get("model_type", "")
+    if said:
+        found["preprocessing"] = _preprocessing(said, kind, folder).to_card()
     return found
+
+
+def _preprocessing(said: dict[str, Any], kind: str, folder: Path) -> Preprocessing:
+    """What their image processor does with these settings.
+
+    Where it leaves images at sizes of their own, or fills them up with black, they are squashed to size instead, and a
+    warning says so. Raises UserError for settings that are none.
+    """
+    name = str(said.get("image_processor_type") or said.get("feature_extractor_type") or PROCESSOR_OF.get(kind))
+    name = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name)
+    said = PROCESSORS.get(name, PROCESSORS["ViT"]) | said
+    mean, std = _normalisation(said, kind)
+    size, crop = said["size"], said.get("do_center_crop")
+    if name in ("Bit", "CLIP") and isinstance(size, int):
+        size = {"shortest_edge": size}
+    shortest = size.get("shortest_edge") if isinstance(size, dict) and "longest_edge" not in size else None
+    squashed = None if shortest else _size({"size": size})
+    image_size = _size(said) if crop else squashed
+    if said.get("resample") not in RESAMPLE:
+        raise UserError(f"{folder / PICTURES} says resample={said.get('resample')!r}; allowed: Pillow's 0 to 5.")
+    resize = shortest or (squashed if isinstance(squashed, int) and squashed != image_size else None)
+    fits = image_size and (resize is None or (isinstance(resize, int) and resize >= max(_pair(image_size))))
+    if not said.get("do_resize", True) or not fits or not (shortest or squashed):
+        logger.warning(
+            "%s: images are squashed to size, because do_resize=%r, size=%r, do_center_crop=%r and crop_size=%r do not "
+            "bring all of them to one size", folder / PICTURES, said.get("do_resize", True), said["size"], crop,
+            said.get("crop_size"),
+        )  # fmt: skip
+        resize = None
+    return Preprocessing(
+        image_size=image_size,
+        resize=resize,
+        keep_aspect=bool(shortest) or resize is None,
+        interpolation=RESAMPLE[said["resample"]],
+        crop_offset="floor",
+        mean=tuple(map(float, mean)),
+        std=tuple(map(float, std)),
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -174,6 +225,7 @@ def _vit_config(kind: str, card: dict[str, Any], arrays: dict[str, Tensor]) -> V
         num_classes=_shape(arrays, f"{head}.weight", 2)[0] if head else 0,
         pool="token+gap" if dinov2 and head else "token",
         representation_size=_shape(arrays, "pooler.dense.weight", 2)[0] if pooler else None,
+        position_interpolation="bicubic_antialias" if kind == "dinov2_with_registers" else "bicubic",
         gelu=GELU[_allowed(card, "hidden_act", "gelu", tuple(GELU))],
         layer_norm_eps=card.get("layer_norm_eps", 1e-6 if dinov2 else 1e-12),
         layer_scale=card.get("layerscale_value", 1.0) if dinov2 else None,
@@ -250,6 +302,10 @@ def _size(pictures: dict[str, Any]) -> ImageSize | None:
     """The size in which pictures come to the model, as far as it is said."""
     said = pictures.get("crop_size" if pictures.get("do_center_crop") else "size")
     return _collapse([said.get("height"), said.get("width")] if isinstance(said, dict) else said)
+
+
+def _pair(size: ImageSize) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
 
 
 def _collapse(size: Any) -> Any:

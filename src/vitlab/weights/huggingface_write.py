@@ -10,12 +10,14 @@ import safetensors.torch
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
+from PIL import Image
 from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.files import replacing_folder
-from vitlab.models import ResNetConfig, ViTConfig
+from vitlab.models import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.vit import Model, ViT
+from vitlab.preprocessing import Preprocessing
 from vitlab.weights.folder import CARD, WEIGHTS, check_classes, check_replaceable
 from vitlab.weights.huggingface_names import BIT_NORM_EPS, BIT_WEIGHT_EPS, HEADS, PICTURES, huggingface_layout
 
@@ -24,7 +26,7 @@ def write_huggingface(model: Model, folder: Path | str, extra: dict[str, Any]) -
     """Writes what `AutoModelForImageClassification.from_pretrained(folder)` turns into a model of equal answers, or
     `AutoModel` where there is no head: all of the folder or nothing. Pictures are prepared for [-1, 1].
 
-    `extra` may hold `classes` and `eval_resize` (see `vitlab.weights.folder`); other entries have no place there.
+    `extra` may hold `classes` and `preprocessing` (see `vitlab.weights.folder`); other entries have no place there.
     Raises ValueError for a model that Hugging Face's code would compute otherwise.
     """
     folder, classes = Path(folder), extra.get("classes")
@@ -47,7 +49,7 @@ def write_huggingface(model: Model, folder: Path | str, extra: dict[str, Any]) -
     with replacing_folder(folder) as aside:
         safetensors.torch.save_file(arrays, aside / WEIGHTS, metadata={"format": "pt"})
         (aside / WEIGHTS).chmod(aside.stat().st_mode & 0o666)  # safetensors lets only the owner read
-        for name, content in ((CARD, card), (PICTURES, _pictures(config.image_hw, extra.get("eval_resize")))):
+        for name, content in ((CARD, card), (PICTURES, _pictures(config, extra))):
             (aside / name).write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -186,16 +188,23 @@ def _resnet_card(config: ResNetConfig) -> dict[str, Any]:
     }
 
 
-def _pictures(image_hw: tuple[int, int], eval_resize: int | None) -> dict[str, Any]:
-    """Squashed to size, or brought to a smaller side of `eval_resize` and cut."""
-    size = dict(zip(("height", "width"), image_hw, strict=True))
+def _pictures(config: ModelConfig, extra: dict[str, Any]) -> dict[str, Any]:
+    """Their image processor's settings. It always resizes with antialiasing, and has no area averaging."""
+    prepared = Preprocessing.read(extra, "extra", config.image_size)
+    assert prepared.image_size is not None
+    sides = prepared.image_size if isinstance(prepared.image_size, tuple) else (prepared.image_size,) * 2
+    crop_size = size = dict(zip(("height", "width"), sides, strict=True))
+    if prepared.resize is not None:
+        size = {"shortest_edge": prepared.resize}
+        size = size if prepared.keep_aspect else dict.fromkeys(("height", "width"), prepared.resize)
+    resample = Image.Resampling["BILINEAR" if prepared.is_google else prepared.interpolation.upper()]
     return {
         "image_processor_type": "ViTImageProcessor",
         "do_resize": True,
-        "size": size if eval_resize is None else {"shortest_edge": eval_resize},
-        "resample": 2,  # bilinear
-        "do_center_crop": eval_resize is not None,
-        "crop_size": size,
+        "size": size,
+        "resample": int(resample),
+        "do_center_crop": prepared.resize is not None,
+        "crop_size": crop_size,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,

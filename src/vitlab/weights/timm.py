@@ -10,6 +10,7 @@ DINOv2, with class token, mean or attention pooling), the same on a BiT stem (`v
 """
 
 import json
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.preprocessing import Preprocessing
 from vitlab.weights.adapt import fold_normalisation
 from vitlab.weights.folder import CARD, WEIGHTS, check_classes
 from vitlab.weights.shapes import check_shapes, some
@@ -31,6 +33,8 @@ from vitlab.weights.timm_names import BACKBONE, GROUP_NORM_EPS, WEIGHT_EPS, timm
 from vitlab.weights.timm_write import write_timm
 
 __all__ = ["card_timm", "read_timm", "write_timm"]
+
+logger = logging.getLogger(__name__)
 
 SUPPORTED = "plain Vision Transformers, those on a BiT stem, and BiT's ResNets"
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -46,6 +50,19 @@ OTHER_HEADS = {"vit_base_patch16_gap_224": 16, "test_vit": 2, "test_vit2": 2}
 
 TANH = re.compile(r"vit_(base_patch32|large_patch16|so400m_patch16|giantopt_patch16)_siglip_(gap_)?(\d+)")
 """Architectures whose GELU is the tanh approximation; of `large_patch16` the one for 512 pixels alone."""
+TANH_SHAPES = {(768, 32), (1152, 16), (1536, 16)}
+"""Width and patch of the same architectures, by which a bare file without a class token is known."""
+
+COMMON_ARGS = {"drop_rate", "drop_path_rate", "global_pool", "in_chans", "num_classes"}
+VIT_ARGS = COMMON_ARGS | {
+    "act_layer", "attn_drop_rate", "class_token", "depth", "dynamic_img_pad", "dynamic_img_size", "embed_dim",
+    "fc_norm", "final_norm", "img_size", "init_values", "mlp_ratio", "no_embed_class", "norm_layer", "num_heads",
+    "patch_drop_rate", "patch_size", "pool_include_prefix", "pos_drop_rate", "pos_embed", "pre_norm", "proj_bias",
+    "proj_drop_rate", "qk_norm", "qkv_bias", "reg_tokens", "strict_img_size", "weight_init",
+}  # fmt: skip
+RESNET_ARGS = COMMON_ARGS | {"channels", "layers", "stem_chs", "width_factor", "zero_init_last"}
+"""The `model_args` that are read, that the tensors show, or that matter to training alone. Any other may change what
+is computed."""
 
 # A file with a tensor of such a name holds a model that computes something else; the first that fits.
 OTHER_KINDS = (
@@ -76,8 +93,9 @@ class Card:
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     classes: tuple[str, ...] = ()
-    resize: int | None = None
-    """What the shorter side of test pictures is brought to before their centre is cut out."""
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    original: bool = False
+    """A bare file of DINOv2's authors."""
 
 
 def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -97,7 +115,7 @@ def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     tensors = _read_tensors(path / WEIGHTS if path.is_dir() else path)
     where = f"{path} ({card.architecture})" if card.architecture else str(path)
     if "mask_token" in tensors and not path.is_dir():
-        card = Card(mean=IMAGENET["mean"], std=IMAGENET["std"])
+        card = Card(mean=IMAGENET["mean"], std=IMAGENET["std"], original=True)
     tensors = _respelled(tensors)
     _check_kind(where, tensors)
     if "patch_embed.proj.weight" in tensors:
@@ -122,13 +140,13 @@ def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def card_timm(path: Path | str) -> dict[str, Any]:
-    """What config.json tells users of the model: `classes`, where they have names, and `eval_resize`, where test
-    pictures are brought to that smaller side before their centre is cut out. Nothing for a bare file."""
-    card = _read_card(Path(path) / CARD) if Path(path).is_dir() else Card()
-    found: dict[str, Any] = {"classes": list(card.classes)} if card.classes else {}
-    if card.resize and card.image_hw and card.resize >= max(card.image_hw):
-        found["eval_resize"] = card.resize
-    return found
+    """What config.json tells users of the model: `preprocessing`, and `classes`, where they have names. Nothing for a
+    bare file."""
+    if not Path(path).is_dir():
+        return {}
+    card = _read_card(Path(path) / CARD)
+    found: dict[str, Any] = {"preprocessing": card.preprocessing.to_card()}
+    return found | ({"classes": list(card.classes)} if card.classes else {})
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -146,9 +164,6 @@ def _read_card(path: Path) -> Card:
         size = args.get("img_size") or inner.get("input_size", (3, 224, 224))[1:]
         height, width = (size, size) if isinstance(size, int) else size
         names = said.get("label_names") or inner.get("label_names") or ()
-        resize = None
-        if inner.get("crop_mode", "center") == "center":
-            resize = math.floor(min(height, width) / inner.get("crop_pct", 0.875))
         return Card(
             architecture=str(said["architecture"]),
             args=args,
@@ -157,12 +172,39 @@ def _read_card(path: Path) -> Card:
             mean=tuple(map(float, inner.get("mean", IMAGENET["mean"]))),
             std=tuple(map(float, inner.get("std", IMAGENET["std"]))),
             classes=tuple(names.values() if isinstance(names, dict) else names),
-            resize=resize,
+            preprocessing=_preprocessing(said, inner, args, path),
         )
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error}); get the folder again.") from error
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise UserError(f"{path} is no config.json of timm's ({error!r}); get the folder again.") from error
+
+
+def _preprocessing(
+    said: Mapping[str, Any], inner: Mapping[str, Any], args: Mapping[str, Any], path: Path
+) -> Preprocessing:
+    """What `timm.data.resolve_data_config(pretrained_cfg=inner, use_test_size=True)` makes of a config.
+
+    A size that the patch does not divide becomes the largest that it does, for timm's patches leave the rest out.
+    """
+    size = inner.get("test_input_size") or inner.get("input_size") or (3, 224, 224)
+    patch = args.get("patch_size") or (re.search(r"_patch(\d+)_", str(said["architecture"])) or (0, 1))[1]
+    height, width = (int(side) // int(patch) * int(patch) for side in size[1:])
+    mode, crop = inner.get("crop_mode") or "center", inner.get("test_crop_pct") or inner.get("crop_pct") or 0.875
+    resize = math.floor(min(height, width) / crop)
+    if mode not in ("center", "squash") or resize < max(height, width):
+        logger.warning(
+            "%s: images are squashed to size, because crop_mode=%r with crop_pct=%s cannot be done", path, mode, crop
+        )
+        mode, resize = "squash", min(height, width)
+    return Preprocessing(
+        image_size=height if height == width else (height, width),
+        resize=None if mode == "squash" and resize == min(height, width) else resize,
+        keep_aspect=mode == "center",
+        interpolation=inner.get("interpolation") or "bicubic",
+        mean=tuple(map(float, inner.get("mean") or IMAGENET["mean"])),
+        std=tuple(map(float, inner.get("std") or IMAGENET["std"])),
+    )
 
 
 def _respelled(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -187,6 +229,7 @@ def _infer_vit(where: str, tensors: Mapping[str, Tensor], card: Card) -> ViTConf
     optional = {name: 3 for name in ("reg_token", "pos_embed") if name in tensors}
     _need(where, tensors, {"patch_embed.proj.weight": 4, "blocks.0.mlp.fc1.weight": 2, **optional})
     width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
+    _check_args(where, card, VIT_ARGS)
     hybrid = any(name.startswith(BACKBONE) for name in tensors)
     stem = _infer_body(where, tensors, "v1", BACKBONE) if hybrid else None
     registers = tensors["reg_token"].shape[1] if "reg_token" in tensors else 0
@@ -198,7 +241,10 @@ def _infer_vit(where: str, tensors: Mapping[str, Tensor], card: Card) -> ViTConf
                 f"{where}: config.json says {name}={card.args[name]} and the tensors are for {found}; some are "
                 f"missing, or it belongs to another file. Get both again."
             )
-    heads, pool, gelu = _infer_heads(where, width, card), _infer_pool(where, tensors, card), _infer_gelu(where, card)
+    heads, pool = _infer_heads(where, width, card), _infer_pool(where, tensors, card)
+    gelu = _infer_gelu(where, tensors, card)
+    # The original DINOv2 resamples without antialiasing, and with registers with it.
+    plain = card.original and not registers
     try:
         return ViTConfig(
             image_size=size[0] if size[0] == size[1] else size,
@@ -211,6 +257,7 @@ def _infer_vit(where: str, tensors: Mapping[str, Tensor], card: Card) -> ViTConf
             pool=pool,
             representation_size=_rows(tensors, "pre_logits.weight") or None,
             position="1d" if "pos_embed" in tensors else "none",
+            position_interpolation="bicubic" if plain else "bicubic_antialias",
             gelu=gelu,
             stem=stem,
             layer_scale=card.args.get("init_values", 1e-5) if "blocks.0.ls1.gamma" in tensors else None,
@@ -222,8 +269,24 @@ def _infer_vit(where: str, tensors: Mapping[str, Tensor], card: Card) -> ViTConf
         raise UserError(f"{where} holds no model that can be built: {error}") from error
 
 
+def _check_args(where: str, card: Card, known: set[str]) -> None:
+    """Raises ValueError for `model_args` that may change what is computed, and are not known here."""
+    required = {"output_stride": 32, "in_chans": 3}
+    wrong = {
+        name: value
+        for name, value in card.args.items()
+        if value is not None and (value != required[name] if name in required else name not in known)
+    }
+    if wrong:
+        raise UserError(
+            f"{where}: config.json has model_args that are not supported: "
+            f"{some([f'{name}={value!r}' for name, value in wrong.items()])}. Supported are {', '.join(sorted(known))}."
+        )
+
+
 def _infer_resnet(where: str, tensors: Mapping[str, Tensor], card: Card) -> ResNetConfig:
     _need(where, tensors, {"stem.conv.weight": 4})
+    _check_args(where, card, RESNET_ARGS)
     if card.pool not in (None, "avg"):
         raise UserError(f"{where} pools by global_pool={card.pool!r}; a ResNet here takes the mean ('avg') alone.")
     height, width = card.image_hw or (224, 224)
@@ -297,6 +360,11 @@ def _infer_size(
             f"img_size in model_args."
         )
     side = math.isqrt(rows - squares[0]) * stride
+    if card.image_hw is not None:
+        logger.warning(
+            "%s says %dx%d pixels and its positions are for %dx%d, which the patches cover; images are brought to that",
+            where, *card.image_hw, side, side,
+        )  # fmt: skip
     return (side, side), squares[0] > 0 or not placed
 
 
@@ -331,7 +399,7 @@ def _infer_pool(where: str, tensors: Mapping[str, Tensor], card: Card) -> Litera
     return "token" if pool == "token" else "map" if pool == "map" else "gap"
 
 
-def _infer_gelu(where: str, card: Card) -> Literal["tanh", "erf"]:
+def _infer_gelu(where: str, tensors: Mapping[str, Tensor], card: Card) -> Literal["tanh", "erf"]:
     act, norm = card.args.get("act_layer"), card.args.get("norm_layer")
     if act not in (None, "gelu", "gelu_tanh") or norm not in (None, "layernorm"):
         raise UserError(
@@ -340,6 +408,10 @@ def _infer_gelu(where: str, card: Card) -> Literal["tanh", "erf"]:
         )
     match = TANH.match(card.architecture)
     named = match is not None and (match[1] != "large_patch16" or match[3] == "512")
+    if not card.architecture and "cls_token" not in tensors:
+        width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
+        large_512 = (width, patch) == (1024, 16) and "pos_embed" in tensors and tensors["pos_embed"].shape[1] == 32**2
+        named = (width, patch) in TANH_SHAPES or large_512
     return "tanh" if act == "gelu_tanh" or (act is None and named) else "erf"
 
 

@@ -15,6 +15,7 @@ from vitlab.errors import UserError
 from vitlab.files import replacing_folder
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import Model, ViT
+from vitlab.preprocessing import Preprocessing
 from vitlab.weights.folder import CARD, WEIGHTS, check_classes, check_replaceable, to_json
 from vitlab.weights.timm_names import GROUP_NORM_EPS, WEIGHT_EPS, spell, timm_layout
 
@@ -43,7 +44,7 @@ def write_timm(model: Model, folder: Path | str, extra: Mapping[str, Any]) -> No
     """Writes a folder from which `timm.create_model("local-dir:FOLDER", pretrained=True)` builds an equal model.
 
     Its pictures are in [-1, 1], as here (mean and std 0.5). Of `extra`, `classes` becomes `label_names` and
-    `eval_resize` the size that test pictures are brought to. Positions of every kind that enter at the stem become
+    `preprocessing` how test pictures are brought to size. Positions of every kind that enter at the stem become
     the table they amount to; weights that are standardised are scaled so that timm's eps gives the same.
 
     Raises ValueError for a model that timm's cannot compute, naming the setting, and for a folder with other files.
@@ -143,8 +144,9 @@ def timm_card(config: ModelConfig, extra: Mapping[str, Any]) -> dict[str, Any]:
     root = "stem.conv" if not vit else "patch_embed.proj" if config.stem is None else spell("stem.root.", config)
     heads: Any = ["head", "head_dist"] if vit and config.distilled else "head" if vit else "head.fc"
     height, width = config.image_hw
-    resize, side = extra.get("eval_resize"), min(config.image_hw)
-    # Here test pictures are squashed to size, or the shorter side is brought to `resize` and the centre cut out.
+    # timm's models take images of one size, and always resize with antialiasing; it has no area averaging.
+    prepared = Preprocessing.read(extra, "extra", config.image_size).at(config.image_size)
+    resize, side = prepared.resize, min(height, width)
     crop = side / resize if resize else 1.0
     if resize and math.floor(side / crop) != resize:  # timm rounds this down
         crop = side / (resize + 0.5)
@@ -158,9 +160,9 @@ def timm_card(config: ModelConfig, extra: Mapping[str, Any]) -> dict[str, Any]:
             "custom_load": False,
             "input_size": [3, height, width],
             "fixed_input_size": vit,
-            "interpolation": "bilinear",
+            "interpolation": "bilinear" if prepared.is_google else prepared.interpolation,
             "crop_pct": crop,
-            "crop_mode": "center" if resize else "squash",
+            "crop_mode": "center" if resize and prepared.keep_aspect else "squash",
             "mean": [0.5, 0.5, 0.5],
             "std": [0.5, 0.5, 0.5],
             "num_classes": config.num_classes,

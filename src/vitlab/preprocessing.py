@@ -1,0 +1,134 @@
+"""How an evaluation image becomes a model's input: a frozen description that a checkpoint's card keeps as plain data.
+
+Nothing here needs torch; `vitlab.data.transforms.EvalTransform` does what a `Preprocessing` says.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vitlab.errors import UserError
+from vitlab.settings import check_fields, from_dict, to_dict
+
+Size = int | tuple[int, int]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming", "area"]
+LARGEST = 2**16
+"""Pixels: no image is brought to more."""
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """Resize, crop the center, and nothing random. The defaults are for models that say nothing of their own.
+
+    | `resize` | `keep_aspect` | what is done |
+    |---|---|---|
+    | None | | the whole image is squashed to `image_size` |
+    | a number | True | the shorter side is brought to it, and the center of `image_size` cropped |
+    | a number | False | both sides are brought to it, and the center of `image_size` cropped |
+
+    With `antialias` an image is resized as by Pillow, timm and Hugging Face, to whole gray levels. Google's code does
+    not: see `google`. Every model takes values in [-1, 1]; `mean` and `std` are those that the checkpoint was trained
+    with, kept for information, because they are folded into its patch embedding.
+
+    Raises UserError for values that no image can be prepared by.
+    """
+
+    image_size: Size | None = None
+    """Side of the model's input in pixels, or (height, width); None is the size of the model's position embeddings."""
+    resize: int | None = None
+    keep_aspect: bool = True
+    interpolation: Interpolation = "bilinear"
+    antialias: bool = True
+    crop_offset: Literal["round", "floor"] = "round"
+    """Where the center begins if an odd number of pixels is left over: rounded to even (torchvision, timm), or half a
+    pixel to the top left (Hugging Face, Google)."""
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        sides = () if self.image_size is None else _pair(self.image_size)
+        for name, value in (*(("image_size", side) for side in sides), ("resize", self.resize)):
+            if value is not None and not 1 <= value <= LARGEST:
+                raise UserError(f"{name} is {value}; allowed: 1 to {LARGEST} pixels.")
+        if self.resize is not None and sides and self.resize < max(sides):
+            raise UserError(f"resize={self.resize} must be at least image_size={self.image_size}, which is cut from it")
+        center = self.resize is not None and self.keep_aspect
+        if not self.antialias and (self.interpolation != "bilinear" or center):
+            raise UserError(
+                f"antialias=False with interpolation={self.interpolation!r}, resize={self.resize} and keep_aspect="
+                f"{self.keep_aspect}: without antialiasing an image is squashed, bilinearly. Give antialias=True, or "
+                f"interpolation='area' for Google's center crop."
+            )
+        if self.interpolation == "area" and not center:
+            raise UserError("interpolation='area' is Google's for a center crop; give resize and keep_aspect=True.")
+
+    @classmethod
+    def google(cls, image_size: Size | None = None, resize: int | None = None) -> "Preprocessing":
+        """Google's evaluation: squashed, bilinear and without antialiasing (vision_transformer's fine-tuning); or with
+        `resize`, area averaging and a center crop (big_vision's `resize_small|central_crop`)."""
+        if resize is None:
+            return cls(image_size, antialias=False, crop_offset="floor")
+        return cls(image_size, resize, interpolation="area", crop_offset="floor")
+
+    @classmethod
+    def read(cls, card: Mapping[str, Any], where: str, image_size: Size | None = None) -> "Preprocessing":
+        """What a card says: `preprocessing`, or in older ones `eval_resize`, which was always prepared as `google`.
+
+        A card without either gives the defaults, and one without a size has `image_size`. Raises UserError, naming
+        `where`, for anything else.
+        """
+        said = card.get("preprocessing")
+        try:
+            if said is None:
+                return cls.google(image_size, card["eval_resize"]) if "eval_resize" in card else cls(image_size)
+            if not isinstance(said, dict):
+                raise UserError(f"it is {str(said)[:100]!r}; allowed: settings by name.")
+            found = from_dict(cls, said)
+            return found.at(image_size) if found.image_size is None and image_size is not None else found
+        except UserError as error:
+            name = "eval_resize" if said is None else "preprocessing"
+            raise UserError(f"{where}: its {name} cannot be used: {error}") from error
+
+    @property
+    def is_google(self) -> bool:
+        """Whether images are resized by Google's code's rules."""
+        return not self.antialias or self.interpolation == "area"
+
+    def at(self, image_size: Size) -> "Preprocessing":
+        """The same for another image size: `resize` keeps its proportion to it."""
+        resize, old = self.resize, self.image_size
+        if resize is not None and old is not None:
+            resize = round(resize * max(_pair(image_size)) / max(_pair(old)))
+        return dataclasses.replace(self, image_size=image_size, resize=resize)
+
+    def with_resize(self, resize: int) -> "Preprocessing":
+        """The same with the shorter side brought to `resize` and the center cropped."""
+        if self.is_google:
+            return dataclasses.replace(self.google(self.image_size, resize), mean=self.mean, std=self.std)
+        return dataclasses.replace(self, resize=resize, keep_aspect=True)
+
+    def to_card(self) -> dict[str, Any]:
+        """Plain data for JSON; `read` is the inverse."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in to_dict(self).items()}
+
+    def describe(self) -> str:
+        """One line for people."""
+        how = self.interpolation
+        if self.interpolation != "area":
+            how += ", antialias" if self.antialias else ", no antialias"
+        size = "the model's size" if self.image_size is None else "{}x{}".format(*_pair(self.image_size))
+        if self.resize is None:
+            done = f"squash to {size} ({how})"
+        else:
+            sides = "" if self.keep_aspect else f"x{self.resize}"
+            done = f"resize {self.resize}{sides} ({how}), center crop {size}"
+        if self.mean is None or self.std is None:
+            return done
+        mean, std = (", ".join(f"{each:.3g}" for each in values) for values in (self.mean, self.std))
+        return f"{done}, mean ({mean}) and std ({std}) folded into the patch embedding"
+
+
+def _pair(size: Size) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size

@@ -1,0 +1,101 @@
+"""A checkpoint's preprocessing: what is allowed, how it scales, what cards of any age say, and its line for people."""
+
+import json
+import math
+from typing import Any
+
+import jaxtyping
+import pytest
+
+from vitlab.errors import UserError
+from vitlab.preprocessing import Preprocessing
+
+
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Types go unchecked, as outside of the tests, so that our own checks meet what is wrong."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"resize": -3}, "resize is -3; allowed: 1 to 65536 pixels"),
+        ({"resize": 10**12}, "resize is 1000000000000; allowed"),
+        ({"image_size": 0}, "image_size is 0; allowed"),
+        ({"image_size": (224, 10**6)}, "image_size is 1000000; allowed"),
+        ({"image_size": 224, "resize": 200}, "resize=200 must be at least image_size=224"),
+        ({"interpolation": "bicubic", "antialias": False}, "without antialiasing an image is squashed"),
+        ({"image_size": 8, "resize": 9, "antialias": False}, "without antialiasing an image is squashed"),
+        ({"interpolation": "area"}, "interpolation='area' is Google's for a center crop"),
+        ({"interpolation": "cubic"}, "interpolation is 'cubic'; allowed: 'nearest'"),
+        ({"resize": "256"}, "resize is '256'; allowed: int"),
+        ({"resize": True}, "resize is True; allowed: int"),
+        ({"mean": (0.5, "x")}, "mean is"),
+    ],
+)
+def test_what_cannot_be_done_is_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+        Preprocessing(**settings)
+
+
+def test_resize_keeps_its_proportion() -> None:
+    dinov2 = Preprocessing(224, 256, interpolation="bicubic")
+    assert dinov2.at(518) == Preprocessing(518, 592, interpolation="bicubic")
+    assert dinov2.at((224, 112)) == Preprocessing((224, 112), 256, interpolation="bicubic")
+    assert Preprocessing(224).at(448) == Preprocessing(448)
+    assert Preprocessing.google(resize=256).at(224) == Preprocessing.google(224, 256)  # no size yet: nothing to scale
+
+
+def test_another_resize() -> None:
+    assert Preprocessing.google(480).with_resize(512) == Preprocessing.google(480, 512)
+    squashed = Preprocessing(224, 256, keep_aspect=False, interpolation="bicubic")
+    assert squashed.with_resize(248) == Preprocessing(224, 248, interpolation="bicubic")
+
+
+@pytest.mark.parametrize(
+    "preprocessing",
+    [
+        Preprocessing(),
+        Preprocessing.google((16, 24)),
+        Preprocessing.google(224, 256),
+        Preprocessing(
+            (16, 24), 30, interpolation="bicubic", crop_offset="floor", mean=(0.4, 0.5, 0.6), std=(1.0, 0.5, 0.25)
+        ),
+    ],
+)
+def test_a_card_gives_back_what_it_was_given(preprocessing: Preprocessing) -> None:
+    card = json.loads(json.dumps({"preprocessing": preprocessing.to_card()}))
+    assert Preprocessing.read(card, "here") == preprocessing
+
+
+def test_older_cards_are_googles() -> None:
+    assert Preprocessing.read({"eval_resize": 256}, "here", 224) == Preprocessing.google(224, 256)
+    assert Preprocessing.read({"eval_resize": None}, "here", 224) == Preprocessing.google(224)
+    assert Preprocessing.read({}, "here", 224) == Preprocessing(224)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("resize", [-3, 0, 10**12, 2.5, math.nan, "256", True, [256]])
+def test_a_wrong_resize_in_an_older_card(resize: object) -> None:
+    with pytest.raises(UserError, match="here: its eval_resize cannot be used: resize"):
+        Preprocessing.read({"eval_resize": resize}, "here", 224)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("said", [3, "squash", [], {"resize": -3}, {"crop": 224}, {"image_size": [1, 2, 3]}])
+def test_a_wrong_card(said: object) -> None:
+    with pytest.raises(UserError, match="here: its preprocessing cannot be used"):
+        Preprocessing.read({"preprocessing": said}, "here")
+
+
+def test_the_line_for_people() -> None:
+    assert Preprocessing().describe() == "squash to the model's size (bilinear, antialias)"
+    assert Preprocessing.google(384).describe() == "squash to 384x384 (bilinear, no antialias)"
+    assert Preprocessing.google(224, 256).describe() == "resize 256 (area), center crop 224x224"
+    deit = Preprocessing((224, 160), 256, False, "bicubic", mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    assert deit.describe() == (
+        "resize 256x256 (bicubic, antialias), center crop 224x160, mean (0.485, 0.456, 0.406) and std "
+        "(0.229, 0.224, 0.225) folded into the patch embedding"
+    )
