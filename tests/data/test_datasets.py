@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vitlab.data.datasets import DATASETS, SPLITS, load_dataset, stratified_split
+from vitlab.data import datasets
+from vitlab.data.datasets import DATASETS, SPLITS, check_source, load_dataset, stratified_split
 from vitlab.data.sources import Dataset
 
 rng = np.random.default_rng(0)
@@ -124,3 +125,22 @@ def test_the_real_cifar10_shards(shared: Path) -> None:
     assert np.bincount(data.labels).tolist() == [1000] * 10
     assert pixels_of(data).shape == (10_000, 32, 32, 3)
     assert data.path(0).endswith("test-00.tar/00000.png")
+
+
+def test_a_source_is_checked_without_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("it was read")
+
+    (tmp_path / "there").mkdir()
+    monkeypatch.setitem(datasets._PATH_READERS, "folder", read)
+    monkeypatch.setitem(datasets._READERS, "digits", read)
+    for name in ("digits", "folder:there", "shards:https://host/set", "hub:owner/name", "vtab:svhn", "cifar10"):
+        check_source(name, tmp_path)
+    for name, message in (
+        ("digit", "unknown data set 'digit'; the nearest: digits"),
+        ("folder:away", r"away does not exist .*give a folder of class folders with pictures"),
+        ("shards:away", r"away does not exist .*give a folder of shards named train-"),
+        ("folder:", "unknown data set 'folder:'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            check_source(name, tmp_path)

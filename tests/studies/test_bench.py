@@ -91,17 +91,14 @@ def test_it_says_what_it_measures_before_it_is_measured(
 ) -> None:
     """Without a terminal, too."""
 
-    def stopped(stage: str) -> Callable[..., Any]:
-        def stop(*_: object) -> None:
-            raise KeyboardInterrupt
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
 
-        return stop
-
-    monkeypatch.setattr(module, "build", stopped("build"))
+    monkeypatch.setattr(module, "build", stop)
     with pytest.raises(KeyboardInterrupt):
         bench(ONE, tmp_path / "a")
-    assert "[1/1] Tiny/8, 16 pixels, inference: " in capsys.readouterr().err
-    monkeypatch.setattr(module, "copy_bandwidth", stopped("copying"))
+    assert "[1/1] Tiny/8, 16 pixels, inference\n" in capsys.readouterr().err
+    monkeypatch.setattr(module, "copy_bandwidth", stop)
     with pytest.raises(KeyboardInterrupt):
         bench(ONE, tmp_path / "b")
     assert capsys.readouterr().err == "measuring the speed of copying\n"

@@ -7,17 +7,18 @@ from rich.console import Console
 from vitlab.studies.stages import SECONDS, Stages
 
 
-def test_without_a_terminal_the_first_stage_of_each_row_is_a_line_at_once() -> None:
+def test_without_a_terminal_what_begins_is_a_line_at_once() -> None:
     said, now = io.StringIO(), 100.0
     with Stages(Console(file=said, soft_wrap=True), lambda: now) as stages:
-        stages.show("copying")
-        stages.show("does a batch of [1] fit?")  # too soon
+        stages.begin("copying")
+        stages.begin("row 1")
+        stages.show("row 1: does a batch of [1] fit?")  # too soon
         now += SECONDS
-        stages.show("does a batch of [64] fit?")
+        stages.show("row 1: does a batch of [64] fit?")
         stages.done("row 1: 5 images/s")
-        stages.show("row 2")
-        stages.show("warming up")
-    assert said.getvalue().splitlines() == ["copying", "does a batch of [64] fit?", "row 1: 5 images/s", "row 2"]
+        stages.begin("row 2")
+    told = ["copying", "row 1", "row 1: does a batch of [64] fit?", "row 1: 5 images/s", "row 2"]
+    assert said.getvalue().splitlines() == told
 
 
 def test_on_a_terminal_each_stage_takes_the_place_of_the_last() -> None:

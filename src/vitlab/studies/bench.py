@@ -133,13 +133,14 @@ def bench(settings: Settings, out: Path) -> dict[str, Any]:
     rows: list[dict[str, Any]] = record["rows"]
     kept = {(row["mode"], row["model"], row["image_size"]): row for row in rows}
     with Stages() as stages:
-        stages.show("measuring the speed of copying")
+        stages.begin("measuring the speed of copying")
         record["copy_gb_per_s"] = record.get("copy_gb_per_s") or copy_bandwidth(device) / 1e9
         for number, key in enumerate(plan, 1):
             if key in kept and "skipped" not in kept[key]:
                 continue
             mode, name, size = key
             label = f"[{number}/{len(plan)}] {name}, {size} pixels, {'training' if mode == 'train' else 'inference'}"
+            stages.begin(label)
             try:
                 row = _measured(settings, key, lambda text, label=label: stages.show(f"{label}: {text}"))
             except _SkippedError as why:

@@ -11,10 +11,9 @@ SECONDS = 10.0
 
 
 class Stages:
-    """A context manager. `show` says what is being done, `done` leaves a line behind.
+    """A context manager. `begin` and `show` say what is being done, `done` leaves a line behind.
 
-    Where there is no terminal, the first stage and the first after each `done` are printed at once, and further ones
-    after SECONDS.
+    Where there is no terminal, what begins is printed at once, and what is shown where nothing was for SECONDS.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,6 +30,10 @@ class Stages:
     def __exit__(self, *_: object) -> None:
         self._status.stop()
 
+    def begin(self, text: str) -> None:
+        self._next = 0.0
+        self.show(text)
+
     def show(self, text: str) -> None:
         if self._console.is_terminal:
             self._status.update(Text(text))
@@ -40,4 +43,3 @@ class Stages:
 
     def done(self, text: str) -> None:
         self._console.print(text, markup=False)
-        self._next = 0.0
