@@ -6,6 +6,7 @@ from typing import Literal
 import pytest
 import torch
 
+from vitlab.errors import UserError
 from vitlab.models import ViTConfig, build_model, get_config
 from vitlab.train.config import FinetuneConfig
 from vitlab.train.memory import step_bytes
@@ -69,6 +70,19 @@ def test_what_a_picture_leaves_is_what_a_step_holds(
     config = FinetuneConfig(model=model, steps=1)
     one, three = (step_bytes(config, pictures, "float32", device_type).total for pictures in (1, 3))
     assert activation_bytes(model, device_type) == pytest.approx((three - one) / 2, rel=0.15)
+
+
+def test_a_recipes_size_is_the_nearest_that_patches_divide(caplog: pytest.LogCaptureFixture) -> None:
+    """The recipes' 384 pixels for patches of 14; what is asked for stays as it is, or is refused."""
+    table = FinetuneConfig(model=ViTConfig(image_size=384), steps=500, batch_size=8)
+    source = get_config("ViT-H/14")
+    for _ in range(2):
+        assert adapted(source, table, 10, device="cpu").model.image_size == 392
+    assert len(caplog.messages) == 1
+    assert "384 pixels cannot be cut into patches of 14: taking the nearest larger size, 392" in caplog.text
+    assert adapted(get_config("ViT-B/16"), table, 10, device="cpu").model.image_size == 384
+    with pytest.raises(UserError, match="384x384 cannot be cut into patches of 14x14"):
+        adapted(source, table, 10, 384, device="cpu")
 
 
 def test_identity_is_of_shape_and_every_number() -> None:
