@@ -336,10 +336,7 @@ WORDS: list[tuple[str, list[str]]] = [
     ("evaluate", ["CHECKPOINT", "Google .npz"]),
     ("evaluate RUN --split tset", ["'tset'", "'train', 'val', 'test', 'trainval'"]),
     ("evaluate RUN --image-size 18", ["18x18", "the nearest: 16, 20"]),
-    (
-        "evaluate RUN --dataset folder:other",
-        ["knows the classes 0, 1, 2 and not ants, bees, which folder:other has", "fine-tune"],
-    ),
+    ("evaluate RUN --dataset folder:other", ["knows the classes 0, 1, 2 and not ants, bees, which", "fine-tune"]),
     ("evaluate RUN --batch-size 0", ["batch_size=0", "positive"]),
     ("evaluate RUN --precision auto", ["'auto'", "'float32', 'bfloat16'"]),
     ("evaluate RUN --resize 4", ["resize=4 must be at least image_size=(8, 8)"]),

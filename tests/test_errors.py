@@ -1,10 +1,13 @@
 """Bad input is told apart from a fault of the program."""
 
+import logging
+import os
+
 import pytest
 
 from vitlab import cli
 from vitlab.commands import Doctor
-from vitlab.errors import UserError
+from vitlab.errors import UserError, printable, quoted
 
 
 def test_bad_input_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,3 +37,30 @@ def test_any_other_value_error_keeps_its_traceback(monkeypatch: pytest.MonkeyPat
     with pytest.raises(ValueError, match="a fault of the program") as fault:
         cli.main(["doctor"])
     assert not isinstance(fault.value, UserError)
+
+
+@pytest.mark.parametrize("name", ["a b.png", "café/ü.jpg", "日本\u3000.png", os.fsdecode(b"caf\xe9"), "it's"])
+def test_a_plain_name_stays_as_it_is(name: str) -> None:
+    assert quoted(name) == printable(name) == name
+
+
+@pytest.mark.parametrize("character", ["\n", "\r", "\x1b", "\x07", "\x7f", "\x9b", "\u2028", "\u202e", "\0"])
+def test_a_name_with_a_control_character_is_quoted(character: str) -> None:
+    shown = quoted(f"a{character}[31mb.jpg")
+    assert shown.isprintable()
+    assert shown == repr(f"a{character}[31mb.jpg")
+    assert printable(f"a{character}b").isprintable() or character == "\n"
+
+
+def test_errors_and_warnings_are_printed_without_escapes(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_: Doctor) -> int:
+        assert logging.lastResort
+        logging.lastResort.handle(logging.makeLogRecord({"msg": "warned of \x1b[31mred", "levelno": logging.WARNING}))
+        raise UserError("no \x1b[31mred\nsecond line")
+
+    monkeypatch.setattr(Doctor, "run", run)
+    with pytest.raises(SystemExit):
+        cli.main(["doctor"])
+    assert capfd.readouterr().err == "warned of \\x1b[31mred\nvitlab: no \\x1b[31mred\nsecond line\n"

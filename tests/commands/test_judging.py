@@ -86,3 +86,24 @@ def test_mirror_reaches_its_commands(run: Path, picture: Path, capsys: pytest.Ca
     save_model(model, "sure")
     alone, both = (answer(capsys, "predict", "sure", str(picture), *options, *more) for more in ([], ["--mirror"]))
     assert dict(alone["top"]) != pytest.approx(dict(both["top"]))
+
+
+def test_probe_and_few_shots_learn_from_all_of_train(
+    run: Path, picture: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """20 images: 2 are the test's, none is kept for a val that nobody asks for. Of named sets train is as published."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    for name in "01":
+        Path("own", name).mkdir(parents=True)
+        for i in range(10):
+            Path("own", name, f"{i}.png").write_bytes(picture.read_bytes())
+    probe = ["probe", str(run), "--k", "1", "--device", "cpu", "--dataset"]
+    assert answer(capsys, *probe, "folder:own")["train_pictures"] == 18
+    assert answer(capsys, *probe, "folder:own", "--train-split", "train")["train_pictures"] == 16
+    assert answer(capsys, *probe, "digits")["train_pictures"] == 1259
+    few = ["fewshot", str(run), "--shots", "9", "--device", "cpu", "--dataset", "folder:own"]
+    assert answer(capsys, *few)["rows"][0]["train_pictures"] == 18
+    assert answer(capsys, *few, "--train-split", "train")["rows"][0]["train_pictures"] == 16
+    code, _, err = call(capsys, *probe, "folder:own", "--train-split", "test")
+    assert code == 2
+    assert "2 of the 2 test images of folder:own are also those to learn from" in err

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vitlab.data import datasets
-from vitlab.data.datasets import DATASETS, SPLITS, check_source, load_dataset, stratified_split
+from vitlab.data.datasets import DATASETS, SPLITS, check_source, load_dataset, require_disjoint, stratified_split
 from vitlab.data.sources import Dataset
+from vitlab.errors import UserError
 
 rng = np.random.default_rng(0)
 
@@ -92,6 +93,26 @@ def test_unknown_names(name: str, message: str) -> None:
 def test_a_bare_folder_is_pointed_to_its_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"write folder:{tmp_path}"):
         load_dataset(str(tmp_path), "train")
+
+
+def test_a_folder_that_is_called_nearly_like_a_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "flowers").mkdir()
+    for root, here in ((None, tmp_path), (tmp_path, tmp_path.parent)):
+        monkeypatch.chdir(here)
+        with pytest.raises(UserError, match=r"'flowers'; for your .* write folder:flowers; the nearest: flowers102"):
+            load_dataset("flowers", "train", root=root)
+
+
+def test_splits_that_share_images(tmp_path: Path) -> None:
+    digits = {split: load_dataset("digits", split) for split in ("train", "test", "trainval")}
+    require_disjoint(digits["train"], digits["test"])
+    with pytest.raises(UserError, match=r"1259 of the 1259 test images of digits are also .* \(trainval and train\)"):
+        require_disjoint(digits["trainval"], digits["train"])
+
+
+def test_partial_is_for_imagenet() -> None:
+    with pytest.raises(UserError, match="partial goes with imagenet and imagenet_real, not with digits"):
+        load_dataset("digits", "test", partial=True)
 
 
 def test_wrong_split_and_policy() -> None:

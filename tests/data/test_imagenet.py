@@ -100,6 +100,26 @@ def test_part_of_imagenet_is_refused(val: Path) -> None:
         load_dataset("imagenet", "test", root=val)
 
 
+def test_part_of_imagenets_val(val: Path, picture: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """300 of 1,000 classes, whose numbers train/ or a list of names tells."""
+    there = WNIDS[1::3][:300]
+    for wnid in set(WNIDS) - set(there):
+        shutil.rmtree(val / "val" / wnid)
+    with pytest.raises(ValueError, match=r"does not tell all 1,000 classes, .* add LOC_synset_mapping.txt"):
+        load_dataset("imagenet", "test", root=val, partial=True)
+    (val / "LOC_synset_mapping.txt").write_text("".join(f"{wnid} thing\n" for wnid in WNIDS))
+    test = load_dataset("imagenet", "test", root=val, partial=True)
+    assert test.classes == tuple(WNIDS)
+    assert test.labels.tolist() == list(range(1, 900, 3))
+    assert test.full_size == 50_000
+    assert "imagenet: 300 of its 50,000 test images are there" in caplog.text
+    (val / "LOC_synset_mapping.txt").unlink()
+    fill(val / "train", picture, [f"{wnid}/1.JPEG" for wnid in WNIDS])
+    assert load_dataset("imagenet", "test", root=val, partial=True).labels.tolist() == test.labels.tolist()
+    with pytest.raises(ValueError, match=r"has 300 class folders and ImageNet 1,000"):
+        load_dataset("imagenet", "test", root=val)
+
+
 def test_flat_val(tmp_path: Path) -> None:
     put(tmp_path / "val" / "ILSVRC2012_val_00000001.jpeg")
     with pytest.raises(ValueError, match="lie side by side: sort them into one folder for each WordNet id"):
@@ -145,6 +165,26 @@ def test_real_accuracy_by_hand(real: Path) -> None:
     assert found.right.tolist() == [True, True, False, True]
     assert found.figures()["accuracy"] == 0.75
     assert (found.record()["pictures"], found.record()["left_out"]) == (4, 2)
+
+
+def test_part_of_real(real: Path) -> None:
+    """Pictures 1, 2 (without a label) and 4 are there; four of the six have labels."""
+    from vitlab.transfer.evaluate import evaluate
+
+    for number in (3, 5, 6):
+        (real / "val" / f"{'n01440764/' if number == 3 else ''}ILSVRC2012_val_{number:08}.JPEG").unlink()
+    with pytest.raises(ValueError, match=r"lacks 3 of 6 pictures.*Give --partial"):
+        load_dataset("imagenet_real", "test", root=real)
+    test = load_dataset("imagenet_real", "test", root=real, partial=True)
+    assert (len(test), test.left_out, test.full_size, test.labels.tolist()) == (2, 1, 4, [3, 0])
+
+    class Says(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return torch.eye(1000)[torch.full((len(images),), 3)]
+
+    found = evaluate(Says(), test, (8, 8))
+    assert (found.record()["pictures"], found.record()["full_size"], found.accuracy) == (2, 4, 0.5)
+    assert "2 of 4 pictures" in found.as_table().splitlines()[-1]
 
 
 @pytest.mark.parametrize(

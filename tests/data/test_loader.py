@@ -20,7 +20,7 @@ from PIL import Image
 from vitlab.data import loader
 from vitlab.data.loader import DRAWS, Batch, epoch_order, eval_batches, example_at, train_batches
 from vitlab.data.pictures import Entry, PictureError
-from vitlab.data.sources import Dataset, Labels
+from vitlab.data.sources import Dataset, Entries, Labels
 from vitlab.data.transforms import EvalTransform, TrainTransform, example_uniforms
 
 TRAIN, EVAL = TrainTransform(8, crop="inception"), EvalTransform(8)
@@ -377,6 +377,34 @@ def test_fast_decoding_of_pictures_in_memory_is_refused() -> None:
 def test_an_empty_set_is_refused() -> None:
     with pytest.raises(ValueError, match="noise has no pictures in its split 'train'"):
         eval_batches(in_memory(3).take(np.array([], int)), EVAL, batch_size=4)
+
+
+def test_an_example_is_that_of_the_sets_own_order() -> None:
+    """As shards on a server have one."""
+
+    class Backwards(Entries):
+        def __init__(self, paths: list[str]) -> None:
+            self.paths = paths
+
+        def __len__(self) -> int:
+            return len(self.paths)
+
+        def entry(self, index: int) -> Entry:
+            return Entry(self.paths[index])
+
+        def take(self, indices: np.ndarray) -> "Backwards":
+            return Backwards([self.paths[i] for i in indices])
+
+        def join(self, other: Entries) -> "Backwards":
+            return Backwards([*self.paths, *(entry.file for entry in other)])
+
+        def order(self, seed: int, epoch: int) -> np.ndarray:
+            return np.arange(len(self))[::-1]
+
+    data = dataclasses.replace(in_memory(5), entries=Backwards(list("abcde")))
+    batch = next(train_batches(data, TRAIN, batch_size=7, seed=0))
+    assert batch.indices.tolist() == [4, 3, 2, 1, 0, 4, 3]
+    assert [example_at(data, 0, g) for g in range(7)] == [(0, 4), (0, 3), (0, 2), (0, 1), (0, 0), (1, 4), (1, 3)]
 
 
 # ------------------------------------------------------------------------------------- numbers of each example's own

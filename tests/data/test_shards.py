@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from irregular import irregular
 from shard_files import pair, write_shard
 
 from vitlab.data import shards, sources
@@ -117,6 +118,12 @@ def test_shards_missing(tmp_path: Path) -> None:
         load_dataset(f"shards:{tmp_path}", "train")
     with pytest.raises(ValueError, match="does not exist"):
         load_dataset(f"shards:{tmp_path / 'gone'}", "train")
+
+
+def test_a_shard_that_is_a_pipe(tmp_path: Path) -> None:
+    irregular("pipe", tmp_path / "train-0.tar", tmp_path)
+    with pytest.raises(ValueError, match=r"train-0.tar is a named pipe, not a regular file"):
+        load_dataset(f"shards:{tmp_path}", "train")
 
 
 def test_the_real_flowers(shared: Path, caplog: pytest.LogCaptureFixture) -> None:

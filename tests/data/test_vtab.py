@@ -168,6 +168,16 @@ def test_the_parts_of_a_published_set(imitation: list[tuple[str, bool]], tmp_pat
     assert imitation == [("train", False)] * 4  # once for each part
 
 
+@pytest.mark.parametrize("stray", ["train.txt", "train800.txt", "test.txt"])
+def test_a_stray_list_does_not_hide_a_published_set(imitation: list, tmp_path: Path, stray: str) -> None:
+    (tmp_path / "toy.bin").touch()
+    expected = {split: numbers(load_task("toy", split, tmp_path)) for split in vtab.LISTS}
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / stray).write_text("images/1.jpg 1\n")
+    assert {split: numbers(load_task("toy", split, tmp_path)) for split in vtab.LISTS} == expected
+    assert vtab.found("toy", tmp_path) == "published"
+
+
 def test_by_name(imitation: list[tuple[str, bool]], tmp_path: Path) -> None:
     (tmp_path / "toy.bin").touch()
     part = load_dataset("vtab:toy", "val", root=tmp_path, classes=(2, 0))

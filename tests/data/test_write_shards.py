@@ -3,6 +3,7 @@
 import io
 import json
 import multiprocessing
+import os
 import re
 import tarfile
 from collections import Counter
@@ -61,6 +62,22 @@ def test_a_set_reads_as_its_source(pets: Path, tmp_path: Path) -> None:
             assert copy.labels[i] == source.labels[key]
             assert copy.entries[i].data() == Path(source.path(key)).read_bytes()
             np.testing.assert_array_equal(copy.picture(i), source.picture(key))
+
+
+def test_a_val_that_is_also_the_test_is_written_once(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        write_folders(tmp_path / "pets" / split, {"ant": 4, "bee": 4})
+    made = write_shards(f"folder:{tmp_path / 'pets'}", tmp_path / "out", SMALL)
+    assert {split: each["pictures"] for split, each in made["splits"].items()} == {"train": 8, "val": 8}
+    sizes = {split: len(load_dataset(f"shards:{tmp_path / 'out'}", split)) for split in ("trainval", "test", "all")}
+    assert sizes == {"trainval": 8, "test": 8, "all": 16}
+
+
+def test_systems_that_do_not_tell_which_cores_may_be_used(
+    pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert write_shards(f"folder:{pets}", tmp_path / "out", SMALL)["splits"]["train"]["pictures"] == 22
 
 
 def test_it_also_reads_without_its_index(pets: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from vitlab.models import (
     build_model,
     get_config,
 )
+from vitlab.models.config import check_divisible, nearest_image_size
 from vitlab.models.resnet import Body, StdConv
 from vitlab.settings import from_dict, to_dict
 
@@ -146,6 +147,22 @@ def test_a_wrong_type_says_what_is_allowed(
 
 def test_a_config_goes_through_json(kind: ModelConfig) -> None:
     assert from_dict(ModelConfig, json.loads(json.dumps(to_dict(kind)))) == kind  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    ("asked", "patch", "nearest"), [(384, 14, 392), (384, 16, 384), (224, 14, 224), (512, 14, 518), (5, 14, 14)]
+)
+def test_nearest_image_size(asked: int, patch: int, nearest: int) -> None:
+    assert nearest_image_size(asked, patch) == nearest
+    check_divisible((nearest, nearest), patch)
+
+
+def test_nearest_image_size_of_a_hybrid() -> None:
+    """Its patches are of the stem's map: one place of which is 16 pixels."""
+    stem = ResNetBody((3, 4, 9))
+    assert [nearest_image_size(side, 1, stem) for side in (224, 230)] == [224, 230]  # any size has a map
+    assert nearest_image_size(230, 4, stem) == 256
+    check_divisible((256, 256), 4, stem)
 
 
 def test_a_config_is_frozen() -> None:

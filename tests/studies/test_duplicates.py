@@ -1,14 +1,17 @@
 """The search as users start it: what it writes, what it resumes, and that the list works in training."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from irregular import irregular
 from PIL import Image
 
 from vitlab.data.datasets import load_dataset
+from vitlab.errors import UserError
 from vitlab.studies.duplicates import as_text, duplicates
 
 
@@ -122,3 +125,21 @@ def test_bad_input(sets: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="is a file; give the name of a folder"):
         duplicates(name, name, tmp_path / "file")
+
+
+def test_what_is_no_regular_file_is_unreadable(sets: Path, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        shutil.copytree(sets / "exam" / split, tmp_path / "set" / split)
+    irregular("pipe", tmp_path / "set" / "train" / "cat" / "x\ny.jpg", tmp_path)
+    found = duplicates(f"folder:{tmp_path}/set", f"folder:{tmp_path}/set", tmp_path / "out")
+    (left,) = found["unreadable"]
+    assert (Path(left["path"]).name, left["reason"]) == ("x\ny.jpg", "it is a named pipe, not a regular file")
+    assert r"x\ny.jpg': it is a named pipe" in as_text(found, tmp_path)
+
+
+def test_splits_that_share_images(sets: Path, tmp_path: Path) -> None:
+    name = f"folder:{sets}/exam"
+    with pytest.raises(UserError, match=r"16 of the 16 test images of .* \(all and test\)"):
+        duplicates(name, name, tmp_path / "out", train_split="all")
+    found = duplicates(f"folder:{sets}/web", name, tmp_path / "out", train_split="all", test_split="all")
+    assert (found["train"]["pictures"], found["test"]["pictures"]) == (21, 32)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from irregular import irregular
 from markup import check
 from PIL import Image
 
@@ -124,6 +125,15 @@ def test_broken_pictures_are_named_and_left_out(checkpoint: Callable[..., Path],
     with pytest.raises(ValueError, match=r"none of the 6 pictures can be read; the first, .*0\.png: the file is empty"):
         inspect_checkpoint(folder, [str(digits)], tmp_path / "none", device="cpu")
     assert not (tmp_path / "none").exists()
+
+
+def test_what_is_no_regular_file_is_left_out(checkpoint: Callable[..., Path], digits: Path, tmp_path: Path) -> None:
+    irregular("pipe", digits / "x\ny.png", tmp_path)
+    found, _ = inspect(checkpoint(), digits)
+    assert found["pictures"] == 5
+    (left,) = found["unreadable"]
+    assert left == {"path": str(digits / "x\ny.png"), "reason": "it is a named pipe, not a regular file"}
+    assert f"{left['path']!r}: cannot be read: it is a named pipe" in as_text(found)
 
 
 def test_without_pictures(checkpoint: Callable[..., Path]) -> None:

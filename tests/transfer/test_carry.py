@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitlab.models import ViTConfig, build_model
+from vitlab.errors import UserError
+from vitlab.models import ViTConfig, build_model, get_config
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.finetune import own
 from vitlab.settings import to_dict
 from vitlab.train.config import FinetuneConfig
-from vitlab.transfer.carry import by_size, default_image_size, identity, saved_choices, with_preprocessing
+from vitlab.transfer.carry import adapted, by_size, default_image_size, identity, saved_choices, with_preprocessing
 
 
 @pytest.mark.parametrize(
@@ -109,6 +110,19 @@ def test_choices_of_a_run_that_goes_on_elsewhere(tmp_path: Path) -> None:
     assert saved_choices(tmp_path / "new", asked) == asked
     (tmp_path / "config.json").write_text("{")
     assert saved_choices(tmp_path, asked) == asked
+
+
+def test_a_recipes_size_is_the_nearest_that_patches_divide(caplog: pytest.LogCaptureFixture) -> None:
+    """The recipes' 384 pixels for patches of 14; what is asked for stays as it is, or is refused."""
+    table = FinetuneConfig(model=ViTConfig(image_size=384), steps=500, batch_size=8)
+    source = get_config("ViT-H/14")
+    for _ in range(2):
+        assert adapted(source, table, 10).model.image_size == 392
+    assert len(caplog.messages) == 1
+    assert "384 pixels cannot be cut into patches of 14: taking the nearest larger size, 392" in caplog.text
+    assert adapted(get_config("ViT-B/16"), table, 10).model.image_size == 384
+    with pytest.raises(UserError, match="384x384 cannot be cut into patches of 14x14"):
+        adapted(source, table, 10, 384)
 
 
 def test_identity_is_of_shape_and_every_number() -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from vitlab.data.datasets import load_dataset
 from vitlab.data.pictures import Entry, PictureError
 from vitlab.data.sources import Dataset, Labels
+from vitlab.errors import UserError
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
@@ -23,7 +24,7 @@ from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import RankError, together
 from vitlab.transfer.evaluate import Evaluation, answers, choose_device, evaluate, evaluate_checkpoint, table
 from vitlab.transfer.run import Outcome, pretrain
-from vitlab.weights import load_model, save_model
+from vitlab.weights import load_card, load_model, save_model
 from vitlab.weights.google import write_google
 
 N, K = 23, 7
@@ -425,6 +426,52 @@ def test_folder_of_its_own_data_is_not_that_of_others(workdir: Path, tmp_path: P
             Image.new("RGB", (8, 8), (i, i, i)).save(tmp_path / "mine" / name / f"{i}.png")
     found = evaluate_checkpoint(tmp_path / "moved", f"folder:{tmp_path / 'mine'}", device="cpu")
     assert found.classes == ("3", "4", "5")
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_data_with_some_of_the_models_classes(workdir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Matched by name, not by number. Predictions are over all classes: 1 is wrong, for no digit here is a 1."""
+    digits = load_dataset("digits", "test", classes=(2, 0))
+    for i in range(len(digits)):
+        folder = tmp_path / "some" / "test" / digits.classes[digits.labels[i]]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(digits.picture(i)).save(folder / f"{i:03}.png")
+    found = evaluate_checkpoint(workdir, f"folder:{tmp_path / 'some'}", device="cpu")
+    whole = evaluate_checkpoint(workdir, device="cpu")
+    assert found.classes == ("0", "1", "2")
+    assert sorted(set(found.labels.tolist())) == [0, 2]
+    assert found.accuracy == pytest.approx(whole.right[whole.labels != 1].mean())
+    assert sorted(found.losses) == pytest.approx(sorted(whole.losses[whole.labels != 1]), rel=1e-5)
+    assert "has 2 of the model's 3 classes; predictions are over all 3" in caplog.text
+    assert "of 2 of the 3 classes" in found.as_table()
+    # The same classes in another order are no subset, and need no word.
+    extra = load_card(workdir) | {"classes": ["2", "0", "1"], "dataset": "folder:x"}
+    save_model(load_model(workdir), tmp_path / "turned", extra=extra)
+    (tmp_path / "some" / "test" / "1").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "some" / "test" / "1" / "0.png")
+    caplog.clear()
+    turned = evaluate_checkpoint(tmp_path / "turned", f"folder:{tmp_path / 'some'}", device="cpu")
+    assert turned.classes == ("2", "0", "1")
+    assert np.bincount(turned.labels).tolist() == [*np.bincount(digits.labels), 1]
+    assert "predictions" not in caplog.text
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_a_class_with_two_outputs(workdir: Path, tmp_path: Path) -> None:
+    extra = {"classes": ["crane", "crane", "egret"], "dataset": "folder:x"}
+    save_model(load_model(workdir), tmp_path / "model", extra=extra)
+    for name in ("crane", "egret"):
+        (tmp_path / "birds" / "test" / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "birds" / "test" / name / "0.png")
+    with pytest.raises(UserError, match="has several outputs called crane"):
+        evaluate_checkpoint(tmp_path / "model", f"folder:{tmp_path / 'birds'}", device="cpu")
+
+
+def test_names_with_escapes_in_the_table() -> None:
+    dataset = dataclasses.replace(pictures(2, 2), labels=np.array([0, 1]), classes=("a\nb", "\x1b[31mred"))
+    found = evaluate(Table(torch.eye(2)), dataset, (4, 4))
+    assert [line.split()[0] for line in found.as_table().splitlines()] == ["class", "'a\\nb'", "'\\x1b[31mred'", "2"]
+    assert [row["class"] for row in found.record()["per_class"]] == ["a\nb", "\x1b[31mred"]
 
 
 # ------------------------------------------------------------------------------- heads of ImageNet's classes

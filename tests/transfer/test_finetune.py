@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from vitlab.data.datasets import load_dataset
+from vitlab.data.datasets import load_dataset, stratified_split
 from vitlab.data.sources import Dataset
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model
@@ -567,6 +567,10 @@ def test_held_out_part_is_stratified_seeded_and_apart() -> None:
     assert other.pixels is not None
     assert np.array_equal(again.pixels, held.pixels)
     assert not np.array_equal(other.pixels, held.pixels)
+    cut = stratified_split(train.labels, {"val": 0.1}, 7)["val"]  # as val is cut from train
+    as_cut = train.take(cut).pixels
+    assert as_cut is not None
+    assert not np.array_equal(as_cut, held.pixels)
     large = hold_out(numbered(np.array([0, 0, 1, 1, 1])), 0.9, 0)[0]
     assert np.bincount(large.labels).tolist() == [1, 1]  # no class is lost to train on
     with pytest.raises(ValueError, match=r"leaves 3 pictures of made to train on and 0 to judge by"):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from irregular import irregular
 from PIL import Image
 
 from vitlab.data.datasets import load_dataset
@@ -162,6 +163,22 @@ def test_checkpoint_without_a_head(workdir: Path, pictures: list[str], tmp_path:
     save_model(load_model(workdir, num_classes=0), tmp_path / "headless")
     with pytest.raises(ValueError, match="has no head, so it has no answers"):
         ask(tmp_path / "headless", pictures[0])
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_what_is_no_regular_file_is_an_answer_too(workdir: Path, pictures: list[str], tmp_path: Path) -> None:
+    irregular("pipe", tmp_path / "pictures" / "x.jpg", tmp_path)
+    irregular("link to a device", tmp_path / "pictures" / "y.jpg", tmp_path)
+    for sources in ([str(tmp_path / "pictures")], [str(tmp_path / "pictures" / f"{name}.jpg") for name in "xy"]):
+        errors = {Path(each.path).name: each.error for each in ask(workdir, *sources) if each.error}
+        assert errors == {
+            "x.jpg": "it is a named pipe, not a regular file",
+            "y.jpg": "it is a device, not a regular file",
+        }
+
+
+def test_line_of_a_name_with_escapes() -> None:
+    assert Answer("a\nb.png", (("\x1b[31mcat", 0.5),)).as_line() == "'a\\nb.png': '\\x1b[31mcat' 50.0%"
 
 
 def test_line() -> None:

@@ -196,6 +196,9 @@ def test_no_crop_and_no_mirroring_that_would_change_a_label(
         ("random", 10, True), ("none", None, True),
     ]  # fmt: skip
     assert not (tmp_path / PAIR[0] / "checkpoints").exists()  # of no use any more
+    (tmp_path / PAIR[0] / "checkpoints").mkdir()  # as a kill before they went leaves it
+    score(workdir, dataclasses.replace(setting, steps=1, data=data), root, tmp_path, tasks=PAIR)
+    assert not (tmp_path / PAIR[0] / "checkpoints").exists()
     twice = score(workdir, dataclasses.replace(setting, steps=1, data=data), root, tmp_path / "twice", tasks=PAIR[:1],
                   image_size=2 * setting.model.image_hw[0])  # fmt: skip
     assert twice["tasks"].keys() == {PAIR[0]}

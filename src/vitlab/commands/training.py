@@ -128,7 +128,7 @@ class Vtab:
     download: bool = True
     """Download data that may be had so."""
     image_size: int | None = None
-    """Side of the pictures in pixels; unless given 384, or the nearest size that the patches divide."""
+    """Side of the pictures in pixels; unless given 384, or the nearest larger size that the patches divide."""
     device: str = "auto"
     json: bool = False
 

@@ -136,7 +136,8 @@ def _all_wnids(home: Path) -> set[str]:
     path = _name_list(home)
     lines = path.read_text(encoding="utf-8").splitlines() if path else []
     listed = {line.split()[0] for line in lines if line.strip()}
-    found = {name for name in (listed or _folders(home / "train")) if _WNID.fullmatch(name)}
+    train = home / "train"
+    found = {name for name in listed or (_folders(train) if train.is_dir() else ()) if _WNID.fullmatch(name)}
     if len(found) != CLASSES:
         raise UserError(
             f"{home} does not tell all 1,000 classes, so which of a head's outputs those of val are is unknown: add "

@@ -104,7 +104,7 @@ def saved_choices(workdir: Path, config: FinetuneConfig) -> FinetuneConfig:
 def adapted(source: ModelConfig, config: Config, num_classes: int, image_size: ImageSize | None = None) -> Config:
     """`config` with the model of a checkpoint: its own shape, at the recipe's resolution or `image_size`.
 
-    Where patches do not divide the recipe's resolution, the nearest that they divide is taken, with a warning.
+    Where patches do not divide the recipe's resolution, the nearest larger one is taken, with a warning.
 
     Raises ValueError where the recipe's resolution is far from the checkpoint's, and none was asked for.
     """
@@ -131,12 +131,12 @@ def adapted(source: ModelConfig, config: Config, num_classes: int, image_size: I
 
 @functools.cache  # to be said once
 def _divided(size: int, patch_size: int, stem: ResNetBody | None) -> int:
-    """The recipe's size, or the nearest one that patches divide."""
+    """The recipe's size, or the nearest larger one that patches divide."""
     nearest = nearest_image_size(size, patch_size, stem)
     if nearest != size:
         logger.warning(
-            "the recipe's %d pixels cannot be cut into patches of %d: taking the nearest size, %d (--image-size sets "
-            "another)", size, patch_size, nearest,
+            "the recipe's %d pixels cannot be cut into patches of %d: taking the nearest larger size, %d "
+            "(--image-size sets another)", size, patch_size, nearest,
         )  # fmt: skip
     return nearest
 
