@@ -32,7 +32,7 @@ STANDS_ON = {
     "inspect": ("errors", "settings", "files", "models", "weights"),
     "recipes": ("errors", "settings", "models.config", "models.names", "models.stages", "train.config"),
     "studies": ("errors", "settings", "files", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
-    "app": ("errors", "settings", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
+    "app": ("errors", "settings", "files", "models", "data", "weights", "train", "transfer", "inspect", "recipes"),
     "catalogue": ("errors", "settings", "models", "data", "recipes", "studies"),
     "doctor": ("errors", "models"),
     "commands": ("",),
