@@ -11,6 +11,7 @@ from vitlab.files import (
     JSON_DEPTH,
     check_regular,
     open_regular,
+    outline_npz,
     parse_json,
     read_json,
     read_regular,
@@ -143,6 +144,11 @@ def test_an_archive_is_read_array_by_array(tmp_path: Path) -> None:
     np.savez_compressed(path, **arrays)
     with reading_npz(path) as read:
         assert {name: read[name].tolist() for name in read} == {name: array.tolist() for name, array in arrays.items()}
+    outlined = outline_npz(path)
+    assert {name: (each.shape, each.dtype) for name, each in outlined.items()} == {
+        name: (each.shape, each.dtype) for name, each in arrays.items()
+    }
+    assert outlined["x"].tolist() == [[0.0] * 3] * 2
 
 
 def header(shape: tuple[int, ...]) -> bytes:

@@ -23,7 +23,7 @@ JSON_BYTES = 2**24
 """Largest JSON file that is read: an index of 100,000 shards, or the card of a model with 200,000 named classes."""
 JSON_DEPTH = 100
 """Deepest nesting of lists and objects in JSON that is read."""
-MAX_COMPRESSION = 20
+MAX_COMPRESSION = 100
 """Most times that an .npz may grow when it is read. Trained weights hardly compress at all; zeros do, 1,000 times."""
 SMALL_ARCHIVE = 2**26
 """Bytes that any .npz may ask for, however small it is."""
@@ -182,26 +182,41 @@ def reading_npz(path: Path | str) -> Iterator[np.lib.npyio.NpzFile]:
     (ARCHIVE_DAMAGE). A plain array (.npy) is not read.
     """
     with open_regular(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        with zipfile.ZipFile(file) as archive:
-            asked = sum(member.file_size for member in archive.infolist())
-            if asked > max(MAX_COMPRESSION * size, SMALL_ARCHIVE):
-                raise UserError(
-                    f"{path} has {size:,} bytes and asks for {asked:,} in memory; weights and places compress less "
-                    f"than {MAX_COMPRESSION} times. It is damaged, or made to fill the memory: get the file again."
-                )
-            for member in archive.infolist():
-                _check_array(archive, member, path)
+        _headers(file, path)
         with np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
             yield arrays
 
 
-def _check_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path | str) -> None:
+def outline_npz(path: Path | str) -> dict[str, np.ndarray]:
+    """Zeros of the shapes and types of the arrays of an .npz, in no memory. Raises what `reading_npz` does."""
+    with open_regular(path) as file:
+        return {
+            name: np.lib.stride_tricks.as_strided(np.zeros(1, dtype), shape, (0,) * len(shape))
+            for name, (shape, dtype) in _headers(file, path).items()
+        }
+
+
+def _headers(file: BinaryIO, path: Path | str) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
+    """Shape and type of each array of an .npz. Raises UserError for a bomb."""
+    size = os.fstat(file.fileno()).st_size
+    with zipfile.ZipFile(file) as archive:
+        asked = sum(member.file_size for member in archive.infolist())
+        if asked > max(MAX_COMPRESSION * size, SMALL_ARCHIVE):
+            raise UserError(
+                f"{path} has {size:,} bytes and asks for {asked:,} in memory; weights and places compress less "
+                f"than {MAX_COMPRESSION} times. It is damaged, or made to fill the memory: get the file again."
+            )
+        return {
+            member.filename.removesuffix(".npy"): _header(archive, member, path)
+            for member in archive.infolist()
+            if member.filename.endswith(".npy")
+        }
+
+
+def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path | str) -> tuple[tuple[int, ...], np.dtype]:
     """Raises UserError where an array's header promises more or less than the archive holds of it."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise UserError(f"{path}: {member.filename} is compressed in a way that NumPy does not write; get it again.")
-    if not member.filename.endswith(".npy"):
-        return
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -212,3 +227,4 @@ def _check_array(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path |
             f"{path}: {member.filename} is said to be {dtype} of shape {shape}, and there are {held:,} bytes of it; "
             f"it is damaged: get the file again."
         )
+    return shape, dtype

@@ -4,7 +4,6 @@ Importing this does not import torch.
 """
 
 import dataclasses
-import json
 import typing
 import zipfile
 from collections.abc import Mapping
@@ -161,7 +160,9 @@ def _check_destination(source: Path | str, destination: Path, to: Format) -> Non
         return
     if destination.is_dir():
         raise UserError(f"{destination} is a folder, and Google's format is one file; give a name such as model.npz.")
-    with destination.open("rb") as file:
+    from vitlab.files import open_regular
+
+    with open_regular(destination) as file:
         if file.read(2) != b"PK":
             raise UserError(f"{destination} is there already and no .npz; give another name.")
 
@@ -225,13 +226,15 @@ def _find(given: Path | str) -> tuple[Format, Path]:
         from vitlab.weights.fetch import fetch
 
         given = fetch(str(given))
+    from vitlab.files import open_regular
+
     path = Path(given)
     if not path.exists():
         raise UserError(f"there is nothing at {path}; give {READABLE}.")
     if path.is_dir():
         return _find_folder(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(9)
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error}.") from error
@@ -272,9 +275,11 @@ def _find_folder(folder: Path) -> tuple[Format, Path]:
 
 def _whose(config: Path) -> Format:
     """Who wrote this `config.json`; anything unknown is read as ours, which then says what is wrong with it."""
+    from vitlab.files import read_json
+
     try:
-        keys = set(json.loads(config.read_text()))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError):
+        keys = set(read_json(config))
+    except (OSError, UserError, TypeError):
         keys = set()
     if keys & {"architecture", "pretrained_cfg"}:
         return "timm"
@@ -294,10 +299,12 @@ def _names(path: Path) -> list[str]:
 
 def _zips_a_pickle(path: Path) -> bool:
     """Whether it is a file of torch.save, which is a zip archive like an .npz."""
+    from vitlab.files import ARCHIVE_DAMAGE
+
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith(".pkl") for name in archive.namelist())
-    except zipfile.BadZipFile:
+    except ARCHIVE_DAMAGE:
         return False
 
 
