@@ -7,6 +7,7 @@ import os
 import resource
 import socket
 import struct
+import tarfile
 import time
 import zlib
 from collections.abc import Callable
@@ -15,9 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from safetensors.numpy import save_file
 
 from vitlab import weights
+from vitlab.data.datasets import load_dataset
+from vitlab.data.exclusion import read_exclusion
+from vitlab.data.remote import expand
+from vitlab.data.write_shards import ShardSettings, write_shards
 from vitlab.errors import UserError
 from vitlab.models import ViTConfig, build_model
 from vitlab.settings import from_dict
@@ -272,6 +278,161 @@ def test_no_checkpoint_is_read_from_what_is_no_file(tmp_path: Path, name: str, k
     check(lambda: weights.load_model(given), "only regular files")
     if name.startswith("x"):
         check(lambda: weights.convert(tmp_path / "folder", given, to="google"), "only regular files")
+
+
+# ------------------------------------------------------------------------------------------------------ data sets
+
+
+def tar_of(path: Path, **members: bytes | tuple[int, bytes]) -> None:
+    """A tar of such members; a pair says how many bytes one is said to have, and those that it has."""
+    with path.open("wb") as file:
+        for name, content in members.items():
+            size, data = content if isinstance(content, tuple) else (len(content), content)
+            info = tarfile.TarInfo(name.replace("_", "."))
+            info.size = size
+            file.write(info.tobuf(tarfile.GNU_FORMAT) + data + bytes(-len(data) % 512))
+        file.write(bytes(10240))
+
+
+def header(kind: bytes, size: int) -> bytes:
+    """The header of a tar's member that says something of the next."""
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, size
+    return info.tobuf(tarfile.GNU_FORMAT)
+
+
+PICTURE = b"\xff\xd8\xff"
+LABELS = ["50000000", str(HUGE), "9" * 30, "9" * 5000, "3 50000000", "-1", "[1]", ""]
+TARS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    **{
+        f"label {label[:10]}, {len(label)}": (
+            lambda path, label=label: tar_of(path, a_jpg=PICTURE, a_cls=label.encode()),
+            "must hold a class number",
+        )
+        for label in LABELS
+    },
+    "a list of labels": (
+        lambda path: tar_of(path, a_jpg=PICTURE, a_labels_json=b"[50000000]"),
+        "each is below 1,048,576",
+    ),
+    "a deep list": (lambda path: tar_of(path, a_jpg=PICTURE, a_labels_json=DEEP.encode()), "list of class numbers"),
+    "a label of 1 TiB": (
+        lambda path: tar_of(path, a_jpg=PICTURE, a_cls=(2**40, b"3")),
+        "said to have 1,099,511,627,776 bytes",
+    ),
+    "a picture of 1 TiB": (lambda path: tar_of(path, a_jpg=(2**40, PICTURE)), "said to have 1,099,511,627,776 bytes"),
+    "a name of 1 TiB": (
+        lambda path: path.write_bytes(header(tarfile.GNUTYPE_LONGNAME, 2**40) + bytes(10240)),
+        "a header of 1,099,511,",
+    ),
+    "a comment of 1 TiB": (
+        lambda path: path.write_bytes(header(tarfile.XHDTYPE, 2**40) + bytes(10240)),
+        "a header of 1,099,511,",
+    ),
+    "a place beyond all": (
+        lambda path: path.write_bytes(header(tarfile.REGTYPE, 2**80) + bytes(10240)),
+        "is damaged or cut off",
+    ),
+    "a comment of digits": (
+        lambda path: path.write_bytes(
+            header(tarfile.XHDTYPE, 8192) + b"9" * 8192 + header(tarfile.REGTYPE, 0) + bytes(10240)
+        ),
+        "no pictures in",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TARS)
+def test_of_a_tar(tmp_path: Path, name: str) -> None:
+    damage, said = TARS[name]
+    damage(tmp_path / "train-0.tar")
+    check(lambda: load_dataset(f"shards:{tmp_path}", "train"), said)
+
+
+def shard_set(folder: Path) -> Path:
+    """A set of shards with index.json, as `vitlab shard` writes it."""
+    for split in ("train", "val", "test"):  # all three, so that none is cut from train
+        for number in range(6):
+            path = folder / "pictures" / split / f"class{number % 2}" / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (8, 8), (number, 0, 0)).save(path)
+    write_shards(f"folder:{folder / 'pictures'}", folder / "shards", ShardSettings(), splits=["train"])
+    return folder / "shards"
+
+
+def placed(folder: Path, **changes: np.ndarray) -> None:
+    """Changes the places of a split's pictures."""
+    path = folder / "train.index.npz"
+    with np.load(path) as arrays:
+        content = dict(arrays) | changes
+    np.savez(path, **content)  # pyright: ignore[reportArgumentType]
+
+
+def text_for(part: str, new: str) -> Callable[[Path], Any]:
+    """Writes `new` where `part` stands in an index.json."""
+    return lambda folder: (folder / "index.json").write_text((folder / "index.json").read_text().replace(part, new))
+
+
+WRONG = "is missing or damaged"
+SETS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a long index": (lambda f: sparse(f / "index.json", 3 * 10**9, b"{"), "3,000,000,000 bytes"),
+    "a deep index": (lambda f: (f / "index.json").write_text(DEEP), "levels deep"),
+    "a number without end": (text_for('"bytes": ', '"bytes": 1e999, "b": '), "is no list of shards"),
+    "a file elsewhere": (text_for('"file": "train', '"file": "../train'), "is no plain name of a file"),
+    "places": (lambda f: write_zeros(f / "train.index.npz", ["shards", "records"], "(1099511627776,)", 4), WRONG),
+    "places of zeros": (
+        lambda f: write_zeros(f / "train.index.npz", [f"x{i}" for i in range(96)], "(4096, 4096)", 2**24),
+        WRONG,
+    ),
+    "records that wrap": (
+        lambda f: placed(f, records=np.array([2**62] * 4 + [6]), shards=np.array(["train-00000.tar"] * 5)),
+        WRONG,
+    ),
+    "negative records": (lambda f: placed(f, records=np.array([-6, 12]), shards=np.array(["a", "b"])), WRONG),
+    "a negative place": (lambda f: placed(f, offset=np.full(6, -1)), WRONG),
+    "large pictures": (lambda f: placed(f, size=np.full(6, 2**32 - 1, np.uint32)), WRONG),
+    "a negative label": (lambda f: placed(f, labels=np.full(6, -1, np.int32)), WRONG),
+    "labels that are text": (lambda f: placed(f, labels=np.array(["x"] * 6)), WRONG),
+    "a large label": (lambda f: placed(f, labels=np.full(6, 50_000_000, np.int32)), "has the label 50000000"),
+    "a label without a name": (
+        lambda f: ((f / "classes.json").unlink(), placed(f, labels=np.full(6, 50_000_000, np.int32))),
+        "go up to 1,048,575",
+    ),
+    "deep names": (lambda f: (f / "classes.json").write_text(DEEP), "levels deep"),
+    "long names": (lambda f: sparse(f / "classes.json", 3 * 10**9), "3,000,000,000 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_of_shards_with_an_index(tmp_path: Path, name: str) -> None:
+    damage, said = SETS[name]
+    folder = shard_set(tmp_path)
+    damage(folder)
+    check(lambda: load_dataset(f"shards:{folder}", "train"), said)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+@pytest.mark.parametrize("name", ["index.json", "classes.json", "alone/train-0.tar", "list.txt"])
+def test_no_set_is_read_from_what_is_no_file(tmp_path: Path, name: str, kind: str) -> None:
+    folder = shard_set(tmp_path)
+    (folder / "alone").mkdir()
+    (folder / name).unlink(missing_ok=True)
+    make_special(folder / name, kind)
+    if name == "list.txt":
+        check(lambda: read_exclusion(folder / name), "only regular files")
+    else:
+        check(lambda: load_dataset(f"shards:{(folder / name).parent}", "train"), "only regular files")
+
+
+def test_a_list_has_an_end(tmp_path: Path) -> None:
+    sparse(tmp_path / "list.txt", 3 * 10**9)
+    check(lambda: read_exclusion(tmp_path / "list.txt"), "3,000,000,000 bytes")
+
+
+def test_a_pattern_of_names_has_an_end() -> None:
+    for pattern in (f"a-{{0..{HUGE}}}.tar", "{0..99999}{0..99999}.tar"):
+        check(lambda pattern=pattern: expand(pattern), "names more than 1,000,000 tars")
+    check(lambda: expand(f"a-{{0..{'9' * 5000}}}.tar"), "is no range and no list")
 
 
 def make_special(path: Path, kind: str) -> None:

@@ -109,5 +109,5 @@ class Second:
 def test_the_kind_says_which_of_several_is_meant() -> None:
     assert from_dict(First | Second, {"kind": "second"}) == Second()
     for kind in ("third", ["second"], {}, 2):
-        with pytest.raises(ValueError, match="kind is .*; allowed: 'first', 'second'"):
+        with pytest.raises(ValueError, match=r"kind is .*; allowed: 'first', 'second'"):
             from_dict(First | Second, {"kind": kind})

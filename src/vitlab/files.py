@@ -110,12 +110,12 @@ def lock_file(path: Path) -> BinaryIO | None:
     return file
 
 
-def check_regular(path: Path | str) -> None:
+def check_regular(path: str | os.PathLike[str]) -> None:
     """Raises UserError unless `path` leads to a regular file: a pipe, socket or device may never end. Also OSError."""
     _check_mode(path, os.stat(path).st_mode)  # noqa: PTH116
 
 
-def open_regular(path: Path | str) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """A regular file, open for reading. Raises UserError for a pipe, socket or device, and OSError as `open` does."""
     check_regular(path)  # before it is opened: to open a device can have effects
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that took its place since then does not block
@@ -127,7 +127,7 @@ def open_regular(path: Path | str) -> BinaryIO:
         raise
 
 
-def _check_mode(path: Path | str, mode: int) -> None:
+def _check_mode(path: str | os.PathLike[str], mode: int) -> None:
     if stat.S_ISREG(mode):
         return
     if stat.S_ISDIR(mode):
@@ -139,7 +139,7 @@ def _check_mode(path: Path | str, mode: int) -> None:
     )
 
 
-def read_regular(path: Path | str, limit: int) -> bytes:
+def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
     """What a regular file of at most `limit` bytes holds. Raises UserError for any other, and OSError."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
