@@ -1,11 +1,31 @@
 import os
+import socket
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from vitlab.files import SUMS, clear_leftovers, find_damage, read_sums, replacing_file, replacing_folder, write_sums
+from vitlab.errors import UserError
+from vitlab.files import (
+    JSON_DEPTH,
+    SUMS,
+    check_regular,
+    clear_leftovers,
+    find_damage,
+    open_regular,
+    outline_npz,
+    parse_json,
+    read_json,
+    read_regular,
+    read_sums,
+    reading_npz,
+    replacing_file,
+    replacing_folder,
+    write_sums,
+)
 
 
 def test_a_file_appears_whole(tmp_path: Path) -> None:
@@ -185,3 +205,112 @@ def test_damaged_checksums(at: int, tmp_path: Path, caplog: pytest.LogCaptureFix
     (tmp_path / SUMS).write_bytes(content)
     assert find_damage(tmp_path) == {}
     assert "SHA256SUMS is damaged" in caplog.text
+
+
+def test_a_regular_file_is_read_and_a_link_to_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"12345")
+    (tmp_path / "link").symlink_to("file")
+    for name in ("file", "link"):
+        check_regular(tmp_path / name)
+        assert read_regular(tmp_path / name, 5) == b"12345"
+        with open_regular(tmp_path / name) as file:
+            assert file.read() == b"12345"
+    with pytest.raises(UserError, match=r"file has 5 bytes; files of its kind have at most 4"):
+        read_regular(tmp_path / "file", 4)
+
+
+def special_file(folder: Path, kind: str) -> Path:
+    """A file of that kind, which nobody writes to."""
+    path = folder / kind
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "socket":
+            here = os.open(".", os.O_RDONLY)
+            os.chdir(folder)  # a socket's path may have 107 bytes
+            with socket.socket(socket.AF_UNIX) as listener:
+                listener.bind(kind)
+            os.fchdir(here)
+            os.close(here)
+        case "device":
+            path.symlink_to("/dev/zero")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
+def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
+    path = special_file(tmp_path, kind)
+    for read in (check_regular, open_regular, read_json, lambda path: read_regular(path, 10)):
+        with pytest.raises(UserError, match=f"{kind} is a (named )?{kind}; only regular files"):
+            read(path)
+
+
+def test_what_the_system_refuses_is_its_own_error(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        open_regular(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read_json(tmp_path / "none")
+
+
+def test_json_is_read_to_a_depth() -> None:
+    def nested(depth: int) -> bytes:
+        return b"[" * depth + b"]" * depth
+
+    assert parse_json(b'{"a": [1, null, "\\u00e9"]}', "x") == {"a": [1, None, "\u00e9"]}
+    assert parse_json(nested(JSON_DEPTH), "x")
+    for data in (nested(JSON_DEPTH + 1), nested(100_000), b'{"a":' * 100_000, b'{"a":' * 200 + b"1" + b"}" * 200):
+        with pytest.raises(UserError, match="x is JSON nested more than 100 levels deep"):
+            parse_json(data, "x")
+    for data in (b"", b"{", b"\xff", b"1" * 5000):
+        with pytest.raises(UserError, match="x is not valid JSON"):
+            parse_json(data, "x")
+
+
+def test_an_archive_is_read_array_by_array(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    arrays = {"x": np.arange(6.0).reshape(2, 3), "empty": np.zeros((0, 5)), "one": np.array(7), "text": np.array(["é"])}
+    np.savez_compressed(path, **arrays)
+    with reading_npz(path) as read:
+        assert {name: read[name].tolist() for name in read} == {name: array.tolist() for name, array in arrays.items()}
+    outlined = outline_npz(path)
+    assert {name: (each.shape, each.dtype) for name, each in outlined.items()} == {
+        name: (each.shape, each.dtype) for name, each in arrays.items()
+    }
+    assert outlined["x"].tolist() == [[0.0] * 3] * 2
+
+
+def header(shape: tuple[int, ...]) -> bytes:
+    said = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(said).to_bytes(2, "little") + said
+
+
+@pytest.mark.parametrize(
+    ("shape", "zeros", "compression", "said"),
+    [
+        ((2**26,), 2**28, zipfile.ZIP_DEFLATED, r"asks for 268,435,\d+ in memory"),
+        ((2**38,), 16, zipfile.ZIP_DEFLATED, r"float32 of shape \(274877906944,\), and there are 16 bytes"),
+        ((2**62, 4), 0, zipfile.ZIP_DEFLATED, r"float32 of shape \(4611686018427387904, 4\)"),
+        ((-4,), 0, zipfile.ZIP_DEFLATED, r"float32 of shape \(-4,\)"),
+        ((4,), 16, zipfile.ZIP_LZMA, "compressed in a way that NumPy does not write"),
+    ],
+)
+def test_an_archive_that_asks_for_more_than_it_holds_is_refused(
+    tmp_path: Path, shape: tuple[int, ...], zeros: int, compression: int, said: str
+) -> None:
+    path = tmp_path / "a.npz"
+    with zipfile.ZipFile(path, "w", compression) as archive, archive.open("x.npy", "w", force_zip64=True) as file:
+        file.write(header(shape))
+        for _ in range(zeros // 2**20):
+            file.write(bytes(2**20))
+        file.write(bytes(zeros % 2**20))
+    with pytest.raises(UserError, match=said), reading_npz(path):
+        pytest.fail("it was opened")
+
+
+def test_an_array_before_an_archive_is_not_read_instead_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    path.write_bytes(header((2**38,)))
+    with zipfile.ZipFile(path, "a") as archive, archive.open("x.npy", "w") as file:
+        file.write(header((1,)) + bytes(4))
+    with reading_npz(path) as read:
+        assert read["x"].tolist() == [0.0]

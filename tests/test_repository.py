@@ -48,6 +48,7 @@ STANDS_ON = {
     "app": (
         "errors",
         "settings",
+        "files",
         "preprocessing",
         "models",
         "data",

@@ -50,6 +50,7 @@ def test_values_of_the_declared_type_are_taken(values: dict[str, Any]) -> None:
         ({"rate": "fast"}, "rate is 'fast'; allowed: float."),
         ({"rate": True}, "rate is True; allowed: float."),
         ({"rate": None}, "rate is None; allowed: float."),
+        ({"rate": 10**400}, f"rate is 1{'0' * 400}; allowed: float."),
         ({"size": 32.0}, "size is 32.0; allowed: int or tuple[int, int]."),
         ({"size": True}, "size is True; allowed: int or tuple[int, int]."),
         ({"size": (32,)}, "size is (32,); allowed: int or tuple[int, int]."),
@@ -93,3 +94,20 @@ def test_a_part_that_is_no_table_is_refused() -> None:
 def test_the_nearest_or_all() -> None:
     assert nearest("adem", ["adam", "sgd"]) == "the nearest: adam"
     assert nearest("zzz", ["adam", "sgd"]) == "allowed: adam, sgd"
+
+
+@dataclass(frozen=True)
+class First:
+    kind: Literal["first"] = "first"
+
+
+@dataclass(frozen=True)
+class Second:
+    kind: Literal["second"] = "second"
+
+
+def test_the_kind_says_which_of_several_is_meant() -> None:
+    assert from_dict(First | Second, {"kind": "second"}) == Second()
+    for kind in ("third", ["second"], {}, 2):
+        with pytest.raises(ValueError, match=r"kind is .*; allowed: 'first', 'second'"):
+            from_dict(First | Second, {"kind": kind})

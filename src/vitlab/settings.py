@@ -5,6 +5,7 @@ An unknown or ill-typed setting is an error that names what is allowed, never a 
 
 import dataclasses
 import difflib
+import sys
 import types
 import typing
 from collections.abc import Iterable
@@ -32,7 +33,8 @@ def _fits(value: Any, hint: Any) -> bool:
         each = [args[0]] * len(value) if isinstance(value, tuple) and args[-1] is ... else args
         return isinstance(value, tuple) and len(value) == len(each) and all(map(_fits, value, each))
     if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
+        is_int = isinstance(value, int) and not isinstance(value, bool)
+        return isinstance(value, float) or (is_int and abs(value) <= sys.float_info.max)
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)
@@ -84,7 +86,7 @@ def _meant(hint: Any, data: dict[str, Any]) -> type:
         return members[0]
     by_kind = {typing.get_args(typing.get_type_hints(each)["kind"])[0]: each for each in members}
     given = data.get("kind", next(iter(by_kind)))
-    if given not in by_kind:
+    if not isinstance(given, str) or given not in by_kind:
         raise UserError(f"kind is {given!r}; allowed: {', '.join(map(repr, by_kind))}.")
     return by_kind[given]
 

@@ -28,7 +28,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def desk(folder: Path) -> Desk:
+def desk(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    """Uploads lie in `tmp_path`."""
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
     return Desk(Shelf(folder, device="cpu"), Limits())
 
 
@@ -93,6 +95,16 @@ def test_a_broken_checkpoint_is_a_message_and_the_next_works(desk: Desk, photo: 
     assert isinstance(desk.drop(photo, "deep", ROLLOUT, 1, 0)[2], Seen)
 
 
+def test_a_file_that_was_not_uploaded_is_not_opened(
+    desk: Desk, photo: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path / "uploads"))
+    for path in (photo, "/dev/zero"):
+        upload, dropped, seen, message, *_ = desk.drop(path, "deep", ROLLOUT, 1, 0)
+        assert (upload, dropped, seen) == (None, None, None)
+        assert "is no file that was dropped here" in message
+
+
 def test_a_text_file_is_refused_and_what_was_shown_goes(desk: Desk, tmp_path: Path) -> None:
     (tmp_path / "letter.jpg").write_text("Dear all")
     upload, dropped, seen, message, answers, inside, _, _, distance, card = desk.drop(
@@ -121,7 +133,7 @@ def test_the_page_is_built_and_keeps_to_itself(folder: Path) -> None:
     assert not config["analytics_enabled"]
     events = list(page.fns.values())
     assert {(event.concurrency_id, event.concurrency_limit) for event in events} == {("model", 1)}
-    assert page._queue.max_size == 16
+    assert page._queue.max_size == 64
     assert not page.api_open
 
 

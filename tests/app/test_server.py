@@ -15,6 +15,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -322,6 +323,74 @@ def test_the_server_too_keeps_to_the_size(address: str, size: int, status: int) 
     body = head + bytes(size) + b"\r\n--x--\r\n"
     kind = {"Content-Type": "multipart/form-data; boundary=x", "Origin": address.rstrip("/")}
     assert ask(address, "/gradio_api/upload", "POST", body, **kind)[0] == status
+
+
+def upload(address: str, path: Path) -> str:
+    """Where the server put a file."""
+    head = f'--x\r\nContent-Disposition: form-data; name="files"; filename="{path.name}"\r\n\r\n'.encode()
+    kind = {"Content-Type": "multipart/form-data; boundary=x"}
+    status, _, text = ask(address, "/gradio_api/upload", "POST", head + path.read_bytes() + b"\r\n--x--\r\n", **kind)
+    assert status == 200
+    return json.loads(text)[0]
+
+
+def drop(address: str, path: object, session: str = "alone", door: str = "queue/join") -> tuple[int, str]:
+    """Status and text of the answer to a file dropped by a raw request, with all events of the queue in it."""
+    file = {"path": path, "meta": {"_type": "gradio.FileData"}, "orig_name": "a.png"}
+    inputs = [file, "animals", "Rollout", 1, 0]
+    body = json.dumps({"data": inputs, "fn_index": 0, "trigger_id": 1, "session_hash": session}).encode()
+    status, _, text = ask(address, f"/gradio_api/{door}", "POST", body, **{"Content-Type": "application/json"})
+    if status != 200:
+        return status, text
+    port = int(address.rstrip("/").rpartition(":")[2])
+    with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=60)) as connection:
+        connection.request("GET", f"/gradio_api/queue/data?session_hash={session}")
+        events = []
+        for line in connection.getresponse():
+            events.append(line.decode())
+            if '"process_completed"' in events[-1]:
+                break
+    return status, "".join(events)
+
+
+def test_an_upload_is_answered_to_a_raw_request(address: str, folder: Path) -> None:
+    status, text = drop(address, upload(address, folder / "photo.jpg"))
+    assert status == 200
+    assert all(name in text for name in ("ant", "bee", "cow", '"success":true'))
+
+
+def test_only_uploads_are_opened(address: str, folder: Path, tmp_path: Path) -> None:
+    uploads = Path(os.environ["GRADIO_TEMP_DIR"])
+    (uploads / "out.jpg").symlink_to(folder / "photo.jpg")
+    (uploads / "zero.jpg").symlink_to("/dev/zero")
+    os.mkfifo(uploads / "pipe.jpg")
+    places = [folder / "photo.jpg", "/dev/zero", *(uploads / name for name in ("out.jpg", "zero.jpg", "pipe.jpg"))]
+    places += [f"{uploads}/../{folder.name}/photo.jpg", uploads, uploads / "nothing.jpg", "photo.jpg", "a\0b", 7, None]
+    places += [f"{address}theme.css", f"file://{folder}/photo.jpg", ["x"], {"path": str(folder / "photo.jpg")}]
+    began = time.monotonic()
+    for place in places:
+        status, text = drop(address, str(place) if isinstance(place, Path) else place)
+        assert (status, "data:image" in text) == (403, False), place
+    for door in ("api/predict", "run/predict", "call/drop", "component_server", "process_recording", "vibe-edit"):
+        assert drop(address, str(folder / "photo.jpg"), door=door)[0] == 404
+    assert ask(address, f"/gradio_api/file={folder}/photo.jpg")[0] == 403
+    assert ask(address, "/gradio_api/queue/join", "POST", bytes(2**21))[0] == 413
+    assert ask(address, "/gradio_api/queue/join", "POST", b"[" * 100_000)[0] == 403
+    assert time.monotonic() - began < 20
+
+
+def test_twenty_requests_at_once_have_twenty_answers(address: str, folder: Path) -> None:
+    with ThreadPoolExecutor(20) as pool:
+        together = threading.Barrier(20)
+
+        def one(number: int) -> tuple[int, str]:
+            place = upload(address, folder / "photo.jpg")
+            together.wait(60)
+            return drop(address, place, f"session{number}")
+
+        answers = list(pool.map(one, range(20)))
+    assert [status for status, _ in answers] == [200] * 20
+    assert all('"success":true' in text and "cow" in text for _, text in answers)
 
 
 def test_ports_are_on_loopback_and_a_taken_one_is_told_of() -> None:

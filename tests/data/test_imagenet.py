@@ -191,6 +191,7 @@ def test_part_of_real(real: Path) -> None:
     ("damage", "message"),
     [
         (lambda p: (p / "real.json").write_text("[[1]"), r"real.json is not valid JSON"),
+        (lambda p: (p / "real.json").write_text("[" * 100_000), r"real.json is not valid JSON"),
         (lambda p: (p / "real.json").write_text('{"1": [1]}'), r"real.json must be a JSON list"),
         (lambda p: (p / "real.json").write_text("[[1], [2]]"), r"must hold 6 lists of class numbers \(0 to 999\)"),
         (lambda p: (p / "real.json").write_text(json.dumps([*ANSWERS[:5], [1000]])), "must hold 6 lists"),

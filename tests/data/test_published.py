@@ -2,6 +2,7 @@
 
 import gzip
 import logging
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -160,6 +161,10 @@ def test_damaged_dtd(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"val1.txt is damaged"):
         published.dtd(tmp_path, "validation", False)
     (tmp_path / "labels" / "test1.txt").unlink()
+    os.mkfifo(tmp_path / "labels" / "test1.txt")
+    with pytest.raises(ValueError, match=r"test1.txt is damaged .* is a named pipe; only regular files"):
+        published.dtd(tmp_path, "test", False)
+    (tmp_path / "labels" / "test1.txt").unlink()
     with pytest.raises(ValueError, match=r"dtd needs labels/test1.txt .*vgg/data/dtd; licence: for research"):
         published.dtd(tmp_path, "train", False)
 
@@ -242,6 +247,8 @@ def test_pets_as_a_data_set_like_others(tmp_path: Path) -> None:
     [
         ("Abyssinian_1 1 1", "has the line 'Abyssinian_1 1 1'"),
         ("Abyssinian_1 one 1 1", "has the line 'Abyssinian_1 one 1 1'"),
+        (f"Abyssinian_1 {'9' * 5000} 1 1", "has the line 'Abyssinian_1 9999"),
+        ("Abyssinian_1 ² 1 1", "has the line 'Abyssinian_1 ² 1 1'"),
         ("Abyssinian_1 38 1 1", "does not give each of 37 breeds a number of its own"),
         ("Abyssinian_1 2 1 1", "does not give each of 37 breeds a number of its own"),
     ],

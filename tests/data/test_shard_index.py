@@ -22,7 +22,7 @@ from vitlab.data.shard_index import (
 )
 from vitlab.data.sources import Labels
 
-ROWS = st.tuples(st.integers(0, 2**40), st.integers(0, 2**32 - 1), st.text("añ/.€", max_size=9))
+ROWS = st.tuples(st.integers(0, 2**40), st.integers(0, 2**30), st.text("añ/.€", max_size=9))
 ROWS = st.lists(st.tuples(ROWS, st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3)), min_size=1, max_size=9)
 
 

@@ -259,6 +259,8 @@ def test_lists_come_first_and_it_is_said(below: str, tmp_path: Path, caplog: pyt
     ("text", "said"),
     [
         ("images/a.png 0\n" * 799, "has 799 lines, not the 800 of VTAB-1k"),
+        (f"images/a.png {'9' * 5000}\n" + "images/a.png 0\n" * 799, "is no picture and label from 0 to 46"),
+        ("images/a.png ²\n" * 800, "line 1: 'images/a.png ²' is no picture and label from 0 to 46"),
         ("images/a.png\n" * 800, "line 1: 'images/a.png' is no picture and label from 0 to 46"),
         ("images/a.png 46\nimages/a.png 47\n" + "images/a.png 1\n" * 798, "line 2: .* label from 0 to 46"),
         ("images/b.png 0\n" * 800, "names .*images/b.png, which is not there"),

@@ -172,8 +172,8 @@ def test_weights_of_another_model_are_listed(saved: Path) -> None:
 
 
 def test_a_file_that_only_claims_to_be_safetensors_is_told(saved: Path) -> None:
-    (saved / "model.safetensors").write_bytes(b"nonsense")
-    edit_card(saved, sha256=hashlib.sha256(b"nonsense").hexdigest())
+    (saved / "model.safetensors").write_bytes(b"nonsense" * 1000)
+    edit_card(saved, sha256=hashlib.sha256(b"nonsense" * 1000).hexdigest())
     with pytest.raises(ValueError, match="no safetensors file"):
         load_model(saved)
 

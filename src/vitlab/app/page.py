@@ -9,11 +9,12 @@ from typing import Any
 from vitlab.app import seen as shown
 from vitlab.app.checkpoints import Shelf
 from vitlab.app.seen import LAYER, ROLLOUT, VIEWS, Limits, Seen
+from vitlab.app.uploads import read_upload
 from vitlab.data.pictures import PICTURE_FORMATS
 from vitlab.errors import UserError
 from vitlab.inspect.figures import DARK, LIGHT
 
-WAITING = 16
+WAITING = 64
 """Requests in the queue; more are asked to come back."""
 LEAD = (
     "A Vision Transformer cuts a picture into patches and lets each look at all others; here is what it answers, and "
@@ -146,8 +147,12 @@ class Desk:
         """A file was dropped. The place where it was dropped is cleared for the next."""
         if upload is None:
             return (self._gradio.skip(),) * 10
-        path = Path(upload)
-        dropped = Dropped(path.name, path.read_bytes())
+        folder = Path(importlib.import_module("gradio.utils").get_upload_folder())
+        try:
+            dropped = Dropped(Path(upload).name, read_upload(upload, folder, self.limits.most_bytes))
+        except UserError as error:
+            said, skipped = shown.refusal(str(error)), self._gradio.skip()
+            return None, None, None, said, "", *self.turn(None, view, layer, head), "", skipped
         return None, dropped, *self.choose(dropped, checkpoint, view, layer, head)
 
     def choose(

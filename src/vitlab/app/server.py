@@ -14,12 +14,13 @@ from typing import Any
 
 from vitlab.app.page import STYLE, build_page, gradio, theme
 from vitlab.app.seen import Limits
+from vitlab.app.uploads import OnlyUploads
 from vitlab.errors import UserError
 
 HOST = "127.0.0.1"
 PORTS = range(7860, 7960)
 """Tried in this order unless one is given: Gradio's own."""
-SESSIONS = 16
+SESSIONS = 32
 """Open pages whose last picture is remembered."""
 POLICY = "; ".join(
     (
@@ -58,7 +59,7 @@ def launch(
     limits = Limits(max_megapixels, max_upload_mb)
     with listen(port) as listener, tempfile.TemporaryDirectory(prefix="vitlab-app-") as uploads:
         os.environ["GRADIO_TEMP_DIR"] = uploads
-        app = application(build_page(path, limits=limits, device=device), limits)
+        app = application(build_page(path, limits=limits, device=device), limits, Path(uploads))
         address = f"http://{HOST}:{listener.getsockname()[1]}/"
         announce(address)
         if open_browser:
@@ -83,18 +84,21 @@ def listen(port: int | None = None) -> socket.socket:
     raise UserError(f"the ports {PORTS.start} to {PORTS.stop - 1} of {HOST} are all in use; give another.")
 
 
-def application(page: Any, limits: Limits) -> Any:
-    """The page as an ASGI application: Gradio's, without its doors to elsewhere, under `POLICY`."""
+def application(page: Any, limits: Limits, uploads: Path) -> Any:
+    """The page as an ASGI application: Gradio's, without its doors to elsewhere, under `POLICY`. It reads pictures from
+    the folder `uploads`, and no other file."""
     from fastapi import FastAPI
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     page.state_session_capacity = SESSIONS
+    page.has_launched = True  # it has not, but this is what Gradio asks before it looks where a file lies
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app = gradio().mount_gradio_app(
         app, page, "/", server_name=HOST, app_kwargs={"openapi_url": None}, footer_links=[], run_history=False,
         max_file_size=limits.most_bytes, show_error=True, ssr_mode=False, enable_monitoring=False, pwa=False,
         mcp_server=False, theme=theme(), css=STYLE,
     )  # fmt: skip
+    app.add_middleware(OnlyUploads, folder=uploads, limit=limits.most_bytes)
     app.add_middleware(Guarded)
     # A page from elsewhere cannot reach in by a name of its own for 127.0.0.1.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])

@@ -15,9 +15,12 @@ import numpy as np
 
 from vitlab.data.sources import Dataset
 from vitlab.errors import UserError
-from vitlab.files import replacing_file
+from vitlab.files import read_regular, replacing_file
 
 logger = logging.getLogger(__name__)
+
+MAX_LIST_BYTES = 2**26
+"""Largest list that is read: about a million names."""
 
 
 def picture_id(dataset: Dataset, index: int) -> str:
@@ -38,7 +41,7 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
 def read_exclusion(path: str | os.PathLike[str]) -> list[str]:
     """The names in a list, each once. Raises ValueError where there is no such file."""
     try:
-        text = Path(path).read_bytes().decode(errors="surrogateescape")
+        text = read_regular(path, MAX_LIST_BYTES).decode(errors="surrogateescape")
     except OSError as error:
         raise UserError(
             f"cannot read the list of pictures to leave out, {path} ({error.strerror}): give a text file with one "

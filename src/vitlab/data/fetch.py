@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from vitlab.data import web
 from vitlab.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -250,12 +251,13 @@ def download_file(urls: Sequence[str], folder: Path, digest: str) -> None:
             if path.is_file() and digest_of(path, digest) == digest:
                 return
             part.unlink(missing_ok=True)  # what is left of a run that was killed
-            download_url(url, str(folder), part.name)
+            with web.guarded_urlopen():
+                download_url(url, str(folder), part.name)
             if (found := digest_of(part, digest)) == digest:
                 part.replace(path)
                 return
             errors.append(f"{url}: it has the sum {found}, not {digest}")
-        except (OSError, RuntimeError, http.client.HTTPException) as error:  # no network, or a refusal
+        except (OSError, RuntimeError, http.client.HTTPException, UserError) as error:  # no network, or a refusal
             errors.append(f"{url}: {error}")
         finally:
             part.unlink(missing_ok=True)
@@ -274,8 +276,9 @@ def download_by_torchvision(dataset: str, root: Path) -> None:
     import torchvision.datasets  # slow to import, and seldom needed
 
     try:
-        getattr(torchvision.datasets, dataset)(root, download=True)
-    except (OSError, RuntimeError, http.client.HTTPException) as error:
+        with web.guarded_urlopen():
+            getattr(torchvision.datasets, dataset)(root, download=True)
+    except (OSError, RuntimeError, http.client.HTTPException, UserError) as error:
         raise UserError(
             f"torchvision could not download {dataset} ({error}): fetch it elsewhere and unpack it into {root}"
         ) from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitlab.data.pictures import Entry, PictureError, read_bytes
-from vitlab.data.sources import Dataset, Entries, Labels, Splits
+from vitlab.data.sources import Dataset, Entries, Labels, Splits, numbered_classes
 from vitlab.errors import UserError
 from vitlab.settings import nearest
 
@@ -183,7 +183,7 @@ def _labels(
         values = np.searchsorted(np.array(classes), values)
     elif values.dtype.kind not in "iu":
         raise UserError(f"{name}: the column {column} holds {values.dtype}; a class is a number or a string.")
-    classes = classes or tuple(str(i) for i in range(int(_flat(known, column, name)[0].max()) + 1))
+    classes = classes or numbered_classes(int(_flat(known, column, name)[0].max()), f"{name}, column {column},")
     if values.min() < 0 or values.max() >= len(classes):
         raise UserError(
             f"{name}: {split} has the label {values[(values < 0) | (values >= len(classes))][0]} and classes from 0 to "

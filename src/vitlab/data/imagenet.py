@@ -347,7 +347,7 @@ def _read_text(path: Path) -> str:
 def _read_json(path: Path, kind: type) -> Any:
     try:
         content = json.loads(_read_text(path))
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}): fetch it again") from error
     if not isinstance(content, kind):
         raise UserError(f"{path} must be a JSON {kind.__name__}, not {str(content)[:60]!r}: fetch it again")

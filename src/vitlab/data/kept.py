@@ -2,16 +2,12 @@
 
 import hashlib
 import os
-import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from vitlab.data.sources import Dataset
-
-# What a damaged .npz raises, wherever the damage is: in the archive's directory, an array's header, or its data.
-_DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+from vitlab.files import ARCHIVE_DAMAGE, reading_npz
 
 
 def digest_pictures(start: str, dataset: Dataset, places: range, stats: dict[str, bytes]) -> str:
@@ -46,10 +42,8 @@ def _stat(file: str) -> bytes:
 def read_arrays(path: Path, *names: str) -> list[np.ndarray] | None:
     """The arrays `names` of an .npz; None where it is not there, lacks one, or has a byte that its checksums deny."""
     try:
-        with zipfile.ZipFile(path) as archive:
-            if archive.testzip():
-                return None
-        with np.load(path, allow_pickle=False) as arrays:
-            return [arrays[name] for name in names]
-    except _DAMAGE:
+        with reading_npz(path) as arrays:
+            assert arrays.zip is not None  # it is open
+            return None if arrays.zip.testzip() else [arrays[name] for name in names]
+    except ARCHIVE_DAMAGE:
         return None

@@ -16,11 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from vitlab.data import fetch
+from vitlab.data.exclusion import MAX_LIST_BYTES
 from vitlab.data.pictures import Entry
 from vitlab.data.pixels import CIFAR100, read_h5, read_mat, read_svhn
 from vitlab.data.retinopathy import PREPARED, EyeEntry
 from vitlab.data.sources import Dataset
 from vitlab.errors import UserError
+from vitlab.files import read_regular
 
 logger = logging.getLogger(__name__)
 
@@ -135,7 +137,7 @@ def pets(root: Path, split: str, download: bool) -> Published:
     folder = fetch.locate("pets", split, root, download, "OxfordIIITPet")
     listed = folder / "annotations" / {"train": "trainval.txt", "test": "test.txt"}[split]
     rows = [line.split() for line in _lines(listed)]
-    if wrong := [row for row in rows if len(row) != 4 or not row[1].isdigit()]:
+    if wrong := [row for row in rows if len(row) != 4 or not row[1].isdecimal() or len(row[1]) > 9]:
         raise UserError(f"{listed} has the line {' '.join(wrong[0])!r}, which is not NAME CLASS SPECIES BREED")
     breeds = {int(label): name.rpartition("_")[0] for name, label, *_ in rows}
     names = [name.rpartition("_")[0] for name, *_ in rows]
@@ -253,7 +255,8 @@ def _class_folders(name: str, folder: Path) -> list[Path]:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        lines = read_regular(path, MAX_LIST_BYTES).decode().splitlines()
+        return [line.strip() for line in lines if line.strip()]
     except ValueError as error:  # bytes that are no text
         raise UserError(f"{path} is damaged ({error}): fetch it again") from error
 

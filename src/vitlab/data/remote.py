@@ -29,6 +29,7 @@ from vitlab.data.shard_index import (
     Listing,
     Places,
     class_names,
+    listing_of,
     read_listing,
     read_places,
     write_places,
@@ -45,6 +46,8 @@ WINDOW = 16
 """Shards that are mixed with each other at any time."""
 CONNECTIONS = 4
 """Most shards that a process fetches at a time."""
+MAX_TARS = 1_000_000
+"""Most tars that a pattern may name."""
 ROOM = "VITLAB_SHARD_CACHE_GB"
 """The variable that limits how much of a set is kept, in gigabytes; all of it unless set."""
 
@@ -182,7 +185,7 @@ def _survey(site: Site, pattern: str | None, folder: Path) -> Listing:
             f"{base}/train-{{000000..000099}}.tar"
         )
     if (folder / INDEX).exists():
-        return read_listing((folder / INDEX).read_bytes(), str(folder / INDEX))
+        return listing_of(folder / INDEX)
     names = expand(pattern) if pattern else list(site.tars)
     files = [site.tars.get(name) or File(name, size_of(f"{base}/{name}", site.token), "") for name in names]
     store = Store(base, folder, files, _room(Listing({"train": tuple(files)}, (), {}, {})), token=site.token)
@@ -242,12 +245,18 @@ def expand(pattern: str) -> list[str]:
     """`a-{000..002}.tar` and `{a,b}-0.tar` as a shell does, each name once. Raises `ValueError` for other braces."""
     parts = re.split(r"\{([^{}]*)\}", pattern)
     choices: list[list[str]] = [[part] for part in parts]
+    count = 1
     for place in range(1, len(parts), 2):
-        if found := re.fullmatch(r"(\d+)\.\.(\d+)", parts[place]):
+        if found := re.fullmatch(r"(\d{1,15})\.\.(\d{1,15})", parts[place]):
             first, last = found.groups()
-            choices[place] = [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+            numbers = range(int(first), int(last) + 1)
+            most = max(0, MAX_TARS // count + 1)  # one more than allowed is enough to tell
+            choices[place] = [str(n).zfill(len(first)) for n in numbers[:most]]
         else:
             choices[place] = parts[place].split(",") if "," in parts[place] else []
+        count *= len(choices[place])
+        if count > MAX_TARS:
+            raise UserError(f"{pattern} names more than {MAX_TARS:,} tars: write several sets, or larger tars")
         if not choices[place]:
             raise UserError(
                 f"{{{parts[place]}}} in {pattern} is no range and no list: write {{000000..000099}} or {{a,b}}"

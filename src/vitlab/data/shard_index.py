@@ -17,14 +17,25 @@ import numpy as np
 from vitlab.data.kept import read_arrays
 from vitlab.data.sources import Labels
 from vitlab.errors import UserError
-from vitlab.files import replacing_file, write_arrays
+from vitlab.files import (
+    JSON_BYTES,
+    open_regular,
+    parse_json,
+    read_json,
+    read_regular,
+    replacing_file,
+    write_arrays,
+)
 
 Report = Callable[[int, int], None]
 """Hears how much is done, and of how much."""
 INDEX = "index.json"
 CLASSES = "classes.json"
 FORMAT = "vitlab-shards-1"
+MAX_PICTURE_BYTES = 2**30
+"""Largest picture in a tar, still encoded."""
 _ARRAYS = ("shards", "records", "offset", "size", "letters", "lengths", "labels", "counts")
+_KINDS = "Uiiuuuiu"  # of their types
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,8 +114,14 @@ def read_places(path: Path, *further: str) -> tuple[Places, Labels, list[np.ndar
     """What `write_places` wrote; None where the file is not there, or is damaged."""
     if (arrays := read_arrays(path, *_ARRAYS, *further)) is None:
         return None
+    if any(each.ndim != 1 or each.dtype.kind != kind for each, kind in zip(arrays, _KINDS, strict=False)):
+        return None
     shards, records, offset, size, letters, lengths, values, counts = arrays[: len(_ARRAYS)]
     n = len(offset)
+    if not ((records >= 0) & (records <= n)).all() or not (offset >= 0).all() or not (values >= 0).all():
+        return None
+    if not (size <= MAX_PICTURE_BYTES).all():
+        return None
     each = counts if len(counts) else np.ones(n, np.int64)
     whole = len(shards) == len(records) and n == records.sum() == len(size) == len(lengths) == len(each)
     if not whole or lengths.sum() != len(letters) or each.sum() != len(values) or not each.all():
@@ -128,8 +145,9 @@ class File:
 
     @classmethod
     def of(cls, path: Path, records: int = 0) -> "File":
-        with path.open("rb") as file:
-            return cls(path.name, path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest(), records)
+        with open_regular(path) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
+            return cls(path.name, path.stat().st_size, digest, records)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,18 +179,27 @@ def read_listing(data: bytes, where: str) -> Listing:
     The names in it become names of files here, so they may not lead out of a folder.
     """
     try:
-        content = json.loads(data)
+        content = parse_json(data, "it")
         if content["format"] != FORMAT:
             raise UserError(f"its format is {content['format']!r}, not {FORMAT!r}")
         shards = {str(split): tuple(map(_file, files)) for split, files in content["shards"].items()}
         beside = tuple(map(_file, content["beside"]))
         listing = Listing(shards, beside, dict(content["left_out"]), dict(content["settings"]))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise UserError(
             f"{where} is no list of shards ({type(error).__name__}: {error}), as `vitlab shard` writes it: fetch or "
             f"write the set again"
         ) from error
     return listing
+
+
+def listing_of(path: Path) -> Listing:
+    """From an `index.json`. Raises `ValueError`."""
+    try:
+        data = read_regular(path, JSON_BYTES)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): fetch or write the set again") from error
+    return read_listing(data, str(path))
 
 
 def _file(content: dict[str, Any]) -> File:
@@ -187,9 +214,9 @@ def class_names(path: Path) -> tuple[str, ...]:
     if not path.exists():
         return ()
     try:
-        names = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}): write a list of class names") from error
+        names = read_json(path)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): write a list of class names") from error
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise UserError(f"{path} must be a list of class names in label order, not {str(names)[:60]}")
     return tuple(names)
@@ -200,7 +227,7 @@ def class_names(path: Path) -> tuple[str, ...]:
 
 def summary(folder: Path) -> dict[str, Any]:
     """What a finished set holds: pictures, tars and bytes of each split, and how many pictures could not be read."""
-    listing = read_listing((folder / INDEX).read_bytes(), str(folder / INDEX))
+    listing = listing_of(folder / INDEX)
     splits = {
         split: {
             "pictures": sum(file.records for file in files),
@@ -221,7 +248,7 @@ def check_shards(folder: Path | str, report: Report = lambda done, of: None) -> 
     folder = Path(folder)
     if not (folder / INDEX).is_file():
         raise UserError(f"{folder} has no {INDEX}: give a folder that `vitlab shard` wrote, as shards:PATH")
-    listing = read_listing((folder / INDEX).read_bytes(), str(folder / INDEX))
+    listing = listing_of(folder / INDEX)
     total, done = sum(file.bytes for file in listing.files), 0
     wrong: dict[str, str] = {}
     for file in listing.files:

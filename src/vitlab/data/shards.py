@@ -8,13 +8,13 @@ import array
 import collections
 import functools
 import hashlib
-import json
 import logging
 import os
 import tarfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO, BinaryIO, cast
 
 import numpy as np
 
@@ -23,15 +23,27 @@ from vitlab.data.pictures import PICTURE_SUFFIXES, Entry, PictureError, irregula
 from vitlab.data.shard_index import (
     CLASSES,
     INDEX,
+    MAX_PICTURE_BYTES,
     Listing,
     Places,
     class_names,
-    read_listing,
+    listing_of,
     read_places,
     write_places,
 )
-from vitlab.data.sources import SPLIT_FOLDERS, Dataset, Entries, Labels, Splits, report_ignored, require_folder
+from vitlab.data.sources import (
+    MAX_CLASSES,
+    SPLIT_FOLDERS,
+    Dataset,
+    Entries,
+    Labels,
+    Splits,
+    numbered_classes,
+    report_ignored,
+    require_folder,
+)
 from vitlab.errors import UserError, quoted
+from vitlab.files import check_regular, open_regular, parse_json
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +51,8 @@ OPEN_SHARDS = 256
 """Most tars that a process keeps open."""
 KEPT = 20_000
 """Splits of so many pictures or more are looked through once, and what was found is kept in the cache folder."""
+MAX_LABEL_BYTES, MAX_HEADER_BYTES = 2**20, 2**14
+"""Largest member of a tar that holds labels, and largest header that names a member."""
 TOLD = 30.0
 """Seconds between two lines that say how far the looking through has come."""
 
@@ -50,7 +64,8 @@ class OpenFile:
     """An open file, closed when nobody has it any more: not while it is read, though another thread lets go of it."""
 
     def __init__(self, path: str) -> None:
-        self.number = os.open(path, os.O_RDONLY)
+        check_regular(path)
+        self.number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that took its place would not block
 
     def __del__(self) -> None:
         if hasattr(self, "number"):
@@ -141,7 +156,7 @@ def shard_splits(path: Path, name: str) -> Splits:
     lacking = f"the folder {path} has no train-*.tar (its tars: {there}): name shards by split"
     if not tars:
         raise UserError(lacking)
-    listing = read_listing((path / INDEX).read_bytes(), str(path / INDEX)) if (path / INDEX).exists() else None
+    listing = listing_of(path / INDEX) if (path / INDEX).exists() else None
     _opened.cache_clear()  # what lies there now counts
 
     @functools.cache
@@ -168,7 +183,7 @@ def labelled(
     found = entries(places)
     if not classes:
         known = labels if split == "train" else find("train")[1]
-        classes = tuple(str(i) for i in range(known.values.max() + 1))
+        classes = numbered_classes(int(known.values.max()), f"{name}, train,")
     if (top := labels.values.max()) >= len(classes):
         where = found[int(np.searchsorted(labels.offsets, labels.values.argmax(), side="right")) - 1].path
         raise UserError(f"{where} has the label {top}, but train's classes are 0 to {len(classes) - 1}")
@@ -259,7 +274,7 @@ def _look_through_one(
     pictures: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, dict[str, list[int]]] = {kind: {} for kind in _LABELS}
     try:
-        with path.open("rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        with open_regular(path) as file, tarfile.open(fileobj=cast(IO[bytes], _Headers(file)), mode="r:") as tar:
             while member := tar.next():
                 tar.members = []  # pyright: ignore[reportAttributeAccessIssue]  # or they would all be kept
                 if not member.isfile():
@@ -272,6 +287,9 @@ def _look_through_one(
                     continue
                 if key in (labels[kind] if kind in _LABELS else pictures):
                     raise UserError(f"{path} has more than one picture or .cls of the key {key!r}: keys are unique")
+                most = MAX_LABEL_BYTES if kind in _LABELS else MAX_PICTURE_BYTES
+                if member.size > most:
+                    raise UserError(f"{path}/{member.name} is said to have {member.size:,} bytes; at most {most:,}")
                 if kind in _LABELS:
                     file.seek(member.offset_data)
                     labels[kind][key] = _LABELS[kind](file.read(member.size), f"{path}/{member.name}")
@@ -280,26 +298,46 @@ def _look_through_one(
             file.seek(tar.offset)
             if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
                 raise tarfile.ReadError("it ends without the closing block")
-    except tarfile.TarError as error:
+    except UserError:
+        raise
+    except (tarfile.TarError, ValueError, OverflowError) as error:  # the others for numbers that are none, or too large
         raise UserError(f"the shard {path} is damaged or cut off ({error}): fetch or write it again") from error
     return pictures, labels["cls"] | labels["labels.json"]
+
+
+class _Headers:
+    """A tar as `tarfile` sees it: it reads headers from it, which may promise to be of any length."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.seek, self.tell, self._file = file.seek, file.tell, file
+
+    def read(self, size: int) -> bytes:
+        if size > MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"a header of {size:,} bytes; at most {MAX_HEADER_BYTES:,}")
+        return self._file.read(size)
 
 
 def _labels(text: bytes, path: str) -> list[int]:
     """The class numbers in `text`, each once."""
     words = text.replace(b",", b" ").split()
-    if not words or not all(word.isdigit() for word in words):
-        raise UserError(f"{path} must hold a class number (0, 1, 2, ...), or several: 3 17 42; not {text[:40]!r}")
+    if not words or not all(word.isdigit() and len(word) < 16 and int(word) < MAX_CLASSES for word in words):
+        raise UserError(
+            f"{path} must hold a class number (0, 1, 2, ...), or several: 3 17 42; not {text[:40]!r}; each is below "
+            f"{MAX_CLASSES:,}"
+        )
     return list(dict.fromkeys(map(int, words)))
 
 
 def _labels_of_list(text: bytes, path: str) -> list[int]:
     try:
-        numbers = json.loads(text)
-    except ValueError:
+        numbers = parse_json(text, path)
+    except UserError:
         numbers = None
-    if not isinstance(numbers, list) or not numbers or not all(type(n) is int and n >= 0 for n in numbers):
-        raise UserError(f"{path} must hold a list of class numbers, [3, 17, 42], not {text[:40]!r}")
+    numbers = numbers if isinstance(numbers, list) else []
+    if not numbers or not all(type(n) is int and 0 <= n < MAX_CLASSES for n in numbers):
+        raise UserError(
+            f"{path} must hold a list of class numbers, [3, 17, 42], not {text[:40]!r}; each is below {MAX_CLASSES:,}"
+        )
     return list(dict.fromkeys(numbers))
 
 

@@ -24,6 +24,7 @@ MEMORY_SIDE = 64  # pixels: sets of one size up to this side are decoded once, i
 MEMORY_BYTES = 2**30  # ... this many bytes
 MEMORY_FILES = 200_000  # and, from files, this many pictures: at every start they take 40 microseconds each or more
 Request = tuple[np.ndarray, np.ndarray]  # epochs and dataset indices of one batch, int64 [B] each
+MAX_CLASSES = 2**20  # that have no names: a larger label is a slip, and a list of them all would fill the memory
 SPLIT_FOLDERS = {
     "train": ("train", "training"),
     "val": ("val", "valid", "validation", "dev"),
@@ -364,3 +365,10 @@ def require_folder(path: Path, content: str) -> None:
     if not path.is_dir():
         state = "is a file" if path.exists() else "does not exist"
         raise UserError(f"the folder {quoted(str(path))} {state} (taken from {Path.cwd()}): give a folder of {content}")
+
+
+def numbered_classes(top: int, where: str) -> tuple[str, ...]:
+    """The classes of labels up to `top` that have no names: their numbers. Raises UserError for too many of them."""
+    if top >= MAX_CLASSES:
+        raise UserError(f"{where} has the label {top}; labels count classes from 0, and go up to {MAX_CLASSES - 1:,}")
+    return tuple(str(i) for i in range(top + 1))

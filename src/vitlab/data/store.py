@@ -10,6 +10,7 @@ import hashlib
 import http.client
 import os
 import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -17,16 +18,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from vitlab.data import web
 from vitlab.data.shard_index import File
 from vitlab.data.shards import OpenFile
 from vitlab.errors import UserError
+from vitlab.files import JSON_BYTES
 
 TRIES = 6
 """How often in a row nothing may come before the server counts as gone ..."""
 PAUSE = 0.5
 """... and the seconds between the first two of them; each further pause is twice as long."""
-TIMEOUT = 60.0
-"""Seconds of silence that count as such a time."""
+DEADLINE = 300.0
+"""Seconds that a small file may take."""
 
 _GONE = (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError)
 _busy: dict[tuple[int, str], threading.Lock] = {}  # of this process; `lockf` keeps only other processes away
@@ -136,12 +139,21 @@ def download(
 
 
 def get(address: str, token: str | None = None) -> bytes | None:
-    """A small file; None where there is none of this name. Raises `ValueError`."""
+    """A small file, of JSON; None where there is none of this name. Raises `ValueError`."""
+    end = time.monotonic() + DEADLINE
 
-    def attempt() -> tuple[bytes | None]:
+    def attempt() -> tuple[bytes | None] | None:
+        data = bytearray()
         try:
             with _open(address, token=token) as answer:
-                return (_read(answer),)
+                while chunk := _read(answer, 2**12):
+                    data += chunk
+                    if len(data) > JSON_BYTES or time.monotonic() > end:
+                        raise UserError(
+                            f"{address} has more than {JSON_BYTES:,} bytes, or takes more than {DEADLINE:.0f} s: look "
+                            f"at the address"
+                        )
+                return None if answer.length else (bytes(data),)  # cut off, or whole
         except urllib.error.HTTPError as error:
             if error.code in (404, 410):
                 return (None,)
@@ -186,7 +198,7 @@ def _insist(
                     f"cannot fetch {address} ({reason}): it is not for everyone. A set of the hub may need consent, on "
                     f"its page, and a login (`hf auth login`, or the variable HF_TOKEN)"
                 ) from error
-            if 400 <= error.code < 500 and error.code not in (408, 416, 425, 429):
+            if 300 <= error.code < 500 and error.code not in (408, 416, 425, 429):
                 raise UserError(f"cannot fetch {address} ({reason}): look at the address") from error
         except _GONE as error:
             reason = str(getattr(error, "reason", error)) or type(error).__name__
@@ -207,10 +219,10 @@ def _open(address: str, start: int = 0, method: str = "GET", token: str | None =
     request = urllib.request.Request("/".join((scheme, empty, host, *path)), headers=headers, method=method)
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")  # for this server alone
-    return urllib.request.build_opener(_Redirect).open(request, timeout=TIMEOUT)
+    return web.opener(_Redirect).open(request, timeout=web.TIMEOUT)
 
 
-class _Redirect(urllib.request.HTTPRedirectHandler):
+class _Redirect(web.Redirect):
     """Shows the token again where a server sends on to itself, and nowhere else."""
 
     def redirect_request(
@@ -224,10 +236,10 @@ class _Redirect(urllib.request.HTTPRedirectHandler):
         return new
 
 
-def _read(answer: http.client.HTTPResponse, size: int = -1) -> bytes:
+def _read(answer: http.client.HTTPResponse, size: int) -> bytes:
     """As `answer.read`; whatever happens to the network in between is a connection that broke."""
     try:
-        return answer.read(size) if size >= 0 else answer.read()
+        return answer.read(size)
     except OSError as error:
         raise ConnectionError(error.strerror or str(error)) from error
 

@@ -48,7 +48,7 @@ def _clevr(root: Path, split: str, download: bool) -> tuple[Path, dict[str, list
     try:
         found = json.loads((home / scenes).read_bytes(), object_hook=_clevr_object)
         depths = dict(sorted((str(name), list(each)) for name, each in found["scenes"]))
-    except (ValueError, TypeError, KeyError, IndexError) as error:
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise UserError(f"{home / scenes} is damaged or no list of scenes ({error}): fetch it again") from error
     there = {path.name for path in (home / images).iterdir() if path.suffix == ".png"}
     if not depths:

@@ -190,7 +190,7 @@ def _read_list(path: Path, classes: int) -> tuple[np.ndarray, list[Entry]]:
     labels, entries = [], []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         picture, _, label = line.rpartition(" ")
-        if not picture or not label.isdigit() or int(label) >= classes:
+        if not picture or not label.isdecimal() or len(label) > 9 or int(label) >= classes:
             raise UserError(f"{path}, line {number}: {line!r} is no picture and label from 0 to {classes - 1}")
         labels.append(int(label))
         entries.append(Entry(str(path.parent / picture)))

@@ -15,6 +15,14 @@ ImageSize = int | tuple[int, int]
 Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
 """How a grid of position embeddings is resampled: bilinear with the corner patches' centres aligned (Google's), or
 bicubic with the picture's borders aligned (Hugging Face, for most of its models), or that with antialiasing (timm)."""
+MAX_PARAMETERS = 2**40
+"""More would fill 4 TiB; the largest ViT that was ever described has 2**34.4. What is above is a slip or an attack."""
+MAX_DEPTH = 10_000
+"""Most blocks; each is a Python object, however small it is."""
+MAX_FIXED = 2**25
+"""Most numbers of a fixed position table, 32,768 places of width 1,024: it takes 24 bytes for each to compute them."""
+MAX_PIXELS = 2**27
+"""Most pixels of a model's input: 1.5 GiB in float32."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +98,12 @@ class ViTConfig:
                 f"representation_size is {self.representation_size}; give a width of at least 1, or None to leave "
                 f"the pre-logits layer out."
             )
+        if self.depth > MAX_DEPTH:
+            raise UserError(f"depth is {self.depth}; at most {MAX_DEPTH:,} blocks can be built.")
+        check_size(self)
         if self.width % self.heads:
-            fits = [k for k in range(1, self.width + 1) if self.width % k == 0]
-            near = sorted(fits, key=lambda k: abs(k - self.heads))[:3]
+            low = [k for k in range(1, math.isqrt(self.width) + 1) if self.width % k == 0]
+            near = sorted({*low, *(self.width // k for k in low)}, key=lambda k: abs(k - self.heads))[:3]
             raise UserError(
                 f"heads={self.heads} does not divide width={self.width}; the nearest that do: {sorted(near)}."
             )
@@ -248,6 +259,7 @@ class ResNetConfig:
             raise UserError(f"num_classes is {self.num_classes}; it must be 0 (no head) or more.")
         if min(self.image_hw) < 1:
             raise UserError(f"image_size is {self.image_size}; each side must be at least 1 pixel.")
+        check_size(self)
 
     @property
     def image_hw(self) -> tuple[int, int]:
@@ -309,3 +321,25 @@ def nearest_image_size(image_size: int, patch_size: int, stem: ResNetBody | None
     if side >= patch_size and side % patch_size == 0:
         return image_size
     return math.ceil(image_size / stride) * stride
+
+
+def check_size(config: ModelConfig) -> None:
+    """Raises UserError for a model, or an input, too large to be meant; nothing is built to find out."""
+    if math.prod(config.image_hw) > MAX_PIXELS:
+        raise UserError(
+            f"image_size is {config.image_size}; a model's input has at most {MAX_PIXELS:,} pixels. Give a smaller one."
+        )
+    if (
+        isinstance(config, ViTConfig)
+        and config.position == "sincos2d"
+        and config.num_patches * config.width > MAX_FIXED
+    ):
+        raise UserError(
+            f"image_size={config.image_size} in patches of {config.patch_size} pixels makes a table of sines of "
+            f"{config.num_patches:,} x {config.width} numbers; at most {MAX_FIXED:,} are computed. Give a smaller size."
+        )
+    if config.num_parameters > MAX_PARAMETERS:
+        raise UserError(
+            "the model would have more than 2**40 parameters (4 TiB in float32); make its widths, depth or number of "
+            "classes smaller."
+        )

@@ -10,6 +10,9 @@ from typing import Literal
 from vitlab.errors import UserError
 from vitlab.settings import check_fields
 
+MAX_STAGES, MAX_UNITS = 16, 10_000
+"""Each stage doubles the channels; each unit is a Python object."""
+
 
 @dataclass(frozen=True)
 class ResNetBody:
@@ -41,6 +44,11 @@ class ResNetBody:
             )
         if any(units < 1 for units in self.layers):
             raise UserError(f"layers are {self.layers}; each stage needs at least 1 unit.")
+        if len(self.layers) > MAX_STAGES or sum(self.layers) > MAX_UNITS:
+            raise UserError(
+                f"there are {len(self.layers)} stages of {sum(self.layers)} units together; at most {MAX_STAGES} and "
+                f"{MAX_UNITS:,} can be built."
+            )
         if not self.weight_eps >= 0 or not self.group_norm_eps > 0:
             raise UserError(
                 f"weight_eps={self.weight_eps} must not be negative, and group_norm_eps={self.group_norm_eps} positive."

@@ -6,7 +6,6 @@ Importing this does not import torch.
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import typing
 import zipfile
@@ -176,7 +175,9 @@ def _check_destination(source: Path | str, destination: Path, to: Format) -> Non
         return
     if destination.is_dir():
         raise UserError(f"{destination} is a folder, and Google's format is one file; give a name such as model.npz.")
-    with destination.open("rb") as file:
+    from vitlab.files import open_regular
+
+    with open_regular(destination) as file:
         if file.read(2) != b"PK":
             raise UserError(f"{destination} is there already and no .npz; give another name.")
 
@@ -269,7 +270,7 @@ def _read(kind: Format, place: Path, image_size: "ImageSize | None") -> "tuple[M
 
 def _find(given: Path | str) -> tuple[Format, Path]:
     """Which format lies at a path or on a hub, judged by content, and where exactly."""
-    from vitlab.files import clear_leftovers
+    from vitlab.files import clear_leftovers, open_regular
 
     path = _fetched(str(given)) if str(given).startswith(("hub:", "timm:")) else Path(given)
     for folder in (path.resolve(), path.resolve() / "model"):
@@ -280,7 +281,7 @@ def _find(given: Path | str) -> tuple[Format, Path]:
     if path.is_dir():
         return _find_folder(path)
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             start = file.read(9)
         is_safetensors = start[8:] == b"{" and int.from_bytes(start[:8], "little") <= path.stat().st_size - 8
     except OSError as error:
@@ -336,9 +337,11 @@ def _find_folder(folder: Path) -> tuple[Format, Path]:
 
 def _whose(config: Path) -> Format:
     """Who wrote this `config.json`; anything unknown is read as ours, which then says what is wrong with it."""
+    from vitlab.files import read_json
+
     try:
-        keys = set(json.loads(config.read_text()))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, TypeError):
+        keys = set(read_json(config))
+    except (OSError, UserError, TypeError):
         keys = set()
     if keys & {"architecture", "pretrained_cfg"}:
         return "timm"
@@ -358,10 +361,12 @@ def _names(path: Path) -> list[str]:
 
 def _zips_a_pickle(path: Path) -> bool:
     """Whether it is a file of torch.save, which is a zip archive like an .npz."""
+    from vitlab.files import ARCHIVE_DAMAGE
+
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith(".pkl") for name in archive.namelist())
-    except zipfile.BadZipFile:
+    except ARCHIVE_DAMAGE:
         return False
 
 

@@ -144,7 +144,9 @@ def infer_body(path: Path, arrays: Mapping[str, Tensor], version: str, spelling:
     body = body_read(version, spelling)
     names = _names(body, spelling)
     need(path, arrays, {names.root: 4}, "ResNet")
-    found = {match.groups() for name in arrays if (match := re.match(r"(?:resnet/)?block(\d+)/unit(\d+)/", name))}
+    found = {
+        match.groups() for name in arrays if (match := re.match(r"(?:resnet/)?block(\d{1,4})/unit(\d{1,4})/", name))
+    }
     layers = [sum(block == each for block, _ in found) for each in sorted({block for block, _ in found}, key=int)]
     try:
         return dataclasses.replace(body, layers=tuple(layers), width=arrays[names.root].shape[-1])

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.files import replacing_folder
-from vitlab.models import ModelConfig, build_model
+from vitlab.files import JSON_BYTES, check_regular, open_regular, read_json, replacing_folder
+from vitlab.models import ModelConfig, ViTConfig, build_model
 from vitlab.models.vit import Model
 from vitlab.settings import from_dict, to_dict
 from vitlab.weights.shapes import check_shapes, some
@@ -58,6 +58,7 @@ def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         raise UserError(f"{folder / CARD} describes no model that can be built: {error}") from error
     check_classes(card["extra"], config, str(folder / CARD))
     weights = folder / WEIGHTS
+    _check_bytes(weights, config)
     if _sha256(weights) != card["sha256"]:
         raise UserError(
             f"{weights} is damaged: it is not the file that was written with {CARD} (the checksums differ). "
@@ -67,6 +68,11 @@ def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         state = safetensors.torch.load_file(weights)
     except safetensors.SafetensorError as error:
         raise UserError(f"{weights} is no safetensors file: {error}") from error
+    if len(state) < _blocks(config):
+        raise UserError(
+            f"{folder / CARD} describes a model of {_blocks(config):,} blocks, but the arrays do not fit (there are "
+            f"{len(state)} of them): take another copy of the folder."
+        )
     with torch.device("meta"):
         expected = {name: tuple(tensor.shape) for name, tensor in build_model(config).state_dict().items()}
     found = {name: tuple(tensor.shape) for name, tensor in state.items()}
@@ -78,8 +84,8 @@ def read_card(folder: Path) -> dict[str, Any]:
     """What `config.json` says, checked to be ours."""
     path = folder / CARD
     try:
-        card = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        card = read_json(path)
+    except (OSError, UserError) as error:
         raise UserError(f"{path} cannot be read ({error}); take another copy of the folder.") from error
     if not isinstance(card, dict) or card.get("format") != FORMAT:
         keys = sorted(map(str, card)) if isinstance(card, dict) else []
@@ -99,6 +105,9 @@ def read_card(folder: Path) -> dict[str, Any]:
     ]
     if wrong:
         raise UserError(f"{path} lacks {', '.join(wrong)}; it is damaged: take another copy of the folder.")
+    if not isinstance(card["extra"].get("classes"), list | None):
+        given = repr(card["extra"]["classes"])[:40]
+        raise UserError(f"{path} says extra.classes={given}; it is a list of one name for each output, or left out.")
     return card
 
 
@@ -133,7 +142,27 @@ def to_json(card: dict[str, Any]) -> str:
 
 def _sha256(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        with open_regular(path) as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error}); take another copy of the folder.") from error
+
+
+def _check_bytes(weights: Path, config: ModelConfig) -> None:
+    """Raises UserError where the file is too small or too large for the model, before either is looked at closer."""
+    try:
+        check_regular(weights)
+        size = weights.stat().st_size
+    except OSError as error:
+        raise UserError(f"{weights} cannot be read ({error}); take another copy of the folder.") from error
+    if not config.num_parameters <= size <= 8 * config.num_parameters + JSON_BYTES:  # a byte each, or float64 and names
+        raise UserError(
+            f"{weights} is damaged, or of another model: it has {size:,} bytes, and {CARD} describes a model of "
+            f"{config.num_parameters:,} parameters. Take another copy of the folder."
+        )
+
+
+def _blocks(config: ModelConfig) -> int:
+    """How many blocks or units it is built of; each has arrays of its own."""
+    body = config.stem if isinstance(config, ViTConfig) else config.body
+    return (config.depth if isinstance(config, ViTConfig) else 0) + (sum(body.layers) if body else 0)

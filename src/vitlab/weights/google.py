@@ -31,6 +31,7 @@ from vitlab.weights.npz import (
     dense,
     last_axis,
     need,
+    outline_arrays,
     read_npz,
     to_google,
     to_ours,
@@ -144,7 +145,19 @@ def read_google(path: Path | str, *, image_size: ImageSize | None = None) -> tup
     Raises ValueError for a damaged file or another kind of model, naming every array that does not fit.
     """
     path = Path(path)
+    _understand(path, _as_today(_unstack(outline_arrays(path))), image_size)  # before the memory is filled
     arrays = _as_today(_unstack(read_npz(path)))
+    config, layout = _understand(path, arrays, image_size)
+    parts: dict[str, list[Tensor]] = {}
+    for name, slot in layout.items():
+        parts.setdefault(slot.ours, []).append(to_ours(name, arrays.pop(name)))
+    return config, {ours: torch.cat(part).contiguous() for ours, part in parts.items()}
+
+
+def _understand(
+    path: Path, arrays: dict[str, Tensor], image_size: ImageSize | None
+) -> tuple[ModelConfig, dict[str, Slot]]:
+    """The model that the arrays are of, and what each of them is; raises UserError where they are not all of one."""
     _check_kind(path, arrays)
     if holds_resnet(arrays):
         config, spelling = infer_resnet(path, arrays, image_size)
@@ -156,10 +169,7 @@ def read_google(path: Path | str, *, image_size: ImageSize | None = None) -> tup
         {name: without_ones(slot.shape) for name, slot in layout.items()},
         {name: without_ones(tuple(array.shape)) for name, array in arrays.items()},
     )
-    parts: dict[str, list[Tensor]] = {}
-    for name, slot in layout.items():
-        parts.setdefault(slot.ours, []).append(to_ours(name, arrays.pop(name)))
-    return config, {ours: torch.cat(part).contiguous() for ours, part in parts.items()}
+    return config, layout
 
 
 def write_google(model: Model, path: Path | str, *, spelling: Spelling | None = None, prefix: Prefix = "") -> None:
@@ -248,7 +258,7 @@ def _unstack(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     """The arrays with the blocks of a scan one by one."""
     single = {}
     for name, array in arrays.items():
-        if name.startswith(STACKED) and array.ndim:
+        if name.startswith(STACKED) and array.numel():
             for i, block in enumerate(array):
                 single[f"Transformer/encoderblock_{i}/{name.removeprefix(STACKED)}"] = block
         else:

@@ -15,7 +15,6 @@
 Rates of dropout and stochastic depth are left behind: theirs act in other places than ours.
 """
 
-import json
 import logging
 import math
 import re
@@ -28,6 +27,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
+from vitlab.files import check_regular, read_json
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.config import ImageSize
 from vitlab.preprocessing import Interpolation, Preprocessing
@@ -77,7 +77,7 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """
     card = _read_json(folder / CARD)
     kind = card.get("model_type")
-    if kind not in NAMES:
+    if not isinstance(kind, str) or kind not in NAMES:
         raise UserError(f"{folder} holds a Hugging Face model of type {kind!r}; supported: {', '.join(NAMES)}.")
     arrays = {as_stored(name.removeprefix(f"{kind}.")): array for name, array in _read_arrays(folder).items()}
     arrays.pop("embeddings.mask_token", None)  # of no use after pre-training
@@ -158,8 +158,8 @@ def _preprocessing(said: dict[str, Any], kind: str, folder: Path) -> Preprocessi
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        found = read_json(path)
+    except (OSError, UserError) as error:
         raise UserError(f"{path} cannot be read ({error}); get the file again.") from error
     if not isinstance(found, dict):
         raise UserError(f"{path} holds no settings by name; get the file again.")
@@ -182,13 +182,14 @@ def _read_arrays(folder: Path) -> dict[str, Tensor]:
                 f"save_pretrained where you trust the file."
             )
         listed = _read_json(folder / INDEX).get("weight_map")
-        files = sorted(set(listed.values())) if isinstance(listed, dict) and listed else [""]
+        files = list(listed.values()) if isinstance(listed, dict) and listed else [""]
         for name in files:
-            if Path(name).name != name or not (folder / name).is_file():
+            if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
                 raise UserError(f"{folder / INDEX} lists {name!r}, which is no file of the folder; get it again.")
     arrays: dict[str, Tensor] = {}
-    for name in files:
+    for name in sorted(set(files)):
         try:
+            check_regular(folder / name)
             arrays |= safetensors.torch.load_file(folder / name)
         except (OSError, safetensors.SafetensorError) as error:
             raise UserError(f"{folder / name} cannot be read ({error}); get the file again.") from error

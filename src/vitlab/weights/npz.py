@@ -5,8 +5,6 @@ for q, k and v, (k, Dh, D) for the output. A GroupNorm's arrays are (1, 1, 1, C)
 numpy stores bfloat16 as two bytes without a type, `V2`.
 """
 
-import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.files import replacing_file
+from vitlab.files import ARCHIVE_DAMAGE, outline_npz, reading_npz, replacing_file
 from vitlab.weights.shapes import some
 
 Spelling = Literal["stored", "linen", "big_vision"]
@@ -88,21 +86,38 @@ def last_axis(arrays: Mapping[str, Tensor], name: str) -> int | None:
     return arrays[name].shape[-1] if name in arrays and arrays[name].ndim else None
 
 
+def outline_arrays(path: Path) -> dict[str, Tensor]:
+    """As `read_npz`, but the arrays are zeros that take no memory: to see what the file holds before it is read."""
+    try:
+        arrays = _of_model(outline_npz(path))
+    except ARCHIVE_DAMAGE as error:
+        raise _damaged(path, error) from error
+    return {name: _to_torch(path, name, array) for name, array in arrays.items()}
+
+
 def read_npz(path: Path) -> dict[str, Tensor]:
     """The model's arrays by name, without the prefix that they stand under."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            names, prefix = list(archive.files), ""
-            for each in PREFIXES:
-                inside = [name for name in names if name.startswith(prefix + each)]
-                names, prefix = (inside, prefix + each) if inside else (names, prefix)
-            arrays = {name.removeprefix(prefix): archive[name] for name in names}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise UserError(
-            f"{path} cannot be read as an .npz of plain arrays ({error}). It is damaged, or holds pickled "
-            f"objects, which are never loaded; get the file again."
-        ) from error
+        with reading_npz(path) as archive:
+            arrays = _of_model(archive)
+    except ARCHIVE_DAMAGE as error:
+        raise _damaged(path, error) from error
     return {name: _to_torch(path, name, array) for name, array in arrays.items()}
+
+
+def _of_model(archive: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    names, prefix = list(archive), ""
+    for each in PREFIXES:
+        inside = [name for name in names if name.startswith(prefix + each)]
+        names, prefix = (inside, prefix + each) if inside else (names, prefix)
+    return {name.removeprefix(prefix): archive[name] for name in names}
+
+
+def _damaged(path: Path, error: BaseException) -> UserError:
+    return UserError(
+        f"{path} cannot be read as an .npz of plain arrays ({error}). It is damaged, or holds pickled objects, which "
+        f"are never loaded; get the file again."
+    )
 
 
 def write_npz(path: Path, arrays: Mapping[str, Tensor]) -> None:

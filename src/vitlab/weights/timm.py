@@ -9,7 +9,6 @@ DINOv2, with class token, mean or attention pooling), the same on a BiT stem (`v
 `resnetv2_*_bit`. In all of them LayerNorm's eps is 1e-6 and GELU exact unless the name or `model_args` says otherwise.
 """
 
-import json
 import logging
 import math
 import re
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
+from vitlab.files import check_regular, read_json
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.adapt import fold_normalisation
@@ -151,6 +151,7 @@ def card_timm(path: Path | str) -> dict[str, Any]:
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
+        check_regular(path)
         return safetensors.torch.load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"{path} cannot be read as safetensors ({error}); get the file again.") from error
@@ -158,7 +159,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _read_card(path: Path) -> Card:
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
+        said = read_json(path)
         inner = said.get("pretrained_cfg", said)  # older files say all in one
         args = said.get("model_args") or {}
         size = args.get("img_size") or inner.get("input_size", (3, 224, 224))[1:]
@@ -316,7 +317,7 @@ def _need(where: str, tensors: Mapping[str, Tensor], wanted: Mapping[str, int]) 
 def _infer_body(where: str, tensors: Mapping[str, Tensor], version: str, prefix: str) -> ResNetBody:
     root = f"{prefix}stem.conv.weight" if f"{prefix}stem.conv.weight" in tensors else f"{prefix}conv.weight"
     _need(where, tensors, {root: 4})
-    pattern = re.escape(prefix) + r"stages\.(\d+)\.blocks\.(\d+)\."
+    pattern = re.escape(prefix) + r"stages\.(\d{1,4})\.blocks\.(\d{1,4})\."
     units = {match.groups() for name in tensors if (match := re.match(pattern, name))}
     stages = sorted({stage for stage, _ in units}, key=int)
     try:
@@ -390,7 +391,7 @@ def _infer_pool(where: str, tensors: Mapping[str, Tensor], card: Card) -> Litera
         "avg": not has_class and not ("reg_token" in tensors and over_all),
         "map": not has_class and not ("reg_token" in tensors and not over_all),
     }
-    if pool not in ok or not ok[pool]:
+    if not isinstance(pool, str) or not ok.get(pool):
         raise UserError(
             f"{where} pools by global_pool={pool!r} with{'' if has_class else 'out'} a class token, and registers "
             f"{'counted' if over_all else 'not counted'}; supported are 'token' with a class token, and without one "
