@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import datetime
 import functools
+import importlib
 import itertools
 import json
 import os
@@ -395,6 +396,8 @@ def test_sharded_blocks_are_compiled(
     rate: float, graphs: int, recompute: bool, in_ranks: InRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All twelve by one graph; with stochastic depth by a second, for the first block's rate is 0."""
+    for name in ("torch._dynamo.utils", "torch._dynamo.backends.debugging", "torch._inductor.config"):
+        importlib.import_module(name)  # here, or each process takes seconds to
     compiled = functools.partial(torch.compile, backend="aot_eager")  # no C++ compiler is needed to count
     monkeypatch.setattr(torch, "compile", compiled)
     config = dataclasses.replace(MODEL, depth=12, stochastic_depth=rate)
