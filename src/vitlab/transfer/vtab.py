@@ -142,8 +142,10 @@ def _missing(names: Sequence[str], pictures: Callable[[str], Pictures]) -> dict[
 
 
 def _record(folder: Path) -> dict[str, Any] | None:
-    """What a task that has ended left: accuracy, pictures counted, pictures that could not be read; None also where that
-    is damaged, for the run then makes it again."""
+    """What a task that has ended left: accuracy, pictures counted, pictures that could not be read.
+
+    None also where that is damaged: its run then makes it again.
+    """
     if not (folder / "result.json").is_file() or find_damage(folder, ("result.json",)):
         return None
     test = json.loads((folder / "result.json").read_bytes())["test"]
