@@ -179,8 +179,11 @@ class Run:
             reached = self.last_step()
             until = reached + rng.uniform(-3, 2 * (steps - reached) / (kills - len(done) + 1))
             moment, aimed = rng.uniform(0, 3 * seconds / steps), rng.random() < 0.25
-            if self.config.compile and len(done) % 2 == 0:  # before the first step, most of which is compiling
-                until, moment, aimed = -1, rng.uniform(0, seconds / 2), False
+            if self.config.compile:  # most of whose seconds go to the first step; every other kill hits that
+                moment, aimed = (
+                    (rng.uniform(0, seconds / 2), False) if len(done) % 2 == 0 else (rng.uniform(0, 0.1), aimed)
+                )
+                until = -1 if len(done) % 2 == 0 else until
             life = self.start()
             while life.is_alive() and self.last_step() < until:
                 time.sleep(0.001)
