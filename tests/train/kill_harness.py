@@ -1,11 +1,13 @@
 """Kills a training run again and again, and compares its end with that of a run that was left alone.
 
-    python tests/train/kill_harness.py --kills 25 [--steps 600] [--seed 0] [--folder DIR] [--masked] [--processes 2]
+    python tests/train/kill_harness.py --kills 25 [--steps 600] [--seed 0] [--folder DIR] [--masked | --compile]
+        [--processes 2]
 
 The run uses everything that has a state or draws a random number: augmentation, mixup, dropout, micro-batches,
 warm-up, clipping, Adam, Polyak average, evaluation. Each of its lives is a fresh process, ended by SIGKILL at a
 random moment after it took its folder, while it loads, trains, evaluates, or writes a checkpoint or the result. With
-several processes a life is all of them; one is killed, and the others have to end by themselves.
+several processes a life is all of them; one is killed, and the others have to end by themselves. With --compile half
+of the lives end while the model is compiled. At the end no file of a killed life may be left.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import json
 import multiprocessing
 import os
 import random
+import shutil
 import socket
 import sys
 import tempfile
@@ -58,6 +61,12 @@ def masked(steps: int) -> TrainConfig:
     return replace(
         config, model=replace(config.model, num_classes=0), label_smoothing=0.0, mixup=0.0, masking=MaskingConfig()
     )
+
+
+def compiled(steps: int) -> TrainConfig:
+    """The same with a model of one block, compiled for one shape."""
+    config = settings(steps)
+    return replace(config, model=replace(config.model, depth=1), compile=True, microbatch=None, checkpoint_every=1)
 
 
 def live(config: TrainConfig, folder: Path, place: dict[str, str]) -> None:
@@ -169,10 +178,15 @@ class Run:
         while len(done) < kills:
             reached = self.last_step()
             until = reached + rng.uniform(-3, 2 * (steps - reached) / (kills - len(done) + 1))
+            moment, aimed = rng.uniform(0, 3 * seconds / steps), rng.random() < 0.25
+            if self.config.compile:  # most of whose seconds go to the first step; every other kill hits that
+                moment, aimed = (
+                    (rng.uniform(0, seconds / 2), False) if len(done) % 2 == 0 else (rng.uniform(0, 0.1), aimed)
+                )
+                until = -1 if len(done) % 2 == 0 else until
             life = self.start()
             while life.is_alive() and self.last_step() < until:
                 time.sleep(0.001)
-            moment, aimed = rng.uniform(0, 3 * seconds / steps), rng.random() < 0.25
             while aimed and life.is_alive() and not self.is_saving():
                 pass
             life.join(0 if aimed else moment)
@@ -213,9 +227,16 @@ class Kill:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a finished run that must not depend on how often it was stopped."""
-    kept = ("config.json", "metrics.jsonl", "result.json", "model/*", "checkpoints/*/*", "masking.safetensors", "*.png")
+    kept = ["config.json", "metrics.jsonl", ".metrics.crc", "result.json", "predictions.csv", "model/*"]
+    kept += ["checkpoints/*/*", "masking.safetensors", "*.png"]
     paths = [path for pattern in kept for path in folder.glob(pattern)]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Files and folders below `folder` that only a killed life can have left."""
+    patterns = (".*.new", ".*.old", "tmp-*", "*.tmp", "vitlab-job-*")
+    return sorted({path.relative_to(folder).as_posix() for pattern in patterns for path in folder.rglob(pattern)})
 
 
 def differing(one: Path, two: Path) -> list[str]:
@@ -231,26 +252,33 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--masked", action="store_true", help="masked patch prediction instead of classes")
+    parser.add_argument(
+        "--compile", action="store_true", help="a compiled model; about half the kills while it compiles"
+    )
     parser.add_argument("--processes", type=int, default=1, help="of each run")
     parser.add_argument("--folder", type=Path, help="an empty folder for the two runs")
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(IMPORTS)
-    quiet = Run((masked if given.masked else settings)(given.steps), folder / "quiet", processes, given.processes)
+    make = compiled if given.compile else masked if given.masked else settings
+    quiet = Run(make(given.steps), folder / "quiet", processes, given.processes)
     seconds = quiet.finish()
+    shutil.rmtree(folder / "cache", ignore_errors=True)  # or the second run had nothing to compile
     killed = Run(quiet.config, folder / "killed", processes, given.processes)
     kills = killed.kill_often(given.kills, seconds, given.seed)
-    wrong = differing(quiet.folder, killed.folder)
+    wrong, left = differing(quiet.folder, killed.folder), leftovers(folder)
     steps = ", ".join(str(kill.step) for kill in kills)
     sys.stdout.write(
         f"{len(kills)} kills in {given.steps} steps (at {steps}), {sum(kill.while_saving for kill in kills)} of "
         f"them while a checkpoint was written, {sum(kill.process > 0 for kill in kills)} of another process than the "
         f"first; the others ended within {max((kill.seconds for kill in kills), default=0):.1f} s: "
-        f"{'DIFFERENT ' + ', '.join(wrong) if wrong else f'all {len(contents(quiet.folder))} files identical'}\n"
+        f"{'DIFFERENT ' + ', '.join(wrong) if wrong else f'all {len(contents(quiet.folder))} files identical'}, "
+        f"{'LEFT ' + ', '.join(left) if left else 'no leftover file'}\n"
     )
-    return 1 if wrong else 0
+    return 1 if wrong or left else 0
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from PIL import Image
 
 from vitlab.data.vtab import LISTS, TASKS
 from vitlab.errors import UserError
+from vitlab.files import write_sums
 from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.train.distributed import RankError, together
 from vitlab.train.loop import StoppedError
@@ -270,3 +271,13 @@ def test_the_table_for_people() -> None:
     assert "mean of structured none: 7 of its 8 tasks are there" in lines
     assert "mean of all 19 none: 18 of its 19 tasks are there" in lines
     assert any(line.startswith("dmlab: not asked for; data: by hand, from") for line in lines)
+
+
+def test_a_cut_result_counts_as_none(tmp_path: Path) -> None:
+    """So that the task's run makes it again."""
+    result = tmp_path / "result.json"
+    result.write_text(json.dumps({"test": {"accuracy": 0.5, "pictures": 4, "skipped": 0, "loss": 1.0}}))
+    write_sums(tmp_path, ["result.json"])
+    assert module._record(tmp_path) == {"accuracy": 0.5, "pictures": 4, "skipped": 0}
+    result.write_text(result.read_text()[:20])
+    assert module._record(tmp_path) is None

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vitlab.errors import UserError
-from vitlab.files import lock_file
+from vitlab.files import find_damage, lock_file
 from vitlab.models.config import ModelConfig
 from vitlab.settings import from_dict
 from vitlab.studies.report import write_report
@@ -61,7 +61,8 @@ class Plan:
     """Of each point by its name."""
 
     def finished(self, name: str) -> bool:
-        return (self.folders[name] / "result.json").is_file()
+        folder = self.folders[name]
+        return (folder / "result.json").is_file() and not find_damage(folder, ("result.json",))
 
     def failure(self, name: str) -> str | None:
         """Why the point can have no result: its training diverged, or that of a point which it starts from."""

@@ -16,6 +16,7 @@ from vitlab.data.datasets import load_dataset
 from vitlab.data.pictures import PictureError
 from vitlab.data.vtab import GROUPS, TASKS, task_named
 from vitlab.errors import UserError
+from vitlab.files import find_damage
 from vitlab.settings import to_dict
 from vitlab.train.config import DataConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
@@ -143,8 +144,11 @@ def _missing(names: Sequence[str], pictures: Callable[[str], Pictures]) -> dict[
 
 
 def _record(folder: Path) -> dict[str, Any] | None:
-    """What a task that has ended left: accuracy, pictures counted, pictures that could not be read."""
-    if not (folder / "result.json").is_file():
+    """What a task that has ended left: accuracy, pictures counted, pictures that could not be read.
+
+    None also where that is damaged: its run then makes it again.
+    """
+    if not (folder / "result.json").is_file() or find_damage(folder, ("result.json",)):
         return None
     test = json.loads((folder / "result.json").read_bytes())["test"]
     return {name: test[name] for name in ("accuracy", "pictures", "skipped")}
