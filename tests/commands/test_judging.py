@@ -10,6 +10,7 @@ import pytest
 import torch
 from program import answer, call
 
+from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_model, save_model
 
 
@@ -65,7 +66,10 @@ def test_predict_counts_what_it_could_not_read(
     assert len(lines) == 2
     assert lines[0].startswith("empty.png: cannot be read: ")
     assert lines[1].startswith(f"{picture}: ")
-    assert err == "vitlab: 1 pictures could not be read (named above)."
+    assert err.splitlines() == [
+        "vitlab: images: squash to 8x8 (bilinear, no antialias)",
+        "vitlab: 1 pictures could not be read (named above).",
+    ]
 
 
 def test_predict_from_the_standard_input(
@@ -86,3 +90,22 @@ def test_mirror_reaches_its_commands(run: Path, picture: Path, capsys: pytest.Ca
     save_model(model, "sure")
     alone, both = (answer(capsys, "predict", "sure", str(picture), *options, *more) for more in ([], ["--mirror"]))
     assert dict(alone["top"]) != pytest.approx(dict(both["top"]))
+
+
+def test_every_command_says_how_images_are_prepared(
+    run: Path, picture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checkpoint's own way, at its own size or at the one asked for."""
+    prepared = Preprocessing(8, 10, interpolation="bicubic")
+    save_model(load_model(run), "own", extra={"preprocessing": prepared.to_card(), "classes": list("012")})
+    data, options = ["--dataset", "digits", "--cache", "kept"], ["--device", "cpu"]
+    few = ["fewshot", "own", *data, "--shots", "1", "--test-pictures", "9"]
+    for argv in (
+        few, [*few, "--image-size", "16", "--interpolation", "bicubic"], ["probe", "own", *data, "--k", "1"],
+        ["predict", "own", str(picture)], ["predict", "own", str(picture), "--image-size", "16"],
+        ["inspect", "own", str(picture)],
+    ):  # fmt: skip
+        code, _, err = call(capsys, *argv, *options)
+        assert code == 0, err
+        expected = prepared.at(16) if "16" in argv else prepared
+        assert f"vitlab: images: {expected.describe()}" in err.splitlines()

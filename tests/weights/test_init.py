@@ -1,3 +1,4 @@
+import dataclasses
 import pickle
 from collections.abc import Callable
 from pathlib import Path
