@@ -66,10 +66,8 @@ def test_predict_counts_what_it_could_not_read(
     assert len(lines) == 2
     assert lines[0].startswith("empty.png: cannot be read: ")
     assert lines[1].startswith(f"{picture}: ")
-    assert err.splitlines() == [
-        "vitlab: images: squash to 8x8 (bilinear, no antialias)",
-        "vitlab: 1 pictures could not be read (named above).",
-    ]
+    prepared = "vitlab: images: squash to 8x8 (bilinear, no antialias)"
+    assert err == f"{prepared} vitlab: 1 pictures could not be read (named above)."
 
 
 def test_predict_from_the_standard_input(
@@ -108,4 +106,4 @@ def test_every_command_says_how_images_are_prepared(
         code, _, err = call(capsys, *argv, *options)
         assert code == 0, err
         expected = prepared.at(16) if "16" in argv else prepared
-        assert f"vitlab: images: {expected.describe()}" in err.splitlines()
+        assert f"vitlab: images: {expected.describe()}" in err
