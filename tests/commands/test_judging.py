@@ -10,6 +10,7 @@ import pytest
 import torch
 from program import answer, call
 
+from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_model, save_model
 
 
@@ -65,7 +66,8 @@ def test_predict_counts_what_it_could_not_read(
     assert len(lines) == 2
     assert lines[0].startswith("empty.png: cannot be read: ")
     assert lines[1].startswith(f"{picture}: ")
-    assert err == f"vitlab: loading {run} ... vitlab: 1 pictures could not be read (named above)."
+    prepared = "vitlab: images: squash to 8x8 (bilinear, no antialias)"
+    assert err == f"vitlab: loading {run} ... {prepared} vitlab: 1 pictures could not be read (named above)."
 
 
 def test_predict_from_the_standard_input(
@@ -107,3 +109,22 @@ def test_probe_and_few_shots_learn_from_all_of_train(
     code, _, err = call(capsys, *probe, "folder:own", "--train-split", "test")
     assert code == 2
     assert "2 of the 2 test images of folder:own are also those to learn from" in err
+
+
+def test_every_command_says_how_images_are_prepared(
+    run: Path, picture: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The checkpoint's own way, at its own size or at the one asked for."""
+    prepared = Preprocessing(8, 10, interpolation="bicubic")
+    save_model(load_model(run), "own", extra={"preprocessing": prepared.to_card(), "classes": list("012")})
+    data, options = ["--dataset", "digits", "--cache", "kept"], ["--device", "cpu"]
+    few = ["fewshot", "own", *data, "--shots", "1", "--test-pictures", "9"]
+    for argv in (
+        few, [*few, "--image-size", "16", "--interpolation", "bicubic"], ["probe", "own", *data, "--k", "1"],
+        ["predict", "own", str(picture)], ["predict", "own", str(picture), "--image-size", "16"],
+        ["inspect", "own", str(picture)],
+    ):  # fmt: skip
+        code, _, err = call(capsys, *argv, *options)
+        assert code == 0, err
+        expected = prepared.at(16) if "16" in argv else prepared
+        assert f"vitlab: images: {expected.describe()}" in err

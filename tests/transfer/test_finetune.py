@@ -587,7 +587,7 @@ def test_size_of_the_checkpoint_for_own_pictures(workdir: Path, whole: FinetuneC
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"data": {"eval_resize": 4}}, r"resize=4 must be at least image_size=\(16, 16\)"),
+        ({"data": {"eval_resize": 4}}, r"resize=4 must be at least image_size=16"),
         ({"data": {"name": "digit"}}, r"unknown data set 'digit'; the nearest: digits"),
     ],
 )

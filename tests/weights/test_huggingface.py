@@ -319,7 +319,8 @@ def test_dinov2_is_evaluated_at_its_own_size(tmp_path: Path, name: str) -> None:
     larger = load_checkpoint(tmp_path, image_size=448)
     assert (larger.model.config.image_size, larger.preprocessing.resize) == (448, 512)
     assert load_model(tmp_path).config.image_size == 518
-    for method in {"bicubic", "bicubic_antialias", "corners"} - {found.model.config.position_interpolation}:  # pyright: ignore[reportAttributeAccessIssue]
+    methods: set[Any] = {"bicubic", "bicubic_antialias", "corners"}
+    for method in methods - {found.model.config.position_interpolation}:  # pyright: ignore[reportAttributeAccessIssue]
         wrong = load_checkpoint(tmp_path, interpolation=method)
         with pytest.raises(AssertionError):
             check_equal(wrong.model.forward_features(pictures), tokens, within=0.01)

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import timm
-import timm.data
 import torch
 from peers import check_equal, check_prepared, check_timm, faint, images, loaded, normalised, photographs, stirred
 from PIL import Image
 from safetensors.torch import save_file
+from timm.data.config import resolve_data_config
+from timm.data.transforms_factory import create_transform
 from timm.models import save_for_hf
 from torch import nn
 
@@ -319,8 +320,8 @@ def test_images_are_prepared_as_by_timm(tmp_path: Path, shared: Path, said: dict
             {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {**said, "mean": [0] * 3, "std": [1] * 3}}
         )
     )
-    settings = timm.data.resolve_data_config(pretrained_cfg=said, use_test_size=True)
-    transform: Any = timm.data.create_transform(**settings | {"mean": (0, 0, 0), "std": (1, 1, 1)})
+    settings = resolve_data_config(pretrained_cfg=said, use_test_size=True)
+    transform: Any = create_transform(**settings | {"mean": (0, 0, 0), "std": (1, 1, 1)})
     pictures = photographs(shared)
     check_prepared(card_timm(tmp_path), pictures, [transform(Image.fromarray(picture)) for picture in pictures])
 
