@@ -37,7 +37,7 @@ def stir(module: nn.Module) -> None:
 
 
 def by_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    return MatmulAttention.apply(q, k, v, bias)  # pyright: ignore[reportReturnType]
+    return MatmulAttention.apply(q, k, v, bias)[0]  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
