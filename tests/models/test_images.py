@@ -71,8 +71,8 @@ def test_values_are_read_in_plain_calls_only(monkeypatch: pytest.MonkeyPatch) ->
     check_images(given)
     assert read == [True]
     vmap(lambda one: check_images(one[None]))(given)
-    make_fx(check_images)(given)
-    torch.jit.trace(check_images, given, check_trace=False)  # pyright: ignore[reportPrivateImportUsage]
+    make_fx(lambda all_of: check_images(all_of))(given)
+    torch.jit.trace(lambda all_of: check_images(all_of), given, check_trace=False)  # pyright: ignore[reportPrivateImportUsage]
     check_images(given.to("meta"))
     check_images(given[:0])
     assert read == [True] + 5 * [False]
