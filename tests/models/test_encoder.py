@@ -1,5 +1,6 @@
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ def stir(module: nn.Module) -> None:
 
 
 def by_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    return MatmulAttention.apply(q, k, v, bias)  # pyright: ignore[reportReturnType]
+    return MatmulAttention.apply(q, k, v, bias)[0]  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -112,6 +113,25 @@ def test_both_paths_train_under_autocast() -> None:
         assert out.dtype == torch.bfloat16
         for ours, theirs in zip(torch.autograd.grad((out.float() * weight).sum(), inputs), exact, strict=True):
             assert (ours - theirs).norm() < 0.03 * theirs.norm()
+
+
+def test_matmul_attention_has_the_right_second_derivative() -> None:
+    q, (_, k, v) = torch.randn(2, 3, 2, 4, dtype=torch.float64, requires_grad=True), qkv(2, 3, 5, 4)
+    bias = torch.randn(2, 3, 2, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(by_products, (q, k, v))
+    assert torch.autograd.gradgradcheck(by_products, (q, k, v, bias))
+
+
+def test_a_trained_step_keeps_its_bits() -> None:
+    """The first derivative, product by product, as it has always been computed."""
+    q, k, v = qkv(2, 3, 10, 4, dtype=torch.float32)
+    grad = torch.randn(2, 3, 10, 4)
+    found = torch.autograd.grad(by_products(q, k, v), (q, k, v), grad)
+    scaled = q * 4**-0.5
+    weights = torch.softmax(scaled @ k.transpose(-2, -1), dim=-1)
+    logits = torch.ops.aten._softmax_backward_data(grad @ v.transpose(-2, -1), weights, -1, torch.float32)
+    expected = ((logits @ k) * 4**-0.5, logits.transpose(-2, -1) @ scaled, weights.transpose(-2, -1) @ grad)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
 
 
 # --- relative positions (App. D.4) -------------------------------------------------------------------------------
@@ -244,3 +264,60 @@ def test_attention_pooling_looks_at_all_tokens_with_one_probe() -> None:
         changed = tokens.clone()
         changed[:, place] += 1
         assert not torch.allclose(head(changed), answer)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"pool": "map"}, {"pool": "map", "encoder": "axial"}, {"position": "relative", "position_at": "every"}],
+)
+def test_dense_layers_are_called(small: Callable[..., ViT], settings: dict[str, Any]) -> None:
+    """So hooks, LoRA adapters and quantized layers act: each layer is called, and what replaces it is used."""
+    model, images, called = small(**settings).double(), torch.randn(2, 3, 24, 32).double(), set()
+    layers = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear)}
+    for name, layer in layers.items():
+        layer.register_forward_hook(lambda *_, name=name: called.add(name))
+    before = model(images)
+    assert called == set(layers)
+    for name, layer in layers.items():
+        parent, _, own = name.rpartition(".")
+        setattr(model.get_submodule(parent), own, Doubled(layer))
+        assert not torch.allclose(model(images), before), name
+        setattr(model.get_submodule(parent), own, layer)
+
+
+class Doubled(nn.Module):
+    """Stands for a layer without a weight of its own, as a quantized one."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.inner = layer
+
+    def forward(self, given: Tensor) -> Tensor:
+        return 2 * self.inner(given)
+
+
+def test_dense_layers_are_torch_s_own() -> None:
+    """`quantize_dynamic` replaces by exact type."""
+    head = MAPHead(CONFIG)
+    assert type(head.attention.qkv) is type(head.mlp.fc1) is nn.Linear
+    with torch.device("meta"):
+        assert MAPHead(CONFIG).attention.qkv.weight.is_meta
+
+
+@pytest.mark.parametrize(
+    "settings", [{"pool": "map"}, {"encoder": "axial"}, {"position": "relative", "position_at": "every"}]
+)
+def test_every_lora_adapter_learns_and_merges(small: Callable[..., ViT], settings: dict[str, Any]) -> None:
+    peft = pytest.importorskip("peft")
+    images = torch.randn(2, 3, 24, 32)
+    targets = ["qkv", "out", "fc1", "fc2"]
+    adapted = peft.get_peft_model(small(**settings), peft.LoraConfig(r=2, target_modules=targets, lora_dropout=0.0))
+    adapters = {name: each for name, each in adapted.named_parameters() if "lora_" in name}
+    for each in adapters.values():
+        nn.init.normal_(each, std=0.1)
+    logits = adapted(images)
+    logits.square().sum().backward()
+    assert all(each.grad is not None and each.grad.any() for each in adapters.values())
+    with torch.no_grad():
+        merged = adapted.merge_and_unload()(images)
+    assert (merged - logits).square().mean().sqrt() < 1e-5 * logits.square().mean().sqrt()

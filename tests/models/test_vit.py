@@ -1,14 +1,20 @@
+import copy
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torchvision.models.feature_extraction import create_feature_extractor
 
-from vitlab.models import ResNetBody, ViTConfig
+from vitlab.errors import UserError
+from vitlab.models import ResNetBody, ViTConfig, encoder
 from vitlab.models.vit import ViT
 
 
@@ -315,3 +321,94 @@ def test_features_are_the_encoding_of_the_patch_embeddings() -> None:
     torch.testing.assert_close(rolled, patches)
     with pytest.raises(ValueError, match="built for 16x16 pixels and the images have 16x20"):
         model.embed(torch.randn(2, 3, 16, 20))
+
+
+# --- derivatives and traces of every sort -------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["matmul", "fused", "chosen"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How attention is computed; `chosen` is what a CPU takes by itself."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # shapes inside a transform are others
+    if request.param != "chosen":
+        monkeypatch.setattr(encoder, "attention_path", lambda *_: request.param)
+    return request.param
+
+
+@pytest.fixture(params=["token", "gap", "map"])
+def pooled(request: pytest.FixtureRequest, small: Callable[..., ViT]) -> ViT:
+    return small(pool=request.param).double()
+
+
+def plain(monkeypatch: pytest.MonkeyPatch, compute: Callable[[], Any]) -> Any:
+    """The same with attention written in operations that torch differentiates by itself."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+        return encoder.attention_weights(q * q.shape[-1] ** -0.5, k, bias) @ v
+
+    with monkeypatch.context() as patched:
+        patched.setattr(encoder, "attention", attend)
+        return compute()
+
+
+def test_a_gradient_penalty_is_right(path: str, pooled: ViT, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = torch.randn(2, 3, 24, 32, dtype=torch.float64, requires_grad=True)
+
+    def penalty() -> list[Tensor]:
+        (slope,) = torch.autograd.grad(pooled(images).logsumexp(1).sum(), images, create_graph=True)
+        return list(torch.autograd.grad(slope.square().sum(), list(pooled.blocks.parameters())))
+
+    if path == "fused":  # as in any model on torch's fused attention: an error, and no wrong number
+        with pytest.raises(RuntimeError, match="not implemented"):
+            penalty()
+        return
+    for ours, exact in zip(penalty(), plain(monkeypatch, penalty), strict=True):
+        torch.testing.assert_close(ours, exact, rtol=1e-9, atol=1e-12)
+
+
+def test_torch_func_is_right(path: str, pooled: ViT, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, labels = torch.randn(2, 3, 24, 32).double(), torch.tensor([1, 3])
+    weights = {name: each.detach() for name, each in pooled.named_parameters()}
+
+    def loss(weights: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(pooled, weights, (image[None],)), label[None])
+
+    def scaled(factor: Tensor) -> Tensor:
+        return functional_call(pooled, weights, (images * factor,)).logsumexp(1).sum()
+
+    factor = torch.ones(1, 3, 1, 1, dtype=torch.float64)
+
+    def results() -> list[Any]:
+        return [
+            vmap(grad(loss), (None, 0, 0))(weights, images, labels),
+            jvp(pooled, (images,), (torch.ones_like(images),)),
+            jacrev(scaled)(factor),
+            jacfwd(scaled)(factor),
+            hessian(scaled)(factor),
+            jvp(grad(scaled), (factor,), (factor,)),
+        ]
+
+    torch.testing.assert_close(results(), plain(monkeypatch, results), rtol=1e-9, atol=1e-12)
+    with torch.no_grad():
+        torch.testing.assert_close(jvp(scaled, (factor,), (factor,))[1], grad(scaled)(factor).sum())
+
+
+def test_a_traced_model_has_the_same_gradients(path: str, pooled: ViT, tmp_path: Path) -> None:
+    images = torch.randn(2, 3, 24, 32).double()
+    torch.jit.save(torch.jit.trace(pooled, images), tmp_path / "model.pt")  # pyright: ignore[reportPrivateImportUsage]
+    traced = torch.jit.load(tmp_path / "model.pt")  # pyright: ignore[reportPrivateImportUsage]
+    others = torch.randn(3, 3, 24, 32).double().requires_grad_()
+    slopes = [torch.autograd.grad(forward(others).square().sum(), others)[0] for forward in (traced, pooled)]
+    torch.testing.assert_close(*slopes, rtol=1e-6, atol=1e-9)
+
+
+def test_torch_fx_traces_every_model(
+    kind: ViTConfig, model: ViT, images: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    extractor = create_feature_extractor(model, {"norm": "tokens"})
+    torch.testing.assert_close(extractor(images)["tokens"], model.forward_features(images))
+    with pytest.raises(UserError, match="uint8"):
+        extractor(images.to(torch.uint8))
+    assert isinstance(copy.deepcopy(extractor.train())(images)["tokens"], Tensor)
+    assert kind == model.config

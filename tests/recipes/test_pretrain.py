@@ -3,15 +3,16 @@
 import dataclasses
 
 import pytest
+import torch
 
-from vitlab.models import ViTConfig, get_config
+from vitlab.models import ViTConfig, build_model, get_config
 from vitlab.recipes import pretrain
 from vitlab.train.config import OptimConfig, TrainConfig
 
 JFT, IMAGENET21K, IMAGENET = 303_000_000, 14_197_122, 1_281_167
 
 
-def check_what_is_common(config: TrainConfig, model: str) -> None:
+def check_what_is_common(config: TrainConfig, model: str, head_bias: float = -10.0) -> None:
     """Batch 4096, 10,000 steps of warm-up, 224 pixels, Adam with 0.9 and 0.999."""
     assert config.batch_size == 4096
     assert config.optim.warmup_steps == 10_000
@@ -23,7 +24,7 @@ def check_what_is_common(config: TrainConfig, model: str) -> None:
         assert getattr(config.model, size) == getattr(named, size)
     assert isinstance(config.model, ViTConfig)
     assert config.model.representation_size == config.model.width
-    assert (config.loss, config.model.head_bias) == ("sigmoid", -10.0)
+    assert (config.loss, config.model.head_bias) == ("sigmoid", head_bias)
     assert (config.data.crop, config.data.min_area, config.data.flip) == ("inception", 0.05, True)
     assert (config.data.randaugment_layers, config.mixup) == (0, 0.0)
 
@@ -65,13 +66,27 @@ def test_imagenet21k(model: str) -> None:
 @pytest.mark.parametrize("model", ["ViT-Ti/16", "ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14"])
 def test_imagenet(model: str) -> None:
     config = pretrain.imagenet(model)
-    check_what_is_common(config, model)
+    check_what_is_common(config, model, head_bias=-6.9)
     assert (config.epochs, config.optim.lr) == (300, 3e-3)
     assert isinstance(config.model, ViTConfig)
     assert (config.optim.schedule, config.optim.weight_decay, config.model.dropout) == ("cosine", 0.3, 0.1)
     assert config.optim.clip_norm == 1.0
     assert config.model.num_classes == 1000
     assert config.total_steps(IMAGENET) == 93_835
+
+
+def test_a_new_imagenet_model_expects_each_class_once_in_a_thousand() -> None:
+    config = dataclasses.replace(pretrain.imagenet("ViT-Ti/16").model, image_size=16)
+    with torch.no_grad():
+        probabilities = build_model(config).eval()(torch.randn(2, 3, 16, 16)).sigmoid()
+    assert probabilities.shape == (2, 1000)
+    torch.testing.assert_close(probabilities, torch.full_like(probabilities, 1 / 1000), rtol=0.02, atol=0)
+
+
+def test_label_smoothing() -> None:
+    """uncertainty-baselines' for ImageNet-21k, none for JFT, and our choice for ImageNet."""
+    assert pretrain.imagenet21k().label_smoothing == pretrain.imagenet().label_smoothing == 1e-4
+    assert pretrain.jft().label_smoothing == 0
 
 
 def test_linear_schedules_end_at_googles_rate() -> None:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from vitlab.data.datasets import load_dataset
 from vitlab.models import ResNetBody, ViTConfig, build_model
 from vitlab.models.config import ResNetConfig
-from vitlab.models.encoder import Linear
 from vitlab.settings import to_dict
 from vitlab.train import loop
 from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
@@ -112,7 +111,7 @@ def test_the_blocks_layers_and_no_others() -> None:
 def test_layers_that_do_not_fit_stay() -> None:
     model = fresh(dataclasses.replace(CONFIG, model=dataclasses.replace(MODEL, mlp_dim=24)))
     to_float8(model, CPU)
-    kinds = {name: type(layer) is Linear for name, layer in dense_layers(model).items()}
+    kinds = {name: type(layer) is nn.Linear for name, layer in dense_layers(model).items()}
     assert {name for name, stays in kinds.items() if stays} == {
         f"{n}.mlp.{part}" for n in "01" for part in ("fc1", "fc2")
     }

@@ -303,6 +303,14 @@ def test_in_evaluation_mode_and_back(logits: Tensor) -> None:
     assert model.was_training == {False}
 
 
+def test_back_in_training_mode_after_an_error(logits: Tensor) -> None:
+    model = Table(logits[:, :-1]).train()
+    with pytest.raises(ValueError, match="answers with"):
+        evaluate(model, pictures(), (4, 4))
+    assert model.was_training == {False}
+    assert model.training
+
+
 def test_model_of_other_classes(logits: Tensor) -> None:
     with pytest.raises(ValueError, match=r"answers with 7 classes and made has 9; fine-tune it .*`vitlab finetune`"):
         evaluate(Table(logits), pictures(N, 9), (4, 4))

@@ -165,6 +165,15 @@ def test_keeps_representations_and_no_tokens(files: Dataset, monkeypatch: pytest
     assert kept == [(numbers, numbers) for numbers in (4 * 8 * 4, 4 * 8 * 4, 3 * 8 * 4)]
 
 
+def test_back_in_training_mode_after_an_error(model: ViT, pixels: Dataset) -> None:
+    with torch.no_grad():
+        model.norm.bias.fill_(torch.nan)
+    model.train()
+    with pytest.raises(ValueError, match="not finite"):
+        features(model, pixels)
+    assert model.training
+
+
 def test_leaves_the_model_and_the_generators_alone(model: ViT, pixels: Dataset) -> None:
     before = torch.get_rng_state(), np.random.get_state(legacy=False)  # noqa: NPY002
     model.train()

@@ -15,7 +15,7 @@ from PIL import Image
 from vitlab.data.datasets import load_dataset
 from vitlab.data.pictures import PictureError
 from vitlab.data.sources import Dataset
-from vitlab.models import ViTConfig
+from vitlab.models import ViTConfig, images
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.config import DataConfig, FewShotConfig, MaskingConfig, OptimConfig, TrainConfig
@@ -227,6 +227,7 @@ def test_waits_for_the_device_once(target: Any, monkeypatch: pytest.MonkeyPatch)
     """Nothing is brought over before the last batch has been asked for."""
     model, data = MaskedViT(MODEL, MaskingConfig(target)).eval(), flat(list(range(0, 250, 10)))
     expected, done, asked = evaluate_masked(model, data, batch_size=4), [], []
+    monkeypatch.setattr(images, "_is_readable", lambda _: False)  # as on a device: a model does not look at values
 
     def refuse(_: torch.Tensor, brought: Callable[..., Any], *given: Any) -> Any:
         assert len(asked) == 7
@@ -239,6 +240,19 @@ def test_waits_for_the_device_once(target: Any, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(torch.Tensor, name, lambda tensor, *given, of=brought: refuse(tensor, of, tensor, *given))
     assert evaluate_masked(model, data, batch_size=4) == expected
     assert done
+
+
+def test_back_in_training_mode_after_an_error() -> None:
+    model = MaskedViT(MODEL, MaskingConfig()).train()
+
+    def fail(*_: Any) -> None:
+        assert not model.training
+        raise RuntimeError("inside")
+
+    model.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="inside"):
+        evaluate_masked(model, flat([0, 255]))
+    assert model.training
 
 
 # -------------------------------------------------------------------------------------------------- on the disk

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vitlab.errors import UserError
 from vitlab.models.axial import AxialBlock
 from vitlab.models.encoder import Attention, Block, Heads, relative_logits
+from vitlab.models.mode import evaluation_mode
 from vitlab.models.vit import Model, ViT
 
 Along = Literal["all", "rows", "columns"]
@@ -137,14 +138,8 @@ def _of_all_tokens(
 @contextlib.contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
     """No gradients and eval mode inside; afterwards each module is again in the mode that it was in by itself."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    with evaluation_mode(model), torch.no_grad():
+        yield
 
 
 def attention_rollout(maps: Iterable[Float[Tensor, "B k T T"]], residual: bool = True) -> Float[Tensor, "B T T"]:

@@ -1,6 +1,7 @@
 """App. D.6: attention along rows, then along columns, instead of among all places."""
 
 import torch
+import torch.fx
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -62,12 +63,18 @@ class AxialMixing(nn.Module):
         self.pool = nn.AvgPool2d(stride, ceil_mode=True) if stride > 1 else nn.Identity()
 
     def forward(self, maps: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h2 w2"]:
-        if tuple(maps.shape[-2:]) != self.grid:
-            raise UserError(
-                f"axial attention was built for a feature map of {self.grid[0]}x{self.grid[1]} and got one of "
-                f"{maps.shape[-2]}x{maps.shape[-1]}; resize the pictures to the model's image_size."
-            )
-        batch = maps.shape[0]
-        rows = self.rows(maps.permute(0, 2, 3, 1).flatten(0, 1), self.row_offsets).unflatten(0, (batch, -1))
-        columns = self.columns(rows.transpose(1, 2).flatten(0, 1), self.column_offsets).unflatten(0, (batch, -1))
+        maps = _check_grid(maps, self.grid)
+        height, width = self.grid
+        rows = self.rows(maps.permute(0, 2, 3, 1).flatten(0, 1), self.row_offsets).unflatten(0, (-1, height))
+        columns = self.columns(rows.transpose(1, 2).flatten(0, 1), self.column_offsets).unflatten(0, (-1, width))
         return self.pool(columns.permute(0, 3, 2, 1))
+
+
+@torch.fx.wrap  # one node of a symbolic trace, which knows no shapes
+def _check_grid(maps: Float[Tensor, "B C h w"], grid: tuple[int, int]) -> Float[Tensor, "B C h w"]:
+    if tuple(maps.shape[-2:]) != grid:
+        raise UserError(
+            f"axial attention was built for a feature map of {grid[0]}x{grid[1]} and got one of "
+            f"{maps.shape[-2]}x{maps.shape[-1]}; resize the pictures to the model's image_size."
+        )
+    return maps

@@ -68,7 +68,7 @@ class ViTConfig:
     layer_norm_eps: float = 1e-6
     """Added to the variance inside every LayerNorm."""
     head_bias: float = 0.0
-    """Initial bias of the head; Google starts sigmoid losses at -10 (ImageNet-21k and JFT)."""
+    """Initial bias of the head; Google starts sigmoid losses at -10 (ImageNet-21k and JFT) or -6.9 (ImageNet)."""
     head_std: float = 0.0
     """Standard deviation of a new head's weights. Google starts at 0, which costs a short training from scratch its
     first hundreds of steps: until the head has grown, nothing below it learns."""
@@ -225,7 +225,7 @@ class ViTConfig:
                 encoder += self.depth * n * (2 * n - 1) * d
         else:  # along an axis of s places there are n / s sequences, each with a copy of the prefix
             encoder = self.depth * sum(n // s * ((s + p) * dense + 2 * (s + p) ** 2 * d) for s in self.grid)
-        pooling = d * d * (2 + 2 * t) + 2 * t * d + 2 * d * self.mlp_dim if self.pool == "map" else 0
+        pooling = d * d * (3 * (1 + t) + 1) + 2 * t * d + 2 * d * self.mlp_dim if self.pool == "map" else 0
         rep = self.representation_size or 0
         pooled = d * (2 if self.pool == "token+gap" else 1)
         head = pooled * rep + (2 if self.distilled else 1) * self.num_features * self.num_classes

@@ -5,12 +5,14 @@ The letters are the paper's: B pictures, T tokens, D width, k heads, Dh = D / k.
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast, no_type_check
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from vitlab.models.config import ViTConfig
 
@@ -46,6 +48,7 @@ def attention_path(
     return "matmul" if products else "fused"
 
 
+@torch.fx.wrap  # one node of a symbolic trace, which cannot ask a tensor for its device
 def attention(
     q: Float[Tensor, "B k T Dh"],
     k: Float[Tensor, "B k S Dh"],
@@ -53,11 +56,16 @@ def attention(
     bias: Float[Tensor, "B k T S"] | None = None,
 ) -> Float[Tensor, "B k T Dh"]:
     """softmax(q k^T / sqrt(Dh) + bias) v (App. A, Eq. 6-7), by the path that is faster here."""
-    needs_grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    if attention_path(q.device.type, needs_grad, q.dtype, math.prod(q.shape[:-1]) * k.shape[-2]) == "fused":
+    # torch.jit.trace compares a trace with gradients to one without: both have to take one path.
+    tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    learns = q.requires_grad or k.requires_grad or v.requires_grad
+    needs_grad = learns and torch.is_grad_enabled() and not tracing
+    forward_mode = forward_ad._current_level >= 0  # fused attention has no forward-mode derivative
+    path = attention_path(q.device.type, needs_grad, q.dtype, math.prod(q.shape[:-1]) * k.shape[-2])
+    if path == "fused" and not forward_mode:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-    if needs_grad:
-        return MatmulAttention.apply(q, k, v, bias)
+    if needs_grad and not forward_mode:
+        return MatmulAttention.apply(q, k, v, bias)[0]
     return attention_weights(q * q.shape[-1] ** -0.5, k, bias) @ v
 
 
@@ -69,24 +77,40 @@ def attention_weights(
     return torch.softmax(logits if bias is None else logits + bias, dim=-1)
 
 
+@no_type_check  # at run time: torch.compile cannot follow checks inside such a function
 class MatmulAttention(torch.autograd.Function):
-    """Attention as plain matrix products, with its derivative written out; keeps the attention matrix."""
+    """Attention as plain matrix products, with its derivative written out; keeps the attention matrix.
+
+    The attention matrix is a second output: what is saved can only be differentiated again if it is an input or an
+    output, and a gradient penalty needs that.
+    """
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
-        q = q * q.shape[-1] ** -0.5
-        weights = attention_weights(q, k, bias)
-        ctx.save_for_backward(q, k, v, weights)
-        return weights @ v
+    def forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        weights = attention_weights(q * q.shape[-1] ** -0.5, k, bias)
+        return weights @ v, weights
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        (grad,) = grads
+    def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.set_materialize_grads(False)  # the first derivative needs no zeros for the attention matrix
+        ctx.save_for_backward(*inputs[:3], output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad, grad_weights = grads
         q, k, v, weights = ctx.saved_tensors
-        grad_v = weights.transpose(-2, -1) @ grad
-        grad_logits = torch.ops.aten._softmax_backward_data(grad @ v.transpose(-2, -1), weights, -1, weights.dtype)
-        grad_q = (grad_logits @ k) * q.shape[-1] ** -0.5
-        grad_k = grad_logits.transpose(-2, -1) @ q
+        scale, grad_v = q.shape[-1] ** -0.5, None
+        if grad is None and grad_weights is None:
+            return None, None, None, None
+        if grad is not None:
+            grad_v = weights.transpose(-2, -1) @ grad
+            through_output = grad @ v.transpose(-2, -1)
+            grad_weights = through_output if grad_weights is None else grad_weights + through_output
+        grad_logits = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+        grad_q = (grad_logits @ k) * scale
+        grad_k = grad_logits.transpose(-2, -1) @ (q * scale)
         return grad_q, grad_k, grad_v, grad_logits if ctx.needs_input_grad[3] else None
 
 
@@ -106,11 +130,9 @@ def relative_logits(
     return F.pad(logits, (prefix, 0, prefix, 0))
 
 
-class Linear(nn.Linear):
-    """A dense layer whose numbers are not drawn twice: `init_weights` draws them all."""
-
-    def reset_parameters(self) -> None:
-        pass
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """An `nn.Linear` with parameters that are not drawn yet: `init_weights` draws them all."""
+    return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inputs, outputs, device=torch.get_default_device()))
 
 
 class Attention(nn.Module):
@@ -119,8 +141,8 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = Linear(width, 3 * width)
-        self.out = Linear(width, width)
+        self.qkv = linear(width, 3 * width)
+        self.out = linear(width, width)
 
     def project(self, tokens: Float[Tensor, "B T D"]) -> Heads:
         """Queries, keys and values of every head (Eq. 5)."""
@@ -143,12 +165,10 @@ class Attention(nn.Module):
         return self._merge(attention(*self.project_apart(queries, tokens)))
 
     def project_apart(self, queries: Float[Tensor, "B T D"], tokens: Float[Tensor, "B S D"]) -> Heads:
-        """Queries of some, keys and values of other tokens."""
-        width = queries.shape[-1]
-        weight, bias = self.qkv.weight, self.qkv.bias
-        q = F.linear(queries, weight[:width], bias[:width]).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        kv = F.linear(tokens, weight[width:], bias[width:])
-        k, v = kv.unflatten(-1, (2, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        """Queries of some, keys and values of other tokens. The whole of `qkv` projects both and a third of each
+        product is not used: hooks, adapters and quantized layers act on the module, not on its weights."""
+        q, _, _ = self.project(queries)
+        _, k, v = self.project(tokens)
         return q, k, v
 
     def _merge(self, heads: Float[Tensor, "B k T Dh"]) -> Float[Tensor, "B T D"]:
@@ -161,9 +181,9 @@ class MLP(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.approximate = "tanh" if config.gelu == "tanh" else "none"
-        self.fc1 = Linear(config.width, config.mlp_dim)
+        self.fc1 = linear(config.width, config.mlp_dim)
         self.dropout = nn.Dropout(config.dropout)
-        self.fc2 = Linear(config.mlp_dim, config.width)
+        self.fc2 = linear(config.mlp_dim, config.width)
 
     def forward(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         return self.fc2(self.dropout(F.gelu(self.fc1(tokens), approximate=self.approximate)))
@@ -183,7 +203,7 @@ class Branch(nn.Module):
         tokens = self.dropout(tokens if self.scale is None else tokens * self.scale)
         if not (self.training and self.skips):
             return tokens
-        kept = torch.rand(tokens.shape[0], 1, 1, device=tokens.device) >= self.skip
+        kept = torch.rand_like(tokens[:, :1, :1], dtype=torch.get_default_dtype()) >= self.skip
         return tokens * (kept / (1 - self.skip)).to(tokens.dtype)
 
 

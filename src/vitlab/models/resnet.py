@@ -6,13 +6,15 @@ BatchNorm is replaced by GroupNorm, and the weights of every convolution are sta
 import math
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlab.models.axial import AxialMixing
 from vitlab.models.config import ResNetConfig
-from vitlab.models.encoder import Linear
+from vitlab.models.encoder import linear
+from vitlab.models.images import check_images
 from vitlab.models.initial import init_weights
 from vitlab.models.stages import ResNetBody, Unit, border
 
@@ -28,25 +30,50 @@ class StdConv(nn.Module):
         self.stride, self.body = stride, body
 
     def standardised(self) -> Float[Tensor, "O I h w"]:
-        """The weights that convolve, in float32 at least: in less their deviations would be lost.
-
-        Not by torch.var_mean, which takes 5 to 50 times as long on a CPU and is most of a pass over few pictures.
-        """
-        rows = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32)).flatten(1)
-        eps = self.body.weight_eps
-        if self.body.weight_eps_on == "variance":
-            return F.layer_norm(rows, rows.shape[1:], eps=eps).view_as(self.weight)
-        rows = rows - rows.mean(dim=1, keepdim=True)
-        return (rows / (rows.square().mean(dim=1, keepdim=True).sqrt() + eps)).view_as(self.weight)
+        """The weights that convolve."""
+        return standardize(self.weight, self.body.weight_eps, self.body.weight_eps_on)
 
     def forward(self, maps: Float[Tensor, "B I h w"]) -> Float[Tensor, "B O h2 w2"]:
-        weight, size, stride = self.standardised().to(maps.dtype), self.weight.shape[-1], self.stride
-        if size == 1 and stride > 1 and maps.device.type == "cpu":  # faster than torch's own stride
-            maps, stride = maps[..., ::stride, ::stride], 1
-        left, right, top, bottom = _border(maps, size, stride, self.body.version)
-        if left == right and top == bottom:  # the convolution brings this border itself, without another copy
-            return F.conv2d(maps, weight, stride=stride, padding=(top, left))
-        return F.conv2d(F.pad(maps, (left, right, top, bottom)), weight, stride=stride)
+        return convolve(maps, self.standardised(), self.stride, self.body.version)
+
+
+# What asks for shapes, types or devices is one node of a symbolic trace (torch.fx), which knows none of them.
+
+
+@torch.fx.wrap
+def standardize(weight: Float[Tensor, "O I h w"], eps: float, eps_on: str) -> Float[Tensor, "O I h w"]:
+    """Each output channel with mean 0 and variance 1, in float32 at least: in less its deviations would be lost.
+
+    Not by torch.var_mean, which takes 5 to 50 times as long on a CPU and is most of a pass over few pictures.
+    """
+    rows = weight.to(torch.promote_types(weight.dtype, torch.float32)).flatten(1)
+    if eps_on == "variance":
+        return F.layer_norm(rows, rows.shape[1:], eps=eps).view_as(weight)
+    rows = rows - rows.mean(dim=1, keepdim=True)
+    return (rows / (rows.square().mean(dim=1, keepdim=True).sqrt() + eps)).view_as(weight)
+
+
+@torch.fx.wrap
+def convolve(
+    maps: Float[Tensor, "B I h w"], weight: Float[Tensor, "O I s s"], stride: int, version: str
+) -> Float[Tensor, "B O h2 w2"]:
+    """A convolution in the precision of `maps`, its border that of `version`."""
+    weight, size = weight.to(maps.dtype), weight.shape[-1]
+    if size == 1 and stride > 1 and maps.device.type == "cpu":  # faster than torch's own stride
+        maps, stride = maps[..., ::stride, ::stride], 1
+    left, right, top, bottom = _border(maps, size, stride, version)
+    if left == right and top == bottom:  # the convolution brings this border itself, without another copy
+        return F.conv2d(maps, weight, stride=stride, padding=(top, left))
+    return F.conv2d(F.pad(maps, (left, right, top, bottom)), weight, stride=stride)
+
+
+@torch.fx.wrap
+def max_pool(maps: Float[Tensor, "B C h w"], version: str, around: float) -> Float[Tensor, "B C h2 w2"]:
+    """The largest of 3x3 places, every other place; `around` surrounds the map."""
+    maps = F.pad(maps, _border(maps, 3, 2, version), value=around)
+    if maps.device.type == "cpu":  # where pooling is one number at a time on planes, and many at once on these
+        maps = maps.contiguous(memory_format=torch.channels_last)
+    return F.max_pool2d(maps, 3, stride=2).contiguous()
 
 
 def _border(maps: Float[Tensor, "B C h w"], size: int, stride: int, version: str) -> tuple[int, int, int, int]:
@@ -114,11 +141,7 @@ class Body(nn.Module):
         maps = self.root(images.to(self.root.weight.dtype).contiguous())
         if self.root_norm is not None:
             maps = F.relu(self.root_norm(maps))
-        around = -math.inf if self.body.pool_padding == "-inf" else 0.0
-        maps = F.pad(maps, _border(maps, 3, 2, self.body.version), value=around)
-        if maps.device.type == "cpu":  # where pooling is one number at a time on planes, and many at once on these
-            maps = maps.contiguous(memory_format=torch.channels_last)
-        maps = F.max_pool2d(maps, 3, stride=2).contiguous()
+        maps = max_pool(maps, self.body.version, -math.inf if self.body.pool_padding == "-inf" else 0.0)
         for stage in self.stages:
             assert isinstance(stage, nn.ModuleList)
             for unit in stage:
@@ -134,12 +157,12 @@ class ResNet(nn.Module):
         self.config = config
         self.body = Body(config.body, config.image_hw)
         self.norm = _group_norm(config.body.channels, config.body) if config.body.version == "v2" else None
-        self.head = Linear(config.num_features, config.num_classes) if config.num_classes else None
+        self.head = linear(config.num_features, config.num_classes) if config.num_classes else None
         init_weights(self, config, generator)
 
     def forward_features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N D"]:
         """The last feature map, one token for every place in reading order; images hold values in [-1, 1]."""
-        maps = self.body(images)
+        maps = self.body(check_images(images))
         if self.norm is not None:
             maps = F.relu(self.norm(maps))
         return maps.flatten(2).transpose(1, 2)
@@ -151,5 +174,6 @@ class ResNet(nn.Module):
         pooled = tokens.mean(dim=1)
         return pooled if pre_logits or self.head is None else self.head(pooled)
 
-    def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B K"]:
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, K] logits of [B, 3, H, W] images. Plain annotations: torch.fx keeps them, and shapes do not pickle."""
         return self.forward_head(self.forward_features(images))

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitlab.errors import UserError
 from vitlab.models.axial import AxialBlock
-from vitlab.models.config import ViTConfig, check_divisible
-from vitlab.models.encoder import Block, Linear, MAPHead
+from vitlab.models.config import ViTConfig
+from vitlab.models.encoder import Block, MAPHead, linear
+from vitlab.models.images import check_images
 from vitlab.models.initial import init_weights
 from vitlab.models.position import PositionEmbedding
 from vitlab.models.resnet import Body, ResNet
@@ -29,8 +29,9 @@ class PatchEmbedding(nn.Module):
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
         batch, channels, height, width = images.shape
         p = self.patch_size
-        patches = images.reshape(batch, channels, height // p, p, width // p, p)
-        patches = patches.permute(0, 2, 4, 1, 3, 5).reshape(batch, -1, channels * p * p)
+        rows, columns = height // p, width // p
+        patches = images.reshape(batch, channels, rows, p, columns, p)
+        patches = patches.permute(0, 2, 4, 1, 3, 5).reshape(batch, rows * columns, channels * p * p)
         return F.linear(patches.to(self.weight.dtype), self.weight.flatten(1), self.bias)
 
 
@@ -54,10 +55,10 @@ class ViT(nn.Module):
         self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
         self.map = MAPHead(config) if config.pool == "map" else None
         rep, pooled = config.representation_size, config.width * (2 if config.pool == "token+gap" else 1)
-        self.pre_logits = Linear(pooled, rep) if rep else None
-        self.head = Linear(config.num_features, config.num_classes) if config.num_classes else None
+        self.pre_logits = linear(pooled, rep) if rep else None
+        self.head = linear(config.num_features, config.num_classes) if config.num_classes else None
         has_second = config.distilled and config.num_classes
-        self.head_distilled = Linear(config.num_features, config.num_classes) if has_second else None
+        self.head_distilled = linear(config.num_features, config.num_classes) if has_second else None
         init_weights(self, config, generator)
 
     def forward_features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T D"]:
@@ -67,9 +68,8 @@ class ViT(nn.Module):
 
     def embed(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N D"]:
         """The patch embeddings x_p E of Eq. 1, in reading order: what tokens are before they know where they stand."""
-        height, width = images.shape[-2:]
-        if (height, width) != self.config.image_hw:
-            raise UserError(self._wrong_size((height, width)))
+        config = self.config
+        images = check_images(images, config.image_hw, config.patch_size, config.stem)
         return self.embedding(images if self.stem is None else self.stem(images))
 
     def encode(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B T D"]:
@@ -110,17 +110,9 @@ class ViT(nn.Module):
         mean = tokens[:, self.config.num_prefix_tokens :].mean(dim=1)  # App. D.3
         return mean if self.config.pool == "gap" else torch.cat([tokens[:, 0], mean], dim=1)
 
-    def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B K"]:
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, K] logits of [B, 3, H, W] images. Plain annotations: torch.fx keeps them, and shapes do not pickle."""
         return self.forward_head(self.forward_features(images))
-
-    def _wrong_size(self, given: tuple[int, int]) -> str:
-        height, width = self.config.image_hw
-        check_divisible(given, self.config.patch_size, self.config.stem)
-        return (
-            f"the model was built for {height}x{width} pixels and the images have {given[0]}x{given[1]}; resize them, "
-            f"or load the model with image_size={given if given[0] != given[1] else given[0]}, which interpolates "
-            f"its position embeddings."
-        )
 
 
 def _tokens(config: ViTConfig, count: int) -> nn.Parameter:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitlab.data.loader import Batch
 from vitlab.data.transforms import resize_area
 from vitlab.models.config import ViTConfig
-from vitlab.models.encoder import Linear
+from vitlab.models.encoder import linear
 from vitlab.models.vit import ViT
 from vitlab.train.config import MaskingConfig
 
@@ -160,7 +160,7 @@ class MaskedViT(nn.Module):
         self.config, self.masking = config, masking
         self.vit = ViT(config, generator=generator)
         self.mask = nn.Parameter(torch.empty(1, 1, config.width))
-        self.predictor = Linear(config.width, outputs_of(masking, config.patch_size))
+        self.predictor = linear(config.width, outputs_of(masking, config.patch_size))
         if not self.mask.is_meta:
             nn.init.normal_(self.mask, std=0.02, generator=generator)
             nn.init.xavier_uniform_(self.predictor.weight, generator=generator)

@@ -235,8 +235,8 @@ class AsOn(TorchFunctionMode):
         elif self._autocast and func in CAREFUL:
             args, kwargs = tree_map_only(Tensor, Tensor.float, (args, kwargs))
         if attends:
-            kind = FusedAttention if self._fused else MatmulAttention
-            return kind.apply(*args, kwargs["attn_mask"])
+            bias = kwargs["attn_mask"]
+            return FusedAttention.apply(*args, bias) if self._fused else MatmulAttention.apply(*args, bias)[0]
         if func is F.dropout and not self._cpu:
             drops = kwargs["training"] and kwargs["p"]
             return torch.native_dropout(args[0], kwargs["p"], True)[0] if drops else args[0]

@@ -21,6 +21,7 @@ from vitlab.data.sources import Dataset, Labels
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
 from vitlab.models.config import Interpolation
+from vitlab.models.mode import evaluation_mode
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.objectives import class_shares
@@ -159,8 +160,6 @@ def evaluate(
     `mirror` is as in `answers`.
     Raises ValueError if the model's outputs are not one for each class of the data set.
     """
-    was_training = model.training
-    model.eval()
     judged: list[dict[str, Tensor]] = []  # on the device until the end: no batch waits for the one before
     skipped = 0
     batches = eval_batches(
@@ -168,23 +167,23 @@ def evaluate(
         batch_size=batch_size * ranks.world_size, rank=ranks.rank, world_size=ranks.world_size, workers=workers,
         on_error=on_error, device=device,
     )  # fmt: skip
-    for batch in batches:
-        ranks.check()
-        skipped += batch.skipped
-        count = len(batch.labels)
-        if not count:
-            continue
-        images = batch.images
-        if pad and count < batch_size:
-            images = torch.cat([images, images.new_zeros(batch_size - count, *images.shape[1:])])
-        logits = answers(model, images, mirror)[:count]
-        if logits.shape[1] != len(dataset.classes):
-            raise UserError(
-                f"the model answers with {logits.shape[1]} classes and {dataset.name} has {len(dataset.classes)}; "
-                f"fine-tune it on this data set first (`vitlab finetune`)."
-            )
-        judged.append(_judge(logits, batch))
-    model.train(was_training)
+    with evaluation_mode(model):
+        for batch in batches:
+            ranks.check()
+            skipped += batch.skipped
+            count = len(batch.labels)
+            if not count:
+                continue
+            images = batch.images
+            if pad and count < batch_size:
+                images = torch.cat([images, images.new_zeros(batch_size - count, *images.shape[1:])])
+            logits = answers(model, images, mirror)[:count]
+            if logits.shape[1] != len(dataset.classes):
+                raise UserError(
+                    f"the model answers with {logits.shape[1]} classes and {dataset.name} has {len(dataset.classes)}; "
+                    f"fine-tune it on this data set first (`vitlab finetune`)."
+                )
+            judged.append(_judge(logits, batch))
     own = {
         name: torch.cat([part[name] for part in judged]).cpu().numpy() if judged else np.empty(0, kind)
         for name, kind in _COLUMNS.items()

@@ -20,6 +20,7 @@ from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.files import write_arrays
+from vitlab.models.mode import evaluation_mode
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import to_dict
@@ -127,8 +128,6 @@ def _compute(
     missing = np.flatnonzero(~known)
     if not len(missing):
         return
-    was_training = model.training
-    model.eval()
     batches = eval_batches(
         dataset if len(missing) == len(dataset) else dataset.take(missing), transform, batch_size=batch_size,
         workers=workers, on_error=on_error, device=device,
@@ -136,7 +135,7 @@ def _compute(
     seen = reached = 0
     held: list[tuple[Tensor, Tensor]] = []  # places among the missing, and what was found
     counter = PictureCounter(label, len(missing)) if label else None
-    with counter or contextlib.nullcontext():
+    with evaluation_mode(model), counter or contextlib.nullcontext():
         for batch in batches:
             seen += len(batch.labels) + batch.skipped
             if len(batch.labels):
@@ -160,7 +159,6 @@ def _compute(
             if counter:
                 counter.count(seen)
             yield reached
-    model.train(was_training)
 
 
 def check_options(batch_size: int, out: Path | None = None) -> None:

@@ -26,6 +26,7 @@ from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform, example_uniforms
 from vitlab.errors import UserError
 from vitlab.files import replacing_file
+from vitlab.models.mode import evaluation_mode
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict, to_dict
@@ -111,8 +112,6 @@ def evaluate_masked(
     Of several ranks each takes its share, `batch_size` pictures at a time, and every one returns the whole.
     """
     config, masking = model.config, model.masking
-    was_training = model.training
-    model.eval()
     tally = _Tally(masking, cells_of(masking, config.patch_size) ** 2, device)
     batches = eval_batches(
         dataset, EvalTransform(config.image_hw, preprocessing or Preprocessing()),
@@ -120,15 +119,15 @@ def evaluate_masked(
         on_error=on_error, device=device,
         draws=masking.draws(config.num_patches),
     )  # fmt: skip
-    for batch in batches:
-        ranks.check()
-        tally.skipped += batch.skipped
-        if not len(batch.labels):
-            continue
-        assert batch.draws is not None
-        plan = corruption(masking, batch.draws, config.num_patches)
-        tally.add(model(batch.images, plan), wanted(masking, config.patch_size, batch.images, plan))
-    model.train(was_training)
+    with evaluation_mode(model):
+        for batch in batches:
+            ranks.check()
+            tally.skipped += batch.skipped
+            if not len(batch.labels):
+                continue
+            assert batch.draws is not None
+            plan = corruption(masking, batch.draws, config.num_patches)
+            tally.add(model(batch.images, plan), wanted(masking, config.patch_size, batch.images, plan))
     found = tally.result(ranks)
     if found is None:
         raise UserError(f"none of the {len(dataset)} pictures of {dataset.name} ({dataset.split}) could be read.")
