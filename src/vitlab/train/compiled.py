@@ -7,7 +7,6 @@ with hard links to the files of the shared one; its own new files are linked the
 step.
 """
 
-import atexit
 import contextlib
 import fcntl
 import os
@@ -15,6 +14,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +45,8 @@ class CompileCache:
         remove_unused(root)
         _link_files(self._shared, self.folder)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder)
-        self._process = os.getpid()
-        atexit.register(self.close)
+        # Also at the end of a process of multiprocessing, which atexit misses; not in a child that was forked.
+        self._finalizer = Finalize(None, self._remove, exitpriority=0)
 
     def publish(self) -> None:
         """Shares the files with later jobs; all that was begun must have ended."""
@@ -54,9 +54,9 @@ class CompileCache:
 
     def close(self) -> None:
         """Removes the folder, unless another process of the job uses it still."""
-        if os.getpid() != self._process:  # a child that was forked
-            return
-        atexit.unregister(self.close)
+        self._finalizer()
+
+    def _remove(self) -> None:
         os.close(self._lock)
         remove_unused(self.folder.parent)
 
