@@ -305,7 +305,8 @@ def test_images_are_shrunk_with_antialiasing() -> None:
 def test_the_center_is_that_of_pillow_s_resize(interpolation: Any, given: str) -> None:
     picture = rng.integers(0, 256, (61, 90, 3)).astype(np.uint8)
     images = [picture] if given == "listed" else torch.from_numpy(picture[None])
-    for offset, x in (("round", 10), ("floor", 9)):  # 19 pixels are left over
+    offsets: list[tuple[Any, int]] = [("round", 10), ("floor", 9)]
+    for offset, x in offsets:  # 19 pixels are left over
         prepared = Preprocessing(40, 40, interpolation=interpolation, crop_offset=offset)
         full = Image.fromarray(picture).resize((59, 40), Image.Resampling[interpolation.upper()])
         expected = to_range(torch.from_numpy(np.array(full)[:, x : x + 40]).permute(2, 0, 1).float())

@@ -19,6 +19,7 @@ from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model
 from vitlab.models.position import interpolate_positions
 from vitlab.models.vit import Model, ViT
+from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.finetune import own
 from vitlab.train.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.train.loop import NonFiniteError
@@ -760,3 +761,37 @@ def test_begun_on_one_device_and_continued_on_another(
     assert protocol(workdir, several, tmp_path / "out").result["runs"]
     settings = json.loads((tmp_path / "out" / "run-0" / "config.json").read_text())
     assert settings["microbatch"] == 4  # as it was begun
+
+
+def test_positions_are_interpolated_as_the_checkpoint_says(
+    pretrained: Outcome, whole: FinetuneConfig, begun: list[Model], tmp_path: Path
+) -> None:
+    """By the method of its family, which the fine-tuned model keeps; or by the one that is asked for."""
+    config = pretrained.model.config
+    assert isinstance(config, ViTConfig)
+    source = ViT(dataclasses.replace(config, position_interpolation="bicubic"))
+    source.load_state_dict(pretrained.model.state_dict())
+    save_model(source, tmp_path / "checkpoint")
+    one = dataclasses.replace(whole, learning_rates=(), runs=1, steps=1)
+    protocol(tmp_path / "checkpoint", one, tmp_path / "own")
+    protocol(tmp_path / "checkpoint", one, tmp_path / "asked", interpolation="corners")
+    table = source.state_dict()["position.table"]
+    for start, method, out in zip(begun, ("bicubic", "corners"), ("own", "asked"), strict=True):
+        expected = interpolate_positions(table, (2, 2), (4, 4), 1, method)  # pyright: ignore[reportArgumentType]
+        assert torch.equal(start.state_dict()["position.table"], expected)
+        tuned = load_model(tmp_path / out).config
+        assert isinstance(tuned, ViTConfig)
+        assert tuned.position_interpolation == method
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_test_images_are_prepared_as_the_checkpoint_says(pretrained: Outcome, said: list[str], tmp_path: Path) -> None:
+    prepared = Preprocessing(8, 10, interpolation="bicubic")
+    save_model(pretrained.model, tmp_path / "checkpoint", extra={"preprocessing": prepared.to_card()})
+    config = dataclasses.replace(
+        own(), data=DataConfig(classes=(3, 4), crop="none"), steps=1, batch_size=8, learning_rates=(), sweep_steps=None,
+        automatic=("image_size", "preprocessing"),
+    )  # fmt: skip
+    protocol(tmp_path / "checkpoint", config, tmp_path / "out", say=said.append)
+    assert f"test images: {prepared.describe()}" in said
+    assert Preprocessing.read(load_card(tmp_path / "out"), "card") == prepared

@@ -10,6 +10,7 @@ from tyro.conf import Positional
 from vitlab.commands.answers import (
     Checkpoint,
     FinetuneRunConfig,
+    PositionInterpolation,
     RunConfig,
     answer,
     begin,
@@ -72,7 +73,7 @@ class Pretrain:
 
 @dataclass(frozen=True)
 class Finetune:
-    """Carry a checkpoint to another data set: seek the learning rate, train on all of train, test (Table 4)."""
+    """Fine-tune a checkpoint: search the learning rate, train on all of train, test (Table 4)."""
 
     checkpoint: Checkpoint
     config: FinetuneRunConfig
@@ -84,7 +85,8 @@ class Finetune:
     root: str | None = None
     """Folder that holds a named data set."""
     image_size: int | None = None
-    """Side of the pictures in pixels; the recipe's unless given."""
+    """Side of the images in pixels; unless given, the recipe's, and for `own` that of the checkpoint's evaluation."""
+    interpolation: PositionInterpolation = None
     workdir: Path | None = None
     """The folder of the search and the runs; `runs/finetune-RECIPE` unless given (for `own`, the data set's name)."""
     device: str = "auto"
@@ -102,9 +104,8 @@ class Finetune:
         workdir = self.workdir or Path("runs") / f"finetune-{called}"
         with together() as ranks:
             done = sweep_and_finetune(
-                self.checkpoint, self.config, workdir, image_size=self.image_size, device=self.device,
-                on_settings=show_settings(workdir) if ranks.first else None, say=say if ranks.first else None,
-                ranks=ranks,
+                self.checkpoint, self.config, workdir, image_size=self.image_size, interpolation=self.interpolation,
+                device=self.device, say=say if ranks.first else None, ranks=ranks,
             )  # fmt: skip
         if ranks.first:
             answer(done.result, self.json, done.summary(workdir))

@@ -217,7 +217,7 @@ def _resize_pillow(
         size, y, x = (h, w), 0, 0
     resized = np.empty((len(images), h, w, 3), np.uint8)
     for place, image in zip(resized, images.cpu().numpy(), strict=True):
-        large = Image.fromarray(image).resize(size[::-1], Image.Resampling[interpolation.upper()], box)
+        large = Image.fromarray(image).resize((size[1], size[0]), Image.Resampling[interpolation.upper()], box)
         place[:] = np.asarray(large)[y : y + h, x : x + w]
     return planar(torch.from_numpy(resized).to(images.device))
 

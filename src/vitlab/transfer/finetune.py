@@ -20,7 +20,7 @@ from vitlab.data.datasets import HELD_OUT_STREAM, stratified_split
 from vitlab.data.sources import Dataset
 from vitlab.errors import UserError
 from vitlab.models import build_model
-from vitlab.models.config import ImageSize
+from vitlab.models.config import ImageSize, Interpolation, ViTConfig
 from vitlab.models.initial import redraw_head
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing
@@ -132,6 +132,7 @@ def sweep_and_finetune(
     workdir: str | Path,
     *,
     image_size: ImageSize | None = None,
+    interpolation: Interpolation | None = None,
     device: str = "auto",
     tensorboard: bool = True,
     on_settings: OnSettings | None = None,
@@ -142,6 +143,7 @@ def sweep_and_finetune(
 
     The search lies in `workdir`/sweep/lr-RATE, the runs in `workdir`/run-0, run-1, ..., run-0's model also in
     `workdir`/model: none is chosen by its test. A single run without a search has `workdir` itself for its folder.
+    `interpolation` is how position embeddings are resized, instead of the checkpoint's own way.
     With `config.data.on_error="skip"` every picture is tried first, and those that cannot be read are left out and
     listed in the result. The same call continues what was interrupted, and repeats nothing that has ended.
     Raises ValueError for bad settings or data, and for a folder with other settings.
@@ -155,6 +157,8 @@ def sweep_and_finetune(
     if len(config.learning_rates) == 1:
         config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=config.learning_rates[0]))
     config = saved_choices(workdir, config)
+    if interpolation is not None and isinstance(source, ViTConfig):
+        source = dataclasses.replace(source, position_interpolation=interpolation)
     preprocessing = Preprocessing.read(load_card(checkpoint), str(checkpoint), source.image_size)
     if "image_size" in config.automatic and image_size is None:
         image_size = default_image_size(source, preprocessing, place.type)
@@ -179,6 +183,7 @@ def sweep_and_finetune(
     ranks.check_batch(config.batch_size)
     if on_settings:
         on_settings(config)
+    say(f"settings: {workdir / 'config.json'}")
     if shortened is not None:
         run_steps = config.total_steps(len(pictures.train))
         say(f"Deviation: the search takes {shortened} steps a rate; the paper's takes the run's own {run_steps}")
