@@ -105,9 +105,13 @@ def test_data_set_in_short() -> None:
 
 def test_what_is_said_is_not_automatic() -> None:
     for words, left in (
-        ("", ("steps", "warmup_steps", "mixup", "batch_size", "image_size")),
-        ("--steps 7 --mixup=0.2", ("warmup_steps", "batch_size", "image_size")),
-        ("--epochs 1 --optim.warmup_steps 3 --batch-size 8 --model.image-size 32", ("mixup",)),
+        ("", ("steps", "warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size", "preprocessing")),
+        ("--steps 7 --mixup=0.2", ("warmup_steps", "batch_size", "sweep_steps", "image_size", "preprocessing")),
+        (
+            "--epochs 1 --optim.warmup_steps 3 --batch-size 8 --model.image-size 32 --sweep-steps 2 "
+            "--data.eval-resize 9",
+            ("mixup",),
+        ),
         ("--automatic steps mixup --steps 3", ("mixup",)),
     ):
         command = parse(["finetune", "m", "--dataset", "digits", *words.split()])
@@ -119,7 +123,7 @@ def test_learning_rates() -> None:
     for words, rates, rate in (
         ("--recipe cifar10", (0.001, 0.003, 0.01, 0.03), 0.01),
         ("--recipe cifar10 --optim.lr 0.003", (), 0.003),
-        ("--recipe cifar10 --learning-rates 0.1", (0.1,), 0.01),
+        ("--recipe cifar10 --learning-rates 0.1", (0.1,), 0.1),
         ("--dataset digits --learning-rates 0.003 0.01 --held-out 0.2", (0.003, 0.01), 0.01),
     ):
         command = parse(["finetune", "m", *words.split()])
@@ -242,7 +246,7 @@ def test_errors_of_our_own_making_are_not_hidden(monkeypatch: pytest.MonkeyPatch
 # ----------------------------------------------------------------------------------------------- bad input
 
 WORDS: list[tuple[str, list[str]]] = [
-    ("", ["usage: vitlab COMMAND", "finetune Carry a checkpoint"]),
+    ("", ["usage: vitlab COMMAND", "finetune Fine-tune a checkpoint"]),
     ("pretrian", ["unknown command 'pretrian'; the nearest: pretrain"]),
     ("--jsn", ["--jsn stands before the command; give a command first, one of demo, list, pretrain"]),
     ("list", ["{models,datasets,recipes,studies,vtab}", "required"]),
@@ -310,9 +314,12 @@ WORDS: list[tuple[str, list[str]]] = [
     ("finetune RUN --optim.lr 0.1 --learning-rates 0.1 0.2", ["--optim.lr is one learning rate"]),
     ("finetune RUN --learning-rates 0.1 0.1", ["learning_rates are (0.1, 0.1); name each of them once"]),
     ("finetune RUN --learning-rates 0.1 -0.2", ["learning_rates are (0.1, -0.2); each must be positive and finite"]),
-    ("finetune RUN --held-out 0.2", ["--held-out has no effect with one learning rate", "--learning-rates 0.003 0.01"]),
+    (
+        "finetune RUN --optim.lr 0.1 --held-out 0.2",
+        ["--held-out has no effect with one learning rate", "--learning-rates 0.003 0.01"],
+    ),
     ("finetune RUN --recipe cifar10 --held-out 2", ["held_out is 2.0; it is a share of the training split"]),
-    ("finetune RUN --sweep-steps 5", ["sweep_steps is 5", "two rates or more to choose from"]),
+    ("finetune RUN --optim.lr 0.1 --sweep-steps 5", ["sweep_steps is 5", "two rates or more to choose from"]),
     ("finetune RUN --runs 0", ["runs is 0; it must be at least 1"]),
     ("finetune RUN --dataset digits --data.eval-resize 4", ["resize=4 must be at least image_size=8"]),
     ("finetune RUN --dataset digits --device quantum", ["device 'quantum' is unknown; give auto, cpu, cuda"]),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import vitlab
+from vitlab.errors import UserError
 
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "vitlab"
@@ -236,6 +237,8 @@ def is_a_command(arguments: list[str]) -> bool:
         parse_command(arguments)
     except SystemExit as end:
         return not end.code  # --help ends with 0
+    except UserError:
+        return False
     return True
 
 

@@ -113,7 +113,7 @@ def test_ones_own_pictures() -> None:
     own = FINETUNE["own"]()
     with pytest.raises(ValueError, match="goes by the number of training pictures; give it with --examples"):
         ask(own)
-    assert (ask(own, examples=1000)["steps"], ask(own, examples=30_000)["steps"]) == (500, 10_000)
+    assert (ask(own, examples=1000)["steps"], ask(own, examples=30_000)["steps"]) == (800, 16_000)  # three rates
     folder = dataclasses.replace(SMALL, data=DataConfig(name="folder:mine"))
     with pytest.raises(ValueError, match=r"how many pictures folder:mine has is not known.*--examples"):
         ask(folder)
@@ -278,7 +278,7 @@ def test_what_is_said_of_a_finetuning_counts(monkeypatch: pytest.MonkeyPatch, ca
     assert call(capsys, "plan", *words)[0] == 0
     (config,) = asked
     assert (config.steps, config.learning_rates) == (7, ())
-    assert config.automatic == ("warmup_steps", "mixup", "batch_size", "image_size")
+    assert config.automatic == ("warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size", "preprocessing")
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_what_is_said_of_a_finetuning_counts(monkeypatch: pytest.MonkeyPatch, ca
         ("jft --count 255", ["count is 255; a batch of 4096", "The nearest counts that divide it: 64, 128, 256."]),
         ("own --finetune --batch-size 48 --examples 9000 --count 9", ["count is 9; a batch of 48", ": 6, 8, 12."]),
         ("cifar10 --finetune --optim.lr 0.1 --learning-rates 0.1 0.2", ["--optim.lr is one learning rate"]),
-        ("jft --optim.momentum 0.8", ["--optim.momentum has no effect with --optim.name adam"]),
+        ("jft --optim.momentum 0.8", ["optim.momentum=0.8 has no effect with optim.name='adam'"]),
         ("jft --mfu 40", ["--mfu is 40; it is a share of the device's peak, in (0, 1]"]),
         ("jft --mfu fast", ["--mfu is 'fast'; give a share such as 0.4, measured, or a bench.json"]),
         ("jft --mfu nowhere.json", ["nowhere.json is no bench.json", "No such file"]),
@@ -316,7 +316,7 @@ def test_bad_input(words: str, expected: list[str], capsys: pytest.CaptureFixtur
 def test_its_help_needs_no_torch() -> None:
     code = (
         "import sys\nfrom vitlab.cli import main\n"
-        "try: main(['plan', '--help'])\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
+        "try: main(['plan', '--help-all'])\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert done.returncode == 0

@@ -27,6 +27,7 @@ from torch import Tensor
 from vitlab.data.datasets import load_dataset
 from vitlab.data.loader import Batch
 from vitlab.data.pictures import PictureError
+from vitlab.errors import UserError
 from vitlab.models import ViTConfig, build_model
 from vitlab.models.stages import ResNetBody
 from vitlab.settings import to_dict
@@ -471,13 +472,15 @@ def test_goes_on_with_another_number(fsdp: bool, tmp_path: Path, in_ranks: InRan
         return lambda: contextlib.nullcontext(event)
 
     signals = loop.stop_signals
-    monkeypatch.setattr(loop, "stop_signals", stop_at(4))
+    monkeypatch.setattr(loop, "stop_signals", stop_at(5))
     with pytest.raises(StoppedError, match="step 4/12"):
         trained(config, tmp_path / "three")
-    monkeypatch.setattr(loop, "stop_signals", stop_at(3))
+    monkeypatch.setattr(loop, "stop_signals", stop_at(4))
     answers = trained_by(2, config, tmp_path / "three", in_ranks)
     assert [type(answer) for answer in answers] == [StoppedError, StoppedError]
     assert "saved at step 7/12" in str(answers[0])
+    for path in seen.glob("0007.*"):
+        path.unlink()  # of the step that was not made
     monkeypatch.setattr(loop, "stop_signals", signals)
     three = trained(config, tmp_path / "three")
     assert largest(three, one) < 2e-4
@@ -502,8 +505,8 @@ def test_a_signal_to_one_stops_all_at_the_same_step(tmp_path: Path, in_ranks: In
     one, two = trained_by(2, config, tmp_path / "run", in_ranks, evaluate=evaluate)
     assert (type(one), type(two)) == (StoppedError, StoppedError)
     assert str(one) == str(two)
-    assert "at step 7/20" in str(one)
-    assert (tmp_path / "run/checkpoints/step-000000007/state.json").exists()
+    assert "at step 6/20" in str(one)
+    assert (tmp_path / "run/checkpoints/step-000000006/state.json").exists()
 
 
 def test_a_stop_waits_for_the_checkpoint(tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
@@ -523,7 +526,7 @@ def test_a_stop_waits_for_the_checkpoint(tmp_path: Path, in_ranks: InRanks, monk
         with together() as ranks:
             with pytest.raises(StoppedError):
                 trained(CONFIG, tmp_path / "run", ranks)
-            return (tmp_path / "run/checkpoints/step-000000001/state.json").exists()
+            return (tmp_path / "run/checkpoints/step-000000000/state.json").exists()
 
     assert in_ranks(2, job) == [True, True]
 
@@ -586,7 +589,7 @@ def test_a_folder_that_the_others_do_not_see(tmp_path: Path, in_ranks: InRanks) 
     digits()
     first, second = in_ranks(2, job)
     assert type(first) is RankError
-    assert type(second) is ValueError
+    assert type(second) is UserError
     assert "process 1 of 2 does not see the work folder" in str(second)
     assert "file system that all machines share" in str(first)
 

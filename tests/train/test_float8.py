@@ -177,7 +177,7 @@ def test_it_continues_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     event = types.SimpleNamespace(is_set=lambda: next(asked, False))
     with monkeypatch.context() as patch:
         patch.setattr(loop, "stop_signals", lambda: contextlib.nullcontext(event))
-        with pytest.raises(StoppedError, match="step 3/5"):
+        with pytest.raises(StoppedError, match="step 2/5"):
             run(CONFIG, tmp_path / "stopped")
     assert identical(run(CONFIG, tmp_path / "stopped"), whole)
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")

@@ -39,7 +39,7 @@ def same_weights(one: nn.Module, two: nn.Module) -> bool:
 
 def test_what_it_leaves(config: TrainConfig, pretrained: Outcome, workdir: Path) -> None:
     assert {path.name for path in workdir.iterdir()} >= {
-        "config.json", "metrics.jsonl", "speed.jsonl", "result.json", "checkpoints", "model",
+        "config.json", "runtime.json", "metrics.jsonl", "speed.jsonl", "result.json", "checkpoints", "model",
     }  # fmt: skip
     assert not (workdir / "tensorboard").exists()
     settings = json.loads((workdir / "config.json").read_text())
@@ -97,7 +97,8 @@ def test_finished_run_is_only_tested_again(
 
 
 FILES = (
-    "config.json", "metrics.jsonl", ".metrics.crc", "speed.jsonl", ".speed.crc", "result.json", "predictions.csv",
+    "config.json", "runtime.json", "metrics.jsonl", ".metrics.crc", "speed.jsonl", ".speed.crc", "result.json",
+    "predictions.csv",
     "model/config.json", "model/model.safetensors", "checkpoints/step-000000015/state.json",
     "checkpoints/step-000000015/state.safetensors", "SHA256SUMS",
 )  # fmt: skip

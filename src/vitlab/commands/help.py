@@ -19,6 +19,8 @@ import tyro
 
 from vitlab.train.config import FewShotConfig
 
+LONG = 60
+"""Characters of choices that are too many to be shown with their flag; its text names them."""
 PURPOSES = {
     "Train": ("demo", "pretrain", "finetune", "study"),
     "Evaluate": ("evaluate", "fewshot", "probe", "vtab", "predict"),
@@ -196,7 +198,8 @@ def _values(hint: Any) -> str:
     for each in _members(hint):
         inner = typing.get_args(each)
         if typing.get_origin(each) is Literal:
-            shown.append(f"{{{','.join(map(str, inner))}}}")
+            choices = ",".join(map(str, inner))
+            shown.append(f"{{{choices if len(choices) < LONG else f'{inner[0]},...'}}}")
         elif typing.get_origin(each) is tuple:
             shown.append(" ".join("..." if part is ... else _values(part) for part in inner))
         elif each is not bool:

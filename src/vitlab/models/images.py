@@ -1,5 +1,7 @@
 """What a model takes: a batch of RGB images, already normalized. Anything else raises an error that says what to do."""
 
+import math
+
 import torch
 import torch.fx
 from torch import Tensor
@@ -36,7 +38,7 @@ def _checked(images: Tensor, image_hw: tuple[int, int] | None, patch_size: int, 
         raise UserError(_wrong_size((images.shape[-2], images.shape[-1]), image_hw, patch_size, stem))
     if _is_readable(images):
         low, high = (value.item() for value in images.detach().aminmax())
-        if high > LARGEST and low > -high / 4:  # noise that grew is as large below zero
+        if LARGEST < high < math.inf and low > -high / 4:  # noise that grew is as large below zero
             raise UserError(
                 f"the images have values from {low:.4g} to {high:.4g}; a model takes them normalized as in its "
                 f"training. For pixels of 0 to 255 and values in [-1, 1]: images / 127.5 - 1."

@@ -276,6 +276,8 @@ def evaluate_checkpoint(
         checkpoint, place, precision, image_size=image_size, interpolation=interpolation, ranks=ranks
     )
     model, card, preprocessing = found.model, found.card, found.preprocessing
+    if resize is not None:
+        preprocessing = preprocessing.with_resize(resize)
     name = dataset or card.get("dataset")
     if name is None:
         raise UserError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")
@@ -289,10 +291,8 @@ def evaluate_checkpoint(
         )  # fmt: skip
     pictures = _matched(str(checkpoint), card, model.config.num_classes, name, pictures)
     if resize is None and name in imagenet.TEST_RESIZE:
-        side, centre = imagenet.TEST_RESIZE[name]
-        resize = round(max(model.config.image_hw) * side / centre)
-    if resize is not None:
-        preprocessing = preprocessing.with_resize(resize)
+        side, center = imagenet.TEST_RESIZE[name]
+        preprocessing = preprocessing.with_resize(round(max(model.config.image_hw) * side / center))
     if say:
         say(f"images: {preprocessing.describe()}")
     return evaluate(

@@ -18,7 +18,7 @@ from torch import nn
 
 from vitlab.data.datasets import HELD_OUT_STREAM, stratified_split
 from vitlab.data.sources import Dataset
-from vitlab.errors import UserError
+from vitlab.errors import UserError, quoted
 from vitlab.models import build_model
 from vitlab.models.config import ImageSize, Interpolation, ViTConfig
 from vitlab.models.initial import redraw_head
@@ -79,7 +79,7 @@ class Finetuned:
             lines.append(f"accuracy over {len(runs)} runs: {spread} ({each}; the classes above are run-0's)")
         if left_out := result.get("unreadable"):
             lines.append(f"{len(left_out)} files could not be read and were left out:")
-            lines += [f"  {one['path']}: {one['reason']}" for one in left_out]
+            lines += [f"  {quoted(one['path'])}: {one['reason']}" for one in left_out]
         return "\n".join([*lines, f"model: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}"])
 
 

@@ -22,6 +22,7 @@ from vitlab.train.config import DataConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.workdir import Workdir
 from vitlab.transfer.carry import adapted, carried, identity
+from vitlab.transfer.evaluate import choose_device
 from vitlab.transfer.run import Pictures, run
 from vitlab.weights import load_model
 
@@ -67,6 +68,7 @@ def vtab(
         )
     if config.data.part is not None:
         raise UserError(f"part is {config.data.part}; a VTAB task trains on its own 1,000 pictures, all of them.")
+    choose_device(ranks.device(device))
     ranks.check_batch(config.batch_size)
     source, digest = identity(load_model(checkpoint))
     start = f"{Path(checkpoint).name} {digest}"
