@@ -6,8 +6,9 @@ import sys
 import pytest
 import torch
 
+from vitlab.data.loader import Batch
 from vitlab.train import progress
-from vitlab.train.progress import Progress, Speed, duration, peak_flops, per_second
+from vitlab.train.progress import Progress, Speed, counted, duration, peak_flops, per_second
 
 METRICS = {"step": 50, "loss": 1.23456, "accuracy": 0.5, "lr": 3e-4, "epoch": 2.5, "skipped": 0}
 SPEED = {"images_per_s": 1234.5, "data_wait": 0.031, "tflops": 0.1234, "eta_s": 3723.0}
@@ -181,3 +182,22 @@ def test_a_terminal_hears_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(("rate", "text"), [(1234.5, "1,234"), (56.4, "56"), (7.84, "7.8"), (0.123, "0.12")])
 def test_rates_have_the_digits_that_mean_something(rate: float, text: str) -> None:
     assert per_second(rate) == text
+
+
+def test_batches_are_counted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A word after five seconds, then every half minute; none at the end, or of a short loop."""
+    clock = Clock(monkeypatch)
+    labels = torch.zeros(10, dtype=torch.int64)
+    batches = [Batch(torch.zeros(10, 3, 1, 1), labels, labels)] * 100
+    for seconds, quiet, expected in (
+        (1.0, False, ["evaluation: 50 of 1,000 images · ETA 1:35", "evaluation: 350 of 1,000 images · ETA 1:05",
+                      "evaluation: 650 of 1,000 images · ETA 0:35", "evaluation: 950 of 1,000 images · ETA 0:05"]),
+        (0.04, False, []),
+        (1.0, True, []),
+    ):  # fmt: skip
+        seen = 0
+        for _ in counted(batches, 1000, "evaluation", quiet=quiet):
+            clock.now += seconds
+            seen += 1
+        assert seen == 100
+        assert capsys.readouterr().err.splitlines() == expected

@@ -387,8 +387,8 @@ class FinetuneConfig(TrainConfig):
     """A whole fine-tuning (App. B.1.1): the learning rate sought on a part of train, then runs on all of it."""
 
     learning_rates: tuple[float, ...] = ()
-    """Base learning rates to try (Table 4). With two or more, the best on the held-out part takes `optim.lr`'s place;
-    with one or none there is no search."""
+    """Learning rates to search; one rate, or --optim.lr, skips the search (Table 4). With two or more, the best on the
+    held-out part takes `optim.lr`'s place; with one or none there is no search."""
     held_out: float = 0.1
     """Share of each class of the training split that the search is judged on."""
     sweep_steps: int | None = None

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from vitlab.data.loader import Batch
 from vitlab.train.devices import DEVICES, device_called
 
 FIRST_WORD, FURTHER_WORDS = 5.0, 30.0
@@ -69,6 +70,22 @@ def duration(seconds: float) -> str:
 def per_second(rate: float) -> str:
     """A rate with the digits that mean something: `1,234`, `56`, `7.8`."""
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
+def counted(batches: Iterable[Batch], total: int, label: str, quiet: bool = False) -> Iterator[Batch]:
+    """The batches, and how many of `total` images they had on the standard error: after FIRST_WORD seconds, and then
+    every FURTHER_WORDS."""
+    started = heard = time.monotonic()
+    images, patience = 0, FIRST_WORD
+    for batch in batches:
+        yield batch
+        images += len(batch.labels)
+        now = time.monotonic()
+        if not quiet and now - heard >= patience and images < total:
+            left = duration((total - images) * (now - started) / max(images, 1))
+            sys.stderr.write(f"{label}: {images:,} of {total:,} images · ETA {left}\n")
+            sys.stderr.flush()
+            heard, patience = now, FURTHER_WORDS
 
 
 class Progress:

@@ -25,6 +25,7 @@ from vitlab.models.mode import evaluation_mode
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.objectives import class_shares
+from vitlab.train.progress import counted
 from vitlab.transfer.features import check_options
 from vitlab.transfer.precision import computes_in, load_for_judging, noted, recorded
 
@@ -168,7 +169,8 @@ def evaluate(
         on_error=on_error, device=device,
     )  # fmt: skip
     with evaluation_mode(model):
-        for batch in batches:
+        share = -(-len(dataset) // ranks.world_size)
+        for batch in counted(batches, share, "evaluation", quiet=not ranks.first):
             ranks.check()
             skipped += batch.skipped
             count = len(batch.labels)

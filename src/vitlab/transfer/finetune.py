@@ -193,7 +193,8 @@ def sweep_and_finetune(
     task = _Task(checkpoint, start, pictures, config, device, tensorboard, say, ranks)
     if ranks.share(lambda: not (workdir / "result.json").exists()):
         estimate = task.estimate(place)
-        say(f"what this will take:\n{estimate.describe()}")
+        resumed = " in all (what has ended is not repeated)" if (workdir / "config.json").exists() else ""
+        say(f"what this will take{resumed}:\n{estimate.describe()}")
         task = dataclasses.replace(task, microbatch=estimate.cost.microbatch)
     if len(config.learning_rates) < 2 and config.runs == 1:
         return Finetuned(config, task.final(config.single(), workdir))

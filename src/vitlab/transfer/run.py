@@ -23,6 +23,7 @@ from vitlab.train.config import DataConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.loop import train
 from vitlab.train.masking import MaskedViT
+from vitlab.train.microbatch import default_microbatch
 from vitlab.train.objectives import create_trained
 from vitlab.train.workdir import Workdir, check_folder
 from vitlab.transfer.evaluate import Evaluation, choose_device, evaluate
@@ -280,16 +281,21 @@ def judge_split(
 
     Computes in float32 whatever the run's precision when `model` holds float32 weights.
     """
-    return evaluate(model, dataset, config.model.image_hw, **_options(config), device=device, ranks=ranks)
+    return evaluate(model, dataset, config.model.image_hw, **_options(config, device), device=device, ranks=ranks)
 
 
 def _judge(config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device, ranks: Ranks) -> Any:
     """`judge_split`, or the same for masked patch prediction: a MaskedEvaluation."""
     if isinstance(model, MaskedViT):
-        return evaluate_masked(model, dataset, **_options(config), device=device, ranks=ranks)
+        return evaluate_masked(model, dataset, **_options(config, device), device=device, ranks=ranks)
     return judge_split(config, model, dataset, device, ranks)
 
 
-def _options(config: TrainConfig) -> dict[str, Any]:
+def _options(config: TrainConfig, device: torch.device) -> dict[str, Any]:
     prepared = config.data.preprocessing(config.model.image_size)
-    return {"preprocessing": prepared, "workers": config.data.workers, "on_error": config.data.on_error}
+    # A batch of evaluation does a third of the work of one of training, and keeps nothing.
+    size = min(256, 2 * default_microbatch(config, device, 128))
+    return {
+        "preprocessing": prepared, "batch_size": size, "workers": config.data.workers,
+        "on_error": config.data.on_error,
+    }  # fmt: skip
