@@ -76,9 +76,18 @@ def write_huggingface(graph: Any, folder: Path) -> None:
     state = {name.removeprefix("backbone."): array for name, array in state.items()}
     folder.mkdir(parents=True, exist_ok=True)
     safetensors.torch.save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    settings = {"model_type": "dinov2", "architectures": ["Dinov2Model"], "num_attention_heads": 6, "image_size": 518}
-    (folder / "config.json").write_text(json.dumps({**settings, "hidden_act": "gelu", "layer_norm_eps": 1e-6}))
-    (folder / "preprocessor_config.json").write_text(json.dumps({"image_mean": MEAN, "image_std": STD}))
+    settings = {
+        "model_type": "dinov2", "architectures": ["Dinov2Model"], "hidden_size": 384, "num_hidden_layers": 12,
+        "num_attention_heads": 6, "mlp_ratio": 4, "patch_size": 14, "image_size": 518, "hidden_act": "gelu",
+        "layer_norm_eps": 1e-6,
+    }  # fmt: skip
+    prepared = {  # as DINOv2's own, which is where its weights come from
+        "do_resize": True, "size": {"shortest_edge": 256}, "resample": 3, "do_center_crop": True,
+        "crop_size": {"height": 224, "width": 224}, "do_rescale": True, "do_normalize": True, "image_mean": MEAN,
+        "image_std": STD,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(settings))
+    (folder / "preprocessor_config.json").write_text(json.dumps(prepared))
 
 
 if __name__ == "__main__":
