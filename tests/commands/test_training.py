@@ -41,8 +41,10 @@ def test_finetune_searches_and_runs(run: Path, picture: Path, capsys: pytest.Cap
     assert code == 0
     assert "<- taken" in out
     assert "accuracy over 2 runs: " in out
-    for setting in ("learning_rates = (0.1, 0.2)", "batch_size = 32", "model.image_size = 8", "held_out = 0.1"):
-        assert setting in err
+    assert f"settings: {folder / 'config.json'}" in err
+    settings = json.loads((folder / "config.json").read_text())
+    assert (settings["learning_rates"], settings["batch_size"], settings["held_out"]) == ([0.1, 0.2], 32, 0.1)
+    assert settings["model"]["image_size"] == 8
     assert " step " not in err  # nothing was trained
 
 
