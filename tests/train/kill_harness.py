@@ -179,14 +179,17 @@ class Run:
             reached = self.last_step()
             until = reached + rng.uniform(-3, 2 * (steps - reached) / (kills - len(done) + 1))
             moment, aimed = rng.uniform(0, 3 * seconds / steps), rng.random() < 0.25
-            if self.config.compile:  # most of whose seconds go to the first step; every other kill hits that
-                moment, aimed = (
-                    (rng.uniform(0, seconds / 2), False) if len(done) % 2 == 0 else (rng.uniform(0, 0.1), aimed)
-                )
-                until = -1 if len(done) % 2 == 0 else until
-            life = self.start()
-            while life.is_alive() and self.last_step() < until:
-                time.sleep(0.001)
+            compiling = self.config.compile and len(done) % 2 == 0  # every other kill hits a compiled run's first step
+            if self.config.compile:
+                moment, aimed = (rng.uniform(0, seconds / 2), False) if compiling else (rng.uniform(0, 0.1), aimed)
+            life, since = self.start(), time.monotonic()
+            if compiling:  # which takes a tenth as long where an earlier life has compiled
+                while life.is_alive() and time.monotonic() - since < moment and self.last_step() <= reached:
+                    time.sleep(0.001)
+                moment = 0
+            else:
+                while life.is_alive() and self.last_step() < until:
+                    time.sleep(0.001)
             while aimed and life.is_alive() and not self.is_saving():
                 pass
             life.join(0 if aimed else moment)
