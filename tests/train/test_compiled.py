@@ -176,6 +176,6 @@ def test_asked_to_stop_while_it_compiles(tmp_path: Path, environment: dict[str, 
     assert ended.returncode == 143, ended.stderr
     assert "stopped while the model was compiled, before the first step" in ended.stderr
     assert {path.name for path in folder.iterdir()} - {"tensorboard"} == {
-        ".lock", "config.json", "metrics.jsonl", ".metrics.crc", "speed.jsonl", ".speed.crc",
+        ".lock", "config.json", "runtime.json", "metrics.jsonl", ".metrics.crc", "speed.jsonl", ".speed.crc",
     }  # fmt: skip
     assert not list((tmp_path / "cache").glob(f"{OWN}*"))
