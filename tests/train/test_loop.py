@@ -27,7 +27,7 @@ from vitlab.data.transforms import example_generator
 from vitlab.models import ViTConfig, build_model
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
-from vitlab.train import loop
+from vitlab.train import loop, progress
 from vitlab.train.checkpoint import load_latest
 from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Ranks, together
@@ -386,6 +386,16 @@ def test_asked_to_stop_at_the_last_step(tmp_path: Path, quiet: tuple[State, byte
     assert_same_end(tmp_path, quiet)
 
 
+def test_slow_steps_are_heard_of_between_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a batch that goes through at once as of one in parts."""
+    monkeypatch.setattr(progress, "FIRST_WORD", 0.0)
+    monkeypatch.setattr(progress, "FURTHER_WORDS", 0.0)
+    run(dataclasses.replace(PLAIN, log_every=100), tmp_path)
+    assert "train step 1.0/6 · " in capsys.readouterr().err
+
+
 class MicroBatches:
     """Counts the micro-batches that go through a model, and sends a signal in one of them."""
 
@@ -400,24 +410,17 @@ class MicroBatches:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_asked_to_stop_it_ends_within_one_micro_batch(tmp_path: Path, quiet: tuple[State, bytes]) -> None:
+@pytest.mark.parametrize(("number", "step"), [(7, 2), (1, 0)])
+def test_asked_to_stop_it_ends_within_one_micro_batch(
+    number: int, step: int, tmp_path: Path, quiet: tuple[State, bytes]
+) -> None:
     """Batches of 12 in parts of 5: the seventh part is the first of step 3, which is dropped; step 2 is saved."""
     model = fresh(EVERYTHING)
-    parts = MicroBatches(model, number=7)
-    stopped = pytest.raises(StoppedError, match=r"stopped and saved at step 2/9; the same command continues")
+    parts = MicroBatches(model, number)
+    stopped = pytest.raises(StoppedError, match=rf"stopped and saved at step {step}/9; the same command continues")
     with Workdir(tmp_path, to_dict(EVERYTHING), tensorboard=False) as workdir, stopped:
         train(EVERYTHING, workdir, model, evaluate=norm)
-    assert parts.seen == 7
-    assert_same_end(tmp_path, quiet)
-
-
-def test_asked_to_stop_within_the_first_step(tmp_path: Path, quiet: tuple[State, bytes]) -> None:
-    model = fresh(EVERYTHING)
-    parts = MicroBatches(model, number=1)
-    stopped = pytest.raises(StoppedError, match=r"stopped and saved at step 0/9")
-    with Workdir(tmp_path, to_dict(EVERYTHING), tensorboard=False) as workdir, stopped:
-        train(EVERYTHING, workdir, model, evaluate=norm)
-    assert parts.seen == 1
+    assert parts.seen == number
     assert_same_end(tmp_path, quiet)
 
 

@@ -123,6 +123,29 @@ def test_little_memory_makes_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None
             assert cost.memory <= microbatch.MEMORY_SHARE * free / processes
 
 
+def test_what_holds_for_one_image_is_told_where_no_more_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two images, measured, take far more than twice as much: what is told is what one takes."""
+    asked: list[int] = []
+
+    class Measured:
+        def __init__(self, device: torch.device) -> None:
+            self.start = len(asked)
+
+        def bytes(self) -> int:
+            return 1_000_000 if max(asked[self.start :]) == 1 else 900_000_000
+
+    def seconds(self: object, images: int) -> float:
+        asked.append(images)
+        return 0.1 if images == 1 else 50.0
+
+    monkeypatch.setattr(microbatch, "PeakMemory", Measured)
+    monkeypatch.setattr(microbatch._Trial, "seconds", seconds)
+    monkeypatch.setattr(microbatch, "_constant_bytes", lambda *_: 0)
+    monkeypatch.setattr(microbatch, "free_memory", lambda _: 1_000_000_000)
+    cost = measure_step(SMALL, build_model(SMALL.model), CPU)
+    assert (cost.microbatch, cost.train_seconds, cost.memory) == (1, 0.1, 1_000_000)
+
+
 def test_what_is_asked_for_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(microbatch, "free_memory", lambda _: 1000)
     assert measure_step(dataclasses.replace(SMALL, microbatch=6), build_model(SMALL.model), CPU).microbatch == 6

@@ -131,10 +131,12 @@ def train(
                 workdir.log_metrics(state.step, figures)
                 progress.say(f"step {state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
 
+        def tick(step: float, images: float) -> None:
+            progress.tick(step, images, (steps - step) * config.batch_size)
+
         def goes_on(pictures: int, share: float) -> bool:
             """Whether to continue with a batch of so many `pictures` of which a `share` is done."""
-            images = speed.images + pictures * share
-            progress.tick(state.step + share, images, (steps - state.step - share) * config.batch_size)
+            tick(state.step + share, speed.images + pictures * share)
             return not ranks.add_up(asked_to_stop.is_set())[0]
 
         if state.evaluation_due and evaluate:
@@ -151,13 +153,13 @@ def train(
                     f"out of {data.name}."
                 )
             rate = learning_rate(config.optim, state.step, steps)
-            stopping = bool(asked)
             more = functools.partial(goes_on, pictures)
-            if stopping or not update(config, state, objective, batch, rate, pictures, size, more):
+            if asked or not update(config, state, objective, batch, rate, pictures, size, more):
                 _save(state, workdir, writer)  # the last complete step
                 raise _stopped(state, steps, ranks, writer)
             state.skipped += skipped
             speed.images += pictures
+            tick(float(state.step), float(speed.images))
             last = state.step == steps
             due = last or state.step % config.log_every == 0
             saving = last or state.step % config.checkpoint_every == 0

@@ -124,7 +124,7 @@ class _Trial:
         inputs = torch.zeros(images, 3, *config.model.image_hw, device=self.device)
         batch = Batch(inputs, labels, labels, draws=draws)
         inputs, targets = objective.corrupt(batch, np.random.default_rng(0))
-        with self._clock() as clock:
+        with _Clock(self.device) as clock:
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "autocast"):
                 loss = objective.loss(self.model, inputs, targets)[0]
             # not `backward`: nothing is learned here
@@ -138,12 +138,9 @@ class _Trial:
         inputs = torch.zeros(images, 3, *self.config.model.image_hw, device=self.device)
         forward = getattr(self.model, "vit", self.model)
         forward(inputs[:1])
-        with self._clock() as clock:
+        with _Clock(self.device) as clock:
             forward(inputs)
         return clock.seconds
-
-    def _clock(self) -> "_Clock":
-        return _Clock(self.device)
 
 
 class _Clock:
@@ -213,12 +210,12 @@ def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, pr
     constant = _constant_bytes(config, model, share)
     peak, trial = PeakMemory(device), _Trial.of(config, model, device)
     trial.seconds(1)
-    one, taken = trial.seconds(1), peak.bytes()
+    single = trial.seconds(1), peak.bytes()
+    seconds, taken = single
     size = min(config.microbatch or default_microbatch(config, device, share), share)
     room = None if free is None else MEMORY_SHARE * free - constant
     while config.microbatch is None and size > 1 and room is not None and taken is not None and size * taken > room:
-        size = max(_half(size), 1)
-    seconds = one
+        size = _half(size)
     while size > 1:
         try:
             seconds, taken = trial.seconds(size) / size, peak.bytes()
@@ -228,17 +225,11 @@ def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, pr
         if config.microbatch is not None or room is None or taken is None or taken <= room:
             break
         size = _half(size)
+        seconds, taken = single  # of one image, where nothing larger fits
         peak = PeakMemory(device)
-    cost = StepCost(
-        size,
-        seconds,
-        trial.eval_seconds(min(size, 8)) / min(size, 8),
-        None if taken is None else taken + constant,
-        free,
-    )
-    del trial
-    gc.collect()
-    return cost
+    few = min(size, 8)
+    eval_seconds = trial.eval_seconds(few) / few
+    return StepCost(size, seconds, eval_seconds, None if taken is None else taken + constant, free)
 
 
 def _half(size: int) -> int:
