@@ -9,13 +9,14 @@ import typing
 
 if typing.TYPE_CHECKING:
     from vitlab import data as data
+    from vitlab import evaluate as evaluate
     from vitlab import inspect as inspect
     from vitlab import models as models
+    from vitlab import pipelines as pipelines
     from vitlab import recipes as recipes
     from vitlab import train as train
-    from vitlab import transfer as transfer
     from vitlab import weights as weights
-    from vitlab.data.datasets import load_dataset as load_dataset
+    from vitlab.data.registry import load_dataset as load_dataset
     from vitlab.models import MODELS as MODELS
     from vitlab.models import ResNetConfig as ResNetConfig
     from vitlab.models import ViTConfig as ViTConfig
@@ -32,7 +33,7 @@ if typing.TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-ROOMS = ("app", "data", "inspect", "models", "recipes", "train", "transfer", "weights")
+ROOMS = ("app", "data", "evaluate", "inspect", "models", "pipelines", "recipes", "train", "weights")
 HOMES = {
     "MODELS": "vitlab.models",
     "DataConfig": "vitlab.train.config",
@@ -45,7 +46,7 @@ HOMES = {
     "create_model": "vitlab.models",
     "get_config": "vitlab.models",
     "list_models": "vitlab.models",
-    "load_dataset": "vitlab.data.datasets",
+    "load_dataset": "vitlab.data.registry",
     "load_model": "vitlab.weights",
     "save_model": "vitlab.weights",
 }

@@ -212,7 +212,7 @@ def sync(path: Path) -> None:
 def lock_file(path: Path) -> BinaryIO | None:
     """The file, held by this process until it is closed or the process ends, however; None if another one has it.
 
-    It names the process that holds it. A record lock, because the processes that read pictures do not inherit it: one
+    It names the process that holds it. A record lock, because the processes that read images do not inherit it: one
     of them that outlives a killed run by a moment must not hold on.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -52,7 +52,7 @@ def test_what_is_not_there_is_named() -> None:
     with pytest.raises(ValueError, match=r"no point has the labels .*'2d'.*kind='1d', kind='none'"):
         estimate(RUNS, "accuracy", kind="2d")
     with pytest.raises(ValueError, match="no point has the labels"):
-        estimate(RUNS, "accuracy", colour="1d")
+        estimate(RUNS, "accuracy", color="1d")
     with pytest.raises(ValueError, match=r"1d-stem-2 has no figure 'fewshot_5shot'; it has accuracy"):
         estimate(RUNS, "fewshot_5shot", kind="1d")
     with pytest.raises(ValueError, match=r"no seed has points of both .*\[0\].*\[7\]"):

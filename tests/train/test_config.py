@@ -31,7 +31,7 @@ def test_json_and_back() -> None:
         model=get_config("ViT-Ti/16", image_size=(32, 48), num_classes=3),
         data=DataConfig(classes=(0, 3, 4), crop="random", crop_resize=40, randaugment_layers=2, part=0.1, part_seed=2),
         optim=OptimConfig(name="sgd", lr=0.03, clip_norm=1.0, warmup_steps=5),
-        fewshot=FewShotConfig(dataset="cifar10", root="there", shots=(10,), test_pictures=100, classes=(5, 7)),
+        fewshot=FewShotConfig(dataset="cifar10", root="there", shots=(10,), test_images=100, classes=(5, 7)),
         loss="sigmoid",
         epochs=1.5,
         average_decay=0.999,
@@ -54,7 +54,7 @@ def test_every_setting_is_explained() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"crop": "centre"}, r"crop is 'centre'; allowed: 'inception', 'random', 'pad', 'none'"),
+        ({"crop": "center"}, r"crop is 'center'; allowed: 'inception', 'random', 'pad', 'none'"),
         ({"min_area": 0.0}, r"min_area is 0\.0; .*\(0, 1\]"),
         ({"min_area": 1.5}, r"min_area is 1\.5; .*\(0, 1\]"),
         ({"crop": "random"}, r"crop='random' with crop_resize=None: `random` needs"),
@@ -93,7 +93,7 @@ def test_wrong_data_settings(values: dict[str, Any], message: str) -> None:
         ({"clip_norm": 0.0}, r"clip_norm is 0\.0; give a positive norm, or None"),
     ],
 )
-def test_wrong_optimiser_settings(values: dict[str, Any], message: str) -> None:
+def test_wrong_optimizer_settings(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(OptimConfig, values)
 
@@ -200,7 +200,7 @@ def test_single_run_of_a_finetuning() -> None:
         ({"l2": 0.0}, r"l2 is 0\.0; it must be positive"),
         ({"l2": float("nan")}, r"l2 is nan"),
         ({"seeds": 0}, r"seeds is 0; at least one draw"),
-        ({"test_pictures": 0}, r"test_pictures is 0"),
+        ({"test_images": 0}, r"test_images is 0"),
         ({"root": "there"}, r"root is 'there' and there is no dataset"),
         ({"shots": 5}, r"shots is 5; allowed"),
         ({"classes": (4,)}, r"classes is \(4,\); give two numbers of classes or more, all different"),
@@ -253,7 +253,7 @@ HEADLESS = ViTConfig(num_classes=0)
         ({"share": 1.01}, r"share is 1\.01"),
         ({"masked": 0.8, "replaced": 0.3}, r"masked=0\.8 and replaced=0\.3 .* nor both together more than 1"),
         ({"masked": -0.1}, r"masked=-0\.1 .*may be negative"),
-        ({"target": "colour"}, r"target is 'colour'; allowed: 'mean-colour', 'downsized', 'regression'"),
+        ({"target": "color"}, r"target is 'color'; allowed: 'mean-color', 'downsized', 'regression'"),
     ],
 )
 def test_bad_masking(values: dict[str, Any], message: str) -> None:
@@ -291,6 +291,6 @@ def test_masking_through_json() -> None:
 
 
 def test_how_many_patches_are_corrupted() -> None:
-    """Half of 196 is 98, 15 % is 29.4; a picture has at least one."""
+    """Half of 196 is 98, 15 % is 29.4; a image has at least one."""
     assert [MaskingConfig(share=share).corrupted(196) for share in (0.5, 0.15, 1.0, 0.001)] == [98, 29, 196, 1]
     assert MaskingConfig().draws(196) == 196 + 2 * 98

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitlab.data.datasets import load_dataset
+from vitlab.data.registry import load_dataset
 from vitlab.models import ResNetBody, ViTConfig, build_model
 from vitlab.models.config import ResNetConfig
 from vitlab.settings import to_dict

@@ -81,9 +81,9 @@ def test_nothing_there(tmp_path: Path) -> None:
             door(tmp_path / "absent")
 
 
-@pytest.mark.parametrize("name", ["empty", "text.txt", "half.npz", "picture.png"])
+@pytest.mark.parametrize("name", ["empty", "text.txt", "half.npz", "image.png"])
 def test_no_checkpoint(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes({"empty": b"", "picture.png": b"\x89PNG\r\n\x1a\n"}.get(name, b"some words"))
+    (tmp_path / name).write_bytes({"empty": b"", "image.png": b"\x89PNG\r\n\x1a\n"}.get(name, b"some words"))
     with pytest.raises(ValueError, match=rf"{name} is no checkpoint, or a damaged one; {ALLOWED}"):
         load_model(tmp_path / name)
 

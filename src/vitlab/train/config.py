@@ -38,7 +38,7 @@ def counts_with(value: Any, wanted: Any) -> bool:
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Which pictures, and what is done to them (Sec. 4.1, App. B.1)."""
+    """Which images, and what is done to them (Sec. 4.1, App. B.1)."""
 
     name: str = "digits"
     """A data set's name, `folder:PATH` or `shards:PATH` (`vitlab list datasets`)."""
@@ -52,7 +52,7 @@ class DataConfig:
     """Keep only these classes, renumbered from 0; None keeps all."""
     crop: Literal["inception", "random", "pad", "none"] = "inception"
     """Training crop: `inception` (part of the area, squashed to size), `random` (resize, then crop), `pad` (shift)
-    or `none` (the whole picture)."""
+    or `none` (the whole image)."""
     min_area: float = 0.05
     """Least share of the area that an inception crop keeps."""
     crop_resize: int | None = None
@@ -62,29 +62,29 @@ class DataConfig:
     flip: bool = True
     """Mirror left and right with probability 1/2."""
     randaugment_layers: int = 0
-    """Operations per picture of RandAugment; 0 turns it off."""
+    """Operations per image of RandAugment; 0 turns it off."""
     randaugment_magnitude: int = 10
     """Strength of RandAugment, 0-30."""
     eval_resize: int | None = None
-    """Test pictures: None squashes them to size; a number resizes the shorter side to it and crops the centre."""
+    """Test images: None squashes them to size; a number resizes the shorter side to it and crops the center."""
     eval_interpolation: Literal["bilinear", "bicubic", "lanczos", "box", "hamming", "nearest"] | None = None
     """Filter for test images, antialiased as by Pillow, timm and Hugging Face; None resizes as Google's code does:
     bilinear without antialiasing (vision_transformer), or by area averaging with eval_resize (big_vision)."""
     workers: int = 0
-    """Processes that read pictures; 0 reads in the training process."""
+    """Processes that read images; 0 reads in the training process."""
     fast_decode: bool = False
-    """Pictures in files, for training: resize each crop with antialiasing, to whole grey levels, from JPEGs decoded no
-    larger than it needs. Off, crops are looked up in the whole picture without antialiasing, as in Google's code."""
+    """Images in files, for training: resize each crop with antialiasing, to whole gray levels, from JPEGs decoded no
+    larger than it needs. Off, crops are looked up in the whole image without antialiasing, as in Google's code."""
     on_error: Literal["raise", "skip"] = "raise"
-    """What an unreadable picture does: stop the run, or be left out, named and counted."""
+    """What an unreadable image does: stop the run, or be left out, named and counted."""
     partial: bool = False
     """Accept a val folder of imagenet or imagenet_real that lacks images; the result says so."""
     exclude: str | None = None
-    """A list of pictures to leave out of the training split, as `vitlab duplicates` writes it (`exclude.txt`)."""
+    """A list of images to leave out of the training split, as `vitlab duplicates` writes it (`exclude.txt`)."""
     part: float | None = None
-    """Share of each class of the training split that is learnt from; a smaller one lies in every larger one."""
+    """Share of each class of the training split that is learned from; a smaller one lies in every larger one."""
     part_seed: int | None = None
-    """Which pictures these are; None is 0."""
+    """Which images these are; None is 0."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -103,7 +103,7 @@ class DataConfig:
         if self.part is None and self.part_seed is not None:
             raise UserError(f"part_seed is {self.part_seed} and there is no part that it chooses; give a part too.")
         if not 0 < self.min_area <= 1:
-            raise UserError(f"min_area is {self.min_area}; it is a share of the picture's area, in (0, 1].")
+            raise UserError(f"min_area is {self.min_area}; it is a share of the image's area, in (0, 1].")
         if (self.crop == "random") != (self.crop_resize is not None):
             raise UserError(
                 f"crop={self.crop!r} with crop_resize={self.crop_resize}: `random` needs a size to resize to before "
@@ -126,7 +126,7 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The optimiser and its schedule (Tables 3 and 4)."""
+    """The optimizer and its schedule (Tables 3 and 4)."""
 
     name: Literal["adam", "sgd"] = "adam"
     lr: float = 1e-3
@@ -179,8 +179,8 @@ class FewShotConfig:
     """Strength of the penalty (2^10 in Google's code)."""
     seeds: int = 3
     """Draws of the examples; the figure is their mean."""
-    test_pictures: int | None = None
-    """Measure on no more pictures than these, taken evenly from the split; None takes all."""
+    test_images: int | None = None
+    """Measure on no more images than these, taken evenly from the split; None takes all."""
     classes: tuple[int, ...] | None = None
     """Judge on these classes alone, by their numbers in the whole data set: also others than the run learns. None
     means the run's own of its own data set, and all of another."""
@@ -199,19 +199,19 @@ class FewShotConfig:
             raise UserError(f"l2 is {self.l2}; it must be positive and finite.")
         if self.seeds < 1:
             raise UserError(f"seeds is {self.seeds}; at least one draw is needed.")
-        if self.test_pictures is not None and self.test_pictures < 1:
-            raise UserError(f"test_pictures is {self.test_pictures}; it must be at least 1, or None for all.")
+        if self.test_images is not None and self.test_images < 1:
+            raise UserError(f"test_images is {self.test_images}; it must be at least 1, or None for all.")
 
 
 @dataclass(frozen=True)
 class MaskingConfig:
-    """Masked patch prediction (Sec. 4.6, App. B.1.2): learning without labels, from the pictures alone."""
+    """Masked patch prediction (Sec. 4.6, App. B.1.2): learning without labels, from the images alone."""
 
-    target: Literal["mean-colour", "downsized", "regression"] = "mean-colour"
-    """What is told of a corrupted patch: its mean colour in 3 bits a channel; those of the patch at 4x4 pixels; or
+    target: Literal["mean-color", "downsized", "regression"] = "mean-color"
+    """What is told of a corrupted patch: its mean color in 3 bits a channel; those of the patch at 4x4 pixels; or
     all of its pixels, in L2."""
     share: float = 0.5
-    """Share of the patches of each picture that are corrupted (0.15 is the paper's other rate)."""
+    """Share of the patches of each image that are corrupted (0.15 is the paper's other rate)."""
     masked: float = 0.8
     """Share of these whose embedding gives way to a learned one."""
     replaced: float = 0.1
@@ -228,11 +228,11 @@ class MaskingConfig:
             )
 
     def corrupted(self, patches: int) -> int:
-        """How many of so many patches are corrupted: the share, rounded, in every picture alike; at least one."""
+        """How many of so many patches are corrupted: the share, rounded, in every image alike; at least one."""
         return max(1, round(self.share * patches))
 
     def draws(self, patches: int) -> int:
-        """Uniform numbers that a picture's corruption takes: one a patch, and two more for each corrupted one."""
+        """Uniform numbers that a image's corruption takes: one a patch, and two more for each corrupted one."""
         return patches + 2 * self.corrupted(patches)
 
 
@@ -253,9 +253,9 @@ class TrainConfig:
     epochs: float | None = None
     """Passes over the training split; steps = round(epochs * examples / batch_size)."""
     batch_size: int = 4096
-    """Pictures per update, over all devices and micro-batches."""
+    """Images per update, over all devices and micro-batches."""
     microbatch: int | None = None
-    """Most pictures that go through the model at once; gradients are summed up to `batch_size`."""
+    """Most images that go through the model at once; gradients are summed up to `batch_size`."""
     average_decay: float | None = None
     """Polyak averaging: the averaged weights keep this share of themselves at each step (0.9999, Sec. 4.1)."""
     precision: Literal["auto", "float32", "autocast", "bfloat16"] = "auto"
@@ -274,7 +274,7 @@ class TrainConfig:
     activation_checkpointing: bool = False
     """Keep no activations inside a block for the backward pass but compute them again there: less memory, more time."""
     fsdp: bool = False
-    """Several processes hold a part each of weights, gradients and the optimiser's memory (FSDP2), and not all of them
+    """Several processes hold a part each of weights, gradients and the optimizer's memory (FSDP2), and not all of them
     whole (DDP)."""
     seed: int = 0
     log_every: int = 50
@@ -337,7 +337,7 @@ class TrainConfig:
         size = self.microbatch or self.batch_size
         for wrong, what in (
             (not self.compile, "are recorded by torch.compile; give --compile too"),
-            (size < self.batch_size, f"take a step's pictures at once. Leave out microbatch={size} (fine-tuning "
+            (size < self.batch_size, f"take a step's images at once. Leave out microbatch={size} (fine-tuning "
              f"chooses one for large models: give --microbatch {self.batch_size})"),
             (self.fsdp, "need weights that stay where they are, and fsdp brings them together anew; give one of them"),
             (self.data.on_error == "skip", "take batches of one shape, and data.on_error='skip' makes smaller ones; "
@@ -353,13 +353,11 @@ class TrainConfig:
             raise UserError("masked patch prediction needs patches, and a ResNet has none; take a ViT.")
         if model.stem is not None:
             raise UserError(
-                "masked patch prediction needs patches cut from the picture: a hybrid's convolutions have seen what "
+                "masked patch prediction needs patches cut from the image: a hybrid's convolutions have seen what "
                 "lies around them, so that nothing is hidden where an embedding is. Take a ViT without a stem."
             )
         if model.num_patches < 2:
-            raise UserError(
-                f"a picture of {model.num_patches} patch leaves nothing to tell it from; take smaller ones."
-            )
+            raise UserError(f"a image of {model.num_patches} patch leaves nothing to tell it from; take smaller ones.")
         if model.pool == "map" or model.representation_size is not None or model.num_classes:
             raise UserError(
                 f"masked patch prediction trains no head: pool={model.pool!r}, representation_size="
@@ -399,7 +397,7 @@ class FinetuneConfig(TrainConfig):
     """Start from fresh weights, drawn by each run's seed, in the checkpoint's shape: the control that tells what its
     pre-training is worth."""
     fresh_positions: bool = False
-    """Draw new position embeddings for the pictures' grid, by each run's seed, instead of interpolating the
+    """Draw new position embeddings for the images' grid, by each run's seed, instead of interpolating the
     checkpoint's (Sec. 3.2): the control that tells what interpolation keeps."""
     head_std: float | None = None
     """Standard deviation of the new head's weights, drawn by each run's seed; None starts it at zero, as the paper

@@ -55,7 +55,7 @@ def load_model(
     """The model of a checkpoint, in float32 and in evaluation mode (`.train()` turns dropout on).
 
     `path` is what READABLE lists; which of them, and what model, the content tells. With nothing else given, the
-    model is exactly what is there, but for this: every model here takes pictures in [-1, 1], and where a checkpoint
+    model is exactly what is there, but for this: every model here takes images in [-1, 1], and where a checkpoint
     was made for another mean and deviation, these are folded into its patch embedding. To carry it to another size
     or task (Sec. 3.2):
 
@@ -121,7 +121,7 @@ def convert(
     `destination` is a file for `google` and a folder otherwise; the card's `classes` go along where the format has a
     place for them; rates of dropout and stochastic depth are not part of the others' weights and stay behind.
     `image_size` and `interpolation` are as in `load_model`. The result: `format`, `path`, `parameters`, and
-    `difference`, the largest between the two models' logits (or features, without a head) on random pictures, over
+    `difference`, the largest between the two models' logits (or features, without a head) on random images, over
     their root mean square. Raises ValueError for a model that the format cannot say, naming the setting, and where
     something would be destroyed.
     """

@@ -22,7 +22,7 @@ Spelling = Literal["stored", "linen", "big_vision"]
 """How the arrays are named: `vitlab.weights.google` has the table."""
 
 PREFIXES = ("opt/target/", "params/")
-"""What may stand in front of every name; beside them stands an optimiser's state."""
+"""What may stand in front of every name; beside them stands an optimizer's state."""
 
 
 @dataclass(frozen=True)
