@@ -21,11 +21,12 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
-BASE = ("errors", "settings", "files", "preprocessing")
+BASE = ("errors", "settings", "io", "preprocessing", "config")
 STANDS_ON = {
     "errors": (),
     "settings": ("errors",),
-    "files": ("errors",),
+    "io": ("errors",),
+    "config": ("errors", "settings", "preprocessing", "models.config"),
     "preprocessing": ("errors", "settings"),
     "models": ("errors", "settings"),
     "data": BASE,
@@ -34,9 +35,9 @@ STANDS_ON = {
     "evaluate": (*BASE, "models", "data", "weights", "train"),
     "pipelines": (*BASE, "models", "data", "weights", "train", "evaluate"),
     "inspect": (*BASE, "models", "weights"),
-    "recipes": ("errors", "settings", "models.config", "models.registry", "models.resnet_config", "train.config"),
-    "cost": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "recipes"),
-    "studies": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "inspect", "recipes", "cost"),
+    "recipes": ("errors", "settings", "models.config", "models.registry", "models.resnet_config", "config"),
+    "cost": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "recipes", "studies"),
+    "studies": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "inspect", "recipes"),
     "app": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "inspect", "recipes"),
     "catalog": ("errors", "settings", "models", "data", "recipes", "studies"),
     "commands": ("",),
@@ -50,7 +51,7 @@ ONE_HOME = {"torch.distributed": "train/distributed.py", "matplotlib": "inspect/
 
 TORCH_FREE = (
     "vitlab",
-    *("vitlab.models", "vitlab.models.registry", "vitlab.preprocessing", "vitlab.weights", "vitlab.train.config"),
+    *("vitlab.models", "vitlab.models.registry", "vitlab.preprocessing", "vitlab.weights", "vitlab.config"),
     *("vitlab.recipes", "vitlab.commands", "vitlab.cli"),
 )
 UNPICKLERS = {"pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
@@ -145,7 +146,7 @@ def test_an_import_that_goes_up_is_seen(path: str, source: str) -> None:
             "train/loop.py",
             "from vitlab.models import create_model\nfrom . import optim\nfrom ..data import loader",
         ),
-        ("recipes/tiny.py", "from vitlab.train.config import TrainConfig\nfrom vitlab import DataConfig"),
+        ("recipes/tiny.py", "from vitlab.config import TrainConfig\nfrom vitlab import DataConfig"),
         (
             "models/vit.py",
             "import torch\nfrom vitlab.models.config import ViTConfig\nfrom .position import x",

@@ -16,6 +16,9 @@ if typing.TYPE_CHECKING:
     from vitlab import recipes as recipes
     from vitlab import train as train
     from vitlab import weights as weights
+    from vitlab.config import DataConfig as DataConfig
+    from vitlab.config import OptimConfig as OptimConfig
+    from vitlab.config import TrainConfig as TrainConfig
     from vitlab.data.registry import load_dataset as load_dataset
     from vitlab.models import MODELS as MODELS
     from vitlab.models import ResNetConfig as ResNetConfig
@@ -25,9 +28,6 @@ if typing.TYPE_CHECKING:
     from vitlab.models import list_models as list_models
     from vitlab.models.resnet import ResNet as ResNet
     from vitlab.models.vit import ViT as ViT
-    from vitlab.train.config import DataConfig as DataConfig
-    from vitlab.train.config import OptimConfig as OptimConfig
-    from vitlab.train.config import TrainConfig as TrainConfig
     from vitlab.weights import load_model as load_model
     from vitlab.weights import save_model as save_model
 
@@ -36,9 +36,9 @@ __version__ = "0.1.0"
 ROOMS = ("app", "data", "evaluate", "inspect", "models", "pipelines", "recipes", "train", "weights")
 HOMES = {
     "MODELS": "vitlab.models",
-    "DataConfig": "vitlab.train.config",
-    "OptimConfig": "vitlab.train.config",
-    "TrainConfig": "vitlab.train.config",
+    "DataConfig": "vitlab.config",
+    "OptimConfig": "vitlab.config",
+    "TrainConfig": "vitlab.config",
     "ViT": "vitlab.models.vit",
     "ResNet": "vitlab.models.resnet",
     "ResNetConfig": "vitlab.models",

@@ -10,7 +10,7 @@ from shard_files import serving, write_folders
 
 from vitlab.cli import parse
 from vitlab.commands import Pretrain
-from vitlab.train.config import FewShotConfig
+from vitlab.config import FewShotConfig
 
 
 def test_finetune_searches_and_runs(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,12 +13,12 @@ import pytest
 import torch
 from program import call
 
+from vitlab.config import DataConfig, TrainConfig
 from vitlab.cost import plan
 from vitlab.cost.plan import as_text, core_days, tell
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.recipes.tiny import digits
 from vitlab.studies.scaling import SCALING, TABLE6
-from vitlab.train.config import DataConfig, TrainConfig
 from vitlab.train.devices import DEVICES
 
 ask = functools.partial(tell, device="h100", count=1, mfu="0.4")

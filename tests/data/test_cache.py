@@ -10,7 +10,7 @@ import pytest
 from vitlab.data.cache import digest_images, read_arrays
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import Entry, ImageError
-from vitlab.files import write_arrays
+from vitlab.io import write_arrays
 
 
 @pytest.fixture

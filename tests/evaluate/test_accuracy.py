@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from vitlab.config import TrainConfig
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.decode import Entry, ImageError
 from vitlab.data.registry import load_dataset
@@ -22,7 +23,6 @@ from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.pipelines.pretrain import Outcome, pretrain
 from vitlab.preprocessing import Preprocessing
-from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import RankError, together
 from vitlab.weights import load_card, load_model, save_model
 from vitlab.weights.google import write_google

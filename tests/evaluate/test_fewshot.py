@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from vitlab.config import FewShotConfig, TrainConfig
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
@@ -19,7 +20,6 @@ from vitlab.evaluate.fewshot import FewShot, Report, draw, during_training, few_
 from vitlab.evaluate.ridge import L2_GRID, Ridge, choose_l2
 from vitlab.pipelines.pretrain import Outcome, pretrain
 from vitlab.preprocessing import Preprocessing
-from vitlab.train.config import FewShotConfig, TrainConfig
 from vitlab.weights import load_model
 
 # ------------------------------------------------------------------------------------------------- choosing images

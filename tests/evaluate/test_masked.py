@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 from PIL import Image
 
+from vitlab.config import DataConfig, FewShotConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
@@ -28,7 +29,6 @@ from vitlab.models.vit import ViT
 from vitlab.pipelines.finetune import finetune
 from vitlab.pipelines.pretrain import Outcome, pretrain
 from vitlab.preprocessing import Preprocessing
-from vitlab.train.config import DataConfig, FewShotConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.train.distributed import together
 from vitlab.train.masking import MASK, MaskedViT, class_colors
 from vitlab.weights import load_card, load_model, save_model

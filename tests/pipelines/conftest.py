@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.models import ViTConfig
 from vitlab.pipelines.pretrain import Outcome, pretrain
-from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
+from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.registry import load_dataset, stratified_split
 from vitlab.errors import UserError
@@ -31,7 +32,6 @@ from vitlab.pipelines.finetune import (
 from vitlab.pipelines.pretrain import Outcome
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.finetune import own
-from vitlab.train.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.train.loop import NonFiniteError
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_card, load_model, save_model

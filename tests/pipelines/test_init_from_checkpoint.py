@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from vitlab.config import FinetuneConfig
 from vitlab.errors import UserError
 from vitlab.models import ViTConfig, build_model, get_config
 from vitlab.pipelines.init_from_checkpoint import (
@@ -21,7 +22,6 @@ from vitlab.pipelines.init_from_checkpoint import (
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.finetune import own
 from vitlab.settings import to_dict
-from vitlab.train.config import FinetuneConfig
 
 
 @pytest.mark.parametrize(

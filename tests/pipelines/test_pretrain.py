@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from vitlab.config import TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
@@ -22,7 +23,6 @@ from vitlab.evaluate.accuracy import evaluate
 from vitlab.pipelines import pretrain as run
 from vitlab.pipelines.pretrain import Images, Outcome, pretrain, readable, unreadable
 from vitlab.settings import to_dict
-from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import Ranks, together
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_card, load_model

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.data.vtab.tasks import LISTS, TASKS
 from vitlab.errors import UserError
-from vitlab.files import write_sums
+from vitlab.io import write_sums
 from vitlab.pipelines import vtab as module
 from vitlab.pipelines.pretrain import Outcome
 from vitlab.pipelines.vtab import NO_CROP, NO_FLIP, as_table, summary, vtab, without_harm
-from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.train.distributed import RankError, together
 from vitlab.train.loop import StoppedError
 from vitlab.train.workdir import Workdir

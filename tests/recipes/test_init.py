@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.models import ResNetBody, ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.pipelines import pretrain as run
 from vitlab.pipelines.finetune import finetune
 from vitlab.pipelines.pretrain import Outcome, load_images, pretrain
 from vitlab.recipes import FINETUNE, PRETRAIN
-from vitlab.train.config import FinetuneConfig, TrainConfig
 from vitlab.weights import save_model
 
 

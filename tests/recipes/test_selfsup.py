@@ -2,10 +2,10 @@
 
 import pytest
 
+from vitlab.config import MaskingConfig
 from vitlab.data.registry import DATASETS
 from vitlab.models import ViTConfig, get_config
 from vitlab.recipes import PRETRAIN, selfsup
-from vitlab.train.config import MaskingConfig
 
 JFT = 303_000_000
 TWINS = ("tiny-masked", "tiny-masked-digits")

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
+from vitlab.config import TrainConfig
 from vitlab.data.registry import DATASETS
 from vitlab.models import ViTConfig
 from vitlab.recipes import FINETUNE, PRETRAIN, tiny
-from vitlab.train.config import TrainConfig
 
 TWINS = {name: recipe for name, recipe in PRETRAIN.items() if recipe.__module__ == tiny.__name__}
 

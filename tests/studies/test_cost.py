@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from small_study import SMALL, points
 
+from vitlab.config import DataConfig
 from vitlab.models.registry import get_config
 from vitlab.recipes.selfsup import tiny_digits
 from vitlab.studies.cost import cost, images, model_of, rows, summary
 from vitlab.studies.engine import plan
 from vitlab.studies.study import Point
-from vitlab.train.config import DataConfig
 from vitlab.train.workdir import write_json
 
 

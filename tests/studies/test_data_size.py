@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vitlab.config import FinetuneConfig
 from vitlab.models.config import ResNetConfig, ViTConfig
 from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.recipes import PRETRAIN
 from vitlab.studies.data_size import BEST, DATA_SIZE, PARTS, early_stopped, growth
 from vitlab.studies.study import SEEDS, Done, Point, Scale
-from vitlab.train.config import FinetuneConfig
 
 IMAGES = {"tiny": 27_000, "gpu": 22_500, "paper": 303_000_000}
 LEAST_AND_MOST = {

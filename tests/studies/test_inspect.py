@@ -16,6 +16,7 @@ from irregular import irregular
 from markup import check
 from PIL import Image
 
+from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.inspect.capture import look
@@ -24,7 +25,6 @@ from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, build_model
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.preprocessing import Preprocessing
 from vitlab.studies.inspect import MOST, as_text, inspect_checkpoint
-from vitlab.train.config import DataConfig, TrainConfig
 from vitlab.weights import load_model, save_model
 
 SIZES: dict[str, Any] = {

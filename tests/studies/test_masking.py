@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from vitlab.config import FinetuneConfig
 from vitlab.models.config import ViTConfig
 from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.recipes import PRETRAIN
 from vitlab.studies.masking import MASKING, VARIANTS
 from vitlab.studies.study import SEEDS, Done, Point, Scale, exaflops
-from vitlab.train.config import FinetuneConfig
 
 ACCURACIES = {
     "scratch": 0.30,

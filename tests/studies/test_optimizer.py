@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vitlab.config import OptimConfig
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.studies.optimizer import (
     ADAM_RATES,
@@ -24,7 +25,6 @@ from vitlab.studies.optimizer import (
 )
 from vitlab.studies.scaling import TABLE6
 from vitlab.studies.study import SEEDS, Done, Scale, exaflops
-from vitlab.train.config import OptimConfig
 
 
 def test_the_papers_numbers() -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from vitlab.config import FinetuneConfig
 from vitlab.models.config import ViTConfig
 from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.studies.resolution import FACTORS, KINDS, RESOLUTION
 from vitlab.studies.study import SEEDS, Done, Scale
-from vitlab.train.config import FinetuneConfig
 
 ACCURACIES = {
     ("interpolated", 1.0): 0.80,

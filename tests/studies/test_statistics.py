@@ -9,11 +9,11 @@ import sys
 import numpy as np
 import pytest
 
+from vitlab.config import TrainConfig
 from vitlab.models.config import ViTConfig
 from vitlab.studies import statistics
 from vitlab.studies.statistics import Estimate, difference, estimate, interval, percent, points
 from vitlab.studies.study import Difference, Done, Point
-from vitlab.train.config import TrainConfig
 
 CONFIG = TrainConfig(model=ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=1, mlp_dim=8), steps=1)
 

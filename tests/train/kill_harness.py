@@ -26,8 +26,8 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from vitlab.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models import ViTConfig
-from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 
 IMPORTS = ["torch._dynamo", "sklearn.datasets", "vitlab.pipelines.pretrain"]
 """What takes a run seconds to import."""

@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from vitlab.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.data.decode import ImageError
 from vitlab.data.loader import Batch
 from vitlab.data.registry import load_dataset
@@ -32,7 +33,6 @@ from vitlab.models import ViTConfig, build_model
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.settings import to_dict
 from vitlab.train import checkpoint, distributed, loop
-from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.train.distributed import (
     ALONE,
     RankError,

@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from vitlab.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.data.dataset import Labels
 from vitlab.data.decode import ImageError
 from vitlab.data.loader import Batch, example_at, train_batches
@@ -29,7 +30,6 @@ from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train import loop, progress
 from vitlab.train.checkpoint import load_latest
-from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Ranks, together
 from vitlab.train.loop import NonFiniteError, StoppedError, step_rng, train
 from vitlab.train.objectives import classification_loss, create_trained

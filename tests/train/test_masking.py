@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from vitlab.config import MaskingConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import Batch, eval_batches, train_batches
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.models import ViTConfig
-from vitlab.train.config import MaskingConfig
 from vitlab.train.masking import (
     MASK,
     MaskedPatch,

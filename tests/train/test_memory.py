@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.models.config import ResNetConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
-from vitlab.train.config import MaskingConfig, OptimConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Spread
 from vitlab.train.memory import FusedAttention, Memory, Sizes, largest, moments, process_bytes, step_bytes
 from vitlab.train.objectives import create_objective, create_trained

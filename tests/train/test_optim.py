@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from vitlab.config import OptimConfig
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
-from vitlab.train.config import OptimConfig
 from vitlab.train.objectives import classification_loss
 from vitlab.train.optim import (
     clip_by_global_norm,

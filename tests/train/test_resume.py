@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kill_harness import Run, contents, differing, masked, settings
 
-from vitlab.train.config import TrainConfig
+from vitlab.config import TrainConfig
 
 STEPS = 45
 

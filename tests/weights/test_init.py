@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from vitlab.errors import UserError
-from vitlab.files import write_sums
+from vitlab.io import write_sums
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UserError
-from vitlab.files import check_regular, parse_json, read_regular
+from vitlab.io import check_regular, parse_json, read_regular
 
 POSTED = ("upload", "queue/join", "reset", "cancel")
 """What the page posts to, below Gradio's /gradio_api/; nothing else is open."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import tyro
 
-from vitlab.train.config import FewShotConfig
+from vitlab.config import FewShotConfig
 
 LONG = 60
 """Characters of choices that are too many to be shown with their flag; its text names them."""

@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional
 
+from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.errors import UserError, printable, quoted
 from vitlab.models.config import Interpolation
 from vitlab.settings import to_dict
-from vitlab.train.config import FinetuneConfig, TrainConfig
 
 CHECKPOINTS = "A Google .npz, a folder (saved model, run, timm, Hugging Face), hub:OWNER/NAME or timm:NAME.TAG."
 Checkpoint = Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help=CHECKPOINTS)]

@@ -25,9 +25,9 @@ from vitlab.cost.timing import fastest_batch, in_turn, ratio, spread, warm_up
 from vitlab.cost.trial import GIB, Trial, free_memory, how_measured, largest
 from vitlab.errors import UserError
 from vitlab.evaluate.accuracy import choose_device
-from vitlab.files import replacing_file
 from vitlab.inspect import figures, plots
 from vitlab.inspect.panels import Panel, Series
+from vitlab.io import replacing_file
 from vitlab.models import ViTConfig, get_config, list_models
 from vitlab.settings import check_fields, nearest
 from vitlab.studies.stages import Stages

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitlab.config import OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ViTConfig, build_model
 from vitlab.models.encoder import attention_path
 from vitlab.models.vit import Model
-from vitlab.train.config import OptimConfig, TrainConfig
 from vitlab.train.distributed import ALONE
 from vitlab.train.loop import update
 from vitlab.train.objectives import create_objective

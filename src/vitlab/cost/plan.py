@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.cost.timing import in_turn
 from vitlab.data.loader import Batch
 from vitlab.errors import UserError
@@ -24,7 +25,6 @@ from vitlab.recipes import pretrain
 from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of
 from vitlab.studies.study import Point, exaflops, updates
-from vitlab.train.config import FinetuneConfig, TrainConfig
 from vitlab.train.devices import DEVICES, device_called
 from vitlab.train.distributed import ALONE
 from vitlab.train.loop import update

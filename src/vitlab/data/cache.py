@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from vitlab.data.dataset import Dataset
-from vitlab.files import ARCHIVE_DAMAGE, reading_npz
+from vitlab.io import ARCHIVE_DAMAGE, reading_npz
 
 
 def digest_images(start: str, dataset: Dataset, places: range, stats: dict[str, bytes]) -> str:

@@ -19,7 +19,7 @@ from vitlab.data.cache import digest_images, read_arrays
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.similarity import SIDE, THRESHOLD, alike, candidates, distances, hashes, mirrored, thumbnail
-from vitlab.files import write_arrays
+from vitlab.io import write_arrays
 
 FLAT = 2.0
 """Thumbnails whose gray values (0-255) deviate by less have nothing to compare, and are left out and counted."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from vitlab.data.dataset import Dataset
 from vitlab.errors import UserError
-from vitlab.files import read_regular, replacing_file
+from vitlab.io import read_regular, replacing_file
 
 logger = logging.getLogger(__name__)
 

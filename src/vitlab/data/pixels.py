@@ -17,7 +17,7 @@ import numpy as np
 from vitlab.data import downloads as fetch
 from vitlab.data.dataset import Dataset, Splits
 from vitlab.errors import UserError
-from vitlab.files import replacing_file
+from vitlab.io import replacing_file
 
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100 = """

@@ -38,7 +38,7 @@ from vitlab.data.shard_index import (
 from vitlab.data.shards import ShardEntries, labeled, look_through
 from vitlab.data.store import Store, get, size_of
 from vitlab.errors import UserError
-from vitlab.files import replacing_file
+from vitlab.io import replacing_file
 
 logger = logging.getLogger(__name__)
 

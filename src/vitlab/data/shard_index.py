@@ -17,7 +17,7 @@ import numpy as np
 from vitlab.data.cache import read_arrays
 from vitlab.data.dataset import Labels
 from vitlab.errors import UserError
-from vitlab.files import (
+from vitlab.io import (
     JSON_BYTES,
     open_regular,
     parse_json,

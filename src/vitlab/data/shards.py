@@ -43,7 +43,7 @@ from vitlab.data.shard_index import (
     write_places,
 )
 from vitlab.errors import UserError, quoted
-from vitlab.files import check_regular, open_regular, parse_json
+from vitlab.io import check_regular, open_regular, parse_json
 
 logger = logging.getLogger(__name__)
 

@@ -34,7 +34,7 @@ from vitlab.data.registry import load_dataset, splits_to_copy
 from vitlab.data.shard_index import CLASSES, INDEX, File, Listing, Places, Report, read_places, summary, write_places
 from vitlab.data.vtab.gray import GrayEntry
 from vitlab.errors import UserError
-from vitlab.files import lock_file, replacing_file, sync
+from vitlab.io import lock_file, replacing_file, sync
 
 logger = logging.getLogger(__name__)
 

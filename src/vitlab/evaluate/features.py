@@ -19,7 +19,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.loader import eval_batches
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
-from vitlab.files import write_arrays
+from vitlab.io import write_arrays
 from vitlab.models.mode import evaluation_mode
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing

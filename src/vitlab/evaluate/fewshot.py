@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import nn
 
+from vitlab.config import TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.errors import UserError, quoted
@@ -20,7 +21,6 @@ from vitlab.evaluate.ridge import L2_GRID, Ridge, choose_l2
 from vitlab.models.config import Interpolation
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing
-from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.workdir import write_json
 

@@ -20,17 +20,17 @@ from jaxtyping import Float, Int64, UInt8
 from PIL import Image, ImageDraw
 from torch import Tensor
 
+from vitlab.config import MaskingConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.loader import DRAWS, eval_batches
 from vitlab.data.transforms import EvalTransform, example_uniforms
 from vitlab.errors import UserError
-from vitlab.files import replacing_file
+from vitlab.io import replacing_file
 from vitlab.models.mode import evaluation_mode
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict, to_dict
-from vitlab.train.config import MaskingConfig
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.masking import (
     COLORS,

@@ -10,7 +10,7 @@ from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.exclude import image_id
 from vitlab.errors import UserError
 from vitlab.evaluate.accuracy import Evaluation
-from vitlab.files import replacing_file
+from vitlab.io import replacing_file
 
 COLUMNS = ("image", "truth", "answer", "confidence", "right", "top5", "loss", "labels", "prediction", "index")
 """truth, answer: names of classes, several with | between them; labels, prediction: their numbers; index: the

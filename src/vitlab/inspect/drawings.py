@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from vitlab.files import replacing_file, write_arrays
 from vitlab.inspect import figures, overlays
 from vitlab.inspect.capture import Look
 from vitlab.inspect.figures import DARK, Figure
 from vitlab.inspect.page import PageImage, Section
+from vitlab.io import replacing_file, write_arrays
 
 FIGURES = ("filters", "positions", "distances", "heads", "attention", "components")
 """What there is to draw of a checkpoint."""

@@ -11,8 +11,8 @@ from typing import NewType
 
 from PIL import Image
 
-from vitlab.files import replacing_file
 from vitlab.inspect.figures import DARK, LIGHT, Theme
+from vitlab.io import replacing_file
 
 Markup = NewType("Markup", str)
 """HTML that stands on the page as it is: everything in it that was given by others has been through `escape`."""

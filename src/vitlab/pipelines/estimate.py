@@ -3,8 +3,8 @@
 import dataclasses
 from dataclasses import dataclass
 
+from vitlab.config import FinetuneConfig
 from vitlab.models.config import ViTConfig
-from vitlab.train.config import FinetuneConfig
 from vitlab.train.microbatch import StepCost
 from vitlab.train.progress import duration
 

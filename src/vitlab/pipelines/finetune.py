@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.registry import HELD_OUT_STREAM, stratified_split
 from vitlab.errors import UserError, quoted
@@ -47,7 +48,6 @@ from vitlab.pipelines.pretrain import (
     unreadable,
 )
 from vitlab.preprocessing import Preprocessing
-from vitlab.train.config import FinetuneConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.loop import NonFiniteError, train
 from vitlab.train.microbatch import StepCost, measure_step

@@ -11,13 +11,13 @@ from typing import TypeVar
 
 import torch
 
+from vitlab.config import DataConfig, FinetuneConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, ModelConfig, ViTConfig, nearest_image_size
 from vitlab.models.init import LEARNED_POSITIONS, redraw_positions
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing
-from vitlab.train.config import DataConfig, FinetuneConfig, TrainConfig
 from vitlab.weights import load_model
 
 logger = logging.getLogger(__name__)

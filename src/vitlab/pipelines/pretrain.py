@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from vitlab.config import DataConfig, TrainConfig
 from vitlab.data import exclude as exclusion
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
@@ -23,7 +24,6 @@ from vitlab.evaluate.masked import MaskedEvaluation, evaluate_masked, load_maske
 from vitlab.evaluate.predictions import write_predictions
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
-from vitlab.train.config import DataConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.loop import train
 from vitlab.train.masking import MaskedViT

@@ -12,16 +12,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.data.vtab.tasks import GROUPS, TASKS, task_named
 from vitlab.errors import UserError
 from vitlab.evaluate.accuracy import choose_device
-from vitlab.files import find_damage
+from vitlab.io import find_damage
 from vitlab.pipelines.init_from_checkpoint import adapted, carried, identity
 from vitlab.pipelines.pretrain import Images, run
 from vitlab.settings import to_dict
-from vitlab.train.config import DataConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_model

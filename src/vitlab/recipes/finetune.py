@@ -7,8 +7,8 @@ is the one for those who do not search. The model of these configs is a stand-in
 
 import dataclasses
 
+from vitlab.config import DataConfig, FinetuneConfig, OptimConfig
 from vitlab.models.config import ViTConfig
-from vitlab.train.config import DataConfig, FinetuneConfig, OptimConfig
 
 SMALL_GRID = (0.001, 0.003, 0.01, 0.03)
 

@@ -12,10 +12,10 @@ The data sets are not to be had by a download: give yours with `--data.name fold
 import dataclasses
 import difflib
 
+from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ResNetConfig
 from vitlab.models.registry import get_config
-from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
 
 WARMUP_STEPS = 10_000
 BATCH_SIZE = 4096

@@ -5,10 +5,10 @@ What comes out is a ViT without a head, to be fine-tuned as any other checkpoint
 
 import dataclasses
 
+from vitlab.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.models.config import ViTConfig
 from vitlab.models.registry import get_config
-from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 
 
 def masked(model: str = "ViT-B/16") -> TrainConfig:

@@ -7,10 +7,10 @@ position embeddings and heads start wide: a short run with Google's 0.02 and 0 s
 
 from typing import Any
 
+from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.registry import MODELS, get_config
 from vitlab.models.resnet_config import ResNetBody
-from vitlab.train.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 
 
 def digits(model: str | None = None) -> TrainConfig:

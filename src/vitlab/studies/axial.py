@@ -6,6 +6,7 @@ Fig. 13 has two axes for cost: FLOPs, which are counted here, and speed, which i
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from vitlab.config import TrainConfig
 from vitlab.inspect.panels import Panel
 from vitlab.models.config import ModelConfig, ResNetConfig
 from vitlab.models.registry import get_config
@@ -13,7 +14,6 @@ from vitlab.models.resnet_config import ResNetBody
 from vitlab.studies.small import FEWSHOT, LEARNED, gpu, gpu_vit, jft, series, tiny, tiny_vit, told
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
-from vitlab.train.config import TrainConfig
 
 FIG13 = {
     "ViT-coarse": "55.0-57.5",

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from vitlab.config import DataConfig
 from vitlab.data.registry import DATASETS
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.studies.engine import Plan
 from vitlab.studies.study import Point, Scale, exaflops, updates
-from vitlab.train.config import DataConfig
 
 IMAGES = {"shards:jft300m": 303_000_000, "shards:imagenet21k": 14_197_122, "folder:imagenet": 1_281_167}
 """Training images of the paper's sets that the user brings (Sec. 4.1)."""

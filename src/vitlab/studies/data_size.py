@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.inspect.panels import Panel
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
@@ -10,7 +11,6 @@ from vitlab.recipes import finetune, pretrain
 from vitlab.studies.small import CARRIED_TO, LEARNED, SMALL_L2, series
 from vitlab.studies.statistics import difference, estimate, over_seeds, percent
 from vitlab.studies.study import SEEDS, Claim, Difference, Done, Point, Report, Scale, Study
-from vitlab.train.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
 
 PARTS = (0.03, 0.1, 0.3, 1.0)
 """Shares of the pre-training data, each in the next: of JFT's 303 million images the 9, 30, 90 and all of Fig. 4."""

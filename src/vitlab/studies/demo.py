@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitlab.config import TrainConfig
 from vitlab.data.transforms import to_range
 from vitlab.inspect.capture import look
 from vitlab.inspect.embeddings import filters_of, positions_of
@@ -19,7 +20,6 @@ from vitlab.pipelines.finetune import finetune
 from vitlab.pipelines.pretrain import Outcome, pretrain
 from vitlab.recipes import tiny
 from vitlab.studies.runs import Run
-from vitlab.train.config import TrainConfig
 from vitlab.train.workdir import write_json
 
 FIRST, SECOND = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)

@@ -24,16 +24,16 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from vitlab.config import DataConfig, FinetuneConfig
 from vitlab.errors import UserError
 from vitlab.evaluate.accuracy import choose_device
-from vitlab.files import find_damage, lock_file
+from vitlab.io import find_damage, lock_file
 from vitlab.models.config import ModelConfig
 from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.settings import from_dict
 from vitlab.studies.report import write_report
 from vitlab.studies.study import Done, Point, Scale, Study, digest
-from vitlab.train.config import DataConfig, FinetuneConfig
 from vitlab.train.loop import NonFiniteError, StoppedError, stop_signals
 from vitlab.train.workdir import write_json
 

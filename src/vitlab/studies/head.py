@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+from vitlab.config import TrainConfig
 from vitlab.inspect.panels import Panel
 from vitlab.models.config import ViTConfig
 from vitlab.studies.small import (
@@ -20,7 +21,6 @@ from vitlab.studies.small import (
 )
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
-from vitlab.train.config import TrainConfig
 
 KINDS = {"token": "class token", "gap": "GAP"}
 RATES: dict[Scale, dict[str, tuple[float, ...]]] = {

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+from vitlab.config import DataConfig, FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.inspect.panels import Panel
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import finetune, pretrain, selfsup
@@ -10,7 +11,6 @@ from vitlab.studies.small import series
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.statistics import points as in_points
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
-from vitlab.train.config import DataConfig, FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
 
 VARIANTS: tuple[tuple[str, MaskingConfig], ...] = (
     ("mean-color-50", MaskingConfig(target="mean-color", share=0.5)),

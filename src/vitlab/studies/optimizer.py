@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vitlab.config import FewShotConfig, OptimConfig, TrainConfig
 from vitlab.inspect.panels import Panel, Series
 from vitlab.models.config import ResNetConfig
 from vitlab.models.resnet_config import ResNetBody
@@ -13,7 +14,6 @@ from vitlab.studies.scaling import pretraining
 from vitlab.studies.small import held_out, series
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
-from vitlab.train.config import FewShotConfig, OptimConfig, TrainConfig
 
 DATASETS = ("ImageNet", "CIFAR-10", "CIFAR-100", "Pets", "Flowers")
 TABLE7 = {

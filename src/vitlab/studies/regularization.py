@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.inspect.panels import Panel
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import pretrain
@@ -13,7 +14,6 @@ from vitlab.studies.small import held_out, series
 from vitlab.studies.statistics import difference, estimate, over_seeds, percent
 from vitlab.studies.statistics import points as in_points
 from vitlab.studies.study import SEEDS, Claim, Difference, Done, Point, Report, Scale, Study
-from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vitlab.files import replacing_file
 from vitlab.inspect import figures, plots
+from vitlab.io import replacing_file
 from vitlab.studies.statistics import points
 from vitlab.studies.study import Claim, Done, Report, Scale, Study
 from vitlab.train.workdir import write_json

@@ -3,13 +3,13 @@
 import dataclasses
 from collections.abc import Sequence
 
+from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.inspect.panels import Panel
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import finetune, pretrain
 from vitlab.studies.small import CARRIED_TO, LEARNED, series
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
-from vitlab.train.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 
 FACTORS = (1.0, 1.5, 2.0)
 """Sides of the images in fine-tuning, in those of pre-training."""

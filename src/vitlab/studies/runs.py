@@ -17,8 +17,8 @@ from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform, pair, to_pixels
 from vitlab.evaluate.accuracy import Evaluation
 from vitlab.evaluate.predictions import read_predictions
-from vitlab.files import find_damage
 from vitlab.inspect.report import Mistakes, Phase
+from vitlab.io import find_damage
 from vitlab.pipelines.pretrain import PREDICTIONS
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.logs import read_log

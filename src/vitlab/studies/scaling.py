@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vitlab.config import DataConfig, FewShotConfig, OptimConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.inspect.panels import Panel, Series, front
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
@@ -16,7 +17,6 @@ from vitlab.recipes import pretrain
 from vitlab.studies.small import SMALL_L2
 from vitlab.studies.statistics import estimate, over_seeds, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
-from vitlab.train.config import DataConfig, FewShotConfig, OptimConfig, TrainConfig
 
 FAMILIES = ("ViT", "hybrid", "ResNet")
 

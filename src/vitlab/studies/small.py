@@ -7,13 +7,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from vitlab.config import DataConfig, FewShotConfig, OptimConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.inspect.panels import Series
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.recipes import pretrain
 from vitlab.studies.statistics import Estimate, estimate
 from vitlab.studies.study import Done
-from vitlab.train.config import DataConfig, FewShotConfig, OptimConfig, TrainConfig
 
 FEWSHOT = "fewshot_5shot"
 """The figure of App. D: accuracy on the transfer task, with five examples of each of its classes."""

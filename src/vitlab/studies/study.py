@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.inspect.panels import Panel
 from vitlab.models.config import ModelConfig
 from vitlab.settings import to_dict
-from vitlab.train.config import FinetuneConfig, TrainConfig
 
 Scale = Literal["tiny", "gpu", "paper"]
 """`tiny` is for two cores, `gpu` for one device; `paper` is the original, whose cost a dry run tells."""

@@ -22,6 +22,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from vitlab.config import TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import Batch, train_batches
 from vitlab.data.registry import load_dataset
@@ -29,7 +30,6 @@ from vitlab.data.transforms import TrainTransform
 from vitlab.errors import UserError
 from vitlab.train.checkpoint import Checkpoint, CheckpointWriter, load_latest, read_checkpoint
 from vitlab.train.compiled import StoppedError
-from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import ALONE, Ranks, own_part, whole
 from vitlab.train.float8 import describe_float8
 from vitlab.train.microbatch import default_microbatch, measure_step

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
+from vitlab.config import MaskingConfig
 from vitlab.data.loader import Batch
 from vitlab.data.transforms import resize_area
 from vitlab.models.config import ViTConfig
 from vitlab.models.encoder import linear
 from vitlab.models.vit import ViT
-from vitlab.train.config import MaskingConfig
 
 MASK = -1
 """The source of an embedding that is the learned one."""

@@ -26,9 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
+from vitlab.config import OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.models.encoder import MatmulAttention, attention_path
-from vitlab.train.config import OptimConfig, TrainConfig
 from vitlab.train.distributed import blocks
 from vitlab.train.objectives import create_objective, create_trained
 from vitlab.train.precision import Precision

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vitlab.config import TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.data.transforms import mixup
 from vitlab.models import build_model
 from vitlab.models.config import ViTConfig
 from vitlab.models.vit import Model
-from vitlab.train.config import TrainConfig
 from vitlab.train.masking import MaskedPatch, MaskedViT
 
 LossKind = Literal["softmax", "sigmoid"]

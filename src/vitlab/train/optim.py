@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from vitlab.config import OptimConfig
 from vitlab.errors import UserError
-from vitlab.train.config import OptimConfig
 from vitlab.train.distributed import is_sharded
 
 

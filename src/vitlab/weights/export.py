@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.files import sync
+from vitlab.io import sync
 from vitlab.models.config import ImageSize, Interpolation
 from vitlab.models.resnet import ResNet
 from vitlab.models.vit import ViT

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.files import check_regular, read_json
+from vitlab.io import check_regular, read_json
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.config import ImageSize
 from vitlab.preprocessing import Interpolation, Preprocessing

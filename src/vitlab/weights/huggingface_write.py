@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.files import replacing_folder
+from vitlab.io import replacing_folder
 from vitlab.models import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import Preprocessing

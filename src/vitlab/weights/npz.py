@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.files import ARCHIVE_DAMAGE, outline_npz, reading_npz, replacing_file
+from vitlab.io import ARCHIVE_DAMAGE, outline_npz, reading_npz, replacing_file
 from vitlab.weights.shapes import some
 
 Spelling = Literal["stored", "linen", "big_vision"]

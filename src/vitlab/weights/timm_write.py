@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.files import replacing_folder
+from vitlab.io import replacing_folder
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import Preprocessing

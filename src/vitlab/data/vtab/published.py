@@ -22,7 +22,7 @@ from vitlab.data.exclude import MAX_LIST_BYTES
 from vitlab.data.pixels import CIFAR100, read_h5, read_mat, read_svhn
 from vitlab.data.vtab.retinopathy import PREPARED, EyeEntry
 from vitlab.errors import UserError
-from vitlab.files import read_regular
+from vitlab.io import read_regular
 
 logger = logging.getLogger(__name__)
 

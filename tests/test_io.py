@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vitlab.errors import UserError
-from vitlab.files import (
+from vitlab.io import (
     JSON_DEPTH,
     SUMS,
     check_regular,
@@ -91,7 +91,7 @@ def test_the_working_folder_can_be_named_by_a_dot(tmp_path: Path, monkeypatch: p
 KILLED = """
 import os, sys
 from pathlib import Path
-from vitlab import files
+from vitlab import io as files
 moment, path = sys.argv[1], Path(sys.argv[2])
 replace = Path.replace
 moves = 0

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models import ResNetBody, ViTConfig, get_config
 from vitlab.settings import from_dict, to_dict
-from vitlab.train.config import DataConfig, FewShotConfig, FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
 
 
 def build(kind: type[Any], values: dict[str, Any]) -> Any:
@@ -220,7 +220,7 @@ def test_steps_from_epochs() -> None:
 
 
 def test_settings_do_not_import_torch() -> None:
-    code = "import sys, vitlab.train.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, vitlab.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
