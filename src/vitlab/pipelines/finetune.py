@@ -48,12 +48,8 @@ from vitlab.pipelines.pretrain import (
     unreadable,
 )
 from vitlab.preprocessing import Preprocessing
-<<<<<<< HEAD
-from vitlab.train.distributed import SINGLE, World
-=======
 from vitlab.rng import Stream
 from vitlab.train.distributed import SINGLE, World
->>>>>>> main
 from vitlab.train.loop import NonFiniteError, train
 from vitlab.train.microbatch import StepCost, measure_step
 from vitlab.train.workdir import Workdir, check_folder
