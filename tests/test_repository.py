@@ -34,7 +34,7 @@ STANDS_ON = {
     "weights": (*BASE, "models"),
     "train": (*BASE, "models", "data"),
     "evaluate": (*BASE, "models", "data", "weights", "train"),
-    "pipelines": (*BASE, "models", "data", "weights", "train", "evaluate"),
+    "pipelines": (*BASE, "models", "data", "weights", "train", "evaluate", "inspect"),
     "inspect": (*BASE, "models", "weights"),
     "recipes": ("errors", "settings", "models.config", "models.registry", "models.resnet_config", "config"),
     "cost": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "recipes", "studies"),
