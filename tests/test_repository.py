@@ -37,7 +37,7 @@ STANDS_ON = {
     "pipelines": (*BASE, "models", "data", "weights", "train", "evaluate", "inspect"),
     "inspect": (*BASE, "models", "weights"),
     "recipes": ("errors", "settings", "models.config", "models.registry", "models.resnet_config", "config"),
-    "cost": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "recipes", "studies"),
+    "cost": (*BASE, "models", "data", "weights", "train", "evaluate", "inspect", "pipelines", "recipes", "studies"),
     "studies": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "inspect", "recipes"),
     "app": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "inspect", "recipes"),
     "catalog": ("errors", "settings", "models", "data", "recipes", "studies"),
