@@ -1,7 +1,7 @@
 """The download path of the whole project: any address that fsspec opens, resumed, checked, and whole or not there.
 
-`https://`, `s3://`, `gs://`, `hf://` and `memory://` are the same to everything here. Checkpoints of the Hugging Face hub
-go through huggingface_hub's own cache instead (`weights/hub.py`).
+`https://`, `s3://`, `gs://`, `hf://` and `memory://` are the same to everything here. Checkpoints of the Hugging Face
+hub go into the cache of huggingface_hub instead (`weights/hub.py`).
 """
 
 import fcntl
@@ -10,13 +10,14 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-import fsspec
-from fsspec.core import url_to_fs
-
+from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.io import JSON_BYTES
+
+if TYPE_CHECKING:
+    import fsspec
 
 BLOCK = 2**23
 """Bytes per request: what a broken connection loses, and what must arrive within TIMEOUT."""
@@ -43,13 +44,14 @@ def download(
     digest: str = "",
     size: int | None = None,
     cancelled: threading.Event | None = None,
-    report: Report = lambda done, of: None,
+    quiet: bool = False,
 ) -> None:
     """Downloads `url` to the file `target`, unless it is there already with that digest.
 
-    digest: "md5:..." or "sha256:...", or "" for none. size: of the file in bytes, where it is known.
-    The bytes are collected in `.NAME.part` beside `target`. An interrupted download is resumed, and a process that finds
-    another one downloading waits for it. Raises UserError.
+    digest: "md5:..." or "sha256:...", or "" for none. size: of the file in bytes, where it is known. cancelled: once it
+    is set, the download is given up. quiet: shows no progress.
+    The bytes are collected in `.NAME.part` beside `target`. An interrupted download is resumed, and a process that
+    finds another one downloading waits for it. Raises UserError.
     """
     part_path = target.with_name(f".{target.name}.part")
     try:
@@ -60,7 +62,7 @@ def download(
                 fcntl.flock(part, fcntl.LOCK_EX)
                 try:
                     if _is_at(part, part_path):  # else another process has moved it to `target` meanwhile
-                        _complete(url, part, digest, size, cancelled, report)
+                        _complete(url, part, digest, size, cancelled, quiet)
                         os.fsync(part.fileno())
                         part_path.replace(target)
                 finally:
@@ -77,7 +79,7 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
 
 
 def _complete(
-    url: str, part: BinaryIO, digest: str, size: int | None, cancelled: threading.Event | None, report: Report
+    url: str, part: BinaryIO, digest: str, size: int | None, cancelled: threading.Event | None, quiet: bool
 ) -> None:
     """Appends to `part` what it lacks. A result with another digest is downloaded again once, from the start."""
     if size is None:
@@ -87,10 +89,12 @@ def _complete(
         if size is None:  # the server does not say, so no range of it can be requested
             part.truncate(0)
             part.write(retry(url, lambda filesystem, path: filesystem.cat_file(path), cancelled))
-        while size is not None and (start := part.seek(0, os.SEEK_END)) < size:
-            data = _read_block(url, start, min(start + BLOCK, size), cancelled)
-            part.write(data if len(data) <= BLOCK else data[start:])  # some servers always send the whole file
-            report(part.tell(), size)
+        else:
+            with ProgressDisplay(f"downloading {url}", size, "bytes", quiet) as display:
+                while (start := part.seek(0, os.SEEK_END)) < size:
+                    data = _read_block(url, start, min(start + BLOCK, size), cancelled)
+                    part.write(data if len(data) <= BLOCK else data[start:])  # some servers always send the whole file
+                    display.update(part.tell())
         part.seek(0)
         actual = _digest(part, digest)
         if actual == digest:
@@ -103,7 +107,7 @@ def _complete(
 
 
 def _read_block(url: str, start: int, end: int, cancelled: threading.Event | None) -> bytes:
-    def read(filesystem: fsspec.AbstractFileSystem, path: str) -> bytes:
+    def read(filesystem: "fsspec.AbstractFileSystem", path: str) -> bytes:
         data = filesystem.cat_file(path, start=start, end=end)
         if not data:
             raise OSError("the server sends less than the file's size")
@@ -115,7 +119,7 @@ def _read_block(url: str, start: int, end: int, cancelled: threading.Event | Non
 def read_small(url: str, limit: int = JSON_BYTES) -> bytes | None:
     """The content of a file of at most `limit` bytes; None if it does not exist. Raises UserError."""
 
-    def read(filesystem: fsspec.AbstractFileSystem, path: str) -> bytes:
+    def read(filesystem: "fsspec.AbstractFileSystem", path: str) -> bytes:
         with filesystem.open(path, "rb") as file:
             return file.read(limit + 1)
 
@@ -130,7 +134,7 @@ _REQUIRED: Any = object()
 
 def retry(
     url: str,
-    operation: Callable[[fsspec.AbstractFileSystem, str], Result],
+    operation: "Callable[[fsspec.AbstractFileSystem, str], Result]",
     cancelled: threading.Event | None = None,
     missing: Any = _REQUIRED,
 ) -> Result:
@@ -147,7 +151,7 @@ def retry(
             return operation(*_filesystem(url))
         except UserError:
             raise
-        except Exception as error:  # noqa: BLE001  (every file system of fsspec has its own errors)
+        except Exception as error:  # every file system of fsspec has its own errors
             # fsspec reports any failure of a first request as a missing file, whose cause is the real one.
             last = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
             status, reason = _status(last), _first_line(last)
@@ -155,22 +159,24 @@ def retry(
                 return missing
             if status in (401, 403):
                 raise UserError(
-                    f"cannot download {url} ({reason}): access is restricted. On the Hugging Face hub, accept the terms on "
-                    f"the page of the repository and log in (`hf auth login`, or the variable HF_TOKEN)"
+                    f"cannot download {url} ({reason}): access is restricted. On the Hugging Face hub, accept the "
+                    f"terms on the page of the repository and log in (`hf auth login`, or the variable HF_TOKEN)"
                 ) from error
             if status is not None and 400 <= status < 500 and status not in (408, 416, 425, 429):
                 raise UserError(f"cannot download {url} ({status}: {reason}): check the address") from error
     raise UserError(
-        f"cannot download {url} ({_first_line(last)}; tried {TRIES} times): check the address and the network. The same command "
-        f"resumes the download"
+        f"cannot download {url} ({_first_line(last)}; tried {TRIES} times): check the address and the network. The "
+        f"same command resumes the download"
     ) from last
 
 
-def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+def _filesystem(url: str) -> "tuple[fsspec.AbstractFileSystem, str]":
     """The file system of an address and the path in it. fsspec caches it per thread and process, so forks are safe."""
+    from fsspec.core import url_to_fs  # slow to import
+
     options: dict[str, Any] = {}
     if url.startswith(("http://", "https://")):
-        import aiohttp  # slow to import, like fsspec's own HTTP file system
+        import aiohttp
 
         timeout = aiohttp.ClientTimeout(total=TIMEOUT, sock_connect=60.0, sock_read=60.0)
         options = {"client_kwargs": {"trust_env": True, "timeout": timeout}}  # trust_env: proxies
@@ -179,7 +185,7 @@ def _filesystem(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
     except ImportError as error:
         raise UserError(f"{url} cannot be opened ({error}): pip install 'vitlab[data]'") from error
     except ValueError as error:
-        raise UserError(f"{url} is not an address that can be read ({error}); for example https://, s3://, hf://") from error
+        raise UserError(f"{url} cannot be opened ({error}); expected https://, s3://, gs:// or hf://") from error
 
 
 def _first_line(error: BaseException | None) -> str:

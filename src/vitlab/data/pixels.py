@@ -14,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data import downloads as fetch
 from vitlab.data.dataset import Dataset, Splits
+from vitlab.data.downloads import cache_folder, digest_of
+from vitlab.data.downloads import download as download_file
+from vitlab.data.vtab.sources import require_download
 from vitlab.errors import UserError
 from vitlab.io import replacing_file
 
@@ -42,7 +44,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
 
 def fashion_mnist(root: Path | None, download: bool) -> Splits:
     files = {"train": "train-{}-ubyte", "test": "t10k-{}-ubyte"}
-    home = root or fetch.cache_folder()
+    home = root or cache_folder()
     raw = home / "FashionMNIST" / "raw"  # torchvision's layout
     places = [home, raw] if root else [Path("/usr/share/datasets/fashion-mnist"), raw]
 
@@ -53,11 +55,13 @@ def fashion_mnist(root: Path | None, download: bool) -> Splits:
         parts = [files[split].format(what) for what in ("images-idx3", "labels-idx1")]
         for part in parts:
             if not find(part):
-                fetch.require_download("fashion_mnist", f"{part} or {part}.gz", places, download)
+                require_download(
+                    f"fashion_mnist needs {part} or {part}.gz; looked in {', '.join(map(str, places))}", download
+                )
                 from torchvision.datasets import FashionMNIST  # slow to import, and seldom needed
 
                 md5 = dict(FashionMNIST.resources)[f"{part}.gz"]
-                fetch.download_file([f"{mirror}{part}.gz" for mirror in FashionMNIST.mirrors], raw, f"md5:{md5}")
+                download_file(f"{FashionMNIST.mirrors[0]}{part}.gz", raw / f"{part}.gz", f"md5:{md5}")
         pixels, labels = (_read_idx(path) for part in parts if (path := find(part)))
         if pixels.shape != (len(labels), 28, 28) or labels.max() > 9:
             raise UserError(f"{find(parts[0])} is not Fashion-MNIST: images {pixels.shape}, labels {labels.shape}")
@@ -96,7 +100,7 @@ class Cifar:
     files: Mapping[str, Sequence[str]]
 
     def __call__(self, root: Path | None, download: bool) -> Splits:
-        home = root or fetch.cache_folder()
+        home = root or cache_folder()
 
         def read(split: str) -> Dataset:
             folder = self._find(home, download)
@@ -117,11 +121,12 @@ class Cifar:
         if not archive.is_file():
             pickled = [p for n in (self.pickled, self.archive.replace("binary", "python")) if (p := home / n).exists()]
             note = f" ({pickled[0]} is the pickled version, and no pickle is ever loaded)" if pickled else ""
-            fetch.require_download(
-                self.name, f"{self.archive} or its .bin files{note}", [home, home / self.folder], download
+            require_download(
+                f"{self.name} needs {self.archive} or its .bin files{note}; looked in {home}, {home / self.folder}",
+                download,
             )
-            fetch.download_file([f"https://www.cs.toronto.edu/~kriz/{self.archive}"], home, self.digest)
-        if (found := fetch.digest_of(archive, self.digest)) != self.digest:
+            download_file(f"https://www.cs.toronto.edu/~kriz/{self.archive}", archive, self.digest)
+        if (found := digest_of(archive, self.digest)) != self.digest:
             raise UserError(f"{archive} has the sum {found}, not {self.digest}: remove it and fetch it again")
         with tarfile.open(archive) as tar:
             tar.extractall(home, filter="data")

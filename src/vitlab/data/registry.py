@@ -10,19 +10,21 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data import downloads as fetch
 from vitlab.data import pixels
 from vitlab.data.dataset import Dataset, Splits, folder_splits, join, require_folder
 from vitlab.data.decode import Entry
+from vitlab.data.downloads import cache_folder
 from vitlab.data.exclude import leave_out
 from vitlab.data.hub import hub_splits
 from vitlab.data.imagenet import ORIGINS, imagenet_splits, objectnet_splits, real_splits, v2_splits
 from vitlab.data.remote import is_address, remote_splits
 from vitlab.data.shards import shard_splits
 from vitlab.data.subsets import part_of
-from vitlab.data.vtab import published
+from vitlab.data.vtab import readers
+from vitlab.data.vtab.sources import SOURCES
 from vitlab.data.vtab.tasks import load_task
 from vitlab.errors import UserError, quoted
+from vitlab.rng import Stream, philox
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +33,6 @@ OWN = ("folder", "shards", "hub")
 """The kinds of the user's own sets, as in `folder:PATH`."""
 OWN_HELD_OUT = {"val": 0.1, "test": 0.1}
 """Share of train that stands in for a split that such a set lacks."""
-SPLIT_STREAM, HELD_OUT_STREAM = 2, 8
-"""Random streams of the splits that are cut from train, and of a part that is held out of a training split."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +56,8 @@ class DatasetInfo:
 
 
 def _row(name: str, size: tuple[int, int] | None = None, held_out: Mapping[str, float] | None = None) -> DatasetInfo:
-    """A set of `fetch.SOURCES`, with its splits as published; val is cut from train where there is none."""
-    source = fetch.SOURCES[name]
+    """A set of `SOURCES`, with its splits as published; val is cut from train where there is none."""
+    source = SOURCES[name]
     how = "download, or a folder as published" if source.access == "automatic" else "by hand: a folder as published"
     splits = {"val" if split == "validation" else split: count for split, count in source.sizes.items()}
     return DatasetInfo(
@@ -191,7 +191,7 @@ def load_dataset(
         raise UserError(f"partial goes with {' and '.join(_PARTIAL_READERS)}, not with {quoted(name)}; leave it out.")
     kind, _, path = name.partition(":")
     if kind == "vtab" and path:
-        dataset = load_task(path, split, Path(root).expanduser() if root else fetch.cache_folder(), download)
+        dataset = load_task(path, split, Path(root).expanduser() if root else cache_folder(), download)
     elif own := _own_splits(name, root):
         dataset = _choose_own(name, *own, split, seed, whole_train)
         if kind in _PATH_READERS and not is_address(path):
@@ -245,7 +245,7 @@ def _own_splits(name: str, root: str | os.PathLike[str] | None) -> Splits | None
     if kind == "hub":
         return hub_splits(path, name, Path(root).expanduser() if root else None)
     if kind == "shards" and is_address(path):
-        return remote_splits(path, name, Path(root).expanduser() if root else fetch.cache_folder() / "shards")
+        return remote_splits(path, name, Path(root).expanduser() if root else cache_folder() / "shards")
     return _PATH_READERS[kind](Path(root or "", Path(path).expanduser()), name)
 
 
@@ -291,15 +291,14 @@ def _warn_of_small_classes(dataset: Dataset) -> None:
 
 
 def stratified_split(
-    labels: np.ndarray, shares: Mapping[str, float], seed: int, stream: int = SPLIT_STREAM
+    labels: np.ndarray, shares: Mapping[str, float], seed: int, stream: Stream = Stream.SPLIT
 ) -> dict[str, np.ndarray]:
     """Sorted indices of "train" and of every split in `shares`, which together hold every index once.
 
     Each class gives each split its share, rounded, and at least one image if it has enough for all splits. (Of
     several labels the first counts.) A part that is split again needs another `stream` of random numbers.
     """
-    key = np.array([seed, 0], np.uint64)  # the counter keeps it apart from the loader's draws
-    draws = np.random.Philox(key=key, counter=[0, 0, stream, 0]).random_raw(len(labels))
+    draws = philox(seed, stream).random_raw(len(labels))
     order = np.lexsort((draws, labels))  # class by class, shuffled within each
     counts = np.bincount(labels)
     place = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -405,14 +404,14 @@ def _digits(root: Path | None, download: bool) -> Splits:
 
 
 def _published(name: str) -> Callable[[Path | None, bool], Splits]:
-    """Our names for the splits of a reader in `published.py`."""
-    names = {"val" if split == "validation" else split: split for split in fetch.SOURCES[name].sizes}
-    reader: Callable[[Path, str, bool], published.Published] = getattr(published, name)
+    """Our names for the splits of a reader in `vtab/readers.py`."""
+    names = {"val" if split == "validation" else split: split for split in SOURCES[name].sizes}
+    reader: Callable[[Path, str, bool], readers.Published] = getattr(readers, name)
 
     def splits(root: Path | None, download: bool) -> Splits:
         def read(split: str) -> Dataset:
-            dataset, _ = reader(root or fetch.cache_folder(), names[split], download)
-            return dataclasses.replace(dataset, split=split, folder=str(root or fetch.cache_folder()))
+            dataset, _ = reader(root or cache_folder(), names[split], download)
+            return dataclasses.replace(dataset, split=split, folder=str(root or cache_folder()))
 
         return list(names), read
 
@@ -430,7 +429,7 @@ _READERS: dict[str, Callable[[Path | None, bool], Splits]] = {
     "imagenet_v2_threshold": functools.partial(v2_splits, name="imagenet_v2_threshold"),
     "imagenet_v2_top": functools.partial(v2_splits, name="imagenet_v2_top"),
     "objectnet": objectnet_splits,
-    **{name: _published(name) for name, source in fetch.SOURCES.items() if source.classes and name != "cifar100"},
+    **{name: _published(name) for name, source in SOURCES.items() if source.classes and name != "cifar100"},
 }
 _PARTIAL_READERS: dict[str, Callable[[Path | None, bool], Splits]] = {
     "imagenet": functools.partial(imagenet_splits, partial=True),

@@ -38,6 +38,7 @@ from vitlab.data.shard_index import (
 from vitlab.data.shards import ShardEntries, labeled, scan
 from vitlab.errors import UserError
 from vitlab.io import replacing_file
+from vitlab.rng import Stream, philox
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +62,7 @@ def window_order(shard: Int[np.ndarray, " n"], window: int, seed: int, epoch: in
     """
     _, number = np.unique(shard, return_inverse=True)
     count = int(number.max()) + 1
-    key = np.array([seed, epoch], np.uint64)  # the counter separates it from the other draws of a seed
-    draws = np.random.Philox(key=key, counter=[0, 0, 6, 0]).random_raw(count + len(shard))
+    draws = philox(seed, Stream.REMOTE_ORDER, epoch).random_raw(count + len(shard))
     begins = np.zeros(count)
     if count > window:
         begins[np.argsort(draws[:count], kind="stable")] = np.arange(count)
@@ -129,14 +129,14 @@ class RemoteEntries(ShardEntries):
 
 
 def is_address(path: str) -> bool:
-    """Whether shards lie at an address (`https://`, `s3://`, `gs://`, `hf://`, ...) or on the hub (`hub:OWNER/NAME`)."""
+    """Whether shards lie at an address (`https://`, `s3://`, `gs://`, `hf://`) or on the hub (`hub:OWNER/NAME`)."""
     return re.match(r"hub:|[a-z0-9]+://", path) is not None
 
 
 def remote_splits(address: str, name: str, cache: Path) -> Splits:
     """The data set at an address, as `vitlab shard` writes it, or those of its tars that a pattern names.
 
-    For example `https://HOST/FOLDER`, `s3://BUCKET/FOLDER/train-{000000..000099}.tar`, `hub:OWNER/NAME@REVISION/FOLDER`.
+    For example `https://HOST/FOLDER`, `s3://BUCKET/FOLDER/train-{000000..000099}.tar`, `hub:OWNER/NAME@REVISION/SUB`.
     What is downloaded lies in a folder of its own below `cache`. Tars without an `index.json` are all downloaded once,
     to be scanned.
     """
@@ -165,7 +165,7 @@ def remote_splits(address: str, name: str, cache: Path) -> Splits:
         whole = read_places(shards.fetch(f"{split}.index.npz"))
         if whole is None:
             raise UserError(f"{base}/{split}.index.npz is corrupt on the server: write the data set again")
-        return _of_shards(*whole, [file.file for file in index.shards[split]], base)
+        return _of_shards(*whole[:2], [file.file for file in index.shards[split]], base)
 
     def read(split: str) -> Dataset:
         classes = class_names(shards.fetch(CLASSES)) if CLASSES in shards.files else ()
@@ -191,7 +191,9 @@ def hub_address(spec: str) -> str:
     """`hub:OWNER/NAME[@REVISION][/FOLDER]` as an `hf://` address of its newest commit, looked up once per process."""
     match = re.fullmatch(r"hub:([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?", spec)
     if not match:
-        raise UserError(f"shards:{spec} is invalid; expected shards:hub:OWNER/NAME, or with @REVISION or /FOLDER after it")
+        raise UserError(
+            f"shards:{spec} is invalid; expected shards:hub:OWNER/NAME, or with @REVISION or /FOLDER after it"
+        )
     repository, revision, folder = match.groups()
     suffix = f"@{revision}" if revision else ""
 
@@ -213,8 +215,8 @@ def _list_tars(base: str) -> list[File]:
     tars = {entry["name"].rpartition("/")[2]: entry for entry in found if entry["name"].endswith(".tar")}
     if not tars:
         raise UserError(
-            f"there is neither {INDEX} nor a tar at {base}: write the data set with `vitlab shard`, or name its tars, as "
-            f"in {base}/train-{{000000..000099}}.tar. A data set of the hub that is not in shards is hub:OWNER/NAME"
+            f"there is neither {INDEX} nor a tar at {base}: write the data set with `vitlab shard`, or name its tars, "
+            f"as in {base}/train-{{000000..000099}}.tar. A data set of the hub that is not in shards is hub:OWNER/NAME"
         )
     sums = {name: (entry.get("lfs") or {}).get("sha256", "") for name, entry in tars.items()}
     return [File(name, -1 if tars[name]["size"] is None else tars[name]["size"], sums[name]) for name in sorted(tars)]
@@ -244,7 +246,9 @@ def _scan_once(base: str, tars: Sequence[File], folder: Path) -> ShardIndex:
         beside.append(File.of(folder / CLASSES))
     counts = ", ".join(f"{split} {len(parts)}" for split, parts in scanned.items())
     logger.warning("%s: shards of each split, by their names: %s", base, counts)
-    index = ShardIndex({split: tuple(f for f, _, _ in parts) for split, parts in scanned.items()}, tuple(beside), {}, {})
+    index = ShardIndex(
+        {split: tuple(f for f, _, _ in parts) for split, parts in scanned.items()}, tuple(beside), {}, {}
+    )
     index.write(folder / INDEX)
     return index
 
@@ -276,8 +280,8 @@ def _of_shards(places: Places, labels: Labels, wanted: Sequence[str], base: str)
         return places, labels
     if not set(wanted) <= set(places.shards):
         raise UserError(f"{base}: {INDEX} and the index of the images list different shards: write the data set again")
-    rows = np.flatnonzero(np.isin(places.shard, [places.shards.index(name) for name in wanted]))
-    return places.take(rows, wanted), labels.take(rows)
+    some, rows = places.of_shards(wanted)
+    return some, labels.take(rows)
 
 
 def expand(pattern: str) -> list[str]:
@@ -293,7 +297,9 @@ def expand(pattern: str) -> list[str]:
         else:
             choices[place] = parts[place].split(",") if "," in parts[place] else []
         if not choices[place]:
-            raise UserError(f"{{{parts[place]}}} in {pattern} is invalid; expected a range {{000000..000099}} or a list {{a,b}}")
+            raise UserError(
+                f"{{{parts[place]}}} in {pattern} is invalid; expected a range {{000000..000099}} or a list {{a,b}}"
+            )
         count *= len(choices[place])
         if count > MAX_TARS:
             raise UserError(f"{pattern} names more than {MAX_TARS:,} tars: write several data sets, or larger tars")

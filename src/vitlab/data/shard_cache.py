@@ -20,7 +20,8 @@ ROOM = "VITLAB_SHARD_CACHE_GB"
 class ShardCache:
     """The files of a data set below the address `base`, and those of them that are in `folder`.
 
-    Several processes may share the folder. room: most bytes of tars that are kept. handles: most tars that a process keeps open.
+    Several processes may share the folder. room: most bytes of tars that are kept. handles: most files that a process
+    keeps open.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class ShardCache:
         file, path = self.files[name], self.folder / name
         if not path.exists():
             digest = f"sha256:{file.sha256}" if file.sha256 else ""
-            download(f"{self.base}/{name}", path, digest, file.bytes, cancelled)
+            download(f"{self.base}/{name}", path, digest, file.bytes, cancelled, quiet=True)
             self._make_room(path)
         with suppress(OSError):  # removed again, or owned by another user
             os.utime(path)  # the tars that were not used for longest are removed first

@@ -17,7 +17,16 @@ from vitlab.data.cache import read_arrays
 from vitlab.data.dataset import Labels
 from vitlab.data.downloads import Report
 from vitlab.errors import UserError
-from vitlab.io import JSON_BYTES, check_regular, parse_json, read_json, read_regular, replacing_file, sha256, write_arrays
+from vitlab.io import (
+    JSON_BYTES,
+    check_regular,
+    parse_json,
+    read_json,
+    read_regular,
+    replacing_file,
+    sha256,
+    write_arrays,
+)
 
 INDEX = "index.json"
 CLASSES = "classes.json"
@@ -179,8 +188,8 @@ def parse_index(data: bytes, source: str) -> ShardIndex:
         return ShardIndex(shards, beside, dict(content["left_out"]), dict(content["settings"]))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise UserError(
-            f"{source} is not an index of shards ({type(error).__name__}: {error}), as `vitlab shard` writes it: get or "
-            f"write the data set again"
+            f"{source} is not an index of shards ({type(error).__name__}: {error}), as `vitlab shard` writes it: get "
+            f"or write the data set again"
         ) from error
 
 

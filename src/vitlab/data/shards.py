@@ -304,7 +304,9 @@ def _parse_list(text: bytes, path: str) -> list[int]:
 
 def _checked(numbers: list, text: bytes, path: str) -> list[int]:
     if not numbers or not all(type(number) is int and 0 <= number < MAX_CLASSES for number in numbers):
-        form = "a list of class numbers, [3, 17, 42]" if path.endswith("json") else "a class number, or several: 3 17 42"
+        form = (
+            "a list of class numbers, [3, 17, 42]" if path.endswith("json") else "a class number, or several: 3 17 42"
+        )
         raise UserError(f"{path} must hold {form}, each below {MAX_CLASSES:,}; not {text[:40]!r}")
     return list(dict.fromkeys(numbers))
 

@@ -12,13 +12,13 @@ import pytest
 import scipy.io
 from PIL import Image
 from torchvision.datasets import SVHN
+from vitlab.data.vtab.published import FLOWERS, Published
 
 from vitlab.data import downloads as fetch
 from vitlab.data.dataset import Dataset
 from vitlab.data.registry import DATASETS, load_dataset
 from vitlab.data.vtab import published
 from vitlab.data.vtab import tasks as vtab
-from vitlab.data.vtab.published import FLOWERS, Published
 from vitlab.data.vtab.tasks import SPLITS_SHA256, known_keys
 
 rng = np.random.default_rng(0)

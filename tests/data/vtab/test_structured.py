@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from vitlab.data.vtab.published import Published
 
 from vitlab.data.dataset import Dataset, join
 from vitlab.data.loader import eval_batches
 from vitlab.data.transforms import EvalTransform
 from vitlab.data.vtab import labels as structured_labels
 from vitlab.data.vtab import structured
-from vitlab.data.vtab.published import Published
 from vitlab.data.vtab.tasks import known_keys
 from vitlab.data.vtab.tfrecord import masked_crc32c
 
