@@ -23,13 +23,14 @@ from torch import Tensor
 from vitlab.config import MaskingConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
-from vitlab.data.loader import DRAWS, eval_batches
-from vitlab.data.transforms import EvalTransform, example_uniforms
+from vitlab.data.loader import eval_batches
+from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.io import replacing_file
 from vitlab.models.mode import evaluation_mode
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
+from vitlab.rng import Stream, example_uniforms
 from vitlab.settings import from_dict, to_dict
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.masking import (
@@ -295,7 +296,9 @@ def write_reconstructions(
     if not decoded:
         raise UserError(f"none of {count} images of {dataset.name} ({dataset.split}) could be read.")
     indices = np.array(places, np.int64)
-    numbers = example_uniforms(0, np.zeros_like(indices), indices, masking.draws(config.num_patches), DRAWS)
+    numbers = example_uniforms(
+        0, np.zeros_like(indices), indices, masking.draws(config.num_patches), Stream.EXAMPLE_DRAWS
+    )
     plan = corruption(masking, torch.from_numpy(numbers).to(device), config.num_patches)
     images = EvalTransform(config.image_hw, preprocessing or Preprocessing()).apply(decoded).to(device)
     with replacing_file(path) as file:
