@@ -67,7 +67,8 @@ class Study:
         print_result(found, self.json, f"{as_text(found)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}")
         if left := plan.leftovers():
             print_note(
-                f"{len(left)} folders in {left[0].parent} hold runs with other settings or data; the report leaves them out."
+                f"{len(left)} folders in {left[0].parent} hold runs with other settings or data; the report "
+                "leaves them out."
             )
         return 0
 
