@@ -22,7 +22,7 @@ from program import SMALL, call
 
 from vitlab import commands
 from vitlab.cli import main, parse
-from vitlab.commands import COMMANDS, Finetune, Pretrain
+from vitlab.commands import COMMANDS, Fewshot, Finetune, Pretrain
 from vitlab.data import registry as datasets
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
@@ -161,6 +161,12 @@ def test_a_switch_takes_what_it_leaves_idle_back_to_its_default() -> None:
     assert own.config.data.min_area == 0.05
 
 
+def test_flags_of_earlier_versions() -> None:
+    command = parse("fewshot m --dataset digits --test-pictures 7".split())
+    assert isinstance(command, Fewshot)
+    assert command.test_images == 7
+
+
 def test_model_by_name() -> None:
     command = parse(["pretrain", "jft", "--model", "ViT-L/16", "--model.dropout", "0.2"])
     assert isinstance(command, Pretrain)
@@ -181,7 +187,7 @@ def test_model_by_name() -> None:
         (
             RuntimeError("InvalidCxxCompiler: No working C++ compiler found in torch._inductor.config.cpp.cxx"),
             2,
-            "vitlab: torch.compile needs a C++ compiler (g++), and there is none: install one, or leave --compile out.",
+            "vitlab: torch.compile needs a C++ compiler (g++); install one, or leave --compile out.",
         ),
         (PermissionError(13, "Permission denied", "runs"), 2, "vitlab: [Errno 13] Permission denied: 'runs'"),
         (KeyboardInterrupt(), 130, "vitlab: interrupted."),
@@ -214,7 +220,7 @@ def test_a_full_memory_names_the_flags_of_the_command(
         raise torch.OutOfMemoryError("tried 9 GB")
 
     monkeypatch.setattr(COMMANDS[words.split()[0]], "run", fail)
-    assert call(capsys, *words.split()) == (1, "", f"vitlab: the device's memory is full.{advice} (tried 9 GB)")
+    assert call(capsys, *words.split()) == (1, "", f"vitlab: out of device memory.{advice} (tried 9 GB)")
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,7 +286,7 @@ WORDS: list[tuple[str, list[str]]] = [
     ("pretrain tiny-digits --data.crop random", ["crop='random' with crop_resize=None", "needs a size"]),
     ("pretrain tiny-digits --model.image-size 18", ["18x18", "patches of 4x4", "the nearest: 16, 20"]),
     ("pretrain tiny-digits --model.heads 5", ["heads=5 does not divide width=96", "the nearest"]),
-    ("pretrain tiny-digits --model.num-classes 7", ["--model.num-classes has no effect", "the data set's classes"]),
+    ("pretrain tiny-digits --model.num-classes 7", ["--model.num-classes has no effect", "the data set decides"]),
     ("pretrain tiny-digits --masking.share 0.2", ["--masking.* has no effect in tiny-digits", "one of masked, tiny-"]),
     ("pretrain tiny-masked --masking.share 2", ["share is 2.0; it is a share of the patches"]),
     ("pretrain tiny-masked --masking.target blue", ["'blue'", "'mean-color', 'downsized', 'regression'"]),
@@ -301,7 +307,7 @@ WORDS: list[tuple[str, list[str]]] = [
     ("pretrain tiny-digits --workdir notes.txt", ["notes.txt is a file; give the name of a folder"]),
     ("finetune", ["CHECKPOINT", "Google .npz"]),
     ("finetune nowhere.npz --dataset digits", ["there is nothing at nowhere.npz; give a Google .npz"]),
-    ("finetune RUN --recipe vtab", ["that of 19 tasks: `vitlab vtab CHECKPOINT --tasks"]),
+    ("finetune RUN --recipe vtab", ["`vitlab vtab CHECKPOINT --tasks"]),
     ("vtab RUN --model.image-size 16", ["--model.image-size has no effect here; give --image-size"]),
     ("finetune RUN --recipe tinny", ["unknown recipe 'tinny'; the nearest: tiny"]),
     ("finetune RUN --model.mlp-dim 64", ["--model.mlp-dim has no effect here: the checkpoint brings", "--image-size"]),
@@ -309,8 +315,8 @@ WORDS: list[tuple[str, list[str]]] = [
     ("finetune RUN", ["name the images with --dataset folder:PATH", "--recipe"]),
     ("finetune RUN --dataset folder:nowhere", ["nowhere does not exist", "give a folder of class folders"]),
     ("finetune RUN --dataset images", ["unknown data set 'images'; for your own", "folder:images"]),
-    ("finetune RUN --dataset digits --data.name digits", ["--dataset and --data.name say the same; give one"]),
-    ("finetune RUN --root x --data.root x", ["--root and --data.root say the same; give one"]),
+    ("finetune RUN --dataset digits --data.name digits", ["--dataset and --data.name are the same setting"]),
+    ("finetune RUN --root x --data.root x", ["--root and --data.root are the same setting"]),
     ("finetune RUN --optim.lr 0.1 --learning-rates 0.1 0.2", ["--optim.lr is one learning rate"]),
     ("finetune RUN --learning-rates 0.1 0.1", ["learning_rates are (0.1, 0.1); name each of them once"]),
     ("finetune RUN --learning-rates 0.1 -0.2", ["learning_rates are (0.1, -0.2); each must be positive and finite"]),
@@ -604,7 +610,7 @@ def test_several_processes_where_one_is_enough(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("WORLD_SIZE", "4")
     code, _, err = call(capsys, "list", "models")
     assert code == 2
-    assert "torchrun has started 4 processes, and `vitlab list` is done by one" in err
+    assert "`vitlab list` runs in one process, and torchrun has started 4" in err
 
 
 @pytest.mark.slow

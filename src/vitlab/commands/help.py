@@ -135,7 +135,7 @@ def _usual(known: list[Flag]) -> list[Flag]:
     """The flags of the command itself, and the usual settings of its run."""
     by_name = {flag.name: flag for flag in known if flag.group}
     if any(flag.name == "--dataset" for flag in known):  # which, with --root, sets the same
-        del by_name["--data.name"], by_name["--data.root"]
+        by_name = {name: flag for name, flag in by_name.items() if name not in ("--data.name", "--data.root")}
     return [flag for flag in known if not flag.group] + [by_name[name] for name in USUAL if name in by_name]
 
 

@@ -26,6 +26,14 @@ AUTOMATIC = {
 """The flags that set what a recipe leaves to the data, the checkpoint and the device."""
 
 
+RENAMED = {
+    "--test-pictures": "--test-images",
+    "--fewshot.test-pictures": "--fewshot.test-images",
+    "--picture-kb": "--image-kb",
+}
+"""Flags of earlier versions that are still accepted."""
+
+
 class Arguments:
     """The words after a command's name. `flags` are the names of the flags, with hyphens."""
 
@@ -40,16 +48,17 @@ class Arguments:
 
     def value(self, flag: str) -> str | None:
         """The value of `--flag VALUE` or `--flag=VALUE`."""
-        for word, following in zip(self.words, [*self.words[1:], None], strict=True):
+        for index, word in enumerate(self.words):
             name, equals, value = word.partition("=")
             if name == flag:
-                return value if equals else following
+                return value if equals else next(iter(self.words[index + 1 :]), None)
         return None
 
 
 def _with_hyphens(word: str) -> str:
     flag, equals, value = word.partition("=")
-    return flag.replace("_", "-") + equals + value if word.startswith("--") else word
+    name = flag.replace("_", "-")
+    return RENAMED.get(name, name) + equals + value if word.startswith("--") else word
 
 
 def default_config(kind: Any, arguments: Arguments) -> Any:
