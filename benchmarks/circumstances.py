@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vitlab.studies import circumstances as measured
+from vitlab.cost import circumstances as measured
 
 
 def circumstances(arguments: Any, *libraries: ModuleType, **further: Any) -> dict[str, Any]:

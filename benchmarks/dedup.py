@@ -2,13 +2,13 @@
 
     python benchmarks/dedup.py --out benchmarks/results/dedup.json --listed benchmarks/results/cifar10_duplicates.csv
 
-- `planted`: copies of real pictures, each changed in one way, are compared with their originals: the share found, by
-  kind of change. The same search compares them with all other pictures; what it finds there, by distance, is wrong, or
+- `planted`: copies of real images, each changed in one way, are compared with their originals: the share found, by
+  kind of change. The same search compares them with all other images; what it finds there, by distance, is wrong, or
   a duplicate that the set has by nature: of these, pairs of different classes count as wrong, those of one class are
   given beside.
-- `speed`: `train` thumbnails (blends of two real pictures each, so that all differ and still look like photographs) are
+- `speed`: `train` thumbnails (blends of two real images each, so that all differ and still look like photographs) are
   searched for `test` ones, shard by shard; seconds of the processor and the most memory in use. Reading is not in it.
-- `natural`: the duplicates between the training and test pictures of a set as it is, which is read and searched.
+- `natural`: the duplicates between the training and test images of a set as it is, which is read and searched.
 
 The sets are WebDataset shards: `--flowers` and `--cifar` say where.
 """
@@ -30,13 +30,14 @@ import tyro
 from circumstances import circumstances
 from PIL import Image, ImageEnhance
 
-from vitlab.data import dedup, likeness
-from vitlab.data.datasets import load_dataset
-from vitlab.data.sources import Dataset
+from vitlab.data import dedup
+from vitlab.data import similarity as likeness
+from vitlab.data.dataset import Dataset
+from vitlab.data.registry import load_dataset
 
 EDGES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.5)
-Picture = np.ndarray
-Change = Callable[[Picture, np.random.Generator], Picture]
+Pixels = np.ndarray
+Change = Callable[[Pixels, np.random.Generator], Pixels]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,8 +45,8 @@ class Arguments:
     parts: tuple[Literal["planted", "natural", "speed"], ...] = ("planted", "natural", "speed")
     flowers: str = "shards:data/flowers102"
     cifar: str = "shards:data/cifar10"
-    pictures: int = 400
-    """Pictures of each set that are changed in every way."""
+    images: int = 400
+    """Images of each set that are changed in every way."""
     train: int = 1_000_000
     test: int = 10_000
     seed: int = 0
@@ -56,17 +57,17 @@ class Arguments:
 
 
 def resized(scale: float) -> Change:
-    def change(picture: Picture, _: np.random.Generator) -> Picture:
-        height, width = (max(round(side * scale), 1) for side in picture.shape[:2])
-        return np.asarray(Image.fromarray(picture).resize((width, height), Image.Resampling.BICUBIC))
+    def change(image: Pixels, _: np.random.Generator) -> Pixels:
+        height, width = (max(round(side * scale), 1) for side in image.shape[:2])
+        return np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC))
 
     return change
 
 
 def compressed(quality: int) -> Change:
-    def change(picture: Picture, _: np.random.Generator) -> Picture:
+    def change(image: Pixels, _: np.random.Generator) -> Pixels:
         file = io.BytesIO()
-        Image.fromarray(picture).save(file, "JPEG", quality=quality)
+        Image.fromarray(image).save(file, "JPEG", quality=quality)
         return np.asarray(Image.open(file))
 
     return change
@@ -75,42 +76,42 @@ def compressed(quality: int) -> Change:
 def cropped(share: float) -> Change:
     """`share` of each side goes, in whole pixels, at a random place."""
 
-    def change(picture: Picture, random: np.random.Generator) -> Picture:
-        height, width = (round(side * (1 - share)) for side in picture.shape[:2])
-        top = random.integers(picture.shape[0] - height + 1)
-        left = random.integers(picture.shape[1] - width + 1)
-        return picture[top : top + height, left : left + width]
+    def change(image: Pixels, random: np.random.Generator) -> Pixels:
+        height, width = (round(side * (1 - share)) for side in image.shape[:2])
+        top = random.integers(image.shape[0] - height + 1)
+        left = random.integers(image.shape[1] - width + 1)
+        return image[top : top + height, left : left + width]
 
     return change
 
 
 def brighter(factor: float) -> Change:
-    return lambda picture, _: np.asarray(ImageEnhance.Brightness(Image.fromarray(picture)).enhance(factor))
+    return lambda image, _: np.asarray(ImageEnhance.Brightness(Image.fromarray(image)).enhance(factor))
 
 
 def contrasted(factor: float) -> Change:
-    return lambda picture, _: np.asarray(ImageEnhance.Contrast(Image.fromarray(picture)).enhance(factor))
+    return lambda image, _: np.asarray(ImageEnhance.Contrast(Image.fromarray(image)).enhance(factor))
 
 
-def grey(picture: Picture, _: np.random.Generator) -> Picture:
-    return np.asarray(Image.fromarray(picture).convert("L").convert("RGB"))
+def gray(image: Pixels, _: np.random.Generator) -> Pixels:
+    return np.asarray(Image.fromarray(image).convert("L").convert("RGB"))
 
 
-def flipped(picture: Picture, _: np.random.Generator) -> Picture:
-    return np.ascontiguousarray(picture[:, ::-1])
+def flipped(image: Pixels, _: np.random.Generator) -> Pixels:
+    return np.ascontiguousarray(image[:, ::-1])
 
 
 def after(*changes: Change) -> Change:
-    def change(picture: Picture, random: np.random.Generator) -> Picture:
+    def change(image: Pixels, random: np.random.Generator) -> Pixels:
         for each in changes:
-            picture = each(picture, random)
-        return picture
+            image = each(image, random)
+        return image
 
     return change
 
 
 CHANGES: dict[str, Change] = {
-    "unchanged": lambda picture, _: picture,
+    "unchanged": lambda image, _: image,
     "resized to 50 %": resized(0.5),
     "resized to 75 %": resized(0.75),
     "resized to 150 %": resized(1.5),
@@ -124,7 +125,7 @@ CHANGES: dict[str, Change] = {
     "brightness 70 %": brighter(0.7),
     "brightness 130 %": brighter(1.3),
     "contrast 70 %": contrasted(0.7),
-    "grey": grey,
+    "gray": gray,
     "75 %, cropped by 4 %, JPEG 60": after(cropped(0.04), resized(0.75), compressed(60)),
     "flipped": flipped,
     "flipped, cropped by 4 %, JPEG 60": after(flipped, cropped(0.04), compressed(60)),
@@ -135,15 +136,15 @@ def planted(name: str, arguments: Arguments) -> dict[str, Any]:
     """Recall by kind of change, and recall and wrong pairs by threshold."""
     random = np.random.default_rng(arguments.seed)
     test, train = load_dataset(name, "test"), load_dataset(name, "train")
-    own = np.sort(random.permutation(len(test))[: arguments.pictures])
-    originals = [test.picture(int(i)) for i in own]
+    own = np.sort(random.permutation(len(test))[: arguments.images])
+    originals = [test.image(int(i)) for i in own]
     looks = dedup.both_ways(thumbnails(originals))
     recall: dict[str, dict[str, Any]] = {}
     least: dict[str, np.ndarray] = {}
     between = np.zeros((2, len(EDGES)), int)  # pairs of other originals: of one class, of two
     compared = 0
     for kind, change in CHANGES.items():
-        copies = thumbnails([change(picture, random) for picture in originals])
+        copies = thumbnails([change(image, random) for image in originals])
         distance = np.full(len(own), np.inf)
         turned = np.zeros(len(own), bool)
         for pair in dedup.near(copies, looks, likeness.LARGEST):
@@ -162,9 +163,9 @@ def planted(name: str, arguments: Arguments) -> dict[str, Any]:
             "flip_right": float((turned == kind.startswith("flipped"))[found].mean()) if found.any() else None,
             "median_distance": float(np.median(distance)),
         }
-    # Pictures that nobody planted, from the training split: of another class they are wrong.
+    # Images that nobody planted, from the training split: of another class they are wrong.
     usable = np.arange(len(train)) if len(train) <= 20_000 else np.sort(random.permutation(len(train))[:20_000])
-    others = thumbnails([train.picture(int(i)) for i in usable])
+    others = thumbnails([train.image(int(i)) for i in usable])
     for pair in dedup.near(others, looks, likeness.LARGEST):
         other = train.labels[usable[pair.train]] != test.labels[own[pair.test]]
         between[int(other)] += pair.distance <= np.array(EDGES)
@@ -184,11 +185,11 @@ def planted(name: str, arguments: Arguments) -> dict[str, Any]:
                 "precision_if_all_others_are_wrong": right / max(right + different + same, 1),
             }
         )
-    return {"pictures": len(own), "pairs_of_others": compared, "by_change": recall, "by_threshold": curve}
+    return {"images": len(own), "pairs_of_others": compared, "by_change": recall, "by_threshold": curve}
 
 
-def thumbnails(pictures: list[Picture]) -> np.ndarray:
-    return np.stack([likeness.thumbnail(picture) for picture in pictures])
+def thumbnails(images: list[Pixels]) -> np.ndarray:
+    return np.stack([likeness.thumbnail(image) for image in images])
 
 
 def natural(name: str, listed: Path | None) -> dict[str, Any]:
@@ -204,8 +205,8 @@ def natural(name: str, listed: Path | None) -> dict[str, Any]:
             {
                 "threshold": edge,
                 "pairs": len(pairs),
-                "test_pictures": len({pair.test for pair in pairs}),
-                "train_pictures": len({pair.train for pair in pairs}),
+                "test_images": len({pair.test for pair in pairs}),
+                "train_images": len({pair.train for pair in pairs}),
                 "mirrored_pairs": sum(pair.flipped for pair in pairs),
                 "pairs_of_different_classes": sum(conflict(pair, train, test) for pair in pairs),
             }
@@ -217,11 +218,11 @@ def natural(name: str, listed: Path | None) -> dict[str, Any]:
 
 
 def write_list(path: Path, pairs: Sequence[dedup.Pair], train: Dataset, test: Dataset) -> None:
-    """The pairs within the threshold, nearest first. A picture is known, in whatever order one has the set, by SHA-256
+    """The pairs within the threshold, nearest first. A image is known, in whatever order one has the set, by SHA-256
     of its RGB bytes (their first 16 digits)."""
 
     def known(dataset: Dataset, index: int) -> str:
-        return hashlib.sha256(np.ascontiguousarray(dataset.picture(index)).tobytes()).hexdigest()[:16]
+        return hashlib.sha256(np.ascontiguousarray(dataset.image(index)).tobytes()).hexdigest()[:16]
 
     lines = ["distance,mirrored,test_label,train_label,test_sha256,train_sha256"]
     for pair in sorted(pairs, key=lambda pair: (pair.distance, pair.test, pair.train)):
@@ -240,9 +241,9 @@ def speed(name: str, arguments: Arguments) -> dict[str, Any]:
     """Processor seconds and memory of the search alone."""
     random = np.random.default_rng(arguments.seed)
     source = load_dataset(name, "train")
-    stock = thumbnails([source.picture(i) for i in range(len(source))])
+    stock = thumbnails([source.image(i) for i in range(len(source))])
     test = load_dataset(name, "test")
-    tested = thumbnails([test.picture(i % len(test)) for i in range(arguments.test)])
+    tested = thumbnails([test.image(i % len(test)) for i in range(arguments.test)])
     del source, test
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the most memory is counted from here on
@@ -279,7 +280,7 @@ def memory(kind: str) -> float:
 
 def settings() -> dict[str, Any]:
     """The numbers on which `dedup` stands."""
-    return {name: getattr(dedup, name) for name in ("SIDE", "RADIUS", "CENTRE", "WAVES", "ALIKE", "THRESHOLD")}
+    return {name: getattr(dedup, name) for name in ("SIDE", "RADIUS", "CENTER", "WAVES", "ALIKE", "THRESHOLD")}
 
 
 def main() -> None:

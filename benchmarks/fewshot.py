@@ -2,13 +2,13 @@
 
     OMP_NUM_THREADS=1 taskset -c 1 python benchmarks/fewshot.py --out benchmarks/results/fewshot.json
 
-The size is ImageNet's 10-shot evaluation by a ViT-L: 1,000 classes x 10 pictures, D = 1024, 50,000 test pictures, the
+The size is ImageNet's 10-shot evaluation by a ViT-L: 1,000 classes x 10 images, D = 1024, 50,000 test images, the
 30 l2 of the paper's time. The representations are drawn: a mean for each class, noise, a falling spectrum.
 
 - `vitlab`: `Ridge`, one eigendecomposition in float64; answers for all l2 by `Ridge.correct`.
-- `direct`: for each l2 a solve of (X'X + l2 I) W = X'Y in float64, scores of all test pictures, the highest counted.
+- `direct`: for each l2 a solve of (X'X + l2 I) W = X'Y in float64, scores of all test images, the highest counted.
 
-Both give the same answer for each picture and l2 or the benchmark fails. `--direct-l2 6` times the direct way on
+Both give the same answer for each image and l2 or the benchmark fails. `--direct-l2 6` times the direct way on
 six of the l2, evenly chosen, and scales its time up. Seconds are of the processor, so that other work on
 the machine does not count; wall-clock seconds stand beside them.
 """
@@ -24,7 +24,7 @@ import numpy as np
 import tyro
 from circumstances import circumstances
 
-from vitlab.transfer.ridge import BIAS, L2_GRID, Ridge
+from vitlab.evaluate.ridge import BIAS, L2_GRID, Ridge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +65,7 @@ def representations(arguments: Arguments) -> tuple[np.ndarray, ...]:
 
 
 def direct(x: np.ndarray, labels: np.ndarray, test_x: np.ndarray, test_labels: np.ndarray, l2: float) -> np.ndarray:
-    """Whether each test picture's label has the highest score, by one solve."""
+    """Whether each test image's label has the highest score, by one solve."""
     wide = x.astype(np.float64)
     mean, std = wide.mean(axis=0), wide.std(axis=0) + 1e-5
     full = np.column_stack([(wide - mean) / std, np.full(len(x), BIAS)])
@@ -91,7 +91,7 @@ def main() -> None:
         slow = {name: slow[name] + spent[name] for name in slow}
         if not np.array_equal(answers, right[number]):
             raise SystemExit(
-                f"l2 = {L2_GRID[number]}: {(answers != right[number]).sum()} pictures are answered otherwise"
+                f"l2 = {L2_GRID[number]}: {(answers != right[number]).sum()} images are answered otherwise"
             )
     slow = {name: seconds * len(L2_GRID) / len(tried) for name, seconds in slow.items()}
     results = {

@@ -22,13 +22,13 @@ import torch
 import tyro
 from circumstances import circumstances
 
+from vitlab.config import TrainConfig
+from vitlab.evaluate.accuracy import choose_device
+from vitlab.pipelines.pretrain import pretrain
 from vitlab.recipes import tiny
 from vitlab.studies.statistics import Estimate, interval
-from vitlab.train.config import TrainConfig
 from vitlab.train.float8 import has_float8_units
 from vitlab.train.precision import resolve_precision
-from vitlab.transfer.evaluate import choose_device
-from vitlab.transfer.run import pretrain
 
 WAYS = {"without": False, "with": True}
 FIGURES = ("accuracy", "loss")

@@ -1,9 +1,9 @@
-"""Pictures/s of `vitlab evaluate` from files to figures, by the numbers that the model computes in.
+"""Images/s of `vitlab evaluate` from files to figures, by the numbers that the model computes in.
 
     python benchmarks/judging.py shards:data/flowers102 --out benchmarks/results/judging.json
 
-A model with random weights and a head for the data set's classes judges the same pictures through `evaluate`, in each
-precision in turn, round after round; `reading` is the same without a model: pictures decoded and brought to size.
+A model with random weights and a head for the data set's classes judges the same images through `evaluate`, in each
+precision in turn, round after round; `reading` is the same without a model: images decoded and brought to size.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ import torch
 import tyro
 from circumstances import circumstances
 
-from vitlab.data.datasets import load_dataset
 from vitlab.data.loader import eval_batches
+from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
+from vitlab.evaluate.accuracy import evaluate
+from vitlab.evaluate.precision import PRECISIONS, load_for_judging
 from vitlab.models import create_model
-from vitlab.transfer.evaluate import evaluate
-from vitlab.transfer.precision import PRECISIONS, load_for_judging
 from vitlab.weights import save_model
 
 
@@ -35,7 +35,7 @@ class Arguments:
     split: str = "test"
     model: str = "ViT-S/16"
     size: int = 224
-    pictures: int = 64
+    images: int = 64
     """How many of them, the first ones, are judged."""
     batch_size: int = 32
     workers: int = 0
@@ -52,7 +52,7 @@ def main() -> None:
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     dataset = load_dataset(arguments.data, arguments.split)
-    dataset = dataset.take(np.arange(min(arguments.pictures, len(dataset))))
+    dataset = dataset.take(np.arange(min(arguments.images, len(dataset))))
     model = create_model(
         arguments.model, generator=torch.Generator().manual_seed(0), num_classes=len(dataset.classes),
         image_size=arguments.size,
@@ -81,12 +81,12 @@ def main() -> None:
     agree = float((found["bfloat16"].predictions == found["float32"].predictions).mean())
     figures = {
         "circumstances": circumstances(arguments, torch),
-        "pictures_per_s": {name: {"median": statistics.median(each), "all": each} for name, each in rates.items()},
+        "images_per_s": {name: {"median": statistics.median(each), "all": each} for name, each in rates.items()},
         "bfloat16_over_float32": {"median": statistics.median(paired), "least": min(paired), "most": max(paired)},
         "same_answer": agree,
     }
     for name, each in rates.items():
-        print(f"{name:8}  {statistics.median(each):7.2f} pictures/s ({min(each):.2f} to {max(each):.2f})")
+        print(f"{name:8}  {statistics.median(each):7.2f} images/s ({min(each):.2f} to {max(each):.2f})")
     said = f"{statistics.median(paired):.2f} ({min(paired):.2f} to {max(paired):.2f})"
     print(f"bfloat16 over float32: {said}; same answer {agree:.1%}")
     if arguments.out:

@@ -1,18 +1,18 @@
-"""Pictures/s per core from JPEG to training crop: ours against timm's default and torchvision's; the ratio counts.
+"""Images/s per core from JPEG to training crop: ours against timm's default and torchvision's; the ratio counts.
 
     python benchmarks/loader.py shards:data/flowers102 --out benchmarks/results/loader.json
 
-Each contender turns the same JPEGs, held in memory, into normalised float32 crops, in one thread, in turn:
+Each contender turns the same JPEGs, held in memory, into normalized float32 crops, in one thread, in turn:
 
 - `vitlab`: as vitlab trains by default; the crop's rows are decoded, and looked up as in Google's code.
 - `vitlab-fast`: with `--data.fast-decode`; resized with antialiasing, from JPEGs decoded no larger than needed.
-- `timm`: `timm.data.create_transform(size, is_training=True)` on the whole picture, decoded by Pillow.
-- `timm-plain`: the same without its colour jitter, which vitlab has none of.
-- `torchvision`: `decode_jpeg`, then `v2.RandomResizedCrop` with antialiasing, mirror, normalisation.
+- `timm`: `timm.data.create_transform(size, is_training=True)` on the whole image, decoded by Pillow.
+- `timm-plain`: the same without its color jitter, which vitlab has none of.
+- `torchvision`: `decode_jpeg`, then `v2.RandomResizedCrop` with antialiasing, mirror, normalization.
 
 Crops are of at least 8 % of the area everywhere, timm's bound. The allocator's thresholds that vitlab sets for a run
 hold for all. What is lost is told in decibels (PSNR, of values from 0 to 255), at the same boxes: of both to the same
-resize of the picture that Pillow decodes whole; and of `vitlab-fast` to the exact look-up, from which it differs by
+resize of the image that Pillow decodes whole; and of `vitlab-fast` to the exact look-up, from which it differs by
 averaging where a crop shrinks and by rounding elsewhere.
 """
 
@@ -39,9 +39,9 @@ from timm.data.transforms_factory import create_transform
 from torch import Tensor
 from torchvision.transforms import v2
 
-from vitlab.data.datasets import load_dataset
+from vitlab.data.decode import Jpeg, plain_jpeg
 from vitlab.data.loader import PIECE
-from vitlab.data.pictures import Jpeg, plain_jpeg
+from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform
 from vitlab.train.precision import keep_freed_memory
 
@@ -54,7 +54,7 @@ class Arguments:
     data: tyro.conf.Positional[str]
     """Photographs: `folder:PATH` or `shards:PATH`."""
     split: str = "train"
-    pictures: int = 512
+    images: int = 512
     """How many of them, the first ones, are taken; those that are no plain JPEGs are left out."""
     sizes: tuple[int, ...] = (224, 32)
     """Crops in pixels. Small ones show what decoding at a smaller size gains, as larger photographs would."""
@@ -70,8 +70,8 @@ def contenders(jpegs: list[Jpeg], size: int) -> dict[str, Contender]:
 
         def work() -> None:
             for i in range(0, len(jpegs), PIECE):
-                pictures = [plain_jpeg(jpeg.data) for jpeg in jpegs[i : i + PIECE]]
-                transform.apply([p for p in pictures if p], 0, 0, np.arange(i, i + len(pictures)))
+                images = [plain_jpeg(jpeg.data) for jpeg in jpegs[i : i + PIECE]]
+                transform.apply([p for p in images if p], 0, 0, np.arange(i, i + len(images)))
 
         return work
 
@@ -116,7 +116,7 @@ def measure(jpegs: list[Jpeg], size: int, rounds: int) -> dict[str, Any]:
         paired = [ours / theirs for ours, theirs in zip(rates[name], rates["timm"], strict=True)]
         ratios[name] = {"median": statistics.median(paired), "least": min(paired), "most": max(paired)}
     medians = {name: {"median": statistics.median(values), "all": values} for name, values in rates.items()}
-    return {"pictures_per_s": medians, "ratio_to_timm": ratios}
+    return {"images_per_s": medians, "ratio_to_timm": ratios}
 
 
 def decibels(ours: Tensor, theirs: Tensor) -> list[float]:
@@ -148,25 +148,25 @@ def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     torch.set_num_threads(1)
     keep_freed_memory()
-    entries = load_dataset(arguments.data, arguments.split).entries[: arguments.pictures]
+    entries = load_dataset(arguments.data, arguments.split).entries[: arguments.images]
     jpegs = [jpeg for jpeg in (plain_jpeg(entry.data(), path=entry.path) for entry in entries) if jpeg]
     if not jpegs:
         raise SystemExit(f"{arguments.data} has no JPEGs in its split {arguments.split!r}.")
-    pictures = {
+    images = {
         "count": len(jpegs),
         "left_out": len(entries) - len(jpegs),
         "mean_kilobytes": statistics.mean(len(jpeg.data) for jpeg in jpegs) / 1000,
         "mean_height": statistics.mean(jpeg.height for jpeg in jpegs),
         "mean_width": statistics.mean(jpeg.width for jpeg in jpegs),
     }
-    print(", ".join(f"{name} {value:.0f}" for name, value in pictures.items()))
+    print(", ".join(f"{name} {value:.0f}" for name, value in images.items()))
     results = []
     for size in arguments.sizes:
         result = {"size": size, **measure(jpegs, size, arguments.rounds), "psnr": losses(jpegs, size)}
         results.append(result)
-        print(f"crops of {size} pixels: pictures/s and core, and times timm's default")
+        print(f"crops of {size} pixels: images/s and core, and times timm's default")
         for name, ratio in result["ratio_to_timm"].items():
-            rate = result["pictures_per_s"][name]["median"]
+            rate = result["images_per_s"][name]["median"]
             print(f"  {name:<12} {rate:6.0f}  {ratio['median']:.2f} ({ratio['least']:.2f} to {ratio['most']:.2f})")
         for name, loss in result["psnr"].items():
             said = f"{loss['mean']:.1f} dB on average, {loss['least']:.1f} at least" if loss["different"] else ""
@@ -175,7 +175,7 @@ def main() -> None:
         versions = {"simplejpeg": simplejpeg.__version__}
         record = {
             "circumstances": circumstances(arguments, torch, torchvision, timm, PIL, **versions),
-            "pictures": pictures,
+            "images": images,
             "results": results,
         }
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")

@@ -1,15 +1,15 @@
-"""Seconds of a look into a model against plain inference of the same pictures; and the memory of a stream.
+"""Seconds of a look into a model against plain inference of the same images; and the memory of a stream.
 
     python benchmarks/look.py --out benchmarks/results/look.json
     python benchmarks/look.py --threads 1 --memory 16 48 96 --out benchmarks/results/look_memory.json
 
-- `plain`: logits of all pictures, in the same batches, by the same model in the same precision.
-- `look, keep=16`: `vitlab.inspect.look.look`, as `vitlab inspect` runs it: mean distances of every head over all
-  pictures; of the first 16 also every head's answer map, both rollouts, colours of the patch tokens, probabilities.
-- `look, keep=64`: the same with all that of every picture.
+- `plain`: logits of all images, in the same batches, by the same model in the same precision.
+- `look, keep=16`: `vitlab.inspect.capture.look`, as `vitlab inspect` runs it: mean distances of every head over all
+  images; of the first 16 also every head's answer map, both rollouts, colors of the patch tokens, probabilities.
+- `look, keep=64`: the same with all that of every image.
 
-All take turns in one process; a ratio is that of neighbours in time. The weights are drawn: time knows no difference.
-With `--memory` pictures are streamed through ViT-L/16, once for each count, and the process's peak is read after each:
+All take turns in one process; a ratio is that of neighbors in time. The weights are drawn: time knows no difference.
+With `--memory` images are streamed through ViT-L/16, once for each count, and the process's peak is read after each:
 what grows with the count would be a leak.
 """
 
@@ -29,14 +29,14 @@ from circumstances import circumstances
 from torch import Tensor
 
 import vitlab
-from vitlab.inspect.look import look
+from vitlab.inspect.capture import look
 from vitlab.models.vit import ViT
 
 
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     model: str = "ViT-B/16"
-    pictures: int = 64
+    images: int = 64
     keep: tuple[int, ...] = (16, 64)
     batch_size: int = 16
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -45,7 +45,7 @@ class Arguments:
     """Timed turns of each contender."""
     threads: int = 2
     memory: tuple[int, ...] = ()
-    """Instead of time: counts of pictures to stream through ViT-L/16."""
+    """Instead of time: counts of images to stream through ViT-L/16."""
     out: Path | None = None
     """JSON file for the figures."""
 
@@ -57,7 +57,7 @@ def build(name: str, precision: str) -> ViT:
 
 
 def stream(count: int, batch_size: int) -> Iterator[Tensor]:
-    """Drawn pictures, each batch when it is asked for."""
+    """Drawn images, each batch when it is asked for."""
     generator = torch.Generator().manual_seed(0)
     for start in range(0, count, batch_size):
         yield torch.rand(min(batch_size, count - start), 3, 224, 224, generator=generator) * 2 - 1
@@ -72,7 +72,7 @@ def timed(work: Callable[[], np.ndarray]) -> tuple[np.ndarray, float, float]:
 
 def measure_time(arguments: Arguments) -> dict[str, Any]:
     model = build(arguments.model, arguments.precision)
-    batches = list(stream(arguments.pictures, arguments.batch_size))
+    batches = list(stream(arguments.images, arguments.batch_size))
 
     def plain() -> np.ndarray:
         with torch.no_grad():
@@ -121,7 +121,7 @@ def measure_memory(arguments: Arguments) -> dict[str, Any]:
     for count in arguments.memory:
         found = look(model, stream(count, size), keep=min(arguments.keep))
         assert found.count == count
-        peaks[f"look at {count} pictures"] = peak()
+        peaks[f"look at {count} images"] = peak()
     return {"peak_MiB": peaks}
 
 

@@ -2,15 +2,15 @@
 
     python benchmarks/shards.py --out benchmarks/results/shards.json
 
-`--records` pictures of 72 x 72 pixels, one grey each, about 100 bytes as PNG (and 2 KB in a tar, for its headers), in
+`--records` images of 72 x 72 pixels, one gray each, about 100 bytes as PNG (and 2 KB in a tar, for its headers), in
 shards of 10,000, written into a folder of its own and removed in the end. Each figure is of a new process:
 
 - `first`: the set is opened as anybody's tars; they are looked through, and what is found is kept.
 - `second`: it is opened again.
 - `listed`: it is opened with an `index.json`, as `vitlab shard` writes it: so the first time as well.
-- `pictures`: `--pictures` random pictures are decoded, one after the other.
+- `images`: `--images` random images are decoded, one after the other.
 - `resume`: a training's first batch of 256 when it goes on at 70 % of the first epoch, the permutation included;
-  without and with two processes that read pictures, forked; of these, the memory that they do not share is told.
+  without and with two processes that read images, forked; of these, the memory that they do not share is told.
 
 Memory is what is resident of the process, in MiB: `imports` when all is imported, then when the set is open, and at the
 end. What belongs into the cache folder is kept below `--folder` here.
@@ -38,9 +38,9 @@ from circumstances import circumstances
 from PIL import Image
 
 from vitlab.data import shards
+from vitlab.data.dataset import Dataset
 from vitlab.data.loader import train_batches
 from vitlab.data.shard_index import INDEX, File, Listing, write_places
-from vitlab.data.sources import Dataset
 from vitlab.data.transforms import TrainTransform
 
 IN_A_SHARD = 10_000
@@ -51,7 +51,7 @@ SIDE = 72
 @dataclasses.dataclass(frozen=True)
 class Arguments:
     records: int = 1_000_000
-    pictures: int = 100_000
+    images: int = 100_000
     rounds: int = 3
     """How often each figure but `first` is taken; the medians are told."""
     folder: Path | None = None
@@ -62,17 +62,17 @@ class Arguments:
 
 def write(folder: Path, records: int) -> None:
     """Shards as anybody's: no list of them, and no class names."""
-    pictures = []
+    images = []
     for label in range(CLASSES):
         buffer = io.BytesIO()
         Image.new("L", (SIDE, SIDE), label).save(buffer, "PNG")
-        pictures.append(buffer.getvalue())
-    print(f"{np.mean([*map(len, pictures)]):.0f} bytes a picture")
+        images.append(buffer.getvalue())
+    print(f"{np.mean([*map(len, images)]):.0f} bytes a image")
     for shard, start in enumerate(range(0, records, IN_A_SHARD)):
         with (folder / f"train-{shard:06d}.tar").open("wb") as file:
             for number in range(start, min(start + IN_A_SHARD, records)):
                 label = number * 7919 % CLASSES
-                for kind, data in (("png", pictures[label]), ("cls", str(label).encode())):
+                for kind, data in (("png", images[label]), ("cls", str(label).encode())):
                     info = tarfile.TarInfo(f"{number:09d}.{kind}")
                     info.size = len(data)
                     file.write(info.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % 512))
@@ -105,11 +105,11 @@ def opening(folder: Path) -> dict[str, float]:
     return opened(folder)[1]
 
 
-def pictures(folder: Path, count: int) -> dict[str, float]:
+def images(folder: Path, count: int) -> dict[str, float]:
     data, figures = opened(folder)
     start = time.perf_counter()
     for i in np.random.default_rng(0).integers(0, len(data), count).tolist():
-        assert data.picture(i)[0, 0, 0] == data.labels[i]
+        assert data.image(i)[0, 0, 0] == data.labels[i]
     return figures | {"seconds": time.perf_counter() - start, "end": own_memory()}
 
 
@@ -141,7 +141,7 @@ def alone(work: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, f
 
 
 def answer(pipe: Any, work: Callable[..., dict[str, float]], arguments: tuple[Any, ...]) -> None:
-    multiprocessing.set_start_method("fork", force=True)  # for the processes that read pictures
+    multiprocessing.set_start_method("fork", force=True)  # for the processes that read images
     pipe.send(work(*arguments))
 
 
@@ -165,7 +165,7 @@ def main() -> None:
 
         tell("first", alone(opening, folder))
         tell("second", medians(arguments.rounds, opening, folder))
-        tell("pictures", medians(arguments.rounds, pictures, folder, arguments.pictures))
+        tell("images", medians(arguments.rounds, images, folder, arguments.images))
         for workers in (0, 2):
             tell(f"resume_{workers}_workers", medians(arguments.rounds, resume, folder, workers))
         write_list(folder)

@@ -2,7 +2,7 @@
 
     python benchmarks/train_cpu.py --rounds 7 --out benchmarks/results/train_cpu.json
 
-What `vitlab bench --mode train --against timm` does, for shapes that are no model of the paper: one for pictures of
+What `vitlab bench --mode train --against timm` does, for shapes that are no model of the paper: one for images of
 CIFAR's size, and two with timm's exact GELU. Both train on the same batch with AdamW, gradients clipped at 1,
 cross-entropy, in bfloat16:
 
@@ -23,11 +23,11 @@ import torch
 import tyro
 from circumstances import circumstances
 
+from vitlab.cost.ceiling import product_step, products
+from vitlab.cost.peers import OURS, PEERS, Work, build
+from vitlab.cost.timing import in_turn, ratio, spread
 from vitlab.models.config import ViTConfig
 from vitlab.models.encoder import cpu_units
-from vitlab.studies.ceiling import product_step, products
-from vitlab.studies.peers import OURS, PEERS, Work, build
-from vitlab.studies.timing import in_turn, ratio, spread
 from vitlab.train.precision import keep_freed_memory
 
 # The exact GELU, because it is timm's.

@@ -94,12 +94,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def picture(tmp_path: Path) -> Path:
+def image(tmp_path: Path) -> Path:
     """A digit, in a file."""
-    from vitlab.data.datasets import load_dataset
+    from vitlab.data.registry import load_dataset
 
     path = tmp_path / "one.png"
-    Image.fromarray(load_dataset("digits", "test", classes=(1,)).picture(0)).save(path)
+    Image.fromarray(load_dataset("digits", "test", classes=(1,)).image(0)).save(path)
     return path
 
 

@@ -1,4 +1,4 @@
-"""Pictures made up by code, and what may become of a copy."""
+"""Images made up by code, and what may become of a copy."""
 
 import io
 from collections.abc import Callable
@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from vitlab.data.likeness import thumbnail
+from vitlab.data.similarity import thumbnail
 
 Change = Callable[[np.ndarray], np.ndarray]
 
@@ -22,9 +22,9 @@ def photograph(seed: int, height: int = 120, width: int = 150) -> np.ndarray:
 
 
 def jpeg(quality: int) -> Change:
-    def change(picture: np.ndarray) -> np.ndarray:
+    def change(image: np.ndarray) -> np.ndarray:
         file = io.BytesIO()
-        Image.fromarray(picture).save(file, "JPEG", quality=quality)
+        Image.fromarray(image).save(file, "JPEG", quality=quality)
         return np.asarray(Image.open(file))
 
     return change
@@ -46,12 +46,12 @@ CHANGES: dict[str, Change] = {
     "JPEG 30": jpeg(30),
     "darker": lambda p: (p * 0.7).astype(np.uint8),
     "less contrast": lambda p: (p * 0.6 + 60).astype(np.uint8),
-    "grey": lambda p: np.asarray(Image.fromarray(p).convert("L").convert("RGB")),
+    "gray": lambda p: np.asarray(Image.fromarray(p).convert("L").convert("RGB")),
     "cropped by 2 %": cropped(0.02),
     "cropped by 4 %": cropped(0.04),
     "cropped by 6 %": cropped(0.06),
 }
 
 
-def thumbs_of(pictures: list[np.ndarray]) -> np.ndarray:
-    return np.stack([thumbnail(picture) for picture in pictures])
+def thumbs_of(images: list[np.ndarray]) -> np.ndarray:
+    return np.stack([thumbnail(image) for image in images])

@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from vitlab.inspect.look import Look
+from vitlab.inspect.capture import Look
 from vitlab.models import ViTConfig
 
 
@@ -18,15 +18,15 @@ def smooth(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
 
 
 def photograph(size: tuple[int, int], seed: int = 0) -> np.ndarray:
-    """A smooth picture with a little noise: uint8 [H, W, 3]."""
+    """A smooth image with a little noise: uint8 [H, W, 3]."""
     random = np.random.default_rng(seed)
     coarse = Image.fromarray(random.integers(0, 256, (6, 6, 3), dtype=np.uint8))
-    picture = np.asarray(coarse.resize((size[1], size[0]), Image.Resampling.BICUBIC)).astype(int)
-    return (picture + random.integers(-8, 9, picture.shape)).clip(0, 255).astype(np.uint8)
+    image = np.asarray(coarse.resize((size[1], size[0]), Image.Resampling.BICUBIC)).astype(int)
+    return (image + random.integers(-8, 9, image.shape)).clip(0, 255).astype(np.uint8)
 
 
 def look_at(config: ViTConfig, n: int, seed: int = 0) -> Look:
-    """What `look` might have found of n pictures."""
+    """What `look` might have found of n images."""
     random = np.random.default_rng(seed)
     lines = ("rows", "columns") if config.encoder == "axial" else ("",)
     layers = tuple(f"{i} {line}".strip() for i in range(1, config.depth + 1) for line in lines)
@@ -41,6 +41,6 @@ def look_at(config: ViTConfig, n: int, seed: int = 0) -> Look:
         rollout=smooth((n, *config.grid), seed + 1),
         rollout_plain=smooth((n, *config.grid), seed + 2),
         components=random.random((n, *config.grid, 3), dtype=np.float32),
-        picture_distances=far,
+        image_distances=far,
         probabilities=shares / shares.sum(axis=1, keepdims=True) if config.num_classes else None,
     )

@@ -20,8 +20,8 @@ from PIL import Image
 from safetensors.numpy import save_file
 
 from vitlab import weights
-from vitlab.data.datasets import load_dataset
-from vitlab.data.exclusion import read_exclusion
+from vitlab.data.exclude import read_exclusion
+from vitlab.data.registry import load_dataset
 from vitlab.data.remote import expand
 from vitlab.data.write_shards import ShardSettings, write_shards
 from vitlab.errors import UserError
@@ -144,8 +144,8 @@ OWN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "classes": (lambda folder: edited(folder, num_classes=HUGE), "more than 2**40 parameters"),
     "outputs": (lambda folder: edited(folder, num_classes=10**9), "of another model"),
     "registers": (lambda folder: edited(folder, registers=10**9), "of another model"),
-    "picture": (lambda folder: edited(folder, image_size=2**40), "pixels"),
-    "picture without positions": (lambda folder: edited(folder, image_size=2**14, position="none"), "pixels"),
+    "image": (lambda folder: edited(folder, image_size=2**40), "pixels"),
+    "image without positions": (lambda folder: edited(folder, image_size=2**14, position="none"), "pixels"),
     "sines": (lambda folder: edited(folder, image_size=8192, position="sincos2d", patch_size=1), "table of sines"),
     "units": (lambda folder: edited(folder, stem=STEM), "units together"),
     "stages": (lambda folder: edited(folder, stem={"layers": [1] * 5000}), "5000 stages"),
@@ -252,7 +252,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: huggingface(f, {"architecture": "x", "model_args": {"num_heads": 2**40 + 1}}, **wide(1)),
         "the nearest that do",
     ),
-    "a picture": (
+    "a image": (
         lambda f: huggingface(f, {"architecture": "x", "model_args": {"img_size": 2**40}}, **wide(1)),
         "the arrays do not fit",
     ),
@@ -301,26 +301,26 @@ def header(kind: bytes, size: int) -> bytes:
     return info.tobuf(tarfile.GNU_FORMAT)
 
 
-PICTURE = b"\xff\xd8\xff"
+IMAGE = b"\xff\xd8\xff"
 LABELS = ["50000000", str(HUGE), "9" * 30, "9" * 5000, "3 50000000", "-1", "[1]", ""]
 TARS: dict[str, tuple[Callable[[Path], Any], str]] = {
     **{
         f"label {label[:10]}, {len(label)}": (
-            lambda path, label=label: tar_of(path, a_jpg=PICTURE, a_cls=label.encode()),
+            lambda path, label=label: tar_of(path, a_jpg=IMAGE, a_cls=label.encode()),
             "must hold a class number",
         )
         for label in LABELS
     },
     "a list of labels": (
-        lambda path: tar_of(path, a_jpg=PICTURE, a_labels_json=b"[50000000]"),
+        lambda path: tar_of(path, a_jpg=IMAGE, a_labels_json=b"[50000000]"),
         "each is below 1,048,576",
     ),
-    "a deep list": (lambda path: tar_of(path, a_jpg=PICTURE, a_labels_json=DEEP.encode()), "list of class numbers"),
+    "a deep list": (lambda path: tar_of(path, a_jpg=IMAGE, a_labels_json=DEEP.encode()), "list of class numbers"),
     "a label of 1 TiB": (
-        lambda path: tar_of(path, a_jpg=PICTURE, a_cls=(2**40, b"3")),
+        lambda path: tar_of(path, a_jpg=IMAGE, a_cls=(2**40, b"3")),
         "said to have 1,099,511,627,776 bytes",
     ),
-    "a picture of 1 TiB": (lambda path: tar_of(path, a_jpg=(2**40, PICTURE)), "said to have 1,099,511,627,776 bytes"),
+    "a image of 1 TiB": (lambda path: tar_of(path, a_jpg=(2**40, IMAGE)), "said to have 1,099,511,627,776 bytes"),
     "a name of 1 TiB": (
         lambda path: path.write_bytes(header(tarfile.GNUTYPE_LONGNAME, 2**40) + bytes(10240)),
         "a header of 1,099,511,",
@@ -337,7 +337,7 @@ TARS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda path: path.write_bytes(
             header(tarfile.XHDTYPE, 8192) + b"9" * 8192 + header(tarfile.REGTYPE, 0) + bytes(10240)
         ),
-        "no pictures in",
+        "no images in",
     ),
 }
 
@@ -353,15 +353,15 @@ def shard_set(folder: Path) -> Path:
     """A set of shards with index.json, as `vitlab shard` writes it."""
     for split in ("train", "val", "test"):  # all three, so that none is cut from train
         for number in range(6):
-            path = folder / "pictures" / split / f"class{number % 2}" / f"{number}.png"
+            path = folder / "images" / split / f"class{number % 2}" / f"{number}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("RGB", (8, 8), (number, 0, 0)).save(path)
-    write_shards(f"folder:{folder / 'pictures'}", folder / "shards", ShardSettings(), splits=["train"])
+    write_shards(f"folder:{folder / 'images'}", folder / "shards", ShardSettings(), splits=["train"])
     return folder / "shards"
 
 
 def placed(folder: Path, **changes: np.ndarray) -> None:
-    """Changes the places of a split's pictures."""
+    """Changes the places of a split's images."""
     path = folder / "train.index.npz"
     with np.load(path) as arrays:
         content = dict(arrays) | changes
@@ -390,7 +390,7 @@ SETS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "negative records": (lambda f: placed(f, records=np.array([-6, 12]), shards=np.array(["a", "b"])), WRONG),
     "a negative place": (lambda f: placed(f, offset=np.full(6, -1)), WRONG),
-    "large pictures": (lambda f: placed(f, size=np.full(6, 2**32 - 1, np.uint32)), WRONG),
+    "large images": (lambda f: placed(f, size=np.full(6, 2**32 - 1, np.uint32)), WRONG),
     "a negative label": (lambda f: placed(f, labels=np.full(6, -1, np.int32)), WRONG),
     "labels that are text": (lambda f: placed(f, labels=np.array(["x"] * 6)), WRONG),
     "a large label": (lambda f: placed(f, labels=np.full(6, 50_000_000, np.int32)), "has the label 50000000"),

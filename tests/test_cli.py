@@ -23,7 +23,7 @@ from program import SMALL, call
 from vitlab import commands
 from vitlab.cli import main, parse
 from vitlab.commands import COMMANDS, Finetune, Pretrain
-from vitlab.data import datasets
+from vitlab.data import registry as datasets
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.recipes import FINETUNE, PRETRAIN
@@ -51,7 +51,7 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
 
 
 def test_names_that_are_no_text_are_printed(run: Path, tmp_path: Path) -> None:
-    (tmp_path / os.fsdecode(b"b\xff.png")).write_bytes(b"no picture")
+    (tmp_path / os.fsdecode(b"b\xff.png")).write_bytes(b"no image")
     done = subprocess.run(
         [sys.executable, "-m", "vitlab", "predict", str(run), str(tmp_path), "--device", "cpu"],
         capture_output=True, env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"}, check=False,
@@ -218,7 +218,7 @@ def test_a_full_memory_names_the_flags_of_the_command(
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What torch.compile says without one is recognised."""
+    """What torch.compile says without one is recognized."""
     builder = pytest.importorskip("torch._inductor.cpp_builder")
     builder.cpp_compiler_search.cache_clear()
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "no-such-compiler"))
@@ -252,7 +252,7 @@ WORDS: list[tuple[str, list[str]]] = [
     ("list", ["{models,datasets,recipes,studies,vtab}", "required"]),
     ("list modls", ["'modls'", "'models', 'datasets', 'recipes'"]),
     ("list models --jsn", ["Unrecognized options: --jsn", "--json"]),
-    ("list models --root pictures", ["--root has no effect on a list of models", "`vitlab list vtab`"]),
+    ("list models --root images", ["--root has no effect on a list of models", "`vitlab list vtab`"]),
     ("demo --seed x", ["--seed", "'x'"]),
     ("pretrain", ["RECIPE", "`vitlab list recipes`"]),
     ("pretrain tiny-digit", ["unknown recipe 'tiny-digit'; the nearest: tiny-digits", "`vitlab list recipes`"]),
@@ -283,21 +283,21 @@ WORDS: list[tuple[str, list[str]]] = [
     ("pretrain tiny-digits --model.num-classes 7", ["--model.num-classes has no effect", "the data set's classes"]),
     ("pretrain tiny-digits --masking.share 0.2", ["--masking.* has no effect in tiny-digits", "one of masked, tiny-"]),
     ("pretrain tiny-masked --masking.share 2", ["share is 2.0; it is a share of the patches"]),
-    ("pretrain tiny-masked --masking.target blue", ["'blue'", "'mean-colour', 'downsized', 'regression'"]),
+    ("pretrain tiny-masked --masking.target blue", ["'blue'", "'mean-color', 'downsized', 'regression'"]),
     ("pretrain tiny-masked --mixup 0.2", ["mixup=0.2 has no effect in masked patch prediction"]),
-    ("pretrain tiny-masked --model R50x1", ["cut from the picture", "`vitlab list models 'ViT*'`"]),
+    ("pretrain tiny-masked --model R50x1", ["cut from the image", "`vitlab list models 'ViT*'`"]),
     ("pretrain tiny-digits --data.name digit", ["unknown data set 'digit'; the nearest: digits"]),
-    ("pretrain tiny-digits --data.name pictures", ["unknown data set 'pictures'; for your own", "folder:pictures"]),
+    ("pretrain tiny-digits --data.name images", ["unknown data set 'images'; for your own", "folder:images"]),
     ("pretrain tiny-digits --data.name folder:nowhere", ["nowhere does not exist", "give a folder of class folders"]),
-    ("pretrain tiny-digits --data.name shards:pictures", ["pictures has no train-*.tar"]),
-    ("pretrain tiny-digits --data.name folder:pictures", ["class folder pictures/dogs holds no pictures", "add some"]),
+    ("pretrain tiny-digits --data.name shards:images", ["images has no train-*.tar"]),
+    ("pretrain tiny-digits --data.name folder:images", ["class folder images/dogs holds no images", "add some"]),
     ("pretrain tiny-digits --data.train-split tset", ["train, val, test, trainval", "'tset'"]),
     ("pretrain tiny-digits --data.classes 3 12", ["numbers from 0 to 9 of digits", "(3, 12)"]),
     ("pretrain tiny-digits --data.eval-resize 8", ["resize=8 must be at least image_size=16"]),
     ("pretrain tiny-digits --device quantum", ["device 'quantum' is unknown; give auto, cpu, cuda"]),
     ("pretrain tiny-digits --device mps", ["device 'mps' is not supported; give auto, cpu, cuda"]),
     ("pretrain tiny-digits --device cuda:99", ["device 'cuda:99'", "`vitlab doctor`"]),
-    ("pretrain tiny-digits --workdir pictures", ["work folder pictures is not empty and holds no run", "empty folder"]),
+    ("pretrain tiny-digits --workdir images", ["work folder images is not empty and holds no run", "empty folder"]),
     ("pretrain tiny-digits --workdir notes.txt", ["notes.txt is a file; give the name of a folder"]),
     ("finetune", ["CHECKPOINT", "Google .npz"]),
     ("finetune nowhere.npz --dataset digits", ["there is nothing at nowhere.npz; give a Google .npz"]),
@@ -306,9 +306,9 @@ WORDS: list[tuple[str, list[str]]] = [
     ("finetune RUN --recipe tinny", ["unknown recipe 'tinny'; the nearest: tiny"]),
     ("finetune RUN --model.mlp-dim 64", ["--model.mlp-dim has no effect here: the checkpoint brings", "--image-size"]),
     ("finetune RUN --dataset digits --image-size 18", ["18x18", "the nearest: 16, 20"]),
-    ("finetune RUN", ["name the pictures with --dataset folder:PATH", "--recipe"]),
+    ("finetune RUN", ["name the images with --dataset folder:PATH", "--recipe"]),
     ("finetune RUN --dataset folder:nowhere", ["nowhere does not exist", "give a folder of class folders"]),
-    ("finetune RUN --dataset pictures", ["unknown data set 'pictures'; for your own", "folder:pictures"]),
+    ("finetune RUN --dataset images", ["unknown data set 'images'; for your own", "folder:images"]),
     ("finetune RUN --dataset digits --data.name digits", ["--dataset and --data.name say the same; give one"]),
     ("finetune RUN --root x --data.root x", ["--root and --data.root say the same; give one"]),
     ("finetune RUN --optim.lr 0.1 --learning-rates 0.1 0.2", ["--optim.lr is one learning rate"]),
@@ -329,12 +329,12 @@ WORDS: list[tuple[str, list[str]]] = [
     ("finetune other.npz --dataset digits", ["other.npz is no Vision Transformer", "It holds weight"]),
     ("finetune cut.npz --dataset digits", ["cut.npz"]),
     ("finetune lone.safetensors --dataset digits", ["without the config.json"]),
-    ("finetune pictures --dataset digits", ["pictures holds no checkpoint; give a Google .npz"]),
+    ("finetune images --dataset digits", ["images holds no checkpoint; give a Google .npz"]),
     ("finetune unfinished --dataset digits", ["training that has not ended", "Run its command again"]),
     ("finetune mixed --dataset digits", ["mixed/model.safetensors is damaged", "checksums differ"]),
     ("vtab", ["CHECKPOINT", "Google .npz"]),
     ("vtab RUN --tasks svnh", ["unknown VTAB task 'svnh'; the nearest: svhn", "`vitlab list vtab`"]),
-    ("vtab RUN --tasks dmlab --root pictures --image-size 16", ["1 of the tasks asked for cannot be had", "dmlab"]),
+    ("vtab RUN --tasks dmlab --root images --image-size 16", ["1 of the tasks asked for cannot be had", "dmlab"]),
     ("vtab RUN", ["384 pixels are far from the 8 that the checkpoint was trained at", "--image-size 16"]),
     ("vtab RUN --data.name cifar10", ["--data.name has no effect here", "--root and --tasks"]),
     ("vtab RUN --model.depth 3", ["--model.depth has no effect here: the checkpoint brings"]),
@@ -347,21 +347,21 @@ WORDS: list[tuple[str, list[str]]] = [
     ("evaluate RUN --batch-size 0", ["batch_size=0", "positive"]),
     ("evaluate RUN --precision auto", ["'auto'", "'float32', 'bfloat16'"]),
     ("evaluate RUN --resize 4", ["resize=4 must be at least image_size=8"]),
-    ("evaluate RUN --dataset imagenet", ["imagenet is not downloaded", "image-net.org", "licence: research"]),
+    ("evaluate RUN --dataset imagenet", ["imagenet is not downloaded", "image-net.org", "license: research"]),
     ("evaluate RUN --dataset imagenet_real --root other", ["imagenet_real needs real.json and val; looked in other"]),
     ("evaluate RUN --dataset imagenet_v2 --root other", ["imagenetv2-matched-frequency-format-val", "ImageNetV2"]),
     ("evaluate RUN --dataset objectnet --root other", ["objectnet needs images and mappings", "objectnet.dev"]),
     ("evaluate headless --dataset digits", ["headless has no head", "`vitlab finetune`"]),
     ("evaluate headless", ["does not say what it was trained on; name a data set with --dataset"]),
-    ("predict RUN", ["no picture was named; give pictures, folders of them, or -"]),
-    ("predict RUN nowhere.png", ["there is no file or folder nowhere.png; give pictures"]),
-    ("predict RUN pictures/dogs", ["the folder pictures/dogs holds no picture", ".jpg"]),
+    ("predict RUN", ["no image was named; give images, folders of them, or -"]),
+    ("predict RUN nowhere.png", ["there is no file or folder nowhere.png; give images"]),
+    ("predict RUN images/dogs", ["the folder images/dogs holds no image", ".jpg"]),
     ("predict RUN notes.txt --top 0", ["top is 0; ask for at least 1"]),
     ("predict RUN notes.txt --precision float16", ["'float16'", "'float32', 'bfloat16'"]),
     ("predict model.pt notes.txt", ["model.pt is a pickle"]),
     ("inspect nowhere", ["there is nothing at nowhere; give a Google .npz"]),
-    ("inspect RUN nowhere.png", ["there is no file or folder nowhere.png; give pictures"]),
-    ("inspect RUN notes.txt", ["none of the 1 pictures can be read; the first, notes.txt: "]),
+    ("inspect RUN nowhere.png", ["there is no file or folder nowhere.png; give images"]),
+    ("inspect RUN notes.txt", ["none of the 1 images can be read; the first, notes.txt: "]),
     ("inspect RUN --shown 0", ["shown is 0; give at least 1"]),
     ("inspect RUN --out notes.txt", ["notes.txt is a file; give the name of a folder"]),
     ("inspect RUN --image-size 9", ["image size 9x9 cannot be cut into patches of 4x4", "the nearest: 8, 12"]),
@@ -373,7 +373,7 @@ WORDS: list[tuple[str, list[str]]] = [
     ("fewshot RUN --dataset digit", ["unknown data set 'digit'; the nearest: digits"]),
     ("fewshot RUN --dataset digits --shots 5 0", ["shots (5, 0)", "all positive"]),
     ("fewshot RUN --dataset digits --l2 -1", ["l2 (-1.0,)", "all positive"]),
-    ("fewshot RUN --dataset digits --original --seeds 2", ["first pictures of each class", "leave out l2 and seeds"]),
+    ("fewshot RUN --dataset digits --original --seeds 2", ["first images of each class", "leave out l2 and seeds"]),
     ("fewshot RUN --dataset digits --original --leave-self-out", ["by the other data sets; 30 l2 and 1 data sets"]),
     ("fewshot RUN --dataset digits digits", ["('digits', 'digits')", "each of them once"]),
     ("fewshot RUN --dataset digits --batch-size 0", ["batch_size=0"]),
@@ -381,7 +381,7 @@ WORDS: list[tuple[str, list[str]]] = [
     ("probe RUN --dataset digits --kind svm", ["'svm'", "'knn', 'linear'"]),
     ("probe RUN --dataset digits --kind linear --k 5", ["ks belongs to knn and l2 to linear"]),
     ("probe RUN --dataset digits --kind linear --l2 0", ["l2 is (0.0,); give one or more positive"]),
-    ("probe RUN --dataset digits --k 5000", ["give numbers from 1 to the 1259 training pictures"]),
+    ("probe RUN --dataset digits --k 5000", ["give numbers from 1 to the 1259 training images"]),
     ("probe RUN --dataset other", ["unknown data set 'other'; for your own images", "write folder:other"]),
     ("pretrain tiny-digits --fewshot.shots 0", ["shots is (0,); give numbers of examples"]),
     ("pretrain tiny-digits --fewshot.dataset digit", ["unknown data set 'digit'; the nearest: digits"]),
@@ -396,22 +396,22 @@ WORDS: list[tuple[str, list[str]]] = [
     ("duplicates digits digits --threshold 2", ["the threshold is 2.0", "at most 0.5", "Usual is 0.25"]),
     ("duplicates digits digits --out notes.txt", ["notes.txt is a file; give the name of a folder"]),
     ("pretrain tiny-digits --data.exclude nowhere.txt", ["nowhere.txt (No such file", "`vitlab duplicates`"]),
-    ("pretrain tiny-digits --data.exclude notes.txt", ["1 of the 1 pictures listed in notes.txt", "no checkpoint, no"]),
+    ("pretrain tiny-digits --data.exclude notes.txt", ["1 of the 1 images listed in notes.txt", "no checkpoint, no"]),
     ("shard", ["Missing from vitlab shard", "SOURCE"]),
     ("shard digits", ["give a DESTINATION, a new folder for the shards"]),
-    ("shard digits pictures", ["pictures is not empty; give the name of a new folder"]),
+    ("shard digits images", ["images is not empty; give the name of a new folder"]),
     ("shard digits notes.txt", ["notes.txt is a file; give the name of a new folder"]),
     ("shard digit out", ["unknown data set 'digit'; the nearest: digits"]),
     ("shard digits out --size 0", ["size is 0; it is the shorter side in pixels"]),
     ("shard digits out --records 5 --megabytes 2", ["records=5 and megabytes=2.0 both limit a tar; give one"]),
     ("shard digits --check", ["--check takes SOURCE alone, as shards:PATH"]),
-    ("shard shards:pictures --check", ["pictures has no index.json: give a folder that `vitlab shard` wrote"]),
+    ("shard shards:images --check", ["images has no index.json: give a folder that `vitlab shard` wrote"]),
     ("convert RUN", ["DESTINATION", "--to"]),
     ("convert RUN out --to onnx", ["'onnx'", "'google', 'timm', 'huggingface', 'vitlab'"]),
     ("convert nowhere.npz out --to timm", ["there is nothing at nowhere.npz; give a Google .npz"]),
     ("convert RUN out.npz --to google", ["gelu='erf'"]),
     ("convert RUN out --to huggingface", ["pool='gap'", "`--to vitlab`"]),
-    ("convert RUN pictures --to timm", ["pictures already holds cats, dogs; give a new folder"]),
+    ("convert RUN images --to timm", ["images already holds cats, dogs; give a new folder"]),
     ("convert RUN notes.txt --to vitlab", ["notes.txt is a file; give the name of a folder"]),
     ("export RUN --to tflite", ["'tflite'", "'onnx', 'torch-export'"]),
     ("export RUN --to onnx --out notes.txt", ["notes.txt", ".onnx"]),
@@ -423,11 +423,11 @@ WORDS: list[tuple[str, list[str]]] = [
 @pytest.fixture
 def wrong_things(tmp_path: Path, run: Path) -> None:
     """What the words of the table stand for, in the working folder."""
-    for name, count in (("pictures/cats", 3), ("pictures/dogs", 0), ("other/ants", 5), ("other/bees", 5)):
+    for name, count in (("images/cats", 3), ("images/dogs", 0), ("other/ants", 5), ("other/bees", 5)):
         (tmp_path / name).mkdir(parents=True)
         for number in range(count):
             Image.new("RGB", (8, 8)).save(tmp_path / name / f"{number}.png")
-    (tmp_path / "notes.txt").write_text("no checkpoint, no picture")
+    (tmp_path / "notes.txt").write_text("no checkpoint, no image")
     torch.save({"weight": torch.zeros(2)}, tmp_path / "model.pt")
     np.savez(tmp_path / "other.npz", weight=np.zeros(3))
     (tmp_path / "cut.npz").write_bytes((tmp_path / "other.npz").read_bytes()[:100])
@@ -464,16 +464,16 @@ CHEAP = [
     ("fewshot nowhere --dataset digits", "there is nothing at nowhere"),
     ("fewshot RUN --dataset digits --image-size 9", "cannot be cut into patches of 4x4"),
     ("fewshot RUN --dataset digits --batch-size 0", "batch_size=0"),
-    ("fewshot RUN --dataset digits --out pictures", "pictures is a folder; give the name of a file"),
+    ("fewshot RUN --dataset digits --out images", "images is a folder; give the name of a file"),
     ("fewshot RUN --dataset digits digit", "unknown data set 'digit'"),
     ("probe nowhere --dataset digits", "there is nothing at nowhere"),
     ("probe RUN --dataset digits --image-size 9", "cannot be cut into patches of 4x4"),
     ("probe RUN --dataset digits --batch-size 0", "batch_size=0"),
     ("probe RUN --dataset digits --kind linear --l2 0", "l2 is (0.0,)"),
-    ("predict nowhere pictures", "there is nothing at nowhere"),
-    ("predict RUN pictures --device cuda:99", "device 'cuda:99'"),
-    ("inspect nowhere pictures", "there is nothing at nowhere"),
-    ("inspect RUN pictures --image-size 9", "cannot be cut into patches of 4x4"),
+    ("predict nowhere images", "there is nothing at nowhere"),
+    ("predict RUN images --device cuda:99", "device 'cuda:99'"),
+    ("inspect nowhere images", "there is nothing at nowhere"),
+    ("inspect RUN images --image-size 9", "cannot be cut into patches of 4x4"),
     ("vtab nowhere", "there is nothing at nowhere"),
     ("vtab RUN --image-size 9", "cannot be cut into patches of 4x4"),
     ("vtab RUN --image-size 16 --data.eval-resize 4", "resize=4 must be at least"),
@@ -482,7 +482,7 @@ CHEAP = [
     ("duplicates digits folder:nowhere", "the folder nowhere does not exist"),
     ("duplicates digits digits --out notes.txt", "notes.txt is a file"),
     ("pretrain tiny-digits --device cuda:99", "device 'cuda:99'"),
-    ("pretrain tiny-digits --workdir pictures", "pictures is not empty and holds no run"),
+    ("pretrain tiny-digits --workdir images", "images is not empty and holds no run"),
     ("pretrain tiny-digits --workdir notes.txt", "notes.txt is a file"),
     ("pretrain tiny-digits --data.eval-resize 8", "resize=8 must be at least"),
     ("pretrain tiny-digits --data.exclude nowhere.txt", "nowhere.txt (No such file"),
@@ -501,8 +501,8 @@ def test_what_is_wrong_without_the_data_is_told_before_it_is_read(
 
     monkeypatch.setitem(datasets._READERS, "digits", read)
     monkeypatch.setattr(datasets, "load_task", read)
-    for module in ("vitlab.transfer.predict", "vitlab.studies.inspect"):
-        monkeypatch.setattr(f"{module}.find_pictures", read)
+    for module in ("vitlab.evaluate.predict", "vitlab.studies.inspect"):
+        monkeypatch.setattr(f"{module}.find_images", read)
     code, _, err = call(capsys, *(str(run) if word == "RUN" else word for word in words.split()))
     assert code == 2
     assert said in err
@@ -592,7 +592,7 @@ def test_several_processes_train(
         assert (silent, whispered) == ("", "")
         assert "by 2 processes" in told
         given, expected = json.loads(said), json.loads(alone)
-        assert given["test"]["pictures"] == expected["test"]["pictures"]
+        assert given["test"]["images"] == expected["test"]["images"]
         assert given["test"]["loss"] == pytest.approx(expected["test"]["loss"], abs=1e-4)
         names = [written(tmp_path / f"{count}-{which}") for count in ("one", "two")]
         assert names[0] == names[1]
@@ -615,7 +615,7 @@ def test_torchrun(run: Path) -> None:
     assert ended.returncode == 0, ended.stderr
     alone = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True)
     assert ended.stdout == alone.stdout
-    assert ended.stdout.count("pictures · accuracy") == 1
+    assert ended.stdout.count("images · accuracy") == 1
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc that tells a process's children")

@@ -9,13 +9,17 @@ import typing
 
 if typing.TYPE_CHECKING:
     from vitlab import data as data
+    from vitlab import evaluate as evaluate
     from vitlab import inspect as inspect
     from vitlab import models as models
+    from vitlab import pipelines as pipelines
     from vitlab import recipes as recipes
     from vitlab import train as train
-    from vitlab import transfer as transfer
     from vitlab import weights as weights
-    from vitlab.data.datasets import load_dataset as load_dataset
+    from vitlab.config import DataConfig as DataConfig
+    from vitlab.config import OptimConfig as OptimConfig
+    from vitlab.config import TrainConfig as TrainConfig
+    from vitlab.data.registry import load_dataset as load_dataset
     from vitlab.models import MODELS as MODELS
     from vitlab.models import ResNetConfig as ResNetConfig
     from vitlab.models import ViTConfig as ViTConfig
@@ -24,20 +28,17 @@ if typing.TYPE_CHECKING:
     from vitlab.models import list_models as list_models
     from vitlab.models.resnet import ResNet as ResNet
     from vitlab.models.vit import ViT as ViT
-    from vitlab.train.config import DataConfig as DataConfig
-    from vitlab.train.config import OptimConfig as OptimConfig
-    from vitlab.train.config import TrainConfig as TrainConfig
     from vitlab.weights import load_model as load_model
     from vitlab.weights import save_model as save_model
 
 __version__ = "0.1.0"
 
-ROOMS = ("app", "data", "inspect", "models", "recipes", "train", "transfer", "weights")
+ROOMS = ("app", "data", "evaluate", "inspect", "models", "pipelines", "recipes", "train", "weights")
 HOMES = {
     "MODELS": "vitlab.models",
-    "DataConfig": "vitlab.train.config",
-    "OptimConfig": "vitlab.train.config",
-    "TrainConfig": "vitlab.train.config",
+    "DataConfig": "vitlab.config",
+    "OptimConfig": "vitlab.config",
+    "TrainConfig": "vitlab.config",
     "ViT": "vitlab.models.vit",
     "ResNet": "vitlab.models.resnet",
     "ResNetConfig": "vitlab.models",
@@ -45,7 +46,7 @@ HOMES = {
     "create_model": "vitlab.models",
     "get_config": "vitlab.models",
     "list_models": "vitlab.models",
-    "load_dataset": "vitlab.data.datasets",
+    "load_dataset": "vitlab.data.registry",
     "load_model": "vitlab.weights",
     "save_model": "vitlab.weights",
 }

@@ -16,11 +16,11 @@ import tyro
 
 from vitlab.commands import COMMANDS, Command, Finetune, FinetuneRunConfig, Plan, Pretrain, RunConfig, Vtab
 from vitlab.commands.help import command_help, overview
+from vitlab.config import COUNTS_WITH, DataConfig, FewShotConfig, FinetuneConfig, TrainConfig, counts_with
 from vitlab.errors import UserError, printable
-from vitlab.models.names import get_config
+from vitlab.models.registry import get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.settings import nearest, to_dict
-from vitlab.train.config import COUNTS_WITH, DataConfig, FewShotConfig, FinetuneConfig, TrainConfig, counts_with
 
 SEVERAL = ("pretrain", "finetune", "vtab", "evaluate", "fewshot", "probe")
 """The commands that several processes of torchrun do together."""

@@ -10,7 +10,7 @@ from PIL import Image
 
 from vitlab.app.checkpoints import Shelf
 from vitlab.app.page import Desk, Dropped, build_page, gradio
-from vitlab.app.seen import LAYER, ROLLOUT, Limits, Seen
+from vitlab.app.state import LAYER, ROLLOUT, Limits, Seen
 from vitlab.models import ViTConfig, build_model
 from vitlab.weights import save_model
 
@@ -40,7 +40,7 @@ def photo(tmp_path: Path) -> str:
     return str(tmp_path / "a.png")
 
 
-def test_a_picture_is_answered_and_its_file_let_go(desk: Desk, photo: str) -> None:
+def test_a_image_is_answered_and_its_file_let_go(desk: Desk, photo: str) -> None:
     upload, dropped, seen, message, answers, inside, layer, head, distance, card = desk.drop(
         photo, "deep", ROLLOUT, 12, 0
     )
@@ -71,7 +71,7 @@ def test_turning_a_control_computes_nothing_anew(desk: Desk, photo: str, monkeyp
     assert "App. D.8" in desk.turn(None, ROLLOUT, 2, None)[0]
 
 
-def test_another_checkpoint_sees_the_same_picture(desk: Desk, photo: str) -> None:
+def test_another_checkpoint_sees_the_same_image(desk: Desk, photo: str) -> None:
     dropped = Dropped("a.png", Path(photo).read_bytes())
     seen, message, answers, inside, layer, *_ = desk.choose(dropped, "flat", LAYER, 3, 4)
     assert isinstance(seen, Seen)
@@ -90,7 +90,7 @@ def test_a_broken_checkpoint_is_a_message_and_the_next_works(desk: Desk, photo: 
     assert (answers, card) == ("", "")
     seen, message, *_, card = desk.choose(None, "deep", ROLLOUT, 1, 0)
     assert seen is None
-    assert "Allowed are pictures" in message
+    assert "Allowed are images" in message
     assert "<dd>3 × " in card
     assert isinstance(desk.drop(photo, "deep", ROLLOUT, 1, 0)[2], Seen)
 
@@ -112,7 +112,7 @@ def test_a_text_file_is_refused_and_what_was_shown_goes(desk: Desk, tmp_path: Pa
     )
     assert (upload, seen, answers, distance) == (None, None, "", "")
     assert 'role="alert"' in message
-    assert "letter.jpg: not a picture" in message
+    assert "letter.jpg: not a image" in message
     assert "data:image" not in inside
     assert "<dd>3 × " in card
     assert dropped.name == "letter.jpg"
@@ -128,7 +128,7 @@ def test_the_page_is_built_and_keeps_to_itself(folder: Path) -> None:
     parts = {part["props"].get("label"): part["props"] for part in config["components"]}
     assert [name for name, _ in parts["Checkpoint"]["choices"]] == ["deep", "flat", "lost"]
     assert parts["Checkpoint"]["visible"]
-    assert parts["Drop a picture here"]["type"] == "filepath"
+    assert parts["Drop a image here"]["type"] == "filepath"
     assert {event["api_visibility"] for event in config["dependencies"]} == {"private"}
     assert not config["analytics_enabled"]
     events = list(page.fns.values())

@@ -167,7 +167,7 @@ class Page:
         until(lambda: said in self.text(css))
 
     def shown(self) -> str:
-        """The address of the picture under its map."""
+        """The address of the image under its map."""
         return self.browser.execute_script("return document.querySelectorAll('#inside img')[1]?.src ?? ''")
 
     def shows_another(self, than: str) -> str:
@@ -188,7 +188,7 @@ class Page:
         return [entry["message"] for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
-def test_a_picture_is_answered_and_its_maps_are_shown_without_a_network(page: Page, folder: Path) -> None:
+def test_a_image_is_answered_and_its_maps_are_shown_without_a_network(page: Page, folder: Path) -> None:
     page.tells("#message", "at most 50 megapixels and 1.5 MB: JPEG, PNG, ")
     page.drop(folder / "photo.jpg")
     rollout = page.shows_another("")
@@ -217,13 +217,13 @@ def test_a_picture_is_answered_and_its_maps_are_shown_without_a_network(page: Pa
     assert page.errors() == []
 
 
-ALLOWED = "Allowed are pictures of at most 50 megapixels and 1.5 MB."
+ALLOWED = "Allowed are images of at most 50 megapixels and 1.5 MB."
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_what_is_no_picture_is_refused_and_the_page_lives_on(page: Page, folder: Path) -> None:
+def test_what_is_no_image_is_refused_and_the_page_lives_on(page: Page, folder: Path) -> None:
     cases = {
-        "letter.txt": "letter.txt: not a picture of a known format",
+        "letter.txt": "letter.txt: not a image of a known format",
         "bomb.png": "10000 x 10000 pixels, more than the 50,000,000 allowed",
         "cut.jpg": "cut.jpg: damaged or cut off",
     }
@@ -245,7 +245,7 @@ def test_a_file_too_large_is_refused_before_it_is_sent(page: Page, folder: Path)
     until(page.shown)
 
 
-def test_a_broken_checkpoint_is_a_message_and_the_picture_stays(page: Page, folder: Path) -> None:
+def test_a_broken_checkpoint_is_a_message_and_the_image_stays(page: Page, folder: Path) -> None:
     page.drop(folder / "photo.jpg")
     until(page.shown)
     page.choose("checkpoint", "broken")

@@ -35,7 +35,7 @@ def test_what_does_not_is_refused_in_one_way(folder: Path) -> None:
     places = [f"{folder}/{name}" for name in ("out.png", "zero.png", "round.png", "pipe.png", "none.png", "a\0b", "")]
     places += [f"{folder}/../secret.png", f"{folder}x/a.png", "secret.png", "", "/dev/zero", "http://127.0.0.1/a.png"]
     for place in places:
-        with pytest.raises(UserError, match="is no file that was dropped here; drop a picture on the page"):
+        with pytest.raises(UserError, match="is no file that was dropped here; drop a image on the page"):
             find_upload(place, folder, 100)
 
 

@@ -1,4 +1,4 @@
-"""Boxes as TensorFlow draws them; crops of JPEGs as of decoded pictures; the fast resize close to the exact one."""
+"""Boxes as TensorFlow draws them; crops of JPEGs as of decoded images; the fast resize close to the exact one."""
 
 import io
 from pathlib import Path
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitlab.data.crops import inception_boxes, resize_crops
-from vitlab.data.pictures import Jpeg, decode, plain_jpeg
+from vitlab.data.decode import Jpeg, decode_image, plain_jpeg
 from vitlab.data.transforms import TrainTransform
 
 rng = np.random.default_rng(0)
@@ -29,7 +29,7 @@ CROPS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def jpegs() -> list[Jpeg]:
-    """Two photographs of 640 x 427: each as it is; smaller and progressive; in coarser colour; grey."""
+    """Two photographs of 640 x 427: each as it is; smaller and progressive; in coarser color; gray."""
     found = []
     for name in ("china.jpg", "flower.jpg"):
         data = (PHOTOGRAPHS / name).read_bytes()
@@ -48,13 +48,13 @@ def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
     return 10 * np.log10(255**2 / max(float(((a.float() - b.float()) ** 2).mean()), 1e-10))
 
 
-def resized(picture: np.ndarray, size: tuple[int, int], antialias: bool = True) -> torch.Tensor:
-    planes = torch.from_numpy(picture.astype(np.float32)).permute(2, 0, 1)[None]
+def resized(image: np.ndarray, size: tuple[int, int], antialias: bool = True) -> torch.Tensor:
+    planes = torch.from_numpy(image.astype(np.float32)).permute(2, 0, 1)[None]
     return F.interpolate(planes, size, mode="bilinear", antialias=antialias)
 
 
-def one_crop(picture: np.ndarray | Jpeg, box: list[int], size: tuple[int, int]) -> torch.Tensor:
-    return resize_crops([picture], np.array([box]), size, np.array([[0, 0]]), np.array([False]), size)
+def one_crop(image: np.ndarray | Jpeg, box: list[int], size: tuple[int, int]) -> torch.Tensor:
+    return resize_crops([image], np.array([box]), size, np.array([[0, 0]]), np.array([False]), size)
 
 
 # ------------------------------------------------------------------------------------------- crops of JPEGs
@@ -62,10 +62,10 @@ def one_crop(picture: np.ndarray | Jpeg, box: list[int], size: tuple[int, int]) 
 
 @pytest.mark.parametrize("crop", CROPS)
 @pytest.mark.parametrize("fast", [False, True])
-def test_a_jpeg_gives_the_crop_of_the_decoded_picture(jpegs: list[Jpeg], crop: str, fast: bool) -> None:
+def test_a_jpeg_gives_the_crop_of_the_decoded_image(jpegs: list[Jpeg], crop: str, fast: bool) -> None:
     """To the bit: whichever rows of it are decoded. At this size nothing is decoded smaller."""
     transform = TrainTransform(64 if crop == "random" else 72, fast=fast, **CROPS[crop])
-    whole, indices = [decode(picture.data) for picture in jpegs], np.arange(8)
+    whole, indices = [decode_image(image.data) for image in jpegs], np.arange(8)
     for epoch in range(3):
         assert torch.equal(transform.apply(jpegs, 1, epoch, indices), transform.apply(whole, 1, epoch, indices))
 
@@ -73,51 +73,51 @@ def test_a_jpeg_gives_the_crop_of_the_decoded_picture(jpegs: list[Jpeg], crop: s
 @pytest.mark.parametrize("crop", CROPS)
 def test_fast_crops_that_grow_differ_by_rounding_alone(jpegs: list[Jpeg], crop: str) -> None:
     options = CROPS[crop] | ({"resize": 160} if crop == "random" else {})
-    pictures, indices = jpegs[2::4] * 4, np.arange(8)  # of 100 x 61 pixels
-    exact, fast = (TrainTransform((96, 144), fast=f, **options).cut(pictures, 1, 0, indices) for f in (False, True))
+    images, indices = jpegs[2::4] * 4, np.arange(8)  # of 100 x 61 pixels
+    exact, fast = (TrainTransform((96, 144), fast=f, **options).cut(images, 1, 0, indices) for f in (False, True))
     assert fast.dtype == torch.uint8
     assert (exact - fast.float()).abs().max() <= 1.01
     assert psnr(exact, fast) > 55
 
 
 def test_fast_crops_that_shrink_are_averaged(jpegs: list[Jpeg]) -> None:
-    picture = decode(jpegs[0].data)
-    crop = one_crop(picture, [20, 31, 300, 405], (200, 150))
-    assert psnr(resized(picture[20:320, 31:436], (200, 150)), crop) > 55
-    assert psnr(resized(picture[20:320, 31:436], (200, 150), antialias=False), crop) < 40  # what Google's code does
+    image = decode_image(jpegs[0].data)
+    crop = one_crop(image, [20, 31, 300, 405], (200, 150))
+    assert psnr(resized(image[20:320, 31:436], (200, 150)), crop) > 55
+    assert psnr(resized(image[20:320, 31:436], (200, 150), antialias=False), crop) < 40  # what Google's code does
 
 
 @pytest.mark.parametrize("size", [16, 32, 48])
 def test_jpegs_decoded_smaller_stay_close(jpegs: list[Jpeg], size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that are decoded at 1/2 to 1/8 of their size: 50 dB on average to the same resize of the whole picture."""
+    """Those that are decoded at 1/2 to 1/8 of their size: 50 dB on average to the same resize of the whole image."""
     shrinks, rows = [], Jpeg.rows
 
     def watched(self: Jpeg, count: int, shrink: int = 1) -> np.ndarray:
         shrinks.append(shrink)
         return rows(self, count, shrink)
 
-    pictures, whole = [jpegs[0], jpegs[4]] * 15, [decode(jpegs[0].data), decode(jpegs[4].data)] * 15
+    images, whole = [jpegs[0], jpegs[4]] * 15, [decode_image(jpegs[0].data), decode_image(jpegs[4].data)] * 15
     monkeypatch.setattr(Jpeg, "rows", watched)
-    ours, theirs = (TrainTransform(size, fast=True).cut(each, 0, 0, np.arange(30)) for each in (pictures, whole))
+    ours, theirs = (TrainTransform(size, fast=True).cut(each, 0, 0, np.arange(30)) for each in (images, whole))
     found = [psnr(a, b) for a, b, shrink in zip(ours, theirs, shrinks, strict=True) if shrink > 1]
     assert len(found) > 5
     assert np.mean(found) > 50
     assert min(found) > 42
 
 
-def test_a_picture_decoded_smaller_has_no_edge_but_its_own(jpegs: list[Jpeg]) -> None:
-    """427 rows are no whole number of eights: nothing of what a coder puts below the picture comes in."""
+def test_a_image_decoded_smaller_has_no_edge_but_its_own(jpegs: list[Jpeg]) -> None:
+    """427 rows are no whole number of eights: nothing of what a coder puts below the image comes in."""
     crop = one_crop(jpegs[0], [0, 0, 427, 640], (16, 24))
-    assert psnr(crop, one_crop(decode(jpegs[0].data), [0, 0, 427, 640], (16, 24))) > 45
-    assert psnr(crop, resized(decode(jpegs[0].data)[:424], (16, 24))) > 45
+    assert psnr(crop, one_crop(decode_image(jpegs[0].data), [0, 0, 427, 640], (16, 24))) > 45
+    assert psnr(crop, resized(decode_image(jpegs[0].data)[:424], (16, 24))) > 45
 
 
 @pytest.mark.parametrize("shift", [(0, 0), (3, -2), (-8, 0), (8, 9), (-20, 1)])
 @pytest.mark.parametrize("mirrored", [False, True])
 def test_fast_windows_are_black_outside(shift: tuple[int, int], mirrored: bool) -> None:
-    picture = rng.integers(1, 256, (8, 9, 3)).astype(np.uint8)
-    crop = resize_crops([picture], np.array([[0, 0, 8, 9]]), (8, 9), np.array([shift]), np.array([mirrored]), (8, 9))
-    padded = np.pad(picture, ((20, 20), (20, 20), (0, 0)))[20 + shift[0] :, 20 + shift[1] :][:8, :9]
+    image = rng.integers(1, 256, (8, 9, 3)).astype(np.uint8)
+    crop = resize_crops([image], np.array([[0, 0, 8, 9]]), (8, 9), np.array([shift]), np.array([mirrored]), (8, 9))
+    padded = np.pad(image, ((20, 20), (20, 20), (0, 0)))[20 + shift[0] :, 20 + shift[1] :][:8, :9]
     np.testing.assert_array_equal(crop[0].permute(1, 2, 0), padded[:, ::-1] if mirrored else padded)
 
 
@@ -141,7 +141,7 @@ def test_inception_boxes_keep_their_bounds(height: int, width: int, min_area: fl
 
 
 def test_inception_boxes_are_uniform_in_height() -> None:
-    """Not in area, as torchvision's are: the mean height of a square picture's crops tells them apart."""
+    """Not in area, as torchvision's are: the mean height of a square image's crops tells them apart."""
     sizes = np.full((20_000, 2), 1000)
     boxes = inception_boxes(sizes, np.random.default_rng(0).random((20_000, 100, 4)), 0.05)
     aspect = np.random.default_rng(1).uniform(0.75, 1.33, 1_000_000)
@@ -150,7 +150,7 @@ def test_inception_boxes_are_uniform_in_height() -> None:
     assert (boxes[:, 0] + boxes[:, 2]).max() <= 1000
 
 
-def test_impossible_boxes_become_the_whole_picture() -> None:
+def test_impossible_boxes_become_the_whole_image() -> None:
     sizes = np.array([[1000, 3], [3, 1000], [50, 50]])  # 90 % of a thin strip is never near square
     boxes = inception_boxes(sizes, rng.random((3, 100, 4)), 0.9)
     np.testing.assert_array_equal(boxes[:2], [[0, 0, 1000, 3], [0, 0, 3, 1000]])

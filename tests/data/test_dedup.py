@@ -1,4 +1,4 @@
-"""Near-duplicates: the whole search, on planted copies and on real pictures."""
+"""Near-duplicates: the whole search, on planted copies and on real images."""
 
 import itertools
 from pathlib import Path
@@ -9,30 +9,30 @@ from copies import CHANGES, photograph, thumbs_of
 from PIL import Image
 
 from vitlab.data import dedup
-from vitlab.data.datasets import load_dataset
+from vitlab.data.dataset import Dataset
+from vitlab.data.decode import Entry
 from vitlab.data.dedup import both_ways, find_duplicates, near
-from vitlab.data.likeness import LARGEST, THRESHOLD
-from vitlab.data.pictures import Entry
-from vitlab.data.sources import Dataset
+from vitlab.data.registry import load_dataset
+from vitlab.data.similarity import LARGEST, THRESHOLD
 
 
-def memory(pictures: list[np.ndarray], name: str = "memory") -> Dataset:
-    labels = np.zeros(len(pictures), np.int64)
-    return Dataset(name, "train", ("all",), labels, pixels=np.stack(pictures))
+def memory(images: list[np.ndarray], name: str = "memory") -> Dataset:
+    labels = np.zeros(len(images), np.int64)
+    return Dataset(name, "train", ("all",), labels, pixels=np.stack(images))
 
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_planted_copies_are_found_and_nothing_else(turned: bool) -> None:
-    pictures = [photograph(i) for i in range(60)]
-    looks = both_ways(thumbs_of(pictures))
+    images = [photograph(i) for i in range(60)]
+    looks = both_ways(thumbs_of(images))
     for change in CHANGES.values():
-        copies = [change(picture) for picture in pictures]
+        copies = [change(image) for image in images]
         pairs = list(near(thumbs_of([p[:, ::-1].copy() if turned else p for p in copies]), looks))
         assert {(pair.train, pair.test, pair.flipped) for pair in pairs} == {(i, i, turned) for i in range(60)}
 
 
 def test_search_over_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Places hold over shard edges and around what is left out; a symmetric picture is one pair."""
+    """Places hold over shard edges and around what is left out; a symmetric image is one pair."""
     monkeypatch.setattr(dedup, "SHARD", 4)
     train = [photograph(i, 40, 40) for i in range(11)]
     symmetric = photograph(50, 40, 40)
@@ -57,26 +57,24 @@ def test_search_over_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [p.distance for p in found.pairs] == sorted(p.distance for p in found.pairs)
 
 
-def test_thumbnails_are_kept_and_made_again_when_pictures_change(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_thumbnails_are_kept_and_made_again_when_images_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dedup, "SHARD", 3)
     files = [tmp_path / f"{i}.png" for i in range(7)]
     for i, file in enumerate(files):
         Image.fromarray(photograph(i)).save(file)
-    files[5].write_bytes(b"no picture")
+    files[5].write_bytes(b"no image")
     train = Dataset("disk", "train", ("a",), np.zeros(7, np.int64), entries=[Entry(str(file)) for file in files])
     test = memory([photograph(6), photograph(2)])
     cache = tmp_path / "cache"
     first = find_duplicates(train, test, cache=cache)
     assert {(p.train, p.test) for p in first.pairs} == {(2, 1), (6, 0)}
     assert list(first.train.unreadable) == [5]
-    assert "not a picture" in first.train.unreadable[5]
+    assert "not a image" in first.train.unreadable[5]
     assert len(list(cache.iterdir())) == 4
 
     read: list[int] = []
-    original = Dataset.picture
-    monkeypatch.setattr(Dataset, "picture", lambda self, index: read.append(index) or original(self, index))
+    original = Dataset.image
+    monkeypatch.setattr(Dataset, "image", lambda self, index: read.append(index) or original(self, index))
     again = find_duplicates(train, test, cache=cache, workers=2)
     assert (again.pairs, again.train.unreadable, read) == (first.pairs, first.train.unreadable, [])
 
@@ -93,7 +91,7 @@ def test_nothing_to_compare() -> None:
     assert (found.pairs, found.test.flat) == ([], [0, 1])
 
 
-# ---------------------------------------------------------------------------------------- real pictures
+# ---------------------------------------------------------------------------------------- real images
 
 
 @pytest.mark.parametrize(
@@ -112,7 +110,7 @@ def test_real_copies(name: str, least: dict[str, float], shared: Path) -> None:
     looks = both_ways(thumbs_of(entries))
     wrong = 0
     for kind, change in CHANGES.items():
-        pairs = list(near(thumbs_of([change(picture) for picture in entries]), looks, LARGEST))
+        pairs = list(near(thumbs_of([change(image) for image in entries]), looks, LARGEST))
         found = {pair.test for pair in pairs if pair.train == pair.test and pair.distance <= THRESHOLD}
         wrong += sum(pair.train != pair.test and pair.distance <= THRESHOLD for pair in pairs)
         assert len(found) / len(entries) >= least.get(kind, 0.97), kind
@@ -120,11 +118,11 @@ def test_real_copies(name: str, least: dict[str, float], shared: Path) -> None:
 
 
 def load_entries(folder: Path, count: int) -> list[np.ndarray]:
-    """The first test pictures, read from their shard without decoding the others."""
+    """The first test images, read from their shard without decoding the others."""
     from vitlab.data.shards import shard_splits
 
     dataset = shard_splits(folder, f"shards:{folder}")[1]("test")
-    return [dataset.picture(i) for i in itertools.islice(range(len(dataset)), count)]
+    return [dataset.image(i) for i in itertools.islice(range(len(dataset)), count)]
 
 
 def test_a_set_by_name_is_searched() -> None:

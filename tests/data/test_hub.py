@@ -1,4 +1,4 @@
-"""Sets of the Hugging Face hub, as its package keeps them: the pictures and labels that were put in, at any place."""
+"""Sets of the Hugging Face hub, as its package keeps them: the images and labels that were put in, at any place."""
 
 import io
 import itertools
@@ -11,12 +11,12 @@ import pytest
 from PIL import Image
 from shard_files import write_folders
 
-from vitlab.data.datasets import load_dataset
-from vitlab.data.exclusion import picture_id
+from vitlab.data.cache import digest_images
+from vitlab.data.decode import ImageError
+from vitlab.data.exclude import image_id
 from vitlab.data.hub import HubEntry
-from vitlab.data.kept import digest_pictures
 from vitlab.data.loader import train_batches
-from vitlab.data.pictures import PictureError
+from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform
 
 REASON = "needs the package datasets (pip install 'vitlab[hub]')"
@@ -40,7 +40,7 @@ def png(value: int, side: int = 70) -> dict[str, Any]:
 
 
 def save(hub: Any, path: Path, splits: dict[str, list[Any]], label: Any, **further: Any) -> str:
-    """Split -> labels; picture i of a split is grey i, of the second split 100 + i, and so on."""
+    """Split -> labels; image i of a split is gray i, of the second split 100 + i, and so on."""
     made = {}
     for number, (split, labels) in enumerate(splits.items()):
         columns = {"img": [png(100 * number + i) for i in range(len(labels))], "label": labels}
@@ -58,14 +58,14 @@ def test_a_set_on_disk(hub: Any, tmp_path: Path) -> None:
     assert train.classes == val.classes == ("ant", "bee", "cat")
     assert (train.labels.tolist(), val.labels.tolist()) == ([2, 0, 1, 0], [1, 1])
     assert both.labels.tolist() == [2, 0, 1, 0, 1, 1]
-    assert [int(both.picture(i)[0, 0, 0]) for i in range(6)] == [0, 1, 2, 3, 100, 101]
+    assert [int(both.image(i)[0, 0, 0]) for i in range(6)] == [0, 1, 2, 3, 100, 101]
     assert train.pixels is None
     assert both.path(5) == f"{name}/validation[1]"
-    assert picture_id(both, 5) == "validation[1]"
+    assert image_id(both, 5) == "validation[1]"
     part = both.take(np.array([5, 2]))
-    assert [int(part.picture(i)[0, 0, 0]) for i in range(2)] == [101, 2]
+    assert [int(part.image(i)[0, 0, 0]) for i in range(2)] == [101, 2]
     assert load_dataset("hub:set", "test", root=tmp_path).labels.tolist() == [0]
-    digests = {digest_pictures("", load_dataset(name, split), range(1), {}) for split in ("train", "val", "test")}
+    digests = {digest_images("", load_dataset(name, split), range(1), {}) for split in ("train", "val", "test")}
     assert len(digests) == 3
 
 
@@ -86,7 +86,7 @@ def test_training_starts_anywhere(hub: Any, tmp_path: Path, workers: int) -> Non
         np.testing.assert_array_equal(part.images, expected.images)
 
 
-def test_pictures_in_folders_and_small_ones(hub: Any, tmp_path: Path) -> None:
+def test_images_in_folders_and_small_ones(hub: Any, tmp_path: Path) -> None:
     """Where the package keeps only the files' paths; and what is small is held in memory, as of every source."""
     write_folders(tmp_path / "set" / "train", {"ant": 4, "bee": 3})
     write_folders(tmp_path / "set" / "test", {"ant": 2, "bee": 1}, side=20)
@@ -96,11 +96,11 @@ def test_pictures_in_folders_and_small_ones(hub: Any, tmp_path: Path) -> None:
     assert len(train) == 5  # and one of each class for val
     test = load_dataset(f"hub:{tmp_path / 'set'}", "test")
     for i in range(3):
-        np.testing.assert_array_equal(test.picture(i), near.picture(i))
+        np.testing.assert_array_equal(test.image(i), near.image(i))
     for path in (tmp_path / "set" / "train").rglob("*.jpg"):
         path.unlink()
-    with pytest.raises(ValueError, match=r"cannot read the picture hub:.*train\[\d\] \(.*\.jpg\): No such file"):
-        train.picture(0)
+    with pytest.raises(ValueError, match=r"cannot read the image hub:.*train\[\d\] \(.*\.jpg\): No such file"):
+        train.image(0)
 
 
 def test_parquet(hub: Any, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_parquet(hub: Any, tmp_path: Path) -> None:
         table.to_parquet(tmp_path / "set" / "data" / f"{split}-00000-of-00001.parquet")
     train = load_dataset(f"hub:{tmp_path / 'set'}", "train")
     assert (train.classes, train.labels.tolist()) == (("a", "b"), [0, 1, 1])
-    assert int(train.picture(2)[0, 0, 0]) == 2
+    assert int(train.image(2)[0, 0, 0]) == 2
 
 
 def test_kinds_of_labels(hub: Any, tmp_path: Path) -> None:
@@ -151,18 +151,18 @@ def test_which_columns(hub: Any, tmp_path: Path) -> None:
             load_dataset(f"{name}?{query}", "train")
 
 
-def test_a_row_without_a_picture(hub: Any, tmp_path: Path) -> None:
-    """Can be left out as any picture that cannot be read."""
+def test_a_row_without_a_image(hub: Any, tmp_path: Path) -> None:
+    """Can be left out as any image that cannot be read."""
     features = hub.Features({"img": hub.Image(), "label": hub.ClassLabel(names=["a", "b"])})
     columns = {"img": [png(0), None, png(2)], "label": [0, 1, 1]}
     hub.DatasetDict({"train": hub.Dataset.from_dict(columns, features=features)}).save_to_disk(tmp_path / "set")
     train = load_dataset(f"hub:{tmp_path / 'set'}", "all", on_error="skip")
-    with pytest.raises(PictureError, match=r"cannot read the picture hub:.*train\[1\]: the row holds no picture"):
-        train.picture(1)
+    with pytest.raises(ImageError, match=r"cannot read the image hub:.*train\[1\]: the row holds no image"):
+        train.image(1)
     entry = train.entries[1]
     assert isinstance(entry, HubEntry)
     entry.stored = {"bytes": None, "path": None}  # as other programs may write it
-    with pytest.raises(PictureError, match="the row holds no picture"):
+    with pytest.raises(ImageError, match="the row holds no image"):
         entry.read()
     batch = next(train_batches(train, TrainTransform(8), batch_size=3, seed=0, on_error="skip"))
     assert sorted(batch.indices.tolist()) == [0, 2]
@@ -171,7 +171,7 @@ def test_a_row_without_a_picture(hub: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("labels", "message"),
-    [([0, -1], "has the label -1 and classes from 0 to 1"), ([0, None], "some pictures have no class in the column")],
+    [([0, -1], "has the label -1 and classes from 0 to 1"), ([0, None], "some images have no class in the column")],
 )
 def test_labels_that_are_secret_or_missing(hub: Any, tmp_path: Path, labels: list[Any], message: str) -> None:
     name = save(hub, tmp_path / "set", {"train": [0, 1], "val": [0], "test": labels}, hub.ClassLabel(names=["a", "b"]))

@@ -16,8 +16,8 @@ import pytest
 from shard_files import Server, pair, serving, write_folders, write_shard
 
 from vitlab.data import store
-from vitlab.data.datasets import load_dataset
 from vitlab.data.hub_shards import find_site
+from vitlab.data.registry import load_dataset
 from vitlab.data.remote import _split_of
 from vitlab.data.write_shards import ShardSettings, write_shards
 
@@ -107,7 +107,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def test_a_set_that_shard_wrote(start: Start, tmp_path: Path) -> None:
-    """Its `index.json` holds there as well; a picture is fetched with its shard, and from the commit alone."""
+    """Its `index.json` holds there as well; a image is fetched with its shard, and from the commit alone."""
     write_folders(tmp_path / "in", {"ant": 20, "bee": 10})
     write_shards(f"folder:{tmp_path / 'in'}", tmp_path / "out", ShardSettings(records=4))
     hub = start(tmp_path / "out")
@@ -115,7 +115,7 @@ def test_a_set_that_shard_wrote(start: Start, tmp_path: Path) -> None:
     assert far.classes == near.classes == ("ant", "bee")
     assert not any(name.endswith(".tar") for name in hub.files.asked)
     for i in range(len(near)):
-        np.testing.assert_array_equal(far.picture(i), near.picture(i))
+        np.testing.assert_array_equal(far.image(i), near.image(i))
     assert f"/datasets/ants/hill/resolve/{COMMIT}/train-" in far.path(0)
     assert len(load_dataset("shards:hub:ants/hill@v2", "train")) == len(near)
     few = load_dataset("shards:hub:ants/hill/{train,val,test}-{000000..000000}.tar", "train")
@@ -147,7 +147,7 @@ def test_tars_of_others_with_the_hubs_sums(
     for _ in range(2):
         train = load_dataset("shards:hub:ants/secret/wds", "train")
         assert (len(train), train.labels.tolist()) == (12, [0, 1] * 6)
-        assert int(load_dataset("shards:hub:ants/secret/wds", "val").picture(0)[0, 0, 0]) == 99
+        assert int(load_dataset("shards:hub:ants/secret/wds", "val").image(0)[0, 0, 0]) == 99
     assert caplog.text.count("fetching its shards once") == 5
     assert set(hub.shown[1:]) == {"Bearer hf_good"}
     assert set(heard) == {None}
@@ -171,7 +171,7 @@ def test_a_commit_that_leaves_the_tars_alone(start: Start, tmp_path: Path, caplo
     find_site.cache_clear()
     again = load_dataset("shards:hub:ants/hill", "train")
     assert again.path(0) == first.path(0).replace(COMMIT, hub.commit)
-    np.testing.assert_array_equal(again.picture(0), first.picture(0))
+    np.testing.assert_array_equal(again.image(0), first.image(0))
     assert hub.files.asked["my%20train%200.tar"] + hub.files.asked["my train 0.tar"] == asked == 1
 
 

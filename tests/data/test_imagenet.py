@@ -14,9 +14,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from vitlab.data import imagenet
-from vitlab.data.datasets import DATASETS, load_dataset
+from vitlab.data.decode import ImageError
 from vitlab.data.imagenet import ORIGINS, answers_imagenet, objectnet_classes
-from vitlab.data.pictures import PictureError
+from vitlab.data.registry import DATASETS, load_dataset
 
 WNIDS = [f"n{11 * number + 1_440_764:08}" for number in range(1000)]
 FREE_SPLITS = ("train", "val", "trainval")
@@ -28,26 +28,26 @@ def put(path: Path, value: int = 0, size: tuple[int, int] = (80, 70)) -> None:
 
 
 @pytest.fixture(scope="module")
-def picture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("picture") / "80x70.jpg"
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("image") / "80x70.jpg"
     put(path)
     return path
 
 
-def fill(folder: Path, picture: Path, names: list[str]) -> None:
+def fill(folder: Path, image: Path, names: list[str]) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).hardlink_to(picture)
+        (folder / name).hardlink_to(image)
 
 
 # ------------------------------------------------------------------------------------------------ ImageNet
 
 
 @pytest.fixture
-def val(tmp_path: Path, picture: Path) -> Path:
-    """A root with val/: the picture of class c has the number 1000 - c."""
+def val(tmp_path: Path, image: Path) -> Path:
+    """A root with val/: the image of class c has the number 1000 - c."""
     names = [f"{wnid}/ILSVRC2012_val_{1000 - c:08}.JPEG" for c, wnid in enumerate(WNIDS)]
-    fill(tmp_path / "val", picture, names)
+    fill(tmp_path / "val", image, names)
     return tmp_path
 
 
@@ -56,14 +56,14 @@ def test_imagenets_val_is_its_test_split(val: Path) -> None:
     assert test.classes == tuple(WNIDS)
     assert test.labels.tolist() == list(range(1000))
     assert test.path(7).endswith(f"val/{WNIDS[7]}/ILSVRC2012_val_00000993.JPEG")
-    assert test.picture(7).shape == (70, 80, 3)
+    assert test.image(7).shape == (70, 80, 3)
     with pytest.raises(ValueError, match=r"there is no folder .*train: unpack the whole set"):
         load_dataset("imagenet", "train", root=val)
 
 
-def test_imagenets_held_out_part_comes_from_train(tmp_path: Path, picture: Path) -> None:
-    """Below the folders in which Kaggle packs it; three pictures of each class."""
-    fill(tmp_path / "ILSVRC/Data/CLS-LOC/train", picture, [f"{w}/{w}_{i}.JPEG" for w in WNIDS for i in range(3)])
+def test_imagenets_held_out_part_comes_from_train(tmp_path: Path, image: Path) -> None:
+    """Below the folders in which Kaggle packs it; three images of each class."""
+    fill(tmp_path / "ILSVRC/Data/CLS-LOC/train", image, [f"{w}/{w}_{i}.JPEG" for w in WNIDS for i in range(3)])
     train, held = (load_dataset("imagenet", split, root=tmp_path) for split in ("train", "val"))
     assert (len(train), len(held)) == (2000, 1000)
     assert held.labels.tolist() == list(range(1000))
@@ -71,11 +71,11 @@ def test_imagenets_held_out_part_comes_from_train(tmp_path: Path, picture: Path)
 
 
 @pytest.mark.parametrize("order", ["LOC_synset_mapping.txt", "synset_words.txt"])
-def test_folders_with_names_are_put_in_order_by_a_list(order: str, tmp_path: Path, picture: Path) -> None:
+def test_folders_with_names_are_put_in_order_by_a_list(order: str, tmp_path: Path, image: Path) -> None:
     """By their whole line of names or the first of them; names in the alphabet's order would be reversed."""
     lines = [f"{wnid} thing {999 - c:03}, Res {c}" for c, wnid in enumerate(WNIDS)]
     folders = [line.partition(" ")[2] if c % 2 else f"thing {999 - c:03}" for c, line in enumerate(lines)]
-    fill(tmp_path / "val", picture, [f"{folder}/1.JPEG" for folder in folders])
+    fill(tmp_path / "val", image, [f"{folder}/1.JPEG" for folder in folders])
     with pytest.raises(ValueError, match=r"names do not tell the order of .* add LOC_synset_mapping.txt"):
         load_dataset("imagenet", "test", root=tmp_path)
     (tmp_path / order).write_text("\n".join(lines) + "\n")
@@ -100,7 +100,7 @@ def test_part_of_imagenet_is_refused(val: Path) -> None:
         load_dataset("imagenet", "test", root=val)
 
 
-def test_part_of_imagenets_val(val: Path, picture: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_part_of_imagenets_val(val: Path, image: Path, caplog: pytest.LogCaptureFixture) -> None:
     """300 of 1,000 classes, whose numbers train/ or a list of names tells."""
     there = WNIDS[1::3][:300]
     for wnid in set(WNIDS) - set(there):
@@ -114,7 +114,7 @@ def test_part_of_imagenets_val(val: Path, picture: Path, caplog: pytest.LogCaptu
     assert test.full_size == 50_000
     assert "imagenet: 300 of its 50,000 test images are there" in caplog.text
     (val / "LOC_synset_mapping.txt").unlink()
-    fill(val / "train", picture, [f"{wnid}/1.JPEG" for wnid in WNIDS])
+    fill(val / "train", image, [f"{wnid}/1.JPEG" for wnid in WNIDS])
     assert load_dataset("imagenet", "test", root=val, partial=True).labels.tolist() == test.labels.tolist()
     with pytest.raises(ValueError, match=r"has 300 class folders and ImageNet 1,000"):
         load_dataset("imagenet", "test", root=val)
@@ -133,8 +133,8 @@ ANSWERS = [[3], [], [5, 2], [0], [], [999, 1, 7]]
 
 @pytest.fixture
 def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Six val pictures, the number in their grey, two of them without a label; two in folders, as some keep them."""
-    monkeypatch.setattr(imagenet, "VAL_PICTURES", 6)
+    """Six val images, the number in their gray, two of them without a label; two in folders, as some keep them."""
+    monkeypatch.setattr(imagenet, "VAL_IMAGES", 6)
     for number in range(1, 7):
         folder = "n01440764/" if number in (2, 3) else ""
         put(tmp_path / "val" / f"{folder}ILSVRC2012_val_{number:08}.JPEG", 40 * number)
@@ -149,12 +149,12 @@ def test_real_labels(real: Path) -> None:
     assert test.label_sets is not None
     assert [test.label_sets.of(i).tolist() for i in range(4)] == [[3], [5, 2], [0], [999, 1, 7]]
     assert test.labels.tolist() == [3, 5, 0, 999]
-    assert [round(int(test.picture(i)[0, 0, 0]) / 40) for i in range(4)] == [1, 3, 4, 6]
+    assert [round(int(test.image(i)[0, 0, 0]) / 40) for i in range(4)] == [1, 3, 4, 6]
 
 
 def test_real_accuracy_by_hand(real: Path) -> None:
     """Said: 3 (right), 2 (right, the second label), 4 (wrong), 7 (right, the third): three of the four that count."""
-    from vitlab.transfer.evaluate import evaluate
+    from vitlab.evaluate.accuracy import evaluate
 
     class Says(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
@@ -164,16 +164,16 @@ def test_real_accuracy_by_hand(real: Path) -> None:
     found = evaluate(Says(), load_dataset("imagenet_real", "test", root=real), (8, 8))
     assert found.right.tolist() == [True, True, False, True]
     assert found.figures()["accuracy"] == 0.75
-    assert (found.record()["pictures"], found.record()["left_out"]) == (4, 2)
+    assert (found.record()["images"], found.record()["left_out"]) == (4, 2)
 
 
 def test_part_of_real(real: Path) -> None:
-    """Pictures 1, 2 (without a label) and 4 are there; four of the six have labels."""
-    from vitlab.transfer.evaluate import evaluate
+    """Images 1, 2 (without a label) and 4 are there; four of the six have labels."""
+    from vitlab.evaluate.accuracy import evaluate
 
     for number in (3, 5, 6):
         (real / "val" / f"{'n01440764/' if number == 3 else ''}ILSVRC2012_val_{number:08}.JPEG").unlink()
-    with pytest.raises(ValueError, match=r"lacks 3 of 6 pictures.*Give --partial"):
+    with pytest.raises(ValueError, match=r"lacks 3 of 6 images.*Give --partial"):
         load_dataset("imagenet_real", "test", root=real)
     test = load_dataset("imagenet_real", "test", root=real, partial=True)
     assert (len(test), test.left_out, test.full_size, test.labels.tolist()) == (2, 1, 4, [3, 0])
@@ -183,8 +183,8 @@ def test_part_of_real(real: Path) -> None:
             return torch.eye(1000)[torch.full((len(images),), 3)]
 
     found = evaluate(Says(), test, (8, 8))
-    assert (found.record()["pictures"], found.record()["full_size"], found.accuracy) == (2, 4, 0.5)
-    assert "2 of 4 pictures" in found.as_table().splitlines()[-1]
+    assert (found.record()["images"], found.record()["full_size"], found.accuracy) == (2, 4, 0.5)
+    assert "2 of 4 images" in found.as_table().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -202,7 +202,7 @@ def test_part_of_real(real: Path) -> None:
         ),
         (
             lambda p: (p / "val" / "n01440764" / "ILSVRC2012_val_00000003.JPEG").unlink(),
-            r"lacks 1 of 6 pictures, first ILSVRC2012_val_00000003.JPEG: the labels go by these names",
+            r"lacks 1 of 6 images, first ILSVRC2012_val_00000003.JPEG: the labels go by these names",
         ),
     ],
 )
@@ -223,8 +223,8 @@ def test_incomplete_real(damage: Callable[[Path], object], message: str, real: P
         ("imagenet_v2_top", "imagenetv2-top-images-format-val"),
     ],
 )
-def test_v2_folders_are_numbers_not_words(name: str, folder: str, tmp_path: Path, picture: Path) -> None:
-    fill(tmp_path / folder, picture, [f"{c}/a.jpeg" for c in range(1000)])
+def test_v2_folders_are_numbers_not_words(name: str, folder: str, tmp_path: Path, image: Path) -> None:
+    fill(tmp_path / folder, image, [f"{c}/a.jpeg" for c in range(1000)])
     test = load_dataset(name, "test", root=tmp_path)
     assert test.labels.tolist() == list(range(1000))
     assert [int(Path(entry.file).parent.name) for entry in test.entries] == list(range(1000))
@@ -244,7 +244,7 @@ def test_v2_folders_are_numbers_not_words(name: str, folder: str, tmp_path: Path
 def objectnet(tmp_path: Path) -> Path:
     """313 classes, of which the first 113 are ImageNet's; the class c of ImageNet stands in line 999 - c.
 
-    "Alarm clock" is two of ImageNet's classes; three pictures of it, one of each other class. A picture is grey, in a
+    "Alarm clock" is two of ImageNet's classes; three images of it, one of each other class. A image is gray, in a
     red border of 2 pixels.
     """
     home = tmp_path / "objectnet-1.0"
@@ -285,14 +285,14 @@ def test_objectnets_shared_classes(below: bool, objectnet: Path) -> None:
     assert (len(test), test.left_out, len(test.classes)) == (115, 200, 1000)
     assert test.label_sets is not None
     assert [test.label_sets.of(i).tolist() for i in (0, 1, 2, 3, 114)] == [[409, 530]] * 3 + [[2], [224]]
-    for index, grey in ((0, 0), (3, 1), (114, 112)):
-        np.testing.assert_array_equal(test.picture(index), np.full((70, 80, 3), grey, np.uint8))
+    for index, gray in ((0, 0), (3, 1), (114, 112)):
+        np.testing.assert_array_equal(test.image(index), np.full((70, 80, 3), gray, np.uint8))
 
 
 def test_objectnet_accuracy_by_hand(objectnet: Path) -> None:
     """Said: 530 of the three alarm clocks, which is right; 224 of almost everything else, which is wrong, but for the
     objects 1 to 10 the right class comes second: 3 of 115 right, 13 among the first five."""
-    from vitlab.transfer.evaluate import evaluate
+    from vitlab.evaluate.accuracy import evaluate
 
     class Says(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
@@ -313,11 +313,11 @@ def test_objectnet_accuracy_by_hand(objectnet: Path) -> None:
 
 
 def test_objectnets_own_resize(objectnet: Path, tmp_path: Path) -> None:
-    """512 to 480 where the model's pictures are 15 pixels is 16 to 15."""
+    """512 to 480 where the model's images are 15 pixels is 16 to 15."""
+    from vitlab.evaluate.accuracy import evaluate, evaluate_checkpoint
     from vitlab.models import ViTConfig
     from vitlab.models.vit import ViT
     from vitlab.preprocessing import Preprocessing
-    from vitlab.transfer.evaluate import evaluate, evaluate_checkpoint
     from vitlab.weights import save_model
 
     model = ViT(ViTConfig(image_size=15, patch_size=5, width=8, depth=1, heads=2, mlp_dim=8, num_classes=1000))
@@ -331,11 +331,11 @@ def test_objectnets_own_resize(objectnet: Path, tmp_path: Path) -> None:
     assert found.record()["left_out"] == 200
 
 
-def test_picture_that_is_all_border(objectnet: Path) -> None:
+def test_image_that_is_all_border(objectnet: Path) -> None:
     put(objectnet / "images" / "alarm_clock" / "1.png", 5, (4, 90))
     test = load_dataset("objectnet", "test", root=objectnet)
-    with pytest.raises(PictureError, match=r"1.png: 4 x 90 pixels are nothing but border"):
-        test.picture(1)
+    with pytest.raises(ImageError, match=r"1.png: 4 x 90 pixels are nothing but border"):
+        test.image(1)
 
 
 def change(name: str, edit: Callable[[Any], Any]) -> Callable[[Path], object]:
@@ -358,7 +358,7 @@ def change(name: str, edit: Callable[[Any], Any]) -> Callable[[Path], object]:
             r"names that stand for no class, or for two: \['nothing', 'thing 2'\]",
         ),
         (change("objectnet_to_imagenet_1k.json", lambda d: dict(list(d.items())[:50])), "maps 50 classes .* 1.0 113"),
-        (lambda p: shutil.rmtree(p / "images" / "object_009"), "no pictures of 1 of 113 classes, first 'object_009'"),
+        (lambda p: shutil.rmtree(p / "images" / "object_009"), "no images of 1 of 113 classes, first 'object_009'"),
         (
             lambda p: shutil.rmtree(p / "images"),
             "objectnet needs images and mappings; looked in .*objectnet.dev.*CC BY",
@@ -377,11 +377,11 @@ def test_incomplete_objectnet(damage: Callable[[Path], object], message: str, ob
 @pytest.mark.parametrize("name", ORIGINS)
 def test_each_says_where_it_comes_from_and_on_what_terms(name: str, tmp_path: Path) -> None:
     info = DATASETS[name]
-    assert (info.source, info.licence, info.num_classes) == (*ORIGINS[name], 1000)
+    assert (info.source, info.license, info.num_classes) == (*ORIGINS[name], 1000)
     for root, start in ((None, f"{name} is not downloaded: give the folder"), (tmp_path, f"{name} needs ")):
         with pytest.raises(ValueError, match=start) as raised:
             load_dataset(name, "test", root=root)
-        assert f"It comes from {info.source} (licence: {info.licence})." in str(raised.value)
+        assert f"It comes from {info.source} (license: {info.license})." in str(raised.value)
 
 
 @pytest.mark.usefixtures("real")
@@ -403,7 +403,7 @@ def test_whose_answers_are_imagenets() -> None:
 
 
 def test_classes_are_kept_by_any_of_their_labels(real: Path) -> None:
-    """Of 2 and 7: the third picture (5 and 2) and the sixth (999, 1 and 7)."""
+    """Of 2 and 7: the third image (5 and 2) and the sixth (999, 1 and 7)."""
     part = load_dataset("imagenet_real", "test", root=real, classes=(7, 2))
     assert part.classes == ("7", "2")
     assert part.labels.tolist() == [1, 0]

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from vitlab.data import loader
+from vitlab.data.dataset import Dataset, Entries, Labels
+from vitlab.data.decode import Entry, ImageError
 from vitlab.data.loader import DRAWS, Batch, epoch_order, eval_batches, example_at, train_batches
-from vitlab.data.pictures import Entry, PictureError
-from vitlab.data.sources import Dataset, Entries, Labels
 from vitlab.data.transforms import EvalTransform, TrainTransform, example_uniforms
 
 TRAIN, EVAL = TrainTransform(8, crop="inception"), EvalTransform(8)
@@ -34,7 +34,7 @@ def in_memory(n: int) -> Dataset:
 
 @pytest.fixture
 def on_disk(tmp_path: Path) -> Dataset:
-    """Eleven pictures of different sizes; number 4 is empty, number 7 is text."""
+    """Eleven images of different sizes; number 4 is empty, number 7 is text."""
     rng = np.random.default_rng(0)
     entries = []
     for i in range(11):
@@ -42,7 +42,7 @@ def on_disk(tmp_path: Path) -> Dataset:
         Image.fromarray(rng.integers(0, 256, (8 + i, 20 - i, 3)).astype(np.uint8)).save(path)
         entries.append(Entry(str(path)))
     (tmp_path / "4.png").write_bytes(b"")
-    (tmp_path / "7.png").write_text("no picture")
+    (tmp_path / "7.png").write_text("no image")
     return Dataset("disk", "train", ("a", "b"), np.arange(11) % 2, entries=entries)
 
 
@@ -140,7 +140,7 @@ def test_evaluation_covers_everything_once(n: int, world_size: int, share: int) 
     )
 
 
-# ------------------------------------------------------------------------- files, workers, bad pictures
+# ------------------------------------------------------------------------- files, workers, bad images
 
 
 def test_workers_change_nothing(on_disk: Dataset) -> None:
@@ -217,7 +217,7 @@ def test_damage_that_shows_in_the_pixels_is_reported_alike(on_disk: Dataset, tmp
         train_batches(broken, TRAIN, batch_size=8, seed=0, workers=workers),
         eval_batches(broken, EVAL, batch_size=4, workers=workers),
     ):
-        with pytest.raises(PictureError, match=r"0\.jpg: damaged or cut off"):
+        with pytest.raises(ImageError, match=r"0\.jpg: damaged or cut off"):
             next(batches)
 
 
@@ -247,7 +247,7 @@ def test_a_killed_worker_ends_the_stream_and_nothing_else(on_disk: Dataset) -> N
     batches = train_batches(data, TRAIN, batch_size=2, seed=0, workers=1)
     next(batches)
     time.sleep(1)  # would be ended by torch's own handler
-    with pytest.raises(ValueError, match="a process that reads pictures was killed"):
+    with pytest.raises(ValueError, match="a process that reads images was killed"):
         list(batches)
     assert signal.getsignal(signal.SIGCHLD) == before
 
@@ -262,29 +262,29 @@ def test_skip_counts_and_tells_once(on_disk: Dataset, workers: int, caplog: pyte
     seen = take(train_batches(on_disk, TRAIN, batch_size=11, seed=0, workers=workers, on_error="skip"), 4)
     assert seen.skipped == 8
     assert caplog.text.count("4.png: the file is empty") == 3  # once for each of the three streams
-    assert caplog.text.count("7.png: not a picture") == 3
+    assert caplog.text.count("7.png: not a image") == 3
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_raise_names_the_picture(on_disk: Dataset, workers: int) -> None:
-    with pytest.raises(PictureError, match=r"4\.png: the file is empty"):
+def test_raise_names_the_image(on_disk: Dataset, workers: int) -> None:
+    with pytest.raises(ImageError, match=r"4\.png: the file is empty"):
         list(eval_batches(on_disk, EVAL, batch_size=4, workers=workers))
 
 
-def test_pictures_in_memory_that_could_not_be_read_are_skipped_alike(caplog: pytest.LogCaptureFixture) -> None:
+def test_images_in_memory_that_could_not_be_read_are_skipped_alike(caplog: pytest.LogCaptureFixture) -> None:
     data = in_memory(6)
-    data.failures[2] = PictureError("2.png", "zero bytes")
+    data.failures[2] = ImageError("2.png", "zero bytes")
     seen = join(list(eval_batches(data, EVAL, batch_size=4, on_error="skip")))
     assert seen.indices.tolist() == [0, 1, 3, 4, 5]
     assert seen.skipped == 1
     assert "2.png: zero bytes" in caplog.text
-    with pytest.raises(PictureError, match=r"2\.png"):
+    with pytest.raises(ImageError, match=r"2\.png"):
         take(train_batches(data, TRAIN, batch_size=6, seed=0), 1)
 
 
-def test_a_batch_without_any_readable_picture(on_disk: Dataset) -> None:
+def test_a_batch_without_any_readable_image(on_disk: Dataset) -> None:
     bad = on_disk.take(np.array([4, 7]))
-    with pytest.raises(ValueError, match=r"none of the 2 pictures of a batch can be read; one: .*\.png"):
+    with pytest.raises(ValueError, match=r"none of the 2 images of a batch can be read; one: .*\.png"):
         next(train_batches(bad, TRAIN, batch_size=2, seed=0, on_error="skip"))
     (empty,) = eval_batches(bad, EVAL, batch_size=2, on_error="skip")
     assert empty.images.shape == (0, 3, 8, 8)
@@ -292,8 +292,8 @@ def test_a_batch_without_any_readable_picture(on_disk: Dataset) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_share_without_any_readable_picture(on_disk: Dataset, workers: int) -> None:
-    """Of one of two processes: the other has a picture. What stands in has all that a picture has, but no place."""
+def test_a_share_without_any_readable_image(on_disk: Dataset, workers: int) -> None:
+    """Of one of two processes: the other has a image. What stands in has all that a image has, but no place."""
     sets = Labels.of_lists([[i % 3, (i + 1) % 3] for i in range(11)])
     data = dataclasses.replace(on_disk, classes=("a", "b", "c"), labels=sets.firsts, label_sets=sets)
     four = data.take(np.array([4, 7, 5, 6]))
@@ -319,7 +319,7 @@ def test_a_share_without_any_readable_picture(on_disk: Dataset, workers: int) ->
     assert empty
 
 
-def test_all_labels_of_a_picture_come_along(on_disk: Dataset) -> None:
+def test_all_labels_of_a_image_come_along(on_disk: Dataset) -> None:
     """Multi-hot, in the order of the batch, without those that could not be read; from workers and after a restart."""
     lists = [[i % 3, *([(i + 1) % 3] if i % 2 else [])] for i in range(11)]
     sets = Labels.of_lists(lists)
@@ -339,7 +339,7 @@ def test_all_labels_of_a_picture_come_along(on_disk: Dataset) -> None:
 
 
 def test_files_and_memory_agree(on_disk: Dataset) -> None:
-    """The same pictures, read one by one and held in memory, give the same batches to 1e-3."""
+    """The same images, read one by one and held in memory, give the same batches to 1e-3."""
     data = in_memory(9)
     assert data.pixels is not None
     listed = [TRAIN.apply(list(data.pixels[[i]]), 3, 0, np.array([i])) for i in range(9)]
@@ -369,13 +369,13 @@ def test_wrong_settings(options: dict[str, object], message: str) -> None:
         train_batches(in_memory(5), TRAIN, **{"batch_size": 4, "seed": 0} | options)  # pyright: ignore[reportArgumentType]
 
 
-def test_fast_decoding_of_pictures_in_memory_is_refused() -> None:
-    with pytest.raises(ValueError, match="fast decoding has no effect on noise, whose pictures are in memory"):
+def test_fast_decoding_of_images_in_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match="fast decoding has no effect on noise, whose images are in memory"):
         train_batches(in_memory(5), TrainTransform(8, fast=True), batch_size=4, seed=0)
 
 
 def test_an_empty_set_is_refused() -> None:
-    with pytest.raises(ValueError, match="noise has no pictures in its split 'train'"):
+    with pytest.raises(ValueError, match="noise has no images in its split 'train'"):
         eval_batches(in_memory(3).take(np.array([], int)), EVAL, batch_size=4)
 
 
@@ -411,7 +411,7 @@ def test_an_example_is_that_of_the_sets_own_order() -> None:
 
 
 def test_draws_depend_on_seed_epoch_and_index_alone() -> None:
-    """Neither the batch nor the rank, and the pictures are the same with them and without."""
+    """Neither the batch nor the rank, and the images are the same with them and without."""
     data = in_memory(11)
     whole = next(train_batches(data, TRAIN, batch_size=22, seed=5, draws=7))
     assert whole.draws is not None
@@ -427,14 +427,14 @@ def test_draws_depend_on_seed_epoch_and_index_alone() -> None:
     same(plain, whole)
 
 
-def test_draws_of_unreadable_pictures_are_left_out(on_disk: Dataset) -> None:
+def test_draws_of_unreadable_images_are_left_out(on_disk: Dataset) -> None:
     batch = next(train_batches(on_disk, TRAIN, batch_size=11, seed=0, on_error="skip", draws=3))
     assert batch.draws is not None
     expected = example_uniforms(0, np.zeros(9, np.int64), batch.indices.numpy(), 3, DRAWS)
     np.testing.assert_array_equal(batch.draws, expected)
 
 
-def test_draws_of_a_test_picture_are_the_same_each_time() -> None:
+def test_draws_of_a_test_image_are_the_same_each_time() -> None:
     found = []
     for batch_size in (5, 64):
         batches = eval_batches(in_memory(37), EVAL, batch_size=batch_size, draws=10)

@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import scipy.io
 
-from vitlab.data import datasets, fetch, pixels
-from vitlab.data.datasets import SPLITS, load_dataset
-from vitlab.data.sources import Dataset
+from vitlab.data import downloads as fetch
+from vitlab.data import pixels
+from vitlab.data import registry as datasets
+from vitlab.data.dataset import Dataset
+from vitlab.data.registry import SPLITS, load_dataset
 
 rng = np.random.default_rng(0)
 

@@ -15,27 +15,27 @@ rng = np.random.default_rng(0)
 SMALL = rng.integers(0, 256, (12, 16, 16, 3)).astype(np.uint8)
 
 
-def operation(number: int, sign: float, picture: np.ndarray, magnitude: int = 10) -> np.ndarray:
-    """One chosen operation of the 16 on one picture: float [H, W, 3]."""
-    images = torch.from_numpy(picture[None]).permute(0, 3, 1, 2).float()
+def operation(number: int, sign: float, image: np.ndarray, magnitude: int = 10) -> np.ndarray:
+    """One chosen operation of the 16 on one image: float [H, W, 3]."""
+    images = torch.from_numpy(image[None]).permute(0, 3, 1, 2).float()
     u = np.array([[[(number + 0.5) / 16, sign, 0.5, 0.5]]])
     return randaugment(images, u, magnitude)[0].permute(1, 2, 0).numpy()
 
 
 def test_randaugment_operations() -> None:
-    picture = rng.integers(0, 256, (224, 224, 3)).astype(np.uint8)
-    x = picture.astype(float)
-    np.testing.assert_array_equal(operation(2, 0, picture), 255 - x)
-    np.testing.assert_array_equal(operation(4, 0, picture), picture & 0xF0)
-    np.testing.assert_array_equal(operation(5, 0, picture, 5), np.where(x < 128, x, 255 - x))
-    np.testing.assert_array_equal(operation(5, 0, picture, 15), x)  # Google's threshold 384: nothing happens
-    np.testing.assert_array_equal(operation(6, 0, picture, 5), np.where(x < 128, np.minimum(x + 55, 255), x))
-    np.testing.assert_allclose(operation(9, 0, picture, 5), x, atol=1)  # brightness by 1.8 * 0.5 + 0.1 = 1
-    right = operation(13, 0, picture)
+    image = rng.integers(0, 256, (224, 224, 3)).astype(np.uint8)
+    x = image.astype(float)
+    np.testing.assert_array_equal(operation(2, 0, image), 255 - x)
+    np.testing.assert_array_equal(operation(4, 0, image), image & 0xF0)
+    np.testing.assert_array_equal(operation(5, 0, image, 5), np.where(x < 128, x, 255 - x))
+    np.testing.assert_array_equal(operation(5, 0, image, 15), x)  # Google's threshold 384: nothing happens
+    np.testing.assert_array_equal(operation(6, 0, image, 5), np.where(x < 128, np.minimum(x + 55, 255), x))
+    np.testing.assert_allclose(operation(9, 0, image, 5), x, atol=1)  # brightness by 1.8 * 0.5 + 0.1 = 1
+    right = operation(13, 0, image)
     np.testing.assert_array_equal(right[:, 100:], x[:, :-100])
     assert (right[:, :100] == 128).all()
-    np.testing.assert_array_equal(operation(13, 0.9, picture)[:, :-100], x[:, 100:])
-    cut = operation(15, 0, picture) == 128
+    np.testing.assert_array_equal(operation(13, 0.9, image)[:, :-100], x[:, 100:])
+    cut = operation(15, 0, image) == 128
     assert cut[73:151, 73:151].all()
     assert cut[:70].mean() < 0.01
 
@@ -43,8 +43,8 @@ def test_randaugment_operations() -> None:
 @pytest.mark.parametrize("magnitude", [5, 15, 30])
 def test_operations_that_are_torchvisions(magnitude: int) -> None:
     """A pixel whose place is nearly halfway between two may be either."""
-    picture = rng.integers(0, 256, (48, 64, 3)).astype(np.uint8)
-    planes, r = torch.from_numpy(picture).permute(2, 0, 1), magnitude / 10
+    image = rng.integers(0, 256, (48, 64, 3)).astype(np.uint8)
+    planes, r = torch.from_numpy(image).permute(2, 0, 1), magnitude / 10
     pixel, shear = r * 64 / 224, math.degrees(math.atan(0.3 * r))
     for number, sign in itertools.product((3, 11, 12, 13, 14), (0.0, 0.9)):
         by = 1 if sign == 0 else -1
@@ -55,9 +55,9 @@ def test_operations_that_are_torchvisions(magnitude: int) -> None:
             14: {"translate": [0.0, 100 * pixel * by]},
         }[number]  # fmt: skip
         expected = V.affine(planes, **turned).permute(1, 2, 0)
-        assert (operation(number, sign, picture, magnitude) != expected.numpy()).mean() < 1e-3
+        assert (operation(number, sign, image, magnitude) != expected.numpy()).mean() < 1e-3
     sharp = V.adjust_sharpness(planes, 1.8 * r + 0.1).permute(1, 2, 0)
-    np.testing.assert_allclose(operation(10, 0, picture, magnitude), sharp, atol=1)
+    np.testing.assert_allclose(operation(10, 0, image, magnitude), sharp, atol=1)
 
 
 def test_nothing_waits_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A set on a web server is the set that lies there: each picture once an epoch, wherever a run starts, with room for
+"""A set on a web server is the set that lies there: each image once an epoch, wherever a run starts, with room for
 few of its shards."""
 
 import contextlib
@@ -16,10 +16,10 @@ from shard_files import Server, pair, serving, write_folders, write_shard
 
 from vitlab.data import remote
 from vitlab.data import store as module
-from vitlab.data.datasets import load_dataset
+from vitlab.data.dataset import Dataset
 from vitlab.data.loader import eval_batches, train_batches
+from vitlab.data.registry import load_dataset
 from vitlab.data.remote import expand, window_order
-from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.data.write_shards import ShardSettings, write_shards
 
@@ -38,7 +38,7 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """60 pictures of two classes; train has 12 shards of 4, val and test one each."""
+    """60 images of two classes; train has 12 shards of 4, val and test one each."""
     folder = tmp_path_factory.mktemp("set")
     write_folders(folder / "in", {"ant": 40, "bee": 20})
     write_shards(f"folder:{folder / 'in'}", folder / "out", ShardSettings(records=4))
@@ -88,10 +88,10 @@ def test_orders_mix_and_differ() -> None:
     assert not np.array_equal(order, window_order(shard, 5, 1, 0))
     middle = shard[order][800:1200]
     assert np.unique(middle).size >= 5
-    neighbours = np.mean(middle[1:] == middle[:-1])
-    assert 0.12 < neighbours < 0.28  # 1/5, as good as drawn
+    neighbors = np.mean(middle[1:] == middle[:-1])
+    assert 0.12 < neighbors < 0.28  # 1/5, as good as drawn
     few = window_order(np.repeat([0, 1], 500), 5, 0, 0)[:500]
-    assert 210 < (few < 500).sum() < 290  # all begin at once: of half the pictures, half are of each
+    assert 210 < (few < 500).sum() < 290  # all begin at once: of half the images, half are of each
 
 
 # ------------------------------------------------------------------------------------------------- same set
@@ -104,7 +104,7 @@ def test_a_set_from_a_server_is_the_set(server: Server, written: Path, split: st
     assert far.labels.tolist() == near.labels.tolist()
     assert not any(name.endswith(".tar") for name in server.asked)  # nothing is fetched before it is needed
     for i in range(len(near)):
-        np.testing.assert_array_equal(far.picture(i), near.picture(i))
+        np.testing.assert_array_equal(far.image(i), near.image(i))
         assert far.path(i) == near.path(i).replace(str(written), server.address)
     assert max(server.asked[path.name] for path in written.glob("*.tar")) == 1
 
@@ -118,7 +118,7 @@ def test_exclusion_lists_fit_both(server: Server, written: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_every_picture_once_an_epoch(server: Server, written: Path, workers: int) -> None:
+def test_every_image_once_an_epoch(server: Server, written: Path, workers: int) -> None:
     far, near = both(server, written)
     n = len(far)
     batches = list(itertools.islice(train_batches(far, TRAIN, **BATCH, workers=workers), 2 * n // 4))
@@ -199,7 +199,7 @@ def test_a_server_with_moods(server: Server, written: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_server_that_dies(server: Server, written: Path, workers: int) -> None:
-    """The message is the same from whichever process, and skipping bad pictures does not skip it."""
+    """The message is the same from whichever process, and skipping bad images does not skip it."""
     far, _ = both(server, written)
     batches = train_batches(far, TRAIN, **BATCH, workers=workers, on_error="skip")
     next(batches)
@@ -232,12 +232,12 @@ def test_another_set_at_the_same_address(written: Path, tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.symlink_to(written)
     with serving(place) as server:
-        load_dataset(f"shards:{server.address}", "train").picture(0)
+        load_dataset(f"shards:{server.address}", "train").image(0)
         place.unlink()
         place.symlink_to(tmp_path / "new")
         far = load_dataset(f"shards:{server.address}", "train")
         near = load_dataset(f"shards:{tmp_path / 'new'}", "train")
-        np.testing.assert_array_equal(far.picture(0), near.picture(0))
+        np.testing.assert_array_equal(far.image(0), near.image(0))
 
 
 # ----------------------------------------------------------------------------------------------------- names
@@ -258,7 +258,7 @@ def test_some_of_the_shards(server: Server, written: Path) -> None:
     assert len(far) == 4
     keep = [i for i in range(len(near)) if "train-000000" in near.path(i)]
     np.testing.assert_array_equal(far.labels, near.labels[keep])
-    np.testing.assert_array_equal(far.picture(2), near.picture(keep[2]))
+    np.testing.assert_array_equal(far.image(2), near.image(keep[2]))
     with pytest.raises(ValueError, match=r"index.json lists no train-000012.tar \(88 of 90 are missing there\)"):
         load_dataset(f"shards:{server.address}/train-0000{{10..99}}.tar", "train")
 
@@ -281,12 +281,12 @@ def test_tars_of_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
         for _ in range(2):
             far = load_dataset(name, "train")
             assert far.classes == ("0", "1")
-            assert [int(far.picture(i)[0, 0, 0]) for i in range(20)] == [10 * s + i for s in range(4) for i in range(5)]
+            assert [int(far.image(i)[0, 0, 0]) for i in range(20)] == [10 * s + i for s in range(4) for i in range(5)]
             assert far.labels.tolist() == [0, 1, 0, 1, 0] * 4
-            assert int(load_dataset(name, "test").picture(0)[0, 0, 0]) == 99
+            assert int(load_dataset(name, "test").image(0)[0, 0, 0]) == 99
         assert caplog.text.count("fetching its shards once") == 6
         (place / "mine-0.tar").write_bytes((place / "mine-1.tar").read_bytes())
         for path in tars(tmp_path):
             path.unlink()
         with pytest.raises(ValueError, match=r"mine-0.tar has the sha256 .* as the set's index says"):
-            load_dataset(name, "train").picture(0)
+            load_dataset(name, "train").image(0)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vitlab.data.dataset import Labels
 from vitlab.data.shard_index import (
     File,
     Listing,
@@ -20,7 +21,6 @@ from vitlab.data.shard_index import (
     read_places,
     write_places,
 )
-from vitlab.data.sources import Labels
 
 ROWS = st.tuples(st.integers(0, 2**40), st.integers(0, 2**30), st.text("añ/.€", max_size=9))
 ROWS = st.lists(st.tuples(ROWS, st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=3)), min_size=1, max_size=9)

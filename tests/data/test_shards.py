@@ -1,4 +1,4 @@
-"""Shards are read whole, or the message says what is wrong; and a million pictures are a few arrays."""
+"""Shards are read whole, or the message says what is wrong; and a million images are a few arrays."""
 
 import functools
 import json
@@ -13,10 +13,11 @@ import pytest
 from irregular import irregular
 from shard_files import pair, write_shard
 
-from vitlab.data import shards, sources
-from vitlab.data.datasets import load_dataset
-from vitlab.data.pictures import PictureError
-from vitlab.data.sources import Dataset
+from vitlab.data import dataset as sources
+from vitlab.data import shards
+from vitlab.data.dataset import Dataset
+from vitlab.data.decode import ImageError
+from vitlab.data.registry import load_dataset
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,7 @@ def test_shards(tmp_path: Path, side: int, caplog: pytest.LogCaptureFixture) -> 
     val = load_dataset(f"shards:{tmp_path}", "val")
     assert train.classes == val.classes == ("cat", "dog", "gnu")
     assert train.labels.tolist()[-1] == val.labels.tolist()[0] == 1
-    seen = {(int(train.labels[i]), int(train.picture(i).max())) for i in range(len(train))}
+    seen = {(int(train.labels[i]), int(train.image(i).max())) for i in range(len(train))}
     assert seen == {(0, 10), (2, 13), (1, 11), (2, 12), (1, 20)}
     assert train.path(0).startswith(str(tmp_path / "train-0"))
     assert "(.json 1)" in caplog.text
@@ -79,14 +80,14 @@ def test_shards_without_names_count_their_classes_on_train(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ([("a.png", b"x")], "1 keys lack a picture or a .cls, first 'a'"),
-        ([("a.cls", b"0")], "1 keys lack a picture or a .cls, first 'a'"),
+        ([("a.png", b"x")], "1 keys lack a image or a .cls, first 'a'"),
+        ([("a.cls", b"0")], "1 keys lack a image or a .cls, first 'a'"),
         (pair("a", "cat"), "must hold a class number .* not b'cat'"),
         (pair("a", -1), "must hold a class number"),
         (pair("a", ""), "must hold a class number"),
         (pair("a", "1;2"), r"or several: 3 17 42; not b'1;2'"),
-        ([("a.txt", b"x")], "no pictures in"),
-        (pair("a", 0) + pair("a", 1), "more than one picture or .cls of the key 'a'"),
+        ([("a.txt", b"x")], "no images in"),
+        (pair("a", 0) + pair("a", 1), "more than one image or .cls of the key 'a'"),
     ],
 )
 def test_bad_shards_say_what_is_wrong(tmp_path: Path, members: list[tuple[str, bytes]], message: str) -> None:
@@ -113,8 +114,8 @@ def test_bad_class_names(tmp_path: Path, text: str) -> None:
 
 
 def test_shards_missing(tmp_path: Path) -> None:
-    write_shard(tmp_path / "pictures.tar", pair("a", 0))
-    with pytest.raises(ValueError, match=r"has no train-\*.tar \(its tars: \['pictures.tar'\]\)"):
+    write_shard(tmp_path / "images.tar", pair("a", 0))
+    with pytest.raises(ValueError, match=r"has no train-\*.tar \(its tars: \['images.tar'\]\)"):
         load_dataset(f"shards:{tmp_path}", "train")
     with pytest.raises(ValueError, match="does not exist"):
         load_dataset(f"shards:{tmp_path / 'gone'}", "train")
@@ -133,7 +134,7 @@ def test_the_real_flowers(shared: Path, caplog: pytest.LogCaptureFixture) -> Non
         part = load_dataset("shards:flowers102", split, root=shared / "data")
         sizes[split] = len(part)
         assert len(part.classes) == 102
-        assert min(part.picture(len(part) - 1).shape[:2]) == 224
+        assert min(part.image(len(part) - 1).shape[:2]) == 224
     assert sizes == {"train": 1020, "val": 1020, "test": 1000}
     (said,) = caplog.messages
     assert said == "shards:flowers102: classes with fewer than two images in test: 8 (1), 26 (1)"
@@ -157,7 +158,7 @@ def test_bad_lists_of_labels(tmp_path: Path, text: str) -> None:
         load_dataset(f"shards:{tmp_path}", "trainval")
 
 
-def test_other_members_of_a_picture_are_counted_wherever_they_stand(
+def test_other_members_of_a_image_are_counted_wherever_they_stand(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """webdataset's own writer sorts by name: cls, jpg, json."""
@@ -175,7 +176,7 @@ def whole(path: Path) -> Dataset:
 
 
 def many(path: Path, count: int = 40) -> list[int]:
-    """Two shards of pictures, of which number i is grey i; returns their labels."""
+    """Two shards of images, of which number i is gray i; returns their labels."""
     labels = [i % 7 for i in range(count)]
     side = sources.MEMORY_SIDE + 1
     for shard, part in enumerate((range(count // 2), range(count // 2, count))):
@@ -191,16 +192,16 @@ def test_parts_and_unions_share_the_arrays(tmp_path: Path) -> None:
     whole = load_dataset(f"shards:{tmp_path}", "train")
     assert whole.pixels is None
     part = whole.take(np.array([39, 3, 3, 20]))
-    assert [int(part.picture(i)[0, 0, 0]) for i in range(4)] == [39, 3, 3, 20]
+    assert [int(part.image(i)[0, 0, 0]) for i in range(4)] == [39, 3, 3, 20]
     assert part.path(0) == str(tmp_path / "train-1.tar" / "039.png")
     assert isinstance(part.entries, shards.ShardEntries)
     assert isinstance(whole.entries, shards.ShardEntries)
     assert part.entries.places is whole.entries.places
     both = load_dataset(f"shards:{tmp_path}", "trainval")
-    assert [int(both.picture(i)[0, 0, 0]) for i in (0, 39, 40)] == [0, 39, 99]
+    assert [int(both.image(i)[0, 0, 0]) for i in (0, 39, 40)] == [0, 39, 99]
     assert both.path(40) == str(tmp_path / "val-0.tar" / "z.png")
     fewer = load_dataset(f"shards:{tmp_path}", "train", classes=(2,))
-    assert [int(fewer.picture(i)[0, 0, 0]) for i in range(len(fewer))] == [i for i in range(40) if labels[i] == 2]
+    assert [int(fewer.image(i)[0, 0, 0]) for i in range(len(fewer))] == [i for i in range(40) if labels[i] == 2]
     assert [entry.member for entry in whole.entries[38:99]] == ["038.png", "039.png"]
     assert whole.entries[-1].member == "039.png"
     with pytest.raises(IndexError):
@@ -218,29 +219,29 @@ def test_a_process_keeps_few_files_open(tmp_path: Path, monkeypatch: pytest.Monk
         return sum(os.readlink(link).startswith(str(tmp_path)) for link in links if os.path.lexists(link))  # noqa: PTH115
 
     for i in (*range(8), 0, 7, 7):
-        assert int(data.picture(i)[0, 0, 0]) == i
+        assert int(data.image(i)[0, 0, 0]) == i
         assert open_tars() <= 3
     assert open_tars() == 3
 
 
-def test_pictures_are_read_alike_in_spawned_processes(tmp_path: Path) -> None:
-    """No object for each picture is sent along: what is sent grows by some bytes a picture."""
+def test_images_are_read_alike_in_spawned_processes(tmp_path: Path) -> None:
+    """No object for each image is sent along: what is sent grows by some bytes a image."""
     many(tmp_path, 40)
     many(tmp_path / "more", 400)
     data, more = (whole(path) for path in (tmp_path, tmp_path / "more"))
     sizes = [len(ForkingPickler.dumps(each.entries)) for each in (data, more)]
-    per_picture = (sizes[1] - sizes[0]) / (len(more) - len(data))
-    assert 20 < per_picture < 48
+    per_image = (sizes[1] - sizes[0]) / (len(more) - len(data))
+    assert 20 < per_image < 48
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert pool.apply(data.picture, (5,))[0, 0, 0] == data.picture(5)[0, 0, 0]
+        assert pool.apply(data.image, (5,))[0, 0, 0] == data.image(5)[0, 0, 0]
 
 
-def test_a_shard_that_is_gone_is_a_picture_that_cannot_be_read(tmp_path: Path) -> None:
+def test_a_shard_that_is_gone_is_a_image_that_cannot_be_read(tmp_path: Path) -> None:
     many(tmp_path)
     data = whole(tmp_path)
     (tmp_path / "train-1.tar").unlink()
-    with pytest.raises(PictureError, match=r"train-1.tar/039.png: No such file"):
-        data.take(np.array([len(data) - 1])).picture(0)
+    with pytest.raises(ImageError, match=r"train-1.tar/039.png: No such file"):
+        data.take(np.array([len(data) - 1])).image(0)
 
 
 def test_large_sets_are_looked_through_once(
@@ -257,7 +258,7 @@ def test_large_sets_are_looked_through_once(
     assert again.labels.tolist() == first.labels.tolist()
     assert sorted(again.labels.tolist()) == sorted(labels)
     assert again.path(7) == first.path(7)
-    np.testing.assert_array_equal(again.picture(33), first.picture(33))
+    np.testing.assert_array_equal(again.image(33), first.image(33))
     (kept,) = (tmp_path / "cache" / "vitlab" / "shard-indexes").iterdir()
     kept.write_bytes(kept.read_bytes()[:-100])  # damaged
     assert whole(tmp_path).labels.tolist() == first.labels.tolist()
@@ -271,7 +272,7 @@ def test_large_sets_are_looked_through_once(
     assert "cannot keep what was found" in caplog.text
 
 
-def test_many_small_pictures_are_not_all_decoded_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_small_images_are_not_all_decoded_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shard(tmp_path / "train-0.tar", [member for i in range(6) for member in pair(f"{i}", 0, i)])
     assert whole(tmp_path).in_memory("raise").pixels is not None
     monkeypatch.setattr(sources, "MEMORY_FILES", 5)

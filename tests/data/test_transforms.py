@@ -42,42 +42,42 @@ def golden(shared: Path) -> dict[str, np.ndarray]:
         return dict(file)
 
 
-PICTURES = ("china_jpg", "synth_png", "cifar_like_png")
+IMAGES = ("china_jpg", "synth_png", "cifar_like_png")
 
 
 def close(ours: torch.Tensor, theirs: np.ndarray, *, off: float = 0.0) -> None:
-    """Equal to float32's rounding; a share `off` of the values may differ by one grey level, where both truncate."""
+    """Equal to float32's rounding; a share `off` of the values may differ by one gray level, where both truncate."""
     error = np.abs(ours[0].permute(1, 2, 0).numpy() - theirs)
     assert (error > 2e-4).mean() <= off
     assert error.max() <= (1.001 / 127.5 if off else 2e-4)
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", IMAGES)
 def test_evaluation_matches_vit_jax(golden: dict[str, np.ndarray], name: str) -> None:
     size = 224 if name == "china_jpg" else 384
-    picture = golden[f"{name}/decode"]
-    for given_as in ([picture], torch.from_numpy(picture[None])):
+    image = golden[f"{name}/decode"]
+    for given_as in ([image], torch.from_numpy(image[None])):
         close(EvalTransform(size, Preprocessing.google()).apply(given_as), golden[f"{name}/vit_jax test {size}"])
 
 
 @pytest.mark.parametrize(("name", "off"), [("china_jpg", 1e-3), ("synth_png", 0.05), ("cifar_like_png", 1e-3)])
 def test_evaluation_matches_big_vision(golden: dict[str, np.ndarray], name: str, off: float) -> None:
     """synth_png has flat areas, whose whole-number means TensorFlow's float32 sums put on either side."""
-    picture = golden[f"{name}/decode"]
-    smaller = EvalTransform(224, Preprocessing.google(224, 256)).apply([picture])
+    image = golden[f"{name}/decode"]
+    smaller = EvalTransform(224, Preprocessing.google(224, 256)).apply([image])
     close(smaller, golden[f"{name}/eval: resize_small(256)|central_crop(224)|value_range(-1,1)"], off=off)
     fewshot = Preprocessing(224, 256, keep_aspect=False, antialias=False, crop_offset="floor")
-    squashed = EvalTransform(224, fewshot).apply([picture])
+    squashed = EvalTransform(224, fewshot).apply([image])
     close(squashed, golden[f"{name}/fewshot: resize(256)|central_crop(224)|value_range(-1,1)"], off=off)
 
 
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("name", IMAGES)
 @pytest.mark.parametrize("flip", [False, True])
 def test_training_crop_matches_vit_jax(
     golden: dict[str, np.ndarray], name: str, flip: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if f"{name}/vit_jax train 224 box {'flip' if flip else 'noflip'}" not in golden:
-        assert flip  # the fixture holds the mirrored answer for one picture
+        assert flip  # the fixture holds the mirrored answer for one image
         return
     box = json.loads(str(golden["meta"]))[name]["fixed_box_y_x_h_w"]
     monkeypatch.setattr(transforms, "inception_boxes", lambda *_: np.array([box]))
@@ -106,9 +106,9 @@ def whole_area(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (37, 50), (91, 20), (8, 300), (256, 131)])
-def test_the_centre_is_that_of_the_whole_picture(shape: tuple[int, int]) -> None:
-    picture = rng.integers(0, 256, (*shape, 3)).astype(np.uint8)
-    planes = torch.from_numpy(picture).permute(2, 0, 1)[None].float()
+def test_the_center_is_that_of_the_whole_image(shape: tuple[int, int]) -> None:
+    image = rng.integers(0, 256, (*shape, 3)).astype(np.uint8)
+    planes = torch.from_numpy(image).permute(2, 0, 1)[None].float()
     scale = 24 / min(shape)
     full = (round(shape[0] * scale), round(shape[1] * scale))
     y, x = (full[0] - 18) // 2, (full[1] - 22) // 2
@@ -116,7 +116,7 @@ def test_the_centre_is_that_of_the_whole_picture(shape: tuple[int, int]) -> None
     np.testing.assert_allclose(resized, whole_area(planes, full), atol=1e-4)
     assert torch.equal(resize_area(planes, full, (y, x, 18, 22)), resized[:, :, y : y + 18, x : x + 22])
     expected = to_range(resized[:, :, y : y + 18, x : x + 22].floor())
-    assert torch.equal(EvalTransform((18, 22), Preprocessing.google((18, 22), 24)).apply([picture]), expected)
+    assert torch.equal(EvalTransform((18, 22), Preprocessing.google((18, 22), 24)).apply([image]), expected)
 
 
 class Largest(TorchDispatchMode):
@@ -132,7 +132,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("shape", [(1, 3000), (3000, 1)])
-def test_a_strip_takes_no_more_memory_than_another_picture(shape: tuple[int, int]) -> None:
+def test_a_strip_takes_no_more_memory_than_another_image(shape: tuple[int, int]) -> None:
     """Brought to 64 pixels across, it would be 192,000 long: 300 MB."""
     strip = rng.integers(0, 256, (*shape, 3)).astype(np.uint8)
     with Largest() as largest:
@@ -145,8 +145,8 @@ def test_a_strip_takes_no_more_memory_than_another_picture(shape: tuple[int, int
 
 
 def test_value_range_matches_vit_jax(golden: dict[str, np.ndarray]) -> None:
-    grey = torch.from_numpy(golden["value_range/in"].astype(np.float32)).permute(2, 0, 1)[None]
-    np.testing.assert_array_equal(to_range(grey)[0].permute(1, 2, 0), golden["value_range/vit_jax"])
+    gray = torch.from_numpy(golden["value_range/in"].astype(np.float32)).permute(2, 0, 1)[None]
+    np.testing.assert_array_equal(to_range(gray)[0].permute(1, 2, 0), golden["value_range/vit_jax"])
 
 
 # -------------------------------------------------------------------------------------------- randomness
@@ -193,12 +193,12 @@ def test_an_example_does_not_depend_on_its_batch(crop: str, layers: int) -> None
 
 
 @pytest.mark.parametrize("crop", CROPS)
-def test_pictures_of_many_sizes(crop: str) -> None:
-    pictures = [rng.integers(0, 256, (h, w, 3)).astype(np.uint8) for h, w in ((1, 1), (5, 40), (33, 8), (300, 200))]
-    images = train_transform(crop, 24).apply(pictures, 0, 0, np.arange(4))
-    assert images.shape == (4, 3, 24, 24)
-    assert images.isfinite().all()
-    assert images.abs().max() <= 1.00001
+def test_images_of_many_sizes(crop: str) -> None:
+    images = [rng.integers(0, 256, (h, w, 3)).astype(np.uint8) for h, w in ((1, 1), (5, 40), (33, 8), (300, 200))]
+    crops = train_transform(crop, 24).apply(images, 0, 0, np.arange(4))
+    assert crops.shape == (4, 3, 24, 24)
+    assert crops.isfinite().all()
+    assert crops.abs().max() <= 1.00001
 
 
 def test_rectangular_sizes() -> None:
@@ -211,11 +211,11 @@ def test_rectangular_sizes() -> None:
 
 
 def test_pad_shifts_and_brings_in_black() -> None:
-    picture = rng.integers(1, 256, (16, 16, 3)).astype(np.uint8)
-    images = TrainTransform(16, crop="pad", pad=4).apply(
-        torch.from_numpy(np.repeat(picture[None], 400, 0)), 0, 0, np.arange(400)
+    image = rng.integers(1, 256, (16, 16, 3)).astype(np.uint8)
+    crops = TrainTransform(16, crop="pad", pad=4).apply(
+        torch.from_numpy(np.repeat(image[None], 400, 0)), 0, 0, np.arange(400)
     )
-    padded = np.pad(picture, ((4, 4), (4, 4), (0, 0)))
+    padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
     windows = {
         (y, x, f): padded[y : y + 16, x : x + 16][:, :: -1 if f else 1]
         for y in range(9)
@@ -223,31 +223,31 @@ def test_pad_shifts_and_brings_in_black() -> None:
         for f in (False, True)
     }
     seen = set()
-    for image in images:
-        pixels = (image.permute(1, 2, 0) * 127.5 + 127.5).round().numpy()
+    for crop in crops:
+        pixels = (crop.permute(1, 2, 0) * 127.5 + 127.5).round().numpy()
         seen |= {key for key, window in windows.items() if np.array_equal(window, pixels)}
     assert len(seen) > 130  # of 162, all different: 400 draws see 92 % of them on average
 
 
-def test_none_with_the_same_size_is_the_picture() -> None:
+def test_none_with_the_same_size_is_the_image() -> None:
     images = TrainTransform(16, crop="none", flip=False).apply(torch.from_numpy(SMALL), 0, 0, np.arange(12))
     np.testing.assert_allclose(images, EvalTransform(16).apply(torch.from_numpy(SMALL)), atol=1e-4)
     np.testing.assert_allclose(images.permute(0, 2, 3, 1) * 127.5 + 127.5, SMALL, atol=0.01)
 
 
-def test_half_of_the_pictures_are_mirrored() -> None:
-    picture = torch.from_numpy(SMALL[:1]).expand(1000, -1, -1, -1)
-    images = TrainTransform(16, crop="none").apply(picture, 0, 0, np.arange(1000))
-    upright = to_range(picture[0].permute(2, 0, 1).float())
-    mirrored = [bool((image - upright).abs().max() > 0.01) for image in images]
+def test_half_of_the_images_are_mirrored() -> None:
+    image = torch.from_numpy(SMALL[:1]).expand(1000, -1, -1, -1)
+    crops = TrainTransform(16, crop="none").apply(image, 0, 0, np.arange(1000))
+    upright = to_range(image[0].permute(2, 0, 1).float())
+    mirrored = [bool((crop - upright).abs().max() > 0.01) for crop in crops]
     assert 440 < sum(mirrored) < 560
-    np.testing.assert_allclose(images[mirrored.index(True)].flip(2), upright, atol=1e-4)
+    np.testing.assert_allclose(crops[mirrored.index(True)].flip(2), upright, atol=1e-4)
 
 
-def test_random_is_a_window_of_the_squashed_picture() -> None:
-    picture = rng.integers(0, 256, (30, 50, 3)).astype(np.uint8)
-    squashed = EvalTransform(20, Preprocessing.google()).apply([picture])[0]
-    images = TrainTransform(16, crop="random", resize=20, flip=False).apply([picture] * 60, 0, 0, np.arange(60))
+def test_random_is_a_window_of_the_squashed_image() -> None:
+    image = rng.integers(0, 256, (30, 50, 3)).astype(np.uint8)
+    squashed = EvalTransform(20, Preprocessing.google()).apply([image])[0]
+    images = TrainTransform(16, crop="random", resize=20, flip=False).apply([image] * 60, 0, 0, np.arange(60))
     windows = squashed.unfold(1, 16, 1).unfold(2, 16, 1).permute(1, 2, 0, 3, 4).reshape(25, 3, 16, 16)
     distance = (images[:, None] - windows[None]).abs().amax((2, 3, 4))
     assert (distance.min(1).values < 1e-4).all()
@@ -303,21 +303,21 @@ def test_images_are_shrunk_with_antialiasing() -> None:
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"])
 @pytest.mark.parametrize("given", ["listed", "in memory"])
 def test_the_center_is_that_of_pillow_s_resize(interpolation: Any, given: str) -> None:
-    picture = rng.integers(0, 256, (61, 90, 3)).astype(np.uint8)
-    images = [picture] if given == "listed" else torch.from_numpy(picture[None])
+    image = rng.integers(0, 256, (61, 90, 3)).astype(np.uint8)
+    images = [image] if given == "listed" else torch.from_numpy(image[None])
     offsets: list[tuple[Any, int]] = [("round", 10), ("floor", 9)]
     for offset, x in offsets:  # 19 pixels are left over
         prepared = Preprocessing(40, 40, interpolation=interpolation, crop_offset=offset)
-        full = Image.fromarray(picture).resize((59, 40), Image.Resampling[interpolation.upper()])
+        full = Image.fromarray(image).resize((59, 40), Image.Resampling[interpolation.upper()])
         expected = to_range(torch.from_numpy(np.array(full)[:, x : x + 40]).permute(2, 0, 1).float())
         assert torch.equal(EvalTransform(40, prepared).apply(images)[0], expected)
 
 
 def test_another_size_keeps_the_proportion() -> None:
-    picture = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
+    image = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
     assert torch.equal(
-        EvalTransform(16, Preprocessing(32, 40)).apply([picture]),
-        EvalTransform(16, Preprocessing(16, 20)).apply([picture]),
+        EvalTransform(16, Preprocessing(32, 40)).apply([image]),
+        EvalTransform(16, Preprocessing(16, 20)).apply([image]),
     )
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from vitlab.data import fetch, store, web
+from vitlab.data import downloads as fetch
+from vitlab.data import store, web
 from vitlab.data.shard_index import File
 from vitlab.errors import UserError
 

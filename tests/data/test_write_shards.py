@@ -1,4 +1,4 @@
-"""What is written holds every picture once, as it was, in balance; a write cut short is never taken for whole."""
+"""What is written holds every image once, as it was, in balance; a write cut short is never taken for whole."""
 
 import io
 import json
@@ -20,10 +20,10 @@ from PIL import Image
 from shard_files import pair, write_folders, write_shard
 
 from vitlab.data import write_shards as module
-from vitlab.data.datasets import load_dataset
-from vitlab.data.pictures import PictureError, decode
+from vitlab.data.dataset import Dataset, Labels
+from vitlab.data.decode import ImageError, decode_image
+from vitlab.data.registry import load_dataset
 from vitlab.data.shard_index import check_shards
-from vitlab.data.sources import Dataset, Labels
 from vitlab.data.write_shards import ShardSettings, deal, encode, write_shards
 
 SMALL = ShardSettings(records=10)
@@ -47,7 +47,7 @@ def members(path: Path) -> dict[str, bytes]:
 def test_a_set_reads_as_its_source(pets: Path, tmp_path: Path) -> None:
     heard = []
     made = write_shards(f"folder:{pets}", tmp_path / "out", SMALL, report=lambda *words: heard.append(words))
-    sizes = {split: each["pictures"] for split, each in made["splits"].items()}
+    sizes = {split: each["images"] for split, each in made["splits"].items()}
     assert sizes == {"train": 22, "val": 4, "test": 4}
     assert {split: each["shards"] for split, each in made["splits"].items()} == {"train": 3, "val": 1, "test": 1}
     assert heard[-1] == (30, 30)
@@ -61,14 +61,14 @@ def test_a_set_reads_as_its_source(pets: Path, tmp_path: Path) -> None:
         for i, key in enumerate(keys):
             assert copy.labels[i] == source.labels[key]
             assert copy.entries[i].data() == Path(source.path(key)).read_bytes()
-            np.testing.assert_array_equal(copy.picture(i), source.picture(key))
+            np.testing.assert_array_equal(copy.image(i), source.image(key))
 
 
 def test_a_val_that_is_also_the_test_is_written_once(tmp_path: Path) -> None:
     for split in ("train", "val"):
         write_folders(tmp_path / "pets" / split, {"ant": 4, "bee": 4})
     made = write_shards(f"folder:{tmp_path / 'pets'}", tmp_path / "out", SMALL)
-    assert {split: each["pictures"] for split, each in made["splits"].items()} == {"train": 8, "val": 8}
+    assert {split: each["images"] for split, each in made["splits"].items()} == {"train": 8, "val": 8}
     sizes = {split: len(load_dataset(f"shards:{tmp_path / 'out'}", split)) for split in ("trainval", "test", "all")}
     assert sizes == {"trainval": 8, "test": 8, "all": 16}
 
@@ -77,7 +77,7 @@ def test_systems_that_do_not_tell_which_cores_may_be_used(
     pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert write_shards(f"folder:{pets}", tmp_path / "out", SMALL)["splits"]["train"]["pictures"] == 22
+    assert write_shards(f"folder:{pets}", tmp_path / "out", SMALL)["splits"]["train"]["images"] == 22
 
 
 def test_it_also_reads_without_its_index(pets: Path, tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_it_also_reads_without_its_index(pets: Path, tmp_path: Path) -> None:
     looked = load_dataset(f"shards:{tmp_path / 'out'}", "trainval")
     assert [looked.path(i) for i in range(len(looked))] == [listed.path(i) for i in range(len(listed))]
     assert looked.labels.tolist() == listed.labels.tolist()
-    np.testing.assert_array_equal(looked.picture(5), listed.picture(5))
+    np.testing.assert_array_equal(looked.image(5), listed.image(5))
 
 
 def test_the_package_webdataset_reads_it(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_the_package_webdataset_reads_it(tmp_path: Path) -> None:
         expected[Path(data.path(i)).stem] = (
             int(data.labels[i]),
             data.label_sets.of(i).tolist(),
-            data.picture(i)[0, 0, 0],
+            data.image(i)[0, 0, 0],
         )
     tars = sorted(str(path) for path in (tmp_path / "out").glob("train-*.tar"))
     found = {
@@ -125,7 +125,7 @@ def test_the_bytes_are_the_same_each_time(pets: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a" / "train-000000.tar") as tar:
         assert {(m.mtime, m.uid, m.gid, m.uname, m.mode) for m in tar} == {(0, 0, 0, "", 0o644)}
         names = tar.getnames()
-    assert names[::2] == [f"{name.partition('.')[0]}.cls" for name in names[1::2]]  # a picture's members stand together
+    assert names[::2] == [f"{name.partition('.')[0]}.cls" for name in names[1::2]]  # a image's members stand together
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=300), st.integers(1, 9), st.integers(0, 2**64 - 1))
@@ -154,10 +154,10 @@ def test_about_so_many_megabytes(pets: Path, tmp_path: Path) -> None:
     assert all(14_000 < size < 26_000 for size in sizes), sizes
 
 
-# ------------------------------------------------------------------------------------------------ the pictures
+# ------------------------------------------------------------------------------------------------ the images
 
 
-def one_picture(tmp_path: Path, name: str, data: bytes | Image.Image, **options: Any) -> Dataset:
+def one_image(tmp_path: Path, name: str, data: bytes | Image.Image, **options: Any) -> Dataset:
     path = tmp_path / "own" / "train" / "a" / name
     path.parent.mkdir(parents=True, exist_ok=True)
     if isinstance(data, Image.Image):
@@ -175,13 +175,13 @@ def gradient(width: int, height: int) -> Image.Image:
 @pytest.mark.parametrize(
     ("width", "height", "small"), [(200, 100, (128, 64)), (100, 300, (64, 192)), (64, 500, (64, 500))]
 )
-def test_larger_pictures_become_smaller(tmp_path: Path, width: int, height: int, small: tuple[int, int]) -> None:
-    data = one_picture(tmp_path, "a.png", gradient(width, height))
+def test_larger_images_become_smaller(tmp_path: Path, width: int, height: int, small: tuple[int, int]) -> None:
+    data = one_image(tmp_path, "a.png", gradient(width, height))
     suffix, encoded = encode(data, 0, ShardSettings(size=64))
     with Image.open(io.BytesIO(encoded)) as image:
         assert image.size == small
         assert (suffix, image.format) == (("png", "PNG") if width == 64 else ("jpg", "JPEG"))
-    error = np.abs(decode(encoded).astype(float) - np.asarray(gradient(*small), float))
+    error = np.abs(decode_image(encoded).astype(float) - np.asarray(gradient(*small), float))
     assert error.mean() < 3
     rough = encode(data, 0, ShardSettings(size=64, quality=20))[1]
     assert len(rough) < len(encoded) or width == 64
@@ -195,38 +195,38 @@ def test_what_is_kept_as_it_is(tmp_path: Path) -> None:
     for name, kind, suffix, options in (
         ("a.jpg", "JPEG", "jpg", {"exif": turned}), ("b.jpg", "PNG", "png", {}), ("c.webp", "WEBP", "webp", {}),
     ):  # fmt: skip
-        data = one_picture(tmp_path / name, name, image, format=kind, **options)
+        data = one_image(tmp_path / name, name, image, format=kind, **options)
         assert encode(data, 0, ShardSettings()) == (suffix, Path(data.path(0)).read_bytes())
         assert encode(data, 0, ShardSettings(size=80)) == (suffix, Path(data.path(0)).read_bytes())
 
 
-def test_other_formats_and_pictures_in_memory_become_png(tmp_path: Path) -> None:
+def test_other_formats_and_images_in_memory_become_png(tmp_path: Path) -> None:
     for name in ("a.bmp", "b.tiff", "c.gif"):
-        data = one_picture(tmp_path / name, name, gradient(80, 90))
+        data = one_image(tmp_path / name, name, gradient(80, 90))
         suffix, encoded = encode(data, 0, ShardSettings())
         assert suffix == "png"
-        np.testing.assert_array_equal(decode(encoded), data.picture(0))
+        np.testing.assert_array_equal(decode_image(encoded), data.image(0))
     digits = load_dataset("digits", "test")
     suffix, encoded = encode(digits, 5, ShardSettings())
     assert suffix == "png"
-    np.testing.assert_array_equal(decode(encoded), digits.picture(5))
+    np.testing.assert_array_equal(decode_image(encoded), digits.image(5))
 
 
-def test_unreadable_pictures(pets: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_images(pets: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for i in (3, 8):
-        (pets / "ant" / f"{i:03d}.jpg").write_bytes(b"no picture")
-    with pytest.raises(PictureError, match=r"ant/003.jpg: not a picture"):
+        (pets / "ant" / f"{i:03d}.jpg").write_bytes(b"no image")
+    with pytest.raises(ImageError, match=r"ant/003.jpg: not a image"):
         write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
     assert not (tmp_path / "out").exists()
     made = write_shards(f"folder:{pets}", tmp_path / "out", SMALL, on_error="skip")
     assert sum(each["unreadable"] for each in made["splits"].values()) == 2
-    assert sum(each["pictures"] for each in made["splits"].values()) == 28
-    assert caplog.text.count("ant/003.jpg: not a picture") == 1
+    assert sum(each["images"] for each in made["splits"].values()) == 28
+    assert caplog.text.count("ant/003.jpg: not a image") == 1
     copies = [load_dataset(f"shards:{tmp_path / 'out'}", split) for split in ("train", "val", "test")]
     assert Counter(np.concatenate([copy.labels for copy in copies]).tolist()) == {0: 13, 1: 10, 2: 5}
     for path in pets.rglob("*.jpg"):
-        path.write_bytes(b"no picture")
-    with pytest.raises(ValueError, match=r"none of the 22 pictures of .* can be read: cannot read"):
+        path.write_bytes(b"no image")
+    with pytest.raises(ValueError, match=r"none of the 22 images of .* can be read: cannot read"):
         write_shards(f"folder:{pets}", tmp_path / "none", SMALL, on_error="skip")
     assert not (tmp_path / "none").exists()
 
@@ -267,7 +267,7 @@ def test_an_interrupted_call_goes_on(pets: Path, tmp_path: Path, tars: int, monk
 def test_leftovers_of_another_call_are_no_part_of_it(
     pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither of other settings, nor of other pictures under the same name."""
+    """Neither of other settings, nor of other images under the same name."""
     write_shards(f"folder:{pets}", tmp_path / "whole", SMALL)
     monkeypatch.setattr(module, "_write_index", lambda *_: 1 / 0)
     for settings, change in ((ShardSettings(records=10, seed=1), False), (SMALL, True)):
@@ -401,4 +401,4 @@ def test_several_labels_stay(tmp_path: Path) -> None:
     copy = load_dataset(f"shards:{tmp_path / 'out'}", "train")
     assert copy.label_sets is not None
     for i in range(4):
-        assert copy.label_sets.of(i).tolist() == lists[copy.picture(i)[0, 0, 0]]
+        assert copy.label_sets.of(i).tolist() == lists[copy.image(i)[0, 0, 0]]

@@ -73,7 +73,7 @@ def awake(config: ViTConfig) -> ViT:
     return model
 
 
-def pictures(config: ViTConfig, n: int = 3) -> Tensor:
+def random_images(config: ViTConfig, n: int = 3) -> Tensor:
     return torch.rand(n, 3, *config.image_hw) * 2 - 1
 
 
@@ -123,13 +123,13 @@ class Sublayer:
         return found, v
 
 
-def random_maps(layers: int, pictures: int, heads: int, tokens: int) -> list[Tensor]:
-    return [torch.softmax(2 * torch.randn(pictures, heads, tokens, tokens), dim=-1) for _ in range(layers)]
+def random_maps(layers: int, images: int, heads: int, tokens: int) -> list[Tensor]:
+    return [torch.softmax(2 * torch.randn(images, heads, tokens, tokens), dim=-1) for _ in range(layers)]
 
 
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_maps_equal_plain_numpy_and_reproduce_the_fused_output(config: ViTConfig) -> None:
-    model, images = awake(config).eval(), pictures(config)
+    model, images = awake(config).eval(), random_images(config)
     names = attention_layers(model)
     blocks = range(1, config.depth + 1)
     if config.encoder == "axial":
@@ -153,7 +153,7 @@ def test_maps_equal_plain_numpy_and_reproduce_the_fused_output(config: ViTConfig
 
 @pytest.mark.parametrize("kind", ["class token, wider than high", "axial"])
 def test_a_visitor_sees_each_layer_as_soon_as_it_ran_and_nothing_else_keeps_it(kind: str) -> None:
-    model, images = awake(KINDS[kind]).eval(), pictures(KINDS[kind])
+    model, images = awake(KINDS[kind]).eval(), random_images(KINDS[kind])
     ran: list[str] = []
     for name, module in model.named_modules():
         if isinstance(module, Attention):
@@ -175,10 +175,10 @@ def test_a_visitor_sees_each_layer_as_soon_as_it_ran_and_nothing_else_keeps_it(k
 
 @pytest.mark.parametrize("kind", ["relative positions, shared, registers", "axial", "MAP head, registers"])
 @pytest.mark.parametrize("at_once", [1, 2])
-def test_how_many_pictures_are_worked_on_at_once_does_not_matter(
+def test_how_many_images_are_worked_on_at_once_does_not_matter(
     kind: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, images = awake(KINDS[kind]).eval(), pictures(KINDS[kind])
+    model, images = awake(KINDS[kind]).eval(), random_images(KINDS[kind])
     apart = patch_distances(model.config.grid, 4)
 
     def numbers() -> list[Tensor]:
@@ -193,7 +193,7 @@ def test_how_many_pictures_are_worked_on_at_once_does_not_matter(
 
 
 def test_a_model_that_is_looked_at_answers_as_ever() -> None:
-    model, images = awake(SMALL).eval(), pictures(SMALL)
+    model, images = awake(SMALL).eval(), random_images(SMALL)
     with torch.no_grad():
         before = model(images)
         attention_maps(model, images)
@@ -202,7 +202,7 @@ def test_a_model_that_is_looked_at_answers_as_ever() -> None:
 
 def test_the_model_is_left_as_it_was() -> None:
     config = KINDS["dropout"]
-    model, images = awake(config).train(), pictures(config)
+    model, images = awake(config).train(), random_images(config)
     model.blocks[0].eval()  # modes that differ are put back one by one
     modes = [module.training for module in model.modules()]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -226,7 +226,7 @@ def test_hooks_go_and_modes_return_after_an_error() -> None:
 
 
 def test_maps_are_float32_in_lower_precision() -> None:
-    model, images = awake(SMALL), pictures(SMALL)
+    model, images = awake(SMALL), random_images(SMALL)
     exact = attention_maps(model, images)
     with torch.autocast("cpu", torch.bfloat16):
         cast = attention_maps(model, images)
@@ -240,7 +240,7 @@ def test_maps_are_float32_in_lower_precision() -> None:
 
 def test_compiled_blocks_are_seen_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the tests' own checks cannot be compiled
-    model, images = awake(SMALL).eval(), pictures(SMALL)
+    model, images = awake(SMALL).eval(), random_images(SMALL)
     expected = attention_maps(model, images)
     for block in model.blocks:
         block.compile(backend="eager")
@@ -252,7 +252,7 @@ def test_compiled_blocks_are_seen_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("residual", [True, False])
 def test_rollout_equals_plain_numpy(residual: bool) -> None:
-    maps = random_maps(layers=4, pictures=2, heads=3, tokens=7)
+    maps = random_maps(layers=4, images=2, heads=3, tokens=7)
     rolled = attention_rollout(maps, residual=residual)
     for b in range(2):
         expected = np.eye(7)
@@ -278,7 +278,7 @@ def test_rollout_of_identity_is_identity(residual: bool) -> None:
 
 def test_the_answers_attention_is_the_class_tokens_row_at_the_patches_places() -> None:
     attention = torch.rand(3, 16, 16)
-    grid = answer_grid(attention, answer_weights(awake(SMALL), pictures(SMALL)), (3, 5))
+    grid = answer_grid(attention, answer_weights(awake(SMALL), random_images(SMALL)), (3, 5))
     for row in range(3):
         for column in range(5):
             assert torch.equal(grid[:, row, column], attention[:, 0, 1 + 5 * row + column])
@@ -298,7 +298,7 @@ def plain_answer_weights(config: ViTConfig) -> np.ndarray:
 )
 def test_the_answer_is_read_from_these_tokens(config: ViTConfig) -> None:
     """As the pooling of the model itself has it: what it reads is what the answer follows."""
-    model, images = awake(config).eval(), pictures(config)
+    model, images = awake(config).eval(), random_images(config)
     weights = answer_weights(model, images)
     expected = plain_answer_weights(config)
     np.testing.assert_allclose(weights.numpy(), np.tile(expected, (3, 1)), atol=1e-7)
@@ -315,7 +315,7 @@ def test_the_answer_is_read_from_these_tokens(config: ViTConfig) -> None:
 @pytest.mark.parametrize("kind", ["sin-cos, MAP head", "MAP head, registers", "axial hybrid"])
 def test_a_map_heads_answer_is_read_where_its_query_looks(kind: str) -> None:
     config = KINDS[kind]
-    model, images = awake(config).train(), pictures(config)
+    model, images = awake(config).train(), random_images(config)
     weights = answer_weights(model, images).numpy()
     assert model.map is not None
     assert model.map.training
@@ -354,7 +354,7 @@ def test_distance_of_identity_attention_is_zero() -> None:
 @pytest.mark.parametrize(("grid", "prefix"), [((2, 3), 1), ((3, 1), 0), ((2, 2), 6)])
 def test_distance_equals_plain_numpy(grid: tuple[int, int], prefix: int) -> None:
     patch_size, n = 8, math.prod(grid)
-    maps = random_maps(layers=2, pictures=2, heads=3, tokens=prefix + n)
+    maps = random_maps(layers=2, images=2, heads=3, tokens=prefix + n)
     found = mean_attention_distance(maps, grid, patch_size, prefix)
     places = [(row * patch_size, column * patch_size) for row in range(grid[0]) for column in range(grid[1])]
     for layer, head in np.ndindex(2, 3):

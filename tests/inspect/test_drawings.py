@@ -16,16 +16,16 @@ CONFIG = ViTConfig(image_size=32, patch_size=8, width=8, depth=3, heads=2, mlp_d
 
 
 def words(drawing: Drawing) -> str:
-    assert drawing.picture is not None
-    return f"{drawing.picture.alt} {drawing.picture.caption}"
+    assert drawing.image is not None
+    return f"{drawing.image.alt} {drawing.image.caption}"
 
 
 def test_a_figure_is_drawn_light_and_dark_in_the_same_size() -> None:
-    picture = drawings.filters(np.random.default_rng(0).random((5, 4, 4, 3))).picture
-    assert picture is not None
-    assert picture.dark is not None
-    light, dark = (Image.open(io.BytesIO(data)).convert("RGB") for data in (picture.data, picture.dark))
-    assert light.size == dark.size == (2 * picture.width, light.height)
+    image = drawings.filters(np.random.default_rng(0).random((5, 4, 4, 3))).image
+    assert image is not None
+    assert image.dark is not None
+    light, dark = (Image.open(io.BytesIO(data)).convert("RGB") for data in (image.data, image.dark))
+    assert light.size == dark.size == (2 * image.width, light.height)
     assert light.getpixel((0, 0)) != dark.getpixel((0, 0))
 
 
@@ -59,25 +59,25 @@ def test_distances() -> None:
     assert drawing.figure.texts[0].get_text() == "ViT-X"
 
 
-def test_heads_draws_the_first_picture_and_keeps_the_numbers_of_all() -> None:
+def test_heads_draws_the_first_image_and_keeps_the_numbers_of_all() -> None:
     look = look_at(CONFIG, 2)
     drawing = drawings.heads(look, "cat.png")
     assert (drawing.arrays["heads"] == look.heads).all()
-    assert (drawing.arrays["distances"] == look.picture_distances).all()
+    assert (drawing.arrays["distances"] == look.image_distances).all()
     assert "2 heads in each of 3 layers looks in cat.png" in words(drawing)
     other = drawings.heads(look_at(CONFIG, 2, seed=1), "cat.png")
-    assert drawing.picture != other.picture
+    assert drawing.image != other.image
 
 
 def test_pairs_are_files_only() -> None:
     look = look_at(CONFIG, 3)
     attention, components = drawings.pairs(look, [photograph((32, 32), i) for i in range(3)])
     assert (attention.name, components.name) == ("attention", "components")
-    assert attention.picture is components.picture is None
+    assert attention.image is components.image is None
     assert attention.arrays.keys() == {"rollout", "rollout_plain"}
     assert (attention.arrays["rollout"] == look.rollout).all()
     assert (components.arrays["components"] == look.components).all()
-    shown = np.asarray(components.figure.axes[3].images[0].get_array())  # the second picture's tokens
+    shown = np.asarray(components.figure.axes[3].images[0].get_array())  # the second image's tokens
     assert shown[0, 0] == pytest.approx(255 * look.components[1, 0, 0], abs=0.6)
     assert [axes.get_title() for axes in attention.figure.axes[:2]] == ["Input", "Attention"]
 

@@ -23,19 +23,19 @@ def pair(test: tuple[int, int] = (8, 8), train: tuple[int, int] = (8, 8), **othe
     return ShownPair(**values | other)
 
 
-def pictures(page: str) -> list[np.ndarray]:
+def images(page: str) -> list[np.ndarray]:
     found = re.findall(r'src="data:image/\w+;base64,([^"]+)"', page)
     return [np.asarray(Image.open(io.BytesIO(base64.b64decode(data))).convert("RGBA")) for data in found]
 
 
 def test_pairs_stand_side_by_side() -> None:
     page = duplicates_page("Lead.", {}, [pair(test=(8, 6), train=(4, 8))], [], [], total=1)
-    (shown,) = pictures(page)
+    (shown,) = images(page)
     assert shown.shape == (8, 17, 4)
     assert (shown[3, 3, :3] == 30).all()
     assert (shown[3, 12, :3] == 220).all()
     assert shown[0, 12, 3] == shown[3, 8, 3] == shown[3, 0, 3] == 0  # see-through around them
-    (large,) = pictures(duplicates_page("", {}, [pair(test=(400, 300), train=(900, 900))], [], [], total=1))
+    (large,) = images(duplicates_page("", {}, [pair(test=(400, 300), train=(900, 900))], [], [], total=1))
     assert large.shape[0] == HEIGHT
 
 
@@ -49,14 +49,14 @@ def test_everything_is_said() -> None:
     for said in (
         "A lead.", "1,234", "distance 0.123, 7 bits\n", "distance 0.200, 3 bits, mirrored", "test/1.png", "train/2.png",
         "LABELS CONFLICT", "Conflicting labels", "Just beyond the threshold", "distance 0.310", "bad.png", "cut off",
-        "&lt;b&gt;&amp; &#x27;cat&#x27; | dog", "3 nearest test pictures",
+        "&lt;b&gt;&amp; &#x27;cat&#x27; | dog", "3 nearest test images",
         "Of these 3 pairs, by distance: 0 up to 0.05",
     ):  # fmt: skip
         assert said in page
     assert EVIL not in page
     page.encode()
     assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|\#)""", page)
-    assert len(pictures(page)) == 5
+    assert len(images(page)) == 5
 
 
 def test_nothing_found() -> None:

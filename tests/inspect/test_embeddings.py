@@ -140,21 +140,21 @@ def test_token_components_equal_plain_numpy(shape: tuple[int, ...]) -> None:
     assert np.array_equal(found, token_components(tokens.copy()))
 
 
-def test_like_patches_have_like_colours_in_all_pictures() -> None:
+def test_like_patches_have_like_colors_in_all_images() -> None:
     rng = np.random.default_rng(0)
     sky, grass, dog = rng.standard_normal((3, 16))
     first = np.stack([sky, sky, grass, dog]).reshape(2, 2, 16)
     second = np.stack([dog, grass, grass, sky]).reshape(2, 2, 16)
-    colours = token_components(np.stack([first, second]).astype(np.float32))
-    np.testing.assert_allclose(colours[0, 0, 0], colours[1, 1, 1], atol=1e-4)
-    np.testing.assert_allclose(colours[0, 1, 1], colours[1, 0, 0], atol=1e-4)
-    assert np.abs(colours[0, 0, 0] - colours[0, 1, 0]).max() > 0.3
-    np.testing.assert_allclose(colours[..., 2], 0.5)  # three kinds of patches have two dimensions
+    colors = token_components(np.stack([first, second]).astype(np.float32))
+    np.testing.assert_allclose(colors[0, 0, 0], colors[1, 1, 1], atol=1e-4)
+    np.testing.assert_allclose(colors[0, 1, 1], colors[1, 0, 0], atol=1e-4)
+    assert np.abs(colors[0, 0, 0] - colors[0, 1, 0]).max() > 0.3
+    np.testing.assert_allclose(colors[..., 2], 0.5)  # three kinds of patches have two dimensions
 
 
 @settings(max_examples=30)
 @given(arrays(np.float32, (2, 2, 2, 3), elements=st.floats(-1000, 1000, width=32)))
-def test_colours_are_colours_whatever_the_tokens(tokens: np.ndarray) -> None:
+def test_colors_are_colors_whatever_the_tokens(tokens: np.ndarray) -> None:
     found = token_components(tokens)
     assert np.isfinite(found).all()
     assert ((found >= 0) & (found <= 1)).all()

@@ -170,7 +170,7 @@ def test_axial_layers_are_numbered_by_layer() -> None:
     assert "rows, then columns" in axes.get_xlabel()
 
 
-def test_heads_stand_a_row_to_a_layer_each_in_its_own_colours() -> None:
+def test_heads_stand_a_row_to_a_layer_each_in_its_own_colors() -> None:
     maps = RANDOM.random((2, 3, 4, 4)) * np.array([1, 1e-3]).reshape(2, 1, 1, 1)
     shown = np.asarray(figures.heads(overlays.levels(maps), ["1", "2"]).axes[0].images[0].get_array())
     zoom, pitch = 6, 26
@@ -184,7 +184,7 @@ def test_pairs_stand_beside_each_other_in_order() -> None:
     left, right = ([np.full((4, 4, 3), 10 * i + j, np.uint8) for i in range(6)] for j in (0, 1))
     figure = figures.pairs(left, right, ("Input", "Other"))
     placed = [(np.asarray(axes.images[0].get_array()), axes.get_position()) for axes in figure.axes]
-    assert [int(picture[0, 0, 0]) for picture, _ in placed] == [10 * i + j for i in range(6) for j in (0, 1)]
+    assert [int(image[0, 0, 0]) for image, _ in placed] == [10 * i + j for i in range(6) for j in (0, 1)]
     corners = [(round(1 - box.y1, 3), round(box.x0, 3)) for _, box in placed]
     assert corners == sorted(corners)
     assert [axes.get_title() for axes in figure.axes[:8]] == ["Input", "Other"] * 4

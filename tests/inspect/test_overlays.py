@@ -1,4 +1,4 @@
-"""Pictures under attention: where it is highest can be seen, and nothing else of the picture is lost."""
+"""Images under attention: where it is highest can be seen, and nothing else of the image is lost."""
 
 import io
 
@@ -31,11 +31,11 @@ def test_levels_are_each_map_s_own_and_one_patch_does_not_hide_the_rest() -> Non
     assert (overlays.levels(np.full((2, 2), 0.25)) == 0).all()
 
 
-def test_lit_is_black_without_attention_and_the_picture_where_it_is_highest() -> None:
-    picture = np.full((60, 60, 3), 200, dtype=np.uint8)
+def test_lit_is_black_without_attention_and_the_image_where_it_is_highest() -> None:
+    image = np.full((60, 60, 3), 200, dtype=np.uint8)
     attention = np.zeros((3, 3))
     attention[1, 1] = attention[1, 2] = 0.5
-    shown = overlays.lit(picture, attention)
+    shown = overlays.lit(image, attention)
     assert (shown[30, 50] == 200).all()
     assert (shown[5, 5] <= 2).all()
     assert (ramp(2) == [[68, 1, 84], [253, 231, 37]]).all()
@@ -56,19 +56,19 @@ def test_overlay_of_even_attention_is_even() -> None:
     assert (seen == seen[0, 0]).all()
 
 
-def test_rollout_shows_the_picture_a_gap_and_the_overlay() -> None:
-    picture = RANDOM.integers(0, 256, (8, 4, 3), dtype=np.uint8)
+def test_rollout_shows_the_image_a_gap_and_the_overlay() -> None:
+    image = RANDOM.integers(0, 256, (8, 4, 3), dtype=np.uint8)
     attention = RANDOM.random((4, 2))
-    sheet = overlays.rollout(picture, attention, side=48)
+    sheet = overlays.rollout(image, attention, side=48)
     assert sheet.shape == (48, 24 + 2 + 24, 4)
-    large = picture.repeat(6, axis=0).repeat(6, axis=1)
+    large = image.repeat(6, axis=0).repeat(6, axis=1)
     assert (sheet[:, :24, :3] == large).all()
     assert (sheet[:, 24:26] == 0).all()
     assert (sheet[:, 26:, :3] == overlays.overlay(large, attention)).all()
     assert (sheet[:, 26:, 3] == 255).all()
 
 
-def test_fit_makes_large_pictures_smaller_and_leaves_small_ones() -> None:
+def test_fit_makes_large_images_smaller_and_leaves_small_ones() -> None:
     large = RANDOM.integers(0, 256, (300, 200, 3), dtype=np.uint8)
     assert overlays.fit(large, 192).shape == (192, 128, 3)
     assert overlays.fit(large[:8, :8], 192) is not None
@@ -78,7 +78,7 @@ def test_fit_makes_large_pictures_smaller_and_leaves_small_ones() -> None:
 
 
 @pytest.mark.parametrize("channels", [3, 4])
-def test_a_small_picture_is_kept_exactly_and_a_large_one_nearly(channels: int) -> None:
+def test_a_small_image_is_kept_exactly_and_a_large_one_nearly(channels: int) -> None:
     small = RANDOM.integers(0, 256, (64, 7, channels), dtype=np.uint8)
     assert (np.asarray(Image.open(io.BytesIO(overlays.encoded(small)))) == small).all()
     large = np.zeros((160, 200, channels), dtype=np.uint8)

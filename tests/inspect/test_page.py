@@ -8,13 +8,13 @@ import pytest
 from markup import Page, check
 from PIL import Image
 
-from vitlab.inspect.page import Markup, Picture, Section, Table, data_uri, escape, page, write_page
+from vitlab.inspect.page import Markup, PageImage, Section, Table, data_uri, escape, page, write_page
 
 
-def picture(width: int = 30, caption: str = "") -> Picture:
+def image(width: int = 30, caption: str = "") -> PageImage:
     out = io.BytesIO()
     Image.new("RGB", (30, 20)).save(out, "PNG")
-    return Picture(out.getvalue(), "a black rectangle", width, caption)
+    return PageImage(out.getvalue(), "a black rectangle", width, caption)
 
 
 def test_sections_nest() -> None:
@@ -26,7 +26,7 @@ def test_sections_nest() -> None:
 def test_a_section_shows_all_that_it_was_given_in_order() -> None:
     table = Table("Counts <i>", ("what", "how many"), [("a", "1"), ("b", "2")], numeric=1)
     section = Section(
-        "H", "One.\n\nTwo.", {"n": "5"}, [picture(caption="C")], table, Markup("<b>own</b>"), [Section("P")]
+        "H", "One.\n\nTwo.", {"n": "5"}, [image(caption="C")], table, Markup("<b>own</b>"), [Section("P")]
     )
     made = check(page("T", "L", [section]))
     words = [made.words.index(word) for word in ("One.", "Two.", "n5", "C", "Counts <i>", "how many", "own", "P")]
@@ -42,7 +42,7 @@ def test_names_that_are_no_text_can_be_written(tmp_path: Path) -> None:
 
 
 def test_parts_in_columns_and_wide_ones_among_them() -> None:
-    parts = [Section("A", pictures=[picture()]), Section("B", pictures=[picture(500)])]
+    parts = [Section("A", images=[image()]), Section("B", images=[image(500)])]
     made = check(page("T", "L", [Section("H", parts=parts, columns=True)]))
     assert [each.get("class") for each in made.all("section")] == [None, None, "wide"]
     assert any(div.get("class") == "columns" for div in made.all("div"))

@@ -29,10 +29,10 @@ COSTS = [
 KINDS = [Series("stem", [0, 1, 2, 3], [0.61, 0.64, 0.63, 0.64], [0.01] * 4), Series("every", [1, 2, 3], [0.6] * 3)]
 POSITIONS = Panel("Positions", "", "5-shot accuracy", KINDS, ticks=["none", "1-D", "2-D", "relative"])
 SCALING = Panel("Scaling", "pre-training compute (exaFLOPs)", "accuracy", COSTS, log_x=True, front=True)
-LONG = ["from scratch", "mean colour", "4 x 4 downsized colours", "regression of all pixels", "every seventh patch"]
+LONG = ["from scratch", "mean color", "4 x 4 downsized colors", "regression of all pixels", "every seventh patch"]
 LOSS = Series("loss", [0, 1, 2, 3, 4], [2.31, 2.5, 2.6, 0.0125, 2.7])
 SHOWN = {
-    "sizes": [Panel(t, "pictures", "accuracy", GROWING, log_x=True) for t in ("Fine-tuned", "5-shot")],
+    "sizes": [Panel(t, "images", "accuracy", GROWING, log_x=True) for t in ("Fine-tuned", "5-shot")],
     "scaling": [SCALING],
     "two fronts": [SCALING, SCALING],
     "positions": [POSITIONS],
@@ -106,7 +106,7 @@ def test_a_series_looks_the_same_in_all_panels_and_unlike_the_others() -> None:
     ]
     assert looks[1] == looks[0][::-1][:2]
     assert len({plots._look(i, DARK) for i in range(64)}) == 64
-    assert {colour for colour, _ in looks[0]} <= set(DARK.series)
+    assert {color for color, _ in looks[0]} <= set(DARK.series)
 
 
 def test_names_on_an_axis_hold_series_beside_each_other_and_unjoined() -> None:

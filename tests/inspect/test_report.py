@@ -69,7 +69,7 @@ def test_names_of_classes_are_escaped(text: str, parsed: Page) -> None:
     assert parsed.words.count('<script>alert("1")</script>') >= 4
 
 
-def test_every_picture_says_what_it_shows_and_decodes(parsed: Page) -> None:
+def test_every_image_says_what_it_shows_and_decodes(parsed: Page) -> None:
     images = parsed.all("img")
     assert len(images) == 2 * (3 + 1 + 3 + 2 + 3)
     for image in images:
@@ -87,7 +87,7 @@ def test_figures_have_a_dark_twin(parsed: Page) -> None:
 
 
 def test_what_the_page_says(parsed: Page) -> None:
-    for words in ("Digits & more", "87.5 %", "21 of 24 test pictures", "said cat\n70% sure\ntruly a rather", "28.6%"):
+    for words in ("Digits & more", "87.5 %", "21 of 24 test images", "said cat\n70% sure\ntruly a rather", "28.6%"):
         assert words in parsed.words
     sure = [parsed.words.index(part) for part in ("90% sure", "70% sure", "50% sure")]
     assert sure == sorted(sure), "the surest mistake comes first"
@@ -125,10 +125,10 @@ def test_names_must_fit_the_matrix() -> None:
         training_page("T", "L", [wrong])
 
 
-def test_a_class_without_pictures_is_no_trouble() -> None:
+def test_a_class_without_images_is_no_trouble() -> None:
     counts = np.array([[0, 0], [1, 2]])
     shown = Page(training_page("T", "L", [Phase("N", "E", {}, classes=["a", "b"], confusion=counts)]))
-    assert "2 of 3 test pictures" in shown.words
+    assert "2 of 3 test images" in shown.words
     assert "33.3%" in shown.words
 
 
@@ -146,14 +146,14 @@ def test_records_come_from_json_lines(tmp_path: Path) -> None:
 # ---- the page of a checkpoint ----
 
 
-def inspection(config: ViTConfig, pictures: int, **other: Any) -> Inspection:
+def inspection(config: ViTConfig, images: int, **other: Any) -> Inspection:
     h, w = config.grid
     random = np.random.default_rng(0)
     given: dict[str, Any] = {
         "checkpoint": "folder/model", "config": config, "card": {"classes": [f"kind {i}" for i in range(9)] + [EVIL]},
         "filters": random.random((28, 4, 4, 3)), "positions": random.uniform(-1, 1, (1, h, w, h, w)),
-        "look": look_at(config, pictures) if pictures else None, "names": [f"{i}.png" for i in range(pictures)],
-        "pictures": [photograph(config.image_hw, i) for i in range(pictures)],
+        "look": look_at(config, images) if images else None, "names": [f"{i}.png" for i in range(images)],
+        "images": [photograph(config.image_hw, i) for i in range(images)],
     }  # fmt: skip
     return Inspection(**given | other)
 
@@ -170,14 +170,14 @@ def shown(given: Inspection, **options: Any) -> tuple[str, Page]:
 
 @pytest.fixture(scope="module")
 def large() -> str:
-    """The largest page that is meant to be: 16 pictures through L/16 at 384 pixels, its maps hard to compress."""
+    """The largest page that is meant to be: 16 images through L/16 at 384 pixels, its maps hard to compress."""
     model = get_config("ViT-L/16", image_size=384, num_classes=10)
     assert isinstance(model, ViTConfig)
     given = inspection(model, 16)
     return checkpoint_page(given, draw(given))
 
 
-def test_sixteen_pictures_of_a_large_model_are_under_5_mb(large: str) -> None:
+def test_sixteen_images_of_a_large_model_are_under_5_mb(large: str) -> None:
     assert 2_000_000 < len(large.encode()) < 5_000_000
     assert "mean of" not in large[large.index("<main") : large.index("viewer")], "nothing had to be pooled"
 
@@ -220,7 +220,7 @@ def test_a_model_without_a_head_gives_no_answers() -> None:
     assert "it gives no answer" in page.words
 
 
-def test_without_pictures_there_are_filters_positions_and_the_card() -> None:
+def test_without_images_there_are_filters_positions_and_the_card() -> None:
     given = inspection(config(), 0)
     assert [drawing.name for drawing in draw(given)] == ["filters", "positions"]
     _, page = shown(given)
@@ -251,13 +251,13 @@ def test_the_line_of_uniform_attention_is_the_closed_form() -> None:
     assert distances.arrays["uniform"] == pytest.approx([116.5], abs=0.05)
 
 
-def test_a_page_of_few_of_many_pictures_and_of_pooled_maps_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_few_of_many_images_and_of_pooled_maps_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitlab.inspect.viewer.CELLS", 100)
     many = inspection(config(), 2)
     assert many.look is not None
     object.__setattr__(many.look, "count", 1234)
     _, page = shown(many)
-    assert "the first 2 of 1,234 pictures" in page.words
+    assert "the first 2 of 1,234 images" in page.words
     assert "the mean of 2 × 2 patches" in page.words
 
 

@@ -1,4 +1,4 @@
-"""One picture's part of the page: its maps hold what they should, and the sliders show them."""
+"""One image's part of the page: its maps hold what they should, and the sliders show them."""
 
 import base64
 import io
@@ -23,15 +23,15 @@ EVIL = "\"><script>alert('$')</script>"
 def shown(grid: tuple[int, int] = (4, 6), size: tuple[int, int] = (80, 120), **other: Any) -> Shown:
     random = np.random.default_rng(0)
     given: dict[str, Any] = {
-        "name": "cat.png", "picture": photograph(size), "answers": [("cat", 0.75), ("dog", 0.25)],
+        "name": "cat.png", "image": photograph(size), "answers": [("cat", 0.75), ("dog", 0.25)],
         "layers": ["1", "2", "3"], "heads": smooth((3, 2, *grid)), "distances": np.arange(6.0).reshape(3, 2),
         "rollout": smooth(grid, 1), "rollout_plain": smooth(grid, 2), "components": random.random((*grid, 3)),
     }  # fmt: skip
     return Shown(**given | other)
 
 
-def written(*pictures: Shown, pool: int = 1) -> str:
-    parts = [Section(each.name, markup=viewer.viewer(each, i, pool)) for i, each in enumerate(pictures)]
+def written(*images: Shown, pool: int = 1) -> str:
+    parts = [Section(each.name, markup=viewer.viewer(each, i, pool)) for i, each in enumerate(images)]
     return page("T", "L", [Section("H", parts=parts)], style=viewer.STYLE, script=viewer.SCRIPT)
 
 
@@ -51,11 +51,11 @@ def test_the_sprite_holds_every_map_in_its_place() -> None:
     expected = {(0, 0): given.rollout, (0, 1): given.rollout_plain}
     expected |= {(1 + layer, 0): given.heads[layer].mean(axis=0) for layer in range(3)}
     expected |= {(1 + layer, 1 + head): given.heads[layer, head] for layer, head in np.ndindex(3, 2)}
-    colours = figures.ramp(LEVELS)
+    colors = figures.ramp(LEVELS)
     for (row, column), weights in expected.items():
         tile = sprite[4 * row : 4 * row + 4, 6 * column : 6 * column + 6]
         steps = np.round((LEVELS - 1) * overlays.levels(weights)).astype(int)
-        assert (tile == colours[steps]).all(), (row, column)
+        assert (tile == colors[steps]).all(), (row, column)
 
 
 def test_peaks_say_where_each_map_is_highest() -> None:
@@ -84,15 +84,15 @@ def test_pooled_maps_are_means_and_peaks_stay_where_they_were() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pictures", "layers", "heads", "grid", "expected"),
+    ("images", "layers", "heads", "grid", "expected"),
     [(16, 24, 16, (24, 24), 1), (16, 12, 12, (14, 14), 1), (16, 32, 16, (37, 37), 2), (900, 32, 16, (37, 37), 19)],
 )
 def test_only_the_maps_of_many_large_grids_are_pooled(
-    pictures: int, layers: int, heads: int, grid: tuple[int, int], expected: int
+    images: int, layers: int, heads: int, grid: tuple[int, int], expected: int
 ) -> None:
-    found = pooling(pictures, layers, heads, grid)
+    found = pooling(images, layers, heads, grid)
     assert found == expected
-    cells = pictures * (layers + 1) * (heads + 1) * int(np.prod([-(-side // found) for side in grid]))
+    cells = images * (layers + 1) * (heads + 1) * int(np.prod([-(-side // found) for side in grid]))
     assert cells <= viewer.CELLS
 
 
@@ -111,7 +111,7 @@ def test_what_stands_there_without_the_script() -> None:
     assert decoded(static["src"]).shape == (192, 288, 3)
 
 
-def test_controls_are_native_labelled_and_of_one_picture_each() -> None:
+def test_controls_are_native_labeled_and_of_one_image_each() -> None:
     found = check(written(shown(), shown(name="dog.png")))
     inputs = found.all("input")
     assert [each["type"] for each in inputs] == ["radio", "radio", "radio", "range", "range"] * 2
@@ -122,7 +122,7 @@ def test_controls_are_native_labelled_and_of_one_picture_each() -> None:
     assert [each.get("aria-live") for each in found.all("figcaption")].count("polite") == 2
 
 
-def test_a_tiny_picture_is_shown_pixel_by_pixel() -> None:
+def test_a_tiny_image_is_shown_pixel_by_pixel() -> None:
     (small,) = [i for i in check(written(shown(size=(8, 12)))).all("img") if "input" in i["class"].split()]
     assert "crisp" in small["class"]
     assert decoded(small["src"]).shape == (8, 12, 3)
@@ -188,12 +188,12 @@ def test_sliders_work_by_keyboard_and_say_what_they_show(opened: Any) -> None:
     red, green, blue = seen[-8:, -8:].mean(axis=(0, 1))
     assert min(red, green) > blue + 40, "yellow where this head looks"
     assert seen[:40, :40, 2].mean() > seen[:40, :40, 1].mean(), "blue where it does not"
-    assert (drawn(opened, 1) == other).all(), "the other picture is as it was"
+    assert (drawn(opened, 1) == other).all(), "the other image is as it was"
     assert "cat.png" in opened.find_element("css selector", "canvas").get_attribute("aria-label")
 
 
-def test_the_canvas_shows_what_the_still_picture_shows(opened: Any) -> None:
-    still = overlays.overlay(overlays.fit(shown().picture, viewer.SIDE, enlarge=True), shown().rollout)
+def test_the_canvas_shows_what_the_still_image_shows(opened: Any) -> None:
+    still = overlays.overlay(overlays.fit(shown().image, viewer.SIDE, enlarge=True), shown().rollout)
     difference = np.abs(drawn(opened, 1) - still.astype(int))
     assert difference.mean() < 12
     assert drawn(opened, 1).std() > 20

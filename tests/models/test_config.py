@@ -190,7 +190,7 @@ def test_products_with_borders_are_those_that_meet_a_zero(version: Literal["v1",
     def meet(conv: StdConv, inputs: tuple[Tensor]) -> None:
         (maps,) = inputs
         ones = StdConv(1, 1, conv.weight.shape[-1], conv.stride, body)
-        ones.standardised = lambda: torch.ones_like(ones.weight)
+        ones.standardized = lambda: torch.ones_like(ones.weight)
         found = ones(torch.ones_like(maps[:1, :1]))
         seen.append(conv.weight[..., 0, 0].numel() * int((ones.weight.numel() - found).sum()))
 

@@ -158,10 +158,10 @@ def test_relative_attention_is_its_formula_with_its_derivative(prefix: int) -> N
     stir(layer)
     tokens = torch.randn(2, prefix + places, 8, dtype=torch.float64, requires_grad=True)
     table = torch.randn(2 * places - 1, 4, dtype=torch.float64, requires_grad=True)
-    pictures = []
-    for picture in tokens:
+    images = []
+    for image in tokens:
         heads = []
-        q, k, v = (picture @ layer.qkv.weight.T + layer.qkv.bias).chunk(3, dim=1)
+        q, k, v = (image @ layer.qkv.weight.T + layer.qkv.bias).chunk(3, dim=1)
         for head in (slice(0, 4), slice(4, 8)):
             answers = []
             for asks in range(prefix + places):
@@ -172,8 +172,8 @@ def test_relative_attention_is_its_formula_with_its_derivative(prefix: int) -> N
                 weights = torch.softmax(torch.stack(keys) @ q[asks, head] / 2, dim=0)
                 answers.append(weights @ v[:, head])
             heads.append(torch.stack(answers))
-        pictures.append(torch.cat(heads, dim=1) @ layer.out.weight.T + layer.out.bias)
-    expected, ours = torch.stack(pictures), layer(tokens, table, prefix)
+        images.append(torch.cat(heads, dim=1) @ layer.out.weight.T + layer.out.bias)
+    expected, ours = torch.stack(images), layer(tokens, table, prefix)
     torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
     with torch.no_grad():
         torch.testing.assert_close(layer(tokens, table, prefix), expected, rtol=1e-10, atol=1e-10)
@@ -205,7 +205,7 @@ def test_layer_scale_multiplies_each_branch() -> None:
     assert torch.equal(block(tokens), tokens)
 
 
-def test_stochastic_depth_drops_whole_pictures_and_keeps_the_mean() -> None:
+def test_stochastic_depth_drops_whole_images_and_keeps_the_mean() -> None:
     branch, tokens = Branch(CONFIG, 0.3), torch.randn(4000, 3, 8)
     assert torch.equal(branch.eval()(tokens), tokens)
     out = branch.train()(tokens)
@@ -239,9 +239,9 @@ def test_attention_pooling_is_one_query_s_answer_and_an_mlp() -> None:
     tokens = torch.randn(3, 6, 8, dtype=torch.float64)
     w = {name: parameter.detach().numpy() for name, parameter in head.named_parameters()}
     q = w["attention.qkv.weight"][:8] @ w["probe"][0, 0] + w["attention.qkv.bias"][:8]
-    for picture, ours in zip(tokens.numpy(), head(tokens), strict=True):
-        k = picture @ w["attention.qkv.weight"][8:16].T + w["attention.qkv.bias"][8:16]
-        v = picture @ w["attention.qkv.weight"][16:].T + w["attention.qkv.bias"][16:]
+    for image, ours in zip(tokens.numpy(), head(tokens), strict=True):
+        k = image @ w["attention.qkv.weight"][8:16].T + w["attention.qkv.bias"][8:16]
+        v = image @ w["attention.qkv.weight"][16:].T + w["attention.qkv.bias"][16:]
         answers = []
         for part in (slice(0, 4), slice(4, 8)):
             a = np.exp(k[:, part] @ q[part] / 2)

@@ -205,7 +205,7 @@ def test_every_kind_goes_to_another_grid(vit_kind: ViTConfig, method: Any) -> No
     assert model(torch.randn(1, 3, *image_size)).isfinite().all()
 
 
-def test_a_picture_of_one_colour_is_the_same_on_a_finer_grid(small: Callable[..., ViT]) -> None:
+def test_a_image_of_one_color_is_the_same_on_a_finer_grid(small: Callable[..., ViT]) -> None:
     """With the same rows and columns everywhere nothing tells a larger grid from a smaller one."""
     model = small(position="2d", pool="gap")
     with torch.no_grad():

@@ -95,7 +95,7 @@ def axial(maps: np.ndarray, w: Weights, name: str, stride: int) -> np.ndarray:
 
 
 def feature_map(w: Weights, b: ResNetBody, image: np.ndarray) -> np.ndarray:
-    """[C, h, w] of one picture [3, H, W], from the weights under `body.` or `stem.`."""
+    """[C, h, w] of one image [3, H, W], from the weights under `body.` or `stem.`."""
     maps = convolution(image, w["root.weight"], 2, b)
     if b.version == "v1":
         maps = relu(group_norm(maps, w, "root_norm", b))
@@ -157,17 +157,17 @@ EPSILONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("settings", EPSILONS)
-def test_standardised_weights_have_no_mean_and_one_deviation(settings: dict[str, Any]) -> None:
+def test_standardized_weights_have_no_mean_and_one_deviation(settings: dict[str, Any]) -> None:
     conv = StdConv(6, 4, 3, 1, ResNetBody(**settings)).double()
     spread = torch.tensor([1.0, 1e-2, 1e-4, 1e-6], dtype=torch.float64)[:, None, None, None]
     with torch.no_grad():
         conv.weight.copy_(3 + spread * torch.randn(4, 6, 3, 3))
-    for kernel, found in zip(conv.weight.detach().numpy(), conv.standardised().detach().numpy(), strict=True):
+    for kernel, found in zip(conv.weight.detach().numpy(), conv.standardized().detach().numpy(), strict=True):
         mean, variance = kernel.mean(), kernel.var()
         eps = settings["weight_eps"]
         scale = np.sqrt(variance + eps) if settings["weight_eps_on"] == "variance" else np.sqrt(variance) + eps
         np.testing.assert_allclose(found, (kernel - mean) / scale, rtol=1e-9, atol=1e-12)
-    assert conv.standardised()[0].std(correction=0).item() == pytest.approx(1, abs=1e-4)
+    assert conv.standardized()[0].std(correction=0).item() == pytest.approx(1, abs=1e-4)
 
 
 def test_where_epsilon_stands_can_be_seen() -> None:
@@ -176,7 +176,7 @@ def test_where_epsilon_stands_can_be_seen() -> None:
         conv = StdConv(6, 4, 3, 1, ResNetBody(**settings))
         with torch.no_grad():
             conv.weight.copy_(1e-3 * torch.randn(4, 6, 3, 3, generator=torch.Generator().manual_seed(0)))
-        answers.append(conv.standardised())
+        answers.append(conv.standardized())
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert (answers[one] - answers[other]).norm() > 0.005 * answers[1].norm()
 
@@ -191,13 +191,13 @@ def test_a_shift_and_a_factor_of_the_weights_change_nothing() -> None:
     torch.testing.assert_close(conv(maps), before, rtol=1e-4, atol=1e-4)
 
 
-def test_weights_are_standardised_in_full_precision() -> None:
+def test_weights_are_standardized_in_full_precision() -> None:
     """The deviations of half-precision weights would drown beside their mean."""
     conv = StdConv(64, 8, 3, 1, ResNetBody())
     nn.init.normal_(conv.weight, mean=1.0, std=0.1)
     conv.bfloat16()
-    assert conv.standardised().dtype == torch.float32
-    assert conv.standardised().mean().abs() < 1e-6
+    assert conv.standardized().dtype == torch.float32
+    assert conv.standardized().mean().abs() < 1e-6
     assert conv(torch.randn(1, 64, 4, 4).bfloat16()).dtype == torch.bfloat16
 
 
@@ -216,10 +216,10 @@ def test_halving_convolutions_pad_as_tensorflow_does(size: int, side: int, befor
     nn.init.normal_(conv.weight)
     maps = torch.randn(1, 1, side, 8)
     if size == 1:
-        expected = F.conv2d(maps[:, :, ::2, ::2], conv.standardised())
+        expected = F.conv2d(maps[:, :, ::2, ::2], conv.standardized())
     else:
         across = {7: (2, 3), 3: (0, 1)}[size]
-        expected = F.conv2d(F.pad(maps, (*across, before, after)), conv.standardised(), stride=2)
+        expected = F.conv2d(F.pad(maps, (*across, before, after)), conv.standardized(), stride=2)
     assert conv(maps).shape[-2:] == (-(-side // 2), 4)
     torch.testing.assert_close(conv(maps), expected)
     both_ways = conv(maps.transpose(2, 3).contiguous())
@@ -232,7 +232,7 @@ def test_bit_pads_alike_on_both_sides(side: int) -> None:
         conv = StdConv(2, 3, size, 2, ResNetBody(version="v2"))
         nn.init.normal_(conv.weight)
         maps = torch.randn(1, 2, side, side)
-        torch.testing.assert_close(conv(maps), F.conv2d(maps, conv.standardised(), stride=2, padding=size // 2))
+        torch.testing.assert_close(conv(maps), F.conv2d(maps, conv.standardized(), stride=2, padding=size // 2))
 
 
 def root(image_size: tuple[int, int], **settings: Any) -> Body:
@@ -301,7 +301,7 @@ def test_group_norm_has_32_groups_everywhere(small_resnet: Callable[..., ResNet]
         assert {norm.eps for norm in norms} == {1e-4 if isinstance(model, ResNet) else 1e-6}
 
 
-def test_a_resnet_takes_pictures_of_any_size(small_resnet: Callable[..., ResNet]) -> None:
+def test_a_resnet_takes_images_of_any_size(small_resnet: Callable[..., ResNet]) -> None:
     for version in ("v1", "v2"):
         model = small_resnet(version=version)
         for height, width in ((24, 32), (25, 31), (64, 9)):
@@ -324,7 +324,7 @@ def test_maps_are_planes(small_resnet: Callable[..., ResNet]) -> None:
 def test_a_halving_1x1_is_a_convolution_with_that_stride(side: int) -> None:
     convolution, maps = StdConv(32, 64, 1, 2, ResNetBody()), torch.randn(2, 32, side, side, requires_grad=True)
     nn.init.normal_(convolution.weight)
-    answers = (convolution(maps), F.conv2d(maps, convolution.standardised(), stride=2))
+    answers = (convolution(maps), F.conv2d(maps, convolution.standardized(), stride=2))
     ours, theirs = ((each, *torch.autograd.grad(each.square().sum(), (maps, convolution.weight))) for each in answers)
     for got, expected in zip(ours, theirs, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)

@@ -120,7 +120,7 @@ def placed(z: np.ndarray, w: Weights, c: ViTConfig, layer: int) -> np.ndarray:
 
 
 def paper(model: ViT, image: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens [T, D], representation and logits of one picture [3, H, W] (or a stem's map), loop by loop."""
+    """Tokens [T, D], representation and logits of one image [3, H, W] (or a stem's map), loop by loop."""
     c = model.config
     w = {name: tensor.detach().double().numpy() for name, tensor in model.state_dict().items()}
     patches = []
@@ -223,7 +223,7 @@ def test_a_hybrid_takes_one_size_as_well(small: Callable[..., ViT]) -> None:
 
 
 def shuffled(images: Tensor, order: Tensor) -> Tensor:
-    """The pictures of 24 x 32 pixels with their 8 x 8 patches in another order."""
+    """The images of 24 x 32 pixels with their 8 x 8 patches in another order."""
     patches = images.unfold(2, 8, 8).unfold(3, 8, 8).flatten(2, 3)[:, :, order]
     return patches.unflatten(2, (3, 4)).permute(0, 1, 2, 4, 3, 5).reshape(images.shape)
 

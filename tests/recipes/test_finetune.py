@@ -39,7 +39,7 @@ def test_every_row_of_the_table_is_a_recipe() -> None:
 def test_final_run_is_on_all_of_train(name: str) -> None:
     config = FINETUNE[name]()
     assert (config.data.train_split, config.data.eval_split) == ("train" if name == "flowers" else "trainval", "test")
-    assert config.data.eval_resize is None  # test pictures are squashed, as in Google's code
+    assert config.data.eval_resize is None  # test images are squashed, as in Google's code
 
 
 def test_average_is_for_imagenet_only() -> None:
@@ -59,16 +59,16 @@ def test_average_is_for_imagenet_only() -> None:
         ("own", ""),
     ],
 )
-def test_names_its_pictures(name: str, dataset: str) -> None:
+def test_names_its_images(name: str, dataset: str) -> None:
     assert FINETUNE[name]().data.name == dataset
 
 
-def test_vtab_pictures_are_squashed_to_448_and_cropped_to_384() -> None:
+def test_vtab_images_are_squashed_to_448_and_cropped_to_384() -> None:
     run = FINETUNE["vtab"]()
     assert (run.data.crop, run.data.crop_resize, run.model.image_size, run.data.flip) == ("random", 448, 384, True)
 
 
-def test_own_pictures_start_as_the_table_but_for_size_and_crop() -> None:
+def test_own_images_start_as_the_table_but_for_size_and_crop() -> None:
     own, flowers = FINETUNE["own"](), FINETUNE["flowers"]()
     assert (own.optim, own.steps) == (flowers.optim, flowers.steps)
     assert own.learning_rates == (0.003, 0.01, 0.03)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.models import ResNetBody, ViTConfig
 from vitlab.models.vit import ViT
+from vitlab.pipelines import pretrain as run
+from vitlab.pipelines.finetune import finetune
+from vitlab.pipelines.pretrain import Outcome, load_images, pretrain
 from vitlab.recipes import FINETUNE, PRETRAIN
-from vitlab.train.config import FinetuneConfig, TrainConfig
-from vitlab.transfer import run
-from vitlab.transfer.finetune import finetune
-from vitlab.transfer.run import Outcome, load_pictures, pretrain
 from vitlab.weights import save_model
 
 
@@ -20,7 +20,7 @@ from vitlab.weights import save_model
 def _digits_are_read_once() -> None:
     """Every recipe's stand-in for its data is the same."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(run, "load_pictures", functools.cache(load_pictures))
+    patch.setattr(run, "load_images", functools.cache(load_images))
 
 
 def shrunken(config: TrainConfig) -> TrainConfig:
@@ -48,7 +48,7 @@ def check(outcome: Outcome, recipe: TrainConfig, folder: Path) -> None:
         assert len(outcome.test.labels) == 359
     else:
         assert outcome.model.config.num_classes == 0
-        assert outcome.test.pictures == 359
+        assert outcome.test.images == 359
     assert (folder / "result.json").is_file()
     assert '"step": 2' in (folder / "metrics.jsonl").read_text()
 

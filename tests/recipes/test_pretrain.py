@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 import torch
 
+from vitlab.config import OptimConfig, TrainConfig
 from vitlab.models import ViTConfig, build_model, get_config
 from vitlab.recipes import pretrain
-from vitlab.train.config import OptimConfig, TrainConfig
 
 JFT, IMAGENET21K, IMAGENET = 303_000_000, 14_197_122, 1_281_167
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from vitlab.data.datasets import DATASETS
+from vitlab.config import MaskingConfig
+from vitlab.data.registry import DATASETS
 from vitlab.models import ViTConfig, get_config
 from vitlab.recipes import PRETRAIN, selfsup
-from vitlab.train.config import MaskingConfig
 
 JFT = 303_000_000
 TWINS = ("tiny-masked", "tiny-masked-digits")
@@ -18,7 +18,7 @@ def test_the_papers_run() -> None:
     optim = config.optim
     assert (optim.name, optim.lr, optim.warmup_steps, optim.schedule) == ("adam", 2e-4, 10_000, "cosine")
     assert (optim.beta1, optim.beta2, optim.weight_decay, optim.clip_norm) == (0.9, 0.999, 0.1, None)  # Sec. 4.1
-    assert config.masking == MaskingConfig(target="mean-colour", share=0.5, masked=0.8, replaced=0.1)
+    assert config.masking == MaskingConfig(target="mean-color", share=0.5, masked=0.8, replaced=0.1)
     model, named = config.model, get_config("ViT-B/16")
     assert isinstance(model, ViTConfig)
     for size in ("image_hw", "patch_size", "width", "depth", "heads", "mlp_dim", "pool"):
@@ -39,7 +39,7 @@ def test_twin(name: str) -> None:
 @pytest.mark.parametrize("name", ["masked", *TWINS])
 @pytest.mark.parametrize("model", ["R50x1", "R26+ViT-S/32"])
 def test_other_kinds_of_models_are_refused(name: str, model: str) -> None:
-    with pytest.raises(ValueError, match="cut from the picture, and a ResNet or a hybrid has none; take a ViT"):
+    with pytest.raises(ValueError, match="cut from the image, and a ResNet or a hybrid has none; take a ViT"):
         PRETRAIN[name](model)
 
 

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from vitlab.data.datasets import DATASETS
+from vitlab.config import TrainConfig
+from vitlab.data.registry import DATASETS
 from vitlab.models import ViTConfig
 from vitlab.recipes import FINETUNE, PRETRAIN, tiny
-from vitlab.train.config import TrainConfig
 
 TWINS = {name: recipe for name, recipe in PRETRAIN.items() if recipe.__module__ == tiny.__name__}
 
@@ -18,7 +18,7 @@ def test_shaped_for_its_data(name: str) -> None:
     info = DATASETS[config.data.name]
     assert info.image_size is not None
     assert config.model.num_classes == len(info.classes)
-    assert config.model.image_hw[0] >= info.image_size[0], "pictures would lose detail"
+    assert config.model.image_hw[0] >= info.image_size[0], "images would lose detail"
     assert (config.data.train_split, config.data.eval_split) == ("trainval", "test")
 
 

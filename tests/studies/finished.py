@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from vitlab.studies.study import Done, Point, Scale, Study, exaflops
 
-PICTURES: dict[Scale, int] = {"tiny": 30_000, "gpu": 25_000, "paper": 303_000_000}
+IMAGES: dict[Scale, int] = {"tiny": 30_000, "gpu": 25_000, "paper": 303_000_000}
 """Of the training split: half of the classes of Fashion-MNIST and of CIFAR-10, and JFT-300M."""
 
 
@@ -31,7 +31,7 @@ def noise(point: Point, size: float = 1e-3) -> float:
 
 def check_points(study: Study, core_minutes: float = 24.0) -> None:
     """Names that make folders; seeds; and the time that each scale may take."""
-    for scale, pictures in PICTURES.items():
+    for scale, images in IMAGES.items():
         points = study.points(scale)
         names = [point.name for point in points]
         assert len(set(names)) == len(names)
@@ -41,7 +41,7 @@ def check_points(study: Study, core_minutes: float = 24.0) -> None:
             groups.setdefault(tuple(point.labels.items()), []).append(point.config.seed)
         expected = [0] if scale == "paper" else [0, 1, 2]
         assert all(sorted(seeds) == expected for seeds in groups.values())
-        whole = 1e18 * sum(exaflops(point.config, pictures) for point in points)
+        whole = 1e18 * sum(exaflops(point.config, images) for point in points)
         if scale == "tiny":
             assert whole <= core_minutes * 60 * 36e9
         if scale == "gpu":

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.inspect.panels import Panel, Series
 from vitlab.models.config import ViTConfig
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.study import Claim, Done, Point, Report, Scale, Study
-from vitlab.train.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
 
 RATES = (1e-3, 1e-2)
 FILES = ("report.md", "study.json", "figure.png", "figure.svg")

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from small_study import SMALL, points
 
-from vitlab.models.names import get_config
+from vitlab.config import DataConfig
+from vitlab.models.registry import get_config
 from vitlab.recipes.selfsup import tiny_digits
-from vitlab.studies.cost import cost, model_of, pictures, rows, summary
+from vitlab.studies.cost import cost, images, model_of, rows, summary
 from vitlab.studies.engine import plan
 from vitlab.studies.study import Point
-from vitlab.train.config import DataConfig
 from vitlab.train.workdir import write_json
 
 
@@ -19,7 +19,7 @@ def test_every_point_and_their_sum(tmp_path: Path) -> None:
     found = cost(plan(SMALL, "tiny", tmp_path), tflops=0.5)
     assert [row["point"] for row in found["points"]] == [point.name for point in points("tiny")]
     first, tuned = found["points"][0], found["points"][2]
-    assert (first["steps"], first["pictures"]) == (40, 640)
+    assert (first["steps"], first["images"]) == (40, 640)
     model = dataclasses.replace(points("tiny")[0].config.model, num_classes=3)
     assert first["exaflops"] == pytest.approx(6 * model.forward_macs * 640 / 1e18)
     assert first["hours"] == pytest.approx(first["exaflops"] * 1e6 / 0.5 / 3600)
@@ -45,7 +45,7 @@ def test_what_is_finished_is_not_still_to_do(tmp_path: Path) -> None:
     assert "hours of one core at 0.03 TFLOP/s" in summary(found)
 
 
-def test_a_search_is_counted_in_steps_and_pictures_too(tmp_path: Path) -> None:
+def test_a_search_is_counted_in_steps_and_images_too(tmp_path: Path) -> None:
     """What stands in a row fits together."""
 
     def searched(scale: str) -> list[Point]:
@@ -55,9 +55,9 @@ def test_a_search_is_counted_in_steps_and_pictures_too(tmp_path: Path) -> None:
 
     study = dataclasses.replace(SMALL, points=searched)
     row = cost(plan(study, "tiny", tmp_path))["points"][1]
-    assert (row["steps"], row["pictures"]) == (3 * 40, 3 * 640)
+    assert (row["steps"], row["images"]) == (3 * 40, 3 * 640)
     model = model_of(searched("tiny")[1], {point.name: point for point in searched("tiny")})
-    assert row["exaflops"] == pytest.approx(6 * model.forward_macs * row["pictures"] / 1e18)
+    assert row["exaflops"] == pytest.approx(6 * model.forward_macs * row["images"] / 1e18)
 
 
 @pytest.mark.parametrize(
@@ -70,13 +70,13 @@ def test_a_search_is_counted_in_steps_and_pictures_too(tmp_path: Path) -> None:
         (DataConfig(name="shards:jft300m", part=0.1), 30_300_000),
     ],
 )
-def test_pictures_of_a_training_split(data: DataConfig, count: int) -> None:
-    assert pictures(data) == count
+def test_images_of_a_training_split(data: DataConfig, count: int) -> None:
+    assert images(data) == count
 
 
 def test_a_set_that_nobody_has_counted() -> None:
     with pytest.raises(ValueError, match=r"folder:mine.*digits"):
-        pictures(DataConfig(name="folder:mine"))
+        images(DataConfig(name="folder:mine"))
 
 
 def test_no_rate_is_no_answer(tmp_path: Path) -> None:

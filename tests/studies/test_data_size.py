@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vitlab.config import FinetuneConfig
 from vitlab.models.config import ResNetConfig, ViTConfig
+from vitlab.pipelines.finetune import sweep_and_finetune
+from vitlab.pipelines.pretrain import pretrain
 from vitlab.recipes import PRETRAIN
 from vitlab.studies.data_size import BEST, DATA_SIZE, PARTS, early_stopped, growth
 from vitlab.studies.study import SEEDS, Done, Point, Scale
-from vitlab.train.config import FinetuneConfig
-from vitlab.transfer.finetune import sweep_and_finetune
-from vitlab.transfer.run import pretrain
 
-PICTURES = {"tiny": 27_000, "gpu": 22_500, "paper": 303_000_000}
+IMAGES = {"tiny": 27_000, "gpu": 22_500, "paper": 303_000_000}
 LEAST_AND_MOST = {
     ("ViT", "small"): (0.30, 0.50),
     ("ViT", "large"): (0.28, 0.55),
@@ -37,12 +37,12 @@ def finished(scale: Scale, accuracies: Mapping[tuple[str, str], tuple[float, flo
         pair = accuracies.get((str(labels["family"]), str(labels["size"])), (0.4, 0.4))
         part = float(labels["part"])
         accuracy = {parts[0]: pair[0], parts[-1]: pair[1]}.get(part, 0.4) + 0.01 * seed
-        model, examples = point.config.model, round(PICTURES[scale] * part)
+        model, examples = point.config.model, round(IMAGES[scale] * part)
         if point.start is not None:
             model = dataclasses.replace(by_name[point.start].config.model, image_size=point.config.model.image_size)
             if isinstance(model, ViTConfig):
                 model = dataclasses.replace(model, representation_size=None)
-            examples = round(PICTURES[scale] * (point.config.data.part or 1))
+            examples = round(IMAGES[scale] * (point.config.data.part or 1))
         records = [
             {"step": 100, "val_accuracy": 0.8, "fewshot_5shot": accuracy},
             {"step": 200, "loss": 0.1},
@@ -97,7 +97,7 @@ def test_cost(scale: Scale, minutes: float, vit: float, resnet: float) -> None:
 
 
 def test_parts_of_the_paper() -> None:
-    """9, 30, 90 and 300 million pictures of JFT, the steps of 7 epochs of all for each of them."""
+    """9, 30, 90 and 300 million images of JFT, the steps of 7 epochs of all for each of them."""
     points = [point for point in DATA_SIZE.points("paper") if point.start is None]
     assert [round(part * 303) for part in PARTS] == [9, 30, 91, 303]
     assert {point.config.total_steps(1) for point in points} == {517_822}
@@ -138,7 +138,7 @@ def test_report() -> None:
     report = DATA_SIZE.report(finished("tiny"))
     assert len(report.rows) == 2 * 5
     assert {len(row) for row in report.rows} == {len(report.columns)}
-    assert list(report.columns[2:]) == ["810 pictures", "2,700 pictures", "8,100 pictures", "27,000 pictures"]
+    assert list(report.columns[2:]) == ["810 images", "2,700 images", "8,100 images", "27,000 images"]
     assert report.rows[0][:2] == ["ViT-64/7", "few-shot accuracy on other classes"]
     assert report.rows[0][2:] == ["31.0 ± 1.0", "41.0 ± 1.0", "41.0 ± 1.0", "51.0 ± 1.0"]
     assert report.rows[5][2:] == ["61.0 ± 1.0", "", "", "81.0 ± 1.0"], "fine-tuned at the ends alone"
@@ -176,7 +176,7 @@ def test_a_model_of_each_family_runs(model: str, tmp_path: Path) -> None:
     assert config.fewshot is not None
     config = dataclasses.replace(
         config, data=dataclasses.replace(config.data, name="digits"), steps=2, batch_size=4, eval_every=1,
-        fewshot=dataclasses.replace(config.fewshot, seeds=1, test_pictures=10),
+        fewshot=dataclasses.replace(config.fewshot, seeds=1, test_images=10),
     )  # fmt: skip
     pretrain(config, tmp_path / before.name, device="cpu", tensorboard=False)
     records = [json.loads(line) for line in (tmp_path / before.name / "metrics.jsonl").read_text().splitlines()]

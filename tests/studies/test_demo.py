@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from vitlab.data.datasets import load_dataset
+from vitlab.data.registry import load_dataset
 from vitlab.studies.demo import demo, one_thread
 from vitlab.weights import load_card, load_model
 

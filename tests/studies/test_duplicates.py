@@ -10,7 +10,7 @@ import pytest
 from irregular import irregular
 from PIL import Image
 
-from vitlab.data.datasets import load_dataset
+from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
 from vitlab.studies.duplicates import as_text, duplicates
 
@@ -28,7 +28,7 @@ def photograph(seed: int) -> Image.Image:
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`train` and `test`, with copies in train of four test pictures: one mirrored, one under another class."""
+    """`train` and `test`, with copies in train of four test images: one mirrored, one under another class."""
     place = tmp_path_factory.mktemp("sets")
     for kind, first in (("web/train", 0), ("exam/train", 500), ("exam/test", 100)):
         for label, name in enumerate(("cat", "dog")):
@@ -75,10 +75,10 @@ def test_what_is_written(sets: Path, found: dict[str, Any]) -> None:
 
 
 def test_the_numbers(sets: Path, found: dict[str, Any]) -> None:
-    counts = {name: found[name] for name in ("pairs", "test_pictures", "train_pictures", "mirrored_pairs")}
-    assert counts == {"pairs": 4, "test_pictures": 4, "train_pictures": 4, "mirrored_pairs": 1}
+    counts = {name: found[name] for name in ("pairs", "test_images", "train_images", "mirrored_pairs")}
+    assert counts == {"pairs": 4, "test_images": 4, "train_images": 4, "mirrored_pairs": 1}
     assert found["conflicting_pairs"] == 1
-    assert (found["train"]["pictures"], found["test"]["pictures"]) == (19, 16)  # two of the 21 are its own test part
+    assert (found["train"]["images"], found["test"]["images"]) == (19, 16)  # two of the 21 are its own test part
     assert [Path(each["path"]).name for each in found["unreadable"]] == ["broken.png"]
     text = as_text(found, sets / "out")
     for said in ("4 of 16 (25.00%)", "broken.png: ", f"--data.exclude {sets / 'out' / 'exclude.txt'}"):
@@ -92,16 +92,16 @@ def test_the_list_works_in_training(sets: Path, found: dict[str, Any]) -> None:
     copies = {"copy.jpg", "small.png", "mirror.png", "cut.png"}
     expected = [p for p in map(before.path, range(len(before))) if Path(p).name not in copies]
     assert [left.path(i) for i in range(len(left))] == expected
-    assert found["train_pictures"] >= len(before) - len(left) > 0
+    assert found["train_images"] >= len(before) - len(left) > 0
 
 
-def test_again_reads_no_picture_but_those_shown(
+def test_again_reads_no_image_but_those_shown(
     sets: Path, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from vitlab.data import dedup
 
     before = {path.name: path.read_bytes() for path in (sets / "out").iterdir() if path.is_file()}
-    monkeypatch.setattr(dedup, "thumbnail", lambda picture: pytest.fail("read again"))
+    monkeypatch.setattr(dedup, "thumbnail", lambda image: pytest.fail("read again"))
     assert duplicates(f"folder:{sets}/web", f"folder:{sets}/exam", sets / "out") == found
     assert {path.name: path.read_bytes() for path in (sets / "out").iterdir() if path.is_file()} == before
 
@@ -142,4 +142,4 @@ def test_splits_that_share_images(sets: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"16 of the 16 test images of .* \(all and test\)"):
         duplicates(name, name, tmp_path / "out", train_split="all")
     found = duplicates(f"folder:{sets}/web", name, tmp_path / "out", train_split="all", test_split="all")
-    assert (found["train"]["pictures"], found["test"]["pictures"]) == (21, 32)
+    assert (found["train"]["images"], found["test"]["images"]) == (21, 32)

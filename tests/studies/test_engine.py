@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from small_study import FILES, SMALL, contents, gone, holders, kill_at, points, report, start, steps_done
 
-from vitlab.files import lock_file
+from vitlab.config import FewShotConfig
+from vitlab.io import lock_file
 from vitlab.models.config import ViTConfig
+from vitlab.pipelines import pretrain as run_module
 from vitlab.studies.engine import FAILED, Plan, StudyError, plan, run_study, work
 from vitlab.studies.report import write_report
 from vitlab.studies.study import Done, Point, Study
-from vitlab.train.config import FewShotConfig
 from vitlab.train.loop import NonFiniteError, StoppedError
 from vitlab.train.workdir import write_json
-from vitlab.transfer import run as run_module
 
 
 def shortened(out: Path, steps: int = 4, **changes: object) -> Plan:

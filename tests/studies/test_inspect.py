@@ -16,15 +16,15 @@ from irregular import irregular
 from markup import check
 from PIL import Image
 
-from vitlab.data.datasets import load_dataset
+from vitlab.config import DataConfig, TrainConfig
+from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
+from vitlab.inspect.capture import look
 from vitlab.inspect.drawings import FIGURES
-from vitlab.inspect.look import look
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, build_model
+from vitlab.pipelines.pretrain import pretrain
 from vitlab.preprocessing import Preprocessing
 from vitlab.studies.inspect import MOST, as_text, inspect_checkpoint
-from vitlab.train.config import DataConfig, TrainConfig
-from vitlab.transfer.run import pretrain
 from vitlab.weights import load_model, save_model
 
 SIZES: dict[str, Any] = {
@@ -51,7 +51,7 @@ def digits(tmp_path: Path) -> Path:
     data = load_dataset("digits", "test")
     (tmp_path / "digits").mkdir()
     for i in range(5):
-        Image.fromarray(data.picture(i)).save(tmp_path / "digits" / f"{i}.png")
+        Image.fromarray(data.image(i)).save(tmp_path / "digits" / f"{i}.png")
     return tmp_path / "digits"
 
 
@@ -73,7 +73,7 @@ def test_page_figures_and_numbers(checkpoint: Callable[..., Path], digits: Path)
     folder = checkpoint()
     found, out = inspect(folder, digits, shown=3, top=2, batch_size=2)
     assert json.loads((out / "result.json").read_text()) == found
-    assert found["pictures"] == 5
+    assert found["images"] == 5
     assert [each["path"] for each in found["shown"]] == [str(digits / f"{i}.png") for i in range(3)]
     assert found["figures"] == [f"figures/{name}" for name in FIGURES]
     written = {path.name for path in (out / "figures").iterdir()}
@@ -83,7 +83,7 @@ def test_page_figures_and_numbers(checkpoint: Callable[..., Path], digits: Path)
         assert (out / "figures" / f"{name}.svg").read_bytes().startswith(b"<?xml")
     page = check((out / "index.html").read_text())
     assert len(page.all("canvas")) == 3
-    assert "the first 3 of 5 pictures" in page.words
+    assert "the first 3 of 5 images" in page.words
     assert found["page"] == str((out / "index.html").resolve())
 
     model = load_model(folder)
@@ -109,20 +109,20 @@ def test_page_figures_and_numbers(checkpoint: Callable[..., Path], digits: Path)
     assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before, "again, the same bytes"
 
 
-def test_broken_pictures_are_named_and_left_out(checkpoint: Callable[..., Path], digits: Path, tmp_path: Path) -> None:
+def test_broken_images_are_named_and_left_out(checkpoint: Callable[..., Path], digits: Path, tmp_path: Path) -> None:
     folder = checkpoint()
-    (digits / "2.png").write_bytes(b"no picture")
+    (digits / "2.png").write_bytes(b"no image")
     (digits / "3 <b>.png").touch()
     found, out = inspect(folder, digits)
-    assert found["pictures"] == 4
+    assert found["images"] == 4
     assert [each["path"] for each in found["unreadable"]] == [str(digits / "2.png"), str(digits / "3 <b>.png")]
     page = check((out / "index.html").read_text())
     assert str(digits / "3 <b>.png") in page.words
     assert "zero bytes" in page.words
-    assert "not a picture" in as_text(found)
+    assert "not a image" in as_text(found)
     for name in ("0", "1", "3", "4"):
         (digits / f"{name}.png").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"none of the 6 pictures can be read; the first, .*0\.png: the file is empty"):
+    with pytest.raises(ValueError, match=r"none of the 6 images can be read; the first, .*0\.png: the file is empty"):
         inspect_checkpoint(folder, [str(digits)], tmp_path / "none", device="cpu")
     assert not (tmp_path / "none").exists()
 
@@ -130,19 +130,19 @@ def test_broken_pictures_are_named_and_left_out(checkpoint: Callable[..., Path],
 def test_what_is_no_regular_file_is_left_out(checkpoint: Callable[..., Path], digits: Path, tmp_path: Path) -> None:
     irregular("pipe", digits / "x\ny.png", tmp_path)
     found, _ = inspect(checkpoint(), digits)
-    assert found["pictures"] == 5
+    assert found["images"] == 5
     (left,) = found["unreadable"]
     assert left == {"path": str(digits / "x\ny.png"), "reason": "it is a named pipe, not a regular file"}
     assert f"{left['path']!r}: cannot be read: it is a named pipe" in as_text(found)
 
 
-def test_without_pictures(checkpoint: Callable[..., Path]) -> None:
+def test_without_images(checkpoint: Callable[..., Path]) -> None:
     folder = checkpoint()
     (folder.parent / "out" / "figures").mkdir(parents=True)
     for name in ("heads.png", "heads.svg", "own.png"):
         (folder.parent / "out" / "figures" / name).touch()
     found, out = inspect(folder)
-    assert found["pictures"] == 0
+    assert found["images"] == 0
     assert found["figures"] == ["figures/filters", "figures/positions"]
     assert {path.stem for path in (out / "figures").iterdir()} == {
         "filters",
@@ -152,7 +152,7 @@ def test_without_pictures(checkpoint: Callable[..., Path]) -> None:
     assert "shown" not in found
     page = check((out / "index.html").read_text())
     assert f"{found['parameters']:,}" in page.words
-    assert as_text(found).splitlines() == ["ViT/4: 4,547 parameters, 8.31e-05 GMACs a picture", found["page"]]
+    assert as_text(found).splitlines() == ["ViT/4: 4,547 parameters, 8.31e-05 GMACs a image", found["page"]]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_as_the_card_says(checkpoint: Callable[..., Path], digits: Path) -> None
     assert (found["image_size"], found["grid"]) == ([24, 24], [6, 6])
 
 
-def test_a_picture_on_the_standard_input(
+def test_a_image_on_the_standard_input(
     checkpoint: Callable[..., Path], digits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = (digits / "0.png").read_bytes()
@@ -213,9 +213,9 @@ def test_what_cannot_be_looked_into(checkpoint: Callable[..., Path], digits: Pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_shows_its_own_test_pictures_and_how_it_went(run: Path, tmp_path: Path) -> None:
+def test_a_run_shows_its_own_test_images_and_how_it_went(run: Path, tmp_path: Path) -> None:
     found = inspect_checkpoint(run, [], tmp_path / "out", shown=4, device="cpu")
-    assert found["pictures"] == min(MOST, len(load_dataset("digits", "test", classes=(0, 1, 2))))
+    assert found["images"] == min(MOST, len(load_dataset("digits", "test", classes=(0, 1, 2))))
     assert len(found["shown"]) == 4
     assert all(re.fullmatch(r"digits/test\[\d+\], [012]", each["path"]) for each in found["shown"])
     page = check((tmp_path / "out" / "index.html").read_text())
@@ -224,7 +224,7 @@ def test_a_run_shows_its_own_test_pictures_and_how_it_went(run: Path, tmp_path: 
     assert "pixels in layer 1" in as_text(found)
     assert found["image_size"] == [8, 8]
     larger = inspect_checkpoint(run, [], tmp_path / "out", shown=1, image_size=16, device="cpu")
-    assert (larger["image_size"], larger["pictures"]) == ([16, 16], found["pictures"])
+    assert (larger["image_size"], larger["images"]) == ([16, 16], found["images"])
 
 
 def test_a_search_shows_each_of_its_runs(run: Path, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_search_shows_each_of_its_runs(run: Path, tmp_path: Path) -> None:
     page = check((tmp_path / "out" / "index.html").read_text())
     assert "run-0: Trained from scratch on digits" in page.words
     assert "run-1: Trained from scratch on digits" in page.words
-    assert found["pictures"] > 1
+    assert found["images"] > 1
 
 
 def test_a_resnets_run_shows_how_it_went(tmp_path: Path) -> None:

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 
+from vitlab.config import FinetuneConfig
 from vitlab.models.config import ViTConfig
+from vitlab.pipelines.finetune import sweep_and_finetune
+from vitlab.pipelines.pretrain import pretrain
 from vitlab.recipes import PRETRAIN
 from vitlab.studies.masking import MASKING, VARIANTS
 from vitlab.studies.study import SEEDS, Done, Point, Scale, exaflops
-from vitlab.train.config import FinetuneConfig
-from vitlab.transfer.finetune import sweep_and_finetune
-from vitlab.transfer.run import pretrain
 
 ACCURACIES = {
     "scratch": 0.30,
     "scratch-zero": 0.29,
-    "mean-colour-50": 0.34,
-    "mean-colour-50-zero": 0.32,
+    "mean-color-50": 0.34,
+    "mean-color-50-zero": 0.32,
     "downsized-50": 0.33,
     "regression-50": 0.32,
-    "mean-colour-15": 0.35,
+    "mean-color-15": 0.35,
     "supervised": 0.38,
 }
 
@@ -79,7 +79,7 @@ def test_the_pair_with_heads_of_zeros(scale: Scale) -> None:
     """The same two runs, but for the start of their heads."""
     points = {point.name: point for point in MASKING.points(scale)}
     for seed in SEEDS:
-        for name in ("scratch", "mean-colour-50"):
+        for name in ("scratch", "mean-color-50"):
             wide, zero = (points[f"{each}.finetuned.seed-{seed}"] for each in (name, f"{name}-zero"))
             assert isinstance(wide.config, FinetuneConfig)
             assert wide.config.head_std == 0.1
@@ -96,13 +96,13 @@ def test_cost(scale: Scale, minutes: float, flops: float) -> None:
 
 def test_paper_scale_is_the_papers() -> None:
     points = {point.name: point for point in MASKING.points("paper")}
-    assert points["mean-colour-50.seed-0"].config == PRETRAIN["masked"]()
+    assert points["mean-color-50.seed-0"].config == PRETRAIN["masked"]()
     assert points["scratch.seed-0"].config == PRETRAIN["imagenet"]("ViT-B/16")
     assert points["supervised.seed-0"].config == PRETRAIN["jft"]("ViT-B/16")
-    after = points["mean-colour-50.finetuned.seed-0"].config
+    after = points["mean-color-50.finetuned.seed-0"].config
     assert (after.model.image_hw, after.average_decay, after.steps) == ((384, 384), None, 20_000)
-    # 14 epochs of ViT-B/16: a million steps of 4096, 17.6 GMACs a picture
-    assert exaflops(points["mean-colour-50.seed-0"].config, 303_000_000) == pytest.approx(432, rel=0.01)
+    # 14 epochs of ViT-B/16: a million steps of 4096, 17.6 GMACs a image
+    assert exaflops(points["mean-color-50.seed-0"].config, 303_000_000) == pytest.approx(432, rel=0.01)
 
 
 def test_report_tells_each_start_beside_the_papers() -> None:
@@ -115,16 +115,16 @@ def test_report_tells_each_start_beside_the_papers() -> None:
     (panel,) = report.panels
     assert len(panel.ticks) == len(panel.series[0].x) == len(VARIANTS) + 3
     assert panel.series[0].y[2] == pytest.approx(0.35)
-    assert "50,000 pictures of cifar10" in report.lead
-    assert "1,000 labelled" in report.lead
+    assert "50,000 images of cifar10" in report.lead
+    assert "1,000 labeled" in report.lead
     assert "supervised pre-training, is left out" in report.lead
 
 
 def test_claims_follow_the_figures() -> None:
     claims = {claim.text: claim for claim in MASKING.report(finished("tiny")).claims}
-    beats = claims["Masked patch prediction with mean colours beats training from scratch."]
+    beats = claims["Masked patch prediction with mean colors beats training from scratch."]
     assert (beats.verdict, beats.measured.mean, beats.measured.pairs) == ("shows", pytest.approx(0.04), 3)
-    assert claims["Mean colours are a better target than all pixels in L2."].verdict == "shows"
+    assert claims["Mean colors are a better target than all pixels in L2."].verdict == "shows"
     beyond = claims["It does so too where both heads start at zero, as the paper's do."]
     assert beyond.measured.mean == pytest.approx(0.03)
     rate = claims["Corrupting 50 % of the patches is better than 15 %."]
@@ -147,7 +147,7 @@ def test_supervised_pretraining_at_the_papers_scale() -> None:
 def test_points_run(tmp_path: Path) -> None:
     """Pre-trained, fine-tuned and from scratch on digits, two steps each; the report's figures are what runs leave."""
     points = {point.name: point for point in MASKING.points("tiny")}
-    for name in ("mean-colour-50.seed-0", "mean-colour-50.finetuned.seed-0", "scratch.finetuned.seed-0"):
+    for name in ("mean-color-50.seed-0", "mean-color-50.finetuned.seed-0", "scratch.finetuned.seed-0"):
         point, folder = points[name], tmp_path / name
         data = dataclasses.replace(point.config.data, name="digits")
         config = dataclasses.replace(point.config, data=data, steps=2, batch_size=8)
@@ -158,7 +158,7 @@ def test_points_run(tmp_path: Path) -> None:
             assert isinstance(config, FinetuneConfig)
             start = tmp_path / point.start / "model"
             tuned = sweep_and_finetune(start, config, folder, device="cpu", tensorboard=False)
-            own, wanted = tuned.config.model, points["mean-colour-50.seed-0"].config.model
+            own, wanted = tuned.config.model, points["mean-color-50.seed-0"].config.model
             assert isinstance(own, ViTConfig)
             assert dataclasses.replace(own, num_classes=0) == wanted
             assert 0 <= tuned.result["test"]["accuracy"] <= 1

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vitlab.config import OptimConfig
+from vitlab.pipelines.pretrain import pretrain
 from vitlab.studies.optimizer import (
     ADAM_RATES,
     BIT_RATES,
@@ -23,8 +25,6 @@ from vitlab.studies.optimizer import (
 )
 from vitlab.studies.scaling import TABLE6
 from vitlab.studies.study import SEEDS, Done, Scale, exaflops
-from vitlab.train.config import OptimConfig
-from vitlab.transfer.run import pretrain
 
 
 def test_the_papers_numbers() -> None:
@@ -81,7 +81,7 @@ def test_twenty_four_minutes_of_a_core() -> None:
 
 
 def test_twenty_five_minutes_of_a_gpu() -> None:
-    """At 20 TFLOP/s, a fifth of what is reckoned with for large products: ResNets on small pictures."""
+    """At 20 TFLOP/s, a fifth of what is reckoned with for large products: ResNets on small images."""
     assert sum(exaflops(point.config, 24_500) for point in OPTIMIZER.points("gpu")) < 25 * 60 * 20e12 / 1e18
 
 
@@ -92,12 +92,12 @@ def test_a_point_runs(tmp_path: Path) -> None:
     assert config.fewshot is not None
     config = dataclasses.replace(
         config, data=dataclasses.replace(config.data, name="digits"), steps=2, batch_size=8,
-        fewshot=dataclasses.replace(config.fewshot, test_pictures=20),
+        fewshot=dataclasses.replace(config.fewshot, test_images=20),
     )  # fmt: skip
     outcome = pretrain(config, tmp_path, device="cpu", tensorboard=False)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    done = Done(point, {"accuracy": outcome.test.accuracy}, records, len(outcome.pictures.train))
-    assert len(outcome.pictures.val) != len(outcome.pictures.test)
+    done = Done(point, {"accuracy": outcome.test.accuracy}, records, len(outcome.images.train))
+    assert len(outcome.images.val) != len(outcome.images.test)
     assert held_out([done]).values == (records[-1]["val_accuracy"],)
     assert {"fewshot_5shot", "fewshot_10shot"} <= records[-1].keys()
 
@@ -116,7 +116,7 @@ def finished(transfer: Callable[[OptimConfig], float], scale: Scale = "tiny") ->
     return done
 
 
-def test_the_rate_is_chosen_by_held_out_pictures() -> None:
+def test_the_rate_is_chosen_by_held_out_images() -> None:
     done = finished(lambda optim: 0.5)
     assert held_out(done, model="small", optimizer="adam", rate=3e-3).values == (0.9, 0.9, 0.9)
     assert best_rate(done, "small", "adam") == 3e-3

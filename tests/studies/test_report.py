@@ -89,7 +89,7 @@ def test_study_json_holds_all_that_was_found(written: tuple[Path, dict[str, Any]
     assert first["labels"] == {"kind": "1d"}
     assert first["figures"] == {"accuracy": 0.6}
     assert first["examples"] == 1437
-    # 6 x MACs x 22 steps (1437 / 64, rounded) of 64 pictures
+    # 6 x MACs x 22 steps (1437 / 64, rounded) of 64 images
     assert first["exaflops"] == pytest.approx(6 * tiny.digits().model.forward_macs * 22 * 64 / 1e18)
     assert result["exaflops"] == pytest.approx(9 * first["exaflops"])
     assert result["table"]["rows"][0] == ["1d", "62.0 ± 2.0", "a"]

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from vitlab.config import FinetuneConfig
 from vitlab.models.config import ViTConfig
+from vitlab.pipelines.finetune import sweep_and_finetune
+from vitlab.pipelines.pretrain import pretrain
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.studies.resolution import FACTORS, KINDS, RESOLUTION
 from vitlab.studies.study import SEEDS, Done, Scale
-from vitlab.train.config import FinetuneConfig
-from vitlab.transfer.finetune import sweep_and_finetune
-from vitlab.transfer.run import pretrain
 
 ACCURACIES = {
     ("interpolated", 1.0): 0.80,
@@ -104,7 +104,7 @@ def test_report() -> None:
     assert [series.name for series in panel.series] == ["interpolated positions", "fresh positions"]
     assert panel.series[0].x == [16, 24, 32]
     assert panel.series[1].y == pytest.approx([0.79, 0.80, 0.80])
-    assert "30,000 pictures of fashion_mnist" in report.lead
+    assert "30,000 images of fashion_mnist" in report.lead
     assert "at 16 pixels" in report.lead
 
 

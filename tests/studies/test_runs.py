@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitlab.data.datasets import load_dataset
+from vitlab.config import DataConfig, OptimConfig, TrainConfig
+from vitlab.data.registry import load_dataset
 from vitlab.models import ViTConfig
+from vitlab.pipelines.pretrain import PREDICTIONS, pretrain
 from vitlab.studies.runs import Run, run_folders
-from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
-from vitlab.transfer.run import PREDICTIONS, pretrain
 
 
 def test_folders_of_runs(run: Path, tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_phase_holds_what_the_run_computed(run: Path) -> None:
     assert list(phase.classes) == ["0", "1", "2"]
     assert phase.per_class == result["per_class"]
     assert phase.confusion is not None
-    assert np.trace(phase.confusion) == round(result["accuracy"] * result["pictures"])
+    assert np.trace(phase.confusion) == round(result["accuracy"] * result["images"])
     assert phase.mistakes is not None
     assert 0 < len(phase.mistakes.said) <= 24
     assert (phase.mistakes.said != phase.mistakes.true).all()
@@ -48,11 +48,11 @@ def test_wrong_answers_are_shown_as_the_model_saw_them(run: Path) -> None:
     read = Run.read(run)
     test = load_dataset("digits", "test", classes=(0, 1, 2))
     rows = np.array([5, 0, 17])
-    shown = read.pictures(rows)
+    shown = read.images(rows)
     assert list(shown) == [5, 0, 17]
-    for row, picture in shown.items():
-        assert picture.shape == (8, 8, 3)
-        np.testing.assert_array_equal(picture, test.picture(int(read.test.indices[row])))
+    for row, image in shown.items():
+        assert image.shape == (8, 8, 3)
+        np.testing.assert_array_equal(image, test.image(int(read.test.indices[row])))
 
 
 def test_a_task_of_vtab_is_a_fine_tuning(run: Path, tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_one_of_each(run: Path) -> None:
 
 @pytest.fixture
 def folder_run(tmp_path: Path) -> Path:
-    """A run on a folder of pictures, of which the test part's first has gone since and the rest is there."""
+    """A run on a folder of images, of which the test part's first has gone since and the rest is there."""
     rng = np.random.default_rng(0)
     for split, count in (("train", 4), ("test", 3)):
         for name in ("dark", "bright"):
@@ -85,25 +85,25 @@ def folder_run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_pictures_that_have_gone(folder_run: Path) -> None:
+def test_images_that_have_gone(folder_run: Path) -> None:
     """The others are told by their names, so that they do not move up."""
     read = Run.read(folder_run)
     everything = np.arange(6)
-    before = read.pictures(everything)
-    assert [picture.shape for picture in before.values()] == [(8, 12, 3)] * 6
+    before = read.images(everything)
+    assert [image.shape for image in before.values()] == [(8, 12, 3)] * 6
     (folder_run.parent / "set/test/bright/1.png").unlink()
-    (folder_run.parent / "set/test/dark/0.png").write_bytes(b"no picture")
-    after = read.pictures(everything)
+    (folder_run.parent / "set/test/dark/0.png").write_bytes(b"no image")
+    after = read.images(everything)
     assert list(after) == [0, 2, 4, 5]
-    for row, picture in after.items():
-        np.testing.assert_array_equal(picture, before[row])
+    for row, image in after.items():
+        np.testing.assert_array_equal(image, before[row])
 
 
 def test_a_data_set_that_has_gone(folder_run: Path) -> None:
     shutil.rmtree(folder_run.parent / "set")
     phase = Run.read(folder_run).phase("A name", "A sentence.")
     assert phase.name == "A name"
-    assert phase.explanation.startswith("A sentence.\n\nThe pictures answered wrong cannot be shown: the folder ")
+    assert phase.explanation.startswith("A sentence.\n\nThe images answered wrong cannot be shown: the folder ")
     assert phase.mistakes is None
     assert phase.confusion is not None
 

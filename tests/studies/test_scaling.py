@@ -10,10 +10,11 @@ import pytest
 
 from vitlab.models import get_config
 from vitlab.models.config import ModelConfig
+from vitlab.pipelines.pretrain import pretrain
 from vitlab.studies.scaling import (
     FAMILIES,
     GPU,
-    LEARNT,
+    LEARNED,
     NEW,
     SCALING,
     TABLE6,
@@ -26,7 +27,6 @@ from vitlab.studies.scaling import (
     saving,
 )
 from vitlab.studies.study import SEEDS, Done, Point, Scale, exaflops
-from vitlab.transfer.run import pretrain
 
 JFT = 303_000_000
 HALF_OF_CIFAR10 = 25_000
@@ -109,11 +109,11 @@ def test_points(scale: Scale, models: dict[str, ModelConfig]) -> None:
     assert len({point.name for point in points}) == len(points) == 2 * len(models) * len(SEEDS)
     assert all(re.fullmatch(r"[\w.-]+", point.name) for point in points)
     assert [list(map(family, models.values())).count(kind) for kind in FAMILIES] == [3, 2, 3]
-    assert not set(LEARNT) & set(NEW)
+    assert not set(LEARNED) & set(NEW)
     for point in points:
         few = point.config.fewshot
         assert few is not None
-        assert (point.config.data.classes, few.classes, point.config.model.num_classes) == (LEARNT, NEW, len(LEARNT))
+        assert (point.config.data.classes, few.classes, point.config.model.num_classes) == (LEARNED, NEW, len(LEARNED))
 
 
 @pytest.mark.parametrize("models", [TINY, GPU])
@@ -146,7 +146,7 @@ def test_a_point_runs(name: str, tmp_path: Path) -> None:
     assert config.fewshot is not None
     config = dataclasses.replace(
         config, data=dataclasses.replace(config.data, name="digits"), steps=2, batch_size=8,
-        fewshot=dataclasses.replace(config.fewshot, test_pictures=20),
+        fewshot=dataclasses.replace(config.fewshot, test_images=20),
     )  # fmt: skip
     pretrain(config, tmp_path, device="cpu", tensorboard=False)
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])

@@ -7,10 +7,10 @@ import pytest
 from finished import finished
 
 from vitlab.models.config import ViTConfig
+from vitlab.pipelines.pretrain import pretrain
 from vitlab.studies import small
-from vitlab.studies.small import CARRIED_TO, FEWSHOT, LEARNT, best, gpu_vit, groups, over_training, tiny_vit
+from vitlab.studies.small import CARRIED_TO, FEWSHOT, LEARNED, best, gpu_vit, groups, over_training, tiny_vit
 from vitlab.studies.study import Point, exaflops
-from vitlab.transfer.run import pretrain
 
 
 def point(kind: str, rate: float, seed: int) -> Point:
@@ -22,11 +22,11 @@ GRID = [point(kind, rate, seed) for seed in (0, 1) for kind in ("a", "b") for ra
 
 
 def test_the_transfer_task_is_never_seen() -> None:
-    assert sorted(LEARNT + CARRIED_TO) == list(range(10))
+    assert sorted(LEARNED + CARRIED_TO) == list(range(10))
     for config in (small.tiny(tiny_vit(), 0, steps=2), small.gpu(gpu_vit(), 0, steps=2)):
         assert config.fewshot is not None
-        assert (config.data.classes, config.fewshot.classes) == (LEARNT, CARRIED_TO)
-        assert config.model.num_classes == len(LEARNT)
+        assert (config.data.classes, config.fewshot.classes) == (LEARNED, CARRIED_TO)
+        assert config.model.num_classes == len(LEARNED)
 
 
 def test_a_run_has_both_figures(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_run_has_both_figures(tmp_path: Path) -> None:
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, name="digits"), eval_every=1)
     outcome = pretrain(config, tmp_path, device="cpu", tensorboard=False)
     assert 0 <= outcome.test.accuracy <= 1
-    assert len(outcome.test.classes) == len(LEARNT)
+    assert len(outcome.test.classes) == len(LEARNED)
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert sum(FEWSHOT in line for line in lines) == 2
 
@@ -53,11 +53,11 @@ def test_the_papers_runs() -> None:
 
 def test_what_the_runs_are_is_told() -> None:
     said = small.told(finished(GRID, lambda point: 0.5))
-    assert "30,000 pictures of the classes 0, 2, 4, 7, 9 of fashion_mnist, 2 steps of 64, 2 seeds" in said
+    assert "30,000 images of the classes 0, 2, 4, 7, 9 of fashion_mnist, 2 steps of 64, 2 seeds" in said
     assert "the classes 1, 3, 5, 6, 8 of the same data set" in said
     paper = [Point("one", small.jft(), {})]
     told = small.told(finished(paper, lambda point: 0.5, examples=303_000_000))
-    assert "pictures of shards:jft300m" in told
+    assert "images of shards:jft300m" in told
     assert "517,822 steps of 4096, 1 seed." in told
     assert "on imagenet." in told
 

@@ -9,11 +9,11 @@ import sys
 import numpy as np
 import pytest
 
+from vitlab.config import TrainConfig
 from vitlab.models.config import ViTConfig
 from vitlab.studies import statistics
 from vitlab.studies.statistics import Estimate, difference, estimate, interval, percent, points
 from vitlab.studies.study import Difference, Done, Point
-from vitlab.train.config import TrainConfig
 
 CONFIG = TrainConfig(model=ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=1, mlp_dim=8), steps=1)
 
@@ -52,7 +52,7 @@ def test_what_is_not_there_is_named() -> None:
     with pytest.raises(ValueError, match=r"no point has the labels .*'2d'.*kind='1d', kind='none'"):
         estimate(RUNS, "accuracy", kind="2d")
     with pytest.raises(ValueError, match="no point has the labels"):
-        estimate(RUNS, "accuracy", colour="1d")
+        estimate(RUNS, "accuracy", color="1d")
     with pytest.raises(ValueError, match=r"1d-stem-2 has no figure 'fewshot_5shot'; it has accuracy"):
         estimate(RUNS, "fewshot_5shot", kind="1d")
     with pytest.raises(ValueError, match=r"no seed has points of both .*\[0\].*\[7\]"):

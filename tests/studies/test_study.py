@@ -6,11 +6,11 @@ import re
 
 import pytest
 
+from vitlab.config import FewShotConfig, FinetuneConfig, TrainConfig
 from vitlab.models.config import ViTConfig
-from vitlab.models.names import get_config
+from vitlab.models.registry import get_config
 from vitlab.recipes import tiny
 from vitlab.studies.study import Claim, Difference, Done, Point, digest, exaflops
-from vitlab.train.config import FewShotConfig, FinetuneConfig, TrainConfig
 
 BASE = tiny.digits()
 

@@ -26,10 +26,10 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from vitlab.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models import ViTConfig
-from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 
-IMPORTS = ["torch._dynamo", "sklearn.datasets", "vitlab.transfer.run"]
+IMPORTS = ["torch._dynamo", "sklearn.datasets", "vitlab.pipelines.pretrain"]
 """What takes a run seconds to import."""
 
 
@@ -77,9 +77,9 @@ def live(config: TrainConfig, folder: Path, place: dict[str, str]) -> None:
         importlib.import_module(name)
     import torch
 
+    from vitlab.pipelines.pretrain import pretrain
     from vitlab.train.distributed import RankError, together
     from vitlab.train.loop import StoppedError
-    from vitlab.transfer.run import pretrain
 
     sys.stderr = folder.with_suffix(".log").open("a", buffering=1)
     torch.set_num_threads(1)

@@ -24,15 +24,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vitlab.data.datasets import load_dataset
+from vitlab.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
+from vitlab.data.decode import ImageError
 from vitlab.data.loader import Batch
-from vitlab.data.pictures import PictureError
+from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
 from vitlab.models import ViTConfig, build_model
-from vitlab.models.stages import ResNetBody
+from vitlab.models.resnet_config import ResNetBody
 from vitlab.settings import to_dict
 from vitlab.train import checkpoint, distributed, loop
-from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.train.distributed import (
     ALONE,
     RankError,
@@ -117,14 +117,14 @@ def test_one_that_fails_ends_those_that_wait_for_it(failing: int, in_ranks: InRa
         with together() as ranks:
             ranks.gather(rows(ranks.rank))
             if ranks.rank == failing:
-                raise ValueError("the picture 7.png is broken")
+                raise ValueError("the image 7.png is broken")
             ranks.gather(rows(ranks.rank))
 
     answers = in_ranks(3, job)
     for rank, answer in enumerate(answers):
         assert type(answer) is (ValueError if rank == failing else RankError)
         if rank != failing:
-            assert "another failed: the picture 7.png is broken" in str(answer)
+            assert "another failed: the image 7.png is broken" in str(answer)
 
 
 def test_one_that_fails_without_a_word(in_ranks: InRanks) -> None:
@@ -355,7 +355,7 @@ def test_lower_precision_by_two(precision: Any, fsdp: bool, tmp_path: Path, in_r
 
 @pytest.mark.parametrize("fsdp", [False, True], ids=["DDP", "FSDP"])
 def test_masked_patch_prediction_by_two(fsdp: bool, tmp_path: Path, in_ranks: InRanks) -> None:
-    """What is hidden of a picture does not depend on the process that it comes to."""
+    """What is hidden of a image does not depend on the process that it comes to."""
     model = dataclasses.replace(MODEL, num_classes=0)
     config = dataclasses.replace(CONFIG, model=model, masking=MaskingConfig(), steps=4, fsdp=fsdp)
     trained(config, tmp_path / "one")
@@ -566,10 +566,10 @@ def test_not_finite_in_one_share(tmp_path: Path, in_ranks: InRanks, monkeypatch:
 
 
 @pytest.mark.parametrize("fsdp", [False, True], ids=["DDP", "FSDP"])
-def test_unreadable_pictures_of_one_share(fsdp: bool, tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
-    """Every picture counts the same however many the share that it is in has lost, also where it has lost so many that
+def test_unreadable_images_of_one_share(fsdp: bool, tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
+    """Every image counts the same however many the share that it is in has lost, also where it has lost so many that
     it has fewer micro-batches than another."""
-    failures = {index: PictureError(f"{index}.png", "broken") for index in range(0, 1400, 4)}
+    failures = {index: ImageError(f"{index}.png", "broken") for index in range(0, 1400, 4)}
     broken = dataclasses.replace(digits(), failures=failures)
     monkeypatch.setitem(globals(), "digits", lambda: broken)
     config = dataclasses.replace(CONFIG, data=dataclasses.replace(CONFIG.data, on_error="skip"), steps=8)

@@ -14,12 +14,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from vitlab.data.datasets import load_dataset
+from vitlab.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
+from vitlab.data.registry import load_dataset
 from vitlab.models import ResNetBody, ViTConfig, build_model
 from vitlab.models.config import ResNetConfig
 from vitlab.settings import to_dict
 from vitlab.train import loop
-from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.train.float8 import dense_layers, describe_float8, has_float8_units, to_float8
 from vitlab.train.loop import StoppedError, train
 from vitlab.train.objectives import create_trained

@@ -19,17 +19,17 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from vitlab.data.datasets import load_dataset
+from vitlab.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
+from vitlab.data.dataset import Labels
+from vitlab.data.decode import ImageError
 from vitlab.data.loader import Batch, example_at, train_batches
-from vitlab.data.pictures import PictureError
-from vitlab.data.sources import Labels
+from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import example_generator
 from vitlab.models import ViTConfig, build_model
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train import loop, progress
 from vitlab.train.checkpoint import load_latest
-from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.train.distributed import ALONE, Ranks, together
 from vitlab.train.loop import NonFiniteError, StoppedError, step_rng, train
 from vitlab.train.objectives import classification_loss, create_trained
@@ -135,8 +135,8 @@ def test_it_loads_no_more_than_the_part_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"mixup": 0.5}, {"loss": "sigmoid", "label_smoothing": 0.1}])
-def test_several_labels_a_picture(tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Digits that are also called even or odd: learnt, the same in micro-batches, the same after a stop."""
+def test_several_labels_a_image(tmp_path: Path, changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digits that are also called even or odd: learned, the same in micro-batches, the same after a stop."""
     digits = load_dataset("digits", "train")
     sets = Labels.of_lists([[label, label % 2] if label > 1 else [label] for label in digits.labels.tolist()])
     monkeypatch.setattr(loop, "load_dataset", lambda *_, **__: dataclasses.replace(digits, label_sets=sets))
@@ -144,7 +144,7 @@ def test_several_labels_a_picture(tmp_path: Path, changes: dict[str, Any], monke
     config = dataclasses.replace(config, checkpoint_every=15)
     whole = run(config, tmp_path / "whole")
     assert records(tmp_path / "whole")[40] < records(tmp_path / "whole")[1]
-    assert records(tmp_path / "whole", "accuracy")[40] > 0.5  # 0 or 1 is right for every picture, and easy to see
+    assert records(tmp_path / "whole", "accuracy")[40] > 0.5  # 0 or 1 is right for every image, and easy to see
     alike = run(dataclasses.replace(config, microbatch=None), tmp_path / "alike")
     assert largest_difference(copied(whole), copied(alike)) < 1e-3
     asked = iter([False] * 19 + [True])
@@ -200,7 +200,7 @@ def test_average_is_what_is_evaluated_and_returned(tmp_path: Path) -> None:
 
 
 def test_random_streams_are_apart() -> None:
-    """A step's own draws are not those of any picture, nor of the order."""
+    """A step's own draws are not those of any image, nor of the order."""
     for number in range(3):
         step = step_rng(7, number).random(4)
         assert not np.array_equal(step, example_generator(7, number, 0).random(4))
@@ -216,7 +216,7 @@ def test_average_is_evaluated_in_float32(tmp_path: Path) -> None:
 
 
 def test_compile_by_a_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For one shape where no picture may be left out; CUDA graphs are told that a new step begins at each."""
+    """For one shape where no image may be left out; CUDA graphs are told that a new step begins at each."""
     compiled: list[dict[str, Any]] = []
     steps: list[bool] = []
     monkeypatch.setattr(torch, "compile", lambda model, **given: compiled.append(given) or model)
@@ -250,7 +250,7 @@ def test_records_come_when_asked_for(tmp_path: Path) -> None:
 
 
 def test_speed_is_that_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An evaluation of a thousand seconds between two records is not in their pictures per second."""
+    """An evaluation of a thousand seconds between two records is not in their images per second."""
     clock, passed = time.perf_counter, [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + passed[0])
 
@@ -556,7 +556,7 @@ def test_loss_that_is_not_finite(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_picture_that_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Any) -> None:
+def test_image_that_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Any) -> None:
     def poisoned(*args: Any, start: int, **options: Any) -> Iterator[Batch]:
         for number, batch in enumerate(train_batches(*args, start=start, **options), start // 12 + 1):
             if number == 4:
@@ -582,7 +582,7 @@ def test_another_number_of_classes(tmp_path: Path) -> None:
         run(config, tmp_path)
 
 
-def folder_of_pictures(place: Path, good: int, bad: int) -> DataConfig:
+def folder_of_images(place: Path, good: int, bad: int) -> DataConfig:
     for name in ("cats", "dogs"):
         (place / "train" / name).mkdir(parents=True)
         for number in range(good):
@@ -592,9 +592,9 @@ def folder_of_pictures(place: Path, good: int, bad: int) -> DataConfig:
     return DataConfig(name=f"folder:{place / 'train'}", train_split="trainval", crop="none", on_error="skip")
 
 
-def test_unreadable_pictures_are_counted(tmp_path: Path) -> None:
-    """Two of twelve pictures are broken: every epoch of two steps lacks two."""
-    data = folder_of_pictures(tmp_path, good=6, bad=2)
+def test_unreadable_images_are_counted(tmp_path: Path) -> None:
+    """Two of twelve images are broken: every epoch of two steps lacks two."""
+    data = folder_of_images(tmp_path, good=6, bad=2)
     model = dataclasses.replace(TINY, num_classes=2)
     config = dataclasses.replace(PLAIN, model=model, data=data, batch_size=7, steps=4)
     run(config, tmp_path / "run")
@@ -606,12 +606,12 @@ def test_unreadable_pictures_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "fsdp"), [("classes", False), ("several", True), ("masked", False)])
-def test_share_of_unreadable_pictures(
+def test_share_of_unreadable_images(
     kind: str, fsdp: bool, tmp_path: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
 ) -> None:
-    """A batch is the same for two processes as for one, also where one of them has no picture of it."""
+    """A batch is the same for two processes as for one, also where one of them has no image of it."""
     whole = load_dataset("digits", "train").take(np.arange(16))
-    broken = {index: PictureError(f"{index}.png", "broken") for index in range(16) if index % 3}
+    broken = {index: ImageError(f"{index}.png", "broken") for index in range(16) if index % 3}
     data = dataclasses.replace(whole, failures=broken)
     if kind == "several":
         sets = Labels.of_lists([[i % 10, (i + 3) % 10][: 1 + i % 2] for i in range(16)])
@@ -644,11 +644,11 @@ def test_share_of_unreadable_pictures(
     assert records(tmp_path / "2") == pytest.approx(records(tmp_path / "1"), abs=1e-5)
 
 
-def test_batch_of_unreadable_pictures_of_two(
+def test_batch_of_unreadable_images_of_two(
     tmp_path: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
 ) -> None:
     data = load_dataset("digits", "train").take(np.arange(16))
-    data = dataclasses.replace(data, failures={index: PictureError(f"{index}.png", "broken") for index in range(16)})
+    data = dataclasses.replace(data, failures={index: ImageError(f"{index}.png", "broken") for index in range(16)})
     config = dataclasses.replace(PLAIN, data=dataclasses.replace(PLAIN.data, on_error="skip"))
 
     def job() -> None:
@@ -656,12 +656,12 @@ def test_batch_of_unreadable_pictures_of_two(
             train(config, workdir, fresh(config), dataset=data, ranks=ranks)
 
     for error in in_ranks(2, job):
-        assert str(error).startswith("none of the 12 pictures of a batch can be read; the log says why. Mend them, or ")
+        assert str(error).startswith("none of the 12 images of a batch can be read; the log says why. Mend them, or ")
 
 
-def test_batch_of_unreadable_pictures(tmp_path: Path) -> None:
-    data = folder_of_pictures(tmp_path, good=0, bad=4)
+def test_batch_of_unreadable_images(tmp_path: Path) -> None:
+    data = folder_of_images(tmp_path, good=0, bad=4)
     model = dataclasses.replace(TINY, num_classes=2)
     config = dataclasses.replace(PLAIN, model=model, data=data, batch_size=6)
-    with pytest.raises(ValueError, match=r"none of the 6 pictures of a batch can be read.*broken\d\.png"):
+    with pytest.raises(ValueError, match=r"none of the 6 images of a batch can be read.*broken\d\.png"):
         run(config, tmp_path / "run")

@@ -10,27 +10,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from vitlab.config import MaskingConfig
+from vitlab.data.dataset import Dataset
 from vitlab.data.loader import Batch, eval_batches, train_batches
-from vitlab.data.sources import Dataset
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.models import ViTConfig
-from vitlab.train.config import MaskingConfig
 from vitlab.train.masking import (
     MASK,
     MaskedPatch,
     MaskedViT,
-    class_colours,
-    colour_classes,
+    class_colors,
+    color_classes,
     corruption,
     judge,
     outputs_of,
-    patch_colours,
+    patch_colors,
     wanted,
 )
 
 MODEL = ViTConfig(image_size=16, patch_size=4, width=16, depth=2, heads=2, mlp_dim=32, num_classes=0)
 N = MODEL.num_patches
-TARGETS: tuple[Any, ...] = ("mean-colour", "downsized", "regression")
+TARGETS: tuple[Any, ...] = ("mean-color", "downsized", "regression")
 
 
 def plans(count: int, patches: int, masking: MaskingConfig, seed: int = 0) -> Tensor:
@@ -48,7 +48,7 @@ def within(found: Tensor | float, share: float, trials: int) -> bool:
 
 
 @pytest.mark.parametrize(("share", "patches", "hidden"), [(0.5, 196, 98), (0.15, 196, 29), (0.5, 9, 4), (0.01, 16, 1)])
-def test_share_of_a_picture(share: float, patches: int, hidden: int) -> None:
+def test_share_of_a_image(share: float, patches: int, hidden: int) -> None:
     plan = plans(50, patches, MaskingConfig(share=share))
     assert plan.shape == (50, hidden, 2)
     for places in plan[..., 0].tolist():
@@ -107,7 +107,7 @@ def noise(n: int = 37) -> Dataset:
     return Dataset("noise", "train", ("a", "b"), np.arange(n) % 2, pixels)
 
 
-def hidden_by_picture(batch_size: int, steps: int, start: int = 0, **options: Any) -> list[tuple[int, list]]:
+def hidden_by_image(batch_size: int, steps: int, start: int = 0, **options: Any) -> list[tuple[int, list]]:
     """(index, plan) of the examples of a training, in order."""
     masking, transform = MaskingConfig(), TrainTransform(16)
     batches = train_batches(
@@ -123,23 +123,23 @@ def hidden_by_picture(batch_size: int, steps: int, start: int = 0, **options: An
 
 def test_hidden_are_the_same_patches_whatever_the_batch_and_the_process() -> None:
     """They depend on (seed, epoch, index) alone; so a run may stop anywhere, and have any number of processes."""
-    whole = hidden_by_picture(74, 1)  # two epochs
-    assert hidden_by_picture(10, 7) == whole[:70]
-    assert hidden_by_picture(9, 4, start=30) == whole[30:66]
-    ranks = [hidden_by_picture(10, 7, rank=rank, world_size=2) for rank in (0, 1)]
+    whole = hidden_by_image(74, 1)  # two epochs
+    assert hidden_by_image(10, 7) == whole[:70]
+    assert hidden_by_image(9, 4, start=30) == whole[30:66]
+    ranks = [hidden_by_image(10, 7, rank=rank, world_size=2) for rank in (0, 1)]
     halves = [part[5 * step : 5 * step + 5] for step in range(7) for part in ranks]
     assert [each for half in halves for each in half] == whole[:70]
     first, second = dict(whole[:37]), dict(whole[37:])
     assert first.keys() == second.keys()
     assert all(first[index] != second[index] for index in first), "each epoch hides other patches"
-    assert len({str(plan) for plan in first.values()}) == 37, "each picture hides patches of its own"
+    assert len({str(plan) for plan in first.values()}) == 37, "each image hides patches of its own"
 
 
 # ---------------------------------------------------------------------------------------------- what is to be told
 
 
 @pytest.mark.parametrize(
-    ("colour", "expected"),
+    ("color", "expected"),
     [
         ((200.5, 96, 31.9), 408),  # the worked example: levels 6, 3, 0
         ((0, 0, 0), 0),
@@ -152,32 +152,32 @@ def test_hidden_are_the_same_patches_whatever_the_batch_and_the_process() -> Non
         ((128, 128, 128), 4 * 73),
     ],
 )
-def test_class_of_a_colour(colour: tuple[float, ...], expected: int) -> None:
-    assert int(colour_classes(torch.tensor(colour, dtype=torch.float32))) == expected
+def test_class_of_a_color(color: tuple[float, ...], expected: int) -> None:
+    assert int(color_classes(torch.tensor(color, dtype=torch.float32))) == expected
 
 
-def test_class_of_every_whole_colour_through_the_range_of_the_images() -> None:
+def test_class_of_every_whole_color_through_the_range_of_the_images() -> None:
     """A flat patch of value v has level v // 32, also where another device has made the images an ulp off."""
     values = torch.arange(256, dtype=torch.float32)
     for side, p in ((1, 4), (4, 4), (4, 14), (1, 7)):
         exact = ((values - 127.5) / 127.5)[:, None, None, None].expand(-1, 3, p, p)
         levels = torch.arange(256) // 32
         for images in (exact, exact.nextafter(torch.tensor(-9.0)), exact.nextafter(torch.tensor(9.0))):
-            classes = colour_classes(patch_colours(images, p, side))
+            classes = color_classes(patch_colors(images, p, side))
             assert torch.equal(classes, (73 * levels)[:, None, None].expand_as(classes))
 
 
 def test_the_middle_of_a_class() -> None:
     classes = torch.arange(512)
-    middles = class_colours(classes)
-    assert torch.equal(colour_classes(middles), classes)
-    assert torch.equal(colour_classes(middles + 15.9), classes)
-    assert torch.equal(colour_classes(middles - 16), classes)
+    middles = class_colors(classes)
+    assert torch.equal(color_classes(middles), classes)
+    assert torch.equal(color_classes(middles + 15.9), classes)
+    assert torch.equal(color_classes(middles - 16), classes)
     assert middles[408].tolist() == [208, 112, 16]
 
 
-def picture(values: list) -> Tensor:
-    """A picture [1, 3, H, W] in [-1, 1] of values in [0, 255]."""
+def image(values: list) -> Tensor:
+    """A image [1, 3, H, W] in [-1, 1] of values in [0, 255]."""
     return (torch.tensor(values, dtype=torch.float32)[None] - 127.5) / 127.5
 
 
@@ -186,21 +186,21 @@ def all_kept(patches: int) -> Tensor:
     return torch.stack([places, places], dim=1)[None]
 
 
-def test_mean_colour_by_hand() -> None:
+def test_mean_color_by_hand() -> None:
     """Two patches of 2 x 2. Left: means 100, 10, 255 -> levels 3, 0, 7. Right: 31.75, 32, 159.75 -> 0, 1, 4."""
     red = [[40, 160, 31, 32], [120, 80, 32, 32]]
     green = [[0, 20, 64, 0], [10, 10, 0, 64]]
     blue = [[255, 255, 160, 160], [255, 255, 160, 159]]
-    found = wanted(MaskingConfig("mean-colour"), 2, picture([red, green, blue]), all_kept(2))
+    found = wanted(MaskingConfig("mean-color"), 2, image([red, green, blue]), all_kept(2))
     assert found.tolist() == [[[3 * 64 + 7], [8 + 4]]]
 
 
 def test_downsized_by_hand() -> None:
-    """A patch of 8 pixels: each cell is the mean of 2 x 2; the picture's columns run 0, 8, 16, ... in red."""
+    """A patch of 8 pixels: each cell is the mean of 2 x 2; the image's columns run 0, 8, 16, ... in red."""
     red = [[8 * x for x in range(16)] for _ in range(8)]
     zero = [[0] * 16 for _ in range(8)]
     green = [[255 if y >= 6 else 0] * 16 for y in range(8)]
-    found = wanted(MaskingConfig("downsized"), 8, picture([red, green, zero]), all_kept(2))
+    found = wanted(MaskingConfig("downsized"), 8, image([red, green, zero]), all_kept(2))
     # Means of two columns: 4, 20, 36, 52 and 68, 84, 100, 116: levels 0, 0, 1, 1 and 2, 2, 3, 3.
     left, right = [0, 0, 64, 64], [128, 128, 192, 192]
     below = [each + 7 * 8 for each in left], [each + 7 * 8 for each in right]
@@ -211,9 +211,9 @@ def test_downsized_patches_that_four_does_not_divide() -> None:
     """6 pixels to 4 cells of 1.5: the second is half of pixel 1 and the whole of pixel 2."""
     row = [0, 240, 30, 96, 96, 0]
     # (0 + 120) / 1.5 = 80, (120 + 30) / 1.5 = 100, (96 + 48) / 1.5 = 96, 48 / 1.5 = 32
-    colours = patch_colours(picture([[row] * 6] * 3), 6, 4)
-    torch.testing.assert_close(colours[0, 0, :4, 0], torch.tensor([80.0, 100.0, 96.0, 32.0]), atol=1e-4, rtol=0)
-    found = wanted(MaskingConfig("downsized"), 6, picture([[row] * 6] * 3), all_kept(1))
+    colors = patch_colors(image([[row] * 6] * 3), 6, 4)
+    torch.testing.assert_close(colors[0, 0, :4, 0], torch.tensor([80.0, 100.0, 96.0, 32.0]), atol=1e-4, rtol=0)
+    found = wanted(MaskingConfig("downsized"), 6, image([[row] * 6] * 3), all_kept(1))
     assert found.tolist() == [[4 * [73 * 2, 73 * 3, 73 * 3, 73]]]
 
 
@@ -221,15 +221,15 @@ def test_downsized_patches_that_four_does_not_divide() -> None:
 def test_downsized_of_any_patch(patch: int) -> None:
     images = 2 * torch.rand(2, 3, 2 * patch, 3 * patch) - 1
     assert wanted(MaskingConfig("downsized"), patch, images, plans(2, 6, MaskingConfig())).shape == (2, 3, 16)
-    cells = patch_colours(images, patch, 4)
+    cells = patch_colors(images, patch, 4)
     assert cells.shape == (2, 6, 16, 3)
-    torch.testing.assert_close(cells.mean(dim=2), patch_colours(images, patch, 1)[:, :, 0], atol=1e-3, rtol=0)
+    torch.testing.assert_close(cells.mean(dim=2), patch_colors(images, patch, 1)[:, :, 0], atol=1e-3, rtol=0)
 
 
 def test_regression_by_hand() -> None:
     """The pixels of a patch in reading order, each with its three channels, in the images' range."""
     values = torch.arange(3 * 4 * 4, dtype=torch.float32).reshape(3, 4, 4)
-    images = picture(values.tolist())
+    images = image(values.tolist())
     found = wanted(MaskingConfig("regression"), 2, images, torch.tensor([[[3, 3], [1, -1]]]))
     assert found.shape == (1, 2, 4, 3)
     back = (found * 127.5 + 127.5).round()
@@ -281,7 +281,7 @@ def test_all_three_kinds_of_corrupted_patches_count_and_no_other(target: Any) ->
 
 
 def test_micro_batches_change_nothing() -> None:
-    """All pictures have as many corrupted patches, so the mean of parts is the mean of all."""
+    """All images have as many corrupted patches, so the mean of parts is the mean of all."""
     objective, model = MaskedPatch(MaskingConfig(), MODEL), MaskedViT(MODEL, MaskingConfig()).double()
     images, plan = 2 * torch.rand(6, 3, 16, 16) - 1, plans(6, N, MaskingConfig())
     whole, _ = objective.loss(model, images, plan)
@@ -329,7 +329,7 @@ def test_what_stands_at_a_corrupted_patch() -> None:
     handle.remove()
     patches = model.vit.embed(images)[0]
     expected = patches.clone()
-    expected[0], expected[5], expected[2] = model.mask[0, 0], patches[2], patches[11]  # of the clean picture
+    expected[0], expected[5], expected[2] = model.mask[0, 0], patches[2], patches[11]  # of the clean image
     torch.testing.assert_close(seen[0][0, 1:], expected)
 
 
@@ -352,8 +352,8 @@ def test_a_hidden_patch_is_hidden() -> None:
     assert [place for place in range(N) if not reached[place]] == [0, 6]
 
 
-@pytest.mark.parametrize(("target", "numbers"), [("mean-colour", 512), ("downsized", 8192), ("regression", 768)])
-def test_outputs_for_a_patch_of_16(target: Literal["mean-colour", "downsized", "regression"], numbers: int) -> None:
+@pytest.mark.parametrize(("target", "numbers"), [("mean-color", 512), ("downsized", 8192), ("regression", 768)])
+def test_outputs_for_a_patch_of_16(target: Literal["mean-color", "downsized", "regression"], numbers: int) -> None:
     """One class of 512; 16 of them; 256 regressions of 3 channels (App. B.1.2)."""
     masking = MaskingConfig(target)
     assert outputs_of(masking, 16) == numbers
@@ -382,11 +382,11 @@ def test_every_parameter_learns(target: Any) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_learns_more_than_a_constant(target: Any) -> None:
-    """A few steps on pictures of one colour each: the visible patches tell it."""
+    """A few steps on images of one color each: the visible patches tell it."""
     masking = MaskingConfig(target)
     rng = np.random.default_rng(0)
-    colours = rng.choice(np.array([20, 100, 220], np.uint8), (32, 1, 1, 3))
-    data = Dataset("flat", "train", ("a",), np.zeros(32, np.int64), np.broadcast_to(colours, (32, 16, 16, 3)).copy())
+    colors = rng.choice(np.array([20, 100, 220], np.uint8), (32, 1, 1, 3))
+    data = Dataset("flat", "train", ("a",), np.zeros(32, np.int64), np.broadcast_to(colors, (32, 16, 16, 3)).copy())
     model, objective = MaskedViT(MODEL, masking), MaskedPatch(masking, MODEL)
     batches = train_batches(data, TrainTransform(16, crop="none"), batch_size=16, seed=0, draws=objective.draws)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

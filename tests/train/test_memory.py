@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
+from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.models.config import ResNetConfig, ViTConfig
-from vitlab.models.stages import ResNetBody
-from vitlab.train.config import MaskingConfig, OptimConfig, TrainConfig
+from vitlab.models.resnet_config import ResNetBody
 from vitlab.train.distributed import ALONE, Spread
 from vitlab.train.memory import FusedAttention, Memory, Sizes, largest, moments, process_bytes, step_bytes
 from vitlab.train.objectives import create_objective, create_trained
@@ -24,11 +24,11 @@ from vitlab.train.precision import Precision
 VIT = ViTConfig(image_size=32, patch_size=4, width=64, depth=2, heads=4, mlp_dim=128, num_classes=10)
 RESNET = ResNetConfig(image_size=64, num_classes=10, body=ResNetBody((1, 1), 32, "v2"))
 change = dataclasses.replace
-PICTURES = 4
+IMAGES = 4
 
 
 def run_of(model: ViTConfig | ResNetConfig, **settings: Any) -> TrainConfig:
-    return TrainConfig(model=model, steps=1, batch_size=PICTURES, **settings)
+    return TrainConfig(model=model, steps=1, batch_size=IMAGES, **settings)
 
 
 RUNS: dict[str, TrainConfig] = {
@@ -50,9 +50,9 @@ RUNS: dict[str, TrainConfig] = {
 
 def batch_for(config: TrainConfig) -> Batch:
     objective, (height, width) = create_objective(config), config.model.image_hw
-    draws = torch.rand(PICTURES, objective.draws, dtype=torch.float64) if objective.draws else None
-    labels = torch.zeros(PICTURES, dtype=torch.int64)
-    return Batch(torch.zeros(PICTURES, 3, height, width), labels, labels, draws=draws)
+    draws = torch.rand(IMAGES, objective.draws, dtype=torch.float64) if objective.draws else None
+    labels = torch.zeros(IMAGES, dtype=torch.int64)
+    return Batch(torch.zeros(IMAGES, 3, height, width), labels, labels, draws=draws)
 
 
 # ------------------------------------------------------------------------------------------- against real tensors
@@ -83,7 +83,7 @@ def test_real_tensors_take_as_much(name: str, precision: Precision, again: bool)
         kept = memory.held()
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
     peak = memory.peak(without=memory.numbers(each for each in found if each is not None))
-    counted = step_bytes(config, PICTURES, precision, "cpu")
+    counted = step_bytes(config, IMAGES, precision, "cpu")
     assert counted.copies == 0
     slack = 0.01 if precision == "bfloat16" else 0  # on a CPU, LayerNorm's means are then in bfloat16 as well
     assert counted.activations == pytest.approx(kept, rel=slack, abs=0)
@@ -108,7 +108,7 @@ def test_activations_are_what_is_saved_for_the_backward_pass() -> None:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss, _ = objective.loss(model.train(), images, targets)
     saved[images.untyped_storage().data_ptr()] = saved[targets.untyped_storage().data_ptr()] = 0
-    assert step_bytes(config, PICTURES, "float32", "cpu").activations == sum(saved.values()) + loss.nbytes
+    assert step_bytes(config, IMAGES, "float32", "cpu").activations == sum(saved.values()) + loss.nbytes
 
 
 # --------------------------------------------------------------------------------------------- against a GPU's rules
@@ -152,7 +152,7 @@ def test_a_gpus_autocast_keeps_as_much(name: str) -> None:
                 torch.set_autocast_enabled("cuda", False)
                 torch.clear_autocast_cache()
             kept = memory.held()
-    counted = step_bytes(config, PICTURES, "autocast")
+    counted = step_bytes(config, IMAGES, "autocast")
     assert loss.device.type == "cuda"
     assert counted.activations + counted.copies == kept
     matrices = sum(each.numel() for each in model.parameters() if each.ndim > 1)
@@ -182,17 +182,17 @@ def test_what_is_computed_again_is_not_kept() -> None:
 
 
 def test_fused_attention_keeps_no_map() -> None:
-    fused, matmul = (step_bytes(RUNS["plain"], PICTURES, "float32", kind).activations for kind in ("cuda", "cpu"))
-    maps = 4 * PICTURES * VIT.depth * VIT.heads * VIT.num_tokens**2
+    fused, matmul = (step_bytes(RUNS["plain"], IMAGES, "float32", kind).activations for kind in ("cuda", "cpu"))
+    maps = 4 * IMAGES * VIT.depth * VIT.heads * VIT.num_tokens**2
     assert matmul - fused > 0.9 * maps
 
 
 # ------------------------------------------------------------------------------------------------------ of a process
 
 
-def parts(config: TrainConfig, pictures: int = PICTURES, **how: Any) -> dict[str, int]:
+def parts(config: TrainConfig, images: int = IMAGES, **how: Any) -> dict[str, int]:
     options: dict[str, Any] = {"precision": "autocast", "device_type": "cuda", "count": 1, "sharded": False} | how
-    return process_bytes(config, Sizes.of(config), pictures, **options)
+    return process_bytes(config, Sizes.of(config), images, **options)
 
 
 @pytest.mark.parametrize("name", ["plain", "axial", "hybrid", "ResNet"])
@@ -209,22 +209,22 @@ def test_sizes(name: str) -> None:
 
 def test_parts_of_a_process_that_holds_all() -> None:
     config = change(RUNS["plain"], average_decay=0.99)
-    whole, counted = 4 * config.model.num_parameters, step_bytes(config, PICTURES, "autocast")
+    whole, counted = 4 * config.model.num_parameters, step_bytes(config, IMAGES, "autocast")
     assert parts(config) == {
         "weights": whole,
         "copies": counted.copies,
         "gathered": 0,
         "gradients": whole,
-        "optimiser": 2 * whole,
+        "optimizer": 2 * whole,
         "average": whole,
-        "pictures": 2 * PICTURES * 3 * 32 * 32 * 4,
+        "images": 2 * IMAGES * 3 * 32 * 32 * 4,
         "activations": counted.activations,
         "work": counted.work,
     }
     lower = parts(config, precision="bfloat16")
     assert (lower["copies"], lower["gradients"]) == (whole // 2, whole + whole // 2)
     sgd = change(config, optim=OptimConfig(name="sgd"), average_decay=None)
-    assert (parts(sgd)["optimiser"], parts(sgd)["average"]) == (whole, 0)
+    assert (parts(sgd)["optimizer"], parts(sgd)["average"]) == (whole, 0)
     assert [moments(each) for each in (OptimConfig(), sgd.optim, OptimConfig(name="sgd", momentum=0.0))] == [2, 1, 0]
 
 
@@ -232,7 +232,7 @@ def test_shared_by_more_each_holds_less() -> None:
     config = change(RUNS["plain"], batch_size=64)
     sizes = Sizes.of(config)
     found = [parts(config, 4, count=count, sharded=True) for count in (2, 4, 16)]
-    for part in ("weights", "optimiser"):
+    for part in ("weights", "optimizer"):
         assert [each[part] for each in found] == pytest.approx(
             [found[0][part] * 2 / count for count in (2, 4, 16)], abs=1
         )
@@ -240,7 +240,7 @@ def test_shared_by_more_each_holds_less() -> None:
     assert found[0]["gathered"] == 2 * (2 * sizes.rest + 3 * sizes.block) + 4 * sizes.block
     assert found[0]["copies"] == 0
     own = found[2]["weights"]
-    # 4 pictures are all of a sixteenth of the batch; of more the gradients are gathered before they are shared.
+    # 4 images are all of a sixteenth of the batch; of more the gradients are gathered before they are shared.
     assert [each["gradients"] for each in found] == [4 * sizes.whole, 4 * sizes.whole, own]
     assert sum(found[2].values()) < sum(parts(config, 4, count=16).values())
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
+from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models import ViTConfig, build_model
 from vitlab.train import microbatch
-from vitlab.train.config import MaskingConfig, OptimConfig, TrainConfig
 from vitlab.train.microbatch import GIB, PeakMemory, StepCost, default_microbatch, free_memory, measure_step
 from vitlab.train.objectives import create_trained
 

@@ -31,7 +31,7 @@ def one_hot(labels: Tensor) -> Tensor:
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("soft", [False, True])
 def test_softmax(logits: Tensor, smoothing: float, soft: bool) -> None:
-    """-sum_k t_k log p_k, where smoothing s makes the targets (1 - s) t + s / K; the mean over pictures."""
+    """-sum_k t_k log p_k, where smoothing s makes the targets (1 - s) t + s / K; the mean over images."""
     targets = torch.rand(B, K).softmax(dim=1) if soft else LABELS
     plain = targets if soft else one_hot(LABELS)
     plain = (1 - smoothing) * plain + smoothing / K
@@ -70,7 +70,7 @@ def test_without_mixup_a_batch_stays_as_it_is() -> None:
     assert targets is given.labels
 
 
-def test_mixup_mixes_pictures_and_targets_alike() -> None:
+def test_mixup_mixes_images_and_targets_alike() -> None:
     given = batch()
     images, targets = Classification(K, mixup=0.4).corrupt(given, np.random.default_rng(7))
     share = np.random.default_rng(7).beta(0.4, 0.4)
@@ -148,7 +148,7 @@ def test_mixup_of_several_labels(logits: Tensor, kind: Any) -> None:
     if kind == "softmax":
         parts = [classification_loss(logits, sets) for sets in (HOT, HOT.roll(1, 0))]
         torch.testing.assert_close(mixed, share * parts[0] + (1 - share) * parts[1])
-    least = targets.masked_fill(targets == 0, 2).argmin(dim=1)  # a label of the other picture
+    least = targets.masked_fill(targets == 0, 2).argmin(dim=1)  # a label of the other image
     for said, expected in ((targets.argmax(dim=1), 1.0), (least, 0.0)):
         _, accuracy = objective.loss(lambda _, said=said: one_hot(said), images, targets)
         assert float(accuracy) == expected

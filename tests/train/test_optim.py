@@ -1,4 +1,4 @@
-"""Schedules, optimisers, clipping and averaging: against Google's recorded runs, and by hand."""
+"""Schedules, optimizers, clipping and averaging: against Google's recorded runs, and by hand."""
 
 import dataclasses
 import json
@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from vitlab.config import OptimConfig
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
-from vitlab.train.config import OptimConfig
 from vitlab.train.objectives import classification_loss
 from vitlab.train.optim import (
     clip_by_global_norm,
@@ -122,7 +122,7 @@ def test_run_is_googles(shared: Path, case: str) -> None:
 
 
 def _rebuild(golden: Any, meta: dict[str, Any], case: str) -> tuple[ViT, OptimConfig, Any]:
-    """The model, optimiser settings and loss of a recorded run."""
+    """The model, optimizer settings and loss of a recorded run."""
     patch, _, _, width = golden[f"{case}/init/embedding/kernel"].shape
     block = "Transformer/encoderblock_0"
     sgd = "lr_schedule" in meta

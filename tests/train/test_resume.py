@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kill_harness import Run, contents, differing, masked, settings
 
-from vitlab.train.config import TrainConfig
+from vitlab.config import TrainConfig
 
 STEPS = 45
 
@@ -97,7 +97,7 @@ def test_started_again_after_the_end(quiet: tuple[Run, float]) -> None:
 
 
 def test_masked_pretraining_killed_again_and_again(tmp_path: Path, processes: ForkServerContext) -> None:
-    """Down to the pictures of what it tells."""
+    """Down to the images of what it tells."""
     quiet = Run(masked(STEPS), tmp_path / "quiet", processes)
     seconds = quiet.finish()
     killed = Run(quiet.config, tmp_path / "killed", processes)

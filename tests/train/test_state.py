@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from vitlab.config import OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.models import ViTConfig
-from vitlab.train.config import OptimConfig, TrainConfig
 from vitlab.train.distributed import ALONE
 from vitlab.train.loop import update
 from vitlab.train.objectives import create_objective, create_trained

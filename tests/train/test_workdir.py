@@ -101,7 +101,7 @@ HOLDER = """
 import os, sys, time
 from vitlab.train.workdir import Workdir
 workdir = Workdir(sys.argv[1], {}, tensorboard=False)
-if os.fork() == 0:  # a process that reads pictures and outlives its parent
+if os.fork() == 0:  # a process that reads images and outlives its parent
     print(os.getpid(), flush=True)
     time.sleep(60)
     os._exit(0)

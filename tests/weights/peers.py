@@ -34,10 +34,10 @@ def images(size: ImageSize = 24) -> Tensor:
     return torch.rand(3, 3, height, width) * 2 - 1
 
 
-def normalised(pictures: Tensor, mean: Any, std: Any) -> Tensor:
-    """Pictures in [-1, 1] as a model made for this mean and deviation wants them."""
-    centre, scale = (torch.tensor(each, dtype=torch.float64)[:, None, None] for each in (mean, std))
-    return (((pictures.double() + 1) / 2 - centre) / scale).float()
+def normalized(inputs: Tensor, mean: Any, std: Any) -> Tensor:
+    """Images in [-1, 1] as a model made for this mean and deviation wants them."""
+    center, scale = (torch.tensor(each, dtype=torch.float64)[:, None, None] for each in (mean, std))
+    return (((inputs.double() + 1) / 2 - center) / scale).float()
 
 
 def check_equal(mine: Tensor, other: Tensor, within: float = 1e-5) -> None:
@@ -59,7 +59,7 @@ def stirred(model: nn.Module) -> Any:
 
 
 def faint(model: Any) -> Any:
-    """The model with convolutions so small that eps weighs in their standardisation."""
+    """The model with convolutions so small that eps weighs in their standardization."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 4 and parameter.shape[-1] in (3, 7):
@@ -70,10 +70,10 @@ def faint(model: Any) -> Any:
 @torch.no_grad()
 def check_timm(ours: Model, theirs: Any) -> None:
     """Equal answers; a ResNet's many layers of noise amplify rounding."""
-    pictures, said = images(ours.config.image_size), theirs.pretrained_cfg
-    other = theirs(normalised(pictures, said["mean"], said["std"]))
+    inputs, said = images(ours.config.image_size), theirs.pretrained_cfg
+    other = theirs(normalized(inputs, said["mean"], said["std"]))
     assert other.std() > 1e-3
-    check_equal(ours(pictures), other, within={"vit": 2e-5, "resnet": 1e-4}[ours.config.kind])
+    check_equal(ours(inputs), other, within={"vit": 2e-5, "resnet": 1e-4}[ours.config.kind])
 
 
 # --- Hugging Face ------------------------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def randomise(model: nn.Module) -> Any:
+def randomize(model: nn.Module) -> Any:
     """Every parameter random, so that none can be lost or swapped unseen; convolutions so small that eps counts."""
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=3e-4 if parameter.ndim == 4 and parameter.shape[-1] != 8 else 0.5)
@@ -133,7 +133,7 @@ def randomise(model: nn.Module) -> Any:
 def theirs(case: str) -> Any:
     name, settings, options, _ = CASES[case]
     cls = getattr(transformers, name)
-    return randomise(cls(cls.config_class(**settings), **options))
+    return randomize(cls(cls.config_class(**settings), **options))
 
 
 def faint_images() -> Tensor:
@@ -141,9 +141,9 @@ def faint_images() -> Tensor:
     return images((46, 37)) * 1e-3
 
 
-def answer(model: Any, pictures: Tensor) -> Tensor:
-    """What their model says in the end: logits, or what stands for the picture."""
-    said = model(pictures)
+def answer(model: Any, inputs: Tensor) -> Tensor:
+    """What their model says in the end: logits, or what stands for the image."""
+    said = model(inputs)
     if "logits" in said:
         return said.logits
     pooled = said.get("pooler_output")
@@ -174,15 +174,15 @@ def photographs(shared: Path) -> list[np.ndarray]:
 
 
 def check_prepared(
-    card: dict[str, Any], pictures: list[np.ndarray], theirs: list[Tensor], levels: int = 1, off: float = 0.0
+    card: dict[str, Any], inputs: list[np.ndarray], theirs: list[Tensor], levels: int = 1, off: float = 0.0
 ) -> None:
     """Values in [0, 1] differ from theirs by so many gray levels at most, a share `off` by more than one."""
     prepared = Preprocessing.read(card, "card")
     assert prepared.image_size is not None
     transform = EvalTransform(prepared.image_size, prepared)
-    for picture, other in zip(pictures, theirs, strict=True):
-        ours = (transform.apply([picture])[0] + 1) / 2
+    for image, other in zip(inputs, theirs, strict=True):
+        ours = (transform.apply([image])[0] + 1) / 2
         assert ours.shape == other.shape
         error = (ours - other).abs() * 255
-        assert error.max() <= levels + 0.001, picture.shape
-        assert (error > 1.001).double().mean() <= off, picture.shape
+        assert error.max() <= levels + 0.001, image.shape
+        assert (error > 1.001).double().mean() <= off, image.shape

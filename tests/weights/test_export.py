@@ -187,7 +187,7 @@ def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatc
     check(model, lambda images: run_onnx(tmp_path / "second" / "model.onnx", images))
 
 
-def test_at_another_size_the_size_of_test_pictures_keeps_its_proportion(tmp_path: Path) -> None:
+def test_at_another_size_the_size_of_test_images_keeps_its_proportion(tmp_path: Path) -> None:
     model = build_model(ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=2))
     save_model(model, tmp_path / "saved", extra={"eval_resize": 12})
     for size, expected in ((None, (8, 12)), (8, (8, 12)), ((8, 16), ([8, 16], 24))):

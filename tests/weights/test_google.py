@@ -322,7 +322,7 @@ def test_position_table_at_its_other_places(written: tuple[Path, Arrays], tmp_pa
 
 
 @pytest.mark.parametrize("pool", ["token", "gap"])
-def test_a_table_that_is_no_square_needs_its_picture_size(tmp_path: Path, tiny: Callable[..., ViT], pool: str) -> None:
+def test_a_table_that_is_no_square_needs_its_image_size(tmp_path: Path, tiny: Callable[..., ViT], pool: str) -> None:
     model = tiny(image_size=(8, 20), pool=pool)
     write_google(model, tmp_path / "wide.npz")
     with pytest.raises(ValueError, match=rf"{10 + (pool == 'token')} rows.*image_size=\(height, width\)"):
@@ -343,7 +343,7 @@ def test_a_square_with_the_class_token_s_row_is_not_taken_for_patches(
     """(k - 1)(k + 1) patches and a class token have k k rows."""
     model = tiny(image_size=size)
     write_google(model, tmp_path / "wide.npz")
-    with pytest.raises(ValueError, match=r"form no square; say which picture size"):
+    with pytest.raises(ValueError, match=r"form no square; say which image size"):
         read_google(tmp_path / "wide.npz")
     assert read_google(tmp_path / "wide.npz", image_size=size)[0] == model.config
 
@@ -390,7 +390,7 @@ def test_big_vision_s_positions_without_a_table(tmp_path: Path, tiny: Callable[.
     ("stranger", "kind"),
     [
         ("MixerBlock_0/LayerNorm_0/bias", "an MLP-Mixer"),
-        ("img/cls", "pictures and text"),
+        ("img/cls", "images and text"),
         ("txt/cls", "text"),
     ],
 )

@@ -15,9 +15,9 @@ from peers import (
     faint_images,
     images,
     loaded,
-    normalised,
+    normalized,
     photographs,
-    randomise,
+    randomize,
     theirs,
 )
 from PIL import Image
@@ -45,11 +45,11 @@ def test_answers_are_those_of_their_code(tmp_path: Path, case: str) -> None:
     config, _ = read_huggingface(tmp_path)
     assert {name: getattr(config, name) for name in CASES[case][3]} == CASES[case][3]
     model, mean_std = loaded(*read_huggingface(tmp_path)), IMAGENET if case.startswith("d") else HALF
-    pictures = images(config.image_size) if isinstance(config, ViTConfig) else faint_images()
-    check_equal(model(pictures), answer(other, normalised(pictures, *mean_std)))
+    inputs = images(config.image_size) if isinstance(config, ViTConfig) else faint_images()
+    check_equal(model(inputs), answer(other, normalized(inputs, *mean_std)))
     if "body" in case and "bit" not in case:
-        tokens = other(normalised(pictures, *mean_std)).last_hidden_state
-        check_equal(model.forward_features(pictures), tokens)
+        tokens = other(normalized(inputs, *mean_std)).last_hidden_state
+        check_equal(model.forward_features(inputs), tokens)
 
 
 @torch.no_grad()
@@ -79,12 +79,12 @@ def test_precision_is_the_stored_one(tmp_path: Path) -> None:
     ],
 )
 @torch.no_grad()
-def test_normalisation_is_folded_in(tmp_path: Path, said: dict[str, Any], mean_std: Any) -> None:
+def test_normalization_is_folded_in(tmp_path: Path, said: dict[str, Any], mean_std: Any) -> None:
     other = theirs("vit")
     other.save_pretrained(tmp_path)
     write_json(tmp_path / "preprocessor_config.json", **said)
-    pictures = images()
-    check_equal(loaded(*read_huggingface(tmp_path))(pictures), answer(other, normalised(pictures, *mean_std)))
+    inputs = images()
+    check_equal(loaded(*read_huggingface(tmp_path))(inputs), answer(other, normalized(inputs, *mean_std)))
 
 
 def prepared(folder: Path) -> tuple[Any, int | None]:
@@ -94,7 +94,7 @@ def prepared(folder: Path) -> tuple[Any, int | None]:
 
 
 @torch.no_grad()
-def test_a_resnet_s_size_is_that_of_its_pictures(tmp_path: Path) -> None:
+def test_a_resnet_s_size_is_that_of_its_images(tmp_path: Path) -> None:
     theirs("bit").save_pretrained(tmp_path)
     assert read_huggingface(tmp_path)[0].image_size == 224
     said: dict[str, Any] = {"image_mean": HALF[0], "image_std": HALF[1], "size": {"height": 40, "width": 56}}
@@ -236,15 +236,15 @@ def test_images_are_prepared_as_by_their_processor(tmp_path: Path, shared: Path,
     processor: Any = getattr(transformers, name)(**settings, image_mean=[0.0] * 3, image_std=[1.0] * 3)
     processor.save_pretrained(tmp_path)
     write_json(tmp_path / "config.json", model_type=kind)
-    pictures = photographs(shared)
+    inputs = photographs(shared)
     pillow: Any = getattr(transformers, f"{name}Pil").from_pretrained(tmp_path)
-    others = [torch.as_tensor(np.array(pillow(Image.fromarray(each)).pixel_values[0])) for each in pictures]
-    check_prepared(card_huggingface(tmp_path), pictures, others)
+    others = [torch.as_tensor(np.array(pillow(Image.fromarray(each)).pixel_values[0])) for each in inputs]
+    check_prepared(card_huggingface(tmp_path), inputs, others)
     # By torchvision their processor differs from itself by Pillow in few values by two gray levels.
     others = [
-        processor(torch.from_numpy(each).permute(2, 0, 1), return_tensors="pt").pixel_values[0] for each in pictures
+        processor(torch.from_numpy(each).permute(2, 0, 1), return_tensors="pt").pixel_values[0] for each in inputs
     ]
-    check_prepared(card_huggingface(tmp_path), pictures, others, levels=2, off=1e-4)
+    check_prepared(card_huggingface(tmp_path), inputs, others, levels=2, off=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_dinov2_is_evaluated_at_its_own_size(tmp_path: Path, name: str) -> None:
         "image_size": 518,
         "patch_size": 14,
     }
-    other = randomise(cls(cls.config_class(**settings)))
+    other = randomize(cls(cls.config_class(**settings)))
     other.save_pretrained(tmp_path)
     sizes: dict[str, Any] = {"size": {"shortest_edge": 256}, "crop_size": 224}
     transformers.BitImageProcessor(**sizes, image_mean=IMAGENET[0], image_std=IMAGENET[1]).save_pretrained(tmp_path)
@@ -313,9 +313,9 @@ def test_dinov2_is_evaluated_at_its_own_size(tmp_path: Path, name: str) -> None:
     assert found.preprocessing.describe().startswith(
         "resize 256 (bicubic, antialias), center crop 224x224, mean (0.485"
     )
-    pictures = images(224)
-    tokens = other(normalised(pictures, *IMAGENET)).last_hidden_state
-    check_equal(found.model.forward_features(pictures), tokens)
+    inputs = images(224)
+    tokens = other(normalized(inputs, *IMAGENET)).last_hidden_state
+    check_equal(found.model.forward_features(inputs), tokens)
     larger = load_checkpoint(tmp_path, image_size=448)
     assert (larger.model.config.image_size, larger.preprocessing.resize) == (448, 512)
     assert load_model(tmp_path).config.image_size == 518
@@ -323,4 +323,4 @@ def test_dinov2_is_evaluated_at_its_own_size(tmp_path: Path, name: str) -> None:
     for method in methods - {found.model.config.position_interpolation}:  # pyright: ignore[reportAttributeAccessIssue]
         wrong = load_checkpoint(tmp_path, interpolation=method)
         with pytest.raises(AssertionError):
-            check_equal(wrong.model.forward_features(pictures), tokens, within=0.01)
+            check_equal(wrong.model.forward_features(inputs), tokens, within=0.01)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from peers import CASES, answer, check_equal, faint_images, from_pretrained, images, loaded, randomise, theirs
+from peers import CASES, answer, check_equal, faint_images, from_pretrained, images, loaded, randomize, theirs
 
 from vitlab.models import ResNetBody, ResNetConfig, build_model
 from vitlab.models.vit import ViT
@@ -21,10 +21,10 @@ def test_what_was_read_is_written_back(tmp_path: Path, case: str) -> None:
     theirs(case).save_pretrained(tmp_path / "theirs")
     model = loaded(*read_huggingface(tmp_path / "theirs"))
     write_huggingface(model, tmp_path / "written", {})
-    pictures = images(model.config.image_size) if "bit" not in case else faint_images()
-    expected = model(pictures)
-    check_equal(answer(from_pretrained(tmp_path / "written", "body" not in case), pictures), expected)
-    check_equal(loaded(*read_huggingface(tmp_path / "written"))(pictures), expected)
+    inputs = images(model.config.image_size) if "bit" not in case else faint_images()
+    expected = model(inputs)
+    check_equal(answer(from_pretrained(tmp_path / "written", "body" not in case), inputs), expected)
+    check_equal(loaded(*read_huggingface(tmp_path / "written"))(inputs), expected)
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_their_code_loads_what_we_write(
     model = tiny(**settings)
     write_huggingface(model, tmp_path, {})
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == kind
-    pictures = images(model.config.image_size)
-    expected = model(pictures)
-    check_equal(answer(from_pretrained(tmp_path, model.config.num_classes > 0), pictures), expected)
-    check_equal(loaded(*read_huggingface(tmp_path))(pictures), expected)
+    inputs = images(model.config.image_size)
+    expected = model(inputs)
+    check_equal(answer(from_pretrained(tmp_path, model.config.num_classes > 0), inputs), expected)
+    check_equal(loaded(*read_huggingface(tmp_path))(inputs), expected)
 
 
 @pytest.mark.parametrize(
@@ -73,19 +73,19 @@ def test_their_code_loads_what_we_write(
 @pytest.mark.parametrize("num_classes", [0, 7])
 @torch.no_grad()
 def test_their_code_loads_our_resnets(tmp_path: Path, body: ResNetBody, num_classes: int) -> None:
-    model = randomise(build_model(ResNetConfig(image_size=(46, 37), body=body, num_classes=num_classes)))
+    model = randomize(build_model(ResNetConfig(image_size=(46, 37), body=body, num_classes=num_classes)))
     write_huggingface(model, tmp_path, {})
-    pictures = faint_images()
-    check_equal(answer(from_pretrained(tmp_path, num_classes > 0), pictures), model(pictures), within=1e-4)
+    inputs = faint_images()
+    check_equal(answer(from_pretrained(tmp_path, num_classes > 0), inputs), model(inputs), within=1e-4)
     assert read_huggingface(tmp_path)[0].image_size == (46, 37)
-    check_equal(loaded(*read_huggingface(tmp_path))(pictures), model(pictures), within=1e-4)
+    check_equal(loaded(*read_huggingface(tmp_path))(inputs), model(inputs), within=1e-4)
 
 
-def test_their_preparation_of_pictures(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
-    picture = torch.randint(0, 256, (3, 12, 12), dtype=torch.uint8)
+def test_their_preparation_of_images(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    image = torch.randint(0, 256, (3, 12, 12), dtype=torch.uint8)
     write_huggingface(tiny(), tmp_path, {})
-    prepared = transformers.AutoImageProcessor.from_pretrained(tmp_path)(picture, return_tensors="pt")["pixel_values"]
-    torch.testing.assert_close(prepared[0], picture / 127.5 - 1, atol=1e-5, rtol=0)
+    prepared = transformers.AutoImageProcessor.from_pretrained(tmp_path)(image, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(prepared[0], image / 127.5 - 1, atol=1e-5, rtol=0)
     names = ["tench", "crane", "cat", "crane", "Grüße"]
     write_huggingface(tiny(), tmp_path, {"eval_resize": 14, "classes": names})
     card = card_huggingface(tmp_path)
@@ -93,8 +93,8 @@ def test_their_preparation_of_pictures(tmp_path: Path, tiny: Callable[..., ViT])
     assert Preprocessing.read(card, "").describe().startswith("resize 14 (bilinear, antialias), center crop 12x12")
     assert from_pretrained(tmp_path, head=True).config.id2label == dict(enumerate(names))
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
-    picture = torch.randint(0, 256, (3, 28, 40), dtype=torch.uint8)
-    assert processor(picture, return_tensors="pt")["pixel_values"].shape == (1, 3, 12, 12)
+    image = torch.randint(0, 256, (3, 28, 40), dtype=torch.uint8)
+    assert processor(image, return_tensors="pt")["pixel_values"].shape == (1, 3, 12, 12)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from vitlab.errors import UserError
-from vitlab.files import write_sums
+from vitlab.io import write_sums
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
@@ -81,9 +81,9 @@ def test_nothing_there(tmp_path: Path) -> None:
             door(tmp_path / "absent")
 
 
-@pytest.mark.parametrize("name", ["empty", "text.txt", "half.npz", "picture.png"])
+@pytest.mark.parametrize("name", ["empty", "text.txt", "half.npz", "image.png"])
 def test_no_checkpoint(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes({"empty": b"", "picture.png": b"\x89PNG\r\n\x1a\n"}.get(name, b"some words"))
+    (tmp_path / name).write_bytes({"empty": b"", "image.png": b"\x89PNG\r\n\x1a\n"}.get(name, b"some words"))
     with pytest.raises(ValueError, match=rf"{name} is no checkpoint, or a damaged one; {ALLOWED}"):
         load_model(tmp_path / name)
 

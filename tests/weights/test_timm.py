@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from peers import check_equal, check_prepared, check_timm, faint, images, loaded, normalised, photographs, stirred
+from peers import check_equal, check_prepared, check_timm, faint, images, loaded, normalized, photographs, stirred
 from PIL import Image
 from safetensors.torch import save_file
 from timm.data.config import resolve_data_config
@@ -80,20 +80,20 @@ def test_answers_are_timm_s(tmp_path: Path, family: tuple[str, dict[str, Any], d
     check_timm(ours, theirs)
 
 
-def test_weights_are_standardised_with_timm_s_eps(tmp_path: Path) -> None:
+def test_weights_are_standardized_with_timm_s_eps(tmp_path: Path) -> None:
     args = {**HYBRID, "patch_size": 8}
     theirs = faint(made("vit_tiny_r_s16_p8_224", **args))
     check_timm(loaded(*read_timm(saved(theirs, tmp_path, args))), theirs)
 
 
 @pytest.mark.parametrize(("mean", "std"), [((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0, 0, 0), (1, 1, 1))])
-def test_another_normalisation_is_folded(tmp_path: Path, mean: Any, std: Any) -> None:
+def test_another_normalization_is_folded(tmp_path: Path, mean: Any, std: Any) -> None:
     theirs = made("vit_tiny_patch16_224", **OBLONG)
     theirs.pretrained_cfg |= {"mean": mean, "std": std}
     check_timm(loaded(*read_timm(saved(theirs, tmp_path, OBLONG))), theirs)
 
 
-def test_a_normalisation_that_a_stem_cannot_take_is_refused(tmp_path: Path) -> None:
+def test_a_normalization_that_a_stem_cannot_take_is_refused(tmp_path: Path) -> None:
     args = {**HYBRID, "patch_size": 8}
     theirs = made("vit_tiny_r_s16_p8_224", **args)
     theirs.pretrained_cfg |= {"mean": (0.485, 0.456, 0.406)}
@@ -109,7 +109,7 @@ def bare(model: nn.Module, path: Path, **changes: Any) -> Path:
 
 
 @pytest.mark.parametrize("width", [192, 384, 1280])
-def test_a_bare_file_is_for_the_usual_heads_and_pictures_in_minus_one_to_one(tmp_path: Path, width: int) -> None:
+def test_a_bare_file_is_for_the_usual_heads_and_images_in_minus_one_to_one(tmp_path: Path, width: int) -> None:
     theirs = made(
         "vit_base_patch16_224", patch_size=2, img_size=6, embed_dim=width, num_classes=3, depth=1, mlp_ratio=0.05,
         num_heads={192: 3, 384: 6, 1280: 16}[width],
@@ -130,7 +130,7 @@ def test_a_bare_resnet_is_for_224_pixels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("registers", [0, 4])
 def test_dinov2_s_own_file_gives_what_timm_makes_of_it(tmp_path: Path, registers: int) -> None:
-    """With a mask token, a row for the class token beside registers, and ImageNet's normalisation."""
+    """With a mask token, a row for the class token beside registers, and ImageNet's normalization."""
     args: dict[str, Any] = {
         "patch_size": 2,
         "img_size": 74,
@@ -162,10 +162,10 @@ def test_the_hidden_layer_of_old_files_is_kept(tmp_path: Path) -> None:
     old = {"pre_logits.fc.weight": hidden.weight, "pre_logits.fc.bias": hidden.bias}
     bare(theirs, folder / "model.safetensors", **{name: each.detach() for name, each in old.items()})
     ours = loaded(*read_timm(folder))
-    pictures = images(ours.config.image_size)
-    features = theirs.forward_features(normalised(pictures, *(theirs.pretrained_cfg[each] for each in ("mean", "std"))))
+    inputs = images(ours.config.image_size)
+    features = theirs.forward_features(normalized(inputs, *(theirs.pretrained_cfg[each] for each in ("mean", "std"))))
     seen = torch.tanh(hidden(theirs.forward_head(features, pre_logits=True)))
-    torch.testing.assert_close(ours(pictures), theirs.head(seen), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(ours(inputs), theirs.head(seen), rtol=1e-4, atol=1e-4)
 
 
 def test_half_precision_is_kept(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_older_cards_say_all_in_one(tmp_path: Path) -> None:
         ("vit_giant_patch14_dinov2", {"mlp_ratio": 2.0}, r"halves are packed.*SwiGLU\) \(blocks\.0\.mlp\.fc1\.weight"),
         ("vit_base_patch16_224", {"global_pool": "avg"}, r"LayerNorm after the mean over tokens.*\(fc_norm\."),
         ("vit_base_patch16_clip_224", {}, r"in front of the first block, as CLIP \(norm_pre\."),
-        ("vit_base_patch16_224", {"qk_norm": True}, r"normalised queries and keys \(blocks\.0\.attn\.[kq]_norm"),
+        ("vit_base_patch16_224", {"qk_norm": True}, r"normalized queries and keys \(blocks\.0\.attn\.[kq]_norm"),
         ("vit_base_patch16_224", {"scale_mlp_norm": True}, r"a LayerNorm inside attention or MLP"),
         ("vit_base_patch16_224", {"final_norm": False}, r"missing: norm\.weight, norm\.bias"),
         ("vit_small_patch16_18x2_224", {}, r"attention and MLP side by side.*\(blocks\.0\.attns"),
@@ -322,8 +322,8 @@ def test_images_are_prepared_as_by_timm(tmp_path: Path, shared: Path, said: dict
     )
     settings = resolve_data_config(pretrained_cfg=said, use_test_size=True)
     transform: Any = create_transform(**settings | {"mean": (0, 0, 0), "std": (1, 1, 1)})
-    pictures = photographs(shared)
-    check_prepared(card_timm(tmp_path), pictures, [transform(Image.fromarray(picture)) for picture in pictures])
+    inputs = photographs(shared)
+    check_prepared(card_timm(tmp_path), inputs, [transform(Image.fromarray(image)) for image in inputs])
 
 
 def test_what_timm_does_beyond_that_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -351,16 +351,14 @@ def test_positions_are_interpolated_as_by_timm(tmp_path: Path, name: str, old: i
     theirs.pos_embed.normal_()
     folder = saved(theirs, tmp_path, args)
     theirs.set_input_size(img_size=new)
-    pictures, cfg = images(new), theirs.pretrained_cfg
-    tokens = theirs.forward_features(normalised(pictures, cfg["mean"], cfg["std"]))
+    inputs, cfg = images(new), theirs.pretrained_cfg
+    tokens = theirs.forward_features(normalized(inputs, cfg["mean"], cfg["std"]))
     ours = load_model(folder, image_size=new)
-    check_equal(ours.forward_features(pictures), tokens)
+    check_equal(ours.forward_features(inputs), tokens)
     save_model(ours, tmp_path / "fine-tuned")  # and then back to the first size
     assert load_model(tmp_path / "fine-tuned").config.position_interpolation == "bicubic_antialias"  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(AssertionError):
-        check_equal(
-            load_model(folder, image_size=new, interpolation="corners").forward_features(pictures), tokens, 0.01
-        )
+        check_equal(load_model(folder, image_size=new, interpolation="corners").forward_features(inputs), tokens, 0.01)
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ def test_a_plain_model_comes_back_to_the_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("resize", "first"), [(19, (19, 19)), (None, (16, 16))])
-def test_the_card_names_classes_and_the_test_pictures_size(tmp_path: Path, resize: int | None, first: Any) -> None:
+def test_the_card_names_classes_and_the_test_images_size(tmp_path: Path, resize: int | None, first: Any) -> None:
     extra = {"classes": ["a", "b", "ç", "d", "e"], "eval_resize": resize, "source": "digits"}
     write_timm(made(ViTConfig(**{**VIT, "image_size": 16})), tmp_path / "out", extra)
     theirs = from_timm(tmp_path / "out")
@@ -107,7 +107,7 @@ def test_the_card_names_classes_and_the_test_pictures_size(tmp_path: Path, resiz
     assert Preprocessing.read(read, "").describe() == prepared.describe()
 
 
-def test_every_size_of_test_pictures_comes_back(tmp_path: Path) -> None:
+def test_every_size_of_test_images_comes_back(tmp_path: Path) -> None:
     for side in (16, 224, 384):
         for resize in range(384, 700, 7):
             card = timm_card(ViTConfig(**{**VIT, "image_size": side}), {"eval_resize": resize})

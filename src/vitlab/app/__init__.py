@@ -1,4 +1,4 @@
-"""The web page over a checkpoint: drop a picture, see the answers and where they look; on loopback, without a network.
+"""The web page over a checkpoint: drop a image, see the answers and where they look; on loopback, without a network.
 
 Needs the extra `app` (Gradio); importing this imports neither Gradio nor torch.
 """

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
+from vitlab.evaluate.accuracy import choose_device
 from vitlab.models.vit import Model
-from vitlab.transfer.evaluate import choose_device
 from vitlab.weights import READABLE, class_names, load_card, load_checkpoint
 
 KEPT = 2
@@ -16,7 +16,7 @@ KEPT = 2
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A model in evaluation mode on its device, how pictures are brought to it, and what is known of it."""
+    """A model in evaluation mode on its device, how images are brought to it, and what is known of it."""
 
     name: str
     model: Model

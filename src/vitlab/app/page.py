@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitlab.app import seen as shown
+from vitlab.app import state as shown
 from vitlab.app.checkpoints import Shelf
-from vitlab.app.seen import LAYER, ROLLOUT, VIEWS, Limits, Seen
+from vitlab.app.state import LAYER, ROLLOUT, VIEWS, Limits, Seen
 from vitlab.app.uploads import read_upload
-from vitlab.data.pictures import PICTURE_FORMATS
+from vitlab.data.decode import IMAGE_FORMATS
 from vitlab.errors import UserError
 from vitlab.inspect.figures import DARK, LIGHT
 
 WAITING = 64
 """Requests in the queue; more are asked to come back."""
 LEAD = (
-    "A Vision Transformer cuts a picture into patches and lets each look at all others; here is what it answers, and "
+    "A Vision Transformer cuts a image into patches and lets each look at all others; here is what it answers, and "
     "where it looked. Nothing leaves this computer."
 )
 MEAN = "mean of all heads"
@@ -58,9 +58,9 @@ def gradio() -> Any:
 
 
 def theme() -> Any:
-    """The colours of the other pages, and letters that are on the computer: nothing is fetched."""
+    """The colors of the other pages, and letters that are on the computer: nothing is fetched."""
     gr = gradio()
-    colours = {}
+    colors = {}
     for ending, tone in (("", LIGHT), ("_dark", DARK)):
         named = {
             "body_background_fill": tone.page, "background_fill_primary": tone.card, "block_background_fill": tone.card,
@@ -70,9 +70,9 @@ def theme() -> Any:
             "border_color_primary": tone.line, "block_border_color": tone.line, "input_border_color": tone.line,
             "color_accent": tone.accent, "slider_color": tone.accent, "border_color_accent": tone.accent,
         }  # fmt: skip
-        colours |= {name + ending: colour for name, colour in named.items() if name + ending != "color_accent_dark"}
+        colors |= {name + ending: color for name, color in named.items() if name + ending != "color_accent_dark"}
     letters = ["system-ui", "-apple-system", "Segoe UI", "Roboto", "Arial", "sans-serif"]
-    return gr.themes.Base(font=letters, font_mono=["ui-monospace", "monospace"]).set(**colours)
+    return gr.themes.Base(font=letters, font_mono=["ui-monospace", "monospace"]).set(**colors)
 
 
 def build_page(path: str | Path, *, limits: Limits | None = None, device: str = "auto") -> Any:
@@ -91,7 +91,7 @@ def build_page(path: str | Path, *, limits: Limits | None = None, device: str = 
                 checkpoint = gr.Dropdown(
                     names, value=names[0], label="Checkpoint", visible=len(names) > 1, elem_id="checkpoint"
                 )
-                upload = gr.File(label="Drop a picture here", type="filepath", height=150, elem_id="upload")
+                upload = gr.File(label="Drop a image here", type="filepath", height=150, elem_id="upload")
                 message = gr.HTML(_hint(desk.limits), elem_id="message", elem_classes="vitlab")
                 answers = gr.HTML(elem_id="answers", elem_classes="vitlab")
             with gr.Column(scale=5, min_width=300):
@@ -121,7 +121,7 @@ def build_page(path: str | Path, *, limits: Limits | None = None, device: str = 
 
 
 def _hint(limits: Limits) -> str:
-    return f'<p class="note">Allowed are {limits}: {", ".join(PICTURE_FORMATS)}.</p>'
+    return f'<p class="note">Allowed are {limits}: {", ".join(IMAGE_FORMATS)}.</p>'
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Desk:
     def choose(
         self, dropped: Dropped | None, checkpoint: str, view: str, layer: int | float, head: int | None
     ) -> tuple:
-        """Another checkpoint was chosen, or another picture."""
+        """Another checkpoint was chosen, or another image."""
         card = ""
         try:
             loaded = self.shelf.take(checkpoint)
@@ -173,7 +173,7 @@ class Desk:
         return seen, said, shown.answers(loaded, seen), inside, *knobs, shown.distances(seen), card
 
     def turn(self, seen: Seen | None, view: str, layer: int | float, head: int | None) -> tuple:
-        """Something else is to be shown of the same picture: nothing is computed anew."""
+        """Something else is to be shown of the same image: nothing is computed anew."""
         inside = shown.nothing_yet(view) if seen is None else shown.inside(seen, view, int(layer), head or 0)
         return inside, *self._knobs(seen, view, layer, head)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.app.page import STYLE, build_page, gradio, theme
-from vitlab.app.seen import Limits
+from vitlab.app.state import Limits
 from vitlab.app.uploads import OnlyUploads
 from vitlab.errors import UserError
 
@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 PORTS = range(7860, 7960)
 """Tried in this order unless one is given: Gradio's own."""
 SESSIONS = 32
-"""Open pages whose last picture is remembered."""
+"""Open pages whose last image is remembered."""
 POLICY = "; ".join(
     (
         "default-src 'self'",
@@ -52,7 +52,7 @@ def launch(
     """Serves the page over the checkpoint at `path`, or over all that lie in that folder, until it is interrupted.
 
     It listens on 127.0.0.1 only, on `port` or the first free of PORTS, and reaches for no network. `announce` is given
-    the address. Pictures larger than the limits are refused. What is uploaded lies in a folder of its own that
+    the address. Images larger than the limits are refused. What is uploaded lies in a folder of its own that
     goes when the server ends. Raises ValueError for a port in use, a wrong limit, no checkpoint, and without Gradio.
     """
     gradio()
@@ -85,7 +85,7 @@ def listen(port: int | None = None) -> socket.socket:
 
 
 def application(page: Any, limits: Limits, uploads: Path) -> Any:
-    """The page as an ASGI application: Gradio's, without its doors to elsewhere, under `POLICY`. It reads pictures from
+    """The page as an ASGI application: Gradio's, without its doors to elsewhere, under `POLICY`. It reads images from
     the folder `uploads`, and no other file."""
     from fastapi import FastAPI
     from starlette.middleware.trustedhost import TrustedHostMiddleware

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.errors import UserError
-from vitlab.files import check_regular, parse_json, read_regular
+from vitlab.io import check_regular, parse_json, read_regular
 
 POSTED = ("upload", "queue/join", "reset", "cancel")
 """What the page posts to, below Gradio's /gradio_api/; nothing else is open."""
@@ -21,7 +21,7 @@ BODY_BYTES = 2**20
 def find_upload(path: str, folder: Path, limit: int) -> Path:
     """The file at `path`, links followed. Raises UserError unless it is a regular one of at most `limit` bytes that
     lies below `folder`; nothing outside the folder is looked at, so the error does not tell what there is."""
-    refusal = UserError(f"{path!r} is no file that was dropped here; drop a picture on the page.")
+    refusal = UserError(f"{path!r} is no file that was dropped here; drop a image on the page.")
     try:
         inside = os.path.abspath(path)  # noqa: PTH100  (takes `..` out without following links)
         if not Path(inside).is_relative_to(folder):

@@ -2,13 +2,13 @@
 
 import typing
 
-from vitlab.commands.answers import FinetuneRunConfig, RunConfig
-from vitlab.commands.exchange import Convert, Export, Shard
-from vitlab.commands.judging import Evaluate, Fewshot, Predict, Probe
-from vitlab.commands.looking import App, Duplicates, Inspect
-from vitlab.commands.overview import Doctor, List
-from vitlab.commands.studying import Bench, Plan, Study
-from vitlab.commands.training import Demo, Finetune, Pretrain, Vtab
+from vitlab.commands.convert import Convert, Export, Shard
+from vitlab.commands.evaluate import Evaluate, Fewshot, Predict, Probe
+from vitlab.commands.info import Doctor, List
+from vitlab.commands.inspect import App, Duplicates, Inspect
+from vitlab.commands.output import FinetuneRunConfig, RunConfig
+from vitlab.commands.study import Bench, Plan, Study
+from vitlab.commands.train import Demo, Finetune, Pretrain, Vtab
 
 Command = (
     Demo

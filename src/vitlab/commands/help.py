@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import tyro
 
-from vitlab.train.config import FewShotConfig
+from vitlab.config import FewShotConfig
 
 LONG = 60
 """Characters of choices that are too many to be shown with their flag; its text names them."""
@@ -48,24 +48,24 @@ USUAL = (
 """The settings of a run that `--help` shows, in its order; the others are behind `--help-all`. Flags that are a
 command's own and no settings of a run are all shown."""
 USUAL_TEXTS = {
-    "batch_size": "Pictures at once.",
+    "batch_size": "Images at once.",
     "beta1": "Adam's decay of the gradient's mean.",
     "beta2": "Adam's decay of the mean of its squares.",
     "device": "auto (the first GPU, else the CPU), cpu, cuda or cuda:1.",
     "json": "Print the result as JSON.",
-    "kind": "Nearest neighbours, or a linear (logistic) classifier.",
+    "kind": "Nearest neighbors, or a linear (logistic) classifier.",
     "loss": "Cross-entropy over all classes together, or of each class by itself.",
-    "mode": "Answer pictures, learn from them, or both in turn.",
+    "mode": "Answer images, learn from them, or both in turn.",
     "name": "Which optimizer.",
-    "on_error": "What an unreadable picture does: end the command, or be left out, named and counted.",
+    "on_error": "What an unreadable image does: end the command, or be left out, named and counted.",
     "open_browser": "Open the page at once.",
     "rounds": "How often each contender is timed.",
     "schedule": "How the learning rate changes after the warm-up.",
     "seed": "Of all random draws.",
     "test_split": "Split to test on.",
-    "top": "Answers for each picture.",
+    "top": "Answers for each image.",
     "train_split": "Split to learn from.",
-    "workers": "Processes that read pictures; 0 reads in this one.",
+    "workers": "Processes that read images; 0 reads in this one.",
 }
 """Of fields that have no text of their own, by their names."""
 COLUMN = 26

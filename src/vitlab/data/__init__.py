@@ -1,7 +1,7 @@
-"""Sec. 4.1: pictures in, batches out.
+"""Sec. 4.1: images in, batches out.
 
-`datasets.py` names the sets, `sources.py` finds pictures (in tars: `shards.py`; in tars on a web server: `remote.py`,
-on the hub: `hub_shards.py`; in other sets of the hub: `hub.py`), `pictures.py` reads them, `transforms.py` crops and
+`datasets.py` names the sets, `sources.py` finds images (in tars: `shards.py`; in tars on a web server: `remote.py`,
+on the hub: `hub_shards.py`; in other sets of the hub: `hub.py`), `images.py` reads them, `transforms.py` crops and
 scales them, `loader.py` puts them in order. Names are imported on first use, so that importing this package does not
 import torch.
 """
@@ -10,10 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from vitlab.data.datasets import DATASETS, DatasetInfo, load_dataset
+    from vitlab.data.dataset import Dataset
+    from vitlab.data.decode import ImageError, decode_image
     from vitlab.data.loader import Batch, epoch_order, eval_batches, example_at, train_batches
-    from vitlab.data.pictures import PictureError, decode
-    from vitlab.data.sources import Dataset
+    from vitlab.data.registry import DATASETS, DatasetInfo, load_dataset
     from vitlab.data.transforms import EvalTransform, TrainTransform, mixup
 
 __all__ = [
@@ -22,9 +22,9 @@ __all__ = [
     "Dataset",
     "DatasetInfo",
     "EvalTransform",
-    "PictureError",
+    "ImageError",
     "TrainTransform",
-    "decode",
+    "decode_image",
     "epoch_order",
     "eval_batches",
     "example_at",
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "datasets": ("DATASETS", "DatasetInfo", "load_dataset"),
+    "registry": ("DATASETS", "DatasetInfo", "load_dataset"),
     "loader": ("Batch", "epoch_order", "eval_batches", "example_at", "train_batches"),
-    "pictures": ("PictureError", "decode"),
-    "sources": ("Dataset",),
+    "decode": ("ImageError", "decode_image"),
+    "dataset": ("Dataset",),
     "transforms": ("EvalTransform", "TrainTransform", "mixup"),
 }
 

@@ -1,7 +1,7 @@
-"""Crops of pictures: which boxes, and how a box becomes a crop of a given size.
+"""Crops of images: which boxes, and how a box becomes a crop of a given size.
 
 A crop is a choice of sampling positions, one row of them for each axis, followed by one bilinear look-up; or, faster
-and for pictures from files only, a resize of each box by itself. Of a JPEG no more is decoded than is looked at.
+and for images from files only, a resize of each box by itself. Of a JPEG no more is decoded than is looked at.
 """
 
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ import torch.nn.functional as F
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from vitlab.data.pictures import Jpeg
+from vitlab.data.decode import Jpeg
 
-Pictures = UInt8[Tensor, "B H W 3"] | Sequence[np.ndarray | Jpeg]  # one size, in memory; or one by one, of any sizes
+Images = UInt8[Tensor, "B H W 3"] | Sequence[np.ndarray | Jpeg]  # one size, in memory; or one by one, of any sizes
 Size = int | tuple[int, int]  # pixels; (H, W) unless square
 
 ASPECT = (0.75, 1.33)  # width / height of the Inception crop: TensorFlow's default range
 SPARE = 3  # A JPEG is decoded at half its size only where the crop then still has this many times the pixels it needs.
-_OUTSIDE = -2.0  # a sampling position whose two neighbours lie outside any picture: black
+_OUTSIDE = -2.0  # a sampling position whose two neighbors lie outside any image: black
 
 
 def inception_boxes(sizes: np.ndarray, u: np.ndarray, min_area: float) -> np.ndarray:
     """Random boxes (y, x, h, w), int64 [B, 4], as TensorFlow's `sample_distorted_bounding_box` draws them.
 
     sizes: [B, 2] heights and widths; u: uniforms [B, attempts, 4]. For an aspect ratio drawn from `ASPECT`,
-    the height is uniform over all that give an area in [min_area, 1] inside the picture. An example whose
-    every attempt breaks the bounds by rounding gets its whole picture. As there, the last row and column of
+    the height is uniform over all that give an area in [min_area, 1] inside the image. An example whose
+    every attempt breaks the bounds by rounding gets its whole image. As there, the last row and column of
     offsets is not drawn.
     """
     boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
@@ -60,7 +60,7 @@ def integers(u: np.ndarray, count: np.ndarray | int) -> np.ndarray:
 
 
 def positions(start: np.ndarray, extent: np.ndarray, full: int, shift: np.ndarray, size: int) -> np.ndarray:
-    """TF2's half-pixel centres where `extent` pixels from `start` on become `full`: `size` of them from `shift` on.
+    """TF2's half-pixel centers where `extent` pixels from `start` on become `full`: `size` of them from `shift` on.
 
     float64 [B, size]
     """
@@ -69,21 +69,21 @@ def positions(start: np.ndarray, extent: np.ndarray, full: int, shift: np.ndarra
     return np.where((resized >= 0) & (resized < full), inside, _OUTSIDE)
 
 
-def sample(pictures: Pictures, ys: np.ndarray, xs: np.ndarray) -> Float[Tensor, "B 3 S T"]:
-    """Look pictures up at positions ys [B, S] x xs [B, T] (pixels), bilinearly: float32 in [0, 255]."""
-    if isinstance(pictures, Tensor):
-        return _lookup(planar(pictures), ys, xs)
-    images = torch.empty(len(pictures), 3, ys.shape[1], xs.shape[1])
-    for image, picture, y, x in zip(images, pictures, ys, xs, strict=True):
+def sample(images: Images, ys: np.ndarray, xs: np.ndarray) -> Float[Tensor, "B 3 S T"]:
+    """Look images up at positions ys [B, S] x xs [B, T] (pixels), bilinearly: float32 in [0, 255]."""
+    if isinstance(images, Tensor):
+        return _lookup(planar(images), ys, xs)
+    crops = torch.empty(len(images), 3, ys.shape[1], xs.shape[1])
+    for crop, image, y, x in zip(crops, images, ys, xs, strict=True):
         # Only what the positions touch is decoded and converted: a crop of a photograph is a small part of it.
         top, left = max(int(y.min()), 0), max(int(x.min()), 0)
-        part = _part(picture, (top, int(np.ceil(y.max())) + 1), (left, int(np.ceil(x.max())) + 1))
-        image.copy_(_lookup(planar(torch.from_numpy(part)[None]), y[None] - top, x[None] - left)[0])
-    return images
+        part = _part(image, (top, int(np.ceil(y.max())) + 1), (left, int(np.ceil(x.max())) + 1))
+        crop.copy_(_lookup(planar(torch.from_numpy(part)[None]), y[None] - top, x[None] - left)[0])
+    return crops
 
 
 def resize_crops(
-    pictures: Sequence[np.ndarray | Jpeg],
+    images: Sequence[np.ndarray | Jpeg],
     boxes: np.ndarray,
     full: tuple[int, int],
     shifts: np.ndarray,
@@ -94,18 +94,16 @@ def resize_crops(
 
     Deviation: where a crop shrinks it is averaged (bilinear with antialiasing, as Pillow and torchvision resize), and
     not, as by TF2's resize, looked up at single points. A box that is `SPARE` times `full` or more at 1/2, 1/4 or 1/8
-    of the picture's size has its edges rounded to that grid, so that a JPEG may be decoded at that size.
+    of the image's size has its edges rounded to that grid, so that a JPEG may be decoded at that size.
     """
-    crops = torch.zeros(len(pictures), 3, *size, dtype=torch.uint8)
-    for crop, picture, box, shift, mirror in zip(
-        crops, pictures, boxes.tolist(), shifts.tolist(), mirrored, strict=True
-    ):
+    crops = torch.zeros(len(images), 3, *size, dtype=torch.uint8)
+    for crop, image, box, shift, mirror in zip(crops, images, boxes.tolist(), shifts.tolist(), mirrored, strict=True):
         shrink = next(s for s in (8, 4, 2, 1) if s == 1 or min(box[2] / full[0], box[3] / full[1]) >= s * SPARE)
         rows, columns = (
-            (round(box[i] / shrink), min(round((box[i] + box[2 + i]) / shrink), picture.shape[i] // shrink))
+            (round(box[i] / shrink), min(round((box[i] + box[2 + i]) / shrink), image.shape[i] // shrink))
             for i in (0, 1)
         )
-        part = torch.from_numpy(np.ascontiguousarray(_part(picture, rows, columns, shrink)))
+        part = torch.from_numpy(np.ascontiguousarray(_part(image, rows, columns, shrink)))
         resized = F.interpolate(part.permute(2, 0, 1)[None], full, mode="bilinear", antialias=True)[0]
         (y, down), (x, right) = ((max(s, 0), max(s, 0, min(s + size[i], full[i]))) for i, s in enumerate(shift))
         crop[:, y - shift[0] : down - shift[0], x - shift[1] : right - shift[1]] = resized[:, y:down, x:right]
@@ -115,13 +113,13 @@ def resize_crops(
 
 
 def _part(
-    picture: np.ndarray | Jpeg, rows: tuple[int, int], columns: tuple[int, int], shrink: int = 1
+    image: np.ndarray | Jpeg, rows: tuple[int, int], columns: tuple[int, int], shrink: int = 1
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """Rows and columns of a picture, from .. to, counted at 1 / `shrink` of its size; a JPEG's have that size."""
+    """Rows and columns of a image, from .. to, counted at 1 / `shrink` of its size; a JPEG's have that size."""
     (top, bottom), (left, right) = rows, columns
-    if isinstance(picture, Jpeg):
-        return picture.rows(bottom * shrink, shrink)[top:bottom, left:right]
-    return picture[top * shrink : bottom * shrink, left * shrink : right * shrink]
+    if isinstance(image, Jpeg):
+        return image.rows(bottom * shrink, shrink)[top:bottom, left:right]
+    return image[top * shrink : bottom * shrink, left * shrink : right * shrink]
 
 
 def _lookup(images: Float[Tensor, "B 3 H W"], ys: np.ndarray, xs: np.ndarray) -> Float[Tensor, "B 3 S T"]:
@@ -133,8 +131,8 @@ def _lookup(images: Float[Tensor, "B 3 H W"], ys: np.ndarray, xs: np.ndarray) ->
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-def planar(pictures: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
-    return pictures.permute(0, 3, 1, 2).contiguous().float()
+def planar(images: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
+    return images.permute(0, 3, 1, 2).contiguous().float()
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
@@ -148,8 +146,8 @@ def pair(size: Size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
-def sizes(pictures: Pictures) -> np.ndarray:
+def sizes(images: Images) -> np.ndarray:
     """Heights and widths, int64 [B, 2]."""
-    if isinstance(pictures, Tensor):
-        return np.tile(pictures.shape[1:3], (len(pictures), 1))
-    return np.array([picture.shape[:2] for picture in pictures])
+    if isinstance(images, Tensor):
+        return np.tile(images.shape[1:3], (len(images), 1))
+    return np.array([image.shape[:2] for image in images])

@@ -1,6 +1,6 @@
-"""Near-duplicates of test pictures in a training set, which would make a test easier than it seems (Sec. 4.1).
+"""Near-duplicates of test images in a training set, which would make a test easier than it seems (Sec. 4.1).
 
-What is alike, `vitlab.data.likeness` says. A set is read in shards of `SHARD` pictures, whose thumbnails are kept on
+What is alike, `vitlab.data.similarity` says. A set is read in shards of `SHARD` images, whose thumbnails are kept on
 disk: an interrupted search goes on, and memory holds one shard of the training set, whatever its size, and the
 thumbnails of the test set.
 """
@@ -15,23 +15,23 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, UInt8
 
-from vitlab.data.kept import digest_pictures, read_arrays
-from vitlab.data.likeness import SIDE, THRESHOLD, alike, candidates, distances, hashes, mirrored, thumbnail
-from vitlab.data.pictures import PictureError
-from vitlab.data.sources import Dataset
-from vitlab.files import write_arrays
+from vitlab.data.cache import digest_images, read_arrays
+from vitlab.data.dataset import Dataset
+from vitlab.data.decode import ImageError
+from vitlab.data.similarity import SIDE, THRESHOLD, alike, candidates, distances, hashes, mirrored, thumbnail
+from vitlab.io import write_arrays
 
 FLAT = 2.0
-"""Thumbnails whose grey values (0-255) deviate by less have nothing to compare, and are left out and counted."""
+"""Thumbnails whose gray values (0-255) deviate by less have nothing to compare, and are left out and counted."""
 SHARD = 16_384
-"""Pictures whose thumbnails are one file, and are in memory together."""
+"""Images whose thumbnails are one file, and are in memory together."""
 
 Report = Callable[[str, int, int], None]
-"""Hears what is being done, how many pictures of it are done, and of how many."""
+"""Hears what is being done, how many images of it are done, and of how many."""
 
 
 class Pair(NamedTuple):
-    """Pictures `train` and `test` of their sets (places), `distance` apart, their hashes by `bits` of 64."""
+    """Images `train` and `test` of their sets (places), `distance` apart, their hashes by `bits` of 64."""
 
     train: int
     test: int
@@ -47,11 +47,11 @@ Look = tuple[bool, np.ndarray, np.ndarray]
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """What became of a set's pictures."""
+    """What became of a set's images."""
 
-    pictures: int
+    images: int
     flat: list[int] = field(default_factory=list)
-    """Places of the pictures that show nothing to compare (`FLAT`)."""
+    """Places of the images that show nothing to compare (`FLAT`)."""
     unreadable: dict[int, str] = field(default_factory=dict)
     """Places of those that could not be read, and why."""
 
@@ -74,10 +74,10 @@ def find_duplicates(
     workers: int = 0,
     report: Report = lambda *_: None,
 ) -> Duplicates:
-    """All pairs of a picture of `train` and one of `test` whose distance is at most `limit`.
+    """All pairs of a image of `train` and one of `test` whose distance is at most `limit`.
 
-    cache: folder for the thumbnails; the same call on the same pictures reads them from there. workers: threads that
-    read pictures.
+    cache: folder for the thumbnails; the same call on the same images reads them from there. workers: threads that
+    read images.
     """
     there, parts = Side(len(test)), []
     for start, thumbs in _shards(test, cache, "test", there, workers, report):
@@ -125,7 +125,7 @@ def _shards(
     stats: dict[str, bytes] = {}
     for start in range(0, len(dataset), SHARD):
         places = range(start, min(start + SHARD, len(dataset)))
-        key = digest_pictures(f"thumbnails 2, {SIDE}", dataset, places, stats) if cache else ""
+        key = digest_images(f"thumbnails 2, {SIDE}", dataset, places, stats) if cache else ""
         file = cache and cache / f"{name}-{start // SHARD:05d}.npz"
         kept = read_arrays(file, "key", "thumbs", "unreadable") if file else None
         if kept and str(kept[0]) == key:
@@ -144,13 +144,13 @@ def _shards(
 
 
 def _thumbnails(dataset: Dataset, places: range, workers: int) -> tuple[np.ndarray, dict[str, str]]:
-    """Thumbnails of the pictures at `places`, and the reason why for each, counted from 0, that could not be read."""
+    """Thumbnails of the images at `places`, and the reason why for each, counted from 0, that could not be read."""
     reasons: dict[str, str] = {}
 
     def read(place: int) -> np.ndarray:
         try:
-            return thumbnail(dataset.picture(place))
-        except PictureError as error:
+            return thumbnail(dataset.image(place))
+        except ImageError as error:
             reasons[str(place - places.start)] = error.reason
             return np.zeros((SIDE, SIDE), np.uint8)
 

@@ -1,6 +1,6 @@
 """Data sets of the Hugging Face hub, through its package `datasets`.
 
-It keeps a set as Arrow files, which are mapped into memory: any picture can be read at any time, and none has to be
+It keeps a set as Arrow files, which are mapped into memory: any image can be read at any time, and none has to be
 held. So the order of a training, its resuming and its sharing among processes are those of every other set. No code
 that comes with a set is run.
 """
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.data.pictures import Entry, PictureError, read_bytes
-from vitlab.data.sources import Dataset, Entries, Labels, Splits, numbered_classes
+from vitlab.data.dataset import Dataset, Entries, Labels, Splits, numbered_classes
+from vitlab.data.decode import Entry, ImageError, read_bytes
 from vitlab.errors import UserError
 from vitlab.settings import nearest
 
@@ -26,10 +26,10 @@ SPLIT_NAMES = {"train": ("train",), "val": ("validation", "val", "valid", "dev")
 
 
 class HubEntry(Entry):
-    """A picture of an Arrow file, `file`; `called` is what it is called."""
+    """A image of an Arrow file, `file`; `called` is what it is called."""
 
     called: str
-    stored: dict[str, Any] | None  # "bytes", or the "path" of a file; None where the row has no picture
+    stored: dict[str, Any] | None  # "bytes", or the "path" of a file; None where the row has no image
 
     @property
     def path(self) -> str:
@@ -40,15 +40,15 @@ class HubEntry(Entry):
         if stored.get("bytes") is not None:
             return stored["bytes"]
         if stored.get("path") is None:
-            raise PictureError(self.called, "the row holds no picture")
+            raise ImageError(self.called, "the row holds no image")
         try:
             return read_bytes(stored["path"])
-        except PictureError as error:
-            raise PictureError(f"{self.called} ({error.path})", error.reason) from error
+        except ImageError as error:
+            raise ImageError(f"{self.called} ({error.path})", error.reason) from error
 
 
 class HubEntries(Entries):
-    """The pictures `rows`, int64 [N], of some tables, each with its name; the only column is the picture."""
+    """The images `rows`, int64 [N], of some tables, each with its name; the only column is the image."""
 
     def __init__(self, tables: "tuple[tuple[str, datasets.Dataset], ...]", rows: np.ndarray) -> None:
         self.tables, self.rows = tables, rows
@@ -76,9 +76,9 @@ class HubEntries(Entries):
 
 
 def hub_splits(spec: str, name: str, root: Path | None) -> Splits:
-    """The set `OWNER/NAME` of the hub, or one in a folder (of `save_to_disk`, or of pictures, Parquet, ...).
+    """The set `OWNER/NAME` of the hub, or one in a folder (of `save_to_disk`, or of images, Parquet, ...).
 
-    `?image=COLUMN&label=COLUMN` says which columns hold the picture and its class (or a list of classes), where there
+    `?image=COLUMN&label=COLUMN` says which columns hold the image and its class (or a list of classes), where there
     are several; `config=` which of the set's configurations, `revision=` which version. A class is a `ClassLabel`, a
     number or a string. root: the folder that holds, or receives, the set; Hugging Face's cache unless given.
     """
@@ -100,8 +100,8 @@ def hub_splits(spec: str, name: str, root: Path | None) -> Splits:
         table, known = found[splits[split]], found[splits.get("train", splits[split])]
         image, label = _columns(known, chosen, name)
         classes, labels = _labels(table, known, label, name, splits[split])
-        pictures = table.select_columns([image]).cast_column(image, type(known.features[image])(decode=False))
-        entries = HubEntries(((f"{name}/{splits[split]}", pictures),), np.arange(len(table)))
+        images = table.select_columns([image]).cast_column(image, type(known.features[image])(decode=False))
+        entries = HubEntries(((f"{name}/{splits[split]}", images),), np.arange(len(table)))
         several = labels if labels.counts.max() > 1 else None
         return Dataset(name, split, classes, labels.firsts, entries=entries, label_sets=several, folder=name)
 
@@ -146,7 +146,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _columns(table: "datasets.Dataset", chosen: dict[str, str], name: str) -> tuple[str, str]:
-    """The columns of the picture and of its class."""
+    """The columns of the image and of its class."""
     kinds = {column: type(_inner(feature)).__name__ for column, feature in table.features.items()}
     candidates = {
         "image": [column for column, kind in kinds.items() if kind == "Image"],
@@ -193,11 +193,11 @@ def _labels(
 
 
 def _flat(table: "datasets.Dataset", column: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """All labels one after the other, and how many each picture has."""
+    """All labels one after the other, and how many each image has."""
     cells = table.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
     several = hasattr(cells.type, "value_type") and not hasattr(cells, "dictionary")
     inner = cells.flatten() if several else cells
     counts = np.asarray(cells.value_lengths()) if several else np.ones(len(cells), np.int64)
     if not len(cells) or cells.null_count or inner.null_count or not counts.all():
-        raise UserError(f"{name}: some pictures have no class in the column {column}; choose another column or set.")
+        raise UserError(f"{name}: some images have no class in the column {column}; choose another column or set.")
     return inner.to_numpy(zero_copy_only=False), counts

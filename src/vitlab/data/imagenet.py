@@ -14,28 +14,28 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitlab.data.pictures import PICTURE_SUFFIXES, Entry
-from vitlab.data.sources import Dataset, Labels, Splits, read_class_folders
+from vitlab.data.dataset import Dataset, Labels, Splits, read_class_folders
+from vitlab.data.decode import IMAGE_SUFFIXES, Entry
 from vitlab.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 CLASSES = 1000
-VAL_PICTURES = 50_000
+VAL_IMAGES = 50_000
 SHARED_CLASSES = 113  # of ObjectNet's 313
-BORDER = 2  # pixels at each side of an ObjectNet picture that are red, so that nobody trains on it unawares
+BORDER = 2  # pixels at each side of an ObjectNet image that are red, so that nobody trains on it unawares
 NUMBERS = tuple(map(str, range(CLASSES)))  # what the classes are called where a set has no names for them
 
 TEST_RESIZE = {"objectnet": (512, 480)}
-"""Data set -> (shorter side, centre) in pixels, where a set is judged in a way of its own: BiT's, which App. D.9
-follows. Other sizes of the centre keep the proportion."""
+"""Data set -> (shorter side, center) in pixels, where a set is judged in a way of its own: BiT's, which App. D.9
+follows. Other sizes of the center keep the proportion."""
 
 
 class Origin(NamedTuple):
     """Where a set comes from, and on what terms."""
 
     source: str
-    licence: str
+    license: str
 
 
 _V2 = "github.com/modestyachts/ImageNetV2: a folder with imagenetv2-{}-format-val/0 ... 999"
@@ -46,11 +46,11 @@ ORIGINS = {
     ),
     "imagenet_real": Origin(
         "github.com/google-research/reassessed-imagenet: real.json beside ImageNet's val/",
-        "labels Apache-2.0; pictures as ImageNet",
+        "labels Apache-2.0; images as ImageNet",
     ),
-    "imagenet_v2": Origin(_V2.format("matched-frequency"), "labels MIT; pictures of Flickr's users"),
-    "imagenet_v2_threshold": Origin(_V2.format("threshold0.7"), "labels MIT; pictures of Flickr's users"),
-    "imagenet_v2_top": Origin(_V2.format("top-images"), "labels MIT; pictures of Flickr's users"),
+    "imagenet_v2": Origin(_V2.format("matched-frequency"), "labels MIT; images of Flickr's users"),
+    "imagenet_v2_threshold": Origin(_V2.format("threshold0.7"), "labels MIT; images of Flickr's users"),
+    "imagenet_v2_top": Origin(_V2.format("top-images"), "labels MIT; images of Flickr's users"),
     "objectnet": Origin(
         "objectnet.dev: objectnet-1.0.zip, unpacked: a folder with images/ and mappings/",
         "CC BY 4.0, and: never to be trained on; shown on the web only with its red border",
@@ -63,7 +63,7 @@ _V2_FOLDERS = {
 }
 _NAME_LISTS = ("LOC_synset_mapping.txt", "synset_words.txt")
 _WNID = re.compile(r"n\d{8}")
-_VAL_PICTURE = re.compile(r"ILSVRC2012_val_(\d{8})(?:_n\d{8})?\.jpe?g", re.IGNORECASE)
+_VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})(?:_n\d{8})?\.jpe?g", re.IGNORECASE)
 
 
 def answers_imagenet(classes: Sequence[str] | None, dataset: str | None) -> bool:
@@ -95,7 +95,7 @@ def imagenet_splits(root: Path | None, download: bool, partial: bool = False) ->
         wnids = _class_folders(places[split], home, partial and split == "test")
         dataset = read_class_folders(places[split], "imagenet", split, tuple(wnids))
         dataset = dataclasses.replace(dataset, classes=tuple(wnids.values()))
-        return _partial(dataset, VAL_PICTURES) if split == "test" else dataset
+        return _partial(dataset, VAL_IMAGES) if split == "test" else dataset
 
     return list(places), read
 
@@ -114,8 +114,8 @@ def _class_folders(place: Path, home: Path, partial: bool = False) -> dict[str, 
     partial: `place` may have fewer; the others, which lack a folder, are among the 1,000 all the same.
     """
     folders = _folders(place)
-    if not folders and any(_VAL_PICTURE.fullmatch(path.name) for path in place.iterdir()):
-        raise UserError(f"the pictures of {place} lie side by side: sort them into one folder for each WordNet id")
+    if not folders and any(_VAL_IMAGE.fullmatch(path.name) for path in place.iterdir()):
+        raise UserError(f"the images of {place} lie side by side: sort them into one folder for each WordNet id")
     if len(folders) != CLASSES and not (partial and folders):
         raise UserError(
             f"{place} has {len(folders)} class folders and ImageNet 1,000: give --partial to evaluate on a "
@@ -173,29 +173,29 @@ def _wnids_of_names(folders: Sequence[str], home: Path) -> dict[str, str]:
 
 
 def real_splits(root: Path | None, download: bool, partial: bool = False) -> Splits:
-    """ImageNet's val with the labels of "Are we done with ImageNet?": all that a picture shows, or none.
+    """ImageNet's val with the labels of "Are we done with ImageNet?": all that a image shows, or none.
 
-    `real.json` has one list of classes for each picture, in the order of the pictures' numbers. Pictures with an empty
+    `real.json` has one list of classes for each image, in the order of the images' numbers. Images with an empty
     list are left out, and counted in `Dataset.left_out`. val/ may be flat or in folders, whose names do not matter.
-    partial: val may lack pictures.
+    partial: val may lack images.
     """
     home = _home("imagenet_real", root, ("imagenet",), ("real.json", "val"))
 
     def read(split: str) -> Dataset:
         _require_test("imagenet_real", split)
         answers = _read_json(home / "real.json", list)
-        if len(answers) != VAL_PICTURES or not all(map(_are_classes, answers)):
+        if len(answers) != VAL_IMAGES or not all(map(_are_classes, answers)):
             raise UserError(
-                f"{home / 'real.json'} must hold {VAL_PICTURES:,} lists of class numbers (0 to {CLASSES - 1}) and does "
+                f"{home / 'real.json'} must hold {VAL_IMAGES:,} lists of class numbers (0 to {CLASSES - 1}) and does "
                 f"not: fetch it again. {_terms('imagenet_real')}"
             )
-        pictures = _val_pictures(home / "val", partial)
-        used = [number for number in pictures if answers[number]]
+        images = _val_images(home / "val", partial)
+        used = [number for number in images if answers[number]]
         sets = Labels.of_lists([answers[number] for number in used])
-        left_out = len(pictures) - len(used)
-        logger.info("imagenet_real: %d of %d pictures have no label and are left out", left_out, len(pictures))
+        left_out = len(images) - len(used)
+        logger.info("imagenet_real: %d of %d images have no label and are left out", left_out, len(images))
         dataset = Dataset(
-            "imagenet_real", split, NUMBERS, sets.firsts, entries=[pictures[number] for number in used],
+            "imagenet_real", split, NUMBERS, sets.firsts, entries=[images[number] for number in used],
             label_sets=sets, left_out=left_out,
         )  # fmt: skip
         return _partial(dataset, sum(map(bool, answers)))
@@ -207,16 +207,16 @@ def _are_classes(labels: Any) -> bool:
     return isinstance(labels, list) and all(type(label) is int and 0 <= label < CLASSES for label in labels)
 
 
-def _val_pictures(val: Path, partial: bool) -> dict[int, Entry]:
-    """Number, from 0, -> picture: ILSVRC2012_val_00000001.JPEG, ... below `val`; all of them, or `partial`, any."""
+def _val_images(val: Path, partial: bool) -> dict[int, Entry]:
+    """Number, from 0, -> image: ILSVRC2012_val_00000001.JPEG, ... below `val`; all of them, or `partial`, any."""
     found: dict[int, str] = {}
     for parent, _, names in os.walk(val, followlinks=True):
-        found |= {int(match[1]): str(Path(parent, name)) for name in names if (match := _VAL_PICTURE.fullmatch(name))}
-    there = [number for number in range(1, VAL_PICTURES + 1) if number in found]
-    if len(there) < VAL_PICTURES and not (partial and there):
-        missing = next(number for number in range(1, VAL_PICTURES + 1) if number not in found)
+        found |= {int(match[1]): str(Path(parent, name)) for name in names if (match := _VAL_IMAGE.fullmatch(name))}
+    there = [number for number in range(1, VAL_IMAGES + 1) if number in found]
+    if len(there) < VAL_IMAGES and not (partial and there):
+        missing = next(number for number in range(1, VAL_IMAGES + 1) if number not in found)
         raise UserError(
-            f"{val} lacks {VAL_PICTURES - len(there):,} of {VAL_PICTURES:,} pictures, first "
+            f"{val} lacks {VAL_IMAGES - len(there):,} of {VAL_IMAGES:,} images, first "
             f"ILSVRC2012_val_{missing:08}.JPEG: the labels go by these names. Give --partial to evaluate on those "
             f"that are there. {_terms('imagenet')}"
         )
@@ -244,26 +244,26 @@ def v2_splits(root: Path | None, download: bool, name: str = "imagenet_v2") -> S
 
 
 def objectnet_splits(root: Path | None, download: bool) -> Splits:
-    """ObjectNet's pictures of the 113 classes that it shares with ImageNet, without their red border.
+    """ObjectNet's images of the 113 classes that it shares with ImageNet, without their red border.
 
-    An answer is right if it is any of the ImageNet classes that ObjectNet's own files give to the picture's class; the
-    logits of all 1,000 classes take part. The pictures of other classes are counted in `Dataset.left_out`.
+    An answer is right if it is any of the ImageNet classes that ObjectNet's own files give to the image's class; the
+    logits of all 1,000 classes take part. The images of other classes are counted in `Dataset.left_out`.
     """
     home = _home("objectnet", root, ("objectnet-1.0",), ("images", "mappings"))
 
     def read(split: str) -> Dataset:
         _require_test("objectnet", split)
         classes = objectnet_classes(home / "mappings")
-        pictures = {folder: _pictures(home / "images" / folder) for folder in _folders(home / "images")}
-        if missing := [folder for folder in classes if not pictures.get(folder)]:
+        images = {folder: _images(home / "images" / folder) for folder in _folders(home / "images")}
+        if missing := [folder for folder in classes if not images.get(folder)]:
             raise UserError(
-                f"{home / 'images'} has no pictures of {len(missing)} of {len(classes)} classes, first "
+                f"{home / 'images'} has no images of {len(missing)} of {len(classes)} classes, first "
                 f"{missing[0]!r}: unpack the whole archive. {_terms('objectnet')}"
             )
-        shared = [(path, labels) for folder, labels in sorted(classes.items()) for path in pictures[folder]]
+        shared = [(path, labels) for folder, labels in sorted(classes.items()) for path in images[folder]]
         sets = Labels.of_lists([labels for _, labels in shared])
-        left_out = sum(map(len, pictures.values())) - len(shared)
-        logger.info("objectnet: %d pictures of classes that ImageNet has not are left out", left_out)
+        left_out = sum(map(len, images.values())) - len(shared)
+        logger.info("objectnet: %d images of classes that ImageNet has not are left out", left_out)
         return Dataset(
             "objectnet", split, NUMBERS, sets.firsts, entries=[Entry(path, border=BORDER) for path, _ in shared],
             label_sets=sets, left_out=left_out,
@@ -273,7 +273,7 @@ def objectnet_splits(root: Path | None, download: bool) -> Splits:
 
 
 def objectnet_classes(mappings: Path) -> dict[str, list[int]]:
-    """Folder of pictures -> the ImageNet classes that it stands for, from the four files of ObjectNet's `mappings/`.
+    """Folder of images -> the ImageNet classes that it stands for, from the four files of ObjectNet's `mappings/`.
 
     A folder has an ObjectNet label; a label that ImageNet shares has ImageNet's names for it, with "; " between them;
     a name stands in a line of `imagenet_to_label_2012_v2`; and a line (from 0) belongs to a class.
@@ -319,7 +319,7 @@ def _home(
 
 
 def _terms(name: str) -> str:
-    return f"It comes from {ORIGINS[name].source} (licence: {ORIGINS[name].licence})."
+    return f"It comes from {ORIGINS[name].source} (license: {ORIGINS[name].license})."
 
 
 def _require_test(name: str, split: str) -> None:
@@ -334,8 +334,8 @@ def _folders(place: Path) -> list[str]:
         return sorted(entry.name for entry in found if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _pictures(folder: Path) -> list[str]:
-    return sorted(str(path) for path in folder.iterdir() if path.suffix.lower() in PICTURE_SUFFIXES)
+def _images(folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
 
 
 def _read_text(path: Path) -> str:

@@ -1,10 +1,10 @@
 """Batches in an order that is a pure function of (seed, epoch, position).
 
 Training examples are numbered by a counter g = 0, 1, 2, ... that runs on through all epochs; `example_at`
-says which picture g is. A step takes the next `batch_size` of them, and rank r the r-th equal part of those,
+says which image g is. A step takes the next `batch_size` of them, and rank r the r-th equal part of those,
 so that a run can start at any example, on any number of ranks, and see what an uninterrupted run sees.
 
-Pictures in files are read by workers, in pieces of at most `PIECE` that are put together in order, so that all workers
+Images in files are read by workers, in pieces of at most `PIECE` that are put together in order, so that all workers
 have a part in a large batch and none holds much. What a GPU can do on a whole batch, it does: pieces come as crops
 then, and RandAugment and the value range follow on the device.
 """
@@ -24,9 +24,9 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitlab.data.crops import Pictures, pair, to_device
-from vitlab.data.pictures import PictureError
-from vitlab.data.sources import Dataset, Entries, Request
+from vitlab.data.crops import Images, pair, to_device
+from vitlab.data.dataset import Dataset, Entries, Request
+from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform, TrainTransform, example_uniforms
 from vitlab.errors import UserError
 
@@ -36,16 +36,16 @@ DRAWS = 4
 """The stream of `Batch.draws`: their counters (0, 0, 4, index) meet no other generator's."""
 
 PIECE = 64
-"""Most pictures that a worker hands over at once: 9 MB of crops of 224 pixels."""
+"""Most images that a worker hands over at once: 9 MB of crops of 224 pixels."""
 
 
 @dataclasses.dataclass
 class Batch:
-    """Pictures in [-1, 1], their labels and their places in the set; `skipped` pictures could not be read.
+    """Images in [-1, 1], their labels and their places in the set; `skipped` images could not be read.
 
-    targets: all labels of each picture, where the set has several; `labels` is the first of them.
+    targets: all labels of each image, where the set has several; `labels` is the first of them.
     draws: uniform numbers in [0, 1) of each example's own, as many as were asked for.
-    Where none can be read of the share that one of several processes has of a training batch, a grey picture stands in
+    Where none can be read of the share that one of several processes has of a training batch, a gray image stands in
     and is to count nothing: it has a label, but no place in the set, so that `indices` is empty.
     """
 
@@ -118,16 +118,16 @@ def train_batches(
     """This rank's share of every global batch of `batch_size` examples, without end.
 
     start: the first example, counted over all epochs and ranks. on_error: "raise", or "skip": unreadable
-    pictures leave their batch, are counted in `Batch.skipped` and logged once; a ValueError where none of a batch is
-    left, or, of several ranks, a grey picture for a share (see `Batch`). workers: processes that read
-    pictures ahead; a set in memory needs none and uses none. draws: uniform numbers to bring with each example, which
+    images leave their batch, are counted in `Batch.skipped` and logged once; a ValueError where none of a batch is
+    left, or, of several ranks, a gray image for a share (see `Batch`). workers: processes that read
+    images ahead; a set in memory needs none and uses none. draws: uniform numbers to bring with each example, which
     depend on (seed, epoch, index) alone.
     """
     _check(dataset, batch_size, rank, world_size, workers, on_error)
     if seed < 0 or start < 0:
         raise UserError(f"seed and start must be 0 or more, not seed={seed}, start={start}")
     if transform.fast and dataset.pixels is not None:
-        raise UserError(f"fast decoding has no effect on {dataset.name}, whose pictures are in memory; leave it out")
+        raise UserError(f"fast decoding has no effect on {dataset.name}, whose images are in memory; leave it out")
     requests = _train_requests(dataset, batch_size, seed, start, rank, world_size)
     fetch = _Fetch(dataset, transform, seed, draws)
     share = batch_size // world_size
@@ -149,7 +149,7 @@ def eval_batches(
     """Every example exactly once over all ranks, in the set's order; rank r takes r, r + world_size, ...
 
     The last batch is smaller, and a rank may have one batch fewer than another. Settings as for `train_batches`;
-    `draws` are those of seed 0 and epoch 0, the same for a picture each time.
+    `draws` are those of seed 0 and epoch 0, the same for a image each time.
     """
     _check(dataset, batch_size, rank, world_size, workers, on_error)
     mine = np.arange(rank, len(dataset), world_size)
@@ -168,7 +168,7 @@ def _check(dataset: Dataset, batch_size: int, rank: int, world_size: int, worker
     if on_error not in ("raise", "skip"):
         raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
     if not len(dataset):
-        raise UserError(f"{dataset.name} has no pictures in its split {dataset.split!r}")
+        raise UserError(f"{dataset.name} has no images in its split {dataset.split!r}")
 
 
 class _Part(NamedTuple):
@@ -180,16 +180,16 @@ class _Part(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """The pictures that could be read, finished or as crops; how many could not, and why."""
+    """The images that could be read, finished or as crops; how many could not, and why."""
 
     part: _Part  # what is left of it
     images: Shaped[Tensor, "b 3 H W"]
     skipped: int
-    failures: list[PictureError]
+    failures: list[ImageError]
 
 
 def _parts(requests: Iterable[Request], size: int) -> Iterator[_Part]:
-    """Every request in parts of `size` pictures, the last of them smaller."""
+    """Every request in parts of `size` images, the last of them smaller."""
     for epochs, indices in requests:
         for i in range(0, len(indices), size):
             yield _Part(epochs[i : i + size], indices[i : i + size], more=i + size < len(indices))
@@ -204,21 +204,21 @@ class _Fetch:
     seed: int = 0
     draws: int = 0
     pixels: Tensor | None = None  # the dataset's, on the device
-    finishes: bool = True  # training pictures, as against leaving that to the device
+    finishes: bool = True  # training images, as against leaving that to the device
 
     def __getitem__(self, part: _Part) -> _Piece:
-        asked, failures = len(part.indices), dict[int, PictureError]()
+        asked, failures = len(part.indices), dict[int, ImageError]()
         while True:
             if failures:
                 good = np.array([i not in failures for i in part.indices.tolist()], bool)
                 part = part._replace(epochs=part.epochs[good], indices=part.indices[good])
-            pictures, unread = self._read(part.indices)
+            decoded, unread = self._read(part.indices)
             failures |= unread
             if unread:
                 continue
             try:
-                images = self._images(pictures, part)
-            except PictureError as error:  # damage that shows only when pixels are asked for
+                images = self._images(decoded, part)
+            except ImageError as error:  # damage that shows only when pixels are asked for
                 damaged = {i: error for i in part.indices.tolist() if self.dataset.path(i) == error.path}
                 if not damaged:
                     raise
@@ -226,27 +226,27 @@ class _Fetch:
             else:
                 return _Piece(part, images, asked - len(part.indices), list(failures.values()))
 
-    def _read(self, indices: np.ndarray) -> tuple[Pictures, dict[int, PictureError]]:
-        """The pictures `indices`, and the errors of those that cannot be read."""
+    def _read(self, indices: np.ndarray) -> tuple[Images, dict[int, ImageError]]:
+        """The images `indices`, and the errors of those that cannot be read."""
         if self.pixels is not None:
             known = self.dataset.failures
             failures = {i: known[i] for i in indices.tolist() if i in known} if known else {}
             return self.pixels[to_device(indices, self.pixels.device)], failures
-        pictures, failures = [], {}
+        decoded, failures = [], {}
         whole = isinstance(self.transform, EvalTransform)
         for i in indices.tolist():
             try:
-                pictures.append(self.dataset.picture(i) if whole else self.dataset.entries[i].open())
-            except PictureError as error:
+                decoded.append(self.dataset.image(i) if whole else self.dataset.entries[i].open())
+            except ImageError as error:
                 failures[i] = error
-        return pictures, failures
+        return decoded, failures
 
-    def _images(self, pictures: Pictures, part: _Part) -> Tensor:
+    def _images(self, decoded: Images, part: _Part) -> Tensor:
         if not len(part.indices):
             return torch.empty(0, 3, *pair(self.transform.image_size))
         if isinstance(self.transform, EvalTransform):
-            return self.transform.apply(pictures)
-        crops = self.transform.cut(pictures, self.seed, part.epochs, part.indices)
+            return self.transform.apply(decoded)
+        crops = self.transform.cut(decoded, self.seed, part.epochs, part.indices)
         return self.transform.finish(crops, self.seed, part.epochs, part.indices) if self.finishes else crops
 
 
@@ -285,7 +285,7 @@ def _batches(
 
 
 def _from_workers(fetch: _Fetch, parts: Iterator[_Part], share: int, workers: int) -> Generator[_Piece, None, None]:
-    """The pieces of `share` pictures a batch, in order, a batch ahead or two pieces a worker if that is more."""
+    """The pieces of `share` images a batch, in order, a batch ahead or two pieces a worker if that is more."""
     loader = DataLoader(
         fetch,  # pyright: ignore[reportArgumentType]  # its keys are parts, not numbers
         sampler=parts,  # pyright: ignore[reportArgumentType]  # an iterator without a length
@@ -308,7 +308,7 @@ def _from_workers(fetch: _Fetch, parts: Iterator[_Part], share: int, workers: in
         if "DataLoader worker" not in str(error):
             raise
         raise UserError(
-            f"a process that reads pictures was killed ({error}), most likely for want of memory. Take fewer of them "
+            f"a process that reads images was killed ({error}), most likely for want of memory. Take fewer of them "
             f"(data.workers is {workers}), or give the container more shared memory (--shm-size=8g)."
         ) from error
     finally:
@@ -344,7 +344,7 @@ class _Join:
             if not self.whole:
                 return self._stand_in(skipped)
             first = pieces[0].failures[0]
-            raise UserError(f"none of the {skipped} pictures of a batch can be read; one: {first}")
+            raise UserError(f"none of the {skipped} images of a batch can be read; one: {first}")
         images = self._images([piece.images for piece in pieces if len(piece.images)] or [pieces[0].images])
         if not fetch.finishes:
             assert isinstance(fetch.transform, TrainTransform)
@@ -358,7 +358,7 @@ class _Join:
         return Batch(images, labels, to_device(indices, self.device), skipped, targets, draws)
 
     def _stand_in(self, skipped: int) -> Batch:
-        """A grey picture: a process without any could not take its part in what all compute together."""
+        """A gray image: a process without any could not take its part in what all compute together."""
         dataset, count, device = self.fetch.dataset, self.fetch.draws, self.device
         images = torch.zeros(1, 3, *pair(self.fetch.transform.image_size), device=device)
         labels = torch.zeros(1, dtype=torch.int64, device=device)

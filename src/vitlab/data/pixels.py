@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data import fetch
-from vitlab.data.sources import Dataset, Splits
+from vitlab.data import downloads as fetch
+from vitlab.data.dataset import Dataset, Splits
 from vitlab.errors import UserError
-from vitlab.files import replacing_file
+from vitlab.io import replacing_file
 
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100 = """
@@ -60,9 +60,9 @@ def fashion_mnist(root: Path | None, download: bool) -> Splits:
                 fetch.download_file([f"{mirror}{part}.gz" for mirror in FashionMNIST.mirrors], raw, f"md5:{md5}")
         pixels, labels = (_read_idx(path) for part in parts if (path := find(part)))
         if pixels.shape != (len(labels), 28, 28) or labels.max() > 9:
-            raise UserError(f"{find(parts[0])} is not Fashion-MNIST: pictures {pixels.shape}, labels {labels.shape}")
-        colours = np.repeat(pixels[..., None], 3, axis=3)
-        return Dataset("fashion_mnist", split, CLASSES["fashion_mnist"], labels.astype(np.int64), colours)
+            raise UserError(f"{find(parts[0])} is not Fashion-MNIST: images {pixels.shape}, labels {labels.shape}")
+        colors = np.repeat(pixels[..., None], 3, axis=3)
+        return Dataset("fashion_mnist", split, CLASSES["fashion_mnist"], labels.astype(np.int64), colors)
 
     return ["train", "test"], read
 
@@ -194,7 +194,7 @@ def read_svhn(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def read_h5(path: Path, name: str) -> np.ndarray:
     """The array `name` of an HDF5 file, or of `path`.gz, which is unpacked beside it first. Raises `ValueError`.
 
-    It is mapped, not read, so that a few pictures of many cost little. What lies in the file in chunks is therefore
+    It is mapped, not read, so that a few images of many cost little. What lies in the file in chunks is therefore
     written out once, in one piece, as an .npy beside it.
     """
     try:

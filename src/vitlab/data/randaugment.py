@@ -11,9 +11,9 @@ from torch import Tensor
 
 from vitlab.data.crops import integers, to_device
 
-FILL = 128.0  # grey that geometric operations bring in
+FILL = 128.0  # gray that geometric operations bring in
 
-# Changes pictures uint8 [n, 3, H, W], given two uniform numbers for each, float64 [n, 2].
+# Changes images uint8 [n, 3, H, W], given two uniform numbers for each, float64 [n, 2].
 _Operation = Callable[[Tensor, np.ndarray], Tensor]
 
 
@@ -21,7 +21,7 @@ def randaugment(images: Float[Tensor, "B 3 H W"], u: np.ndarray, magnitude: int)
     """RandAugment as in big_vision: one of 16 operations a layer, all equally likely, at a fixed magnitude.
 
     images: values in [0, 255]; u: uniforms [B, layers, 4] (operation, sign, two for the place of the cutout).
-    The pictures that drew the same operation are changed together, rounded to whole numbers before.
+    The images that drew the same operation are changed together, rounded to whole numbers before.
     """
     pixels = (images + 0.5).to(torch.uint8)
     table = _operations(magnitude / 10, images.shape[2], images.shape[3])
@@ -40,8 +40,8 @@ def randaugment(images: Float[Tensor, "B 3 H W"], u: np.ndarray, magnitude: int)
 def _operations(r: float, height: int, width: int) -> list[tuple[_Operation, ...]]:
     """The operations at strength r = magnitude / 10; those with a sign in both variants.
 
-    Deviation: Google's pixel distances are meant for 224 pixels; here they scale with the picture's width.
-    Deviation: contrast blends with the mean grey; Google's blends with (number of pixels) / 256, by an
+    Deviation: Google's pixel distances are meant for 224 pixels; here they scale with the image's width.
+    Deviation: contrast blends with the mean gray; Google's blends with (number of pixels) / 256, by an
     oversight.
     """
     from torchvision.transforms.v2 import functional as V  # slow to import, and only needed here
@@ -51,7 +51,7 @@ def _operations(r: float, height: int, width: int) -> list[tuple[_Operation, ...
     threshold = int(256 * r)
 
     def moved(*matrix: float) -> _Operation:
-        """Pixel (x, y), counted from the centre, becomes the nearest to (a x + b y + c, d x + e y + f)."""
+        """Pixel (x, y), counted from the center, becomes the nearest to (a x + b y + c, d x + e y + f)."""
         halves = np.array([[width], [height]], np.float32) / 2
         (a, b, c), (d, e, f) = (np.array(matrix, np.float32).reshape(2, 3) / halves).tolist()
 

@@ -1,7 +1,7 @@
 """Shards on a web server: whole tars are fetched as they are needed, and kept as many as there is room for.
 
 An order that jumps through all of the data would need all of it here. This one walks: shards begin in an order of the
-epoch's own, and a picture comes at a random time while its shard is one of the `WINDOW` under way. It is a function of
+epoch's own, and a image comes at a random time while its shard is one of the `WINDOW` under way. It is a function of
 seed, epoch and position alone, so that a run resumes and shares its work among processes as with any other set.
 """
 
@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Int64
 
+from vitlab.data.dataset import SPLIT_FOLDERS, Dataset, Labels, Request, Splits
 from vitlab.data.hub_shards import PREFIX, Site, find_site
 from vitlab.data.shard_index import (
     CLASSES,
@@ -34,11 +35,10 @@ from vitlab.data.shard_index import (
     read_places,
     write_places,
 )
-from vitlab.data.shards import ShardEntries, labelled, look_through
-from vitlab.data.sources import SPLIT_FOLDERS, Dataset, Labels, Request, Splits
+from vitlab.data.shards import ShardEntries, labeled, look_through
 from vitlab.data.store import Store, get, size_of
 from vitlab.errors import UserError
-from vitlab.files import replacing_file
+from vitlab.io import replacing_file
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +56,9 @@ ROOM = "VITLAB_SHARD_CACHE_GB"
 
 
 def window_order(shard: Int[np.ndarray, " n"], window: int, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
-    """An order of the pictures that lie in the shards `shard`, of which at most `window` are under way at a time.
+    """An order of the images that lie in the shards `shard`, of which at most `window` are under way at a time.
 
-    Shards begin one after the other, in an order of the epoch's own; a picture comes at a time, uniformly distributed,
+    Shards begin one after the other, in an order of the epoch's own; a image comes at a time, uniformly distributed,
     between the beginning of its shard and that of the `window`-th after it. If there are no more shards than that, all
     begin at once.
     """
@@ -74,7 +74,7 @@ def window_order(shard: Int[np.ndarray, " n"], window: int, seed: int, epoch: in
 
 
 class RemoteEntries(ShardEntries):
-    """Pictures in the tars of a web address; a tar is fetched when it is first asked for."""
+    """Images in the tars of a web address; a tar is fetched when it is first asked for."""
 
     near = False
 
@@ -93,7 +93,7 @@ class RemoteEntries(ShardEntries):
 
     def read_ahead(self, requests: Iterator[Request]) -> Iterator[Request]:
         """Each request once its shards are here, while those of the next are on their way: as many requests as a shard
-        has pictures for. So it is this process that waits for the server, and not one of those that read pictures."""
+        has images for. So it is this process that waits for the server, and not one of those that read images."""
         names, shard = self.places.shards, self.places.shard
         mean = len(self.rows) / len(np.unique(shard[self.rows]))
         coming: dict[str, Future[str]] = {}
@@ -171,7 +171,7 @@ def remote_splits(address: str, name: str, cache: Path) -> Splits:
 
     def read(split: str) -> Dataset:
         classes = class_names(Path(store.fetch(CLASSES))) if CLASSES in store.files else ()
-        return labelled(name, split, classes, find, lambda places: RemoteEntries(base, places, None, store))
+        return labeled(name, split, classes, find, lambda places: RemoteEntries(base, places, None, store))
 
     return list(listing.shards), read
 
@@ -231,9 +231,9 @@ def _chosen(listing: Listing, pattern: str | None, base: str) -> Listing:
 
 
 def _part(places: Places, labels: Labels, wanted: Sequence[str], base: str) -> tuple[Places, Labels]:
-    """Only the pictures of some of the shards."""
+    """Only the images of some of the shards."""
     if not set(wanted) <= set(places.shards):
-        raise UserError(f"{base}: {INDEX} and the index of the pictures list different shards: write the set again")
+        raise UserError(f"{base}: {INDEX} and the index of the images list different shards: write the set again")
     rows = np.flatnonzero(np.isin(places.shard, [places.shards.index(name) for name in wanted]))
     letters = np.frombuffer("".join(map(places.member, rows.tolist())).encode(errors="surrogateescape"), np.uint8)
     records = places.records[[places.shards.index(name) for name in wanted]]

@@ -1,7 +1,7 @@
-"""What a set of shards consists of: the places of its pictures, in arrays, and `index.json`, the list of its files.
+"""What a set of shards consists of: the places of its images, in arrays, and `index.json`, the list of its files.
 
 `index.json` is written last and names every file of the set with its bytes and its SHA-256; beside it lie
-`SPLIT.index.npz`, the places and labels of a split's pictures, so that no tar has to be looked through.
+`SPLIT.index.npz`, the places and labels of a split's images, so that no tar has to be looked through.
 """
 
 import dataclasses
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.data.kept import read_arrays
-from vitlab.data.sources import Labels
+from vitlab.data.cache import read_arrays
+from vitlab.data.dataset import Labels
 from vitlab.errors import UserError
-from vitlab.files import (
+from vitlab.io import (
     JSON_BYTES,
     open_regular,
     parse_json,
@@ -32,18 +32,18 @@ Report = Callable[[int, int], None]
 INDEX = "index.json"
 CLASSES = "classes.json"
 FORMAT = "vitlab-shards-1"
-MAX_PICTURE_BYTES = 2**30
-"""Largest picture in a tar, still encoded."""
+MAX_IMAGE_BYTES = 2**30
+"""Largest image in a tar, still encoded."""
 _ARRAYS = ("shards", "records", "offset", "size", "letters", "lengths", "labels", "counts")
 _KINDS = "Uiiuuuiu"  # of their types
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Places:
-    """Where N pictures lie in S shards.
+    """Where N images lie in S shards.
 
-    shards: the names of the tars. shard: int32 [N], the number of each picture's. offset, size: int64 and uint32 [N],
-    the bytes of each picture in its shard. letters: uint8 [L], the names of all members, one after the other, and
+    shards: the names of the tars. shard: int32 [N], the number of each image's. offset, size: int64 and uint32 [N],
+    the bytes of each image in its shard. letters: uint8 [L], the names of all members, one after the other, and
     ends: int64 [N + 1], where each of them starts and ends.
     """
 
@@ -59,7 +59,7 @@ class Places:
         cls, shards: Sequence[str], records: Sequence[int] | np.ndarray, offset: np.ndarray, size: np.ndarray,
         letters: np.ndarray, lengths: np.ndarray,
     ) -> "Places":  # fmt: skip
-        """records: how many pictures each shard has, one shard after the other. lengths: of the members' names."""
+        """records: how many images each shard has, one shard after the other. lengths: of the members' names."""
         return cls(
             tuple(shards),
             np.repeat(np.arange(len(shards), dtype=np.int32), records),
@@ -73,18 +73,18 @@ class Places:
         return len(self.offset)
 
     def member(self, index: int) -> str:
-        """The name of a picture in its tar."""
+        """The name of a image in its tar."""
         start, end = self.ends[index : index + 2]
         return self.letters[start:end].tobytes().decode(errors="surrogateescape")
 
     @property
     def records(self) -> np.ndarray:
-        """How many pictures each shard has, int64 [S]."""
+        """How many images each shard has, int64 [S]."""
         return np.bincount(self.shard, minlength=len(self.shards))
 
     @classmethod
     def joined(cls, parts: Sequence["Places"]) -> "Places":
-        """The pictures of all parts, one part after the other."""
+        """The images of all parts, one part after the other."""
         return cls.of_lists(
             [shard for part in parts for shard in part.shards],
             np.concatenate([part.records for part in parts]),
@@ -96,7 +96,7 @@ class Places:
 
 
 def write_places(path: Path, places: Places, labels: Labels, **further: np.ndarray) -> None:
-    """`SPLIT.index.npz`: 30 bytes a picture, or so."""
+    """`SPLIT.index.npz`: 30 bytes a image, or so."""
     arrays = (
         np.array(places.shards),
         places.records,
@@ -120,7 +120,7 @@ def read_places(path: Path, *further: str) -> tuple[Places, Labels, list[np.ndar
     n = len(offset)
     if not ((records >= 0) & (records <= n)).all() or not (offset >= 0).all() or not (values >= 0).all():
         return None
-    if not (size <= MAX_PICTURE_BYTES).all():
+    if not (size <= MAX_IMAGE_BYTES).all():
         return None
     each = counts if len(counts) else np.ones(n, np.int64)
     whole = len(shards) == len(records) and n == records.sum() == len(size) == len(lengths) == len(each)
@@ -136,7 +136,7 @@ def read_places(path: Path, *further: str) -> tuple[Places, Labels, list[np.ndar
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A file of a set. records: how many pictures, where it is a shard."""
+    """A file of a set. records: how many images, where it is a shard."""
 
     file: str
     bytes: int
@@ -155,7 +155,7 @@ class Listing:
     """The content of an `index.json`.
 
     shards: the tars of each split, in order. beside: the other files, `classes.json` and `SPLIT.index.npz`. left_out:
-    how many pictures of each split could not be read. settings: how the set was made.
+    how many images of each split could not be read. settings: how the set was made.
     """
 
     shards: dict[str, tuple[File, ...]]
@@ -226,11 +226,11 @@ def class_names(path: Path) -> tuple[str, ...]:
 
 
 def summary(folder: Path) -> dict[str, Any]:
-    """What a finished set holds: pictures, tars and bytes of each split, and how many pictures could not be read."""
+    """What a finished set holds: images, tars and bytes of each split, and how many images could not be read."""
     listing = listing_of(folder / INDEX)
     splits = {
         split: {
-            "pictures": sum(file.records for file in files),
+            "images": sum(file.records for file in files),
             "shards": len(files),
             "bytes": sum(file.bytes for file in files),
             "unreadable": listing.left_out.get(split, 0),
@@ -269,7 +269,7 @@ def check_shards(folder: Path | str, report: Report = lambda done, of: None) -> 
 def summary_as_text(found: dict[str, Any]) -> str:
     """A summary in a few lines, for people."""
     lines = [
-        f"{split}: {each['pictures']:,} pictures in {each['shards']} shards, {each['bytes'] / 1e6:,.1f} MB"
+        f"{split}: {each['images']:,} images in {each['shards']} shards, {each['bytes'] / 1e6:,.1f} MB"
         + (f"; {each['unreadable']} could not be read" if each["unreadable"] else "")
         for split, each in found["splits"].items()
     ]

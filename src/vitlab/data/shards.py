@@ -1,7 +1,7 @@
 """Sets in WebDataset tars ("shards"): found, looked through once, and read in place.
 
-What is known of a million pictures is a few arrays; no object is made for a picture before it is asked for, and the
-processes that read pictures share those arrays or copy them whole.
+What is known of a million images is a few arrays; no object is made for a image before it is asked for, and the
+processes that read images share those arrays or copy them whole.
 """
 
 import array
@@ -18,20 +18,7 @@ from typing import IO, BinaryIO, cast
 
 import numpy as np
 
-from vitlab.data.fetch import cache_folder
-from vitlab.data.pictures import PICTURE_SUFFIXES, Entry, PictureError, irregular
-from vitlab.data.shard_index import (
-    CLASSES,
-    INDEX,
-    MAX_PICTURE_BYTES,
-    Listing,
-    Places,
-    class_names,
-    listing_of,
-    read_places,
-    write_places,
-)
-from vitlab.data.sources import (
+from vitlab.data.dataset import (
     MAX_CLASSES,
     SPLIT_FOLDERS,
     Dataset,
@@ -42,15 +29,28 @@ from vitlab.data.sources import (
     report_ignored,
     require_folder,
 )
+from vitlab.data.decode import IMAGE_SUFFIXES, Entry, ImageError, irregular
+from vitlab.data.downloads import cache_folder
+from vitlab.data.shard_index import (
+    CLASSES,
+    INDEX,
+    MAX_IMAGE_BYTES,
+    Listing,
+    Places,
+    class_names,
+    listing_of,
+    read_places,
+    write_places,
+)
 from vitlab.errors import UserError, quoted
-from vitlab.files import check_regular, open_regular, parse_json
+from vitlab.io import check_regular, open_regular, parse_json
 
 logger = logging.getLogger(__name__)
 
 OPEN_SHARDS = 256
 """Most tars that a process keeps open."""
 KEPT = 20_000
-"""Splits of so many pictures or more are looked through once, and what was found is kept in the cache folder."""
+"""Splits of so many images or more are looked through once, and what was found is kept in the cache folder."""
 MAX_LABEL_BYTES, MAX_HEADER_BYTES = 2**20, 2**14
 """Largest member of a tar that holds labels, and largest header that names a member."""
 TOLD = 30.0
@@ -84,7 +84,7 @@ def read_at(path: str, offset: int, size: int) -> bytes:
 
 
 class ShardEntry(Entry):
-    """A picture in a tar. `file` is what the tar is called, and `read_at` reads from the tar that is called so."""
+    """A image in a tar. `file` is what the tar is called, and `read_at` reads from the tar that is called so."""
 
     read_at: Callable[[str, int, int], bytes]
 
@@ -92,11 +92,11 @@ class ShardEntry(Entry):
         try:
             return self.read_at(self.file, self.offset, self.size)
         except OSError as error:
-            raise PictureError(self.path, error.strerror or str(error)) from error
+            raise ImageError(self.path, error.strerror or str(error)) from error
 
 
 class ShardEntries(Entries):
-    """The pictures `rows`, int64 [N], of all that lie in the tars of `folder`."""
+    """The images `rows`, int64 [N], of all that lie in the tars of `folder`."""
 
     def __init__(self, folder: str, places: Places, rows: np.ndarray | None = None) -> None:
         self.folder, self.places = folder, places
@@ -106,7 +106,7 @@ class ShardEntries(Entries):
         return len(self.rows)
 
     def of(self, places: Places, rows: np.ndarray) -> "ShardEntries":
-        """Other pictures of the same folder."""
+        """Other images of the same folder."""
         return ShardEntries(self.folder, places, rows)
 
     def take(self, indices: np.ndarray) -> "ShardEntries":
@@ -138,7 +138,7 @@ class ShardEntries(Entries):
 def shard_splits(path: Path, name: str) -> Splits:
     """WebDataset tars `train-*.tar`, `val-*.tar`, `test-*.tar` of `KEY.jpg|png|webp` and `KEY.cls` members.
 
-    A `KEY.cls` holds the number of the picture's class, or of several classes, with spaces or commas between them; or a
+    A `KEY.cls` holds the number of the image's class, or of several classes, with spaces or commas between them; or a
     `KEY.labels.json` does, as a list. Class names come from `classes.json` (a list, in label order) or are the numbers
     up to train's largest label. Where there is an `index.json`, as `vitlab shard` writes it, the tars must be those it
     lists, and are not looked through.
@@ -166,12 +166,12 @@ def shard_splits(path: Path, name: str) -> Splits:
         return _listed(path, split, tars[split], listing) if listing else _looked_through(path, split, tars[split])
 
     def read(split: str) -> Dataset:
-        return labelled(name, split, class_names(path / CLASSES), find, lambda p: ShardEntries(str(path), p))
+        return labeled(name, split, class_names(path / CLASSES), find, lambda p: ShardEntries(str(path), p))
 
     return list(tars), read
 
 
-def labelled(
+def labeled(
     name: str,
     split: str,
     classes: tuple[str, ...],
@@ -233,7 +233,7 @@ def _looked_through(path: Path, split: str, tars: Sequence[Path]) -> tuple[Place
 
 
 def look_through(tars: Sequence[Path]) -> tuple[Places, Labels]:
-    """The pictures of some tars, and their labels. Raises `ValueError`."""
+    """The images of some tars, and their labels. Raises `ValueError`."""
     records: list[int] = []
     numbers, sizes, lengths = array.array("q"), array.array("q"), array.array("q")
     values, counts = array.array("q"), array.array("q")
@@ -244,11 +244,11 @@ def look_through(tars: Sequence[Path]) -> tuple[Places, Labels]:
         if time.monotonic() - told > TOLD:
             told = time.monotonic()
             logger.warning("%s: looking through the shards, %d of %d", tar.parent, done, len(tars))
-        pictures, labels = _look_through_one(tar, ignored)
-        if unpaired := sorted(pictures.keys() ^ labels.keys()):
-            raise UserError(f"{tar}: {len(unpaired)} keys lack a picture or a .cls, first {unpaired[0]!r}")
-        records.append(len(pictures))
-        for key, (member, offset, size) in pictures.items():
+        images, labels = _look_through_one(tar, ignored)
+        if unpaired := sorted(images.keys() ^ labels.keys()):
+            raise UserError(f"{tar}: {len(unpaired)} keys lack a image or a .cls, first {unpaired[0]!r}")
+        records.append(len(images))
+        for key, (member, offset, size) in images.items():
             encoded = member.encode(errors="surrogateescape")
             letters += encoded
             for column, number in ((lengths, len(encoded)), (numbers, offset), (sizes, size)):
@@ -257,7 +257,7 @@ def look_through(tars: Sequence[Path]) -> tuple[Places, Labels]:
             counts.append(len(labels[key]))
     report_ignored(tars[0].parent, ignored)
     if not numbers:
-        raise UserError(f"no pictures in {', '.join(map(str, tars))}: expected KEY.jpg|png|webp with KEY.cls")
+        raise UserError(f"no images in {', '.join(map(str, tars))}: expected KEY.jpg|png|webp with KEY.cls")
     offset, size, length, value, count = (
         np.array(column, np.int64) for column in (numbers, sizes, lengths, values, counts)
     )
@@ -270,8 +270,8 @@ def look_through(tars: Sequence[Path]) -> tuple[Places, Labels]:
 def _look_through_one(
     path: Path, ignored: collections.Counter[str]
 ) -> tuple[dict[str, tuple[str, int, int]], dict[str, list[int]]]:
-    """Key -> name, place and size of the picture, and key -> labels. The tar is read once and never unpacked."""
-    pictures: dict[str, tuple[str, int, int]] = {}
+    """Key -> name, place and size of the image, and key -> labels. The tar is read once and never unpacked."""
+    images: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, dict[str, list[int]]] = {kind: {} for kind in _LABELS}
     try:
         with open_regular(path) as file, tarfile.open(fileobj=cast(IO[bytes], _Headers(file)), mode="r:") as tar:
@@ -282,19 +282,19 @@ def _look_through_one(
                 folder, slash, base = member.name.rpartition("/")
                 stem, _, kind = base.partition(".")
                 key = folder + slash + stem
-                if kind not in _LABELS and f".{kind.lower()}" not in PICTURE_SUFFIXES:
+                if kind not in _LABELS and f".{kind.lower()}" not in IMAGE_SUFFIXES:
                     ignored[f".{kind}"] += 1
                     continue
-                if key in (labels[kind] if kind in _LABELS else pictures):
-                    raise UserError(f"{path} has more than one picture or .cls of the key {key!r}: keys are unique")
-                most = MAX_LABEL_BYTES if kind in _LABELS else MAX_PICTURE_BYTES
+                if key in (labels[kind] if kind in _LABELS else images):
+                    raise UserError(f"{path} has more than one image or .cls of the key {key!r}: keys are unique")
+                most = MAX_LABEL_BYTES if kind in _LABELS else MAX_IMAGE_BYTES
                 if member.size > most:
                     raise UserError(f"{path}/{member.name} is said to have {member.size:,} bytes; at most {most:,}")
                 if kind in _LABELS:
                     file.seek(member.offset_data)
                     labels[kind][key] = _LABELS[kind](file.read(member.size), f"{path}/{member.name}")
                 else:
-                    pictures[key] = (member.name, member.offset_data, member.size)
+                    images[key] = (member.name, member.offset_data, member.size)
             file.seek(tar.offset)
             if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
                 raise tarfile.ReadError("it ends without the closing block")
@@ -302,7 +302,7 @@ def _look_through_one(
         raise
     except (tarfile.TarError, ValueError, OverflowError) as error:  # the others for numbers that are none, or too large
         raise UserError(f"the shard {path} is damaged or cut off ({error}): fetch or write it again") from error
-    return pictures, labels["cls"] | labels["labels.json"]
+    return images, labels["cls"] | labels["labels.json"]
 
 
 class _Headers:

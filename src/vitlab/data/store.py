@@ -22,7 +22,7 @@ from vitlab.data import web
 from vitlab.data.shard_index import File
 from vitlab.data.shards import OpenFile
 from vitlab.errors import UserError
-from vitlab.files import JSON_BYTES
+from vitlab.io import JSON_BYTES
 
 TRIES = 6
 """How often in a row nothing may come before the server counts as gone ..."""

@@ -1,6 +1,6 @@
-"""Crops, resizes and the value range of the paper's code: uint8 pictures -> float32 [B, 3, H, W] in [-1, 1].
+"""Crops, resizes and the value range of the paper's code: uint8 images -> float32 [B, 3, H, W] in [-1, 1].
 
-A picture set in memory is augmented in a single vectorised operation on its device; of a JPEG in a file no more is
+A image set in memory is augmented in a single vectorized operation on its device; of a JPEG in a file no more is
 decoded than its crop needs (`crops.py`). All randomness of an example is a function of (seed, epoch, index) alone:
 batches, workers and ranks do not matter.
 """
@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.data.crops import (
-    Pictures,
+    Images,
     Size,
     inception_boxes,
     integers,
@@ -35,7 +35,7 @@ Crop = Literal["inception", "random", "pad", "none"]
 CROPS = ("inception", "random", "pad", "none")
 
 STRIP = 16  # A resized image that has so many times the pixels of its center is not computed as a whole.
-ATTEMPTS = 100  # TensorFlow's max_attempts; after them the whole picture is taken
+ATTEMPTS = 100  # TensorFlow's max_attempts; after them the whole image is taken
 
 
 # ---------------------------------------------------------------------------------------------- randomness
@@ -71,10 +71,10 @@ class TrainTransform:
     """Crop, flip, optional RandAugment, value range.
 
     crop: "inception", a random box of `min_area`..1 of the area (Sec. 4.1's code: 0.05), resized to
-    `image_size`; "random", the picture squashed to `resize`, then a random window of `image_size`; "pad", the
-    picture squashed to `image_size` and shifted by up to `pad` pixels, black coming in; "none", the picture
-    squashed to `image_size`. flip: mirror half of the pictures. RandAugment applies `randaugment_layers`
-    operations (0 = off) at `randaugment_magnitude` (0 to 30). fast: resize crops with antialiasing, to whole grey
+    `image_size`; "random", the image squashed to `resize`, then a random window of `image_size`; "pad", the
+    image squashed to `image_size` and shifted by up to `pad` pixels, black coming in; "none", the image
+    squashed to `image_size`. flip: mirror half of the images. RandAugment applies `randaugment_layers`
+    operations (0 = off) at `randaugment_magnitude` (0 to 30). fast: resize crops with antialiasing, to whole gray
     levels, from JPEGs decoded at 1/2, 1/4 or 1/8 of their size where a crop is far larger than what becomes of it.
     """
 
@@ -99,28 +99,28 @@ class TrainTransform:
             raise UserError(f"resize={self.resize} must be at least image_size={self.image_size}")
 
     def apply(
-        self, pictures: Pictures, seed: int, epoch: int | np.ndarray, indices: np.ndarray
+        self, images: Images, seed: int, epoch: int | np.ndarray, indices: np.ndarray
     ) -> Float[Tensor, "B 3 S T"]:
-        """Augment the pictures `indices` of a set, each at its own `epoch` (one number, or int64 [B])."""
-        return self.finish(self.cut(pictures, seed, epoch, indices), seed, epoch, indices)
+        """Augment the images `indices` of a set, each at its own `epoch` (one number, or int64 [B])."""
+        return self.finish(self.cut(images, seed, epoch, indices), seed, epoch, indices)
 
     def cut(
-        self, pictures: Pictures, seed: int, epoch: int | np.ndarray, indices: np.ndarray
+        self, images: Images, seed: int, epoch: int | np.ndarray, indices: np.ndarray
     ) -> Float[Tensor, "B 3 S T"] | UInt8[Tensor, "B 3 S T"]:
         """The first half of `apply`: crops, mirrored or not, with values in [0, 255]; whole numbers if `fast`.
 
-        A JPEG is decoded only here. Raises `PictureError` where it turns out to be damaged.
+        A JPEG is decoded only here. Raises `ImageError` where it turns out to be damaged.
         """
         first = 1 + 4 * self.randaugment_layers
         u = self._uniforms(seed, epoch, indices, first + 4 * (ATTEMPTS if self.crop == "inception" else 1))
-        boxes, full, shifts = self._windows(sizes(pictures), u[:, first:])
+        boxes, full, shifts = self._windows(sizes(images), u[:, first:])
         mirrored = (u[:, 0] < 0.5) & self.flip
-        if self.fast and not isinstance(pictures, Tensor):
-            return resize_crops(pictures, boxes, full, shifts, mirrored, pair(self.image_size))
+        if self.fast and not isinstance(images, Tensor):
+            return resize_crops(images, boxes, full, shifts, mirrored, pair(self.image_size))
         ys, xs = (
             positions(boxes[:, i], boxes[:, 2 + i], full[i], shifts[:, i], pair(self.image_size)[i]) for i in (0, 1)
         )
-        return sample(pictures, ys, np.where(mirrored[:, None], xs[:, ::-1], xs))
+        return sample(images, ys, np.where(mirrored[:, None], xs[:, ::-1], xs))
 
     def finish(
         self,
@@ -140,7 +140,7 @@ class TrainTransform:
         return example_uniforms(seed, np.broadcast_to(epoch, np.shape(indices)), indices, count)
 
     def _windows(self, sizes: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, tuple[int, int], np.ndarray]:
-        """What becomes of pictures of `sizes`: a box of each is squashed to a full size and seen through a window.
+        """What becomes of images of `sizes`: a box of each is squashed to a full size and seen through a window.
 
         Boxes (y, x, h, w), int64 [B, 4]; the full size (H', W'), the same for all; and where in it the windows
         of `image_size` begin, int64 [B, 2], which may be outside.
@@ -170,11 +170,11 @@ class EvalTransform:
     def __post_init__(self) -> None:
         object.__setattr__(self, "preprocessing", self.preprocessing.at(self.image_size))
 
-    def apply(self, pictures: Pictures) -> Float[Tensor, "B 3 S T"]:
+    def apply(self, images: Images) -> Float[Tensor, "B 3 S T"]:
         """Values in [-1, 1]. Images are in memory as one uint8 tensor, or decoded one by one."""
-        if isinstance(pictures, Tensor):
-            return to_range(self._resize(pictures))
-        return to_range(torch.cat([self._resize(torch.from_numpy(p)[None]) for p in pictures]))
+        if isinstance(images, Tensor):
+            return to_range(self._resize(images))
+        return to_range(torch.cat([self._resize(torch.from_numpy(p)[None]) for p in images]))
 
     def _resize(self, images: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 S T"]:
         wanted, (h, w), sides = self.preprocessing, pair(self.image_size), images.shape[1:3]
@@ -223,7 +223,7 @@ def _resize_pillow(
 
 
 def resize_bilinear(images: Float[Tensor, "B 3 H W"], size: tuple[int, int]) -> Float[Tensor, "B 3 S T"]:
-    """TF2's `tf.image.resize`: half-pixel centres, no antialiasing."""
+    """TF2's `tf.image.resize`: half-pixel centers, no antialiasing."""
     if images.shape[2:] == size:
         return images
     return F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=False)
@@ -234,7 +234,7 @@ def resize_area(
 ) -> Float[Tensor, "B 3 S T"]:
     """TF2's method "area": every new pixel is the mean over the exact, fractional area that it covers.
 
-    window: (y, x, height, width), the part of the new picture that is wanted. No more is computed, so that a picture of
+    window: (y, x, height, width), the part of the new image that is wanted. No more is computed, so that a image of
     one pixel by thousands takes no more memory than another.
     """
     y, x, h, w = window or (0, 0, *size)
@@ -270,7 +270,7 @@ def to_range(images: Float[Tensor, "*S"] | UInt8[Tensor, "*S"]) -> Float[Tensor,
 
 
 def to_pixels(images: Float[Tensor, "B 3 H W"]) -> UInt8[np.ndarray, "B H W 3"]:
-    """What a model sees, in [-1, 1], as pictures again: the nearest whole numbers."""
+    """What a model sees, in [-1, 1], as images again: the nearest whole numbers."""
     return ((images.permute(0, 2, 3, 1) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
 
 
@@ -283,7 +283,7 @@ def mixup(
     alpha: float,
     generator: np.random.Generator,
 ) -> tuple[Float[Tensor, "B 3 H W"], Float[Tensor, "B K"]]:
-    """mixup with one weight a >= 1/2 for the batch and the neighbour as partner (big_vision's form).
+    """mixup with one weight a >= 1/2 for the batch and the neighbor as partner (big_vision's form).
 
     labels: one-hot or smoothed, float. `alpha` > 0 is the parameter of Beta(alpha, alpha).
     """

@@ -1,8 +1,8 @@
 """Any data set, written as WebDataset tars: balanced, checksummed, the same bytes each time.
 
-A split's tars have the same number of pictures of each class, to one; within a tar the pictures are shuffled. A picture
+A split's tars have the same number of images of each class, to one; within a tar the images are shuffled. A image
 is `KEY.cls` with its class and `KEY.jpg` (or png, webp), where KEY is its number in the source's split; in a set whose
-pictures have several labels there is `KEY.labels.json` with the list of them, and `KEY.cls` is the first. That is what
+images have several labels there is `KEY.labels.json` with the list of them, and `KEY.cls` is the first. That is what
 our reader and the package webdataset understand.
 
 All is written into a folder aside, tar by tar: an interrupted call goes on there. That folder becomes the set in one
@@ -27,19 +27,19 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image
 
-from vitlab.data.datasets import load_dataset, splits_to_copy
-from vitlab.data.grey import GreyEntry
-from vitlab.data.kept import digest_pictures
-from vitlab.data.pictures import PictureError
+from vitlab.data.cache import digest_images
+from vitlab.data.dataset import Dataset, Labels
+from vitlab.data.decode import ImageError
+from vitlab.data.registry import load_dataset, splits_to_copy
 from vitlab.data.shard_index import CLASSES, INDEX, File, Listing, Places, Report, read_places, summary, write_places
-from vitlab.data.sources import Dataset, Labels
+from vitlab.data.vtab.gray import GrayEntry
 from vitlab.errors import UserError
-from vitlab.files import lock_file, replacing_file, sync
+from vitlab.io import lock_file, replacing_file, sync
 
 logger = logging.getLogger(__name__)
 
 SAMPLE = 256
-"""Pictures that are encoded to learn how large they become."""
+"""Images that are encoded to learn how large they become."""
 SUFFIXES = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
 """Formats that are kept as they are; what is in another is written as PNG."""
 
@@ -48,7 +48,7 @@ SUFFIXES = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
 class ShardSettings:
     """How a set is written.
 
-    size: the shorter side in pixels to which larger pictures are brought, as JPEG of `quality`; None keeps all bytes.
+    size: the shorter side in pixels to which larger images are brought, as JPEG of `quality`; None keeps all bytes.
     records, megabytes: how much there is in a tar, at most and about; give one of them, or it is 100 megabytes.
     """
 
@@ -84,7 +84,7 @@ def write_shards(
     """Writes `source`, any data set, into the new folder `folder`; returns what it then holds.
 
     Splits that the source lacks are cut from its train part as ever; a val that is also the test is written once, as
-    val. With `on_error="skip"` unreadable pictures are
+    val. With `on_error="skip"` unreadable images are
     left out, named and counted. The same call on a folder that is finished returns at once. Raises `ValueError` for a
     folder that holds something else.
     """
@@ -97,7 +97,7 @@ def write_shards(
     aside = place.with_name(f".{place.name}.unfinished")
     copied = splits_to_copy(source, splits, root=root)
     sets = {split: load_dataset(source, split, root=root, on_error=on_error) for split in copied}
-    identity = {**plan, "pictures": {split: _identity(split, each) for split, each in sets.items()}}
+    identity = {**plan, "images": {split: _identity(split, each) for split, each in sets.items()}}
     with _alone(aside, folder):
         _begin(aside, identity)
         beside: list[File] = []
@@ -129,7 +129,7 @@ def write_shards(
 
 
 def deal(labels: Int[np.ndarray, " n"], shards: int, seed: int) -> list[Int[np.ndarray, " m"]]:
-    """Which pictures each of the shards holds, in order: an equal share of each class, to one, and shuffled."""
+    """Which images each of the shards holds, in order: an equal share of each class, to one, and shuffled."""
     key = np.array([seed, 0], np.uint64)  # the counter keeps it apart from the other draws by a seed
     draws = np.random.Philox(key=key, counter=[0, 0, 7, 0]).random_raw(2 * len(labels)).reshape(2, -1)
     dealt = np.empty(len(labels), np.int64)
@@ -145,30 +145,30 @@ def _count_shards(dataset: Dataset, settings: ShardSettings) -> int:
     for i in np.unique(np.linspace(0, len(dataset) - 1, SAMPLE).astype(np.int64)).tolist():
         try:
             sizes.append(len(encode(dataset, i, settings)[1]))
-        except PictureError:
+        except ImageError:
             continue  # it will be met again, and told
     each = (np.mean(sizes) if sizes else 0) + 3 * tarfile.BLOCKSIZE  # with its headers and its label
     wanted = len(dataset) * each / ((settings.megabytes or 100.0) * 1e6)
     return min(max(1, round(wanted)), len(dataset))
 
 
-# ---------------------------------------------------------------------------------------------- the pictures
+# ---------------------------------------------------------------------------------------------- the images
 
 
 def encode(dataset: Dataset, index: int, settings: ShardSettings) -> tuple[str, bytes]:
-    """A picture's suffix and bytes: as they are, or smaller. Raises `PictureError` for one that cannot be read."""
-    picture = dataset.picture(index)
-    if settings.size is not None and min(picture.shape[:2]) > settings.size:
-        scale = settings.size / min(picture.shape[:2])
-        height, width = (max(settings.size, round(side * scale)) for side in picture.shape[:2])
-        smaller = Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS)
+    """A image's suffix and bytes: as they are, or smaller. Raises `ImageError` for one that cannot be read."""
+    image = dataset.image(index)
+    if settings.size is not None and min(image.shape[:2]) > settings.size:
+        scale = settings.size / min(image.shape[:2])
+        height, width = (max(settings.size, round(side * scale)) for side in image.shape[:2])
+        smaller = Image.fromarray(image).resize((width, height), Image.Resampling.LANCZOS)
         return "jpg", _saved(smaller, "JPEG", quality=settings.quality)
     entry = dataset.entries[index] if dataset.entries else None
-    if entry is not None and entry.size and not entry.border and not isinstance(entry, GreyEntry):
+    if entry is not None and entry.size and not entry.border and not isinstance(entry, GrayEntry):
         data = entry.data()
         if kind := _format(data):
             return SUFFIXES[kind], data
-    return "png", _saved(Image.fromarray(picture), "PNG")
+    return "png", _saved(Image.fromarray(image), "PNG")
 
 
 def _saved(image: Image.Image, kind: str, **options: int) -> bytes:
@@ -217,7 +217,7 @@ def _write_split(
             tell(done)
     unreadable = [reason for each in written for reason in each.unreadable]
     if len(unreadable) == len(dataset):
-        raise UserError(f"none of the {len(dataset)} pictures of {dataset.name} ({split}) can be read: {unreadable[0]}")
+        raise UserError(f"none of the {len(dataset)} images of {dataset.name} ({split}) can be read: {unreadable[0]}")
     return written
 
 
@@ -234,15 +234,15 @@ def _write_tar(
     kept: list[int] = []
     unreadable: list[str] = []
 
-    def attempt(index: int) -> tuple[str, bytes] | PictureError:
+    def attempt(index: int) -> tuple[str, bytes] | ImageError:
         try:
             return encode(dataset, index, settings)
-        except PictureError as error:
+        except ImageError as error:
             return error
 
     with replacing_file(path) as file:
         for number, (index, found) in enumerate(_in_turn(pool, attempt, part.tolist())):
-            if isinstance(found, PictureError):
+            if isinstance(found, ImageError):
                 if on_error == "raise":
                     raise found
                 logger.warning("%s (left out, as on_error='skip')", found)
@@ -300,8 +300,8 @@ def _write_index(path: Path, written: list[_Written]) -> File:
 
 
 def _identity(split: str, dataset: Dataset) -> str:
-    """A digest of a split's pictures and labels: what was written of others is of no use."""
-    digest = hashlib.sha256(digest_pictures(split, dataset, range(len(dataset)), {}).encode())
+    """A digest of a split's images and labels: what was written of others is of no use."""
+    digest = hashlib.sha256(digest_images(split, dataset, range(len(dataset)), {}).encode())
     for array in (dataset.labels, dataset.label_sets and dataset.label_sets.values):
         digest.update(np.ascontiguousarray(array).tobytes() if array is not None else b"")
     return digest.hexdigest()
@@ -321,7 +321,7 @@ def _alone(aside: Path, folder: Path) -> Iterator[None]:
 
 
 def _begin(aside: Path, identity: dict[str, Any]) -> None:
-    """Leaves in `aside` what a call with the same settings and pictures has finished, and nothing else."""
+    """Leaves in `aside` what a call with the same settings and images has finished, and nothing else."""
     plan = aside / "plan.json"
     text = json.dumps(identity, indent=1).encode()
     if plan.is_file() and plan.read_bytes() == text:

@@ -2,7 +2,7 @@
 
 Inspection never changes `forward`, and agrees with it. Each name is looked up when it is first used, so that
 importing this package imports neither torch nor matplotlib. `look` and `Look` share their module's name and
-are imported from there: `from vitlab.inspect.look import look`.
+are imported from there: `from vitlab.inspect.capture import look`.
 """
 
 import importlib

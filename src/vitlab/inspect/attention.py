@@ -2,7 +2,7 @@
 
 Maps are large, so they are looked at as they come: `visit_attention` hands over each layer's and lets it go. What the
 paper shows is built of a few small functions, which `look` puts together; `attention_maps` keeps all maps of a few
-pictures. One softmax over all tokens is one layer here; a block of an axial encoder has two.
+images. One softmax over all tokens is one layer here; a block of an axial encoder has two.
 """
 
 import contextlib
@@ -36,14 +36,14 @@ def visit_attention(
     A map is softmax(q k^T / sqrt(Dh)) of every head, with relative positions where the model has them (App. A,
     Eq. 6; App. D.4): [B, k, T, T], float32. Row i says where token i looks, and sums to one; the prefix (class
     token, distillation token, registers) stands first. Nothing here keeps a map, so that one layer's maps of one batch
-    are alive at a time: B k T T x 4 bytes (L/16 at 224: 2.5 MB a picture).
+    are alive at a time: B k T T x 4 bytes (L/16 at 224: 2.5 MB a image).
 
     Along the rows (columns) of an axial encoder, what is out of a token's reach is 0, and the row of a prefix token is
     the mean over its copies, as its output is (`AxialBlock`).
 
     `forward` is not touched: a hook takes the queries and keys from the layer's own projection, so the maps are
     those of whichever path attention takes. The model runs in eval mode and without gradients, and is left as it was.
-    The tokens are those of `forward_features`. Raises ValueError for a ResNet, and for pictures of another size.
+    The tokens are those of `forward_features`. Raises ValueError for a ResNet, and for images of another size.
     """
     layers = _layers(model)
     assert isinstance(model, ViT)
@@ -75,7 +75,7 @@ def visit_attention(
 
 
 def attention_maps(model: Model, images: Float[Tensor, "B 3 H W"]) -> list[Float[Tensor, "B k T T"]]:
-    """The maps of every layer at once, lowest first: `visit_attention` for a few pictures (B/16 at 224: 22 MB each)."""
+    """The maps of every layer at once, lowest first: `visit_attention` for a few images (B/16 at 224: 22 MB each)."""
     maps: list[Tensor] = []
     visit_attention(model, images, lambda _, attention: maps.append(attention))
     return maps
@@ -108,14 +108,14 @@ def _weights(heads: Heads, relative: Float[Tensor, "R Dh"] | None = None, prefix
 
 
 def _at_once(maps: Float[Tensor, "B k T S"]) -> int:
-    """Pictures that are worked on together, so that what is computed on the way stays small beside all maps."""
+    """Images that are worked on together, so that what is computed on the way stays small beside all maps."""
     return max(1, 2**20 // maps[0].numel())
 
 
 def _of_all_tokens(
     lines: Float[Tensor, "Bn k s s"], along: Along, grid: tuple[int, int], prefix: int
 ) -> Float[Tensor, "B k T T"]:
-    """The maps of all rows (or columns) of each picture, the prefix's copy in front of each, as one map."""
+    """The maps of all rows (or columns) of each image, the prefix's copy in front of each, as one map."""
     rows, count = along == "rows", grid[0] if along == "rows" else grid[1]
     lines = lines.unflatten(0, (-1, count)).transpose(1, 2)  # [B, k, n, s, s]
     tokens = prefix + grid[0] * grid[1]
@@ -194,7 +194,7 @@ def answer_weights(model: ViT, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor
 def answer_grid(
     attention: Float[Tensor, "B *k T T"], weights: Float[Tensor, "B T"], grid: tuple[int, int]
 ) -> Float[Tensor, "B *k h w"]:
-    """Where the answer looks: one weight for each patch, at the patch's place in the picture (Fig. 6).
+    """Where the answer looks: one weight for each patch, at the patch's place in the image (Fig. 6).
 
     `attention` is a rollout, or one layer's map of each head; `weights` are `answer_weights`. With a class token
     alone it is that token's row. What falls on the prefix itself is left out and the rest is not scaled up: the
@@ -215,11 +215,11 @@ def mean_attention_distance(
 ) -> Float[Tensor, "L k"]:
     """Mean distance, in pixels, over which each head of each layer gathers (Fig. 7 right, Fig. 11, App. D.7).
 
-    For every patch the distances from its centre to all patches' centres (its own included, at 0) are
-    weighted by its attention; then averaged over patches and pictures. The paper does not say what it does with the
+    For every patch the distances from its center to all patches' centers (its own included, at 0) are
+    weighted by its attention; then averaged over patches and images. The paper does not say what it does with the
     class token: here the whole prefix is dropped, as queries and as keys, and each row is scaled up to sum to one
     again. Uniform attention over 14x14 patches of 16 pixels gives 116.5 pixels. `patch_size` is the model's
-    config.stride: pixels from one patch to the next. `look` does the same over any number of pictures.
+    config.stride: pixels from one patch to the next. `look` does the same over any number of images.
     """
     apart = patch_distances(grid, patch_size)
     layers: list[Tensor] = []
@@ -237,14 +237,14 @@ def mean_attention_distance(
 
 
 def patch_distances(grid: tuple[int, int], patch_size: int) -> Float[Tensor, "N N"]:
-    """Pixels from the centre of each patch to that of every other, patches in reading order."""
+    """Pixels from the center of each patch to that of every other, patches in reading order."""
     rows, columns = torch.meshgrid(torch.arange(grid[0]), torch.arange(grid[1]), indexing="ij")
-    centres = torch.stack([rows.flatten(), columns.flatten()], dim=1).double() * patch_size
-    return (centres[:, None] - centres[None]).norm(dim=-1).float()
+    centers = torch.stack([rows.flatten(), columns.flatten()], dim=1).double() * patch_size
+    return (centers[:, None] - centers[None]).norm(dim=-1).float()
 
 
 def head_distances(attention: Float[Tensor, "B k T T"], apart: Float[Tensor, "N N"]) -> Float[Tensor, "B k"]:
-    """Mean distance over which each head gathers in each picture, as `mean_attention_distance` has it.
+    """Mean distance over which each head gathers in each image, as `mean_attention_distance` has it.
 
     `apart` are the `patch_distances`; the first T - N tokens are the prefix. A patch that looks at no patch at all (in
     float32 everything can fall on the prefix) counts as 0 pixels.

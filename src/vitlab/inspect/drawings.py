@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from vitlab.files import replacing_file, write_arrays
 from vitlab.inspect import figures, overlays
+from vitlab.inspect.capture import Look
 from vitlab.inspect.figures import DARK, Figure
-from vitlab.inspect.look import Look
-from vitlab.inspect.page import Picture, Section
+from vitlab.inspect.page import PageImage, Section
+from vitlab.io import replacing_file, write_arrays
 
 FIGURES = ("filters", "positions", "distances", "heads", "attention", "components")
 """What there is to draw of a checkpoint."""
@@ -26,7 +26,7 @@ class Drawing:
     figure: Figure
     png: bytes
     arrays: Mapping[str, np.ndarray]
-    picture: Picture | None = None
+    image: PageImage | None = None
     """As it stands on the page; None where the page shows the same in another way."""
 
 
@@ -42,24 +42,24 @@ def drawing(
     """`draw(*args, **options)` for a file, and with `alt` also for the light and the dark page."""
     figure = draw(*args, **options)
     png = figures.png(figure)
-    picture = None
+    image = None
     if alt:
         dark = figures.png(draw(*args, **options, theme=DARK))
-        picture = Picture(figures.webp(png), alt, round(100 * figure.get_figwidth()), caption, figures.webp(dark))
-    return Drawing(name, figure, png, arrays or {}, picture)
+        image = PageImage(figures.webp(png), alt, round(100 * figure.get_figwidth()), caption, figures.webp(dark))
+    return Drawing(name, figure, png, arrays or {}, image)
 
 
-def on_page(draw: Callable[..., Figure], *args: Any, alt: str, **options: Any) -> Picture:
+def on_page(draw: Callable[..., Figure], *args: Any, alt: str, **options: Any) -> PageImage:
     """A figure for the light and for the dark page, and no file."""
-    picture = drawing("", draw, *args, alt=alt, **options).picture
-    assert picture is not None
-    return picture
+    image = drawing("", draw, *args, alt=alt, **options).image
+    assert image is not None
+    return image
 
 
 def columns(drawn: Sequence[Drawing]) -> list[Section]:
     """The panels of Fig. 7, to stand side by side."""
     titles = {"filters": "Patch filters", "positions": "Position embeddings", "distances": "Attention distance"}
-    return [Section(titles[each.name], pictures=[each.picture]) for each in drawn if each.picture]
+    return [Section(titles[each.name], images=[each.image]) for each in drawn if each.image]
 
 
 def filters(components: Float[np.ndarray, "n P P 3"], hybrid: bool = False) -> Drawing:
@@ -68,19 +68,19 @@ def filters(components: Float[np.ndarray, "n P P 3"], hybrid: bool = False) -> D
     whose = "the first convolution of the ResNet below the encoder" if hybrid else "the filters that embed the patches"
     caption = (
         f"The first {n} principal components of {whose} (Fig. 7, left), the strongest first: the patterns by which a "
-        f"patch is described. Much training leaves smooth patterns here: edges, spots, colours. Noise means little."
+        f"patch is described. Much training leaves smooth patterns here: edges, spots, colors. Noise means little."
     )
-    alt = f"The first {n} principal components of {whose}, as small colour pictures."
+    alt = f"The first {n} principal components of {whose}, as small color images."
     arrays = {"components": components}
     return drawing("filters", figures.filters, components, arrays=arrays, alt=alt, caption=caption)
 
 
 def positions(similarity: Float[np.ndarray, "J h w h2 w2"]) -> Drawing:
-    """Fig. 7, centre, and Fig. 10: `positions_of` a model."""
+    """Fig. 7, center, and Fig. 10: `positions_of` a model."""
     count, h, w = similarity.shape[:3]
     caption = (
         "Each tile stands for one place and shows how alike its position embedding is to that of every place (Fig. 7, "
-        "centre; Fig. 10). Yellow around a tile's own place says that the model knows which places are near; a cross "
+        "center; Fig. 10). Yellow around a tile's own place says that the model knows which places are near; a cross "
         "of yellow, that it knows places by their row and column."
     )
     alt = f"Cosine similarity of position embeddings: {h} by {w} tiles, each over {h} by {w} patches."
@@ -95,8 +95,8 @@ def distances(
 ) -> Drawing:
     """Fig. 7, right, and Fig. 11: `Look.distances`; the other arguments are those of `figures.attention_distance`."""
     caption = (
-        "From how far each head gathers what it passes on, averaged over patches and pictures (Fig. 7, right; Fig. "
-        "11). A dot near the bottom is a head that looks at its neighbours, as a convolution does."
+        "From how far each head gathers what it passes on, averaged over patches and images (Fig. 7, right; Fig. "
+        "11). A dot near the bottom is a head that looks at its neighbors, as a convolution does."
     )
     if uniform:
         caption += " At the dashed line a head looks everywhere alike."
@@ -112,18 +112,18 @@ def distances(
 
 
 def heads(look: Look, name: str) -> Drawing:
-    """Every head of every layer of the look's first picture, called `name`; the numbers are of all that it kept."""
+    """Every head of every layer of the look's first image, called `name`; the numbers are of all that it kept."""
     count, each = look.heads.shape[1:3]
     alt = f"Where each of {each} heads in each of {count} layers looks in {name}."
-    arrays = {"heads": look.heads, "layers": np.array(look.layers), "distances": look.picture_distances}
+    arrays = {"heads": look.heads, "layers": np.array(look.layers), "distances": look.image_distances}
     return drawing("heads", figures.heads, overlays.levels(look.heads[0]), look.layers, arrays=arrays, alt=alt)
 
 
-def pairs(look: Look, pictures: Sequence[np.ndarray]) -> list[Drawing]:
-    """Fig. 6 and Fig. 14: kept pictures beside themselves in the light of their rollout, and beside their tokens."""
+def pairs(look: Look, images: Sequence[np.ndarray]) -> list[Drawing]:
+    """Fig. 6 and Fig. 14: kept images beside themselves in the light of their rollout, and beside their tokens."""
     side = 2 * figures.PAIR
-    small = [overlays.fit(picture, side, enlarge=True) for picture in pictures]
-    lit = [overlays.lit(picture, rollout) for picture, rollout in zip(small, look.rollout, strict=True)]
+    small = [overlays.fit(image, side, enlarge=True) for image in images]
+    lit = [overlays.lit(image, rollout) for image, rollout in zip(small, look.rollout, strict=True)]
     tokens = [overlays.fit((255 * each).round().astype(np.uint8), side, enlarge=True) for each in look.components]
     rollouts = {"rollout": look.rollout, "rollout_plain": look.rollout_plain}
     return [

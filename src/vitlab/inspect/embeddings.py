@@ -11,10 +11,10 @@ from vitlab.models.vit import ViT
 
 
 def filters_of(model: ViT, n: int = 28) -> Float[np.ndarray, "n P P 3"]:
-    """`filter_components` of what meets the picture's pixels: the patch embedding's filters or, of a hybrid, those of
-    its ResNet's first convolution, standardised as they convolve. The paper shows 28 of ViT-L/32's."""
+    """`filter_components` of what meets the image's pixels: the patch embedding's filters or, of a hybrid, those of
+    its ResNet's first convolution, standardized as they convolve. The paper shows 28 of ViT-L/32's."""
     with torch.no_grad():
-        weight = model.embedding.weight if model.stem is None else model.stem.root.standardised()
+        weight = model.embedding.weight if model.stem is None else model.stem.root.standardized()
         return filter_components(weight.float().cpu(), n).numpy()
 
 
@@ -37,9 +37,9 @@ def positions_of(model: ViT) -> Float[np.ndarray, "J h w h2 w2"] | None:
 
 
 def position_similarity(table: Float[Tensor, "1 T D"], grid: tuple[int, int], prefix: int) -> Float[Tensor, "h w h w"]:
-    """Cosine similarity of every patch's position embedding to every other's (Fig. 7 centre, Fig. 10).
+    """Cosine similarity of every patch's position embedding to every other's (Fig. 7 center, Fig. 10).
 
-    `similarity[i, j]` is the picture of the patch in row i, column j: how near each place is to it. The first
+    `similarity[i, j]` is the image of the patch in row i, column j: how near each place is to it. The first
     `prefix` rows of the table (the class token's) have no place and are left out.
     """
     if table.shape[1] != prefix + grid[0] * grid[1]:
@@ -71,13 +71,13 @@ def filter_components(weight: Float[Tensor, "D 3 P P"], n: int = 28) -> Float[Te
 
 
 def token_components(tokens: Float[np.ndarray, "n h w D"]) -> Float[np.ndarray, "n h w 3"]:
-    """The three principal components of patch tokens as red, green and blue in [0, 1]: like colours mark patches that
+    """The three principal components of patch tokens as red, green and blue in [0, 1]: like colors mark patches that
     the model takes for alike.
 
-    All n pictures have one basis, of their own tokens and no others', so that a colour means the same in each of
+    All n images have one basis, of their own tokens and no others', so that a color means the same in each of
     them and as much difference as possible is seen. Each component is stretched so that its lowest and highest
     hundredth are 0 and 1; its sign means nothing, and is chosen so that its number farthest from zero is positive.
-    A component that does not vary (there are fewer than three, say in one picture of two patches) is 0.5 everywhere.
+    A component that does not vary (there are fewer than three, say in one image of two patches) is 0.5 everywhere.
     """
     patches = tokens.reshape(-1, tokens.shape[-1]).astype(np.float32)
     patches = patches - patches.mean(axis=0, dtype=np.float64).astype(np.float32)
@@ -88,14 +88,14 @@ def token_components(tokens: Float[np.ndarray, "n h w D"]) -> Float[np.ndarray, 
         part = part.astype(np.float64)
         product += part @ part.T if wide else part.T @ part
     values, vectors = np.linalg.eigh(product)
-    colours = np.full((len(patches), 3), 0.5, np.float32)
-    for colour in range(min(3, len(values))):
-        if values[-1 - colour] <= 1e-10 * max(values[-1], 1e-30):
+    colors = np.full((len(patches), 3), 0.5, np.float32)
+    for color in range(min(3, len(values))):
+        if values[-1 - color] <= 1e-10 * max(values[-1], 1e-30):
             break
-        vector = vectors[:, -1 - colour]
+        vector = vectors[:, -1 - color]
         scores = vector if wide else patches @ vector
         farthest = np.abs(scores) >= 0.999 * np.abs(scores).max()  # the first of equals: rounding must not choose
         scores = scores * np.sign(scores[farthest.argmax()])
         low, high = np.quantile(scores, [0.01, 0.99])
-        colours[:, colour] = ((scores - low) / max(high - low, 1e-30)).clip(0, 1)
-    return colours.reshape(*tokens.shape[:3], 3)
+        colors[:, color] = ((scores - low) / max(high - low, 1e-30)).clip(0, 1)
+    return colors.reshape(*tokens.shape[:3], 3)

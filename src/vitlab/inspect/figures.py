@@ -1,4 +1,4 @@
-"""Numbers to pictures, in the paper's form (Fig. 6, 7, 10, 11, 14). The only file that imports matplotlib.
+"""Numbers to images, in the paper's form (Fig. 6, 7, 10, 11, 14). The only file that imports matplotlib.
 
 A figure is drawn for a light or a dark page; 100 units of its size are 100 pixels on the page, at twice the
 density. No global state: `matplotlib.figure.Figure` without pyplot, so threads and windows do not matter.
@@ -24,7 +24,7 @@ from PIL import Image
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of a page and its figures; the colour-blind can tell the first four of `series` apart (after Okabe and
+    """Colors of a page and its figures; the color-blind can tell the first four of `series` apart (after Okabe and
     Ito), the others with their markers."""
 
     page: str
@@ -35,7 +35,7 @@ class Theme:
     accent: str
     series: tuple[str, ...]
     ramp: tuple[str, ...]
-    """From nothing to all, each step further from the card's colour in lightness."""
+    """From nothing to all, each step further from the card's color in lightness."""
 
 
 LIGHT = Theme(
@@ -61,7 +61,7 @@ DARK = Theme(
 
 
 PAIR = 112
-"""Side of a picture in a pair, in page pixels."""
+"""Side of a image in a pair, in page pixels."""
 
 
 def png(figure: Figure) -> bytes:
@@ -71,10 +71,10 @@ def png(figure: Figure) -> bytes:
     return out.getvalue()
 
 
-def webp(picture: bytes) -> bytes:
+def webp(image: bytes) -> bytes:
     """A figure's `png` without loss in a third of the bytes, for a page that holds its figures."""
     out = io.BytesIO()
-    Image.open(io.BytesIO(picture)).convert("RGB").save(out, format="WEBP", lossless=True, method=2)
+    Image.open(io.BytesIO(image)).convert("RGB").save(out, format="WEBP", lossless=True, method=2)
     return out.getvalue()
 
 
@@ -96,11 +96,11 @@ def curves(
 ) -> Figure:
     """Each of `keys` over the steps of those records (of metrics.jsonl) that hold a finite number for it."""
     figure, axes = _axes(theme, (288, 220), (50, 10, 34, 40), title)
-    for key, colour in zip(keys, itertools.cycle(theme.series), strict=False):
+    for key, color in zip(keys, itertools.cycle(theme.series), strict=False):
         points = [(r["step"], r[key]) for r in records if r.get(key) is not None and math.isfinite(r[key])]
         steps, values = np.array(points, dtype=float).reshape(-1, 2).T
         marker = "o" if len(points) <= 30 else None
-        axes.plot(steps, values, color=colour, lw=1.5, marker=marker, ms=3, label=key.replace("_", " "))
+        axes.plot(steps, values, color=color, lw=1.5, marker=marker, ms=3, label=key.replace("_", " "))
     axes.grid(axis="y", color=theme.line, lw=0.7)
     axes.set_xlabel("step")
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
@@ -115,7 +115,7 @@ def curves(
 
 
 def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str], *, theme: Theme = LIGHT) -> Figure:
-    """Rows: the true class; columns: the answer; colour: the share of the row, by its square root.
+    """Rows: the true class; columns: the answer; color: the share of the row, by its square root.
 
     Counts are written in while they can be read (12 classes), names up to 40 classes, above that every tenth
     class's number, from 0.
@@ -146,14 +146,14 @@ def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str], *, theme: 
         for row, column in zip(*counts.nonzero(), strict=True):
             text = str(counts[row, column])
             lightness = np.dot(ramp(share[row, column] ** 0.5)[:3], (0.299, 0.587, 0.114))
-            colour = LIGHT.ink if lightness > 0.5 else "#ffffff"
+            color = LIGHT.ink if lightness > 0.5 else "#ffffff"
             size = min(9.0, cell / len(text))
-            axes.text(column, row, text, ha="center", va="center", color=colour, fontsize=size)
+            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=size)
     return figure
 
 
 def positions(similarity: Float[np.ndarray, "J h w h2 w2"], *, theme: Theme = LIGHT) -> Figure:
-    """A grid of grids: the tile in row i, column j shows how near all places are to that patch (Fig. 7 centre).
+    """A grid of grids: the tile in row i, column j shows how near all places are to that patch (Fig. 7 center).
 
     Of tables that enter at several blocks, each is one such grid, three to a row, the first block's first (Fig. 10).
     Of more than 16 places to a side every second (or third, ...) has a tile.
@@ -162,7 +162,7 @@ def positions(similarity: Float[np.ndarray, "J h w h2 w2"], *, theme: Theme = LI
     similarity = similarity[:, ::step, ::step]
     count, rows, columns = similarity.shape[:3]
     across, down = min(count, 3), math.ceil(count / 3)
-    sheets = [_tiles(np.round(50 * each[..., None]) / 50) for each in similarity]  # few colours: half of the file
+    sheets = [_tiles(np.round(50 * each[..., None]) / 50) for each in similarity]  # few colors: half of the file
     high, wide = _enlarged(sheets[0][0], 200 if max(rows, columns) <= 8 else 380 if count == 1 else 260)
     left, below = (34 if step * rows < 10 else 42), 38
     width, height = across * (left + wide + 8) + 56, 34 + down * (high + below)
@@ -250,12 +250,12 @@ def attention_distance(
 
 
 def heads(maps: Float[np.ndarray, "L k h w"], layers: Sequence[str], *, theme: Theme = LIGHT) -> Figure:
-    """Every head's map of one picture: a row for each layer, the lowest at the top, a column for each head.
+    """Every head's map of one image: a row for each layer, the lowest at the top, a column for each head.
 
     `maps` are levels from 0, dark blue, to 1, yellow (`overlays.levels`).
     """
     count, columns = maps.shape[:2]
-    sheet, pitches = _tiles(np.round(31 * maps[..., None]) / 31)  # few colours: a third of the file
+    sheet, pitches = _tiles(np.round(31 * maps[..., None]) / 31)  # few colors: a third of the file
     tall, wide = _enlarged(sheet, max(min(620 // columns, 48), 24) * columns)
     left = 30 + 8 * max(len(name) for name in layers)
     right = 8 + max(190 - left - wide, 0)  # the title has to fit
@@ -281,7 +281,7 @@ def pairs(
     *,
     theme: Theme = LIGHT,
 ) -> Figure:
-    """Pictures beside what became of them, in their order, up to four pairs to a row (Fig. 6; Fig. 14).
+    """Images beside what became of them, in their order, up to four pairs to a row (Fig. 6; Fig. 14).
 
     Each fills a square of PAIR page pixels, so one with a longer side of twice that is shown pixel for pixel.
     """
@@ -292,10 +292,10 @@ def pairs(
     figure = blank(theme, (width, height))
     for i, both in enumerate(zip(left, right, strict=True)):
         row, column = divmod(i, across)
-        for j, picture in enumerate(both):
+        for j, image in enumerate(both):
             corner = (gap + column * pitch + j * (side + gap), 28 + row * (side + gap))
             axes = place(figure, theme, (*corner, side, side))
-            axes.imshow(picture)
+            axes.imshow(image)
             axes.set_axis_off()
             if row == 0:
                 axes.set_title(names[j], color=theme.ink, fontsize=10, pad=5)
@@ -303,7 +303,7 @@ def pairs(
 
 
 def ramp(count: int) -> UInt8[np.ndarray, "count 3"]:
-    """The colours of a map of attention, from least to most."""
+    """The colors of a map of attention, from least to most."""
     return (255 * matplotlib.colormaps["viridis"](np.linspace(0, 1, count))[:, :3]).round().astype(np.uint8)
 
 

@@ -11,15 +11,15 @@ from typing import NewType
 
 from PIL import Image
 
-from vitlab.files import replacing_file
 from vitlab.inspect.figures import DARK, LIGHT, Theme
+from vitlab.io import replacing_file
 
 Markup = NewType("Markup", str)
 """HTML that stands on the page as it is: everything in it that was given by others has been through `escape`."""
 
 
 @dataclass(frozen=True)
-class Picture:
+class PageImage:
     """A PNG or WebP file, `width` pixels wide on the page where there is room; `dark` is for a dark page."""
 
     data: bytes
@@ -47,7 +47,7 @@ class Section:
     heading: str
     text: str = ""
     numbers: Mapping[str, str] | None = None
-    pictures: Sequence[Picture] = ()
+    images: Sequence[PageImage] = ()
     table: Table | None = None
     markup: Markup = Markup("")
     parts: Sequence["Section"] = ()
@@ -57,7 +57,7 @@ class Section:
 def page(title: str, lead: str, sections: Sequence[Section], *, style: str = "", script: str = "") -> str:
     """The whole page as text. Everything given but markup, style and script is escaped: names may hold any sign.
 
-    `script` is the only one that the page lets run: a browser that honours its policy runs nothing else and fetches
+    `script` is the only one that the page lets run: a browser that honors its policy runs nothing else and fetches
     nothing at all.
     """
     links = (f'<li><a href="#s{i}">{escape(s.heading)}</a></li>' for i, s in enumerate(sections, 1))
@@ -76,8 +76,8 @@ def page(title: str, lead: str, sections: Sequence[Section], *, style: str = "",
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{escape(title)}</title>
 <style>
-:root {{ {_colours(LIGHT)} }}
-@media (prefers-color-scheme: dark) {{ :root {{ {_colours(DARK)} }} }}
+:root {{ {_colors(LIGHT)} }}
+@media (prefers-color-scheme: dark) {{ :root {{ {_colors(DARK)} }} }}
 {STYLE}{style}</style>
 </head>
 <body>
@@ -108,14 +108,14 @@ def _section(section: Section, anchor: str, level: int) -> str:
     parts = "".join(_section(part, f"{anchor}-{i}", level + 1) for i, part in enumerate(section.parts, 1))
     if section.columns:
         parts = f'<div class="columns">{parts}</div>'
-    wide = ' class="wide"' if any(picture.width > 400 for picture in section.pictures) else ""
+    wide = ' class="wide"' if any(image.width > 400 for image in section.images) else ""
     return "".join(
         [
             f'<section{wide}><h{level} id="{anchor}">{escape(section.heading)}</h{level}>',
             _paragraphs(section.text),
             f'<dl class="numbers">{numbers}</dl>' if numbers else "",
             '<div class="beside">' if section.table else "",
-            _pictures(section.pictures) if section.pictures else "",
+            _images(section.images) if section.images else "",
             f"{_table(section.table)}</div>" if section.table else "",
             section.markup,
             f"{parts}</section>\n",
@@ -123,25 +123,25 @@ def _section(section: Section, anchor: str, level: int) -> str:
     )
 
 
-def _pictures(pictures: Sequence[Picture]) -> str:
+def _images(images: Sequence[PageImage]) -> str:
     """Small ones in as many columns as there is room for; large ones in up to three, of which a wide one takes two."""
-    kind = "small" if max(picture.width for picture in pictures) < 200 else "large"
-    wide = ["" if picture.width <= 320 else ' class="wide"' for picture in pictures]
-    items = "".join(f"<li{w}>{_figure(p)}</li>" for w, p in zip(wide, pictures, strict=True))
-    return f'<ul class="{kind} pictures">{items}</ul>'
+    kind = "small" if max(image.width for image in images) < 200 else "large"
+    wide = ["" if image.width <= 320 else ' class="wide"' for image in images]
+    items = "".join(f"<li{w}>{_figure(p)}</li>" for w, p in zip(wide, images, strict=True))
+    return f'<ul class="{kind} images">{items}</ul>'
 
 
-def _figure(picture: Picture) -> str:
-    width, height = Image.open(io.BytesIO(picture.data)).size
-    crisp = ' class="crisp"' if width < picture.width else ""
+def _figure(image: PageImage) -> str:
+    width, height = Image.open(io.BytesIO(image.data)).size
+    crisp = ' class="crisp"' if width < image.width else ""
     img = (
-        f'<img{crisp} src="{data_uri(picture.data)}" alt="{escape(picture.alt)}" '
-        f'width="{picture.width}" height="{round(height * picture.width / width)}">'
+        f'<img{crisp} src="{data_uri(image.data)}" alt="{escape(image.alt)}" '
+        f'width="{image.width}" height="{round(height * image.width / width)}">'
     )
-    if picture.dark is not None:
-        dark = f'<source media="(prefers-color-scheme: dark)" srcset="{data_uri(picture.dark)}">'
+    if image.dark is not None:
+        dark = f'<source media="(prefers-color-scheme: dark)" srcset="{data_uri(image.dark)}">'
         img = f"<picture>{dark}{img}</picture>"
-    caption = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
+    caption = f"<figcaption>{escape(image.caption)}</figcaption>" if image.caption else ""
     return f"<figure>{img}{caption}</figure>"
 
 
@@ -179,7 +179,7 @@ def data_uri(data: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
-def _colours(theme: Theme) -> str:
+def _colors(theme: Theme) -> str:
     names = ("page", "card", "ink", "muted", "line", "accent")
     return " ".join(f"--{name}: {getattr(theme, name)};" for name in names)
 
@@ -209,14 +209,14 @@ section section p { color: var(--muted); font-size: 0.95rem; }
   padding: 0.9rem 1.1rem; }
 dt { color: var(--muted); font-size: 0.85rem; }
 dd { margin: auto 0 0; font-size: 1.6rem; font-weight: 650; line-height: 1.3; font-variant-numeric: tabular-nums; }
-.pictures { list-style: none; margin: 1rem 0 0; padding: 0; gap: 0.9rem; }
+.images { list-style: none; margin: 1rem 0 0; padding: 0; gap: 0.9rem; }
 .small { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.8rem, 1fr)); }
 .large { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 19.6rem), 1fr)); }
 @media (min-width: 45rem) { .large { grid-auto-flow: dense; } .large .wide { grid-area: span 2 / span 2; } }
 .columns { display: flex; flex-wrap: wrap; gap: 2rem 1.5rem; margin-top: 1.5rem; }
 .columns > section { flex: 1 1 18rem; margin: 0; display: flex; flex-direction: column; }
 .columns > .wide { flex: 2 1 26rem; }
-.columns .pictures { flex: 1; display: block; }
+.columns .images { flex: 1; display: block; }
 .columns li { height: 100%; }
 .columns figure { justify-content: start; }
 .columns figcaption { text-align: left; text-wrap: pretty; font-size: 0.95rem; margin-top: 1rem; }

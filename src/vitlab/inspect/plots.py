@@ -1,6 +1,6 @@
 """A study's figure: panels side by side under one legend, as the paper's (Fig. 3-5, 8, 9, 12, 13).
 
-A series has one colour and one marker in all panels. Lengths are page pixels, as in `figures`.
+A series has one color and one marker in all panels. Lengths are page pixels, as in `figures`.
 """
 
 import itertools
@@ -67,13 +67,13 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], theme: Theme) -> dict[
     handles = {}
     joined = not panel.ticks and not panel.front
     for order, series in enumerate(panel.series):
-        colour, marker = _look(names.index(series.name), theme)
+        color, marker = _look(names.index(series.name), theme)
         points = zip(_places(panel, series, order), series.y, _bars(series), strict=True)
         x, y, spread = np.array([point for point in points if all(map(math.isfinite, point))]).reshape(-1, 3).T
         if series.spread:
-            axes.errorbar(x, y, spread, fmt="none", ecolor=colour, elinewidth=1, capsize=2.5, alpha=0.7, zorder=2)
+            axes.errorbar(x, y, spread, fmt="none", ecolor=color, elinewidth=1, capsize=2.5, alpha=0.7, zorder=2)
         (handles[series.name],) = axes.plot(
-            x, y, color=colour, marker=marker, ms=7.5 if marker == "*" else 5.5, mec=theme.card, mew=0.7,
+            x, y, color=color, marker=marker, ms=7.5 if marker == "*" else 5.5, mec=theme.card, mew=0.7,
             ls="" if not joined else "--" if series.dashed else "-", lw=1.6, zorder=3,
         )  # fmt: skip
     if panel.log_x:
@@ -120,7 +120,7 @@ def _scale(axes: Axes, panel: Panel) -> None:
 
 
 def _look(number: int, theme: Theme) -> tuple[str, str]:
-    """Colour and marker of the series of this number; both together come again after 64."""
+    """Color and marker of the series of this number; both together come again after 64."""
     return theme.series[number % len(theme.series)], MARKERS[(number + number // len(MARKERS)) % len(MARKERS)]
 
 
@@ -140,14 +140,14 @@ def _annotate(axes: Axes, panel: Panel, names: Sequence[str], theme: Theme) -> N
     taken: list[tuple[float, float, float, float]] = []
     wanted = []
     for order, series in enumerate(panel.series):
-        colour, _ = _look(names.index(series.name), theme)
+        color, _ = _look(names.index(series.name), theme)
         notes = series.notes or [""] * len(series.x)
         for x, y, bar, note in zip(_places(panel, series, order), series.y, _bars(series), notes, strict=True):
             if all(map(math.isfinite, (x, y, bar))):
                 (a, b), (_, bottom), (_, top) = axes.transData.transform([(x, y), (x, y - bar), (x, y + bar)]).tolist()
                 taken.append((a - 4, min(b - 4, bottom), a + 4, max(b + 4, top)))
-                wanted += [(x, y, a, b, note, colour)] if note else []
-    for x, y, a, b, note, colour in wanted:
+                wanted += [(x, y, a, b, note, color)] if note else []
+    for x, y, a, b, note, color in wanted:
         long = text_width(note, SMALL) + 2
         offsets = list(_around(long))
         boxes = [(a + dx, b + dy, a + dx + long, b + dy + LINE) for dx, dy in offsets]
@@ -160,7 +160,7 @@ def _annotate(axes: Axes, panel: Panel, names: Sequence[str], theme: Theme) -> N
         taken.append(boxes[best])
         dx, dy = offsets[best]
         axes.annotate(
-            note, (x, y), (0.72 * dx, 0.72 * (dy + 3)), textcoords="offset points", fontsize=SMALL, color=colour,
+            note, (x, y), (0.72 * dx, 0.72 * (dy + 3)), textcoords="offset points", fontsize=SMALL, color=color,
             zorder=4, bbox={"facecolor": theme.card, "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
         )  # fmt: skip
 

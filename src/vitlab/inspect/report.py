@@ -11,19 +11,19 @@ from jaxtyping import Float, Int, UInt8
 from vitlab.errors import UserError
 from vitlab.inspect import drawings, figures, overlays, viewer
 from vitlab.inspect.attention import patch_distances
-from vitlab.inspect.card import details_of, name_of, numbers_of
+from vitlab.inspect.capture import Look
 from vitlab.inspect.drawings import Drawing
-from vitlab.inspect.look import Look
-from vitlab.inspect.page import Picture, Section, Table, page
+from vitlab.inspect.page import PageImage, Section, Table, page
+from vitlab.inspect.summary import details_of, name_of, numbers_of
 from vitlab.models import ModelConfig, ViTConfig
 from vitlab.weights import class_names
 
 
 @dataclass(frozen=True, eq=False)
 class Mistakes:
-    """Wrong answers: pictures, the answers and the truth as class indices, and the answers' probabilities."""
+    """Wrong answers: images, the answers and the truth as class indices, and the answers' probabilities."""
 
-    pictures: UInt8[np.ndarray, "n H W 3"]
+    images: UInt8[np.ndarray, "n H W 3"]
     said: Int[np.ndarray, " n"]
     true: Int[np.ndarray, " n"]
     confidence: Float[np.ndarray, " n"]
@@ -31,9 +31,9 @@ class Mistakes:
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """Pictures, what to write under each, and where the answer's attention lies (`Look.rollout`)."""
+    """Images, what to write under each, and where the answer's attention lies (`Look.rollout`)."""
 
-    pictures: UInt8[np.ndarray, "n H W 3"]
+    images: UInt8[np.ndarray, "n H W 3"]
     captions: Sequence[str]
     maps: Float[np.ndarray, "n h w"]
 
@@ -50,9 +50,9 @@ class Phase:
     """Lines of metrics.jsonl; numbers under keys that end in loss, accuracy or lr are drawn over `step`."""
     classes: Sequence[str] = ()
     confusion: Int[np.ndarray, "K K"] | None = None
-    """Counts over the test pictures; row = true class, column = answer."""
+    """Counts over the test images; row = true class, column = answer."""
     per_class: Sequence[Mapping[str, Any]] = ()
-    """For each class: class, pictures, recall (or accuracy), precision, as `Evaluation.per_class` has them."""
+    """For each class: class, images, recall (or accuracy), precision, as `Evaluation.per_class` has them."""
     mistakes: Mistakes | None = None
     rollout: Rollout | None = None
     filters: Float[np.ndarray, "n P P 3"] | None = None
@@ -60,7 +60,7 @@ class Phase:
     positions: Float[np.ndarray, "h w h2 w2"] | None = None
     """`position_similarity` of the position table."""
     distances: Float[np.ndarray, "L k"] | None = None
-    """`mean_attention_distance` over test pictures."""
+    """`mean_attention_distance` over test images."""
 
 
 def training_page(title: str, lead: str, phases: Sequence[Phase]) -> str:
@@ -78,17 +78,15 @@ def _phase(phase: Phase) -> Section:
 
 def _curves(phase: Phase) -> Section | None:
     names = dict.fromkeys(key for record in phase.records for key in record)
-    pictures = []
+    images = []
     for title, ending in (("Loss", "loss"), ("Accuracy", "accuracy"), ("Learning rate", "lr")):
         keys = [name for name in names if name.endswith(ending)]
         last = {key: record[key] for record in phase.records for key in keys if record.get(key) is not None}
         if last:
             ends = ", ".join(f"{key.replace('_', ' ')} ends at {value:.4g}" for key, value in last.items())
             alt, percent = f"{title} over training steps: {ends}.", ending == "accuracy"
-            pictures.append(
-                drawings.on_page(figures.curves, phase.records, list(last), title, percent=percent, alt=alt)
-            )
-    return Section("Training", pictures=pictures) if pictures else None
+            images.append(drawings.on_page(figures.curves, phase.records, list(last), title, percent=percent, alt=alt))
+    return Section("Training", images=images) if images else None
 
 
 def _confusion(phase: Phase) -> Section | None:
@@ -108,21 +106,21 @@ def _confusion(phase: Phase) -> Section | None:
         for true, said in order
         if (n := int(wrong[true, said]))
     ]
-    head = ("true class", "answer", "pictures", "share of class")
-    alt = f"Confusion matrix of {len(counts)} classes: {right} of {total} pictures lie on its diagonal."
+    head = ("true class", "answer", "images", "share of class")
+    alt = f"Confusion matrix of {len(counts)} classes: {right} of {total} images lie on its diagonal."
     return Section(
         "Which classes are taken for which",
-        f"{right} of {total} test pictures were answered right. A row is a true class, a column an answer; a "
-        f"perfect model fills the diagonal alone. Colour grows with the square root of the share of the row, so "
+        f"{right} of {total} test images were answered right. A row is a true class, a column an answer; a "
+        f"perfect model fills the diagonal alone. Color grows with the square root of the share of the row, so "
         f"that rare mistakes can be seen.",
-        pictures=[drawings.on_page(figures.confusion, counts, names, alt=alt)],
+        images=[drawings.on_page(figures.confusion, counts, names, alt=alt)],
         table=Table("Most frequent confusions", head, rows, numeric=2) if rows else None,
     )
 
 
 def _classes(phase: Phase, most: int = 50) -> Section | None:
     """Each class by itself, the worst first."""
-    there = [row for row in phase.per_class if row["pictures"] or row["precision"] is not None]
+    there = [row for row in phase.per_class if row["images"] or row["precision"] is not None]
     if not there:
         return None
     share = "recall" if "recall" in there[0] else "accuracy"
@@ -130,53 +128,53 @@ def _classes(phase: Phase, most: int = 50) -> Section | None:
     rows = [
         (
             row["class"],
-            f"{row['pictures']:,}",
+            f"{row['images']:,}",
             *("-" if row[x] is None else f"{row[x]:.1%}" for x in (share, "precision")),
         )
         for row in there[:most]
     ]
     text = (
-        "Recall is the share of a class's pictures that were answered right; precision, how often an answer of this "
+        "Recall is the share of a class's images that were answered right; precision, how often an answer of this "
         "class was right. "
         if share == "recall"
-        else "Accuracy is the share of a class's pictures whose answer was any of their labels; precision, how often "
+        else "Accuracy is the share of a class's images whose answer was any of their labels; precision, how often "
         "an answer of this class was right. "
     ) + (f"The worst {most} of {len(there):,} classes." if len(there) > most else "The worst come first.")
     return Section(
-        "Each class", text, table=Table("Results of each class", ("class", "pictures", share, "precision"), rows, 3)
+        "Each class", text, table=Table("Results of each class", ("class", "images", share, "precision"), rows, 3)
     )
 
 
 def _mistakes(phase: Phase, most: int = 24) -> Section | None:
     if phase.mistakes is None:
         return None
-    wrong, pictures = phase.mistakes, []
+    wrong, images = phase.mistakes, []
     for i in map(int, np.argsort(-wrong.confidence, kind="stable")[:most]):
         said, true = phase.classes[int(wrong.said[i])], phase.classes[int(wrong.true[i])]
         caption = f"said {said}\n{wrong.confidence[i]:.0%} sure\ntruly {true}"
-        alt = f"A picture of {true} that was taken for {said}."
-        pictures.append(Picture(overlays.encoded(overlays.fit(wrong.pictures[i], 192)), alt, 96, caption))
+        alt = f"A image of {true} that was taken for {said}."
+        images.append(PageImage(overlays.encoded(overlays.fit(wrong.images[i], 192)), alt, 96, caption))
     text = "What the model said, how sure it was of it, and the truth; the surest mistakes first."
-    return Section("Wrong answers", text if pictures else "There are none.", pictures=pictures)
+    return Section("Wrong answers", text if images else "There are none.", images=images)
 
 
 def _rollout(phase: Phase) -> Section | None:
     if phase.rollout is None:
         return None
-    pictures, shown = [], phase.rollout
-    for picture, caption, weights in zip(shown.pictures, shown.captions, shown.maps, strict=True):
+    images, shown = [], phase.rollout
+    for image, caption, weights in zip(shown.images, shown.captions, shown.maps, strict=True):
         row, column = np.unravel_index(int(weights.argmax()), weights.shape)
         alt = (
-            f"{caption}: the picture, and beside it the same under its attention, which is highest at patch row "
+            f"{caption}: the image, and beside it the same under its attention, which is highest at patch row "
             f"{row + 1} of {weights.shape[0]}, column {column + 1} of {weights.shape[1]}."
         )
-        pictures.append(Picture(overlays.encoded(overlays.rollout(picture, weights)), alt, 288, caption))
+        images.append(PageImage(overlays.encoded(overlays.rollout(image, weights)), alt, 288, caption))
     return Section(
         "Where the answer looks",
         "Attention rollout (Fig. 6, App. D.8): the attention of all heads, followed through all layers from the "
         "answer back to the patches. Yellow marks the patches that the answer draws on most, dark blue those "
         "that it hardly uses.",
-        pictures=pictures,
+        images=images,
     )
 
 
@@ -209,16 +207,16 @@ class Inspection:
     """`positions_of` the model."""
     look: Look | None = None
     names: Sequence[str] = ()
-    """Of the pictures that the look has kept, in its order; and they themselves, as the model saw them."""
-    pictures: Sequence[UInt8[np.ndarray, "H W 3"]] = ()
+    """Of the images that the look has kept, in its order; and they themselves, as the model saw them."""
+    images: Sequence[UInt8[np.ndarray, "H W 3"]] = ()
     unreadable: Sequence[tuple[str, str]] = ()
-    """Path and reason of each picture that is left out."""
+    """Path and reason of each image that is left out."""
 
-    def answers(self, picture: int, top: int) -> list[tuple[str, float]]:
-        """The `top` most probable classes of a kept picture, and their probabilities."""
+    def answers(self, image: int, top: int) -> list[tuple[str, float]]:
+        """The `top` most probable classes of a kept image, and their probabilities."""
         if self.look is None or self.look.probabilities is None:
             return []
-        row = self.look.probabilities[picture]
+        row = self.look.probabilities[image]
         names = class_names(self.card, len(row))
         return [(names[i], float(row[i])) for i in np.argsort(-row, kind="stable")[:top]]
 
@@ -234,14 +232,14 @@ def draw(shown: Inspection) -> list[Drawing]:
         found.append(drawings.positions(shown.positions))
     if (look := shown.look) is not None:
         found.append(drawings.distances(look.distances, look.layers, _uniform(config), name_of(config)))
-        found += [drawings.heads(look, shown.names[0]), *drawings.pairs(look, shown.pictures)]
+        found += [drawings.heads(look, shown.names[0]), *drawings.pairs(look, shown.images)]
     return found
 
 
 def checkpoint_page(shown: Inspection, drawn: Sequence[Drawing], *, top: int = 5, phases: Sequence[Phase] = ()) -> str:
-    """The page of a checkpoint: its card, what it has learned, and where it looks in each picture.
+    """The page of a checkpoint: its card, what it has learned, and where it looks in each image.
 
-    drawn: what `draw` returned; phases: what is known of its training; top: answers to each picture. Give the text to
+    drawn: what `draw` returned; phases: what is known of its training; top: answers to each image. Give the text to
     `write_page`.
     """
     by_name = {drawing.name: drawing for drawing in drawn}
@@ -252,14 +250,14 @@ def checkpoint_page(shown: Inspection, drawn: Sequence[Drawing], *, top: int = 5
     if shown.look is not None:
         text = (
             f"A row is a layer, the lowest at the top, and a column one of its heads; heads of different layers have "
-            f"nothing to do with each other. Yellow is where a head looks most in {shown.names[0]}, the first picture."
+            f"nothing to do with each other. Yellow is where a head looks most in {shown.names[0]}, the first image."
         )
         sections.append(_viewers(shown, shown.look, top))
-        heads = by_name["heads"].picture
-        sections.append(Section("Every layer and every head", text, pictures=[heads] if heads else []))
+        heads = by_name["heads"].image
+        sections.append(Section("Every layer and every head", text, images=[heads] if heads else []))
     if shown.unreadable:
-        table = Table("Left out, because they cannot be read", ("picture", "reason"), shown.unreadable)
-        sections.append(Section("Unreadable pictures", table=table))
+        table = Table("Left out, because they cannot be read", ("image", "reason"), shown.unreadable)
+        sections.append(Section("Unreadable images", table=table))
     sections += [_phase(phase) for phase in phases]
     lead = (
         f"Where {name_of(shown.config)} looks and what it has learned, in the figures of 'An Image is Worth 16x16 "
@@ -273,7 +271,7 @@ def checkpoint_page(shown: Inspection, drawn: Sequence[Drawing], *, top: int = 5
 def _card(shown: Inspection) -> Section:
     numbers = numbers_of(shown.config)
     if shown.look:
-        numbers["Pictures looked at"] = f"{shown.look.count:,}"
+        numbers["Images looked at"] = f"{shown.look.count:,}"
     rows = details_of(shown.config) | {"weights from": str(shown.card.get("source") or shown.checkpoint)}
     if "dataset" in shown.card:
         rows["trained on"] = str(shown.card["dataset"])
@@ -287,20 +285,20 @@ def _viewers(shown: Inspection, look: Look, top: int) -> Section:
     text = (
         "Yellow marks the patches that the answer draws on most, dark blue those that it hardly uses. Rollout (Fig. 6, "
         "Fig. 14, App. D.8) follows the attention of all heads from the answer down through all layers to the patches; "
-        "the sliders show the heads of one layer alone. Each map fills the colours by itself, and its highest "
+        "the sliders show the heads of one layer alone. Each map fills the colors by itself, and its highest "
         "twentieth is all yellow: some models keep notes in single patches of the background, which would outshine "
         "everything else.\n\n"
-        "The tokens' colours are their three main components, as red, green and blue: patches of one colour are alike "
-        "to the last layer, within a picture and from one to the other."
+        "The tokens' colors are their three main components, as red, green and blue: patches of one color are alike "
+        "to the last layer, within a image and from one to the other."
     )
     if n < look.count:
-        text += f"\n\nThese are the first {n} of {look.count:,} pictures."
+        text += f"\n\nThese are the first {n} of {look.count:,} images."
     if pool > 1:
         text += f" To keep this page small, each place of a map below is the mean of {pool} × {pool} patches."
     parts = []
-    for i, (name, picture) in enumerate(zip(shown.names, shown.pictures, strict=True)):
+    for i, (name, image) in enumerate(zip(shown.names, shown.images, strict=True)):
         one = viewer.Shown(
-            name, picture, shown.answers(i, top), look.layers, look.heads[i], look.picture_distances[i],
+            name, image, shown.answers(i, top), look.layers, look.heads[i], look.image_distances[i],
             look.rollout[i], look.rollout_plain[i], look.components[i],
         )  # fmt: skip
         parts.append(Section(name, markup=viewer.viewer(one, i, pool)))

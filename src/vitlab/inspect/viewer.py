@@ -1,6 +1,6 @@
-"""One picture on the page: its answers, and every map of it under two sliders (Fig. 6, Fig. 14).
+"""One image on the page: its answers, and every map of it under two sliders (Fig. 6, Fig. 14).
 
-The maps lie in one small picture of coloured tiles, which a script of a few lines lays over the photograph. Without the
+The maps lie in one small image of colored tiles, which a script of a few lines lays over the photograph. Without the
 script the rollout stands there.
 """
 
@@ -20,9 +20,9 @@ from vitlab.inspect.figures import ramp
 from vitlab.inspect.page import Markup, data_uri, escape
 
 SIDE = 288
-"""Pixels of the longer side of a picture under its maps."""
+"""Pixels of the longer side of a image under its maps."""
 LEVELS = 32
-"""Colours of a map on the page."""
+"""Colors of a map on the page."""
 CELLS = 4_000_000
 """Most patches of all maps on a page together, which then take 3 MB at worst; more are pooled."""
 
@@ -33,10 +33,10 @@ Peak = tuple[int, int, float, float]
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """One picture and what was seen of it; h, w are the patches down and across, L layers of k heads."""
+    """One image and what was seen of it; h, w are the patches down and across, L layers of k heads."""
 
     name: str
-    picture: UInt8[np.ndarray, "H W 3"]
+    image: UInt8[np.ndarray, "H W 3"]
     """As the model saw it."""
     answers: Sequence[tuple[str, float]]
     """Classes and their probabilities, the most probable first; empty for a model without a head."""
@@ -49,9 +49,9 @@ class Shown:
     components: Float[np.ndarray, "h w 3"]
 
 
-def pooling(pictures: int, layers: int, heads: int, grid: tuple[int, int]) -> int:
-    """The smallest p for which the maps of so many pictures, averaged over p x p patches, are at most CELLS."""
-    maps = pictures * (layers + 1) * (heads + 1)
+def pooling(images: int, layers: int, heads: int, grid: tuple[int, int]) -> int:
+    """The smallest p for which the maps of so many images, averaged over p x p patches, are at most CELLS."""
+    maps = images * (layers + 1) * (heads + 1)
     return next(p for p in range(1, max(grid) + 1) if p == max(grid) or maps * _pooled(grid, p) <= CELLS)
 
 
@@ -60,13 +60,13 @@ def _pooled(grid: tuple[int, int], p: int) -> int:
 
 
 def viewer(shown: Shown, number: int, pool: int = 1) -> Markup:
-    """The picture's part of the page. `number` tells the pictures of a page apart; `pool` is `pooling`'s."""
+    """The image's part of the page. `number` tells the images of a page apart; `pool` is `pooling`'s."""
     maps, peaks = _maps(shown)
     maps = _average(maps, pool)
     rows, columns = shown.rollout.shape
-    name, (high, wide) = escape(shown.name), shown.picture.shape[:2]
-    small = overlays.fit(shown.picture, SIDE)
-    static = overlays.overlay(overlays.fit(shown.picture, SIDE, enlarge=True), shown.rollout)
+    name, (high, wide) = escape(shown.name), shown.image.shape[:2]
+    small = overlays.fit(shown.image, SIDE)
+    static = overlays.overlay(overlays.fit(shown.image, SIDE, enlarge=True), shown.rollout)
     height, width = static.shape[:2]
     top, left, share, _ = peaks[0]
     patches = (255 * shown.components.clip(0, 1)).round().astype(np.uint8)
@@ -112,7 +112,7 @@ def _average(maps: Float[np.ndarray, "R C h w"], p: int) -> Float[np.ndarray, "R
 
 
 def _sprite(maps: Float[np.ndarray, "R C h w"]) -> bytes:
-    """The `overlays.levels` of all maps, side by side, as a PNG of LEVELS colours."""
+    """The `overlays.levels` of all maps, side by side, as a PNG of LEVELS colors."""
     levels = np.round((LEVELS - 1) * overlays.levels(maps)).astype(np.uint8)
     rows, columns, height, width = levels.shape
     image = Image.fromarray(levels.transpose(0, 2, 1, 3).reshape(rows * height, columns * width))
@@ -143,8 +143,8 @@ _MARKUP = Template("""<div class="viewer" data-sprite="$sprite" data-rows="$rows
 <figure><img class="input $crisp" src="$input" width="$width" height="$height"
  alt="$name, as the model sees it: $wide by $high pixels."><figcaption>Input</figcaption></figure>
 <figure><img class="crisp" src="$tokens" width="$width" height="$height"
- alt="The patches of $name in false colours: alike where the model's last tokens are alike."
-><figcaption>Tokens, as colours</figcaption></figure>
+ alt="The patches of $name in false colors: alike where the model's last tokens are alike."
+><figcaption>Tokens, as colors</figcaption></figure>
 </div>
 <figure class="stage"><img class="static" src="$static" width="$width" height="$height"
  alt="$name under its attention rollout. $said"><canvas width="$width" height="$height" role="img" hidden></canvas>
@@ -198,29 +198,29 @@ const surface = (width, height) => {
   return canvas.getContext("2d");
 };
 
-// The lightness of the picture, which shows through a map: `amount` of it over the grey `base`.
-const lightness = (picture, width, height, base, amount) => {
-  const grey = surface(width, height), mixed = surface(width, height);
-  grey.imageSmoothingEnabled = !picture.classList.contains("crisp");
-  grey.drawImage(picture, 0, 0, width, height);
-  grey.globalCompositeOperation = "saturation";
-  grey.fillStyle = "black";
-  grey.fillRect(0, 0, width, height);
+// The lightness of the image, which shows through a map: `amount` of it over the gray `base`.
+const lightness = (image, width, height, base, amount) => {
+  const gray = surface(width, height), mixed = surface(width, height);
+  gray.imageSmoothingEnabled = !image.classList.contains("crisp");
+  gray.drawImage(image, 0, 0, width, height);
+  gray.globalCompositeOperation = "saturation";
+  gray.fillStyle = "black";
+  gray.fillRect(0, 0, width, height);
   mixed.fillStyle = base;
   mixed.fillRect(0, 0, width, height);
   mixed.globalAlpha = amount;
-  mixed.drawImage(grey.canvas, 0, 0);
+  mixed.drawImage(gray.canvas, 0, 0);
   return mixed.canvas;
 };
 
 const start = (viewer, sprite) => {
-  const [picture, canvas, told, choice, layer, head] =
+  const [image, canvas, told, choice, layer, head] =
     [".input", "canvas", ".stage figcaption", "fieldset", ".layer", ".head"].map((name) => viewer.querySelector(name));
   const [rows, columns, down, across, names, peaks] =
     ["rows", "columns", "down", "across", "names", "peaks"].map((name) => JSON.parse(viewer.dataset[name]));
   const { width, height } = canvas, view = canvas.getContext("2d"), tile = surface(columns, rows);
-  const shade = lightness(picture, width, height, "white", 0.55);
-  const light = lightness(picture, width, height, "black", 0.25);
+  const shade = lightness(image, width, height, "white", 0.55);
+  const light = lightness(image, width, height, "black", 0.25);
   view.imageSmoothingQuality = "high";
 
   const show = () => {
@@ -244,7 +244,7 @@ const start = (viewer, sprite) => {
     const far = alone ? ` Patches gather from ${pixels.toFixed(1)} pixels away on average.` : "";
     told.textContent = `${said}: highest at patch row ${y} of ${down}, column ${x} of ${across}, ` +
       `with ${share} % of it.${far}`;
-    canvas.setAttribute("aria-label", `${picture.alt.split(", as the model")[0]} under a map of attention. ${said}.`);
+    canvas.setAttribute("aria-label", `${image.alt.split(", as the model")[0]} under a map of attention. ${said}.`);
   };
   choice.addEventListener("input", (event) => {
     if (event.target.type === "range") choice.querySelector("[value=layer]").checked = true;

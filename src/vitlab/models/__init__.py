@@ -4,8 +4,8 @@ import fnmatch
 import typing
 
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
-from vitlab.models.names import MODELS, get_config
-from vitlab.models.stages import ResNetBody
+from vitlab.models.registry import MODELS, get_config
+from vitlab.models.resnet_config import ResNetBody
 
 if typing.TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def create_model(name: str, *, generator: "torch.Generator | None" = None, **overrides: typing.Any) -> "Model":
-    """The model called `name`, freshly initialised as Google's code does; keywords override its configuration.
+    """The model called `name`, freshly initialized as Google's code does; keywords override its configuration.
 
     `generator` draws the weights; without one torch's default generator does.
     Raises ValueError for an unknown name or setting.
@@ -40,7 +40,7 @@ def create_model(name: str, *, generator: "torch.Generator | None" = None, **ove
 
 
 def build_model(config: ModelConfig, *, generator: "torch.Generator | None" = None) -> "Model":
-    """The model that `config` describes, freshly initialised."""
+    """The model that `config` describes, freshly initialized."""
     from vitlab.models.resnet import ResNet
     from vitlab.models.vit import ViT
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from vitlab.errors import UserError
 from vitlab.models.config import ViTConfig
 from vitlab.models.encoder import Attention, Block
-from vitlab.models.stages import AXIAL_HEADS
+from vitlab.models.resnet_config import AXIAL_HEADS
 
 
 class AxialBlock(nn.Module):
@@ -75,6 +75,6 @@ def _check_grid(maps: Float[Tensor, "B C h w"], grid: tuple[int, int]) -> Float[
     if tuple(maps.shape[-2:]) != grid:
         raise UserError(
             f"axial attention was built for a feature map of {grid[0]}x{grid[1]} and got one of "
-            f"{maps.shape[-2]}x{maps.shape[-1]}; resize the pictures to the model's image_size."
+            f"{maps.shape[-2]}x{maps.shape[-1]}; resize the images to the model's image_size."
         )
     return maps

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vitlab.errors import UserError
-from vitlab.models.stages import ResNetBody
+from vitlab.models.resnet_config import ResNetBody
 from vitlab.settings import check_fields
 
 ImageSize = int | tuple[int, int]
 Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
-"""How a grid of position embeddings is resampled: bilinear with the corner patches' centres aligned (Google's), or
-bicubic with the picture's borders aligned (Hugging Face, for most of its models), or that with antialiasing (timm)."""
+"""How a grid of position embeddings is resampled: bilinear with the corner patches' centers aligned (Google's), or
+bicubic with the image's borders aligned (Hugging Face, for most of its models), or that with antialiasing (timm)."""
 MAX_PARAMETERS = 2**40
 """More would fill 4 TiB; the largest ViT that was ever described has 2**34.4. What is above is a slip or an attack."""
 MAX_DEPTH = 10_000
@@ -45,7 +45,7 @@ class ViTConfig:
     num_classes: int = 1000
     """K, the number of outputs; 0 leaves the head out."""
     pool: Literal["token", "gap", "map", "token+gap"] = "token"
-    """What represents the picture: the class token (Eq. 4), the mean over patches (App. D.3), a learned query's
+    """What represents the image: the class token (Eq. 4), the mean over patches (App. D.3), a learned query's
     attention over all tokens (big_vision), or class token and mean one after the other (DINOv2's classifiers)."""
     representation_size: int | None = None
     """Width of the hidden layer (Dense + tanh) before the head, used in pre-training (Sec. 3.1)."""
@@ -56,13 +56,13 @@ class ViTConfig:
     `relative` acts inside attention and takes `every` or `shared`."""
     position_std: float = 0.02
     """Standard deviation of a new position embedding. Google's is 0.02, big_vision's 1 / sqrt(D); a larger one lets a
-    short training on small pictures tell places apart from the start."""
+    short training on small images tell places apart from the start."""
     position_interpolation: Interpolation | None = None
     """How position embeddings are resampled for another image size; None is `corners`, Google's."""
     dropout: float = 0.0
     """Rate after the position embedding and every dense layer except the qkv projections (App. B.1)."""
     stochastic_depth: float = 0.0
-    """Share of pictures for which the last block is left out in training; rises linearly from 0 at the first."""
+    """Share of images for which the last block is left out in training; rises linearly from 0 at the first."""
     gelu: Literal["tanh", "erf"] = "tanh"
     """Form of GELU: Google's weights were trained with the tanh approximation."""
     layer_norm_eps: float = 1e-6
@@ -75,7 +75,7 @@ class ViTConfig:
     encoder: Literal["full", "axial"] = "full"
     """Attention among all tokens, or along rows and then along columns (App. D.6)."""
     stem: ResNetBody | None = None
-    """A hybrid cuts its patches from this ResNet's feature map (Sec. 3.1); None takes them from the picture."""
+    """A hybrid cuts its patches from this ResNet's feature map (Sec. 3.1); None takes them from the image."""
     layer_scale: float | None = None
     """Start of a learned factor on every branch (DINOv2, DeiT III); None leaves it out."""
     registers: int = 0
@@ -120,7 +120,7 @@ class ViTConfig:
         check_divisible(self.image_hw, self.patch_size, self.stem)
         self._check_positions()
         if self.encoder == "axial" and self.stochastic_depth:
-            raise UserError("stochastic_depth goes with encoder='full': an axial block sees lines, not pictures.")
+            raise UserError("stochastic_depth goes with encoder='full': an axial block sees lines, not images.")
         if self.distilled and (self.pool != "token" or self.representation_size):
             raise UserError("distilled=True needs pool='token' and no representation_size, as in DeiT.")
 
@@ -147,7 +147,7 @@ class ViTConfig:
 
     @property
     def stride(self) -> int:
-        """Pixels from one patch's centre to the next's."""
+        """Pixels from one patch's center to the next's."""
         return self.patch_size * (self.stem.stride if self.stem else 1)
 
     @property
@@ -213,7 +213,7 @@ class ViTConfig:
 
     @property
     def forward_macs(self) -> int:
-        """Multiply-accumulates of the matrix products in one forward pass of one picture."""
+        """Multiply-accumulates of the matrix products in one forward pass of one image."""
         d, t, n, p = self.width, self.num_tokens, self.num_patches, self.num_prefix_tokens
         channels = self.stem.channels if self.stem else 3
         stem = self.stem.forward_macs(self.image_hw) if self.stem else 0
@@ -235,7 +235,7 @@ class ViTConfig:
     def inner_macs(self) -> int:
         """The same without a stem's products with the zeros around its maps: what Table 6 counts.
 
-        The paper's exaFLOPs are 6 times this (2 FLOPs each, backward twice the forward) times pictures seen.
+        The paper's exaFLOPs are 6 times this (2 FLOPs each, backward twice the forward) times images seen.
         """
         return self.forward_macs - (self.stem.border_macs(self.image_hw) if self.stem else 0)
 
@@ -284,7 +284,7 @@ class ResNetConfig:
 
     @property
     def forward_macs(self) -> int:
-        """Multiply-accumulates of the products in one forward pass of one picture."""
+        """Multiply-accumulates of the products in one forward pass of one image."""
         return self.body.forward_macs(self.image_hw) + self.body.channels * self.num_classes
 
     @property

@@ -1,6 +1,6 @@
 """App. A and Eq. 2-3: attention and the encoder block, of which there is one each, for every model.
 
-The letters are the paper's: B pictures, T tokens, D width, k heads, Dh = D / k.
+The letters are the paper's: B images, T tokens, D width, k heads, Dh = D / k.
 """
 
 import math
@@ -208,7 +208,7 @@ class Branch(nn.Module):
 
 
 class Block(nn.Module):
-    """One encoder block: Eq. 2 and Eq. 3, normalised before each part. `skip` is its rate of stochastic depth."""
+    """One encoder block: Eq. 2 and Eq. 3, normalized before each part. `skip` is its rate of stochastic depth."""
 
     def __init__(self, config: ViTConfig, skip: float = 0.0) -> None:
         super().__init__()

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from vitlab.errors import UserError
 from vitlab.models.config import check_divisible
-from vitlab.models.stages import ResNetBody
+from vitlab.models.resnet_config import ResNetBody
 
 LARGEST = 32.0
 """No normalization makes larger values of pixels: 1 / std of the usual data sets is 5 at most."""

@@ -1,6 +1,6 @@
 """Sec. 4.1: ResNet (BiT), the baseline, and the stem of the hybrids (Sec. 3.1).
 
-BatchNorm is replaced by GroupNorm, and the weights of every convolution are standardised.
+BatchNorm is replaced by GroupNorm, and the weights of every convolution are standardized.
 """
 
 import math
@@ -15,8 +15,8 @@ from vitlab.models.axial import AxialMixing
 from vitlab.models.config import ResNetConfig
 from vitlab.models.encoder import linear
 from vitlab.models.images import check_images
-from vitlab.models.initial import init_weights
-from vitlab.models.stages import ResNetBody, Unit, border
+from vitlab.models.init import init_weights
+from vitlab.models.resnet_config import ResNetBody, Unit, border
 
 GROUPS = 32
 
@@ -29,12 +29,12 @@ class StdConv(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels_out, channels_in, size, size))
         self.stride, self.body = stride, body
 
-    def standardised(self) -> Float[Tensor, "O I h w"]:
+    def standardized(self) -> Float[Tensor, "O I h w"]:
         """The weights that convolve."""
         return standardize(self.weight, self.body.weight_eps, self.body.weight_eps_on)
 
     def forward(self, maps: Float[Tensor, "B I h w"]) -> Float[Tensor, "B O h2 w2"]:
-        return convolve(maps, self.standardised(), self.stride, self.body.version)
+        return convolve(maps, self.standardized(), self.stride, self.body.version)
 
 
 # What asks for shapes, types or devices is one node of a symbolic trace (torch.fx), which knows none of them.
@@ -44,7 +44,7 @@ class StdConv(nn.Module):
 def standardize(weight: Float[Tensor, "O I h w"], eps: float, eps_on: str) -> Float[Tensor, "O I h w"]:
     """Each output channel with mean 0 and variance 1, in float32 at least: in less its deviations would be lost.
 
-    Not by torch.var_mean, which takes 5 to 50 times as long on a CPU and is most of a pass over few pictures.
+    Not by torch.var_mean, which takes 5 to 50 times as long on a CPU and is most of a pass over few images.
     """
     rows = weight.to(torch.promote_types(weight.dtype, torch.float32)).flatten(1)
     if eps_on == "variance":
@@ -103,7 +103,7 @@ class Bottleneck(nn.Module):
         self.shortcut_norm = _group_norm(out, body) if unit.projects and v1 else None
 
     def forward(self, maps: Float[Tensor, "B I h w"]) -> Float[Tensor, "B O h2 w2"]:
-        if self.v1:  # normalise and activate after each convolution, and once more after the sum
+        if self.v1:  # normalize and activate after each convolution, and once more after the sum
             out = F.relu(self.norm1(self.conv1(maps)))
             out = F.relu(self.norm2(self.conv2(out)))
             out = self.norm3(self.conv3(out))
@@ -123,7 +123,7 @@ def _group_norm(channels: int, body: ResNetBody) -> nn.GroupNorm:
 
 
 class Body(nn.Module):
-    """Picture -> feature map: the root (7x7 convolution and pooling, stride 4), then the stages."""
+    """Image -> feature map: the root (7x7 convolution and pooling, stride 4), then the stages."""
 
     def __init__(self, body: ResNetBody, image_hw: tuple[int, int]) -> None:
         super().__init__()

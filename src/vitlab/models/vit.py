@@ -1,6 +1,6 @@
 """Sec. 3.1: the Vision Transformer, Eq. 1-4, and its hybrid on a ResNet's feature map.
 
-The letters are the paper's: B pictures, H x W pixels, P patch side, N patches, T tokens, D width, k heads, K classes.
+The letters are the paper's: B images, H x W pixels, P patch side, N patches, T tokens, D width, k heads, K classes.
 """
 
 import torch
@@ -12,13 +12,13 @@ from vitlab.models.axial import AxialBlock
 from vitlab.models.config import ViTConfig
 from vitlab.models.encoder import Block, MAPHead, linear
 from vitlab.models.images import check_images
-from vitlab.models.initial import init_weights
+from vitlab.models.init import init_weights
 from vitlab.models.position import PositionEmbedding
 from vitlab.models.resnet import Body, ResNet
 
 
 class PatchEmbedding(nn.Module):
-    """E of Eq. 1: cuts the picture into patches and projects each to D numbers, as one matrix product."""
+    """E of Eq. 1: cuts the image into patches and projects each to D numbers, as one matrix product."""
 
     def __init__(self, channels: int, patch_size: int, width: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class PatchEmbedding(nn.Module):
 
 
 class ViT(nn.Module):
-    """The Vision Transformer: `ViT(config)` is freshly initialised; `vitlab.load_model` brings trained ones."""
+    """The Vision Transformer: `ViT(config)` is freshly initialized; `vitlab.load_model` brings trained ones."""
 
     def __init__(self, config: ViTConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()

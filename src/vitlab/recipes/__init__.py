@@ -5,8 +5,8 @@
 
 from collections.abc import Callable
 
+from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.recipes import finetune, pretrain, selfsup, tiny
-from vitlab.train.config import FinetuneConfig, TrainConfig
 
 PRETRAIN: dict[str, Callable[..., TrainConfig]] = {
     "jft": pretrain.jft,

@@ -2,13 +2,13 @@
 
 The base learning rate is the best of the row's grid on a held-out part of the training split (App. B.1.1); `optim.lr`
 is the one for those who do not search. The model of these configs is a stand-in that gives the resolution:
-`vitlab.transfer.finetune` puts the checkpoint's own in its place.
+`vitlab.pipelines.finetune` puts the checkpoint's own in its place.
 """
 
 import dataclasses
 
+from vitlab.config import DataConfig, FinetuneConfig, OptimConfig
 from vitlab.models.config import ViTConfig
-from vitlab.train.config import DataConfig, FinetuneConfig, OptimConfig
 
 SMALL_GRID = (0.001, 0.003, 0.01, 0.03)
 
@@ -35,7 +35,7 @@ def pets() -> FinetuneConfig:
 
 
 def flowers() -> FinetuneConfig:
-    """The official training part alone, 1,020 pictures, as Google's code; `--data.train-split trainval` has 2,040."""
+    """The official training part alone, 1,020 images, as Google's code; `--data.train-split trainval` has 2,040."""
     run = _row("flowers102", SMALL_GRID, held_out=0.1, steps=500, warmup_steps=100)
     return dataclasses.replace(run, data=dataclasses.replace(run.data, train_split="train"))
 
@@ -43,7 +43,7 @@ def flowers() -> FinetuneConfig:
 def vtab() -> FinetuneConfig:
     """2,500 steps at rate 0.01, the same for all 19 tasks (`vitlab vtab`).
 
-    Pictures as in BiT, but at one size: squashed to 448, a random 384 of it, mirrored; not where that changes a label.
+    Images as in BiT, but at one size: squashed to 448, a random 384 of it, mirrored; not where that changes a label.
     """
     run = _row("vtab:TASK", (0.01,), held_out=0.2, steps=2_500, warmup_steps=500)
     return dataclasses.replace(run, data=dataclasses.replace(run.data, crop="random", crop_resize=448))
@@ -72,7 +72,7 @@ def _row(
     name: str, learning_rates: tuple[float, ...], *, held_out: float, steps: int, warmup_steps: int, lr: float = 0.01,
     image_size: int = 384,
 ) -> FinetuneConfig:  # fmt: skip
-    """Warm-up is not in the table; the steps are those of Google's code, as are crop, flip and test pictures: squashed
+    """Warm-up is not in the table; the steps are those of Google's code, as are crop, flip and test images: squashed
     bilinearly without antialiasing (vision_transformer's `input_pipeline.py`)."""
     return FinetuneConfig(
         model=ViTConfig(image_size=image_size),

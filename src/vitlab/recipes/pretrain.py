@@ -12,10 +12,10 @@ The data sets are not to be had by a download: give yours with `--data.name fold
 import dataclasses
 import difflib
 
+from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ResNetConfig
-from vitlab.models.names import get_config
-from vitlab.train.config import DataConfig, OptimConfig, TrainConfig
+from vitlab.models.registry import get_config
 
 WARMUP_STEPS = 10_000
 BATCH_SIZE = 4096
@@ -43,7 +43,7 @@ IMAGENET21K = {"ViT-B/16": 90.0, "ViT-B/32": 90.0, "ViT-L/16": 90.0, "ViT-L/32":
 
 
 def jft(model: str = "ViT-B/16") -> TrainConfig:
-    """JFT-300M: 18,291 classes, several labels a picture, no dropout."""
+    """JFT-300M: 18,291 classes, several labels a image, no dropout."""
     epochs, lr = JFT[_row(model, JFT, "JFT")]
     return TrainConfig(
         model=_model(model, num_classes=18_291, dropout=0.0),

@@ -5,23 +5,23 @@ What comes out is a ViT without a head, to be fine-tuned as any other checkpoint
 
 import dataclasses
 
+from vitlab.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.models.config import ViTConfig
-from vitlab.models.names import get_config
-from vitlab.train.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
+from vitlab.models.registry import get_config
 
 
 def masked(model: str = "ViT-B/16") -> TrainConfig:
     """Masked patch prediction on JFT-300M: a million steps, about 14 epochs (`--steps 100000` is nearly as good).
 
     The appendix gives batch, rate, warm-up and schedule; the decay is that of all models (Sec. 4.1), dropout and
-    pictures those of pre-training on JFT.
+    images those of pre-training on JFT.
     """
     return TrainConfig(
         model=_headless(get_config(model), dropout=0.0),
         data=DataConfig(name="shards:jft300m", crop="inception", min_area=0.05, flip=True, eval_resize=256, workers=8),
         optim=OptimConfig(lr=2e-4, weight_decay=0.1, schedule="cosine", warmup_steps=10_000),
-        masking=MaskingConfig(target="mean-colour", share=0.5),
+        masking=MaskingConfig(target="mean-color", share=0.5),
         steps=1_000_000,
         batch_size=4096,
     )
@@ -71,7 +71,7 @@ def _small(model: str | None, side: int) -> ViTConfig:
 def _headless(config: object, dropout: float | None = None) -> ViTConfig:
     if not isinstance(config, ViTConfig) or config.stem is not None:
         raise UserError(
-            "masked patch prediction needs patches that are cut from the picture, and a ResNet or a hybrid has none; "
+            "masked patch prediction needs patches that are cut from the image, and a ResNet or a hybrid has none; "
             "take a ViT (`vitlab list models 'ViT*'`)."
         )
     return dataclasses.replace(

@@ -7,10 +7,10 @@ position embeddings and heads start wide: a short run with Google's 0.02 and 0 s
 
 from typing import Any
 
+from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.models.config import ModelConfig, ViTConfig
-from vitlab.models.names import MODELS, get_config
-from vitlab.models.stages import ResNetBody
-from vitlab.train.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
+from vitlab.models.registry import MODELS, get_config
+from vitlab.models.resnet_config import ResNetBody
 
 
 def digits(model: str | None = None) -> TrainConfig:
@@ -58,7 +58,7 @@ def finetune_digits() -> FinetuneConfig:
 
 
 def finetune_small() -> FinetuneConfig:
-    """Any small data set (`--dataset folder:PATH`): 500 steps of 64 pictures at 224 pixels."""
+    """Any small data set (`--dataset folder:PATH`): 500 steps of 64 images at 224 pixels."""
     return FinetuneConfig(
         model=ViTConfig(image_size=224),
         data=DataConfig(
@@ -81,7 +81,7 @@ def finetune_small() -> FinetuneConfig:
 def _by_hybrid(model: str | None, data: DataConfig, epochs: float) -> TrainConfig:
     """A short run at 56 pixels by a small hybrid: convolutions to 4 x 4 places, then one block.
 
-    The rate, and the decay, ten times that of the digits, were the best of those tried on held-out pictures.
+    The rate, and the decay, ten times that of the digits, were the best of those tried on held-out images.
     """
     own = ViTConfig(
         image_size=56, patch_size=1, width=192, depth=1, heads=4, mlp_dim=384, num_classes=10, pool="gap",
@@ -100,7 +100,7 @@ def _by_hybrid(model: str | None, data: DataConfig, epochs: float) -> TrainConfi
 
 
 def _named(model: str | None, own: ViTConfig) -> ModelConfig:
-    """`own`, or a named model at the same resolution (if it cuts its patches from the picture, into as many)."""
+    """`own`, or a named model at the same resolution (if it cuts its patches from the image, into as many)."""
     if model is None:
         return own
     wanted: dict[str, Any] = {"image_size": own.image_size, "num_classes": own.num_classes}

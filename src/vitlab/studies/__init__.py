@@ -9,14 +9,14 @@ from vitlab.studies.head import HEAD
 from vitlab.studies.masking import MASKING
 from vitlab.studies.optimizer import OPTIMIZER
 from vitlab.studies.positions import POSITIONS
-from vitlab.studies.regularisation import REGULARISATION
+from vitlab.studies.regularization import REGULARIZATION
 from vitlab.studies.resolution import RESOLUTION
 from vitlab.studies.scaling import SCALING
 from vitlab.studies.shape import SHAPE
 from vitlab.studies.study import Study
 
 _IN_ORDER = (
-    DATA_SIZE, REGULARISATION, SCALING, RESOLUTION, MASKING, OPTIMIZER, SHAPE, HEAD, POSITIONS, AXIAL,
+    DATA_SIZE, REGULARIZATION, SCALING, RESOLUTION, MASKING, OPTIMIZER, SHAPE, HEAD, POSITIONS, AXIAL,
 )  # fmt: skip
 STUDIES: dict[str, Study] = {study.name: study for study in _IN_ORDER}
 """In the paper's order."""

@@ -6,14 +6,14 @@ Fig. 13 has two axes for cost: FLOPs, which are counted here, and speed, which i
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from vitlab.config import TrainConfig
 from vitlab.inspect.panels import Panel
 from vitlab.models.config import ModelConfig, ResNetConfig
-from vitlab.models.names import get_config
-from vitlab.models.stages import ResNetBody
-from vitlab.studies.small import FEWSHOT, LEARNT, gpu, gpu_vit, jft, series, tiny, tiny_vit, told
+from vitlab.models.registry import get_config
+from vitlab.models.resnet_config import ResNetBody
+from vitlab.studies.small import FEWSHOT, LEARNED, gpu, gpu_vit, jft, series, tiny, tiny_vit, told
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
-from vitlab.train.config import TrainConfig
 
 FIG13 = {
     "ViT-coarse": "55.0-57.5",
@@ -41,7 +41,7 @@ def models(scale: Scale) -> dict[str, ModelConfig]:
         found[f"ViT-{name}"] = vit
         found[f"Axial-ViT-{name}"] = dataclasses.replace(vit, encoder="axial")
     body = ResNetBody(layers, width=32 if scale == "tiny" else 64, version="v2")
-    found["ResNet"] = ResNetConfig(image_size=side, body=body, num_classes=len(LEARNT))
+    found["ResNet"] = ResNetConfig(image_size=side, body=body, num_classes=len(LEARNED))
     found["AxialResNet"] = dataclasses.replace(found["ResNet"], body=dataclasses.replace(body, mixing="axial"))
     return found
 

@@ -3,17 +3,17 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.inspect.panels import Panel
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
-from vitlab.models.stages import ResNetBody
+from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import finetune, pretrain
-from vitlab.studies.small import CARRIED_TO, LEARNT, SMALL_L2, series
+from vitlab.studies.small import CARRIED_TO, LEARNED, SMALL_L2, series
 from vitlab.studies.statistics import difference, estimate, over_seeds, percent
 from vitlab.studies.study import SEEDS, Claim, Difference, Done, Point, Report, Scale, Study
-from vitlab.train.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
 
 PARTS = (0.03, 0.1, 0.3, 1.0)
-"""Shares of the pre-training data, each in the next: of JFT's 303 million pictures the 9, 30, 90 and all of Fig. 4."""
+"""Shares of the pre-training data, each in the next: of JFT's 303 million images the 9, 30, 90 and all of Fig. 4."""
 GPU_PARTS = (0.01, *PARTS)
 
 BEST = "best_fewshot"
@@ -39,7 +39,7 @@ class Candidate:
 def points(scale: Scale) -> list[Point]:
     """Every model on every part with the same settings, as the paper has it, and the same steps; then fine-tuned.
 
-    At `tiny` only what has learnt from the least and from the most data is fine-tuned.
+    At `tiny` only what has learned from the least and from the most data is fine-tuned.
     """
     match scale:
         case "tiny":
@@ -55,7 +55,7 @@ def points(scale: Scale) -> list[Point]:
 
 
 def _tiny_models() -> dict[str, Candidate]:
-    """Fashion-MNIST at its 28 pixels: 2 to 8 million multiply-accumulates a picture."""
+    """Fashion-MNIST at its 28 pixels: 2 to 8 million multiply-accumulates a image."""
     base = _small_pretraining("fashion_mnist", steps=600, batch_size=64)
     hybrid = _vit(28, 1, width=64, depth=2, stem=ResNetBody((1, 1), width=32))
     return {
@@ -68,7 +68,7 @@ def _tiny_models() -> dict[str, Candidate]:
 
 
 def _gpu_models() -> dict[str, Candidate]:
-    """CIFAR-10 at its 32 pixels: 24 to 185 million multiply-accumulates a picture."""
+    """CIFAR-10 at its 32 pixels: 24 to 185 million multiply-accumulates a image."""
     base = _small_pretraining("cifar10", steps=2500, batch_size=512)
     hybrid = _vit(32, 1, width=192, depth=6, stem=ResNetBody((2, 2), width=64))
     return {
@@ -83,7 +83,7 @@ def _gpu_models() -> dict[str, Candidate]:
 def _paper_models() -> dict[str, Candidate]:
     """Fig. 4's models as Table 3 trains them; every part gets the steps of 7 epochs of the whole.
 
-    Deviation: the paper fine-tunes (Fig. 3) what has learnt from ImageNet, ImageNet-21k and JFT, not from parts of
+    Deviation: the paper fine-tunes (Fig. 3) what has learned from ImageNet, ImageNet-21k and JFT, not from parts of
     JFT; those runs are the three functions of `recipes.pretrain`.
     """
     steps = round(7 * 303e6 / pretrain.BATCH_SIZE)
@@ -115,22 +115,22 @@ def _with(config: TrainConfig, model: ModelConfig) -> TrainConfig:
 def _vit(side: int, patch_size: int, *, width: int, depth: int, stem: ResNetBody | None = None) -> ViTConfig:
     return ViTConfig(
         image_size=side, patch_size=patch_size, width=width, depth=depth, heads=4, mlp_dim=2 * width,
-        num_classes=len(LEARNT), pool="gap", gelu="erf", position_std=1.0, head_std=0.1, stem=stem,
+        num_classes=len(LEARNED), pool="gap", gelu="erf", position_std=1.0, head_std=0.1, stem=stem,
     )  # fmt: skip
 
 
 def _resnet(side: int, layers: tuple[int, ...], width: int) -> ResNetConfig:
     """The name counts three layers a unit, the root and the head, and the width in 64 channels."""
-    return ResNetConfig(image_size=side, num_classes=len(LEARNT), body=ResNetBody(layers, width=width, version="v2"))
+    return ResNetConfig(image_size=side, num_classes=len(LEARNED), body=ResNetBody(layers, width=width, version="v2"))
 
 
 def _small_pretraining(name: str, steps: int, batch_size: int) -> TrainConfig:
-    """Five classes, judged by few-shot accuracy on five others; the held-out pictures choose the moment."""
+    """Five classes, judged by few-shot accuracy on five others; the held-out images choose the moment."""
     return TrainConfig(
-        data=DataConfig(name=name, classes=LEARNT, crop="pad", pad=3),
+        data=DataConfig(name=name, classes=LEARNED, crop="pad", pad=3),
         optim=OptimConfig(lr=1e-3, weight_decay=0.05, warmup_steps=steps // 10, clip_norm=1.0),
         fewshot=FewShotConfig(
-            classes=CARRIED_TO, test_split="test", shots=(5,), l2=SMALL_L2, seeds=10, test_pictures=1000
+            classes=CARRIED_TO, test_split="test", shots=(5,), l2=SMALL_L2, seeds=10, test_images=1000
         ),
         steps=steps,
         batch_size=batch_size,
@@ -179,9 +179,9 @@ def _all(
 
 
 def early_stopped(done: Done) -> Done:
-    """The same with `BEST`: few-shot accuracy at the evaluation with the best accuracy on held-out pictures.
+    """The same with `BEST`: few-shot accuracy at the evaluation with the best accuracy on held-out images.
 
-    The paper's one regulariser in Fig. 4: without it a model that has learnt its few pictures by heart would be judged.
+    The paper's one regularizer in Fig. 4: without it a model that has learned its few images by heart would be judged.
     """
     config = done.point.config
     if config.fewshot is None:
@@ -209,10 +209,10 @@ def growth(
 
 
 def report(done: Sequence[Done]) -> Report:
-    """Fig. 4 (few-shot) and Fig. 3 (fine-tuned): a row and a curve for each model, accuracy over pictures learnt."""
+    """Fig. 4 (few-shot) and Fig. 3 (fine-tuned): a row and a curve for each model, accuracy over images learned."""
     done = [early_stopped(each) for each in done]
     models = list(dict.fromkeys(str(each.point.labels["model"]) for each in done))
-    pictures = {float(each.point.labels["part"]): each.examples for each in done if not each.point.start}
+    images = {float(each.point.labels["part"]): each.examples for each in done if not each.point.start}
     rows, panels = [], []
     for run, figure, title in MEASURES:
         drawn = []
@@ -220,11 +220,11 @@ def report(done: Sequence[Done]) -> Report:
             own = [each for each in done if (each.point.labels["model"], each.point.labels["run"]) == (model, run)]
             parts = sorted({float(each.point.labels["part"]) for each in own})
             found = {part: estimate(own, figure, part=part) for part in parts}
-            rows.append([model, title, *(percent(found[part]) if part in found else "" for part in pictures)])
-            drawn.append(series(model, [pictures[part] for part in parts], list(found.values())))
-        panels.append(Panel(title[:1].upper() + title[1:], "pictures learnt from", "accuracy", drawn, log_x=True))
-    columns = ["model", "measured, %", *(f"{count:,} pictures" for count in pictures.values())]
-    return Report(_lead(done), columns, rows, _claims(done, (min(pictures), max(pictures))), panels)
+            rows.append([model, title, *(percent(found[part]) if part in found else "" for part in images)])
+            drawn.append(series(model, [images[part] for part in parts], list(found.values())))
+        panels.append(Panel(title[:1].upper() + title[1:], "images learned from", "accuracy", drawn, log_x=True))
+    columns = ["model", "measured, %", *(f"{count:,} images" for count in images.values())]
+    return Report(_lead(done), columns, rows, _claims(done, (min(images), max(images))), panels)
 
 
 def _claims(done: Sequence[Done], parts: tuple[float, float]) -> list[Claim]:
@@ -232,7 +232,7 @@ def _claims(done: Sequence[Done], parts: tuple[float, float]) -> list[Claim]:
     found = []
     for size, names in (("small", "ViT-B/32 and R50x1"), ("large", "ViT-L/16 and R152x2")):
         vit, resnet = ({"run": "pre-training", "family": family, "size": size} for family in ("ViT", "ResNet"))
-        of, read = f"of the {size} models", f"of {names}, on 9 and 300 million pictures (Fig. 4, no figures)"
+        of, read = f"of the {size} models", f"of {names}, on 9 and 300 million images (Fig. 4, no figures)"
         found += [
             Claim(
                 f"With the least data the ResNet is ahead, {of}.", f"the ResNet, {read}",
@@ -266,8 +266,8 @@ def _lead(done: Sequence[Done]) -> str:
         f"Every model learns {before.data.name}{_classes(before.data.classes)} from nested parts of it, always for "
         f"{before.total_steps(done[0].examples):,} steps of {before.batch_size} and with the same settings. Its "
         f"{before.fewshot.shots[0]}-shot accuracy is on {before.fewshot.dataset or before.data.name}"
-        f"{_classes(before.fewshot.classes)}, at the evaluation with the best accuracy on held-out pictures; its "
-        f"fine-tuned accuracy is that of the last weights, tuned on {after.examples:,} pictures of {tuned.data.name}"
+        f"{_classes(before.fewshot.classes)}, at the evaluation with the best accuracy on held-out images; its "
+        f"fine-tuned accuracy is that of the last weights, tuned on {after.examples:,} images of {tuned.data.name}"
         f"{_classes(tuned.data.classes)} for {tuned.total_steps(after.examples):,} steps of {tuned.batch_size}. "
         f"{seeds} seed{'s' if seeds > 1 else ''}."
     )

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from vitlab.config import TrainConfig
 from vitlab.data.transforms import to_range
+from vitlab.inspect.capture import look
 from vitlab.inspect.embeddings import filters_of, positions_of
-from vitlab.inspect.look import look
 from vitlab.inspect.page import write_page
 from vitlab.inspect.report import Phase, Rollout, training_page
 from vitlab.models.vit import ViT
+from vitlab.pipelines.finetune import finetune
+from vitlab.pipelines.pretrain import Outcome, pretrain
 from vitlab.recipes import tiny
 from vitlab.studies.runs import Run
-from vitlab.train.config import TrainConfig
 from vitlab.train.workdir import write_json
-from vitlab.transfer.finetune import finetune
-from vitlab.transfer.run import Outcome, pretrain
 
 FIRST, SECOND = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
 
@@ -51,7 +51,7 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     phases = [
         phase(
             "Pre-training on the digits 0 to 4",
-            "A small Vision Transformer learns from nothing: each picture of 16 x 16 pixels is cut into 16 patches "
+            "A small Vision Transformer learns from nothing: each image of 16 x 16 pixels is cut into 16 patches "
             "of 4 x 4, which the encoder sees as a sequence (Eq. 1-4).",
             before, out / "pretrain",
         ),
@@ -82,9 +82,9 @@ def phase(name: str, explanation: str, outcome: Outcome, workdir: Path) -> Phase
     model, run = outcome.model.cpu(), Run.read(workdir)
     assert isinstance(model, ViT), "the demo trains one"
     test = run.test
-    shown = run.pictures(run.one_of_each(10))
-    pictures = np.stack(list(shown.values()))
-    images = to_range(torch.from_numpy(pictures).permute(0, 3, 1, 2).float())
+    shown = run.images(run.one_of_each(10))
+    pixels = np.stack(list(shown.values()))
+    images = to_range(torch.from_numpy(pixels).permute(0, 3, 1, 2).float())
     seen, positions = look(model, [images], keep=len(images)), positions_of(model)
     captions = [f"{test.classes[test.labels[row]]}, called {test.classes[test.predictions[row]]}" for row in shown]
     told = run.phase(name, explanation)
@@ -94,7 +94,7 @@ def phase(name: str, explanation: str, outcome: Outcome, workdir: Path) -> Phase
         filters=filters_of(model),
         positions=None if positions is None else positions[0],
         distances=seen.distances,
-        rollout=Rollout(pictures, captions, seen.rollout),
+        rollout=Rollout(pixels, captions, seen.rollout),
     )
 
 

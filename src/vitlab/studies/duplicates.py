@@ -1,4 +1,4 @@
-"""Near-duplicates of test pictures in a training set: found, listed for `DataConfig.exclude`, and shown on a page."""
+"""Near-duplicates of test images in a training set: found, listed for `DataConfig.exclude`, and shown on a page."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from vitlab.data.datasets import check_source, load_dataset, require_disjoint
+from vitlab.data.dataset import Dataset
 from vitlab.data.dedup import Duplicates, Pair, find_duplicates
-from vitlab.data.exclusion import picture_id, write_lines
-from vitlab.data.likeness import LARGEST, THRESHOLD
-from vitlab.data.sources import Dataset
+from vitlab.data.exclude import image_id, write_lines
+from vitlab.data.registry import check_source, load_dataset, require_disjoint
+from vitlab.data.similarity import LARGEST, THRESHOLD
 from vitlab.errors import UserError, quoted
 from vitlab.inspect.duplicates import ShownPair, duplicates_page
 from vitlab.inspect.page import write_page
@@ -34,12 +34,12 @@ def duplicates(
     threshold: float = THRESHOLD,
     workers: int = 0,
 ) -> dict[str, Any]:
-    """Finds the pictures of `train` that are near-duplicates of pictures of `test`, and writes four files to `out`.
+    """Finds the images of `train` that are near-duplicates of images of `test`, and writes four files to `out`.
 
-    duplicates.jsonl: every pair, the nearest first; exclude.txt: the training pictures of these pairs, for
+    duplicates.jsonl: every pair, the nearest first; exclude.txt: the training images of these pairs, for
     `DataConfig.exclude`; report.html: the pairs side by side; result.json: what is returned, counts and what could not
-    be compared. threshold: the largest distance of a pair (`vitlab.data.likeness.distances`). workers: threads that
-    read pictures. Thumbnails stay in `out`/thumbnails: the same call on the same pictures goes on from there.
+    be compared. threshold: the largest distance of a pair (`vitlab.data.similarity.distances`). workers: threads that
+    read images. Thumbnails stay in `out`/thumbnails: the same call on the same images goes on from there.
     """
     out = Path(out)
     if not 0 < threshold <= LARGEST:
@@ -50,7 +50,7 @@ def duplicates(
         raise UserError(f"workers={workers} must not be negative.")
     if (train, train_root, train_split) == (test, test_root, test_split):
         raise UserError(
-            f"{test} ({test_split}) was given twice: every picture is its own duplicate. Name another set or split."
+            f"{test} ({test_split}) was given twice: every image is its own duplicate. Name another set or split."
         )
     if out.exists() and not out.is_dir():
         raise UserError(f"{out} is a file; give the name of a folder.")
@@ -67,13 +67,13 @@ def duplicates(
     pairs = [pair for pair in found.pairs if pair.distance <= threshold]
     result = _summary(found, pairs, here, there, threshold)
     write_lines(out / "duplicates.jsonl", [json.dumps(_record(pair, here, there)) for pair in pairs])
-    write_lines(out / "exclude.txt", [picture_id(here, i) for i in sorted({pair.train for pair in pairs})])
+    write_lines(out / "exclude.txt", [image_id(here, i) for i in sorted({pair.train for pair in pairs})])
     shown = _nearest(pairs, SHOWN)
     beyond = _nearest([pair for pair in found.pairs if pair.distance > threshold], 24)
     conflicts = [pair for pair in pairs if _conflict(pair, here, there)][:SHOWN]
     lead = (
-        f"Pictures of {train} ({train_split}) that are, but for size, compression, brightness, a narrow crop or a "
-        f"mirror, pictures of {test} ({test_split}). A model trained on the one and tested on the other has seen "
+        f"Images of {train} ({train_split}) that are, but for size, compression, brightness, a narrow crop or a "
+        f"mirror, images of {test} ({test_split}). A model trained on the one and tested on the other has seen "
         f"the answers."
     )
     text = duplicates_page(
@@ -89,7 +89,7 @@ def as_text(result: dict[str, Any], out: Path) -> str:
     """A result in a few lines, for people."""
     lines = [f"{name}: {value}" for name, value in _numbers(result).items()]
     if left := result["unreadable"]:
-        lines.append(f"{len(left)} pictures could not be read:")
+        lines.append(f"{len(left)} images could not be read:")
         lines += [f"  {quoted(each['path'])}: {each['reason']}" for each in left]
     lines.append(f"leave out in training: --data.exclude {out / 'exclude.txt'} · to look at: {out / 'report.html'}")
     return "\n".join(lines)
@@ -104,12 +104,12 @@ def _summary(
         for i, reason in side.unreadable.items()
     ]
     return {
-        "train": {"name": here.name, "split": here.split, "pictures": len(here), "flat": len(found.train.flat)},
-        "test": {"name": there.name, "split": there.split, "pictures": len(there), "flat": len(found.test.flat)},
+        "train": {"name": here.name, "split": here.split, "images": len(here), "flat": len(found.train.flat)},
+        "test": {"name": there.name, "split": there.split, "images": len(there), "flat": len(found.test.flat)},
         "threshold": threshold,
         "pairs": len(pairs),
-        "test_pictures": len({pair.test for pair in pairs}),
-        "train_pictures": len({pair.train for pair in pairs}),
+        "test_images": len({pair.test for pair in pairs}),
+        "train_images": len({pair.train for pair in pairs}),
         "mirrored_pairs": sum(pair.flipped for pair in pairs),
         "conflicting_pairs": sum(_conflict(pair, here, there) for pair in pairs),
         "unreadable": unreadable,
@@ -118,23 +118,23 @@ def _summary(
 
 def _numbers(result: dict[str, Any]) -> dict[str, str]:
     flat = result["train"]["flat"] + result["test"]["flat"]
-    seen, tested = result["test_pictures"], result["test"]["pictures"]
+    seen, tested = result["test_images"], result["test"]["images"]
     return {
-        "Test pictures with a duplicate": f"{seen:,} of {tested:,} ({seen / tested:.2%})",
-        "Training pictures to leave out": f"{result['train_pictures']:,} of {result['train']['pictures']:,}",
+        "Test images with a duplicate": f"{seen:,} of {tested:,} ({seen / tested:.2%})",
+        "Training images to leave out": f"{result['train_images']:,} of {result['train']['images']:,}",
         "Pairs": f"{result['pairs']:,}",
         "Mirrored pairs": f"{result['mirrored_pairs']:,}",
         "Pairs with conflicting labels": f"{result['conflicting_pairs']:,}",
         "Largest distance": f"{result['threshold']:g}",
-        **({"Blank pictures, not compared": f"{flat:,}"} if flat else {}),
-        **({"Unreadable pictures": f"{len(result['unreadable']):,}"} if result["unreadable"] else {}),
+        **({"Blank images, not compared": f"{flat:,}"} if flat else {}),
+        **({"Unreadable images": f"{len(result['unreadable']):,}"} if result["unreadable"] else {}),
     }
 
 
 def _record(pair: Pair, here: Dataset, there: Dataset) -> dict[str, Any]:
     return {
-        "test": picture_id(there, pair.test),
-        "train": picture_id(here, pair.train),
+        "test": image_id(there, pair.test),
+        "train": image_id(here, pair.train),
         "distance": pair.distance,
         "hash_distance": pair.bits,
         "flipped": pair.flipped,
@@ -154,12 +154,12 @@ def _label(dataset: Dataset, index: int) -> str:
 
 
 def _conflict(pair: Pair, here: Dataset, there: Dataset) -> bool:
-    """Whether two pictures of the same classes have no label in common."""
+    """Whether two images of the same classes have no label in common."""
     return here.classes == there.classes and not set(_labels(here, pair.train)) & set(_labels(there, pair.test))
 
 
 def _nearest(pairs: Sequence[Pair], most: int) -> list[Pair]:
-    """The nearest pair of each test picture, of the first `most` test pictures: copies of one do not fill the page."""
+    """The nearest pair of each test image, of the first `most` test images: copies of one do not fill the page."""
     first: dict[int, Pair] = {}
     for pair in pairs:
         first.setdefault(pair.test, pair)
@@ -168,7 +168,7 @@ def _nearest(pairs: Sequence[Pair], most: int) -> list[Pair]:
 
 def _shown(pair: Pair, here: Dataset, there: Dataset) -> ShownPair:
     return ShownPair(
-        there.picture(pair.test), here.picture(pair.train), picture_id(there, pair.test), picture_id(here, pair.train),
+        there.image(pair.test), here.image(pair.train), image_id(there, pair.test), image_id(here, pair.train),
         _label(there, pair.test), _label(here, pair.train), pair.distance, pair.bits, pair.flipped,
         _conflict(pair, here, there),
     )  # fmt: skip

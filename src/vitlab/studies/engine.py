@@ -24,18 +24,18 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from vitlab.config import DataConfig, FinetuneConfig
 from vitlab.errors import UserError
-from vitlab.files import find_damage, lock_file
+from vitlab.evaluate.accuracy import choose_device
+from vitlab.io import find_damage, lock_file
 from vitlab.models.config import ModelConfig
+from vitlab.pipelines.finetune import sweep_and_finetune
+from vitlab.pipelines.pretrain import pretrain
 from vitlab.settings import from_dict
 from vitlab.studies.report import write_report
 from vitlab.studies.study import Done, Point, Scale, Study, digest
-from vitlab.train.config import DataConfig, FinetuneConfig
 from vitlab.train.loop import NonFiniteError, StoppedError, stop_signals
 from vitlab.train.workdir import write_json
-from vitlab.transfer.evaluate import choose_device
-from vitlab.transfer.finetune import sweep_and_finetune
-from vitlab.transfer.run import pretrain
 
 WRONG_INPUT = 2
 """Exit code of a process that met bad settings or data, whose last words say which."""

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+from vitlab.config import TrainConfig
 from vitlab.inspect.panels import Panel
 from vitlab.models.config import ViTConfig
 from vitlab.studies.small import (
@@ -20,7 +21,6 @@ from vitlab.studies.small import (
 )
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
-from vitlab.train.config import TrainConfig
 
 KINDS = {"token": "class token", "gap": "GAP"}
 RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
@@ -74,7 +74,7 @@ def report(done: Sequence[Done]) -> Report:
     return Report(
         lead=f"A ViT of {model.depth} blocks and D = {model.width}, whose head sees the class token or the mean over "
         f"patches, at several learning rates, all else alike. The best rate is that of the mean over seeds, by the "
-        f"figure that is then compared: no pictures are held out to choose it by. {told(done)}",
+        f"figure that is then compared: no images are held out to choose it by. {told(done)}",
         columns=("head", "learning rate", "5-shot, %", "accuracy, %", "5-shot"),
         rows=rows,
         claims=_claims(done),

@@ -11,26 +11,26 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlab.data.pictures import PictureError, decode
+from vitlab.data.decode import ImageError, decode_image
 from vitlab.data.transforms import EvalTransform, pair, to_pixels, to_range
 from vitlab.errors import UserError, quoted
-from vitlab.inspect.card import name_of
+from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.features import ImageCounter
+from vitlab.evaluate.predict import find_images
+from vitlab.inspect.capture import look
 from vitlab.inspect.drawings import write_drawings
 from vitlab.inspect.embeddings import filters_of, positions_of
-from vitlab.inspect.look import look
 from vitlab.inspect.page import write_page
 from vitlab.inspect.report import Inspection, checkpoint_page, draw
+from vitlab.inspect.summary import name_of
 from vitlab.models.config import ImageSize, Interpolation, ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.studies.runs import Run, run_folders
 from vitlab.train.workdir import write_json
-from vitlab.transfer.evaluate import choose_device
-from vitlab.transfer.features import PictureCounter
-from vitlab.transfer.predict import find_pictures
 from vitlab.weights import load_checkpoint
 
 MOST = 128
-"""Pictures that a run's attention distances are over, as in App. D.7."""
+"""Images that a run's attention distances are over, as in App. D.7."""
 
 
 def inspect_checkpoint(
@@ -46,17 +46,17 @@ def inspect_checkpoint(
     device: str = "auto",
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Looks into a Vision Transformer or a hybrid while it sees pictures; writes a page, figures and numbers to `out`.
+    """Looks into a Vision Transformer or a hybrid while it sees images; writes a page, figures and numbers to `out`.
 
-    `sources` are files, folders (searched through) or `-` for the standard input; all of their pictures count for the
-    attention distances, the first `shown` stand on the page, each with its `top` answers. Pictures that cannot be read
-    are left out and named. Without sources, a finished run shows test pictures of its own, and the page of any other
+    `sources` are files, folders (searched through) or `-` for the standard input; all of their images count for the
+    attention distances, the first `shown` stand on the page, each with its `top` answers. Images that cannot be read
+    are left out and named. Without sources, a finished run shows test images of its own, and the page of any other
     checkpoint what needs none: its card, filters and position embeddings. A run's page also tells how the run went.
     `image_size` and `interpolation` are as in `load_checkpoint`; `say` hears how images are prepared.
 
     In `out`: index.html, which needs no network; figures/NAME.png, .svg and .npz; result.json, which is returned.
     A ResNet has no attention to look at, so of its run the page only tells how it went. Raises ValueError for any other
-    ResNet, for a path that is not there, and where no picture can be read.
+    ResNet, for a path that is not there, and where no image can be read.
     """
     out = Path(out)
     for name, value in (("shown", shown), ("top", top), ("batch_size", batch_size)):
@@ -75,7 +75,7 @@ def inspect_checkpoint(
     shown_as = {"checkpoint": str(checkpoint), "config": model.config, "card": card}
     names: list[str] = []
     if isinstance(model, ViT):
-        found = list(find_pictures(sources)) if sources else _own_pictures(runs, shown)  # a missing one is told at once
+        found = list(find_images(sources)) if sources else _own_images(runs, shown)  # a missing one is told at once
         stream = _Stream(found, EvalTransform(model.config.image_hw, preprocessing), shown, batch_size)
         if found and say:
             say(f"images: {preprocessing.describe()}")
@@ -83,14 +83,14 @@ def inspect_checkpoint(
         names = stream.names
         inspection = Inspection(
             **shown_as, filters=filters_of(model), positions=positions_of(model), look=seen,
-            names=[_short(name) for name in names], pictures=stream.pictures, unreadable=stream.unreadable,
+            names=[_short(name) for name in names], images=stream.images, unreadable=stream.unreadable,
         )  # fmt: skip
     elif runs and not sources:
         inspection = Inspection(**shown_as)
     else:
         raise UserError(
             f"{checkpoint} is a ResNet, which has no attention to look at; give a Vision Transformer or a hybrid, or "
-            f"the folder of a ResNet's run and no pictures, to see how the run went."
+            f"the folder of a ResNet's run and no images, to see how the run went."
         )
     drawn = draw(inspection)
     write_drawings(drawn, out / "figures")
@@ -105,34 +105,34 @@ def inspect_checkpoint(
 
 def as_text(result: dict[str, Any]) -> str:
     """A result in a few lines, for people."""
-    lines = [f"{result['model']}: {result['parameters']:,} parameters, {result['gmacs']:.3g} GMACs a picture"]
+    lines = [f"{result['model']}: {result['parameters']:,} parameters, {result['gmacs']:.3g} GMACs a image"]
     if distances := result.get("distances"):
         means = [f"{np.mean(far):.1f} pixels in layer {name}" for name, far in distances.items()]
         said = ", ".join(dict.fromkeys((means[0], means[-1])))
-        pictures = "1 picture" if result["pictures"] == 1 else f"{result['pictures']:,} pictures"
-        lines.append(f"mean attention distance over {pictures}: {said}")
+        images = "1 image" if result["images"] == 1 else f"{result['images']:,} images"
+        lines.append(f"mean attention distance over {images}: {said}")
     for each in result["unreadable"]:
         lines.append(f"{quoted(each['path'])}: cannot be read: {each['reason']}")
     return "\n".join([*lines, result["page"]])
 
 
-def _own_pictures(runs: Sequence[Run], shown: int) -> list[tuple[str, np.ndarray]]:
-    """Up to MOST test pictures of the first run, by name and class, as its model sees them: one of each class, then the
-    others in order. None where there is no run, or where its pictures are not to be had, as its part of the page tells.
+def _own_images(runs: Sequence[Run], shown: int) -> list[tuple[str, np.ndarray]]:
+    """Up to MOST test images of the first run, by name and class, as its model sees them: one of each class, then the
+    others in order. None where there is no run, or where its images are not to be had, as its part of the page tells.
     """
     for run in runs[:1]:
         first = run.one_of_each(shown)
         rows = np.concatenate([first, np.setdiff1d(np.arange(len(run.test.labels)), first)])[: max(shown, MOST)]
         with contextlib.suppress(ValueError):
-            pictures = run.pictures(rows)
+            images = run.images(rows)
             truths = [run.test.classes[label] for label in run.test.labels]
-            return [(f"{run.names[row]}, {truths[row]}", pictures[row]) for row in map(int, rows) if row in pictures]
+            return [(f"{run.names[row]}, {truths[row]}", images[row]) for row in map(int, rows) if row in images]
     return []
 
 
 @dataclass
 class _Stream:
-    """Pictures on their way into a model. What is known of them when they are through is kept here."""
+    """Images on their way into a model. What is known of them when they are through is kept here."""
 
     found: Sequence[tuple[str, Path | bytes | np.ndarray]]
     """Name, and where it is, or itself as the model sees it."""
@@ -140,24 +140,24 @@ class _Stream:
     shown: int
     batch_size: int
     names: list[str] = field(default_factory=list)
-    """Of the first `shown` pictures, and they themselves, as the model sees them."""
-    pictures: list[np.ndarray] = field(default_factory=list)
+    """Of the first `shown` images, and they themselves, as the model sees them."""
+    images: list[np.ndarray] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
 
     def batches(self) -> Iterator[Float[Tensor, "B 3 H W"]]:
-        """Raises ValueError where none of the pictures can be read."""
+        """Raises ValueError where none of the images can be read."""
         pending: list[Tensor] = []
-        counter = PictureCounter("inspect", len(self.found))
+        counter = ImageCounter("inspect", len(self.found))
         with counter:
             for number, (path, data) in enumerate(self.found, start=1):
                 try:
                     image = self._image(path, data)
-                except PictureError as error:
+                except ImageError as error:
                     self.unreadable.append((path, error.reason))
                     continue
                 if len(self.names) < self.shown:
                     self.names.append(path)
-                    self.pictures.append(to_pixels(image)[0])
+                    self.images.append(to_pixels(image)[0])
                 pending.append(image)
                 if len(pending) == self.batch_size:
                     yield torch.cat(pending)
@@ -167,18 +167,18 @@ class _Stream:
                 yield torch.cat(pending)
         if not self.names:
             path, reason = self.unreadable[0]
-            raise UserError(f"none of the {len(self.found)} pictures can be read; the first, {quoted(path)}: {reason}.")
+            raise UserError(f"none of the {len(self.found)} images can be read; the first, {quoted(path)}: {reason}.")
 
     def _image(self, path: str, data: Path | bytes | np.ndarray) -> Float[Tensor, "1 3 H W"]:
         if not isinstance(data, np.ndarray):
-            return self.transform.apply([decode(data, path=path)])
+            return self.transform.apply([decode_image(data, path=path)])
         if data.shape[:2] != pair(self.transform.image_size):
             return self.transform.apply([data])  # the model is looked at in another size than its own
         return to_range(torch.from_numpy(data).permute(2, 0, 1)[None].float())
 
 
 def _short(path: str) -> str:
-    """A picture's file and folder."""
+    """A image's file and folder."""
     return "/".join(Path(path).parts[-2:])
 
 
@@ -190,7 +190,7 @@ def _result(inspection: Inspection, paths: Sequence[str], top: int) -> dict[str,
         "image_size": list(config.image_hw),
         "parameters": config.num_parameters,
         "gmacs": config.forward_macs / 1e9,
-        "pictures": seen.count if seen else 0,
+        "images": seen.count if seen else 0,
         "unreadable": [{"path": path, "reason": reason} for path, reason in inspection.unreadable],
     }
     if isinstance(config, ViTConfig):

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+from vitlab.config import DataConfig, FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.inspect.panels import Panel
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import finetune, pretrain, selfsup
@@ -10,45 +11,44 @@ from vitlab.studies.small import series
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.statistics import points as in_points
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
-from vitlab.train.config import DataConfig, FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
 
 VARIANTS: tuple[tuple[str, MaskingConfig], ...] = (
-    ("mean-colour-50", MaskingConfig(target="mean-colour", share=0.5)),
+    ("mean-color-50", MaskingConfig(target="mean-color", share=0.5)),
     ("downsized-50", MaskingConfig(target="downsized", share=0.5)),
     ("regression-50", MaskingConfig(target="regression", share=0.5)),
-    ("mean-colour-15", MaskingConfig(target="mean-colour", share=0.15)),
+    ("mean-color-15", MaskingConfig(target="mean-color", share=0.15)),
 )
 """The three targets, and the paper's other rate."""
 
 NAMES = {
     "scratch": "none: from scratch",
     "scratch-zero": "none, and a head of zeros",
-    "mean-colour-50": "mean colour, 50 % corrupted",
-    "mean-colour-50-zero": "the same, and a head of zeros",
-    "downsized-50": "4x4 colours, 50 % corrupted",
+    "mean-color-50": "mean color, 50 % corrupted",
+    "mean-color-50-zero": "the same, and a head of zeros",
+    "downsized-50": "4x4 colors, 50 % corrupted",
     "regression-50": "all pixels in L2, 50 % corrupted",
-    "mean-colour-15": "mean colour, 15 % corrupted",
+    "mean-color-15": "mean color, 15 % corrupted",
     "supervised": "supervised",
 }
 TICKS = {
     "scratch": "scratch",
     "scratch-zero": "scratch, head 0",
-    "mean-colour-50": "colour 50 %",
-    "mean-colour-50-zero": "colour 50 %, head 0",
+    "mean-color-50": "color 50 %",
+    "mean-color-50-zero": "color 50 %, head 0",
     "downsized-50": "4x4 50 %",
     "regression-50": "pixels 50 %",
-    "mean-colour-15": "colour 15 %",
+    "mean-color-15": "color 15 %",
     "supervised": "supervised",
 }
 """The same for a figure."""
 PAPER = {
     "scratch": "77.9",
     "scratch-zero": "",
-    "mean-colour-50": "79.9",
-    "mean-colour-50-zero": "",
+    "mean-color-50": "79.9",
+    "mean-color-50-zero": "",
     "downsized-50": "works well",
     "regression-50": "slightly worse",
-    "mean-colour-15": "slightly worse",
+    "mean-color-15": "slightly worse",
     "supervised": "84.2",
 }
 """ViT-B/16 on ImageNet: Sec. 4.6 and Table 5; App. B.1.2 gives no figures for the variants."""
@@ -67,7 +67,7 @@ def points(scale: Scale) -> list[Point]:
     weights more of them than trained ones. A pair with heads of zeros is run beside.
 
     Supervised pre-training is part of the paper's scale alone: in small, it would have to see the labels of the very
-    pictures that fine-tuning is denied.
+    images that fine-tuning is denied.
     """
     match scale:
         case "tiny":
@@ -92,7 +92,7 @@ def _tiny() -> TrainConfig:
 
 
 def _gpu() -> TrainConfig:
-    """100 epochs of 1.1 GFLOP a picture: twelve of these are 68 PFLOP, eleven minutes at 100 TFLOP/s."""
+    """100 epochs of 1.1 GFLOP a image: twelve of these are 68 PFLOP, eleven minutes at 100 TFLOP/s."""
     base = selfsup.tiny_cifar10()
     assert isinstance(base.model, ViTConfig)
     return dataclasses.replace(
@@ -181,25 +181,25 @@ def _claims(done: Sequence[Done], present: Sequence[str]) -> list[Claim]:
 
     well = "all settings work quite well (App. B.1.2)"
     wanted = [
-        ("mean-colour-50", "scratch", "Masked patch prediction with mean colours beats training from scratch.",
+        ("mean-color-50", "scratch", "Masked patch prediction with mean colors beats training from scratch.",
          "79.9 % against 77.9 % (Sec. 4.6, Table 5)"),
-        ("mean-colour-50-zero", "scratch-zero", "It does so too where both heads start at zero, as the paper's do.",
+        ("mean-color-50-zero", "scratch-zero", "It does so too where both heads start at zero, as the paper's do.",
          "as above"),
-        ("downsized-50", "scratch", "Prediction of 4x4 colours beats training from scratch.", well),
+        ("downsized-50", "scratch", "Prediction of 4x4 colors beats training from scratch.", well),
         ("regression-50", "scratch", "Regression of all pixels beats training from scratch.", well),
-        ("mean-colour-50", "regression-50", "Mean colours are a better target than all pixels in L2.",
+        ("mean-color-50", "regression-50", "Mean colors are a better target than all pixels in L2.",
          "regression is slightly worse (App. B.1.2)"),
-        ("mean-colour-50", "mean-colour-15", "Corrupting 50 % of the patches is better than 15 %.",
+        ("mean-color-50", "mean-color-15", "Corrupting 50 % of the patches is better than 15 %.",
          "15 % is slightly worse, few-shot (App. B.1.2)"),
-        ("supervised", "mean-colour-50", "Supervised pre-training on the same pictures stays ahead.",
+        ("supervised", "mean-color-50", "Supervised pre-training on the same images stays ahead.",
          "4 points (Sec. 4.6)"),
     ]  # fmt: skip
     return [claim(*each) for each in wanted if {each[0], each[1]} <= set(present)]
 
 
 def _lead(done: Sequence[Done]) -> str:
-    before = next(each for each in done if each.point.labels == _before("mean-colour-50"))
-    after = next(each for each in done if each.point.labels == _after("mean-colour-50"))
+    before = next(each for each in done if each.point.labels == _before("mean-color-50"))
+    after = next(each for each in done if each.point.labels == _after("mean-color-50"))
     model, first, second = before.point.config.model, before.point.config, after.point.config
     assert isinstance(model, ViTConfig)
     seeds = len({each.seed for each in done})
@@ -209,20 +209,20 @@ def _lead(done: Sequence[Done]) -> str:
         scratch = "the same shape with fresh weights, on the same labels for as many steps (the paper's is trained out)"
         left_out = (
             f" Heads start at sd {HEAD_STD} unless a row says otherwise. The paper's third start, supervised "
-            "pre-training, is left out: on these pictures it would have seen the labels that fine-tuning is denied."
+            "pre-training, is left out: on these images it would have seen the labels that fine-tuning is denied."
         )
     return (
         f"A ViT of {model.num_parameters / 1e6:.2g} million parameters (D = {model.width}, {model.depth} blocks, "
-        f"patches of {model.patch_size} pixels at {model.image_hw[0]}) learns from the {before.examples:,} pictures of "
+        f"patches of {model.patch_size} pixels at {model.image_hw[0]}) learns from the {before.examples:,} images of "
         f"{first.data.name} without labels for {first.total_steps(before.examples):,} steps of {first.batch_size}, and "
-        f"is fine-tuned on {after.examples:,} labelled pictures of {second.data.name} for "
+        f"is fine-tuned on {after.examples:,} labeled images of {second.data.name} for "
         f"{second.total_steps(after.examples):,} steps of {second.batch_size}; {seeds} "
         f"seed{'s, each with pre-trainings of its own' if seeds > 1 else ''}. From scratch is {scratch}." + left_out
     )
 
 
 def _told(done: Sequence[Done], name: str) -> str:
-    """How well hidden patches are told, beside the best answer that looks at no picture."""
+    """How well hidden patches are told, beside the best answer that looks at no image."""
     if name not in dict(VARIANTS):
         return ""
     loss, constant = (estimate(done, figure, **_before(name)).mean for figure in ("loss", "constant_loss"))

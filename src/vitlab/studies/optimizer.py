@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vitlab.config import FewShotConfig, OptimConfig, TrainConfig
 from vitlab.inspect.panels import Panel, Series
 from vitlab.models.config import ResNetConfig
-from vitlab.models.stages import ResNetBody
+from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import pretrain
 from vitlab.studies.scaling import pretraining
 from vitlab.studies.small import held_out, series
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
-from vitlab.train.config import FewShotConfig, OptimConfig, TrainConfig
 
 DATASETS = ("ImageNet", "CIFAR-10", "CIFAR-100", "Pets", "Flowers")
 TABLE7 = {
@@ -22,7 +22,7 @@ TABLE7 = {
     ("R152x2", "adam"): (84.97, 99.06, 92.05, 95.37, 98.62),
     ("R152x2", "sgd"): (84.37, 99.07, 91.06, 94.79, 99.32),
 }
-"""(model, optimiser) -> accuracy in percent on DATASETS after pre-training on JFT-300M and fine-tuning."""
+"""(model, optimizer) -> accuracy in percent on DATASETS after pre-training on JFT-300M and fine-tuning."""
 
 STANDS_FOR = {"small": "R50x1", "large": "R152x2"}
 TINY = {
@@ -41,7 +41,7 @@ BIT_RATES = {"tiny": (4.0, 16.0, 64.0), "gpu": (0.5, 2.0, 8.0)}
 
 
 def bit_sgd(batch_size: int, warmup_steps: int, factor: float = 1.0) -> OptimConfig:
-    """SGD as in BiT: momentum 0.9, rate 0.03 for each 256 pictures of a batch, times `factor`; decay 1e-4.
+    """SGD as in BiT: momentum 0.9, rate 0.03 for each 256 images of a batch, times `factor`; decay 1e-4.
 
     Deviation: BiT's decay is part of the gradient and goes through the momentum, so that in the long run a step takes
     off rate * 1e-4 / (1 - 0.9) of a parameter; ours is decoupled, and is set to that: 1e-3. The rate falls by a cosine,
@@ -54,7 +54,7 @@ def bit_sgd(batch_size: int, warmup_steps: int, factor: float = 1.0) -> OptimCon
 
 
 def points(scale: Scale) -> list[Point]:
-    """Two ResNets by two optimisers, with three rates and three seeds each; in the paper one rate and one run."""
+    """Two ResNets by two optimizers, with three rates and three seeds each; in the paper one rate and one run."""
     if scale == "paper":
         return [
             _point(model, config)
@@ -100,7 +100,7 @@ def _rates(done: Sequence[Done], model: str, optimizer: str) -> set[float]:
 
 
 def report(done: Sequence[Done]) -> Report:
-    """All rates in the table; the claims compare the best of each optimiser, by held-out accuracy."""
+    """All rates in the table; the claims compare the best of each optimizer, by held-out accuracy."""
     models = list(dict.fromkeys(str(each.point.labels["model"]) for each in done))
     rows, found, chosen = [], [], {}
     for model in models:
@@ -115,7 +115,7 @@ def report(done: Sequence[Done]) -> Report:
                     *(percent(estimate(done, figure, **group)) for figure in FIGURES),
                     *(("chosen", f"{printed:.2f}") if rate == best else ("", "")),
                 ))  # fmt: skip
-    columns = ("model", "optimiser", "rate", "held out", "accuracy", "5-shot", "10-shot", "", "Table 7, average")
+    columns = ("model", "optimizer", "rate", "held out", "accuracy", "5-shot", "10-shot", "", "Table 7, average")
     return Report(_lead(done), columns, rows, [_claim(done, model, chosen) for model in models], [
         _transfer(done, models, chosen),
         Panel("The search", "learning rate", "held-out accuracy, %", found, log_x=True),
@@ -129,8 +129,8 @@ def _lead(done: Sequence[Done]) -> str:
     return (
         f"ResNets learn classes of {config.data.name} by Adam and by SGD with momentum ({length}, seeds "
         f"{', '.join(map(str, seeds))}) and are judged by few-shot accuracy on classes "
-        f"that they have not seen. Of each optimiser's rates the one with the best accuracy on held-out pictures of "
-        f"the learnt classes counts. The last column is Table 7's, of the ResNet that ours stands for: fine-tuned, "
+        f"that they have not seen. Of each optimizer's rates the one with the best accuracy on held-out images of "
+        f"the learned classes counts. The last column is Table 7's, of the ResNet that ours stands for: fine-tuned, "
         f"the mean of {', '.join(DATASETS)}."
     )
 
@@ -146,7 +146,7 @@ def _claim(done: Sequence[Done], model: str, chosen: dict[tuple[str, str], float
     adam, sgd = ({"model": model, "optimizer": name, "rate": chosen[model, name]} for name in ("adam", "sgd"))
     means = [float(np.mean(TABLE7[named, name])) for name in ("adam", "sgd")]
     return Claim(
-        f"What the {model} ResNet has learnt by Adam transfers better than what it has learnt by SGD.",
+        f"What the {model} ResNet has learned by Adam transfers better than what it has learned by SGD.",
         f"{means[0]:.2f} against {means[1]:.2f}, the average of five data sets with {named} (Table 7)",
         difference(done, "fewshot_5shot", adam, sgd),
     )

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vitlab.config import TrainConfig
 from vitlab.inspect.panels import Panel
 from vitlab.models.config import ViTConfig
 from vitlab.studies.small import FEWSHOT, gpu, gpu_vit, jft, series, tiny, tiny_vit, told
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
-from vitlab.train.config import TrainConfig
 
 TABLE8 = {
     ("none", "stem"): 0.61382,

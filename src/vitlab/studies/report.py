@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vitlab.files import replacing_file
 from vitlab.inspect import figures, plots
+from vitlab.io import replacing_file
 from vitlab.studies.statistics import points
 from vitlab.studies.study import Claim, Done, Report, Scale, Study
 from vitlab.train.workdir import write_json
@@ -111,7 +111,7 @@ def _meaning(claims: Sequence[Mapping[str, Any]]) -> str:
     """What the intervals and verdicts are worth."""
     told = (
         "Differences are in percentage points, paired by seed. In brackets is the percentile bootstrap interval over "
-        "seeds; the test pictures are the same throughout. A claim `shows` where the whole interval is on its side, "
+        "seeds; the test images are the same throughout. A claim `shows` where the whole interval is on its side, "
         "and is `contradicted` where the whole interval is on the other."
     )
     if any(each["expected"] == "equal" for each in claims):
@@ -135,7 +135,7 @@ def _cost(result: Mapping[str, Any]) -> str:
     runs = len(result["points"])
     return (
         f"{runs} run{'' if runs == 1 else 's'}, {operations(result['exaflops'])} of training: 6 x multiply-accumulates "
-        f"of a forward pass x pictures seen, as Table 6 counts."
+        f"of a forward pass x images seen, as Table 6 counts."
     )
 
 

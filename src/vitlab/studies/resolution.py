@@ -3,16 +3,16 @@
 import dataclasses
 from collections.abc import Sequence
 
+from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.inspect.panels import Panel
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import finetune, pretrain
-from vitlab.studies.small import CARRIED_TO, LEARNT, series
+from vitlab.studies.small import CARRIED_TO, LEARNED, series
 from vitlab.studies.statistics import difference, estimate, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
-from vitlab.train.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 
 FACTORS = (1.0, 1.5, 2.0)
-"""Sides of the pictures in fine-tuning, in those of pre-training."""
+"""Sides of the images in fine-tuning, in those of pre-training."""
 KINDS = ("interpolated", "fresh")
 """Of position embeddings: the checkpoint's, or new ones."""
 
@@ -20,7 +20,7 @@ KINDS = ("interpolated", "fresh")
 def points(scale: Scale) -> list[Point]:
     """Pre-training at one resolution, once a seed; from there a fine-tuning for each resolution and kind of positions.
 
-    Deviation: the small scales pre-train at half of what their pictures have, or more pixels would show nothing new.
+    Deviation: the small scales pre-train at half of what their images have, or more pixels would show nothing new.
     """
     match scale:
         case "tiny":
@@ -35,10 +35,10 @@ def _tiny() -> TrainConfig:
     """Fashion-MNIST at 16 of its 28 pixels."""
     return TrainConfig(
         model=ViTConfig(
-            image_size=16, patch_size=4, width=64, depth=4, heads=4, mlp_dim=128, num_classes=len(LEARNT), pool="gap",
+            image_size=16, patch_size=4, width=64, depth=4, heads=4, mlp_dim=128, num_classes=len(LEARNED), pool="gap",
             gelu="erf", position_std=1.0, head_std=0.1,
         ),
-        data=_data("fashion_mnist", LEARNT),
+        data=_data("fashion_mnist", LEARNED),
         optim=OptimConfig(lr=1e-3, weight_decay=0.05, warmup_steps=100, clip_norm=1.0),
         steps=1000,
         batch_size=64,
@@ -50,10 +50,10 @@ def _gpu() -> TrainConfig:
     """CIFAR-10 at 16 of its 32 pixels, 100 epochs of half of it: 0.7 PFLOP a seed."""
     return TrainConfig(
         model=ViTConfig(
-            image_size=16, patch_size=4, width=192, depth=9, heads=6, mlp_dim=384, num_classes=len(LEARNT), pool="gap",
+            image_size=16, patch_size=4, width=192, depth=9, heads=6, mlp_dim=384, num_classes=len(LEARNED), pool="gap",
             gelu="erf", position_std=1.0, head_std=0.1,
         ),
-        data=_data("cifar10", LEARNT),
+        data=_data("cifar10", LEARNED),
         optim=OptimConfig(lr=1e-3, weight_decay=0.05, warmup_steps=500, clip_norm=1.0),
         epochs=100.0,
         batch_size=512,
@@ -61,7 +61,7 @@ def _gpu() -> TrainConfig:
 
 
 def _small_finetuning(name: str, part: float, steps: int, batch_size: int) -> FinetuneConfig:
-    """On few pictures and for few steps, so that a start in the wrong place is not made good."""
+    """On few images and for few steps, so that a start in the wrong place is not made good."""
     return FinetuneConfig(
         model=ViTConfig(image_size=16, patch_size=4),
         data=dataclasses.replace(_data(name, CARRIED_TO), part=part),
@@ -118,7 +118,7 @@ def report(done: Sequence[Done]) -> Report:
         rows=rows,
         claims=_claims(done),
         panels=[Panel(
-            "Fine-tuned at higher resolution", "side of the picture in fine-tuning, pixels", "test accuracy",
+            "Fine-tuned at higher resolution", "side of the image in fine-tuning, pixels", "test accuracy",
             [
                 series(f"{kind} positions", pixels, [found[kind, factor] for factor in FACTORS])
                 for kind in KINDS
@@ -149,11 +149,11 @@ def _lead(done: Sequence[Done]) -> str:
     seeds = len({each.seed for each in done})
     return (
         f"A ViT of {model.num_parameters / 1e6:.2g} million parameters (D = {model.width}, {model.depth} blocks, "
-        f"patches of {model.patch_size} pixels) learns {before.examples:,} pictures of {_part(first.data)} at "
+        f"patches of {model.patch_size} pixels) learns {before.examples:,} images of {_part(first.data)} at "
         f"{model.image_hw[0]} pixels for {first.total_steps(before.examples):,} steps of {first.batch_size}, and is "
-        f"fine-tuned on {after.examples:,} pictures of {_part(second.data)} for {second.total_steps(after.examples):,} "
+        f"fine-tuned on {after.examples:,} images of {_part(second.data)} for {second.total_steps(after.examples):,} "
         f"steps of {second.batch_size}, at 1, 1.5 and 2 times that resolution, with the position embeddings that it "
-        f"learnt, interpolated, or with new ones. At 1 time nothing is interpolated. {seeds} "
+        f"learned, interpolated, or with new ones. At 1 time nothing is interpolated. {seeds} "
         f"seed{'s, each with a pre-training of its own' if seeds > 1 else ''}."
     )
 

@@ -1,4 +1,4 @@
-"""What the folders of finished runs tell: curves, answers to the test pictures, and which pictures those were."""
+"""What the folders of finished runs tell: curves, answers to the test images, and which images those were."""
 
 import contextlib
 import json
@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, UInt8
 
-from vitlab.data.datasets import load_dataset
-from vitlab.data.exclusion import picture_id
-from vitlab.data.pictures import PictureError
+from vitlab.data.decode import ImageError
+from vitlab.data.exclude import image_id
+from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform, pair, to_pixels
-from vitlab.files import find_damage
+from vitlab.evaluate.accuracy import Evaluation
+from vitlab.evaluate.predictions import read_predictions
 from vitlab.inspect.report import Mistakes, Phase
+from vitlab.io import find_damage
+from vitlab.pipelines.pretrain import PREDICTIONS
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.logs import read_log
-from vitlab.transfer.evaluate import Evaluation
-from vitlab.transfer.predictions import read_predictions
-from vitlab.transfer.run import PREDICTIONS
 from vitlab.weights import load_card
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def run_folders(path: str | Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its settings, its records, and its answers to the test pictures."""
+    """A finished run: its settings, its records, and its answers to the test images."""
 
     folder: Path
     settings: dict[str, Any]
@@ -49,7 +49,7 @@ class Run:
     """That of its model."""
     test: Evaluation
     names: Sequence[str]
-    """Of the test pictures, as `picture_id` has them."""
+    """Of the test images, as `image_id` has them."""
 
     @classmethod
     def read(cls, folder: Path) -> "Run":
@@ -67,20 +67,20 @@ class Run:
         size = self.settings["model"]["image_size"]
         return pair(size if isinstance(size, int) else tuple(size))
 
-    def pictures(self, rows: Int[np.ndarray, " n"]) -> dict[int, UInt8[np.ndarray, "H W 3"]]:
-        """The test pictures in these rows of `test`, as the model saw them; one that cannot be read is left out.
+    def images(self, rows: Int[np.ndarray, " n"]) -> dict[int, UInt8[np.ndarray, "H W 3"]]:
+        """The test images in these rows of `test`, as the model saw them; one that cannot be read is left out.
 
         Raises ValueError where the data set is not to be had.
         """
         card = self.card
         data = load_dataset(card["dataset"], "test", root=card["root"], classes=card["class_indices"], on_error="skip")
         transform = EvalTransform(self.seen, Preprocessing.read(card, str(self.folder)))
-        places = {picture_id(data, i): i for i in range(len(data))}
+        places = {image_id(data, i): i for i in range(len(data))}
         found = {}
         for row in map(int, rows):
-            with contextlib.suppress(KeyError, PictureError):
-                picture = data.picture(places[self.names[row]])
-                found[row] = to_pixels(transform.apply([picture]))[0]
+            with contextlib.suppress(KeyError, ImageError):
+                image = data.image(places[self.names[row]])
+                found[row] = to_pixels(transform.apply([image]))[0]
         return found
 
     @property
@@ -90,7 +90,7 @@ class Run:
         return f"{verb} {self.card['dataset']}"
 
     def one_of_each(self, most: int) -> Int[np.ndarray, " n"]:
-        """Rows of the first test picture of each class, of the first `most` classes."""
+        """Rows of the first test image of each class, of the first `most` classes."""
         return np.unique(self.test.labels, return_index=True)[1][:most]
 
     def phase(self, name: str | None = None, explanation: str | None = None) -> Phase:
@@ -99,10 +99,10 @@ class Run:
         wrong = np.flatnonzero(~test.right)
         wrong = wrong[np.argsort(-test.confidences[wrong], kind="stable")][:MISTAKES]
         try:
-            shown = self.pictures(wrong)
+            shown = self.images(wrong)
             missing = ""
         except ValueError as error:
-            shown, missing = {}, f"\n\nThe pictures answered wrong cannot be shown: {error}"
+            shown, missing = {}, f"\n\nThe images answered wrong cannot be shown: {error}"
         rows = [row for row in wrong.tolist() if row in shown]
         records = read_log(self.folder / "metrics.jsonl")
         return Phase(
@@ -110,7 +110,7 @@ class Run:
             explanation=(explanation or f"The run in {self.folder}.") + missing,
             numbers={
                 "Test accuracy": f"{test.accuracy:.1%}",
-                "Test pictures": f"{len(test.labels):,}",
+                "Test images": f"{len(test.labels):,}",
                 "Training steps": f"{max(record['step'] for record in records):,}",
             },
             records=records,

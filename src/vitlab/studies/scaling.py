@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from vitlab.config import DataConfig, FewShotConfig, OptimConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.inspect.panels import Panel, Series, front
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
-from vitlab.models.names import get_config
-from vitlab.models.stages import ResNetBody
+from vitlab.models.registry import get_config
+from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import pretrain
 from vitlab.studies.small import SMALL_L2
 from vitlab.studies.statistics import estimate, over_seeds, percent
 from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
-from vitlab.train.config import DataConfig, FewShotConfig, OptimConfig, TrainConfig
 
 FAMILIES = ("ViT", "hybrid", "ResNet")
 
@@ -37,7 +37,7 @@ class PaperRun:
 
     @property
     def average(self) -> float:
-        """Fig. 5's Average-5: all but ReaL, whose pictures are ImageNet's."""
+        """Fig. 5's Average-5: all but ReaL, whose images are ImageNet's."""
         return (self.imagenet + self.cifar10 + self.cifar100 + self.pets + self.flowers) / 5
 
 
@@ -63,7 +63,7 @@ TABLE6 = (
 )
 
 # The families in small. Of 28 pixels patches of 7 and 4 leave 16 and 49 tokens; of 224, /32 and /16 leave 49 and 196.
-# ResNets and stems have a stage or two, for the pictures are an eighth as wide.
+# ResNets and stems have a stage or two, for the images are an eighth as wide.
 _VIT = ViTConfig(
     image_size=28, patch_size=4, width=64, depth=3, heads=4, mlp_dim=128, num_classes=5, pool="gap", gelu="erf",
     position_std=1.0, head_std=0.1,
@@ -95,8 +95,8 @@ GPU: dict[str, ModelConfig] = {
     "ResNet-3-4-6x2": dataclasses.replace(_BIG_RESNET, body=ResNetBody((3, 4, 6), 128, "v2")),
 }
 
-LEARNT, NEW = (3, 4, 6, 7, 9), (0, 1, 2, 5, 8)
-"""Half of the classes are learnt, transfer is judged on the others: another half than `small.LEARNT`, for which
+LEARNED, NEW = (3, 4, 6, 7, 9), (0, 1, 2, 5, 8)
+"""Half of the classes are learned, transfer is judged on the others: another half than `small.LEARNED`, for which
 few-shot accuracy rises with the length of the training (seen in trials of one seed).
 
 Fashion-MNIST: dress, coat, shirt, sneaker, boot; T-shirt, trouser, pullover, sandal, bag.
@@ -135,16 +135,16 @@ def _point(model: str, length: str, config: TrainConfig) -> Point:
 def pretraining(
     scale: Scale, model: ModelConfig, optim: OptimConfig, steps: int, seed: int, *, held_out: bool = False
 ) -> TrainConfig:
-    """Half of the classes are learnt; transfer is few-shot accuracy on the other half.
+    """Half of the classes are learned; transfer is few-shot accuracy on the other half.
 
-    held_out: judges while training on pictures of val, to choose a setting by, and not on the test pictures.
+    held_out: judges while training on images of val, to choose a setting by, and not on the test images.
     """
     tiny = scale == "tiny"
-    learnt, judged = ("train", "val") if held_out else ("trainval", "test")
+    learned, judged = ("train", "val") if held_out else ("trainval", "test")
     return TrainConfig(
         model=model,
         data=DataConfig(
-            name="fashion_mnist" if tiny else "cifar10", train_split=learnt, eval_split=judged, classes=LEARNT,
+            name="fashion_mnist" if tiny else "cifar10", train_split=learned, eval_split=judged, classes=LEARNED,
             crop="pad", pad=2 if tiny else 4, flip=True,
         ),
         optim=optim,
@@ -271,7 +271,7 @@ def _lead(done: Sequence[Done]) -> str:
     return (
         f"Models of three families learn classes of {config.data.name} (batch {config.batch_size}, seeds "
         f"{', '.join(map(str, seeds))}) and are judged by few-shot accuracy on classes that they have not seen. "
-        f"Compute is 6 x multiply-accumulates of a forward pass x pictures, as in Table 6. For the accuracy in the "
+        f"Compute is 6 x multiply-accumulates of a forward pass x images, as in Table 6. For the accuracy in the "
         f"middle of the range that both families reach, ResNets take {theirs:.1f} times the compute of ViTs in "
         f"Table 6; here {here}."
     )

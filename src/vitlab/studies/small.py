@@ -7,13 +7,13 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from vitlab.config import DataConfig, FewShotConfig, OptimConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.inspect.panels import Series
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.recipes import pretrain
 from vitlab.studies.statistics import Estimate, estimate
 from vitlab.studies.study import Done
-from vitlab.train.config import DataConfig, FewShotConfig, OptimConfig, TrainConfig
 
 FEWSHOT = "fewshot_5shot"
 """The figure of App. D: accuracy on the transfer task, with five examples of each of its classes."""
@@ -25,7 +25,7 @@ Deviation: Google's is 2^10. Features of 48 numbers, not 768, have a norm of abo
 than the classes' means is left of least squares.
 """
 
-LEARNT, CARRIED_TO = (0, 2, 4, 7, 9), (1, 3, 5, 6, 8)
+LEARNED, CARRIED_TO = (0, 2, 4, 7, 9), (1, 3, 5, 6, 8)
 """Classes of pre-training and of transfer at the small scales, of one kind of things. Of Fashion-MNIST: T-shirt,
 pullover, coat, sneaker and boot; then trouser, dress, sandal, shirt and bag. Of CIFAR-10: airplane, bird, deer, horse
 and truck; then car, cat, dog, frog and ship."""
@@ -34,7 +34,7 @@ and truck; then car, cat, dog, frog and ship."""
 def tiny_vit(**changes: Any) -> ViTConfig:
     """Fashion-MNIST's 28 pixels; starts as in `recipes/tiny.py`, and for its reasons."""
     base = ViTConfig(
-        image_size=28, patch_size=7, width=48, depth=3, heads=4, mlp_dim=96, num_classes=len(LEARNT), pool="gap",
+        image_size=28, patch_size=7, width=48, depth=3, heads=4, mlp_dim=96, num_classes=len(LEARNED), pool="gap",
         gelu="erf", position_std=1.0, head_std=0.1,
     )  # fmt: skip
     return dataclasses.replace(base, **changes)
@@ -48,12 +48,12 @@ def gpu_vit(**changes: Any) -> ViTConfig:
 
 
 def tiny(model: ModelConfig, seed: int, *, steps: int, lr: float = 2e-3) -> TrainConfig:
-    """So many steps of 64 of the 30,000 pictures."""
+    """So many steps of 64 of the 30,000 images."""
     return _pretraining("fashion_mnist", model, seed, steps=steps, lr=lr, batch_size=64, pad=2)
 
 
 def gpu(model: ModelConfig, seed: int, *, steps: int, lr: float = 1e-3) -> TrainConfig:
-    """So many steps of 512 of the 25,000 pictures: 49 steps an epoch."""
+    """So many steps of 512 of the 25,000 images: 49 steps an epoch."""
     return _pretraining("cifar10", model, seed, steps=steps, lr=lr, batch_size=512, pad=4)
 
 
@@ -63,10 +63,10 @@ def _pretraining(
     """On half of the classes; 5-shot accuracy is that on the others, the mean of ten draws that all points share."""
     return TrainConfig(
         model=model,
-        data=DataConfig(name=name, train_split="trainval", eval_split="test", classes=LEARNT, crop="pad", pad=pad),
+        data=DataConfig(name=name, train_split="trainval", eval_split="test", classes=LEARNED, crop="pad", pad=pad),
         optim=OptimConfig(lr=lr, weight_decay=0.05, warmup_steps=steps // 10, clip_norm=1.0),
         fewshot=FewShotConfig(
-            classes=CARRIED_TO, shots=(5,), l2=SMALL_L2, seeds=10, test_split="test", test_pictures=2000
+            classes=CARRIED_TO, shots=(5,), l2=SMALL_L2, seeds=10, test_split="test", test_images=2000
         ),
         steps=steps,
         batch_size=batch_size,
@@ -105,8 +105,8 @@ def told(done: Sequence[Done]) -> str:
         task = f"the classes {_numbers(fewshot.classes)} of the same data set, which pre-training does not see"
     classes = "" if config.data.classes is None else f" of the classes {_numbers(config.data.classes)}"
     return (
-        f"Pre-trained on {first.examples:,} pictures{classes} of {config.data.name}, {length} steps of "
-        f"{config.batch_size}, {seeds} seed{'s' if seeds > 1 else ''}. Accuracy is on the test pictures of that task; "
+        f"Pre-trained on {first.examples:,} images{classes} of {config.data.name}, {length} steps of "
+        f"{config.batch_size}, {seeds} seed{'s' if seeds > 1 else ''}. Accuracy is on the test images of that task; "
         f"5-shot accuracy is that of least squares on the frozen representation (mean of {fewshot.seeds} draws) on "
         f"{task}."
     )
@@ -122,7 +122,7 @@ def series(name: str, places: Sequence[float | int], figures: Sequence[Estimate]
 
 
 def held_out(done: Sequence[Done], **labels: str | float) -> Estimate:
-    """Accuracy on the held-out pictures of the learnt classes, after the last step of each run with these labels."""
+    """Accuracy on the held-out images of the learned classes, after the last step of each run with these labels."""
     return Estimate(
         tuple(
             float([record["val_accuracy"] for record in each.records if "val_accuracy" in record][-1])

@@ -1,7 +1,7 @@
 """Means over seeds, and what can be said of a difference between two of them.
 
-A seed is one run: its own initial weights, order of the pictures and crops. The test pictures are the same throughout,
-so an interval here says how far another seed might lead, and nothing of other test pictures or other data.
+A seed is one run: its own initial weights, order of the images and crops. The test images are the same throughout,
+so an interval here says how far another seed might lead, and nothing of other test images or other data.
 
 Few seeds carry little. The percentile interval of three is from the smallest of the three differences to the largest
 (for the smallest mean that can be drawn, three times the smallest, has a chance of 1 in 27, more than 2.5 %): it holds

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.inspect.panels import Panel
 from vitlab.models.config import ModelConfig
 from vitlab.settings import to_dict
-from vitlab.train.config import FinetuneConfig, TrainConfig
 
 Scale = Literal["tiny", "gpu", "paper"]
 """`tiny` is for two cores, `gpu` for one device; `paper` is the original, whose cost a dry run tells."""
@@ -40,11 +40,11 @@ class Done:
 
     point: Point
     figures: Mapping[str, float]
-    """Of the finished model: `accuracy` and `loss` on the test pictures; `fewshot_5shot` and the like if asked for."""
+    """Of the finished model: `accuracy` and `loss` on the test images; `fewshot_5shot` and the like if asked for."""
     records: Sequence[Mapping[str, Any]]
     """metrics.jsonl: the curves."""
     examples: int
-    """Pictures of its training split."""
+    """Images of its training split."""
     model: ModelConfig | None = None
     """What was run, where the point's config does not say it: a fine-tuning takes the model that it starts from."""
 
@@ -127,7 +127,7 @@ class Study:
 
 
 def exaflops(config: TrainConfig, examples: int) -> float:
-    """6 x multiply-accumulates of one forward pass x pictures seen, in 1e18: how Table 6 counts.
+    """6 x multiply-accumulates of one forward pass x images seen, in 1e18: how Table 6 counts.
 
     Of convolutions it leaves out the products with the zeros around a map (`inner_macs`): so does XLA's own count.
     """

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.files import sync
+from vitlab.io import sync
 
 FORMAT = 1
 TENSORS, STATE = "state.safetensors", "state.json"

@@ -272,7 +272,7 @@ class Spread:
     """A model in training as the processes share it; `forward` is what to call in its place.
 
     By default (DDP) each process holds the whole and gradients are averaged while the backward pass still runs. With
-    `fsdp` (FSDP2) each holds a part of every weight, of its gradient and of what the optimiser remembers, and the
+    `fsdp` (FSDP2) each holds a part of every weight, of its gradient and of what the optimizer remembers, and the
     blocks' weights are brought together when they are needed. The changes to a model come in the order that works:
     `float8` products; with `fsdp`, the blocks `compiled`; `recompute` (activations of a block are computed again in the
     backward pass, not kept); sharding or DDP; without `fsdp`, the whole `compiled`. It is compiled for each shape by

@@ -1,7 +1,7 @@
 """THE training loop: every run of every model goes through `train`.
 
 Batches, augmentation, mixup and dropout are functions of (seed, step, example), so a checkpoint needs nothing but
-the weights, what the optimiser remembers, the average and the sums of the record under way.
+the weights, what the optimizer remembers, the average and the sums of the record under way.
 
 Of several processes each computes with its share of every batch, and all hold the same state after each step: the
 batch, the learning rate and the order of examples know nothing of their number, and a checkpoint of eight continues
@@ -22,14 +22,14 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from vitlab.data.datasets import load_dataset
+from vitlab.config import TrainConfig
+from vitlab.data.dataset import Dataset
 from vitlab.data.loader import Batch, train_batches
-from vitlab.data.sources import Dataset
+from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform
 from vitlab.errors import UserError
 from vitlab.train.checkpoint import Checkpoint, CheckpointWriter, load_latest, read_checkpoint
 from vitlab.train.compiled import StoppedError
-from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import ALONE, Ranks, own_part, whole
 from vitlab.train.float8 import describe_float8
 from vitlab.train.microbatch import default_microbatch, measure_step
@@ -134,9 +134,9 @@ def train(
         def tick(step: float, images: float) -> None:
             progress.tick(step, images, (steps - step) * config.batch_size)
 
-        def goes_on(pictures: int, share: float) -> bool:
-            """Whether to continue with a batch of so many `pictures` of which a `share` is done."""
-            tick(state.step + share, speed.images + pictures * share)
+        def goes_on(num_images: int, share: float) -> bool:
+            """Whether to continue with a batch of `num_images` of which a `share` is done."""
+            tick(state.step + share, speed.images + num_images * share)
             return not ranks.add_up(asked_to_stop.is_set())[0]
 
         if state.evaluation_due and evaluate:
@@ -146,19 +146,19 @@ def train(
             batch = next(batches)
             speed.waited += time.perf_counter() - waiting
             # The one exchange of a step that the host waits for; where a process has died it ends the others.
-            asked, pictures, skipped = ranks.add_up(asked_to_stop.is_set(), len(batch.indices), batch.skipped)
-            if not pictures:
+            asked, num_images, skipped = ranks.add_up(asked_to_stop.is_set(), len(batch.indices), batch.skipped)
+            if not num_images:
                 raise UserError(
-                    f"none of the {skipped} pictures of a batch can be read; the log says why. Mend them, or take them "
+                    f"none of the {skipped} images of a batch can be read; the log says why. Mend them, or take them "
                     f"out of {data.name}."
                 )
             rate = learning_rate(config.optim, state.step, steps)
-            more = functools.partial(goes_on, pictures)
-            if asked or not update(config, state, objective, batch, rate, pictures, size, more):
+            more = functools.partial(goes_on, num_images)
+            if asked or not update(config, state, objective, batch, rate, num_images, size, more):
                 _save(state, workdir, writer)  # the last complete step
                 raise _stopped(state, steps, ranks, writer)
             state.skipped += skipped
-            speed.images += pictures
+            speed.images += num_images
             tick(float(state.step), float(speed.images))
             last = state.step == steps
             due = last or state.step % config.log_every == 0
@@ -277,13 +277,13 @@ def update(
     objective: Classification | MaskedPatch,
     batch: Batch,
     rate: float,
-    pictures: int,
+    num_images: int,
     microbatch: int | None = None,
     goes_on: Callable[[float], bool] = lambda _: True,
 ) -> bool:
     """One step: the gradient of the whole batch in micro-batches, clipped, and the optimizer's update.
 
-    `batch` is this process's share of the `pictures` in all; `microbatch` images are computed at once (all, unless
+    `batch` is this process's share of the `num_images` in all; `microbatch` images are computed at once (all, unless
     given). `goes_on` hears after each micro-batch which share of the batch is done, and says whether to continue;
     every process asks it equally often. Returns whether the step was made: if not, the state is as before it.
     """
@@ -304,7 +304,7 @@ def update(
         most = -(-config.batch_size // (ranks.world_size * size))
         parts += [(images[:1], targets[:1], 0)] * (most - len(parts))
     for number, (part, answer, count) in enumerate(parts, 1):
-        share = count * ranks.world_size / pictures  # of a mean over processes
+        share = count * ranks.world_size / num_images  # of a mean over processes
         with spread.exchanging(last=number == len(parts)):
             with state.weights.autocast():
                 loss, accuracy = objective.loss(spread.forward, part, answer)

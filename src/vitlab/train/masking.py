@@ -1,9 +1,9 @@
 """Sec. 4.6, App. B.1.2: masked patch prediction. Of half of its patches a ViT gets corrupted embeddings, and tells from
-the token that stands there what the picture shows.
+the token that stands there what the image shows.
 
-What is corrupted, and how, is a `Plan`: for each corrupted patch of each picture its place and the source of the
-embedding that it gets, MASK or a place. It is made from the picture's own draws (`Batch.draws`), so that neither the
-batch nor the process that a picture comes to changes it.
+What is corrupted, and how, is a `Plan`: for each corrupted patch of each image its place and the source of the
+embedding that it gets, MASK or a place. It is made from the image's own draws (`Batch.draws`), so that neither the
+batch nor the process that a image comes to changes it.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,18 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor, nn
 
+from vitlab.config import MaskingConfig
 from vitlab.data.loader import Batch
 from vitlab.data.transforms import resize_area
 from vitlab.models.config import ViTConfig
 from vitlab.models.encoder import linear
 from vitlab.models.vit import ViT
-from vitlab.train.config import MaskingConfig
 
 MASK = -1
 """The source of an embedding that is the learned one."""
 BITS = 3
 LEVELS = 2**BITS
-COLOURS = LEVELS**3  # 512
+COLORS = LEVELS**3  # 512
 STEP = 256 // LEVELS  # 32: values that share a level
 HAIR = 2.0**-9
 """Added before rounding down: images that another device has made an ulp darker lose no level."""
@@ -38,12 +38,12 @@ Plan = Int64[Tensor, "B n 2"]
 
 
 def corruption(masking: MaskingConfig, draws: Float64[Tensor, "B d"], patches: int) -> Int64[Tensor, "B n 2"]:
-    """(place, source) of the `masking.corrupted(patches)` corrupted patches of each picture, places all different.
+    """(place, source) of the `masking.corrupted(patches)` corrupted patches of each image, places all different.
 
-    As in BERT their number is the same in every picture (the share, rounded), and each gets its kind by itself: the
+    As in BERT their number is the same in every image (the share, rounded), and each gets its kind by itself: the
     source is MASK (80 %), the place of another patch (10 %), or its own place (10 %).
-    The paper does not say where the other patch comes from. Here it is of the same picture, any but the patch itself
-    and all equally likely, corrupted or not: so a picture's corruption does not depend on its neighbours in the batch.
+    The paper does not say where the other patch comes from. Here it is of the same image, any but the patch itself
+    and all equally likely, corrupted or not: so a image's corruption does not depend on its neighbors in the batch.
     """
     count = masking.corrupted(patches)
     order, kind, other = draws.split([patches, count, count], dim=1)
@@ -58,17 +58,17 @@ def corruption(masking: MaskingConfig, draws: Float64[Tensor, "B d"], patches: i
 
 
 def cells_of(masking: MaskingConfig, patch: int) -> int:
-    """Cells along a side of a patch of `patch` pixels, each of which is told a colour: 1, 4, or every pixel."""
-    return {"mean-colour": 1, "downsized": 4, "regression": patch}[masking.target]
+    """Cells along a side of a patch of `patch` pixels, each of which is told a color: 1, 4, or every pixel."""
+    return {"mean-color": 1, "downsized": 4, "regression": patch}[masking.target]
 
 
 def outputs_of(masking: MaskingConfig, patch: int) -> int:
     """Numbers that are predicted for a patch: 512 for each cell, or the 3 values of each pixel."""
-    return cells_of(masking, patch) ** 2 * (3 if masking.target == "regression" else COLOURS)
+    return cells_of(masking, patch) ** 2 * (3 if masking.target == "regression" else COLORS)
 
 
-def patch_colours(images: Float[Tensor, "B 3 H W"], patch: int, side: int) -> Float[Tensor, "B N c 3"]:
-    """Mean colour, in [0, 255], of the side x side cells of each patch, in reading order; images in [-1, 1].
+def patch_colors(images: Float[Tensor, "B 3 H W"], patch: int, side: int) -> Float[Tensor, "B N c 3"]:
+    """Mean color, in [0, 255], of the side x side cells of each patch, in reading order; images in [-1, 1].
 
     Cells need not be whole pixels: 4 of them across a patch of 14 pixels are 3.5 pixels wide, and each counts the pixel
     that it shares by halves.
@@ -81,19 +81,19 @@ def patch_colours(images: Float[Tensor, "B 3 H W"], patch: int, side: int) -> Fl
     return cells.permute(0, 2, 4, 3, 5, 1).flatten(3, 4).flatten(1, 2)
 
 
-def colour_classes(colours: Float[Tensor, "*S 3"]) -> Int64[Tensor, "*S"]:
-    """The class of each colour in [0, 255] at 3 bits a channel, 0 to 511.
+def color_classes(colors: Float[Tensor, "*S 3"]) -> Int64[Tensor, "*S"]:
+    """The class of each color in [0, 255] at 3 bits a channel, 0 to 511.
 
     3 bits are 8 levels of 32 values each: a channel's mean m has level floor(m / 32), and the class is
-    64 red + 8 green + blue. A patch whose mean colour is (200.5, 96, 31.9), say, has the levels 6 (192 to 224), 3 (96
+    64 red + 8 green + blue. A patch whose mean color is (200.5, 96, 31.9), say, has the levels 6 (192 to 224), 3 (96
     to 128) and 0 (0 to 32), and the class 64 * 6 + 8 * 3 + 0 = 408. A mean is taken first and rounded then: half black
     and half white is 127.5, level 3.
     """
-    red, green, blue = ((colours + HAIR) / STEP).floor().clamp(0, LEVELS - 1).long().unbind(-1)
+    red, green, blue = ((colors + HAIR) / STEP).floor().clamp(0, LEVELS - 1).long().unbind(-1)
     return (red * LEVELS + green) * LEVELS + blue
 
 
-def class_colours(classes: Int64[Tensor, "*S"]) -> Float[Tensor, "*S 3"]:
+def class_colors(classes: Int64[Tensor, "*S"]) -> Float[Tensor, "*S 3"]:
     """The middle of each class, in [0, 255]: 16 above the least value of each level."""
     levels = torch.stack([classes // LEVELS**2, classes // LEVELS % LEVELS, classes % LEVELS], dim=-1)
     return (levels * STEP + STEP / 2).float()
@@ -102,9 +102,9 @@ def class_colours(classes: Int64[Tensor, "*S"]) -> Float[Tensor, "*S 3"]:
 def wanted(masking: MaskingConfig, patch: int, images: Float[Tensor, "B 3 H W"], plan: Plan) -> Tensor:
     """What is to be told of the corrupted patches: classes, int64 [B, n, c] of c cells; for the regression the pixels'
     values in the images' own range, float [B, n, P^2, 3]."""
-    colours = patch_colours(images, patch, cells_of(masking, patch))
-    chosen = colours[torch.arange(len(plan), device=plan.device)[:, None], plan[..., 0]]
-    return chosen / 127.5 - 1 if masking.target == "regression" else colour_classes(chosen)
+    colors = patch_colors(images, patch, cells_of(masking, patch))
+    chosen = colors[torch.arange(len(plan), device=plan.device)[:, None], plan[..., 0]]
+    return chosen / 127.5 - 1 if masking.target == "regression" else color_classes(chosen)
 
 
 def judge(

@@ -26,9 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
+from vitlab.config import OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.models.encoder import MatmulAttention, attention_path
-from vitlab.train.config import OptimConfig, TrainConfig
 from vitlab.train.distributed import blocks
 from vitlab.train.objectives import create_objective, create_trained
 from vitlab.train.precision import Precision
@@ -36,7 +36,7 @@ from vitlab.train.precision import Precision
 
 @dataclass(frozen=True)
 class StepBytes:
-    """Bytes of one micro-batch beyond weights, their gradients and the pictures themselves."""
+    """Bytes of one micro-batch beyond weights, their gradients and the images themselves."""
 
     activations: int
     """What the forward pass leaves for the backward pass."""
@@ -68,24 +68,24 @@ class Sizes:
 
 
 def process_bytes(
-    config: TrainConfig, sizes: Sizes, pictures: int, *, precision: Precision, device_type: str, count: int,
+    config: TrainConfig, sizes: Sizes, images: int, *, precision: Precision, device_type: str, count: int,
     sharded: bool,
 ) -> dict[str, int]:  # fmt: skip
-    """Bytes of one of `count` processes, by what they are, at the fullest moment of a step; so many `pictures` at once.
+    """Bytes of one of `count` processes, by what they are, at the fullest moment of a step; so many `images` at once.
 
-    Whole (DDP): float32 weights, gradients, in whose memory they are exchanged, and all that the optimiser remembers.
+    Whole (DDP): float32 weights, gradients, in whose memory they are exchanged, and all that the optimizer remembers.
     Sharded (FSDP2): a part of each. Besides, gathered in the precision of the products, what stands in no block, the
     block at work and the one fetched ahead; and the gradients of the first two, the block's also in float32, as they
     are added up. Until a step's last micro-batch gradients are kept whole, and in float32.
     """
     lower = sharded and precision != "float32"
-    counted = step_bytes(config, pictures, "bfloat16" if lower else precision, device_type)
+    counted = step_bytes(config, images, "bfloat16" if lower else precision, device_type)
     share = -(-config.batch_size // count)
     own, width = -(-4 * sizes.whole // (count if sharded else 1)), 2 if lower else 4
     copies, gradients, gathered = counted.copies, own, 0
     if sharded:
         gathered = width * (sizes.rest + 2 * sizes.block) + width * (sizes.rest + sizes.block) + 4 * sizes.block
-        gradients = 4 * sizes.whole if pictures < share else own
+        gradients = 4 * sizes.whole if images < share else own
     elif precision == "bfloat16":  # a copy of the weights, and its gradients
         copies, gradients = 2 * sizes.whole, gradients + 2 * sizes.whole
     height, across = config.model.image_hw
@@ -94,21 +94,21 @@ def process_bytes(
         "copies": copies,
         "gathered": gathered,
         "gradients": gradients,
-        "optimiser": moments(config.optim) * own,
+        "optimizer": moments(config.optim) * own,
         "average": own if config.average_decay else 0,
-        "pictures": 2 * share * 3 * height * across * 4,  # this step's and the next one's
+        "images": 2 * share * 3 * height * across * 4,  # this step's and the next one's
         "activations": counted.activations,
         "work": counted.work,
     }
 
 
 def moments(optim: OptimConfig) -> int:
-    """Numbers that the optimiser remembers of each weight."""
+    """Numbers that the optimizer remembers of each weight."""
     return 2 if optim.name == "adam" else int(optim.momentum > 0)
 
 
 def largest(total: Callable[[int], int], room: int, fails: int) -> int:
-    """The most pictures with `total(pictures)` within `room`, where `fails` are too many; 0 where one is.
+    """The most images with `total(images)` within `room`, where `fails` are too many; 0 where one is.
 
     The total grows nearly in proportion: a straight line between what fits and what does not tells where to try.
     """
@@ -124,14 +124,14 @@ def largest(total: Callable[[int], int], room: int, fails: int) -> int:
 
 
 @functools.cache
-def step_bytes(config: TrainConfig, pictures: int, precision: Precision, device_type: str = "cuda") -> StepBytes:
-    """Of a step of `config` with so many pictures at once, in `precision`, on a device of this type (`cpu`, `cuda`).
+def step_bytes(config: TrainConfig, num_images: int, precision: Precision, device_type: str = "cuda") -> StepBytes:
+    """Of a step of `config` with so many images at once, in `precision`, on a device of this type (`cpu`, `cuda`).
 
     bfloat16: the model's weights are a bfloat16 copy, as on a CPU, or as sharded weights are gathered.
     """
     as_on = functools.partial(AsOn, device_type, autocast=precision == "autocast")
     with torch.device("meta"):
-        model = create_trained(config).train().to("meta")  # what is computed and not learnt, too
+        model = create_trained(config).train().to("meta")  # what is computed and not learned, too
     if precision == "bfloat16":
         model.to(torch.bfloat16)
     if config.activation_checkpointing:
@@ -143,8 +143,8 @@ def step_bytes(config: TrainConfig, pictures: int, precision: Precision, device_
     parameters, objective = list(model.parameters()), create_objective(config)
     height, width = config.model.image_hw
     with torch.device("meta"):
-        images, labels = torch.empty(pictures, 3, height, width), torch.zeros(pictures, dtype=torch.int64)
-        draws = torch.empty(pictures, objective.draws, dtype=torch.float64) if objective.draws else None
+        images, labels = torch.empty(num_images, 3, height, width), torch.zeros(num_images, dtype=torch.int64)
+        draws = torch.empty(num_images, objective.draws, dtype=torch.float64) if objective.draws else None
     batch = Batch(images, labels, labels, draws=draws)
     given = [*parameters, images, labels, *([] if draws is None else [draws])]
     casting, memory = as_on(), Memory(given)
@@ -154,7 +154,7 @@ def step_bytes(config: TrainConfig, pictures: int, precision: Precision, device_
         casts = memory.numbers(casting.casts.values())
         casting.casts.clear()  # as autocast does when the forward pass ends; what the backward pass needs is kept
         kept, copies = memory.held(), memory.held(casts)
-        # not `backward`: the one training loop is elsewhere, and nothing is learnt here
+        # not `backward`: the one training loop is elsewhere, and nothing is learned here
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
     peak = memory.peak(without=memory.numbers(each for each in found if each is not None))
     return StepBytes(kept - copies, copies, peak - kept)

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from vitlab.config import TrainConfig
 from vitlab.data.loader import Batch
-from vitlab.train.config import TrainConfig
 from vitlab.train.distributed import blocks
 from vitlab.train.memory import moments
 from vitlab.train.objectives import create_objective

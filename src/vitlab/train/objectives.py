@@ -1,7 +1,7 @@
-"""What a run minimises, and the model that it trains for it.
+"""What a run minimizes, and the model that it trains for it.
 
 An objective draws its randomness once for the whole batch, then scores any part of it: `corrupt(batch, rng)` makes the
-targets (mixup, or what is hidden of a picture), `loss(model, images, targets)` gives the mean loss and metrics of a
+targets (mixup, or what is hidden of a image), `loss(model, images, targets)` gives the mean loss and metrics of a
 micro-batch; the loop weighs micro-batches by their size, so accumulation changes nothing.
 """
 
@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vitlab.config import TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.data.transforms import mixup
 from vitlab.models import build_model
 from vitlab.models.config import ViTConfig
 from vitlab.models.vit import Model
-from vitlab.train.config import TrainConfig
 from vitlab.train.masking import MaskedPatch, MaskedViT
 
 LossKind = Literal["softmax", "sigmoid"]
@@ -35,7 +35,7 @@ def create_trained(config: TrainConfig, generator: torch.Generator | None = None
 
 
 def create_objective(config: TrainConfig) -> "Classification | MaskedPatch":
-    """What `config` minimises."""
+    """What `config` minimizes."""
     if config.masking is None:
         return Classification(config.model.num_classes, config.loss, config.label_smoothing, config.mixup)
     assert isinstance(config.model, ViTConfig), "the settings have been checked"
@@ -44,7 +44,7 @@ def create_objective(config: TrainConfig) -> "Classification | MaskedPatch":
 
 @dataclass(frozen=True)
 class Classification:
-    """Softmax or sigmoid cross-entropy on K classes, one or several a picture, with label smoothing and mixup."""
+    """Softmax or sigmoid cross-entropy on K classes, one or several a image, with label smoothing and mixup."""
 
     num_classes: int
     kind: LossKind = "softmax"
@@ -54,7 +54,7 @@ class Classification:
     """Uniform numbers that each example has to bring."""
 
     def corrupt(self, batch: Batch, rng: np.random.Generator) -> tuple[Float[Tensor, "B 3 H W"], Tensor]:
-        """(images, targets): class numbers [B]; bool [B, K] where pictures have several labels; with mixup shares of
+        """(images, targets): class numbers [B]; bool [B, K] where images have several labels; with mixup shares of
         classes, float [B, K]."""
         targets = batch.labels if batch.targets is None else batch.targets
         if not self.mixup:
@@ -80,7 +80,7 @@ class Classification:
 def class_shares(
     targets: Int[Tensor, " B"] | Bool[Tensor, "B K"], classes: int, kind: LossKind
 ) -> Float[Tensor, "B K"]:
-    """The targets of a loss as numbers: 1 for every label of a picture, 0 for the rest.
+    """The targets of a loss as numbers: 1 for every label of a image, 0 for the rest.
 
     For a softmax, which has one answer to give, k labels get 1/k each (as Mahajan et al. 2018 do with hashtags).
     """
@@ -96,9 +96,9 @@ def classification_loss(
     kind: LossKind = "softmax",
     label_smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """Mean over pictures of the cross-entropy between targets and logits.
+    """Mean over images of the cross-entropy between targets and logits.
 
-    targets: class numbers; or, bool, all labels of each picture (see `class_shares`); or shares of classes.
+    targets: class numbers; or, bool, all labels of each image (see `class_shares`); or shares of classes.
     Softmax: smoothing spreads its share evenly over all classes. Sigmoid, as in Google's pre-training: binary
     cross-entropies are summed over classes, and smoothing s makes the targets 1 - s and s.
     """

@@ -1,4 +1,4 @@
-"""The optimisers of the paper's time, schedules, clipping and the Polyak average (Sec. 4.1, App. B.1).
+"""The optimizers of the paper's time, schedules, clipping and the Polyak average (Sec. 4.1, App. B.1).
 
 Everything works on float32 master parameters, and nothing here waits for the device.
 """
@@ -12,8 +12,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from vitlab.config import OptimConfig
 from vitlab.errors import UserError
-from vitlab.train.config import OptimConfig
 from vitlab.train.distributed import is_sharded
 
 
@@ -117,7 +117,7 @@ def update_average(average: Sequence[Tensor], parameters: Sequence[Tensor], deca
 
 
 def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What the optimiser remembers: `parameter/quantity` -> tensor. Its settings are the run's config."""
+    """What the optimizer remembers: `parameter/quantity` -> tensor. Its settings are the run's config."""
     return {
         f"{name}/{quantity}": value
         for group in optimizer.param_groups
@@ -128,7 +128,7 @@ def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `pack_optimizer`, for an optimiser made from the same config.
+    """The inverse of `pack_optimizer`, for an optimizer made from the same config.
 
     Raises ValueError if a tensor belongs to no parameter, or has another shape.
     """
@@ -140,7 +140,7 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
         name, _, quantity = key.rpartition("/")
         if name not in places or (value.ndim and value.shape != shapes[places[name]]):
             raise UserError(
-                f"the optimiser's {key} of shape {tuple(value.shape)} fits no parameter of this model; "
+                f"the optimizer's {key} of shape {tuple(value.shape)} fits no parameter of this model; "
                 f"the state was saved by a run of another model. Start this one in another work folder."
             )
         state.setdefault(places[name], {})[quantity] = value

@@ -28,7 +28,7 @@ def peak_flops(device: torch.device) -> float | None:
 
 @dataclass
 class Speed:
-    """Time between two records: whole, and waiting for pictures."""
+    """Time between two records: whole, and waiting for images."""
 
     flops_per_image: float
     peak: float | None

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitlab.train.config import TrainConfig
+from vitlab.config import TrainConfig
 from vitlab.train.distributed import Ranks, Spread, is_sharded, shard_like, whole
 from vitlab.train.optim import create_optimizer, pack_optimizer, unpack_optimizer
 from vitlab.train.precision import Weights, resolve_precision

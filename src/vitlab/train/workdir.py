@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 from vitlab.errors import UserError
-from vitlab.files import MISSING, SUMS, clear_leftovers, find_damage, lock_file, read_sums, replacing_file, write_sums
+from vitlab.io import MISSING, SUMS, clear_leftovers, find_damage, lock_file, read_sums, replacing_file, write_sums
 from vitlab.train.distributed import ALONE, Ranks
 from vitlab.train.logs import Log, damaged_lines, finite
 

@@ -55,7 +55,7 @@ def load_model(
     """The model of a checkpoint, in float32 and in evaluation mode (`.train()` turns dropout on).
 
     `path` is what READABLE lists; which of them, and what model, the content tells. With nothing else given, the
-    model is exactly what is there, but for this: every model here takes pictures in [-1, 1], and where a checkpoint
+    model is exactly what is there, but for this: every model here takes images in [-1, 1], and where a checkpoint
     was made for another mean and deviation, these are folded into its patch embedding. To carry it to another size
     or task (Sec. 3.2):
 
@@ -121,7 +121,7 @@ def convert(
     `destination` is a file for `google` and a folder otherwise; the card's `classes` go along where the format has a
     place for them; rates of dropout and stochastic depth are not part of the others' weights and stay behind.
     `image_size` and `interpolation` are as in `load_model`. The result: `format`, `path`, `parameters`, and
-    `difference`, the largest between the two models' logits (or features, without a head) on random pictures, over
+    `difference`, the largest between the two models' logits (or features, without a head) on random images, over
     their root mean square. Raises ValueError for a model that the format cannot say, naming the setting, and where
     something would be destroyed.
     """
@@ -175,7 +175,7 @@ def _check_destination(source: Path | str, destination: Path, to: Format) -> Non
         return
     if destination.is_dir():
         raise UserError(f"{destination} is a folder, and Google's format is one file; give a name such as model.npz.")
-    from vitlab.files import open_regular
+    from vitlab.io import open_regular
 
     with open_regular(destination) as file:
         if file.read(2) != b"PK":
@@ -270,7 +270,7 @@ def _read(kind: Format, place: Path, image_size: "ImageSize | None") -> "tuple[M
 
 def _find(given: Path | str) -> tuple[Format, Path]:
     """Which format lies at a path or on a hub, judged by content, and where exactly."""
-    from vitlab.files import clear_leftovers, open_regular
+    from vitlab.io import clear_leftovers, open_regular
 
     path = _fetched(str(given)) if str(given).startswith(("hub:", "timm:")) else Path(given)
     for folder in (path.resolve(), path.resolve() / "model"):
@@ -313,7 +313,7 @@ def _fetched(spec: str) -> Path:
 
 def _find_folder(folder: Path) -> tuple[Format, Path]:
     if (folder / "model" / "config.json").is_file():
-        from vitlab.files import find_damage
+        from vitlab.io import find_damage
 
         for name, what in find_damage(folder, ("model/config.json",)).items():  # which has the checksum of the weights
             logger.warning("%s %s: what it says of the model cannot be trusted", folder / name, what)
@@ -337,7 +337,7 @@ def _find_folder(folder: Path) -> tuple[Format, Path]:
 
 def _whose(config: Path) -> Format:
     """Who wrote this `config.json`; anything unknown is read as ours, which then says what is wrong with it."""
-    from vitlab.files import read_json
+    from vitlab.io import read_json
 
     try:
         keys = set(read_json(config))
@@ -361,7 +361,7 @@ def _names(path: Path) -> list[str]:
 
 def _zips_a_pickle(path: Path) -> bool:
     """Whether it is a file of torch.save, which is a zip archive like an .npz."""
-    from vitlab.files import ARCHIVE_DAMAGE
+    from vitlab.io import ARCHIVE_DAMAGE
 
     try:
         with zipfile.ZipFile(path) as archive:

@@ -1,4 +1,4 @@
-"""Sec. 3.2: a trained model carried to another picture size and another task."""
+"""Sec. 3.2: a trained model carried to another image size and another task."""
 
 import dataclasses
 import math
@@ -24,7 +24,7 @@ def adapt(
     head_bias: float = 0.0,
     interpolation: Interpolation | None = None,
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Configuration and parameters for another picture size or task; what is given stays as it is.
+    """Configuration and parameters for another image size or task; what is given stays as it is.
 
     `image_size`: another one interpolates the position embeddings by the configuration's own method, or by
     `interpolation`, which then becomes the configuration's; the class token's row is kept. `num_classes`, `reset_head`:
@@ -89,12 +89,12 @@ def _reset_head(config: ModelConfig, state: dict[str, Tensor]) -> None:
             state[f"{head}.bias"] = like.new_full((config.num_classes,), config.head_bias)
 
 
-def fold_normalisation(state: dict[str, Tensor], mean: Sequence[float], std: Sequence[float]) -> dict[str, Tensor]:
-    """Parameters that take pictures in [-1, 1] and give what the given ones do for (picture in [0, 1] - mean) / std.
+def fold_normalization(state: dict[str, Tensor], mean: Sequence[float], std: Sequence[float]) -> dict[str, Tensor]:
+    """Parameters that take images in [-1, 1] and give what the given ones do for (image in [0, 1] - mean) / std.
 
-    Deviation: other code normalises the pictures. The patch embedding is linear and touches no padding, so this is the
+    Deviation: other code normalizes the images. The patch embedding is linear and touches no padding, so this is the
     same but for rounding, and every model here takes what the paper's take. Raises ValueError for a
-    model with a convolutional stem, whose padding and standardised weights leave no place for it.
+    model with a convolutional stem, whose padding and standardized weights leave no place for it.
     """
     if len(mean) != 3 or len(std) != 3 or not all(each > 0 for each in std):
         raise UserError(f"mean {list(mean)} and std {list(std)} must be three numbers each, std positive.")
@@ -102,10 +102,10 @@ def fold_normalisation(state: dict[str, Tensor], mean: Sequence[float], std: Seq
         return state
     if "embedding.weight" not in state or any(name.startswith("stem.") for name in state):
         raise UserError(
-            f"the checkpoint wants pictures normalised by mean {list(mean)} and std {list(std)}; that can be folded "
+            f"the checkpoint wants images normalized by mean {list(mean)} and std {list(std)}; that can be folded "
             f"into a plain ViT's patch embedding, not into a ResNet. Only mean and std of 0.5 are supported there."
         )
     weight = state["embedding.weight"].double()
-    centre, scale = (torch.tensor(each, dtype=torch.float64).view(3, 1, 1) for each in (mean, std))
-    bias = state["embedding.bias"].double() + (weight * ((0.5 - centre) / scale)).sum(dim=(1, 2, 3))
+    center, scale = (torch.tensor(each, dtype=torch.float64).view(3, 1, 1) for each in (mean, std))
+    bias = state["embedding.bias"].double() + (weight * ((0.5 - center) / scale)).sum(dim=(1, 2, 3))
     return {**state, "embedding.weight": (weight / (2 * scale)).float(), "embedding.bias": bias.float()}

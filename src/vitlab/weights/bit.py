@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, ResNetConfig
-from vitlab.models.stages import ResNetBody
+from vitlab.models.resnet_config import ResNetBody
 from vitlab.weights.npz import Slot, Spelling, dense, last_axis, need
 
 PART = re.compile(r"(resnet/|root_block/|conv_root/|gn_root/|block\d+/unit\d+/)")
@@ -157,7 +157,7 @@ def infer_body(path: Path, arrays: Mapping[str, Tensor], version: str, spelling:
 def infer_resnet(
     path: Path, arrays: Mapping[str, Tensor], image_size: ImageSize | None
 ) -> tuple[ResNetConfig, Spelling]:
-    """The ResNet that the arrays are of, and how they are spelled. They do not tell the size of its pictures: that
+    """The ResNet that the arrays are of, and how they are spelled. They do not tell the size of its images: that
     is 224 unless given, and matters to nothing but what `image_size` says."""
     if any(name.startswith("resnet/") for name in arrays):
         version, spelling, head = "v2", "stored", _PUBLISHED.head

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.files import sync
+from vitlab.io import sync
 from vitlab.models.config import ImageSize, Interpolation
 from vitlab.models.resnet import ResNet
 from vitlab.models.vit import ViT
@@ -171,7 +171,7 @@ def _write_onnx(model: ViT | ResNet, path: Path, metadata: dict[str, str]) -> in
 def _keep_zeros_around_pooling(written: torch.onnx.ONNXProgram) -> None:
     """Rewrites every Pad before a MaxPool so that onnxruntime leaves it there.
 
-    BiT's zeros around its pooling matter, for what is pooled may be negative. Onnxruntime's optimiser moves such
+    BiT's zeros around its pooling matter, for what is pooled may be negative. Onnxruntime's optimizer moves such
     padding into the MaxPool, which pads with -inf; a Pad that names its axes it lets be.
     """
     import onnx_ir
@@ -212,7 +212,7 @@ def _allowed(model: ViT | ResNet, difference: float) -> float:
 
 
 def _difference(model: ViT | ResNet, run: Run) -> float:
-    """The largest between both answers to the same random pictures, over the root mean square of the model's."""
+    """The largest between both answers to the same random images, over the root mean square of the model's."""
     generator = torch.Generator().manual_seed(0)
     found = []
     for batch in BATCHES:

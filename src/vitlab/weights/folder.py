@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.files import JSON_BYTES, check_regular, open_regular, read_json, replacing_folder
+from vitlab.io import JSON_BYTES, check_regular, open_regular, read_json, replacing_folder
 from vitlab.models import ModelConfig, ViTConfig, build_model
 from vitlab.models.vit import Model
 from vitlab.settings import from_dict, to_dict

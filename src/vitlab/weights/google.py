@@ -22,7 +22,7 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, ModelConfig, ResNetConfig, ViTConfig, check_divisible
-from vitlab.models.stages import ResNetBody
+from vitlab.models.resnet_config import ResNetBody
 from vitlab.models.vit import Model
 from vitlab.weights.bit import PART, body_layout, body_read, holds_resnet, infer_body, infer_resnet, resnet_layout
 from vitlab.weights.npz import (
@@ -59,7 +59,7 @@ MAP = "MAPHead_0"
 MAP_PARTS = ("probe", "MultiHeadDotProductAttention_0", "LayerNorm_0", "MlpBlock_0")
 """The attention pooling's parts; in early files they stand outside of `MAPHead_0`."""
 
-OTHER_KINDS = {"MixerBlock_": "an MLP-Mixer", "img/": "a model of pictures and text", "txt/": "a model of text"}
+OTHER_KINDS = {"MixerBlock_": "an MLP-Mixer", "img/": "a model of images and text", "txt/": "a model of text"}
 """A file with a name that starts so holds another kind of model."""
 
 ASSUMED: dict[str, tuple[Any, ...]] = {
@@ -134,7 +134,7 @@ def _mlp(theirs: str, ours: str, config: ViTConfig) -> dict[str, Slot]:
 def read_google(path: Path | str, *, image_size: ImageSize | None = None) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration and the parameters, by our names and in the stored precision, of a Google `.npz`.
 
-    Reads every kind, spelling and prefix, and stacked blocks; an optimiser's state beside the weights is left alone.
+    Reads every kind, spelling and prefix, and stacked blocks; an optimizer's state beside the weights is left alone.
     The sizes are the arrays' own; what no array tells is as in Google's code: tanh GELU, its epsilons, no dropout, the
     mean over patches where there is neither class token nor attention pooling, and sin-cos positions where a file of
     big_vision's has no table.
@@ -330,7 +330,7 @@ def _infer_vit(
 def _infer_positions(
     path: Path, arrays: dict[str, Tensor], spelling: Spelling, stem: ResNetBody | None, stated: ImageSize | None
 ) -> tuple[ImageSize, Literal["1d", "sincos2d"], bool]:
-    """The picture size that the positions are for, their kind, and whether the class token, if any, has one."""
+    """The image size that the positions are for, their kind, and whether the class token, if any, has one."""
     cls = int("cls" in arrays)
     patch, width = arrays["embedding/kernel"].shape[0], arrays["embedding/kernel"].shape[3]
     name = next((name for name in (TABLE, *OTHER_TABLES) if name in arrays), None)
@@ -348,7 +348,7 @@ def _infer_positions(
 def _infer_size(
     path: Path, rows: int, cls: int, patch: int, stem: ResNetBody | None, stated: ImageSize | None, may_lack_cls: bool
 ) -> tuple[ImageSize, int]:
-    """Picture size from the rows of a table, and whether one of them is the class token's.
+    """Image size from the rows of a table, and whether one of them is the class token's.
 
     A square decides; `stated` comes before one without a row for the class token, which only big_vision's tables
     may lack: 14 x 16 patches and a class token have 15 x 15 rows.
@@ -360,14 +360,14 @@ def _infer_size(
         return math.isqrt(rows) * patch * (stem.stride if stem else 1), 0
     if stated is None:
         raise UserError(
-            f"{path} has a position table of {rows} rows, which form no square; say which picture size they "
+            f"{path} has a position table of {rows} rows, which form no square; say which image size they "
             f"are for: image_size=(height, width). `vitlab convert` takes --image-size, and keeps it with --to vitlab."
         )
     class_row = rows - _num_patches(stated, patch, stem)
     if class_row not in (0, cls):
         raise UserError(
             f"{path} has a position table of {rows} rows, which form no square, and image_size={stated} "
-            f"needs {rows - class_row} in patches of {patch}x{patch}; say which picture size they are for."
+            f"needs {rows - class_row} in patches of {patch}x{patch}; say which image size they are for."
         )
     return stated, class_row
 

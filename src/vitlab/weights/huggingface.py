@@ -2,7 +2,7 @@
 
     config.json                the kind of model, `model_type`, and its settings
     model.safetensors          the parameters; where they fill several files, `model.safetensors.index.json` lists those
-    preprocessor_config.json   how pictures are brought to size and range
+    preprocessor_config.json   how images are brought to size and range
 
 | `model_type` | becomes |
 |---|---|
@@ -27,18 +27,18 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.files import check_regular, read_json
+from vitlab.io import check_regular, read_json
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.config import ImageSize
 from vitlab.preprocessing import Interpolation, Preprocessing
-from vitlab.weights.adapt import fold_normalisation
+from vitlab.weights.adapt import fold_normalization
 from vitlab.weights.folder import CARD, WEIGHTS
 from vitlab.weights.huggingface_names import (
     BIT_NORM_EPS,
     BIT_WEIGHT_EPS,
     HEADS,
+    IMAGES,
     NAMES,
-    PICTURES,
     as_stored,
     huggingface_layout,
 )
@@ -69,7 +69,7 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration and the parameters, by our names and in the stored precision.
 
     Sizes are the arrays' own; the settings that no array tells are the card's. Mean and standard deviation of the
-    pictures' preparation are folded into the patch embedding, so that the model takes pictures in [-1, 1]. A folder
+    images' preparation are folded into the patch embedding, so that the model takes images in [-1, 1]. A folder
     without a word on them is taken to use those of its family's papers: ImageNet's for DeiT and DINOv2, 0.5 for others.
 
     Raises ValueError for other kinds of models, for settings that would be computed otherwise here, and for arrays
@@ -82,9 +82,9 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     arrays = {as_stored(name.removeprefix(f"{kind}.")): array for name, array in _read_arrays(folder).items()}
     arrays.pop("embeddings.mask_token", None)  # of no use after pre-training
     try:
-        pictures = _preparation(folder)
-        mean, std = _normalisation(pictures, kind)
-        config = _resnet_config(card, arrays, pictures) if kind == "bit" else _vit_config(kind, card, arrays)
+        images = _preparation(folder)
+        mean, std = _normalization(images, kind)
+        config = _resnet_config(card, arrays, images) if kind == "bit" else _vit_config(kind, card, arrays)
         classes = _classes(card)
         if config.num_classes and classes and len(classes) != config.num_classes:
             raise UserError(f"id2label names {len(classes)} classes and the head has {config.num_classes} outputs")
@@ -102,7 +102,7 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     if lone:
         cls, token, patches = state["position.table"].tensor_split([1, 2], dim=1)
         state["registers"], state["position.table"] = state["registers"] + token, torch.cat([cls, patches], dim=1)
-    return config, fold_normalisation(state, mean, std)
+    return config, fold_normalization(state, mean, std)
 
 
 def card_huggingface(folder: Path) -> dict[str, Any]:
@@ -127,7 +127,7 @@ def _preprocessing(said: dict[str, Any], kind: str, folder: Path) -> Preprocessi
     name = str(said.get("image_processor_type") or said.get("feature_extractor_type") or PROCESSOR_OF.get(kind))
     name = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name)
     said = PROCESSORS.get(name, PROCESSORS["ViT"]) | said
-    mean, std = _normalisation(said, kind)
+    mean, std = _normalization(said, kind)
     size, crop = said["size"], said.get("do_center_crop")
     if name in ("Bit", "CLIP") and isinstance(size, int):
         size = {"shortest_edge": size}
@@ -135,13 +135,13 @@ def _preprocessing(said: dict[str, Any], kind: str, folder: Path) -> Preprocessi
     squashed = None if shortest else _size({"size": size})
     image_size = _size(said) if crop else squashed
     if said.get("resample") not in RESAMPLE:
-        raise UserError(f"{folder / PICTURES} says resample={said.get('resample')!r}; allowed: Pillow's 0 to 5.")
+        raise UserError(f"{folder / IMAGES} says resample={said.get('resample')!r}; allowed: Pillow's 0 to 5.")
     resize = shortest or (squashed if isinstance(squashed, int) and squashed != image_size else None)
     fits = image_size and (resize is None or (isinstance(resize, int) and resize >= max(_pair(image_size))))
     if not said.get("do_resize", True) or not fits or not (shortest or squashed):
         logger.warning(
             "%s: images are squashed to size, because do_resize=%r, size=%r, do_center_crop=%r and crop_size=%r do not "
-            "bring all of them to one size", folder / PICTURES, said.get("do_resize", True), said["size"], crop,
+            "bring all of them to one size", folder / IMAGES, said.get("do_resize", True), said["size"], crop,
             said.get("crop_size"),
         )  # fmt: skip
         resize = None
@@ -167,7 +167,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _preparation(folder: Path) -> dict[str, Any]:
-    return _read_json(folder / PICTURES) if (folder / PICTURES).is_file() else {}
+    return _read_json(folder / IMAGES) if (folder / IMAGES).is_file() else {}
 
 
 def _read_arrays(folder: Path) -> dict[str, Tensor]:
@@ -215,7 +215,7 @@ def _vit_config(kind: str, card: dict[str, Any], arrays: dict[str, Tensor]) -> V
     registers = "embeddings.distillation_token" if kind == "deit" and not distilled else "embeddings.register_tokens"
     size = _collapse(card.get("image_size", ViTConfig.image_size))
     if dinov2 and isinstance(size, tuple):
-        raise UserError(f"{CARD} says image_size={size}, and DINOv2's positions are for square pictures.")
+        raise UserError(f"{CARD} says image_size={size}, and DINOv2's positions are for square images.")
     return ViTConfig(
         image_size=size,
         patch_size=patch_size,
@@ -235,7 +235,7 @@ def _vit_config(kind: str, card: dict[str, Any], arrays: dict[str, Tensor]) -> V
     )
 
 
-def _resnet_config(card: dict[str, Any], arrays: dict[str, Tensor], pictures: dict[str, Any]) -> ResNetConfig:
+def _resnet_config(card: dict[str, Any], arrays: dict[str, Tensor], images: dict[str, Any]) -> ResNetConfig:
     v2 = _allowed(card, "layer_type", "preactivation", ("preactivation", "bottleneck")) == "preactivation"
     _allowed(card, "global_padding", None, (None,) if v2 else ("SAME", "same"))
     _allowed(card, "embedding_dynamic_padding", False, (not v2,))
@@ -255,7 +255,7 @@ def _resnet_config(card: dict[str, Any], arrays: dict[str, Tensor], pictures: di
     _allowed(card, "output_stride", 32, tuple(2**i for i in range(16) if 2**i >= body.stride))
     head = "classifier.1.weight"
     num_classes = _shape(arrays, head, 2)[0] if head in arrays else 0
-    return ResNetConfig(image_size=_size(pictures) or ResNetConfig.image_size, body=body, num_classes=num_classes)
+    return ResNetConfig(image_size=_size(images) or ResNetConfig.image_size, body=body, num_classes=num_classes)
 
 
 def _check_said(card: dict[str, Any], found: dict[str, Any]) -> None:
@@ -280,28 +280,28 @@ def _shape(arrays: dict[str, Tensor], name: str, ndim: int) -> tuple[int, ...]:
     return tuple(arrays[name].shape)
 
 
-def _normalisation(pictures: dict[str, Any], kind: str) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation, of pictures in [0, 1]."""
-    if not pictures:
+def _normalization(images: dict[str, Any], kind: str) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation, of images in [0, 1]."""
+    if not images:
         return IMAGENET if kind.startswith("d") else ([0.5] * 3, [0.5] * 3)
-    factor = pictures.get("rescale_factor", 1 / 255) if pictures.get("do_rescale", True) else 1.0
+    factor = images.get("rescale_factor", 1 / 255) if images.get("do_rescale", True) else 1.0
     if not isinstance(factor, float) or not math.isclose(factor, 1 / 255, rel_tol=1e-3):
-        raise UserError(f"{PICTURES} does not bring pictures to [0, 1] (rescale_factor 1/255) before it normalises.")
-    if not pictures.get("do_normalize", True):
+        raise UserError(f"{IMAGES} does not bring images to [0, 1] (rescale_factor 1/255) before it normalizes.")
+    if not images.get("do_normalize", True):
         return [0.0] * 3, [1.0] * 3
-    mean, std = pictures.get("image_mean"), pictures.get("image_std")
+    mean, std = images.get("image_mean"), images.get("image_std")
     if (
         not isinstance(mean, list)
         or not isinstance(std, list)
         or not all(isinstance(x, float | int) for x in mean + std)
     ):
-        raise UserError(f"{PICTURES} lacks image_mean and image_std; add those that the model was trained with.")
+        raise UserError(f"{IMAGES} lacks image_mean and image_std; add those that the model was trained with.")
     return mean, std
 
 
-def _size(pictures: dict[str, Any]) -> ImageSize | None:
-    """The size in which pictures come to the model, as far as it is said."""
-    said = pictures.get("crop_size" if pictures.get("do_center_crop") else "size")
+def _size(images: dict[str, Any]) -> ImageSize | None:
+    """The size in which images come to the model, as far as it is said."""
+    said = images.get("crop_size" if images.get("do_center_crop") else "size")
     return _collapse([said.get("height"), said.get("width")] if isinstance(said, dict) else said)
 
 
@@ -310,7 +310,7 @@ def _pair(size: ImageSize) -> tuple[int, int]:
 
 
 def _collapse(size: Any) -> Any:
-    """A picture's size as our configurations spell it; None for what is none."""
+    """A image's size as our configurations spell it; None for what is none."""
     if isinstance(size, list) and len(size) == 2 and all(isinstance(side, int) for side in size):
         return size[0] if size[0] == size[1] else tuple(size)
     return size if isinstance(size, int) else None

@@ -6,7 +6,7 @@ import torch
 
 from vitlab.models import ModelConfig, ViTConfig, build_model
 
-PICTURES = "preprocessor_config.json"
+IMAGES = "preprocessor_config.json"
 # BiT's epsilons stand in their code; no setting changes them.
 BIT_WEIGHT_EPS, BIT_NORM_EPS = 1e-8, 1e-5
 

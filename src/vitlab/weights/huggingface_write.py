@@ -14,24 +14,24 @@ from PIL import Image
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.files import replacing_folder
+from vitlab.io import replacing_folder
 from vitlab.models import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.folder import CARD, WEIGHTS, check_classes, check_replaceable
-from vitlab.weights.huggingface_names import BIT_NORM_EPS, BIT_WEIGHT_EPS, HEADS, PICTURES, huggingface_layout
+from vitlab.weights.huggingface_names import BIT_NORM_EPS, BIT_WEIGHT_EPS, HEADS, IMAGES, huggingface_layout
 
 
 def write_huggingface(model: Model, folder: Path | str, extra: dict[str, Any]) -> None:
     """Writes what `AutoModelForImageClassification.from_pretrained(folder)` turns into a model of equal answers, or
-    `AutoModel` where there is no head: all of the folder or nothing. Pictures are prepared for [-1, 1].
+    `AutoModel` where there is no head: all of the folder or nothing. Images are prepared for [-1, 1].
 
     `extra` may hold `classes` and `preprocessing` (see `vitlab.weights.folder`); other entries have no place there.
     Raises ValueError for a model that Hugging Face's code would compute otherwise.
     """
     folder, classes = Path(folder), extra.get("classes")
     check_classes(extra, model.config)
-    check_replaceable(folder, (CARD, WEIGHTS, PICTURES))
+    check_replaceable(folder, (CARD, WEIGHTS, IMAGES))
     kind, config, state = _resnet_as_theirs(model) if isinstance(model.config, ResNetConfig) else _vit_as_theirs(model)
     prefix = f"{kind}." if config.num_classes else ""
     arrays = {}
@@ -49,7 +49,7 @@ def write_huggingface(model: Model, folder: Path | str, extra: dict[str, Any]) -
     with replacing_folder(folder) as aside:
         safetensors.torch.save_file(arrays, aside / WEIGHTS, metadata={"format": "pt"})
         (aside / WEIGHTS).chmod(aside.stat().st_mode & 0o666)  # safetensors lets only the owner read
-        for name, content in ((CARD, card), (PICTURES, _pictures(config, extra))):
+        for name, content in ((CARD, card), (IMAGES, _images(config, extra))):
             (aside / name).write_text(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -78,7 +78,7 @@ def _vit_as_theirs(model: Model) -> tuple[str, ViTConfig, dict[str, Tensor]]:
     _check(
         config,
         (
-            ("stem", config.stem is None, "its ViTs cut patches from pictures"),
+            ("stem", config.stem is None, "its ViTs cut patches from images"),
             ("encoder", config.encoder == "full", "its ViTs attend among all tokens"),
             ("pool", config.pool in ("token", "token+gap"), "its ViTs have a class token, which the head sees"),
             ("position", config.position != "relative", "its ViTs add positions to the tokens"),
@@ -119,7 +119,7 @@ def _position_table(model: ViT, prefix: int) -> Float[Tensor, "1 T D"]:
 
 
 def _resnet_as_theirs(model: Model) -> tuple[str, ResNetConfig, dict[str, Tensor]]:
-    """As `_vit_as_theirs`. Their standardisation has another epsilon, which all weights k times as large undo: both
+    """As `_vit_as_theirs`. Their standardization has another epsilon, which all weights k times as large undo: both
     (k w - k mean) / sqrt(k^2 variance + k^2 eps) are the same."""
     config = model.config
     assert isinstance(config, ResNetConfig)
@@ -188,7 +188,7 @@ def _resnet_card(config: ResNetConfig) -> dict[str, Any]:
     }
 
 
-def _pictures(config: ModelConfig, extra: dict[str, Any]) -> dict[str, Any]:
+def _images(config: ModelConfig, extra: dict[str, Any]) -> dict[str, Any]:
     """Their image processor's settings. It always resizes with antialiasing, and has no area averaging."""
     prepared = Preprocessing.read(extra, "extra", config.image_size)
     assert prepared.image_size is not None

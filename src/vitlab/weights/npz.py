@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.files import ARCHIVE_DAMAGE, outline_npz, reading_npz, replacing_file
+from vitlab.io import ARCHIVE_DAMAGE, outline_npz, reading_npz, replacing_file
 from vitlab.weights.shapes import some
 
 Spelling = Literal["stored", "linen", "big_vision"]
 """How the arrays are named: `vitlab.weights.google` has the table."""
 
 PREFIXES = ("opt/target/", "params/")
-"""What may stand in front of every name; beside them stands an optimiser's state."""
+"""What may stand in front of every name; beside them stands an optimizer's state."""
 
 
 @dataclass(frozen=True)

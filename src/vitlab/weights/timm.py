@@ -1,7 +1,7 @@
 """timm's checkpoints, read and written without timm.
 
     model.safetensors   the parameters, by the names of timm's modules
-    config.json         the architecture's name, what its builder is given besides (`model_args`), and the pictures it
+    config.json         the architecture's name, what its builder is given besides (`model_args`), and the images it
                         expects (`pretrained_cfg`: size, mean, std)
 
 Three of timm's families compute what a model here can: `VisionTransformer` (`vit_*`, `deit*`, `flexivit_*`, DINO and
@@ -23,10 +23,10 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.files import check_regular, read_json
+from vitlab.io import check_regular, read_json
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights.adapt import fold_normalisation
+from vitlab.weights.adapt import fold_normalization
 from vitlab.weights.folder import CARD, WEIGHTS, check_classes
 from vitlab.weights.shapes import check_shapes, some
 from vitlab.weights.timm_names import BACKBONE, GROUP_NORM_EPS, WEIGHT_EPS, timm_layout
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 SUPPORTED = "plain Vision Transformers, those on a BiT stem, and BiT's ResNets"
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-"""The mean and deviation that timm takes pictures to be normalised by where a config.json says nothing."""
+"""The mean and deviation that timm takes images to be normalized by where a config.json says nothing."""
 
 HEADS = {
     192: 3, 256: 4, 320: 5, 384: 6, 512: 8, 640: 10, 768: 12, 832: 13, 896: 14, 1024: 16, 1152: 16, 1280: 16,
@@ -67,7 +67,7 @@ is computed."""
 # A file with a tensor of such a name holds a model that computes something else; the first that fits.
 OTHER_KINDS = (
     (r"\.mlp\.(w1|w2|w3|w12|fc1_g|fc1_x)\.", "gated MLPs (SwiGLU)"),
-    (r"\.attn\.[qk]_norm\.", "normalised queries and keys"),
+    (r"\.attn\.[qk]_norm\.", "normalized queries and keys"),
     (r"\.(attn|mlp)\.norm\.", "a LayerNorm inside attention or MLP, as BEiT-3 and EVA-02"),
     (r"rel_pos|relative_position", "relative position biases"),
     (r"rope", "rotary position embeddings"),
@@ -83,7 +83,7 @@ OTHER_KINDS = (
 
 @dataclass(frozen=True)
 class Card:
-    """What a config.json tells; without one, nothing is known and pictures are taken to be in [-1, 1]."""
+    """What a config.json tells; without one, nothing is known and images are taken to be in [-1, 1]."""
 
     architecture: str = ""
     args: Mapping[str, Any] = field(default_factory=dict)
@@ -103,7 +103,7 @@ def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
 
     `path` is a folder with config.json and model.safetensors, or a bare .safetensors file. The sizes are the
     tensors' own; the number of heads follows from `model_args`, the architecture or the width. The mean and deviation
-    that config.json names are folded into the patch embedding; for a bare file they are 0.5 (pictures in [-1, 1]), or
+    that config.json names are folded into the patch embedding; for a bare file they are 0.5 (images in [-1, 1]), or
     ImageNet's where DINOv2's mask token shows that it is the original. What timm has and a ViT here has not becomes
     its exact equal: position rows of registers are added to the registers, missing biases of q, k and v are zeros.
 
@@ -136,7 +136,7 @@ def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
         is_convolution = name == "head.fc.weight"
         parts.setdefault(slot.ours, []).append(tensors[name][..., 0, 0] if is_convolution else tensors[name])
     state = {ours: part[0] if len(part) == 1 else torch.cat(part) for ours, part in parts.items()}
-    return config, fold_normalisation(state, card.mean, card.std)
+    return config, fold_normalization(state, card.mean, card.std)
 
 
 def card_timm(path: Path | str) -> dict[str, Any]:
@@ -336,7 +336,7 @@ def _infer_body(where: str, tensors: Mapping[str, Tensor], version: str, prefix:
 def _infer_size(
     where: str, tensors: Mapping[str, Tensor], card: Card, stride: int, registers: int
 ) -> tuple[tuple[int, int], bool]:
-    """Picture size from the rows of the position table, and whether class (and distillation) token have one."""
+    """Image size from the rows of the position table, and whether class (and distillation) token have one."""
     placed = ("cls_token" in tensors) + ("dist_token" in tensors)
     if "pos_embed" not in tensors:
         if card.image_hw is None or card.args.get("pos_embed") not in ("", "none"):
@@ -355,7 +355,7 @@ def _infer_size(
     if len(squares) != 1:
         size = f"{card.image_hw[0]}x{card.image_hw[1]}" if card.image_hw else "unknown"
         raise UserError(
-            f"{where} has a position table of {rows} rows, and the picture size they are for is {size}; with "
+            f"{where} has a position table of {rows} rows, and the image size they are for is {size}; with "
             f"{some([str(each) for each in options])} of them for other tokens the rest forms "
             f"{'more than one square' if squares else 'no square'}. Give a folder whose config.json says it, by "
             f"img_size in model_args."

@@ -29,7 +29,7 @@ RENAMED = (
 )
 """Our names -> timm's; what is not here has the same name."""
 
-# timm's stems and ResNets standardise weights and features with these, and no argument of theirs changes it.
+# timm's stems and ResNets standardize weights and features with these, and no argument of theirs changes it.
 WEIGHT_EPS, GROUP_NORM_EPS = 1e-8, 1e-5
 BACKBONE = "patch_embed.backbone."
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.files import replacing_folder
+from vitlab.io import replacing_folder
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import Preprocessing
@@ -43,9 +43,9 @@ RESNETS: dict[tuple[int, ...], tuple[int, int, int]] = {
 def write_timm(model: Model, folder: Path | str, extra: Mapping[str, Any]) -> None:
     """Writes a folder from which `timm.create_model("local-dir:FOLDER", pretrained=True)` builds an equal model.
 
-    Its pictures are in [-1, 1], as here (mean and std 0.5). Of `extra`, `classes` becomes `label_names` and
-    `preprocessing` how test pictures are brought to size. Positions of every kind that enter at the stem become
-    the table they amount to; weights that are standardised are scaled so that timm's eps gives the same.
+    Its images are in [-1, 1], as here (mean and std 0.5). Of `extra`, `classes` becomes `label_names` and
+    `preprocessing` how test images are brought to size. Positions of every kind that enter at the stem become
+    the table they amount to; weights that are standardized are scaled so that timm's eps gives the same.
 
     Raises ValueError for a model that timm's cannot compute, naming the setting, and for a folder with other files.
     """
@@ -103,13 +103,13 @@ def _check_writable(config: ModelConfig) -> None:
 
 
 def _in_timms_terms(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The same function with what timm has: one position table, its own eps in the standardisation of weights."""
+    """The same function with what timm has: one position table, its own eps in the standardization of weights."""
     state = {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
     body = model.config.body if isinstance(model.config, ResNetConfig) else model.config.stem
     if body is not None:
         for name in state:
             if re.match(r"(stem|body)\..*(root|conv\d|shortcut)\.weight$", name):
-                state[name] = _restandardised(state[name], body)
+                state[name] = _restandardized(state[name], body)
     if not isinstance(model, ViT):
         return model.config, state
     config, table = model.config, model.position.absolute()
@@ -128,8 +128,8 @@ def _in_timms_terms(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
     return replace(config, position="1d", class_position=every), state
 
 
-def _restandardised(weight: Tensor, body: ResNetBody) -> Tensor:
-    """Weights that become, standardised with timm's eps, what these become with the body's."""
+def _restandardized(weight: Tensor, body: ResNetBody) -> Tensor:
+    """Weights that become, standardized with timm's eps, what these become with the body's."""
     eps, exact = body.weight_eps, weight.double()
     if body.weight_eps_on == "variance":
         return (exact * math.sqrt(WEIGHT_EPS / eps)).to(weight.dtype)

@@ -1,0 +1,216 @@
+"""What there is by name, as rows for people and programs: models, data sets, recipes, studies.
+
+`python -m vitlab.catalog > docs/models.md` writes the page about the models anew.
+"""
+
+import fnmatch
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitlab.models import MODELS, ModelConfig, ResNetConfig
+from vitlab.models.resnet_config import AXIAL_HEADS
+from vitlab.recipes import FINETUNE, PRETRAIN
+from vitlab.studies import STUDIES
+
+if TYPE_CHECKING:
+    from vitlab.data.registry import DatasetInfo
+
+Row = dict[str, Any]
+
+FAMILIES = {
+    "ViT": "Vision Transformers (Sec. 3.1, Table 1)",
+    "hybrid": "Hybrids: a ViT on a ResNet's feature map (Sec. 3.1)",
+    "ResNet": "ResNets (BiT, Sec. 4.1)",
+    "axial": "Axial attention (App. D.6)",
+}
+"""The kinds of models, and what the page about them calls each."""
+
+
+def models(pattern: str = "*") -> list[Row]:
+    """Every model at 224 pixels with 1,000 classes: sizes, parameters, multiply-accumulates; "-" for what it has not.
+
+    `layers` of a ResNet are those that its name counts, `width` is the channels of its root, `tokens` the places of its
+    last feature map. `patch` is in pixels, of a hybrid in places of its stem's feature map; `stride` always in pixels.
+    """
+    return [_model(name, config) for name, config in MODELS.items() if fnmatch.fnmatchcase(name, pattern)]
+
+
+def _model(name: str, config: ModelConfig) -> Row:
+    if isinstance(config, ResNetConfig):
+        body = config.body
+        axial, stride, tokens = body.mixing == "axial", body.stride, math.prod(config.grid)
+        layers, width, mlp, patch = 3 * sum(body.layers) + 2, body.width, "-", "-"
+        kind, heads = ("axial", AXIAL_HEADS) if axial else ("ResNet", "-")
+    else:
+        stride, tokens = config.stride, config.num_tokens
+        layers, width, mlp, heads, patch = config.depth, config.width, config.mlp_dim, config.heads, config.patch_size
+        kind = "axial" if config.encoder == "axial" else "hybrid" if config.stem else "ViT"
+    return {
+        "model": name,
+        "kind": kind,
+        "layers": layers,
+        "width": width,
+        "mlp": mlp,
+        "heads": heads,
+        "patch": patch,
+        "stride": stride,
+        "tokens": tokens,
+        "parameters": config.num_parameters,
+        "gmacs": round(config.forward_macs / 1e9, 2),
+    }
+
+
+def datasets(pattern: str = "*") -> list[Row]:
+    """Every data set: classes, splits with their sizes, image size, how the paper fine-tunes on it, license, source.
+
+    `held out` are the shares of train that stand in for the splits that the source lacks.
+    """
+    from vitlab.data.registry import DATASETS
+
+    return [_dataset(name, info) for name, info in DATASETS.items() if fnmatch.fnmatchcase(name, pattern)]
+
+
+def _dataset(name: str, info: "DatasetInfo") -> Row:
+    unknown = "yours" if ":PATH" in name else "varied"
+    return {
+        "dataset": name,
+        "classes": len(info.classes) or info.num_classes or unknown,
+        "size": "x".join(map(str, info.image_size)) if info.image_size else unknown,
+        "splits": ", ".join(f"{split} {count:,}" for split, count in info.splits.items()) or unknown,
+        "held out": ", ".join(f"{split} {_percent(share)}" for split, share in info.held_out.items()) or "-",
+        "fine-tuning": _protocol(name),
+        "license": info.license,
+        "source": info.source,
+    }
+
+
+def _protocol(name: str) -> str:
+    """The row of Table 4 for a data set: its own, or else VTAB's where it is one of the 19 tasks; "-" without one."""
+    from vitlab.data.vtab.tasks import TASKS
+
+    configs = [recipe() for recipe in FINETUNE.values()]
+    rows = {config.data.name: config for config in configs if config.learning_rates}
+    row = rows.get(name) or (rows["vtab:TASK"] if name in TASKS else None)
+    if row is None:
+        return "-"
+    lowest, highest = min(row.learning_rates), max(row.learning_rates)
+    rates = f"rate {lowest:g}" if lowest == highest else f"rates {lowest:g}-{highest:g}"
+    return (
+        f"Table 4{'' if name in rows else ' (VTAB)'}: {row.steps:,} steps, batch {row.batch_size}, "
+        f"{row.model.image_hw[0]} px, {rates}, {_percent(row.held_out)} held out"
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:g} %"
+
+
+def vtab(pattern: str = "*", root: Path | None = None) -> list[Row]:
+    """Every task of VTAB-1k, and how its data is had; with a `root`, also what of it is there (without a download)."""
+    from vitlab.data.vtab.tasks import TASKS, found
+
+    return [
+        {
+            "task": name,
+            "called": task.csv,
+            "group": task.group,
+            "classes": task.classes,
+            "test": task.test_size,
+            "data": task.origin.access,
+            **({"found": found(name, root)} if root else {}),
+            "license": task.origin.license,
+            "source": task.origin.page,
+        }
+        for name, task in TASKS.items()
+        if fnmatch.fnmatchcase(name, pattern)
+    ]
+
+
+def recipes(pattern: str = "*") -> list[Row]:
+    """Every recipe of `pretrain` and `finetune`, with the first line of what it says of itself."""
+    rows = []
+    for command, table in (("pretrain", PRETRAIN), ("finetune", FINETUNE)):
+        for name, recipe in table.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                config = recipe()
+                length = f"{config.steps:,} steps" if config.steps else f"{config.epochs:g} epochs"
+                about = (recipe.__doc__ or f"Table 4, {config.data.name}.").splitlines()[0]
+                rows.append({"command": command, "recipe": name, "length": length, "about": about})
+    return rows
+
+
+def studies(pattern: str = "*") -> list[Row]:
+    """Every study: where it stands in the paper, and what it asks."""
+    found = [study for name, study in STUDIES.items() if fnmatch.fnmatchcase(name, pattern)]
+    return [{"study": study.name, "paper": study.source, "about": study.about} for study in found]
+
+
+def as_table(rows: Sequence[Row]) -> str:
+    """Columns under their names; numbers to the right."""
+    if not rows:
+        return "nothing has such a name"
+    cells = [list(rows[0])] + [list(map(_shown, row.values())) for row in rows]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
+    right = [any(isinstance(row[name], (int, float)) for row in rows) for name in rows[0]]
+    return "\n".join(
+        "  ".join(
+            f"{cell:>{w}}" if r else f"{cell:{w}}" for cell, w, r in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in cells
+    )
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def models_page() -> str:
+    """The text of `docs/models.md`: every model by family, in Markdown."""
+    rows = models()
+    in_table_1 = [row for row in rows if row["model"] in ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14")]
+    counted = ", ".join(f"{row['model']} {row['parameters'] / 1e6:.1f}" for row in in_table_1)
+    page = f"""# Models
+
+Every name that `vitlab.create_model` takes, at 224 pixels, the native size of each, with 1,000 classes.
+`vitlab list models` prints the same. This page is written by `python -m vitlab.catalog > docs/models.md`;
+`tests/test_catalog.py` compares its counts with those of Google's code, and with the paper's.
+
+- **layers**, **width**, **mlp**, **heads**: L, D, MLP size and k of Table 1. A ResNet's layers are
+  those that its name counts, its width is that of the root: 64 times BiT's factor. Each layer of an axial ViT is two
+  blocks.
+- **patch**: side of a patch in pixels; of a hybrid, in places of the ResNet's feature map. **stride**: pixels from one
+  token to the next. R+ViT-Ti/16 is called so by those who published it; its stride is 32.
+- **tokens**: length of the sequence, the class token among it; of a ResNet, the places of its last feature map.
+- **GMACs**: billions of multiply-accumulates of the products in one forward pass of one image.
+
+The paper gives 86M, 307M and 632M parameters to Base, Large and Huge (Table 1). Counted here, in millions:
+{counted}.
+Table 6's exaFLOPs are 6 x MACs x images seen (303 million an epoch), less what convolutions multiply with the zeros
+around their maps: ResNets count 3 to 4 % more here. One of its rows, R50+ViT-L/16 after 7 epochs, does not fit the same
+model after 14 ([compute](reproduce.md#table-6s-compute)).
+"""
+    for kind, title in FAMILIES.items():
+        page += f"\n## {title}\n\n{_as_markdown([row for row in rows if row['kind'] == kind])}"
+    return page
+
+
+def _as_markdown(rows: list[Row]) -> str:
+    """A table of those columns in which there is anything to tell apart."""
+    names = [name for name in rows[0] if name != "kind" and any(row[name] != "-" for row in rows)]
+    title = {"gmacs": "GMACs"}
+    lines = [[title.get(name, name) for name in names], ["---", *["--:"] * (len(names) - 1)]]
+    lines += [[_as_cell(row[name]) for name in names] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _as_cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(models_page())

@@ -1,0 +1,1 @@
+"""Fig. 12, App. D.5: speed, memory and cost."""

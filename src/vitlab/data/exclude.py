@@ -1,0 +1,85 @@
+"""Lists of images to leave out of training: what `vitlab duplicates` writes and `DataConfig.exclude` names.
+
+One image a line, by a name that is the same in every run: its path below the data set's folder (in a shard,
+`train-00.tar/00017.jpg`), its whole path where the set has no folder of its own, or for sets without files its place in
+the source's split (`cifar10/train[17]`).
+"""
+
+import hashlib
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from vitlab.data.dataset import Dataset
+from vitlab.errors import UserError
+from vitlab.io import read_regular, replacing_file
+
+logger = logging.getLogger(__name__)
+
+MAX_LIST_BYTES = 2**26
+"""Largest list that is read: about a million names."""
+
+
+def image_id(dataset: Dataset, index: int) -> str:
+    """The name of image `index` in lists."""
+    path = dataset.path(index)
+    if dataset.folder:
+        return path.removeprefix(f"{dataset.folder}{os.sep}")
+    in_a_file = dataset.entries and dataset.entries[index].size
+    return str(Path(path).absolute()) if in_a_file else path
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Writes a text file, whole or not at all; names that are not UTF-8 keep their bytes."""
+    with replacing_file(path) as file:
+        file.writelines(f"{line}\n".encode(errors="surrogateescape") for line in lines)
+
+
+def read_exclusion(path: str | os.PathLike[str]) -> list[str]:
+    """The names in a list, each once. Raises ValueError where there is no such file."""
+    try:
+        text = read_regular(path, MAX_LIST_BYTES).decode(errors="surrogateescape")
+    except OSError as error:
+        raise UserError(
+            f"cannot read the list of images to leave out, {path} ({error.strerror}): give a text file with one "
+            f"image a line, as `vitlab duplicates` writes it."
+        ) from error
+    return list(dict.fromkeys(line for line in text.replace("\r\n", "\n").split("\n") if line))
+
+
+def identity(path: str | os.PathLike[str]) -> dict[str, str | int]:
+    """What tells one list from another in a run's settings: its length and content, not where it lies."""
+    names = read_exclusion(path)
+    digest = hashlib.sha256("\n".join(sorted(names)).encode(errors="surrogateescape")).hexdigest()
+    return {"listed": len(names), "sha256": digest}
+
+
+def leave_out(dataset: Dataset, path: str | os.PathLike[str], everything: Callable[[], Dataset]) -> Dataset:
+    """`dataset` without the images that the list `path` names.
+
+    everything: the whole training part of the same set, asked only if some names are not in `dataset`: images of its
+    other splits and classes may be listed. Raises ValueError for names that are nowhere, and if nothing is left.
+    """
+    listed = set(read_exclusion(path))
+    ids = [image_id(dataset, i) for i in range(len(dataset))]
+    if strange := listed.difference(ids):
+        whole = everything()
+        strange -= {image_id(whole, i) for i in range(len(whole))}
+    if strange:
+        some = ", ".join(sorted(strange)[:3])
+        raise UserError(
+            f"{len(strange)} of the {len(listed)} images listed in {path} are not in the training part of "
+            f"{dataset.name}: {some}{', ...' if len(strange) > 3 else ''}. Its names look like {ids[0]}; "
+            f"give the list that was made for this set."
+        )
+    kept = np.array([i for i, name in enumerate(ids) if name not in listed], np.int64)
+    if not len(kept):
+        raise UserError(f"{path} lists all {len(ids)} images of {dataset.name} ({dataset.split}): none is left.")
+    logger.warning(
+        "%s (%s): %d of %d images are left out, as %s lists them",
+        dataset.name, dataset.split, len(ids) - len(kept), len(ids), path,
+    )  # fmt: skip
+    return dataset.take(kept)

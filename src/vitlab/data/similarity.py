@@ -1,0 +1,229 @@
+"""How alike two images are: near-duplicates are found by a hash, and confirmed by a distance (Sec. 4.1).
+
+Both compare thumbnails. The hash proposes pairs (`candidates`, `alike`), for which comparing is cheap; the distance
+lays the two images over each other (`distances`). Alike are images that were resized, recompressed, brightened,
+turned gray, cropped by up to about 8 % of a side, and all of these mirrored; not what was turned or cropped by more.
+"""
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int64, UInt8, UInt64
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+SIDE = 32
+"""Side of a thumbnail in pixels."""
+CENTER = 0.94
+"""Share of each side that the second hash of a image sees: it meets the first hash of a cropped copy."""
+COMPARED = ((0, 0), (0, 1), (1, 0))
+"""Which hash of the one image is compared with which of the other: 0 all of it, 1 its center."""
+RADIUS = 18
+"""Most bits in which the hashes of a proposed pair differ; measured by `benchmarks/dedup.py`."""
+THRESHOLD = 0.25
+"""Largest distance of near-duplicates; measured by `benchmarks/dedup.py`."""
+LARGEST = 0.5
+"""Beyond this, `LEVELS` stops looking."""
+WAVES, ALIKE = 20, 0.85
+"""So many lowest frequencies of a proposed pair must correlate so much."""
+LEVELS = ((8, 4, 0.7), (16, 3, 0.5), (32, 3, np.inf))
+"""Sides at which a pair is aligned one after the other, steps at each, and the distance above which it is over."""
+REACH = 0.14
+"""Most by which an alignment shifts (in halves of a side) or scales."""
+
+
+# --------------------------------------------------------------------------------------------- hashes
+
+
+def thumbnail(image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "S S"]:
+    """Gray values (Rec. 601) of the whole image, squashed to `SIDE` x `SIDE`, each new pixel a mean of old ones."""
+    gray = Image.fromarray(image).convert("L")
+    return np.asarray(gray if gray.size == (SIDE, SIDE) else gray.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+
+
+def _lowest(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """The `count` lowest frequencies of a two-dimensional DCT, by their length, without the mean (0, 0)."""
+    grid = [(y * y + x * x, y, x) for y in range(SIDE) for x in range(SIDE) if y or x]
+    _, ys, xs = np.array(sorted(grid)[:count]).T
+    return ys, xs
+
+
+def _views() -> Float[np.ndarray, "2 F S"]:
+    """Matrices from a thumbnail's axis to its low frequencies (DCT-II): of all of it, and of its center."""
+    ys, xs = _lowest(64)
+    frequency = np.arange(max(ys.max(), xs.max()) + 1)
+    place = (np.arange(SIDE) + 0.5) / SIDE
+    dct = np.cos(np.pi * frequency[:, None] * place) * np.where(frequency == 0, 0.5**0.5, 1)[:, None]
+    center = ((place - 0.5) * CENTER + 0.5) * SIDE - 0.5
+    look = np.maximum(1 - np.abs(center[:, None] - np.arange(SIDE)), 0)  # linear interpolation
+    return np.stack([dct, dct @ look])
+
+
+def hashes(thumbs: UInt8[np.ndarray, "N S S"]) -> UInt64[np.ndarray, "2 N"]:
+    """64 bits of each thumbnail, of all of it and of its center: the signs of its 64 lowest frequencies.
+
+    Brightness and contrast leave them as they are; resizing and compression change few.
+    """
+    ys, xs = _lowest(64)
+    found = np.empty((2, len(thumbs)), np.uint64)
+    for view, matrix in enumerate(_views()):
+        for start in range(0, len(thumbs), 4096):
+            part = slice(start, start + 4096)
+            waves = (matrix @ thumbs[part].astype(np.float64) @ matrix.T)[:, ys, xs]
+            packed = np.packbits(waves > 1e-6, axis=1)  # a wave that is not there is 0, up to rounding
+            found[view, part] = np.ascontiguousarray(packed).view(np.uint64)[:, 0]
+    return found
+
+
+def mirrored(thumbs: UInt8[np.ndarray, "N S S"]) -> UInt8[np.ndarray, "N S S"]:
+    """Left and right exchanged."""
+    return np.ascontiguousarray(thumbs[:, :, ::-1])
+
+
+def candidates(
+    train: UInt64[np.ndarray, "2 N"], test: UInt64[np.ndarray, "2 M"], radius: int = RADIUS
+) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"], UInt8[np.ndarray, " n"]]:
+    """Pairs (train, test, bits that differ) of which a hash differs in at most `radius` bits from one of the other's.
+
+    Every pair is looked at: a million times ten thousand are three times 10^10 comparisons of 64 bits, a few seconds
+    each on one core. Blocks are small enough to stay in the processor's cache.
+    """
+    rows, columns = 8, 8192
+    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    for left in range(0, train.shape[1], columns):
+        here = train[:, left : left + columns]
+        differ = np.empty((rows, here.shape[1]), np.uint64)
+        least, bits = np.empty((2, *differ.shape), np.uint8)
+        near = np.empty(differ.shape, bool)
+        for top in range(0, test.shape[1], rows):
+            there = test[:, top : top + rows, None]
+            n = there.shape[1]
+            least[:n] = 64
+            for one, other in COMPARED:
+                np.bitwise_count(np.bitwise_xor(there[one], here[other], out=differ[:n]), out=bits[:n])
+                np.minimum(least[:n], bits[:n], out=least[:n])
+            if np.less_equal(least[:n], radius, out=near[:n]).any():
+                row, column = near[:n].nonzero()
+                found.append((column + left, row + top, least[row, column]))
+    if not found:
+        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
+    trains, tests, bits = map(np.concatenate, zip(*found, strict=True))
+    return trains, tests, bits
+
+
+def alike(
+    train: UInt8[np.ndarray, "N S S"], test: UInt8[np.ndarray, "M S S"], i: Int64[np.ndarray, " n"],
+    j: Int64[np.ndarray, " n"],
+) -> Bool[np.ndarray, " n"]:  # fmt: skip
+    """Which pairs (train i, test j) stay in question: their lowest frequencies themselves, not only signs, correlate.
+
+    A hundredth of the cost of `distances`, which takes what is left.
+    """
+    ys, xs = _lowest(WAVES)
+
+    def waves(thumbs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+        found = (matrix @ thumbs.astype(np.float32) @ matrix.T)[:, ys, xs]
+        return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-6)
+
+    views = [matrix.astype(np.float32) for matrix in _views()]
+    trains, tests = ([waves(thumbs, matrix) for matrix in views] for thumbs in (train, test))
+    kept = np.zeros(len(i), bool)
+    for one, other in COMPARED:
+        for start in range(0, len(i), 65_536):
+            part = slice(start, start + 65_536)
+            kept[part] |= np.einsum("nf,nf->n", trains[one][i[part]], tests[other][j[part]]) >= ALIKE
+    return kept
+
+
+# ------------------------------------------------------------------------------------------ distances
+
+
+def distances(
+    one: UInt8[np.ndarray, "N S S"],
+    other: UInt8[np.ndarray, "M S S"],
+    i: Int64[np.ndarray, " n"],
+    j: Int64[np.ndarray, " n"],
+) -> Float[np.ndarray, " n"]:
+    """How far thumbnails are apart, for pairs (one i, other j): 0 the same, 1.41 unrelated, 2 a negative.
+
+    The second of each pair is shifted and scaled along both axes until it fits the first; over the part that both show,
+    both are brought to mean 0 and deviation 1, and the distance is the root of their mean squared difference.
+    Infinite where already a look at an eighth or a quarter of the resolution tells the two apart (`LEVELS`).
+    """
+    found = np.full(len(i), np.inf, np.float32)
+    for start in range(0, len(i), 2048):
+        rows = torch.arange(start, min(start + 2048, len(i)))
+        a, b = (torch.from_numpy(x[k[start : start + 2048]]).float() for x, k in ((one, i), (other, j)))
+        distance = torch.empty(0)
+        warp = torch.tensor([1.0, 0.0, 1.0, 0.0]).repeat(len(a), 1)  # scale and shift of y, then of x; the middle is 0
+        for side, steps, most in LEVELS:
+            if not len(rows):
+                break
+            correlation, warp = _align(_shrink(a, side), _shrink(b, side), warp, steps)
+            distance = (2 * (1 - correlation)).clamp(min=0).sqrt()
+            near = distance <= most
+            rows, a, b, warp, distance = rows[near], a[near], b[near], warp[near], distance[near]
+        found[rows.numpy()] = distance.numpy()
+    return found
+
+
+def _shrink(x: Float[Tensor, "n S S"], side: int) -> Float[Tensor, "n side side"]:
+    """At a lower resolution; at its own a little smoother, which takes the edge off compression and resampling."""
+    if side < SIDE:
+        return F.avg_pool2d(x, SIDE // side)
+    kernel = torch.tensor([0.2, 0.6, 0.2])[None, None, :, None]
+    padded = F.pad(x[:, None], (1, 1, 1, 1), mode="replicate")
+    return F.conv2d(F.conv2d(padded, kernel), kernel.mT)[:, 0]
+
+
+def _align(
+    a: Float[Tensor, "n s s"], b: Float[Tensor, "n s s"], warp: Float[Tensor, "n 4"], steps: int
+) -> tuple[Float[Tensor, " n"], Float[Tensor, "n 4"]]:
+    """The best correlation of `a` and warped `b`, and its warp: Gauss-Newton, as Lucas and Kanade's."""
+    best, best_warp = torch.full((len(a),), -1.0), warp
+    for step in range(steps + 1):
+        correlation, change = _fit(a, b, warp)
+        better = correlation > best
+        best, best_warp = torch.where(better, correlation, best), torch.where(better[:, None], warp, best_warp)
+        if step < steps:
+            warp = warp + change
+            low = torch.tensor([1 - REACH, -REACH, 1 - REACH, -REACH])
+            warp = torch.minimum(torch.maximum(warp, low), low + 2 * REACH)
+    return best, best_warp
+
+
+def _fit(
+    a: Float[Tensor, "n s s"], b: Float[Tensor, "n s s"], warp: Float[Tensor, "n 4"]
+) -> tuple[Float[Tensor, " n"], Float[Tensor, "n 4"]]:
+    """The correlation of `a` with `b` under `warp`, where both are, and the change of `warp` that promises more.
+
+    To first order a = gain * b + offset + gain * (what a change of the warp does to b): a linear regression of `a` on
+    six images, whose coefficients over the gain are the change.
+    """
+    half = a.shape[1] / 2
+    place = (torch.arange(a.shape[1]) + 0.5) / half - 1  # the pixels' centers in [-1, 1]
+    look, seen = [], []
+    for axis in (0, 1):
+        at = warp[:, 2 * axis, None] * place + warp[:, 2 * axis + 1, None]
+        seen.append((at.abs() <= 1).float())
+        pixel = ((at + 1) * half - 0.5).clamp(0, a.shape[1] - 1)
+        look.append((1 - (pixel[:, :, None] - torch.arange(a.shape[1])).abs()).clamp(min=0))  # linear interpolation
+    rows, columns = look[0], look[1].mT
+    dy, dx = torch.gradient(b, spacing=1 / half, dim=(1, 2))
+    down, right = rows @ dy @ columns, rows @ dx @ columns
+    basis = torch.stack(
+        [rows @ b @ columns, torch.ones_like(a), down * place[:, None], down, right * place, right], dim=3
+    ).flatten(1, 2)
+    weight = (seen[0][:, :, None] * seen[1][:, None, :]).flatten(1)
+    target, area = a.flatten(1), weight.sum(1)
+    mean_a, mean_b = ((weight * x).sum(1) / area for x in (target, basis[:, :, 0]))
+    target, basis[:, :, 0] = target - mean_a[:, None], basis[:, :, 0] - mean_b[:, None]
+    weighted = basis * weight[:, :, None]
+    products, onto = weighted.mT @ basis, (weighted.mT @ target[:, :, None])[:, :, 0]
+    power = (weight * target**2).sum(1) * products[:, 0, 0]
+    correlation = onto[:, 0] / power.clamp(min=1e-6).sqrt()
+    damped = products + torch.diag_embed(1e-3 * products.diagonal(dim1=1, dim2=2) + 1e-3)
+    solved = torch.linalg.solve(damped, onto)
+    gain = solved[:, :1]
+    change = torch.where(gain > 0.1, solved[:, 2:] / gain.clamp(min=0.1), 0)
+    return correlation, change.clamp(-0.05, 0.05)

@@ -1,0 +1,170 @@
+"""The convolutional stages of a ResNet (Sec. 4.1, Sec. 3.1): what they are made of, and what they count and cost.
+
+Nothing here needs torch.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from vitlab.errors import UserError
+from vitlab.settings import check_fields
+
+MAX_STAGES, MAX_UNITS = 16, 10_000
+"""Each stage doubles the channels; each unit is a Python object."""
+
+
+@dataclass(frozen=True)
+class ResNetBody:
+    """The convolutional stages of BiT (GroupNorm, standardized weights): a ResNet's body, or a hybrid's stem."""
+
+    layers: tuple[int, ...] = (3, 4, 6, 3)
+    """Units in each stage; none leaves the root alone (`R+ViT-Ti/16`)."""
+    width: int = 64
+    """Channels of the root: 64 times BiT's width factor."""
+    version: Literal["v1", "v2"] = "v1"
+    """`v1` activates after each convolution and pads as TensorFlow's SAME (the hybrids, big_vision's ResNet); `v2`
+    before, and pads alike on both sides (BiT)."""
+    mixing: Literal["conv", "axial"] = "conv"
+    """What mixes places in a unit: a 3x3 convolution, or attention along rows and then columns (App. D.6)."""
+    pool_padding: Literal["zero", "-inf"] = "zero"
+    """What surrounds the root's max-pooling in `v2`: zero, as published BiT weights expect, or nothing at all."""
+    weight_eps: float = 1e-5
+    """Keeps the standardization of weights from dividing by zero: added to their deviation, or to their variance."""
+    weight_eps_on: Literal["std", "variance"] = "std"
+    group_norm_eps: float = 1e-6
+    """Added to the variance inside every GroupNorm."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.width < 1 or self.width % 32:
+            raise UserError(
+                f"a ResNet's width of {self.width} channels cannot be normalized in 32 groups; give a multiple of 32 "
+                f"(64 is R50x1's)."
+            )
+        if any(units < 1 for units in self.layers):
+            raise UserError(f"layers are {self.layers}; each stage needs at least 1 unit.")
+        if len(self.layers) > MAX_STAGES or sum(self.layers) > MAX_UNITS:
+            raise UserError(
+                f"there are {len(self.layers)} stages of {sum(self.layers)} units together; at most {MAX_STAGES} and "
+                f"{MAX_UNITS:,} can be built."
+            )
+        if not self.weight_eps >= 0 or not self.group_norm_eps > 0:
+            raise UserError(
+                f"weight_eps={self.weight_eps} must not be negative, and group_norm_eps={self.group_norm_eps} positive."
+            )
+        if self.mixing == "axial" and self.version == "v1":
+            raise UserError("mixing='axial' is defined for version='v2' alone, the paper's AxialResNet50.")
+
+    @property
+    def stride(self) -> int:
+        """Pixels from one place of the feature map to the next."""
+        return 4 * 2 ** max(len(self.layers) - 1, 0)
+
+    @property
+    def channels(self) -> int:
+        """Of the feature map."""
+        return 4 * self.width * 2 ** (len(self.layers) - 1) if self.layers else self.width
+
+    def grid(self, image_hw: tuple[int, int]) -> tuple[int, int]:
+        """Places down and across: every halving rounds up."""
+        return _halved(image_hw, self.stride)
+
+    def units(self) -> list["Unit"]:
+        """Every unit, in order."""
+        found, channels, reached = [], self.width, 4
+        for stage, count in enumerate(self.layers):
+            for first in (True,) + (False,) * (count - 1):
+                stride = 2 if stage and first else 1
+                found.append(Unit(stage, channels, self.width * 2**stage, stride, reached))
+                channels, reached = found[-1].channels_out, reached * stride
+        return found
+
+    def num_parameters(self, image_hw: tuple[int, int]) -> int:
+        """Trained numbers; only with axial mixing do they depend on the size of the image."""
+        total = 3 * 7 * 7 * self.width + (2 * self.width if self.version == "v1" else 0)
+        for unit in self.units():
+            c, m, out = unit.channels_in, unit.inner, unit.channels_out
+            if self.mixing == "conv":
+                mixing = 9 * m * m
+            else:
+                h, w = unit.grid(image_hw)
+                mixing = 2 * 4 * m * (m + 1) + (2 * h - 1 + 2 * w - 1) * m // AXIAL_HEADS
+            norms = m + m + out + (out if unit.projects else 0) if self.version == "v1" else c + m + m
+            total += c * m + mixing + m * out + (c * out if unit.projects else 0) + 2 * norms
+        return total
+
+    def border_macs(self, image_hw: tuple[int, int]) -> int:
+        """Those of `forward_macs` that multiply the zeros around a map, which Table 6 does not count."""
+        total = 3 * self.width * _on_zeros(image_hw, 7, 2, self.version)
+        if self.mixing == "conv":
+            for unit in self.units():
+                total += unit.inner**2 * _on_zeros(unit.grid(image_hw), 3, unit.stride, self.version)
+        return total
+
+    def forward_macs(self, image_hw: tuple[int, int]) -> int:
+        """Multiply-accumulates of the products in one forward pass of one image."""
+        total = 3 * 7 * 7 * self.width * math.prod(_halved(image_hw, 2))
+        for unit in self.units():
+            h, w = unit.grid(image_hw)
+            c, m, out, before = unit.channels_in, unit.inner, unit.channels_out, h * w
+            after = math.prod(_halved(image_hw, unit.reached * unit.stride))
+            if self.mixing == "conv":
+                mixing = 9 * m * m * after
+            else:  # along w and h: projections, products with keys and values, and with the relative encodings
+                mixing = before * (2 * 4 * m * m + 2 * (w + h) * m + (2 * w - 1 + 2 * h - 1) * m)
+            total += c * m * before + mixing + m * out * after + (c * out * after if unit.projects else 0)
+        return total
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One bottleneck of a ResNet."""
+
+    stage: int
+    channels_in: int
+    inner: int
+    stride: int
+    reached: int
+    """Pixels of the image to one place of its input."""
+
+    @property
+    def channels_out(self) -> int:
+        return 4 * self.inner
+
+    def grid(self, image_hw: tuple[int, int]) -> tuple[int, int]:
+        """Places down and across of its input, for a image of this size."""
+        return _halved(image_hw, self.reached)
+
+    @property
+    def projects(self) -> bool:
+        """Whether its shortcut is a convolution, for the input has another shape than the output."""
+        return self.stride != 1 or self.channels_in != self.channels_out
+
+
+AXIAL_HEADS = 8
+"""Heads of the attentions that stand for a 3x3 convolution in AxialResNet."""
+
+
+def border(side: int, size: int, stride: int, version: str) -> tuple[int, int]:
+    """Zeros before and after a side of a map: as TensorFlow's SAME (`v1`), more of them after, or alike (`v2`)."""
+    if version == "v2":
+        return size // 2, size // 2
+    total = max((-(-side // stride) - 1) * stride + size - side, 0)
+    return total // 2, total - total // 2
+
+
+def _on_zeros(grid: tuple[int, int], size: int, stride: int, version: str) -> int:
+    """How often a filter of `size` x `size`, at all its places over one map, meets a zero of the border."""
+    places, inside = 1, 1
+    for side in grid:
+        before, after = border(side, size, stride, version)
+        starts = range(-before, side + after - size + 1, stride)
+        places *= len(starts)
+        inside *= sum(min(start + size, side) - max(start, 0) for start in starts)
+    return places * size**2 - inside
+
+
+def _halved(image_hw: tuple[int, int], stride: int) -> tuple[int, int]:
+    """(height, width) after halvings that round up, `stride` in all."""
+    return -(-image_hw[0] // stride), -(-image_hw[1] // stride)

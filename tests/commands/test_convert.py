@@ -1,0 +1,47 @@
+"""The commands that write what others read, as their users meet them."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from program import answer, call
+from shard_files import write_folders
+
+
+def test_converted_and_exported(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Through timm's format and back answers and names stay; what is exported is checked before it is left."""
+    done = answer(capsys, "convert", str(run), "as-timm", "--to", "timm")
+    assert (done["format"], done["path"]) == ("timm", "as-timm")
+    assert done["difference"] < 1e-5
+    code, out, _ = call(capsys, "convert", "as-timm", "ours", "--to", "vitlab")
+    assert code == 0
+    assert f"{done['parameters']:,} parameters in vitlab's format" in out
+    first, last = (answer(capsys, "predict", each, str(image), "--top", "3") for each in (str(run), "ours"))
+    assert [name for name, _ in first["top"]] == [name for name, _ in last["top"]]
+    report = answer(capsys, "export", str(run), "--to", "torch-export", "--out", "run.pt2")
+    assert report["bytes"] == Path("run.pt2").stat().st_size
+    assert report["difference"] < 1e-4
+
+
+def test_shard(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """What is written can be trained on and checked; an unreadable image shows in the exit code."""
+    write_folders(tmp_path / "pets", {"ant": 8, "bee": 8}, side=90)
+    code, out, _ = call(capsys, "shard", "folder:pets", "out", "--size", "80", "--records", "5")
+    assert code == 0
+    assert out.splitlines()[0].startswith("train: 12 images in 3 shards, 0.0 MB")
+    assert out.splitlines()[-1] == "use it as shards:out"
+    with tarfile.open("out/train-000000.tar") as tar:
+        assert {Path(name).suffix for name in tar.getnames()} == {".cls", ".jpg"}
+    code, out, _ = call(capsys, "shard", "shards:out", "--check")
+    assert (code, out) == (0, "all 9 files of out are as index.json says\n")
+    assert answer(capsys, "shard", "folder:pets", "test-only", "--split", "test")["splits"].keys() == {"test"}
+    Path("out/val-000000.tar").write_bytes(b"")
+    code, out, _ = call(capsys, "shard", "shards:out", "--check", "--json")
+    assert code == 1
+    assert json.loads(out)["wrong"].keys() == {"val-000000.tar"}
+    (tmp_path / "pets" / "ant" / "000.jpg").write_bytes(b"no image")
+    code, out, _ = call(capsys, "shard", "folder:pets", "some", "--on-error", "skip")
+    assert code == 1
+    assert "; 1 could not be read" in out
+    assert "ant/000.jpg: not a image" in caplog.text

@@ -1,0 +1,68 @@
+"""The commands to look with, as their users meet them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from program import answer, call
+
+from vitlab.commands import Duplicates
+
+
+def test_inspect_leaves_a_page(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "inspect", str(run), str(image), "--device", "cpu")
+    assert code == 0
+    assert "mean attention distance over 1 image: " in out
+    assert out.splitlines()[-1] == str(Path("inspect/index.html").resolve())
+    Path("broken.png").write_bytes(b"no image")
+    words = ["inspect", str(run), str(image), "broken.png", "--out", "look", "--json", "--device", "cpu"]
+    code, out, _ = call(capsys, *words)
+    assert code == 1  # in part
+    found = json.loads(out)
+    assert [each["path"] for each in found["unreadable"]] == ["broken.png"]
+    assert found["page"] == str(Path("look/index.html").resolve())
+
+
+def test_app_says_where_it_is(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = {}
+
+    def launch(path: str, *, announce: Callable[[str], object], **options: Any) -> None:
+        asked.update(options, path=path)
+        announce("http://127.0.0.1:8000/")
+
+    monkeypatch.setattr("vitlab.app.server.launch", launch)
+    said = f"vitlab: loading {run} ..."
+    assert call(capsys, "app", str(run)) == (0, "http://127.0.0.1:8000/ (Ctrl-C ends it)\n", said)
+    assert call(capsys, "app", str(run), "--port", "8000", "--json") == (0, '{"url": "http://127.0.0.1:8000/"}\n', said)
+    assert asked == {
+        "path": str(run), "port": 8000, "max_megapixels": 50.0, "max_upload_mb": 20.0, "open_browser": False,
+        "device": "auto",
+    }  # fmt: skip
+
+
+def test_duplicates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is printed and left, and an exit code that says whether all could be compared."""
+    from vitlab.data.similarity import THRESHOLD
+
+    assert Duplicates("a", "b").threshold == THRESHOLD
+    random = np.random.default_rng(0)
+    for split, seeds in (("train", range(6)), ("test", range(4, 8))):
+        (tmp_path / "set" / split / "any").mkdir(parents=True)
+        for seed in seeds:
+            rough = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+            image = Image.fromarray(rough).resize((48, 48), Image.Resampling.BICUBIC)
+            image.save(tmp_path / "set" / split / "any" / f"{seed}.png")
+    said = answer(capsys, "duplicates", "folder:set", "folder:set", "--train-split", "train", "--out", "found")
+    assert (said["pairs"], said["unreadable"]) == (2, [])
+    assert Path("found/exclude.txt").read_text() == "train/any/4.png\ntrain/any/5.png\n"
+    (tmp_path / "set" / "test" / "any" / "8.png").write_bytes(random.bytes(50))
+    code, out, err = call(capsys, "duplicates", "folder:set", "folder:set", "--train-split", "train", "--out", "found")
+    assert code == 1
+    assert "Pairs: 2\n" in out
+    assert "8.png: not a image" in out
+    assert out.splitlines()[-1].endswith("to look at: found/report.html")
+    assert "compared 5 of 5" in err

@@ -1,0 +1,99 @@
+"""What commands print, for people and for programs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from program import SMALL, answer, call
+
+from vitlab.commands import COMMANDS
+from vitlab.commands.output import begin, whole_number
+
+
+def test_pretrain_says_what_it_did(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Called again on its finished folder it only tests: the answer is the same."""
+    code, out, err = call(capsys, "pretrain", "tiny-digits", "--workdir", str(run), "--steps", "3", *SMALL)
+    assert code == 0
+    assert out.splitlines()[0].split() == ["class", "images", "recall", "precision"]
+    assert out.splitlines()[-1] == f"model: {run / 'model'} · curves: {run / 'metrics.jsonl'}"
+    assert f"settings (kept in {run / 'config.json'}):" in err
+    for setting in ("model.width = 8", "model.num_classes = 3", "optim.beta2 = 0.999", "steps = 3"):
+        assert setting in err
+    settings = json.loads((run / "config.json").read_text())
+    assert (settings["model"]["num_classes"], settings["optim"]["lr"]) == (3, 0.002)
+
+
+def test_json_for_programs(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing but the answer on the standard output."""
+    again = ["pretrain", "tiny-digits", "--workdir", str(run), "--steps", "3", *SMALL]
+    pretrained = answer(capsys, *again)
+    assert pretrained == json.loads((run / "result.json").read_text())
+    assert answer(capsys, "evaluate", str(run), "--device", "cpu") == pretrained["test"]
+    small = ["--batch-size", "8", "--steps", "1", "--device", "cpu"]
+    tuned = answer(capsys, "finetune", str(run), "--recipe", "tiny-digits", "--image-size", "16", *small)
+    assert len(tuned["test"]["per_class"]) == 10
+    assert json.loads(Path("runs/finetune-tiny-digits/result.json").read_text()) == tuned
+    said = answer(capsys, "predict", str(run), str(image), "--top", "2", "--device", "cpu")
+    assert (said["path"], said["error"]) == (str(image), None)
+    assert len(said["top"]) == 2
+    for what in ("models", "datasets", "recipes", "studies", "vtab"):
+        assert answer(capsys, "list", what)
+
+
+BEGINNINGS = {
+    "demo": ("demo", "training on handwritten digits"),
+    "pretrain": ("pretrain tiny-digits", "reading digits"),
+    "finetune": ("finetune there --dataset digits", "loading there"),
+    "vtab": ("vtab there", "loading there"),
+    "evaluate": ("evaluate there", "loading there"),
+    "fewshot": ("fewshot there --dataset digits", "loading there"),
+    "probe": ("probe there --dataset digits", "loading there"),
+    "predict": ("predict there a.png", "loading there"),
+    "inspect": ("inspect there", "loading there"),
+    "app": ("app there", "loading there"),
+    "study": ("study positions", "planning the study positions at scale tiny"),
+    "bench": ("bench ViT-B/16 --sizes 64", "measuring ViT-B/16 at 64 pixels"),
+    "plan": ("plan jft", "planning jft"),
+    "duplicates": ("duplicates digits folder:x", "reading digits and folder:x"),
+    "shard": ("shard folder:nowhere out", "reading folder:nowhere"),  # which needs no torch, and ends at once
+    "convert": ("convert there out --to timm", "loading there"),
+    "export": ("export there --to onnx", "loading there"),
+    "doctor": ("doctor", "measuring this machine"),
+}
+
+
+def test_a_command_says_what_it_does_before_it_imports_torch() -> None:
+    """Which takes seconds; only names are listed in a moment. Here torch cannot be imported: nothing comes after."""
+    assert set(BEGINNINGS) == set(COMMANDS) - {"list"}
+    code = (
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'torch': raise ImportError('no torch')\n"
+        "sys.meta_path.insert(0, Refuse())\n"
+        "from vitlab.cli import main\n"
+        f"for words in {[words for words, _ in BEGINNINGS.values()]}:\n"
+        "    try: main(words.split())\n"
+        "    except (ImportError, SystemExit) as error: assert str(error) in ('no torch', '2'), error\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+    told = [line for line in done.stderr.splitlines() if "nowhere does not exist" not in line]
+    assert told == [f"vitlab: {said} ..." for _, said in BEGINNINGS.values()]
+
+
+def test_of_several_processes_the_first_speaks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank in "10":
+        monkeypatch.setenv("RANK", rank)
+        begin(f"reading as {rank}")
+    assert capsys.readouterr().err == "vitlab: reading as 0 ...\n"
+
+
+def test_one_whole_number() -> None:
+    assert whole_number("batch", "64") == 64
+    with pytest.raises(ValueError, match="--batch is '64,128'; give one whole number, or auto"):
+        whole_number("batch", "64,128")

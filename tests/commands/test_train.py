@@ -1,0 +1,100 @@
+"""The commands that train, as their users meet them: what they print and what they leave."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from program import answer, call
+from shard_files import serving, write_folders
+
+from vitlab.cli import parse
+from vitlab.commands import Pretrain
+from vitlab.config import FewShotConfig
+
+
+def test_finetune_searches_and_runs(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is left can be used as any other run, and the same command only reads it."""
+    argv = [
+        "finetune",
+        str(run),
+        "--dataset",
+        "digits",
+        "--data.classes",
+        "0",
+        "1",
+        "2",
+        "--steps",
+        "2",
+        "--device",
+        "cpu",
+    ]
+    argv += ["--learning-rates", "0.1", "0.2", "--runs", "2"]
+    tuned = answer(capsys, *argv)
+    assert [each["learning_rate"] for each in tuned["sweep"]] == [0.1, 0.2]
+    assert len(tuned["runs"]) == 2
+    folder = Path("runs/finetune-digits")
+    assert json.loads((folder / "result.json").read_text()) == tuned
+    assert answer(capsys, "evaluate", str(folder), "--device", "cpu") == tuned["test"]
+    assert len(answer(capsys, "predict", str(folder), str(image), "--device", "cpu")["top"]) == 3
+    code, out, err = call(capsys, *argv)
+    assert code == 0
+    assert "<- taken" in out
+    assert "accuracy over 2 runs: " in out
+    assert f"settings: {folder / 'config.json'}" in err
+    settings = json.loads((folder / "config.json").read_text())
+    assert (settings["learning_rates"], settings["batch_size"], settings["held_out"]) == ([0.1, 0.2], 32, 0.1)
+    assert settings["model"]["image_size"] == 8
+    assert " step " not in err  # nothing was trained
+
+
+def test_vtab(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 19 tasks one is there; it is found, trained, tested, and no mean is made of it."""
+    for name, count in {"train800": 800, "val200": 200, "train800val200": 1000, "test": 5}.items():
+        Path("data/dmlab").mkdir(parents=True, exist_ok=True)
+        Path(f"data/dmlab/{name}.txt").write_text(f"{image} 1\n" * count)
+    code, out, _ = call(capsys, "list", "vtab", "d*", "--root", "data")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if " lists " in line] == ["dmlab"]
+    small = ["--steps", "2", "--batch-size", "4", "--image-size", "8", "--data.workers", "0", "--device", "cpu"]
+    code, out, err = call(capsys, "vtab", str(run), "--root", "data", "--no-download", *small)
+    assert code == 0
+    assert "DMLab structured 5 100.00%" in " ".join(out.split())
+    assert "mean of all 19 none: 1 of its 19 tasks are there" in " ".join(out.split())
+    assert "dmlab: 100.00% of 5" in err
+    result = answer(capsys, "vtab", str(run), "--root", "data", "--no-download", *small)
+    assert result == json.loads(Path("runs/vtab/result.json").read_text())
+    assert len(result["missing"]) == 18
+    nothing = call(capsys, "vtab", str(run), "--root", "empty", "--out", "none", "--no-download", *small)
+    assert nothing[0] == 1
+    assert "mean of all 19 none: 0 of its 19 tasks are there" in " ".join(nothing[1].split())
+
+
+def test_few_shots_while_training() -> None:
+    command = parse(["pretrain", "tiny-digits", "--fewshot.dataset", "cifar10", "--fewshot.shots", "10", "25"])
+    assert isinstance(command, Pretrain)
+    assert command.config.fewshot == FewShotConfig(dataset="cifar10", shots=(10, 25))
+    command = parse(["pretrain", "tiny-digits"])
+    assert isinstance(command, Pretrain)
+    assert command.config.fewshot is None
+
+
+def test_pretrain_from_a_web_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a process that reads images; and what is said where there is no server any more."""
+    monkeypatch.setattr("vitlab.data.store.PAUSE", 0.0)
+    write_folders(tmp_path / "pets", {"ant": 20, "bee": 20})
+    assert call(capsys, "shard", "folder:pets", "out", "--records", "8")[0] == 0
+    with serving(tmp_path / "out") as server:
+        small = shlex.split("--batch-size 8 --model.image-size 8 --model.width 8 --model.depth 1 --model.heads 2")
+        small += shlex.split("--model.mlp-dim 8 --steps 6 --log-every 1 --device cpu --data.root kept --workdir run")
+        argv = ["pretrain", "tiny-digits", "--data.name", f"shards:{server.address}", "--data.workers", "1", *small]
+        done = answer(capsys, *argv)
+        assert done["test"]["images"] == 4
+        assert len(list((tmp_path / "kept").rglob("*.tar"))) == 6
+    code, _, err = call(capsys, "pretrain", "tiny-digits", "--data.name", f"shards:{server.address}", *small)
+    assert code == 2
+    assert f"cannot fetch {server.address}/index.json" in err
+    assert "tried 6 times" in err
+    assert "Traceback" not in err

@@ -1,0 +1,192 @@
+"""What `vitlab list` shows and `docs/models.md` says, against the things themselves."""
+
+import io
+import json
+import runpy
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from vitlab import catalog
+from vitlab.data.registry import DATASETS, load_dataset
+from vitlab.data.vtab.tasks import TASKS
+from vitlab.models import MODELS, create_model, get_config
+from vitlab.recipes import FINETUNE, PRETRAIN
+from vitlab.studies import STUDIES
+
+PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_are_counted_right(name: str) -> None:
+    with torch.device("meta"):
+        model = create_model(name)
+    (row,) = catalog.models(name)
+    assert row["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_models_have_the_papers_size() -> None:
+    """Table 1 rounds to millions, and does not say for which patch."""
+    for size, millions in (("B", 86), ("L", 307), ("H", 632)):
+        counts = {name: get_config(name).num_parameters / 1e6 for name in MODELS if name.startswith(f"ViT-{size}/")}
+        assert all(count == pytest.approx(millions, rel=0.03) for count in counts.values())
+        assert any(abs(count - millions) < 0.6 for count in counts.values()), counts
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "exaflops", "tolerance"),
+    [
+        ("ViT-B/32", 7, 55, 0.025),
+        ("ViT-B/16", 7, 224, 0.005),
+        ("ViT-L/32", 7, 196, 0.005),
+        ("ViT-L/16", 14, 1567, 0.005),
+        ("ViT-H/14", 14, 4262, 0.005),
+        ("R50+ViT-B/32", 7, 106, 0.02),
+        ("R50+ViT-B/16", 7, 274, 0.005),
+        ("R50+ViT-L/32", 7, 246, 0.005),
+        ("R50+ViT-L/16", 14, 1668, 0.005),
+        ("R50x1", 7, 50, 0.045),
+        ("R50x2", 7, 199, 0.045),
+        ("R101x1", 7, 96, 0.045),
+        ("R152x1", 7, 141, 0.045),
+        ("R152x2", 14, 1126, 0.045),
+        ("R200x3", 14, 3306, 0.045),
+    ],
+)
+def test_models_cost_what_the_paper_says(name: str, epochs: int, exaflops: float, tolerance: float) -> None:
+    """Table 6: 6 x multiply-accumulates x 303 million images x epochs."""
+    (row,) = catalog.models(name)
+    assert 6 * row["gmacs"] * 1e9 * 303e6 * epochs / 1e18 == pytest.approx(exaflops, rel=tolerance)
+
+
+def test_every_model_has_a_row() -> None:
+    assert [row["model"] for row in catalog.models()] == list(MODELS)
+    assert [row["model"] for row in catalog.models("ViT-[BL]/16")] == ["ViT-B/16", "ViT-L/16"]
+    assert catalog.models("resnet*") == []
+    assert {row["kind"] for row in catalog.models()} == set(catalog.FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ViT-B/16", ["ViT", 12, 768, 3072, 12, 16, 16, 197]),
+        ("R50+ViT-B/16", ["hybrid", 12, 768, 3072, 12, 1, 16, 197]),
+        ("R+ViT-Ti/16", ["hybrid", 12, 192, 768, 3, 8, 32, 50]),
+        ("R152x4", ["ResNet", 152, 256, "-", "-", "-", 32, 49]),
+        ("R26x1", ["ResNet", 26, 64, "-", "-", "-", 32, 49]),
+        ("Axial-ViT-B/32", ["axial", 12, 768, 3072, 12, 32, 32, 50]),
+        ("AxialResNet50", ["axial", 50, 64, "-", 8, "-", 32, 49]),
+    ],
+)
+def test_what_a_row_says(name: str, said: list[Any]) -> None:
+    (row,) = catalog.models(name)
+    assert list(row.values())[1:-2] == said
+
+
+def test_the_page_about_models_is_what_is_generated(capsys: pytest.CaptureFixture[str]) -> None:
+    page = PAGE.read_text()
+    assert page == catalog.models_page(), "run `python -m vitlab.catalog > docs/models.md`"
+    assert "python -m vitlab.catalog > docs/models.md" in page
+    runpy.run_path(catalog.__file__, run_name="__main__")
+    assert capsys.readouterr().out == page
+
+
+def test_the_page_about_models_names_all_with_their_counts() -> None:
+    rows = [line.strip("| ").split(" | ") for line in PAGE.read_text().splitlines() if line.startswith("| ")]
+    counts = {name: int(rest[-2].replace(",", "")) for name, *rest in rows if name in MODELS}
+    assert list(counts) == list(MODELS)
+    assert counts == {name: config.num_parameters for name, config in MODELS.items()}
+
+
+def test_every_data_set_has_a_row() -> None:
+    rows = {row["dataset"]: row for row in catalog.datasets()}
+    assert list(rows) == list(DATASETS)
+    assert rows["digits"]["splits"] == "train 1,259, val 179, test 359"
+    assert (rows["digits"]["classes"], rows["digits"]["size"], rows["digits"]["license"]) == (10, "8x8", "CC BY 4.0")
+    assert rows["folder:PATH"]["classes"] == rows["folder:PATH"]["splits"] == "yours"
+    assert rows["vtab:TASK"]["classes"] == rows["vtab:TASK"]["size"] == "varied"
+    assert rows["folder:PATH"]["held out"] == "val 10 %, test 10 %"
+    assert rows["digits"]["held out"] == "val 12.5 %"
+    assert list(rows["digits"])[-2:] == ["license", "source"], "what is long comes last"
+    assert all(row["license"] and row["source"] for row in rows.values())
+    assert len(load_dataset("digits", "val")) == 179
+
+
+def test_how_the_paper_fine_tunes_on_a_data_set() -> None:
+    said = {row["dataset"]: row["fine-tuning"] for row in catalog.datasets()}
+    assert said["pets"] == "Table 4: 500 steps, batch 512, 384 px, rates 0.001-0.03, 10 % held out"
+    assert said["imagenet"] == "Table 4: 20,000 steps, batch 512, 512 px, rates 0.003-0.06, 1 % held out"
+    assert said["vtab:TASK"] == "Table 4: 2,500 steps, batch 512, 384 px, rate 0.01, 20 % held out"
+    assert said["dtd"] == "Table 4 (VTAB): 2,500 steps, batch 512, 384 px, rate 0.01, 20 % held out"
+    assert {said[name][:8] for name in ("cifar10", "cifar100", "flowers102")} == {"Table 4:"}
+    assert {said[name][:8] for name in TASKS if name in said} == {"Table 4:", "Table 4 "}
+    assert said["digits"] == said["fashion_mnist"] == said["objectnet"] == said["folder:PATH"] == "-"
+
+
+def test_where_imagenet_21k_and_jft_go(tmp_path: Path) -> None:
+    """As the row says: tars whose .cls hold several classes."""
+    (row,) = catalog.datasets("shards:*")
+    assert all(part in row["source"] for part in ("ImageNet-21k", "JFT", "KEY.cls", "several (3 17 42)", "train"))
+    with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
+        for name, data in (("n.ppm", b"P6 1 1 255 abc"), ("n.cls", b"3 17 42")):
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    dataset = load_dataset(f"shards:{tmp_path}", "train")
+    assert dataset.label_sets is not None
+    assert dataset.label_sets.of(0).tolist() == [3, 17, 42]
+
+
+def test_tasks_of_vtab(tmp_path: Path) -> None:
+    rows = {row["task"]: row for row in catalog.vtab()}
+    assert list(rows) == list(TASKS)
+    assert (rows["eurosat"]["called"], rows["eurosat"]["classes"], rows["eurosat"]["test"]) == ("EuroSAT", 10, 5_400)
+    ways = {name: rows[name]["data"] for name in ("svhn", "clevr_count", "kitti_distance")}
+    assert ways == {"svhn": "automatic", "clevr_count": "by hand", "kitti_distance": "license"}
+    assert all(row["license"] and row["source"] and "found" not in row for row in rows.values())
+    (row,) = catalog.vtab("resisc*", tmp_path)
+    assert row["found"] == "-"
+
+
+def test_every_recipe_has_a_row() -> None:
+    rows = catalog.recipes()
+    assert [row["recipe"] for row in rows if row["command"] == "pretrain"] == list(PRETRAIN)
+    assert [row["recipe"] for row in rows if row["command"] == "finetune"] == list(FINETUNE)
+    named = {(row["command"], row["recipe"]): row for row in rows}
+    assert named["pretrain", "imagenet"]["length"] == "300 epochs"
+    assert named["finetune", "imagenet"]["length"] == "20,000 steps"
+    assert named["finetune", "cifar10"]["about"] == "Table 4, cifar10."
+    assert all(row["about"] for row in rows)
+    assert {row["command"] for row in catalog.recipes("imagenet21k")} == {"pretrain"}
+
+
+def test_rows_can_be_said_in_json() -> None:
+    for rows in (catalog.models(), catalog.datasets(), catalog.recipes()):
+        assert json.loads(json.dumps(rows)) == rows
+
+
+def test_table() -> None:
+    rows = [{"name": "a", "count": 1234567, "share": 0.5}, {"name": "longer", "count": 1, "share": 12.25}]
+    assert catalog.as_table(rows).splitlines() == [
+        "name        count  share",
+        "a       1,234,567    0.5",
+        "longer          1  12.25",
+    ]
+    rows = [{"name": "a", "heads": "-"}, {"name": "b", "heads": 12}]
+    assert catalog.as_table(rows).splitlines() == ["name  heads", "a         -", "b        12"]
+    assert catalog.as_table([]) == "nothing has such a name"
+    rows = [{"name": "a", "finished": True}, {"name": "b", "finished": False}]
+    assert [line.split() for line in catalog.as_table(rows).splitlines()] == [
+        ["name", "finished"],
+        ["a", "yes"],
+        ["b"],
+    ]
+
+
+def test_studies_by_name() -> None:
+    assert [row["study"] for row in catalog.studies()] == list(STUDIES)
+    (row,) = catalog.studies("pos*")
+    assert row["paper"] == "Table 8, App. D.4"
