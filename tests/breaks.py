@@ -38,7 +38,7 @@ models/position.py: Position embeddings are interpolated with borders aligned, w
 + mode="bilinear", align_corners=False
 pytest models/test_position.py -k interpolation
 
-models/stages.py: Convolutions of hybrids put the odd row of zeros before the map, and TensorFlow after it.
+models/resnet_config.py: Convolutions of hybrids put the odd row of zeros before the map, and TensorFlow after it.
 - return total // 2, total - total // 2
 + return total - total // 2, total // 2
 pytest models/test_resnet.py -k tensorflow
@@ -70,8 +70,8 @@ weights/huggingface_names.py: The two LayerNorms of a block of Hugging Face's ch
 pytest weights/test_huggingface.py -k their_code
 
 weights/adapt.py: The mean of ImageNet is folded into the patch embedding with the wrong sign.
-- ((0.5 - centre) / scale)
-+ ((centre - 0.5) / scale)
+- ((0.5 - center) / scale)
++ ((center - 0.5) / scale)
 pytest weights/test_timm.py -k fold
 
 weights/folder.py: Weights are loaded although a byte of them has changed.
@@ -84,10 +84,10 @@ weights/__init__.py: A pickle is known by its name alone.
 + if path.suffix in PICKLED:
 pytest weights/test_init.py -k pickle
 
-data/vtab.py: The test part of a VTAB task that is cut from train begins with its training images.
+data/vtab/tasks.py: The test part of a VTAB task that is cut from train begins with its training images.
 - benchmark_order(read(part).keys, part)[start:]
 + benchmark_order(read(part).keys, part)
-pytest data/test_vtab.py
+pytest data/vtab/test_tasks.py
 
 data/remote.py: Remote shards come in the same order in every epoch.
 - key = np.array([seed, epoch], np.uint64)
@@ -114,10 +114,10 @@ data/imagenet.py: Of ImageNet-ReaL's labels only the first counts as right.
 + sets = Labels.of_lists([answers[number][:1] for number in used])
 pytest data/test_imagenet.py -k real
 
-data/datasets.py: A folder without splits is trained on as a whole, test images included.
+data/registry.py: A folder without splits is trained on as a whole, test images included.
 - chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
 + chosen = np.arange(len(train)) if split == "trainval" else parts[split]
-pytest data/test_datasets.py data/test_sources.py
+pytest data/test_registry.py data/test_dataset.py
 
 data/transforms.py: Google's test images are shrunk with antialiasing.
 - F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=False)
@@ -135,8 +135,8 @@ train/optim.py: Class token and position embeddings decay.
 pytest train/test_optim.py -k kernels
 
 train/loop.py: Of several processes the gradient is divided by their number twice.
-- share = count * ranks.world_size / pictures
-+ share = count / pictures
+- share = count * ranks.world_size / num_images
++ share = count / num_images
 pytest train/test_distributed.py -k two_processes_equal_one
 
 train/loop.py: A continued run begins again with the first examples.
@@ -169,20 +169,20 @@ recipes/pretrain.py: Table 3's learning rate of ViT-L/16 on JFT is another.
 + "ViT-L/16": (14.0, 6e-4),
 pytest recipes/test_pretrain.py
 
-transfer/carry.py: BiT's rule takes half the steps for exactly 500,000 images.
+pipelines/init_from_checkpoint.py: BiT's rule takes half the steps for exactly 500,000 images.
 - 10_000 if examples < 500_000 else 20_000
 + 10_000 if examples <= 500_000 else 20_000
-pytest transfer/test_carry.py
+pytest pipelines/test_init_from_checkpoint.py
 
-transfer/evaluate.py: Top-5 accuracy is that of six answers.
+evaluate/accuracy.py: Top-5 accuracy is that of six answers.
 - logits.topk(min(5, logits.shape[1]), dim=1)
 + logits.topk(min(6, logits.shape[1]), dim=1)
-pytest transfer/test_evaluate.py -k figures
+pytest evaluate/test_accuracy.py -k figures
 
-transfer/ridge.py: The constant feature of few-shot regression is 1 where it is learnt and 100 where it is tested.
+evaluate/ridge.py: The constant feature of few-shot regression is 1 where it is learnt and 100 where it is tested.
 - np.full(len(x), BIAS)])
 + np.ones(len(x))])
-pytest transfer/test_ridge.py
+pytest evaluate/test_ridge.py
 
 inspect/attention.py: The rollout leaves out the identity of the residual connection.
 - rows = (rows + below) / 2 if residual else below
@@ -204,15 +204,15 @@ studies/study.py: A study claims to show a difference whose interval holds zero.
 + return "shows" if self.measured.mean > 0 else "contradicted" if high < 0 else "not clear"
 pytest studies/test_study.py
 
-studies/plan.py: The hours of a plan are the same however many devices share the work.
+cost/plan.py: The hours of a plan are the same however many devices share the work.
 - seconds = work * 1e18 / (rate.flops * count)
 + seconds = work * 1e18 / rate.flops
-pytest studies/test_plan.py -k hours
+pytest cost/test_plan.py -k hours
 
-doctor.py: A container without shared memory, in which workers will die, is no problem.
+cost/doctor.py: A container without shared memory, in which workers will die, is no problem.
 - if shared is not None and shared < 1:
 + if shared is not None and shared < 0:
-pytest test_doctor.py -k problem
+pytest cost/test_doctor.py -k problem
 
 app/uploads.py: The web page reads any file that a link in its upload folder leads to.
 - if not found.is_relative_to(folder.resolve()):
@@ -224,10 +224,10 @@ app/server.py: The web page listens to the whole network.
 + HOST = "0.0.0.0"
 pytest app/test_server.py -k loopback
 
-files.py: What a living process is writing is taken for the leftover of a killed one, and removed.
+io.py: What a living process is writing is taken for the leftover of a killed one, and removed.
 - if new.exists() and not held:
 + if not new.exists() and not held:
-pytest test_files.py -k written
+pytest test_io.py -k written
 
 cli.py: A run that was asked to stop, and saved itself, exits as one that failed.
 - return 143 if isinstance(error, StoppedError) else 1
