@@ -21,11 +21,12 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
-BASE = ("errors", "settings", "io", "preprocessing", "config")
+BASE = ("errors", "settings", "io", "display", "preprocessing", "config")
 STANDS_ON = {
     "errors": (),
     "settings": ("errors",),
     "io": ("errors",),
+    "display": ("errors",),
     "config": ("errors", "settings", "preprocessing", "models.config"),
     "preprocessing": ("errors", "settings"),
     "models": ("errors", "settings"),

@@ -1,4 +1,6 @@
-"""Files and folders that appear whole or not at all, and last; what a killed process left of them; checksums of what
+"""(Progress displays and tables: `vitlab.display`.)
+
+Files and folders that appear whole or not at all, and last; what a killed process left of them; checksums of what
 lies in a folder; files that one process holds at a time; and files from strangers, read only where they are regular and
 not too large."""
 

@@ -1,0 +1,115 @@
+"""What commands show on the standard error while they work, and how they print tables."""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from vitlab.errors import printable
+
+FIRST_LINE, NEXT_LINES = 5.0, 30.0
+"""Without a terminal: seconds of silence before the first line of a progress display, and between the next ones."""
+Item = TypeVar("Item")
+
+
+class ProgressDisplay:
+    """Progress towards `total` on the standard error: a bar on a terminal, elsewhere a line now and then.
+
+    A context manager. `total` counts `unit`, such as images or steps. `quiet` shows nothing, as on ranks other than 0.
+    """
+
+    def __init__(self, label: str, total: int | float, unit: str = "images", quiet: bool = False) -> None:
+        self.label, self.total, self.unit, self.quiet = label, total, unit, quiet
+        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True, quiet=quiet)
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"))
+        self._bar = Progress(*columns, console=self._console, disable=not self.on_terminal)
+        self._task = self._bar.add_task(printable(label), total=total, status="")
+        self._start = self._last_line = time.monotonic()
+        self._pause = FIRST_LINE
+
+    @property
+    def on_terminal(self) -> bool:
+        return self._console.is_terminal and not self.quiet
+
+    def __enter__(self) -> "ProgressDisplay":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, done: int | float, status: str | None = None, force: bool = False) -> None:
+        """Shows that `done` of the total is reached, with `status` beside it (default: count and time left).
+
+        Without a terminal the line is printed only after some seconds of silence, or with `force`.
+        """
+        now = time.monotonic()
+        silent = now - self._last_line < self._pause
+        if not self.on_terminal and silent and not force:
+            return
+        if status is None:
+            left = (self.total - done) * (now - self._start) / done if done else 0.0
+            status = f"{done:,.0f} of {self.total:,.0f} {self.unit} · ETA {format_duration(left)}"
+        self._bar.update(self._task, completed=done, status=printable(status))
+        if not self.on_terminal:
+            self.say(status)
+        self._last_line, self._pause = now, NEXT_LINES
+
+    def say(self, text: str) -> None:
+        """Prints a line that stays."""
+        self._console.print(f"{self.label}: {printable(text)}", markup=False)
+
+
+def track(items: Iterable[Item], total: int, label: str, unit: str = "images", quiet: bool = False) -> Iterator[Item]:
+    """Yields the items and shows how many of `total` have been used. An item that has a length counts that many."""
+    with ProgressDisplay(label, total, unit, quiet) as display:
+        done = 0
+        for item in items:
+            yield item
+            done += len(item) if hasattr(item, "__len__") else 1  # pyright: ignore[reportArgumentType]
+            if done < total:
+                display.update(done)
+
+
+def format_duration(seconds: int | float) -> str:
+    """`1:02:03` or `2:03`."""
+    hours, rest = divmod(round(seconds), 3600)
+    minutes, seconds = divmod(rest, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def format_rate(rate: int | float) -> str:
+    """A rate with its significant digits: `1,234`, `56`, `7.8`."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
+def format_table(rows: Sequence[Mapping[str, Any]], markdown: bool = False) -> str:
+    """Rows of equal keys as a table with the keys on top: aligned text, or Markdown. Numbers are right-aligned.
+
+    Integers get thousands separators; format other numbers before. None and False are empty, True is "yes".
+    """
+    if not rows:
+        return ""
+    names = list(rows[0])
+    right = [any(isinstance(row[name], (int, float)) for row in rows) for name in names]
+    cells = [names, *([_format_cell(row[name]) for name in names] for row in rows)]
+    if markdown:
+        cells[1:1] = [["--:" if numeric else "---" for numeric in right]]
+        return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if numeric else cell.ljust(width)
+            for cell, width, numeric in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in cells
+    )
+
+
+def _format_cell(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "yes" if value else ""
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,50 @@
+"""Progress on the standard error, with and without a terminal, and tables."""
+
+import itertools
+
+import pytest
+
+from vitlab import display
+from vitlab.display import ProgressDisplay, format_duration, format_rate, format_table, track
+
+
+def test_tables_align_numbers_to_the_right() -> None:
+    rows = [{"model": "ViT-B/16", "parameters": 86_567_656}, {"model": "R50", "parameters": None}]
+    assert format_table(rows) == "model     parameters\nViT-B/16  86,567,656\nR50"
+    assert format_table(rows, markdown=True).splitlines()[:2] == ["| model | parameters |", "| --- | --: |"]
+    assert format_table([]) == ""
+
+
+def test_durations_and_rates() -> None:
+    assert [format_duration(seconds) for seconds in (3.4, 83, 3723)] == ["0:03", "1:23", "1:02:03"]
+    assert [format_rate(rate) for rate in (1234.5, 56.4, 7.84)] == ["1,234", "56", "7.8"]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock finds it two seconds later."""
+    times = itertools.count(0.0, 2.0)
+    monkeypatch.setattr(display.time, "monotonic", lambda: next(times))
+
+
+@pytest.mark.usefixtures("clock")
+def test_without_a_terminal_lines_are_few(capsys: pytest.CaptureFixture[str]) -> None:
+    batches = [[0] * 10 for _ in range(30)]
+    assert list(track(batches, 300, "reading")) == batches
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("reading: 30 of 300 images · ETA 0:")
+
+
+@pytest.mark.usefixtures("clock")
+def test_quiet_shows_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressDisplay("x", 10, quiet=True) as progress:
+        progress.update(5, force=True)
+        progress.say("nothing")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_forced_line_and_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressDisplay("train", 10, unit="steps") as progress:
+        progress.update(5, "step 5/10\x1b[2J", force=True)
+    assert capsys.readouterr().err == "train: step 5/10\\x1b[2J\n"
