@@ -162,7 +162,7 @@ def test_a_switch_takes_what_it_leaves_idle_back_to_its_default() -> None:
 
 
 def test_flags_of_earlier_versions() -> None:
-    command = parse("fewshot m --dataset digits --test-pictures 7".split())
+    command = parse(["fewshot", "m", "--dataset", "digits", "--test-pictures", "7"])
     assert isinstance(command, Fewshot)
     assert command.test_images == 7
 
@@ -507,7 +507,7 @@ def test_what_is_wrong_without_the_data_is_told_before_it_is_read(
 
     monkeypatch.setitem(datasets._READERS, "digits", read)
     monkeypatch.setattr(datasets, "load_task", read)
-    for module in ("vitlab.evaluate.predict", "vitlab.studies.inspect"):
+    for module in ("vitlab.evaluate.predict", "vitlab.pipelines.inspect"):
         monkeypatch.setattr(f"{module}.find_images", read)
     code, _, err = call(capsys, *(str(run) if word == "RUN" else word for word in words.split()))
     assert code == 2

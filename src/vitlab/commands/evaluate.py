@@ -70,7 +70,8 @@ class Evaluate:
         with init_distributed() as world:
             found = evaluate_checkpoint(
                 self.checkpoint, self.dataset, self.split, root=self.root, image_size=self.image_size,
-                interpolation=self.interpolation, say=print_note if world.is_rank_0 else None,
+                interpolation=self.interpolation,
+                say=print_note if world.is_rank_0 else None,
                 resize=self.resize, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
                 mirror=self.mirror, partial=self.partial, precision=self.precision, device=self.device, world=world,
             )  # fmt: skip
@@ -126,7 +127,8 @@ class Fewshot:
                 self.checkpoint, self.dataset, root=self.root, shots=self.shots, l2=self.l2, seeds=self.seeds,
                 original=self.original, leave_self_out=self.leave_self_out, train_split=self.train_split,
                 test_split=self.test_split, partial=self.partial, test_images=self.test_images,
-                image_size=self.image_size, interpolation=self.interpolation, say=print_note if world.is_rank_0 else None,
+                image_size=self.image_size, interpolation=self.interpolation,
+                say=print_note if world.is_rank_0 else None,
                 batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
                 precision=self.precision, device=self.device, cache=self.cache, out=self.out, world=world,
             )  # fmt: skip
@@ -172,7 +174,8 @@ class Probe:
             found = probe_checkpoint(
                 self.checkpoint, self.dataset, self.kind, root=self.root, train_split=self.train_split,
                 test_split=self.test_split, partial=self.partial, ks=self.k, l2=self.l2, image_size=self.image_size,
-                interpolation=self.interpolation, say=print_note if world.is_rank_0 else None,
+                interpolation=self.interpolation,
+                say=print_note if world.is_rank_0 else None,
                 batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
                 precision=self.precision, device=self.device, cache=self.cache, world=world,
             )  # fmt: skip
