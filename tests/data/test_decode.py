@@ -55,7 +55,7 @@ def test_transparency_is_laid_over_white(kind: str) -> None:
         assert (image[:, ::2] == 255).all()
         assert (image[:, 1::2] == 60).all()
     elif kind == "palette":
-        palette = Image.fromarray(np.tile(np.uint8([0, 0, 0, 1, 1, 1]), (4, 1))).convert("P")
+        palette = Image.fromarray(np.array([[0, 0, 0, 1, 1, 1]] * 4, np.uint8)).convert("P")
         palette.putpalette([200, 10, 20, 30, 40, 250])
         image = decode_image(encode(palette, "PNG", transparency=1))
         assert (image[:, :3] == (200, 10, 20)).all()

@@ -6,6 +6,7 @@ Pillow reads every format. Plain JPEGs, as nearly all photographs are, are decod
 
 import io
 import struct
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +33,8 @@ IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suf
 
 _ORIENTATION = 0x0112
 _EXIF_ERRORS = (SyntaxError, ValueError, TypeError, KeyError, struct.error)
+_CORRUPT = (ArithmeticError, AssertionError, EOFError, LookupError, MemoryError, RuntimeError, OSError, zlib.error)
+_CORRUPT += _EXIF_ERRORS  # what Pillow's readers raise on corrupt data
 
 
 class ImageError(UserError):
@@ -88,7 +91,7 @@ def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, max_pixels: int
         raise ImageError(path, f"not an image of a known format ({', '.join(IMAGE_FORMATS)})") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise ImageError(path, _bomb("too many", max_pixels)) from None
-    except Exception as error:  # Pillow raises errors of nearly every type on corrupt data
+    except _CORRUPT as error:
         raise ImageError(path, f"corrupt or truncated ({error or type(error).__name__})") from error
 
 
@@ -162,9 +165,10 @@ def plain_jpeg(data: bytes, *, path: str = "<bytes>", max_pixels: int = MAX_PIXE
     if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-32:] or not _is_upright(data):
         return None
     try:
-        height, width, color, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+        *size, color, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):  # the second for rare grids of colors, as 4:4:1
         return None
+    height, width = map(int, size)
     plain = color in ("YCbCr", "RGB", "Gray") and 0 < height * width <= max_pixels
     return Jpeg(data, path, height, width) if plain else None
 
