@@ -198,9 +198,9 @@ def weights_kinds() -> Any:
 ARCHIVES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "6 GiB": (
         lambda path: write_zeros(path, [f"params/x{i}" for i in range(96)], "(4096, 4096)", 2**24),
-        "asks for 6,",
+        "requires 6,",
     ),
-    "a header": (lambda path: write_zeros(path, ["params/x"], "(1099511627776,)", 4), "there are 16 bytes of it"),
+    "a header": (lambda path: write_zeros(path, ["params/x"], "(1099511627776,)", 4), "has 16 bytes, which"),
     "blocks of nothing": (
         lambda path: write_zeros(path, ["Transformer/encoderblock/x", "embedding/kernel"], "(1000000000, 0)", 0),
         "is no Vision Transformer",

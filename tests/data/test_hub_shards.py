@@ -46,7 +46,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self._say(401, {"error": "Invalid credentials"}, {"X-Error-Message": "Invalid credentials"})
         elif "nothing" in parts:
             self._say(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
-        elif (parts[:2] == ["api", "datasets"] and (len(parts) == 4 or parts[4:] in (["revision", "v2"],))) or (parts[:2] == ["api", "datasets"] and parts[4:6] == ["revision", self.commit]):
+        elif parts[:2] == ["api", "datasets"] and parts[4:] in ([], ["revision", "v2"], ["revision", self.commit]):
             self._say(200, {"id": "/".join(parts[2:4]), "sha": self.commit, "siblings": []})
         elif parts[:2] == ["api", "datasets"] and parts[4] == "revision":
             self._say(404, {"error": f"Invalid rev id: {parts[5]}"}, {"X-Error-Code": "RevisionNotFound"})
@@ -164,7 +164,7 @@ def test_tars_of_others_with_the_hubs_sums(
     assert caplog.text.count("downloading its shards once") == 5
     assert hub.shown[-1] == "Bearer hf_good"
     assert set(heard) == {None}
-    with pytest.raises(UserError, match="neither index.json nor a tar at .*ants/secret"):
+    with pytest.raises(UserError, match=r"neither index.json nor a tar at .*ants/secret"):
         load_dataset("shards:hub:ants/secret", "train")
 
 
@@ -212,7 +212,7 @@ def test_what_is_not_there(start: Start, tmp_path: Path, spec: str, message: str
 def test_gated_and_unreachable(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shard(tmp_path / "set" / "0.tar", pair("a", 0))
     start(tmp_path / "set")
-    with pytest.raises(UserError, match="ants/gated.*access is restricted"):
+    with pytest.raises(UserError, match=r"ants/gated.*access is restricted"):
         load_dataset("shards:hub:ants/gated", "train")
     hub_address.cache_clear()
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")

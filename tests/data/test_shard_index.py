@@ -31,7 +31,7 @@ def places_of(rows: list[Any], records: list[int]) -> tuple[Places, Labels]:
     starts = np.cumsum([0, *records])
     parts = [
         Places.of_shard(f"train-{i}.tar", members[start : start + n])
-        for i, (start, n) in enumerate(zip(starts, records))
+        for i, (start, n) in enumerate(zip(starts, records, strict=False))
     ]
     return Places.joined(parts), Labels.of_lists([row[1] for row in rows])
 

@@ -154,7 +154,7 @@ def test_a_list_of_labels_counts_before_the_cls(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["[]", "3", "[-1]", "[true]", "[1.5]", "{"])
 def test_bad_lists_of_labels(tmp_path: Path, text: str) -> None:
     write_shard(tmp_path / "train-0.tar", [*pair("a", 3), ("a.labels.json", text.encode())])
-    with pytest.raises(ValueError, match="a.labels.json must hold a list of class numbers"):
+    with pytest.raises(ValueError, match=r"a.labels.json must hold a list of class numbers"):
         load_dataset(f"shards:{tmp_path}", "trainval")
 
 

@@ -271,7 +271,7 @@ def test_a_hub_is_asked_once(tmp_path: Path, tiny: Callable[..., ViT], monkeypat
         save_model(tiny(width=8 * len(asked)), tmp_path / f"{len(asked)}", extra={"source": f"commit {len(asked)}"})
         return tmp_path / f"{len(asked)}"
 
-    monkeypatch.setattr("vitlab.weights.fetch.fetch", fetch)
+    monkeypatch.setattr("vitlab.weights.hub.download_checkpoint", fetch)
     found = load_checkpoint("hub:a/asked-once")
     again, card = load_model("hub:a/asked-once", image_size=24), load_card("hub:a/asked-once", image_size=24)
     assert asked == ["hub:a/asked-once"]

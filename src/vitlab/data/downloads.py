@@ -7,6 +7,7 @@ hub go into the cache of huggingface_hub instead (`weights/hub.py`).
 import fcntl
 import hashlib
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,13 @@ TRIES = 6
 PAUSE = 0.5
 """Seconds before the second attempt; every further pause is twice as long."""
 
+REQUEST_ERRORS = {
+    "aiohttp": "ClientError",
+    "huggingface_hub.errors": "HTTPError",
+    "botocore.exceptions": "BotoCoreError",
+    "gcsfs.retry": "HttpError",
+}
+"""The errors of file systems that are no OSError."""
 Report = Callable[[int, int], None]
 """Receives how much is done, and of how much."""
 Result = TypeVar("Result")
@@ -151,7 +159,7 @@ def retry(
             return operation(*_filesystem(url))
         except UserError:
             raise
-        except Exception as error:  # every file system of fsspec has its own errors
+        except _request_errors() as error:
             # fsspec reports any failure of a first request as a missing file, whose cause is the real one.
             last = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
             status, reason = _status(last), _first_line(last)
@@ -186,6 +194,12 @@ def _filesystem(url: str) -> "tuple[fsspec.AbstractFileSystem, str]":
         raise UserError(f"{url} cannot be opened ({error}): pip install 'vitlab[data]'") from error
     except ValueError as error:
         raise UserError(f"{url} cannot be opened ({error}); expected https://, s3://, gs:// or hf://") from error
+
+
+def _request_errors() -> tuple[type[BaseException], ...]:
+    """What the file systems that have been used raise when a request fails."""
+    modules = ((sys.modules.get(module), name) for module, name in REQUEST_ERRORS.items())
+    return OSError, *(getattr(module, name) for module, name in modules if module is not None)
 
 
 def _first_line(error: BaseException | None) -> str:

@@ -146,7 +146,7 @@ DATASETS: dict[str, DatasetInfo] = {
         license="yours",
     ),
     "hub:OWNER/NAME": DatasetInfo(
-        source="a set of the Hugging Face hub (pip install 'vitlab[hub]'), or a folder of its package datasets; "
+        source="a set of the Hugging Face hub (pip install 'vitlab[data]'), or a folder of its package datasets; "
         "OWNER/NAME?image=COLUMN&label=COLUMN&config=NAME&revision=NAME where it does not go without saying",
         license="of each set",
     ),

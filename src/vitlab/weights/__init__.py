@@ -306,9 +306,9 @@ def _find(given: Path | str) -> tuple[Format, Path]:
 @functools.cache
 def _fetched(spec: str) -> Path:
     """Where a hub's checkpoint lies. A process asks the hub once, so that card and weights are of the same commit."""
-    from vitlab.weights.fetch import fetch
+    from vitlab.weights.hub import download_checkpoint
 
-    return fetch(spec)
+    return download_checkpoint(spec)
 
 
 def _find_folder(folder: Path) -> tuple[Format, Path]:

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+import tarfile
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -98,7 +99,7 @@ def _unpack(archive: Path) -> None:
             shutil.unpack_archive(archive, folder)
         else:
             shutil.unpack_archive(archive, folder, filter="data")
-    except (shutil.ReadError, OSError, EOFError) as error:
+    except (shutil.ReadError, tarfile.TarError, OSError, EOFError) as error:
         raise UserError(f"{archive} cannot be unpacked ({error}): remove it and download it again") from error
     archive.unlink()
     for inner in folder.glob("*/*.tar.gz"):

@@ -35,8 +35,9 @@ def _example_class() -> Any:
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
         for field, number, kind, inner in fields:
-            label = 3 if name in _REPEATED else 1
-            message.field.add(name=field, number=number, type=kind, label=label, type_name=inner and f".vitlab.{inner}")  # pyright: ignore[reportArgumentType]
+            added = message.field.add(name=field, number=number, type=kind, label=3 if name in _REPEATED else 1)
+            if inner:
+                added.type_name = f".vitlab.{inner}"  # pyright: ignore[reportArgumentType]
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("vitlab.Example"))
