@@ -1,4 +1,4 @@
-"""The cache of remote shards holds as many as there is room for, and what another process removes is downloaded again."""
+"""The cache of remote shards holds what there is room for, and what another process removes is downloaded again."""
 
 import hashlib
 import pickle
