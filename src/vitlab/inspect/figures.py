@@ -79,6 +79,11 @@ def _save(figure: Figure, **options: Any) -> bytes:
     return out.getvalue()
 
 
+def width_of(image: bytes) -> int:
+    """Width of a figure's `png` in CSS pixels."""
+    return Image.open(io.BytesIO(image)).width // 2
+
+
 def webp(image: bytes) -> bytes:
     """A PNG as lossless WebP, a third of the size."""
     out = io.BytesIO()
