@@ -1,6 +1,6 @@
 """Attention maps, attention rollout and mean attention distance (Sec. 4.5, App. D.7, App. D.8).
 
-The maps come from `models.encoder.attention_weights`, the softmax that the model itself uses. A layer here is one
+The maps come from `models.attention.attention_weights`, the softmax that the model itself uses. A layer here is one
 softmax over tokens; a block of an axial encoder has two layers, rows and columns.
 """
 
@@ -14,10 +14,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlab.errors import UserError
+from vitlab.models.attention import Attention, Heads, attention_weights, relative_logits
 from vitlab.models.axial import AxialBlock
-from vitlab.models.encoder import Attention, Block, Heads, attention_weights, relative_logits
-from vitlab.models.mode import evaluation_mode
-from vitlab.models.vit import Model, ViT
+from vitlab.models.encoder import Block
+from vitlab.models.vit import Model, ViT, evaluation_mode
 
 Axis = Literal["all", "rows", "columns"]
 
@@ -166,7 +166,7 @@ def answer_weights(model: ViT, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor
         with evaluation_mode(model), torch.no_grad():
             tokens = model.forward_features(images)
             probe = model.map.probe.to(tokens.dtype).expand(len(tokens), -1, -1)
-            heads = model.map.attention.project_apart(probe, tokens)
+            heads = model.map.attention.project_cross(probe, tokens)
             with torch.autocast(tokens.device.type, enabled=False):
                 return _maps(heads).mean(dim=1)[:, 0]
     weights = torch.zeros(config.num_tokens, device=images.device)

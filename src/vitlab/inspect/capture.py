@@ -19,8 +19,7 @@ from vitlab.inspect.attention import (
     visit_attention,
 )
 from vitlab.inspect.embeddings import token_components
-from vitlab.models.mode import evaluation_mode
-from vitlab.models.vit import Model, ViT
+from vitlab.models.vit import Model, ViT, evaluation_mode
 
 
 @dataclass(frozen=True, eq=False)
