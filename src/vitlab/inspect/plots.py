@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.inspect.figures import LIGHT, Axes, Figure, FixedLocator, LogLocator, Theme, new_figure, short
+from vitlab.inspect.figures import LIGHT, Axes, Figure, FixedLocator, LogLocator, MaxNLocator, Theme, new_figure, short
 from vitlab.inspect.panels import Panel, Series, front
 
 FRONT = "Pareto front"
@@ -89,19 +89,23 @@ def _points(panel: Panel, series: Series, order: int) -> list[tuple[float, float
     shift = pitch * (order - (len(panel.series) - 1) / 2)
     spread = series.spread or [0.0] * len(series.x)
     points = [(float(x) + shift, float(y), float(bar)) for x, y, bar in zip(series.x, series.y, spread, strict=True)]
-    return [point if all(map(math.isfinite, point)) else (math.nan,) * 3 for point in points]
+    return [point if all(map(math.isfinite, point)) else (math.nan, math.nan, math.nan) for point in points]
 
 
 def _set_ticks(axes: Axes, panel: Panel, width: int) -> None:
     xs = [x for series in panel.series for x in series.x]
-    for name, axis, log, values in (("x", axes.xaxis, panel.log_x, xs), ("y", axes.yaxis, panel.log_y, [])):
-        if log:
-            axes.set(**{f"{name}scale": "log"})
-            axes.minorticks_off()
-            axis.set_major_locator(_log_locator(values, *(axes.get_xlim() if name == "x" else axes.get_ylim())))
-        else:
-            axes.locator_params(axis=name, nbins=6, steps=[1, 2, 2.5, 5, 10])
+    if panel.log_x:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(_log_locator(xs, *axes.get_xlim()))
+    if panel.log_y:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(_log_locator([], *axes.get_ylim()))
+    for axis, log in ((axes.xaxis, panel.log_x), (axes.yaxis, panel.log_y)):
+        if not log:
+            axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
         axis.set_major_formatter(lambda value, _: short(value))
+    if panel.log_x or panel.log_y:
+        axes.minorticks_off()
     if panel.percent:
         low, high = axes.get_ylim()
         high = min(high + max(0.02 - (high - low), 0) / 2, 1.001)
