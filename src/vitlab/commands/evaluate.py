@@ -58,16 +58,16 @@ class Evaluate:
     def run(self) -> int:
         begin(f"loading {self.checkpoint}")
         from vitlab.evaluate.accuracy import evaluate_checkpoint
-        from vitlab.train.distributed import together
+        from vitlab.train.distributed import init_distributed
 
-        with together() as ranks:
+        with init_distributed() as world:
             found = evaluate_checkpoint(
                 self.checkpoint, self.dataset, self.split, root=self.root, image_size=self.image_size,
-                interpolation=self.interpolation, say=say if ranks.first else None,
+                interpolation=self.interpolation, say=say if world.is_rank_0 else None,
                 resize=self.resize, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
-                mirror=self.mirror, partial=self.partial, precision=self.precision, device=self.device, ranks=ranks,
+                mirror=self.mirror, partial=self.partial, precision=self.precision, device=self.device, world=world,
             )  # fmt: skip
-        if ranks.first:
+        if world.is_rank_0:
             answer(found.record(), self.json, found.as_table())
         return 0
 
@@ -112,18 +112,18 @@ class Fewshot:
     def run(self) -> int:
         begin(f"loading {self.checkpoint}")
         from vitlab.evaluate.fewshot import fewshot_checkpoint
-        from vitlab.train.distributed import together
+        from vitlab.train.distributed import init_distributed
 
-        with together() as ranks:
+        with init_distributed() as world:
             report = fewshot_checkpoint(
                 self.checkpoint, self.dataset, root=self.root, shots=self.shots, l2=self.l2, seeds=self.seeds,
                 original=self.original, leave_self_out=self.leave_self_out, train_split=self.train_split,
                 test_split=self.test_split, partial=self.partial, test_images=self.test_images,
-                image_size=self.image_size, interpolation=self.interpolation, say=say if ranks.first else None,
+                image_size=self.image_size, interpolation=self.interpolation, say=say if world.is_rank_0 else None,
                 batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
-                precision=self.precision, device=self.device, cache=self.cache, out=self.out, ranks=ranks,
+                precision=self.precision, device=self.device, cache=self.cache, out=self.out, world=world,
             )  # fmt: skip
-        if ranks.first:
+        if world.is_rank_0:
             answer(report.record(), self.json, report.as_table())
         return 0
 
@@ -159,17 +159,17 @@ class Probe:
     def run(self) -> int:
         begin(f"loading {self.checkpoint}")
         from vitlab.evaluate.probe import probe_checkpoint
-        from vitlab.train.distributed import together
+        from vitlab.train.distributed import init_distributed
 
-        with together() as ranks:
+        with init_distributed() as world:
             found = probe_checkpoint(
                 self.checkpoint, self.dataset, self.kind, root=self.root, train_split=self.train_split,
                 test_split=self.test_split, partial=self.partial, ks=self.k, l2=self.l2, image_size=self.image_size,
-                interpolation=self.interpolation, say=say if ranks.first else None,
+                interpolation=self.interpolation, say=say if world.is_rank_0 else None,
                 batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
-                precision=self.precision, device=self.device, cache=self.cache, ranks=ranks,
+                precision=self.precision, device=self.device, cache=self.cache, world=world,
             )  # fmt: skip
-        if ranks.first:
+        if world.is_rank_0:
             answer(found.record(), self.json, found.as_table())
         return 0
 

@@ -58,15 +58,15 @@ class Pretrain:
     def run(self) -> int:
         begin(f"reading {self.config.data.name}")
         from vitlab.pipelines.pretrain import pretrain
-        from vitlab.train.distributed import together
+        from vitlab.train.distributed import init_distributed
 
         workdir = self.workdir or Path("runs") / self.recipe
-        with together() as ranks:
+        with init_distributed() as world:
             outcome = pretrain(
-                self.config, workdir, device=self.device, on_settings=show_settings(workdir) if ranks.first else None,
-                ranks=ranks,
+                self.config, workdir, device=self.device, world=world,
+                on_settings=show_settings(workdir) if world.is_rank_0 else None,
             )  # fmt: skip
-        if ranks.first:
+        if world.is_rank_0:
             answer(outcome.result, self.json, outcome.summary(workdir))
         return 0
 
@@ -95,19 +95,19 @@ class Finetune:
     def run(self) -> int:
         begin(f"loading {self.checkpoint}")
         from vitlab.pipelines.finetune import sweep_and_finetune
-        from vitlab.train.distributed import together
+        from vitlab.train.distributed import init_distributed
 
         name = self.config.data.name
         if not name:
             raise UserError("name the images with --dataset folder:PATH (or a data set), or a --recipe that does.")
         called = Path(name.partition(":")[2] or name).name if self.recipe == "own" else self.recipe
         workdir = self.workdir or Path("runs") / f"finetune-{called}"
-        with together() as ranks:
+        with init_distributed() as world:
             done = sweep_and_finetune(
                 self.checkpoint, self.config, workdir, image_size=self.image_size, interpolation=self.interpolation,
-                device=self.device, say=say if ranks.first else None, ranks=ranks,
+                device=self.device, say=say if world.is_rank_0 else None, world=world,
             )  # fmt: skip
-        if ranks.first:
+        if world.is_rank_0:
             answer(done.result, self.json, done.summary(workdir))
         return 0
 
@@ -136,13 +136,13 @@ class Vtab:
     def run(self) -> int:
         begin(f"loading {self.checkpoint}")
         from vitlab.pipelines.vtab import as_table, vtab
-        from vitlab.train.distributed import together
+        from vitlab.train.distributed import init_distributed
 
-        with together() as ranks:
+        with init_distributed() as world:
             result = vtab(
                 self.checkpoint, self.config, self.root, self.out, tasks=self.tasks or "available", select=self.select,
-                download=self.download, image_size=self.image_size, device=self.device, on_task=say_score, ranks=ranks,
+                download=self.download, image_size=self.image_size, device=self.device, on_task=say_score, world=world,
             )  # fmt: skip
-        if ranks.first:
+        if world.is_rank_0:
             answer(result, self.json, f"{as_table(result)}\nresult: {self.out / 'result.json'}")
         return 0 if result["tasks"] else 1  # nothing could be had

@@ -44,7 +44,7 @@ def cpu_is_faster_in_bfloat16() -> bool:
     return bool(units.get("amx_bf16") or (units.get("avx512_bf16") and not intel))
 
 
-class Weights:
+class MasterWeights:
     """The float32 weights that are trained (`masters`, by name) and the model that computes with them.
 
     A `sharded` model brings its weights together in the lower precision by itself.
