@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vitlab.cost import doctor
-from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.load import choose_device
 from vitlab.models import encoder
 
 

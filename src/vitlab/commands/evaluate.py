@@ -9,11 +9,8 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.commands.output import Checkpoint, EvaluationSize, PositionInterpolation, answer, begin, say
+from vitlab.evaluate.options import EvalOptions, FewShotProtocol, ModelOptions, SplitOptions
 
-Mirror = Annotated[
-    bool,
-    tyro.conf.arg(help="Judge each image by the mean of the answers to it and to its mirror image: twice the time."),
-]
 Precision = Annotated[
     Literal["float32", "bfloat16"],
     tyro.conf.arg(help="Numbers to compute in; bfloat16 is faster on a GPU and some CPUs, and rounds."),
@@ -49,7 +46,6 @@ class Evaluate:
     """Images at once, in each process."""
     workers: int = 0
     on_error: Literal["raise", "skip"] = "raise"
-    mirror: Mirror = False
     partial: Partial = False
     precision: Precision = "float32"
     device: str = "auto"
@@ -61,11 +57,13 @@ class Evaluate:
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
+            options = EvalOptions(
+                image_size=self.image_size, interpolation=self.interpolation, precision=self.precision,
+                device=self.device, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
+            )  # fmt: skip
             found = evaluate_checkpoint(
-                self.checkpoint, self.dataset, self.split, root=self.root, image_size=self.image_size,
-                interpolation=self.interpolation, say=say if world.is_rank_0 else None,
-                resize=self.resize, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
-                mirror=self.mirror, partial=self.partial, precision=self.precision, device=self.device, world=world,
+                self.checkpoint, self.dataset, self.split, options, root=self.root, resize=self.resize,
+                partial=self.partial, log=say if world.is_rank_0 else lambda _: None, world=world,
             )  # fmt: skip
         if world.is_rank_0:
             answer(found.record(), self.json, found.as_table())
@@ -115,13 +113,17 @@ class Fewshot:
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
+            options = EvalOptions(
+                image_size=self.image_size, interpolation=self.interpolation, precision=self.precision,
+                device=self.device, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
+            )  # fmt: skip
+            protocol = FewShotProtocol(
+                self.shots, self.l2, self.seeds, self.original, self.leave_self_out, self.test_images
+            )
+            splits = SplitOptions(self.root, self.train_split, self.test_split, self.partial)
             report = fewshot_checkpoint(
-                self.checkpoint, self.dataset, root=self.root, shots=self.shots, l2=self.l2, seeds=self.seeds,
-                original=self.original, leave_self_out=self.leave_self_out, train_split=self.train_split,
-                test_split=self.test_split, partial=self.partial, test_images=self.test_images,
-                image_size=self.image_size, interpolation=self.interpolation, say=say if world.is_rank_0 else None,
-                batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
-                precision=self.precision, device=self.device, cache=self.cache, out=self.out, world=world,
+                self.checkpoint, self.dataset, protocol, splits, options, cache=self.cache, out=self.out,
+                log=say if world.is_rank_0 else lambda _: None, world=world,
             )  # fmt: skip
         if world.is_rank_0:
             answer(report.record(), self.json, report.as_table())
@@ -162,12 +164,14 @@ class Probe:
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
+            options = EvalOptions(
+                image_size=self.image_size, interpolation=self.interpolation, precision=self.precision,
+                device=self.device, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
+            )  # fmt: skip
+            splits = SplitOptions(self.root, self.train_split, self.test_split, self.partial)
             found = probe_checkpoint(
-                self.checkpoint, self.dataset, self.kind, root=self.root, train_split=self.train_split,
-                test_split=self.test_split, partial=self.partial, ks=self.k, l2=self.l2, image_size=self.image_size,
-                interpolation=self.interpolation, say=say if world.is_rank_0 else None,
-                batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
-                precision=self.precision, device=self.device, cache=self.cache, world=world,
+                self.checkpoint, self.dataset, self.kind, splits, options, ks=self.k, l2=self.l2, cache=self.cache,
+                log=say if world.is_rank_0 else lambda _: None, world=world,
             )  # fmt: skip
         if world.is_rank_0:
             answer(found.record(), self.json, found.as_table())
@@ -184,7 +188,6 @@ class Predict:
     top: int = 5
     image_size: EvaluationSize = None
     interpolation: PositionInterpolation = None
-    mirror: Mirror = False
     precision: Precision = "float32"
     device: str = "auto"
     json: bool = False
@@ -194,10 +197,8 @@ class Predict:
         from vitlab.evaluate.predict import predict
 
         failed = 0
-        for said in predict(
-            self.checkpoint, self.sources, top=self.top, image_size=self.image_size,
-            interpolation=self.interpolation, mirror=self.mirror, precision=self.precision, device=self.device, say=say,
-        ):  # fmt: skip
+        options = ModelOptions(self.image_size, self.interpolation, self.precision, self.device)
+        for said in predict(self.checkpoint, self.sources, options, top=self.top, log=say):
             failed += said.error is not None
             answer(dataclasses.asdict(said), self.json, said.as_line(), lines=True)
         if failed:
