@@ -234,7 +234,7 @@ def _from_published(name: str, task: Task, split: str, root: Path, download: boo
 def _reader(name: str, task: Task) -> "Callable[[Path, str, bool], Published]":
     """The function of the task's name that reads a TFDS split of the published set."""
     home = "structured" if task.group == "structured" else "published"
-    return getattr(importlib.import_module(f"vitlab.data.{home}"), name)
+    return getattr(importlib.import_module(f"vitlab.data.vtab.{home}"), name)
 
 
 def _checked(name: str, task: Task, part: str, found: "Published") -> "Published":
