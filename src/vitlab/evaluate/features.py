@@ -77,9 +77,10 @@ def features(
     rows = [own[:0]]
     if len(own):
         part = dataset if len(own) == len(dataset) else dataset.take(own)
-        with evaluation_batches(
+        loop = evaluation_batches(
             model, part, image_hw, preprocessing, options, label=label, shard=False, world=world
-        ) as batches:
+        )
+        with torch.inference_mode(), loop as batches:
             for indices, values in _compute(model, batches):
                 rows.append(own[indices])
                 x[own[indices]] = values
@@ -99,7 +100,6 @@ def features(
     return Features(x[indices], dataset.labels[indices], indices, len(dataset) - len(indices))
 
 
-@torch.inference_mode()
 def _compute(
     model: Model, batches: Iterator[Batch]
 ) -> Iterator[tuple[Int[np.ndarray, " n"], Float32[np.ndarray, "n D"]]]:

@@ -90,7 +90,8 @@ class FewShotProtocol:
         check_fields(self)
         if self.original and (self.l2 is not None or self.seeds is not None):
             raise UserError("original takes the first images of each class and its own 30 l2; leave out l2 and seeds.")
-        positive = [*self.shots, *self.l2_grid, len(self.draw_seeds), self.test_images or 1]
+        images = 1 if self.test_images is None else self.test_images
+        positive = [*self.shots, *self.l2_grid, len(self.draw_seeds), images]
         if not (self.shots and self.l2_grid and all(0 < value < math.inf for value in positive)):
             raise UserError(
                 f"shots={self.shots}, l2={self.l2}, seeds={self.seeds}, test_images={self.test_images}: give at least "

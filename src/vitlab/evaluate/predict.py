@@ -33,7 +33,6 @@ class Prediction:
         return f"{quoted(self.path)}: {classes if self.error is None else 'cannot be read: ' + self.error}"
 
 
-@torch.inference_mode()
 def predict(
     checkpoint: str | Path,
     sources: Iterable[str],
@@ -59,7 +58,8 @@ def predict(
 
     def flush() -> Iterator[Prediction]:
         if paths:
-            probabilities = model(torch.cat(images).to(device_of(model))).float().softmax(dim=1)
+            with torch.inference_mode():
+                probabilities = model(torch.cat(images).to(device_of(model))).float().softmax(dim=1)
             values, classes = probabilities.topk(min(top, len(names)), dim=1)
             for path, row, numbers in zip(paths, values.tolist(), classes.tolist(), strict=True):
                 yield Prediction(

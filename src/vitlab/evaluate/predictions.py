@@ -52,7 +52,7 @@ def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, 
         head, *lines = csv.reader(io.StringIO(text, newline=""))
         if tuple(head) != COLUMNS:
             raise ValueError(f"its columns are {','.join(head)[:60]!r}")
-        columns = dict(zip(COLUMNS, zip(*lines, strict=True), strict=True))
+        columns: dict[str, tuple[str, ...]] = dict(zip(head, zip(*lines, strict=True), strict=True))
 
         def numbers(name: str, dtype: type) -> np.ndarray:
             return np.array([float(cell) if dtype is np.float32 else int(cell) for cell in columns[name]], dtype)
@@ -60,11 +60,12 @@ def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, 
         predictions = numbers("prediction", np.int64)
         if [classes[prediction] for prediction in predictions] != list(columns["answer"]):
             raise ValueError("its classes are not the model's")
-        sets = Labels.of_lists([[int(label) for label in cell.split()] for cell in labels])
-        right, top5 = (np.array([int(cell) for cell in column], bool) for column in (right, top5))
-        confidences, losses = (
-            np.array([float(cell) for cell in column], np.float32) for column in (confidences, losses)
-        )
+        sets = Labels.of_lists([[int(label) for label in cell.split()] for cell in columns["labels"]])
+        evaluation = Evaluation(
+            classes, numbers("index", np.int64), sets.firsts, predictions, numbers("confidence", np.float32),
+            numbers("loss", np.float32), numbers("right", np.bool_), numbers("top5", np.bool_), skipped=0,
+            label_sets=sets if len(sets.values) > len(lines) else None,
+        )  # fmt: skip
     except (ValueError, IndexError, csv.Error) as error:
         raise UserError(
             f"{path} is not a table of predictions ({error}); remove it, and the run is shown without it."
