@@ -70,9 +70,10 @@ def json_lines(file: Path) -> str:
 
 
 def table(file: Path) -> str:
-    """The hash of a CSV file's rows, without its header."""
+    """The hash of a CSV file's rows, without its header and without the temporary folder in its paths."""
+    here = f"{Path.cwd()}/"
     with file.open(newline="") as lines:
-        return digest("\t".join(row).encode() for row in list(csv.reader(lines))[1:])
+        return digest("\t".join(row).replace(here, "").encode() for row in list(csv.reader(lines))[1:])
 
 
 def run_files(folder: Path) -> dict[str, str]:

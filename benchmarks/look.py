@@ -4,7 +4,7 @@
     python benchmarks/look.py --threads 1 --memory 16 48 96 --out benchmarks/results/look_memory.json
 
 - `plain`: logits of all images, in the same batches, by the same model in the same precision.
-- `look, keep=16`: `vitlab.inspect.capture.look`, as `vitlab inspect` runs it: mean distances of every head over all
+- `look, keep=16`: `vitlab.inspect.capture.capture`, as `vitlab inspect` runs it: mean distances of every head over all
   images; of the first 16 also every head's answer map, both rollouts, colors of the patch tokens, probabilities.
 - `look, keep=64`: the same with all that of every image.
 
@@ -29,7 +29,7 @@ from circumstances import circumstances
 from torch import Tensor
 
 import vitlab
-from vitlab.inspect.capture import look
+from vitlab.inspect.capture import capture
 from vitlab.models.vit import ViT
 
 
@@ -79,7 +79,7 @@ def measure_time(arguments: Arguments) -> dict[str, Any]:
             return torch.cat([model(images).float().softmax(dim=-1) for images in batches]).numpy()
 
     def looking(keep: int) -> np.ndarray:
-        found = look(model, batches, keep=keep).probabilities
+        found = capture(model, batches, keep=keep).probabilities
         assert found is not None
         return found
 
@@ -119,7 +119,7 @@ def measure_memory(arguments: Arguments) -> dict[str, Any]:
         model(next(stream(size, size)))
     peaks["plain inference of one batch"] = peak()
     for count in arguments.memory:
-        found = look(model, stream(count, size), keep=min(arguments.keep))
+        found = capture(model, stream(count, size), keep=min(arguments.keep))
         assert found.count == count
         peaks[f"look at {count} images"] = peak()
     return {"peak_MiB": peaks}

@@ -3,7 +3,7 @@
 import numpy as np
 from PIL import Image
 
-from vitlab.inspect.capture import Look
+from vitlab.inspect.capture import Capture
 from vitlab.models import ViTConfig
 
 
@@ -25,15 +25,15 @@ def photograph(size: tuple[int, int], seed: int = 0) -> np.ndarray:
     return (image + random.integers(-8, 9, image.shape)).clip(0, 255).astype(np.uint8)
 
 
-def look_at(config: ViTConfig, n: int, seed: int = 0) -> Look:
-    """What `look` might have found of n images."""
+def look_at(config: ViTConfig, n: int, seed: int = 0) -> Capture:
+    """What `capture` might have found of n images."""
     random = np.random.default_rng(seed)
     lines = ("rows", "columns") if config.encoder == "axial" else ("",)
     layers = tuple(f"{i} {line}".strip() for i in range(1, config.depth + 1) for line in lines)
     size = (n, len(layers), config.heads)
     far = (random.random(size) * config.image_hw[0] / 2).astype(np.float32)
     shares = random.random((n, config.num_classes), dtype=np.float32)
-    return Look(
+    return Capture(
         count=n,
         layers=layers,
         distances=far.mean(axis=0),

@@ -21,10 +21,11 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
-BASE = ("errors", "settings", "io", "display", "preprocessing", "config")
+BASE = ("errors", "settings", "rng", "io", "display", "preprocessing", "config")
 STANDS_ON = {
     "errors": (),
     "settings": ("errors",),
+    "rng": (),
     "io": ("errors",),
     "display": ("errors",),
     "config": ("errors", "settings", "preprocessing", "models.config"),
@@ -34,13 +35,12 @@ STANDS_ON = {
     "weights": (*BASE, "models"),
     "train": (*BASE, "models", "data"),
     "evaluate": (*BASE, "models", "data", "weights", "train"),
-    "pipelines": (*BASE, "models", "data", "weights", "train", "evaluate"),
+    "pipelines": (*BASE, "models", "data", "weights", "train", "evaluate", "inspect"),
     "inspect": (*BASE, "models", "weights"),
     "recipes": ("errors", "settings", "models.config", "models.registry", "models.resnet_config", "config"),
-    "cost": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "recipes", "studies"),
+    "cost": (*BASE, "models", "data", "weights", "train", "evaluate", "inspect", "pipelines", "recipes", "studies"),
     "studies": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "inspect", "recipes"),
     "app": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "inspect", "recipes"),
-    "catalog": ("errors", "settings", "models", "data", "recipes", "studies"),
     "commands": ("",),
     "cli": ("",),
     "__main__": ("cli",),

@@ -125,15 +125,15 @@ def test_every_view_shows_its_own_map(vit: Loaded) -> None:
 
 
 def test_a_map_is_the_looks(vit: Loaded) -> None:
-    look = see(vit, photo()).look
-    assert look is not None
+    found = see(vit, photo()).capture
+    assert found is not None
     cases = [
-        (ROLLOUT, 1, 0, look.rollout[0], "Rollout;"),
-        (PLAIN, 1, 0, look.rollout_plain[0], "Rollout without the residual;"),
-        (LAYER, 2, 2, look.heads[0, 1, 1], "Layer 2 of 3, head 2 of 2;"),
-        (LAYER, 3, 0, look.heads[0, 2].mean(0), "Layer 3 of 3, mean of 2 heads;"),
-        (LAYER, 99, 99, look.heads[0, 2, 1], "Layer 3 of 3, head 2 of 2;"),
-        (LAYER, -5, -5, look.heads[0, 0].mean(0), "Layer 1 of 3, mean of 2 heads;"),
+        (ROLLOUT, 1, 0, found.rollout[0], "Rollout;"),
+        (PLAIN, 1, 0, found.rollout_plain[0], "Rollout without the residual;"),
+        (LAYER, 2, 2, found.heads[0, 1, 1], "Layer 2 of 3, head 2 of 2;"),
+        (LAYER, 3, 0, found.heads[0, 2].mean(0), "Layer 3 of 3, mean of 2 heads;"),
+        (LAYER, 99, 99, found.heads[0, 2, 1], "Layer 3 of 3, head 2 of 2;"),
+        (LAYER, -5, -5, found.heads[0, 0].mean(0), "Layer 1 of 3, mean of 2 heads;"),
     ]
     for view, layer, head, expected, caption in cases:
         page = shown.inside(see(vit, photo()), view, layer, head)
@@ -150,8 +150,8 @@ def test_the_card_and_the_distances_say_what_the_model_is(vit: Loaded) -> None:
                  f"{vit.model.config.num_parameters:,}", "GMACs", "7 classes"):  # fmt: skip
         assert part in card
     seen = see(vit, photo())
-    assert seen.look is not None
-    far = seen.look.image_distances[0]
+    assert seen.capture is not None
+    far = seen.capture.image_distances[0]
     page = shown.distances(seen)
     assert "2 heads in each of 3 layers" in page
     assert f"{far[0].mean():.1f} pixels" in page

@@ -20,8 +20,9 @@ from PIL import Image
 from vitlab.data import loader
 from vitlab.data.dataset import Dataset, Entries, Labels
 from vitlab.data.decode import Entry, ImageError
-from vitlab.data.loader import DRAWS, Batch, epoch_order, eval_batches, example_at, train_batches
-from vitlab.data.transforms import EvalTransform, TrainTransform, example_uniforms
+from vitlab.data.loader import Batch, epoch_order, eval_batches, example_at, train_batches
+from vitlab.data.transforms import EvalTransform, TrainTransform
+from vitlab.rng import Stream, example_uniforms
 
 TRAIN, EVAL = TrainTransform(8, crop="inception"), EvalTransform(8)
 
@@ -419,7 +420,9 @@ def test_draws_depend_on_seed_epoch_and_index_alone() -> None:
     assert len(set(whole.draws.flatten().tolist())) == 22 * 7
     for g, row in enumerate(whole.draws):
         epoch, index = example_at(data, 5, g)
-        np.testing.assert_array_equal(row, example_uniforms(5, np.array([epoch]), np.array([index]), 7, DRAWS)[0])
+        np.testing.assert_array_equal(
+            row, example_uniforms(5, np.array([epoch]), np.array([index]), 7, Stream.EXAMPLE_DRAWS)[0]
+        )
     parts = [next(train_batches(data, TRAIN, batch_size=22, seed=5, draws=7, rank=r, world_size=2)) for r in (0, 1)]
     assert torch.equal(torch.cat([part.draws for part in parts if part.draws is not None]), whole.draws)
     plain = next(train_batches(data, TRAIN, batch_size=22, seed=5))
@@ -430,7 +433,7 @@ def test_draws_depend_on_seed_epoch_and_index_alone() -> None:
 def test_draws_of_unreadable_images_are_left_out(on_disk: Dataset) -> None:
     batch = next(train_batches(on_disk, TRAIN, batch_size=11, seed=0, on_error="skip", draws=3))
     assert batch.draws is not None
-    expected = example_uniforms(0, np.zeros(9, np.int64), batch.indices.numpy(), 3, DRAWS)
+    expected = example_uniforms(0, np.zeros(9, np.int64), batch.indices.numpy(), 3, Stream.EXAMPLE_DRAWS)
     np.testing.assert_array_equal(batch.draws, expected)
 
 

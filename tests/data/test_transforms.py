@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,8 +15,6 @@ from vitlab.data.transforms import (
     CROPS,
     EvalTransform,
     TrainTransform,
-    example_generator,
-    example_uniforms,
     mixup,
     resize_area,
     to_range,
@@ -150,28 +146,6 @@ def test_value_range_matches_vit_jax(golden: dict[str, np.ndarray]) -> None:
 
 
 # -------------------------------------------------------------------------------------------- randomness
-
-
-@given(st.integers(0, 2**64 - 1), st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 9))
-def test_fast_uniforms_are_the_examples_own(seed: int, epoch: int, index: int, count: int) -> None:
-    rows = example_uniforms(seed, np.array([3, epoch]), np.array([7, index]), count)
-    np.testing.assert_array_equal(rows[1], example_generator(seed, epoch, index).random(count))
-
-
-def test_another_stream_has_other_numbers() -> None:
-    epochs, indices = np.array([2, 0]), np.array([9, 4])
-    rows = example_uniforms(6, epochs, indices, 5, stream=4)
-    for row, epoch, index in zip(rows, epochs, indices, strict=True):
-        philox = np.random.Philox(key=[6, epoch], counter=[0, 0, 4, index])
-        np.testing.assert_array_equal(row, np.random.Generator(philox).random(5))
-    assert not set(rows.flatten()) & set(example_uniforms(6, epochs, indices, 100).flatten())
-
-
-def test_examples_epochs_and_seeds_differ() -> None:
-    draws = {
-        tuple(example_generator(*key).random(3)) for key in [(s, e, i) for s in (0, 1) for e in (0, 1) for i in (0, 1)]
-    }
-    assert len(draws) == 8
 
 
 @pytest.mark.parametrize("crop", CROPS)

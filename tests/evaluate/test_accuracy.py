@@ -89,7 +89,7 @@ def test_every_image_once_in_order_in_evaluation_mode(logits: Tensor) -> None:
 @pytest.mark.parametrize("several", [False, True])
 def test_figures_against_a_plain_loop(logits: Tensor, several: bool) -> None:
     """An image is right if any of its labels is predicted; of k labels each has the target 1/k."""
-    lists = [[i % (K - 1)] for i in range(N)]
+    lists: list[list[int]] = [[i % (K - 1)] for i in range(N)]
     dataset = images()
     if several:
         lists = [sorted({i % K, (3 * i + 1) % K, i % 2}, reverse=True) for i in range(N)]

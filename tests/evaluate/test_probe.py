@@ -198,7 +198,7 @@ def test_checkpoint_on_digits(workdir: Path, monkeypatch: pytest.MonkeyPatch) ->
     record = json.loads(json.dumps(second.record()))
     assert (record["kind"], record["dataset"], record["l2"]) == ("linear", "digits", 1e-3)
     assert record["accuracy"] > 0.3
-    assert first.record()["weighted"][5] == first.result.weighted[5]
+    assert set(first.record()["weighted"]) == {1, 5}
 
 
 @pytest.mark.usefixtures("pretrained")

@@ -21,7 +21,7 @@ from vitlab.inspect.attention import (
     attention_rollout,
     mean_attention_distance,
 )
-from vitlab.inspect.capture import Look, look
+from vitlab.inspect.capture import Capture, capture
 from vitlab.inspect.embeddings import token_components
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, build_model
 from vitlab.models.vit import ViT
@@ -52,7 +52,7 @@ def random_images(config: ViTConfig, n: int) -> Tensor:
     return torch.rand(n, 3, *config.image_hw) * 2 - 1
 
 
-def compare(found: Look, expected: Look) -> None:
+def compare(found: Capture, expected: Capture) -> None:
     assert (found.count, found.layers) == (expected.count, expected.layers)
     names = ["distances", "heads", "rollout", "rollout_plain", "components", "image_distances", "probabilities"]
     for name in names:
@@ -65,7 +65,7 @@ def compare(found: Look, expected: Look) -> None:
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
 def test_a_look_is_what_the_functions_say_of_all_maps_at_once(config: ViTConfig) -> None:
     model, images = awake(config).train(), random_images(config, 5)
-    seen = look(model, [images[:2], images[2:]], keep=3)
+    seen = capture(model, [images[:2], images[2:]], keep=3)
     assert model.training
     model.eval()
     maps, (h, w), k = attention_maps(model, images), config.grid, config.heads
@@ -107,7 +107,7 @@ def test_how_images_are_cut_into_batches_does_not_matter(sizes: list[int], keep:
     model, images = awake(config), random_images(config, sum(sizes))
     ends = list(itertools.accumulate(sizes))
     batches = [images[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-    compare(look(model, batches, keep=keep), look(model, [images], keep=keep))
+    compare(capture(model, batches, keep=keep), capture(model, [images], keep=keep))
 
 
 @pytest.mark.parametrize(("grid", "patch_size", "pixels"), [((14, 14), 16, 116.5), ((7, 7), 32, 115.5)])
@@ -115,7 +115,7 @@ def test_how_images_are_cut_into_batches_does_not_matter(sizes: list[int], keep:
 def test_uniform_attention_has_the_closed_form(grid: tuple[int, int], patch_size: int, pixels: float, pool) -> None:
     config = ViTConfig(patch_size=patch_size, width=8, depth=2, heads=2, mlp_dim=8, num_classes=3, pool=pool)
     model = without_queries(config)
-    seen = look(model, [random_images(config, 2)])
+    seen = capture(model, [random_images(config, 2)])
     assert seen.heads.shape[-2:] == grid
     assert seen.distances == pytest.approx(pixels, rel=1e-3)
     np.testing.assert_allclose(seen.heads, 1 / config.num_tokens, rtol=1e-4)
@@ -128,7 +128,7 @@ def test_uniform_attention_has_the_closed_form(grid: tuple[int, int], patch_size
 
 def test_uniform_attention_along_an_axis_has_the_closed_form() -> None:
     config = ViTConfig(image_size=(64, 96), width=8, depth=1, heads=2, mlp_dim=8, num_classes=3, encoder="axial")
-    seen = look(without_queries(config), [random_images(config, 2)])
+    seen = capture(without_queries(config), [random_images(config, 2)])
     assert seen.layers == ("1 rows", "1 columns")
     for places, distances in zip((6, 4), seen.distances, strict=True):
         assert distances == pytest.approx(16 * (places**2 - 1) / (3 * places), rel=1e-4)
@@ -160,7 +160,7 @@ def test_a_stream_is_let_go_as_it_comes() -> None:
             yield images
             del images
 
-    seen = look(model, stream(), keep=3)
+    seen = capture(model, stream(), keep=3)
     assert seen.count == 12
     assert len(seen.rollout) == 3
 
@@ -168,10 +168,10 @@ def test_a_stream_is_let_go_as_it_comes() -> None:
 def test_bfloat16_is_near() -> None:
     config = KINDS["MAP head"]
     model, images = awake(config), random_images(config, 3)
-    exact = look(model, [images])
+    exact = capture(model, [images])
     with torch.autocast("cpu", torch.bfloat16):
-        cast = look(model, [images])
-    half = look(model.to(torch.bfloat16), [images])
+        cast = capture(model, [images])
+    half = capture(model.to(torch.bfloat16), [images])
     for seen in (cast, half):
         assert seen.rollout.dtype == np.float32
         np.testing.assert_allclose(seen.distances, exact.distances, rtol=0.1)
@@ -181,17 +181,17 @@ def test_bfloat16_is_near() -> None:
 def test_what_cannot_be_looked_at_is_refused() -> None:
     model = awake(BASE)
     with pytest.raises(ValueError, match="no images to look at"):
-        look(model, [])
+        capture(model, [])
     with pytest.raises(ValueError, match="no images to look at"):
-        look(model, iter([torch.zeros(0, 3, 8, 12)]))
+        capture(model, iter([torch.zeros(0, 3, 8, 12)]))
     with pytest.raises(ValueError, match="keep=0"):
-        look(model, [random_images(BASE, 1)], keep=0)
+        capture(model, [random_images(BASE, 1)], keep=0)
     with pytest.raises(ValueError, match="8x12"):
-        look(model, [torch.zeros(1, 3, 12, 8)])
+        capture(model, [torch.zeros(1, 3, 12, 8)])
     resnet = build_model(ResNetConfig(image_size=32, body=ResNetBody((1,), width=32), num_classes=2))
     with pytest.raises(ValueError, match="a ResNet has no attention"):
-        look(resnet, [torch.zeros(1, 3, 32, 32)])
+        capture(resnet, [torch.zeros(1, 3, 32, 32)])
     with torch.no_grad():
         model.norm.weight.fill_(float("nan"))
     with pytest.raises(ValueError, match="not all finite"):
-        look(model, [random_images(BASE, 1)])
+        capture(model, [random_images(BASE, 1)])

@@ -152,7 +152,7 @@ def inspection(config: ViTConfig, images: int, **other: Any) -> Inspection:
     given: dict[str, Any] = {
         "checkpoint": "folder/model", "config": config, "card": {"classes": [f"kind {i}" for i in range(9)] + [EVIL]},
         "filters": random.random((28, 4, 4, 3)), "positions": random.uniform(-1, 1, (1, h, w, h, w)),
-        "look": look_at(config, images) if images else None, "names": [f"{i}.png" for i in range(images)],
+        "capture": look_at(config, images) if images else None, "names": [f"{i}.png" for i in range(images)],
         "images": [photograph(config.image_hw, i) for i in range(images)],
     }  # fmt: skip
     return Inspection(**given | other)
@@ -205,10 +205,10 @@ def test_what_a_checkpoint_s_page_says() -> None:
 
 def test_answers_come_most_probable_first() -> None:
     given = inspection(config(), 2)
-    assert given.look is not None
-    assert given.look.probabilities is not None
+    assert given.capture is not None
+    assert given.capture.probabilities is not None
     answers = given.answers(1, 3)
-    row = given.look.probabilities[1]
+    row = given.capture.probabilities[1]
     assert [share for _, share in answers] == pytest.approx(sorted(row, reverse=True)[:3])
     assert answers[0][0] == [*[f"kind {i}" for i in range(9)], EVIL][int(row.argmax())]
     assert len(given.answers(0, 99)) == 10
@@ -254,8 +254,8 @@ def test_the_line_of_uniform_attention_is_the_closed_form() -> None:
 def test_a_page_of_few_of_many_images_and_of_pooled_maps_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vitlab.inspect.viewer.CELLS", 100)
     many = inspection(config(), 2)
-    assert many.look is not None
-    object.__setattr__(many.look, "count", 1234)
+    assert many.capture is not None
+    object.__setattr__(many.capture, "count", 1234)
     _, page = shown(many)
     assert "the first 2 of 1,234 images" in page.words
     assert "the mean of 2 × 2 patches" in page.words

@@ -397,7 +397,7 @@ COUNT_GRAPHS = """
 import functools, itertools, json, torch
 from torch._dynamo.utils import counters
 from vitlab.models import ViTConfig, build_model
-from vitlab.train.distributed import Spread, together
+from vitlab.train.distributed import Parallel, init_distributed
 
 torch.compile = functools.partial(torch.compile, backend="aot_eager")  # no C++ compiler is needed to count
 found = []
@@ -409,12 +409,12 @@ with init_distributed() as world:
             image_size=16, patch_size=4, width=16, depth=12, heads=2, mlp_dim=32, num_classes=10, stochastic_depth=rate
         )
         model = build_model(config, generator=torch.Generator().manual_seed(0)).train()
-        spread = Spread(
+        parallel = Parallel(
             model, world, torch.device("cpu"), precision="float32", fsdp=True, recompute=recompute, compiled=True
         )
         for last in (False, True):
-            with spread.exchanging(last):
-                spread.forward(torch.zeros(4, 3, 16, 16)).sum().backward()
+            with parallel.exchanging(last):
+                parallel.forward(torch.zeros(4, 3, 16, 16)).sum().backward()
         found.append([recompute, rate, counters["stats"]["unique_graphs"], dict(counters["frames"])])
 print(json.dumps(found))
 """

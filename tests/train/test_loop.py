@@ -24,9 +24,9 @@ from vitlab.data.dataset import Labels
 from vitlab.data.decode import ImageError
 from vitlab.data.loader import Batch, example_at, train_batches
 from vitlab.data.registry import load_dataset
-from vitlab.data.transforms import example_generator
 from vitlab.models import ViTConfig, build_model
 from vitlab.models.vit import Model
+from vitlab.rng import Stream, generator
 from vitlab.settings import to_dict
 from vitlab.train import loop, progress
 from vitlab.train.checkpoint import load_latest
@@ -203,7 +203,7 @@ def test_random_streams_are_apart() -> None:
     """A step's own draws are not those of any image, nor of the order."""
     for number in range(3):
         step = step_rng(7, number).random(4)
-        assert not np.array_equal(step, example_generator(7, number, 0).random(4))
+        assert not np.array_equal(step, generator(7, Stream.AUGMENTATION, number).random(4))
         assert not np.array_equal(step, step_rng(7, number + 1).random(4))
 
 

@@ -13,7 +13,7 @@ from vitlab.data.decode import decode_image
 from vitlab.data.transforms import to_pixels
 from vitlab.errors import UserError
 from vitlab.inspect import drawings, overlays
-from vitlab.inspect.capture import Look, look
+from vitlab.inspect.capture import Capture, capture
 from vitlab.inspect.page import Markup, data_uri, escape
 from vitlab.inspect.summary import details_of, numbers_of
 from vitlab.models.vit import ViT
@@ -88,7 +88,7 @@ class Seen:
     """Width and height of the file's image."""
     probabilities: Float[np.ndarray, " K"] | None
     """None for a model without a head."""
-    look: Look | None
+    capture: Capture | None
     """None for a model without attention."""
 
 
@@ -97,7 +97,7 @@ def see(loaded: Loaded, image: UInt8[np.ndarray, "H W 3"]) -> Seen:
     images = loaded.transform.apply([image])
     device = next(loaded.model.parameters()).device
     if isinstance(loaded.model, ViT):
-        inside = look(loaded.model, [images.to(device)], keep=1)
+        inside = capture(loaded.model, [images.to(device)], keep=1)
         probabilities = None if inside.probabilities is None else inside.probabilities[0]
     else:
         inside, probabilities = None, None
@@ -111,9 +111,9 @@ def see(loaded: Loaded, image: UInt8[np.ndarray, "H W 3"]) -> Seen:
 
 def layers_and_heads(seen: Seen | None) -> tuple[tuple[str, ...], int]:
     """The names of the layers and the number of heads that can be looked at; none without attention."""
-    if seen is None or seen.look is None:
+    if seen is None or seen.capture is None:
         return (), 0
-    return seen.look.layers, seen.look.heads.shape[2]
+    return seen.capture.layers, seen.capture.heads.shape[2]
 
 
 # ------------------------------------------------------------------------------- pieces of the page, as HTML
@@ -149,16 +149,16 @@ def inside(seen: Seen, view: str, layer: int, head: int) -> Markup:
 
     `layer` counts from 1, and so does `head`, of which 0 is the mean; what is beyond the model's is its last.
     """
-    if seen.look is None:
+    if seen.capture is None:
         return Markup("<p>This model is a ResNet: it has no attention to look at.</p>")
     left = overlays.fit(seen.image, 384, enlarge=True)
     height, width = seen.image.shape[:2]
     first = f"{seen.given[0]} × {seen.given[1]} pixels were given; the model sees {width} × {height}."
     if view == FEATURES:
-        right = overlays.fit((255 * seen.look.components[0]).round().astype(np.uint8), 384, enlarge=True)
+        right = overlays.fit((255 * seen.capture.components[0]).round().astype(np.uint8), 384, enlarge=True)
         name, alt = "features", "Each patch of the image in the color of its features."
     else:
-        name, weights = _weights(seen.look, view, layer, head)
+        name, weights = _weights(seen.capture, view, layer, head)
         right = overlays.overlay(left, weights)
         row, column = np.unravel_index(int(weights.argmax()), weights.shape)
         peak, spread = weights.max() / max(weights.sum(), 1e-12), 1 / weights.size
@@ -174,16 +174,16 @@ def inside(seen: Seen, view: str, layer: int, head: int) -> Markup:
     return Markup(f'<div class="pair">{"".join(pair)}</div><p class="note">{escape(VIEWS[view])}</p>')
 
 
-def _weights(look: Look, view: str, layer: int, head: int) -> tuple[str, Float[np.ndarray, "h w"]]:
+def _weights(capture: Capture, view: str, layer: int, head: int) -> tuple[str, Float[np.ndarray, "h w"]]:
     if view == ROLLOUT:
-        return "rollout", look.rollout[0]
+        return "rollout", capture.rollout[0]
     if view == PLAIN:
-        return "rollout without the residual", look.rollout_plain[0]
+        return "rollout without the residual", capture.rollout_plain[0]
     if view != LAYER:
         raise UserError(f"{view!r} cannot be shown; choose one of {', '.join(VIEWS)}.")
-    number = min(max(layer, 1), len(look.layers)) - 1
-    heads = look.heads[0, number]
-    name = f"layer {look.layers[number]} of {len(look.layers)}"
+    number = min(max(layer, 1), len(capture.layers)) - 1
+    heads = capture.heads[0, number]
+    name = f"layer {capture.layers[number]} of {len(capture.layers)}"
     if head < 1:
         return f"{name}, mean of {len(heads)} heads", heads.mean(axis=0)
     head = min(head, len(heads))
@@ -192,9 +192,9 @@ def _weights(look: Look, view: str, layer: int, head: int) -> tuple[str, Float[n
 
 def distances(seen: Seen) -> Markup:
     """The figure of mean attention distances in this image, for the light and the dark page."""
-    if seen.look is None:
+    if seen.capture is None:
         return Markup("")
-    drawn = drawings.distances(seen.look.image_distances[0], seen.look.layers).image
+    drawn = drawings.distances(seen.capture.image_distances[0], seen.capture.layers).image
     assert drawn is not None, "it is made for a page"
     about = (
         f"{drawn.caption} Here averaged over this image's patches alone, in pixels of what the model sees. High dots "

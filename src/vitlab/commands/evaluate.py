@@ -1,4 +1,4 @@
-"""The commands that judge a checkpoint as it is: a test set, few shots, probes, single images."""
+"""The commands that evaluate a checkpoint as it is: on a test set, with few shots, by probes, on single images."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -8,22 +8,10 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.output import Checkpoint, EvaluationSize, PositionInterpolation, answer, begin, say
+from vitlab.commands.output import Checkpoint, print_note, print_result, print_start
 from vitlab.evaluate.options import EvalOptions, FewShotProtocol, ModelOptions, SplitOptions
 
-Precision = Annotated[
-    Literal["float32", "bfloat16"],
-    tyro.conf.arg(help="Numbers to compute in; bfloat16 is faster on a GPU and some CPUs, and rounds."),
-]
-TrainSplit = Annotated[
-    Literal["train", "val", "test", "trainval"] | None,
-    tyro.conf.arg(
-        help="Part to learn from. Unless given, train; of your own set without a val split all that the test leaves."
-    ),
-]
-Partial = Annotated[
-    bool, tyro.conf.arg(help="Accept a val folder of imagenet or imagenet_real that lacks images; the result says so.")
-]
+Flat = tyro.conf.arg(name="")  # `--device`, not `--options.device`
 
 
 @dataclass(frozen=True)
@@ -32,41 +20,31 @@ class Evaluate:
 
     checkpoint: Checkpoint
     dataset: str | None = None
-    """Data set, `folder:PATH` or `shards:PATH`; the one that the model was trained on unless given."""
+    """Data set, `folder:PATH` or `shards:PATH`, by default the one that the model was trained on."""
     split: Literal["train", "val", "test", "trainval", "all"] = "test"
     """Part to test on; `all` is every image of the data set once."""
     root: str | None = None
     """Folder that holds a named data set."""
-    image_size: EvaluationSize = None
-    interpolation: PositionInterpolation = None
     resize: int | None = None
-    """Bring the shorter side of each image to so many pixels and test the center; as the data set or the checkpoint
-    says unless given, else the whole image is squashed to size."""
-    batch_size: int = 256
-    """Images at once, in each process."""
-    workers: int = 0
-    on_error: Literal["raise", "skip"] = "raise"
-    partial: Partial = False
-    precision: Precision = "float32"
-    device: str = "auto"
+    """Resize the shorter side of each image to this many pixels and crop the center, by default as the data set or the
+    checkpoint says; else the whole image is squashed to size."""
+    partial: bool = False
+    """Accept a val folder of imagenet or imagenet_real that lacks images; the result says so."""
+    options: Annotated[EvalOptions, Flat] = EvalOptions(batch_size=256)
     json: bool = False
 
     def run(self) -> int:
-        begin(f"loading {self.checkpoint}")
+        print_start(f"loading {self.checkpoint}")
         from vitlab.evaluate.accuracy import evaluate_checkpoint
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
-            options = EvalOptions(
-                image_size=self.image_size, interpolation=self.interpolation, precision=self.precision,
-                device=self.device, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
-            )  # fmt: skip
-            found = evaluate_checkpoint(
-                self.checkpoint, self.dataset, self.split, options, root=self.root, resize=self.resize,
-                partial=self.partial, log=say if world.is_rank_0 else lambda _: None, world=world,
+            evaluation = evaluate_checkpoint(
+                self.checkpoint, self.dataset, self.split, self.options, root=self.root, resize=self.resize,
+                partial=self.partial, log=print_note if world.is_rank_0 else _ignore, world=world,
             )  # fmt: skip
         if world.is_rank_0:
-            answer(found.record(), self.json, found.as_table())
+            print_result(evaluation.record(), self.json, evaluation.as_table())
         return 0
 
 
@@ -77,56 +55,27 @@ class Fewshot:
     checkpoint: Checkpoint
     dataset: tuple[str, ...]
     """One data set or several: names, `folder:PATH` or `shards:PATH`."""
-    root: str | None = None
-    """Folder that holds the named data sets."""
-    shots: tuple[int, ...] = (1, 5, 10, 25)
-    """Images of each class to learn from."""
-    l2: tuple[float, ...] | None = None
-    """Strength of the penalty, 2^10 unless given; of several the one that ranks best over the data sets is taken."""
-    seeds: int | None = None
-    """Random draws of those images, 3 unless given."""
-    original: bool = False
-    """The form of the paper's time: the first images of each class, l2 chosen from 2^-10 to 2^19 by rank."""
-    leave_self_out: bool = False
-    """Choose a data set's l2 by the other data sets only."""
-    train_split: TrainSplit = None
-    test_split: Literal["train", "val", "test", "trainval"] = "test"
-    partial: Partial = False
-    test_images: int | None = None
-    """Test on no more images than these, taken evenly from the split."""
-    image_size: EvaluationSize = None
-    interpolation: PositionInterpolation = None
-    batch_size: int = 64
-    workers: int = 0
-    on_error: Literal["raise", "skip"] = "raise"
-    precision: Precision = "float32"
-    device: str = "auto"
+    protocol: Annotated[FewShotProtocol, Flat] = FewShotProtocol()
+    splits: Annotated[SplitOptions, Flat] = SplitOptions()
+    options: Annotated[EvalOptions, Flat] = EvalOptions()
     cache: Path | None = None
-    """Folder for the features; the user's cache folder unless given."""
+    """Folder for the features, by default in the user's cache folder."""
     out: Path | None = None
     """JSON file for the result."""
     json: bool = False
 
     def run(self) -> int:
-        begin(f"loading {self.checkpoint}")
+        print_start(f"loading {self.checkpoint}")
         from vitlab.evaluate.fewshot import fewshot_checkpoint
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
-            options = EvalOptions(
-                image_size=self.image_size, interpolation=self.interpolation, precision=self.precision,
-                device=self.device, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
-            )  # fmt: skip
-            protocol = FewShotProtocol(
-                self.shots, self.l2, self.seeds, self.original, self.leave_self_out, self.test_images
-            )
-            splits = SplitOptions(self.root, self.train_split, self.test_split, self.partial)
             report = fewshot_checkpoint(
-                self.checkpoint, self.dataset, protocol, splits, options, cache=self.cache, out=self.out,
-                log=say if world.is_rank_0 else lambda _: None, world=world,
+                self.checkpoint, self.dataset, self.protocol, self.splits, self.options, cache=self.cache,
+                out=self.out, log=print_note if world.is_rank_0 else _ignore, world=world,
             )  # fmt: skip
         if world.is_rank_0:
-            answer(report.record(), self.json, report.as_table())
+            print_result(report.record(), self.json, report.as_table())
         return 0
 
 
@@ -138,43 +87,28 @@ class Probe:
     dataset: str
     """Data set, `folder:PATH` or `shards:PATH`."""
     kind: Literal["knn", "linear"] = "knn"
-    root: str | None = None
-    """Folder that holds a named data set."""
     k: tuple[int, ...] | None = None
-    """Numbers of neighbors; 1 to 200 unless given."""
+    """Numbers of neighbors, by default 1 to 200."""
     l2: tuple[float, ...] | None = None
     """Strengths of the linear probe's penalty; the best on a held-out part of train is taken."""
-    train_split: TrainSplit = None
-    test_split: Literal["train", "val", "test", "trainval"] = "test"
-    partial: Partial = False
-    image_size: EvaluationSize = None
-    interpolation: PositionInterpolation = None
-    batch_size: int = 64
-    workers: int = 0
-    on_error: Literal["raise", "skip"] = "raise"
-    precision: Precision = "float32"
-    device: str = "auto"
+    splits: Annotated[SplitOptions, Flat] = SplitOptions()
+    options: Annotated[EvalOptions, Flat] = EvalOptions()
     cache: Path | None = None
-    """Folder for the features; the user's cache folder unless given."""
+    """Folder for the features, by default in the user's cache folder."""
     json: bool = False
 
     def run(self) -> int:
-        begin(f"loading {self.checkpoint}")
+        print_start(f"loading {self.checkpoint}")
         from vitlab.evaluate.probe import probe_checkpoint
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
-            options = EvalOptions(
-                image_size=self.image_size, interpolation=self.interpolation, precision=self.precision,
-                device=self.device, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
-            )  # fmt: skip
-            splits = SplitOptions(self.root, self.train_split, self.test_split, self.partial)
-            found = probe_checkpoint(
-                self.checkpoint, self.dataset, self.kind, splits, options, ks=self.k, l2=self.l2, cache=self.cache,
-                log=say if world.is_rank_0 else lambda _: None, world=world,
+            probe = probe_checkpoint(
+                self.checkpoint, self.dataset, self.kind, self.splits, self.options, ks=self.k, l2=self.l2,
+                cache=self.cache, log=print_note if world.is_rank_0 else _ignore, world=world,
             )  # fmt: skip
         if world.is_rank_0:
-            answer(found.record(), self.json, found.as_table())
+            print_result(probe.record(), self.json, probe.as_table())
         return 0
 
 
@@ -186,21 +120,22 @@ class Predict:
     sources: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE ...")]
     """Images, folders of images, or - for the standard input (one image, or paths, one a line)."""
     top: int = 5
-    image_size: EvaluationSize = None
-    interpolation: PositionInterpolation = None
-    precision: Precision = "float32"
-    device: str = "auto"
+    """Classes per image."""
+    options: Annotated[ModelOptions, Flat] = ModelOptions()
     json: bool = False
 
     def run(self) -> int:
-        begin(f"loading {self.checkpoint}")
+        print_start(f"loading {self.checkpoint}")
         from vitlab.evaluate.predict import predict
 
         failed = 0
-        options = ModelOptions(self.image_size, self.interpolation, self.precision, self.device)
-        for said in predict(self.checkpoint, self.sources, options, top=self.top, log=say):
-            failed += said.error is not None
-            answer(dataclasses.asdict(said), self.json, said.as_line(), lines=True)
+        for prediction in predict(self.checkpoint, self.sources, self.options, top=self.top, log=print_note):
+            failed += prediction.error is not None
+            print_result(dataclasses.asdict(prediction), self.json, prediction.as_line(), lines=True)
         if failed:
-            say(f"{failed} images could not be read (named above).")
+            print_note(f"{failed} images could not be read (named above).")
         return 1 if failed else 0
+
+
+def _ignore(_: str) -> None:
+    """Ranks other than 0 print nothing."""

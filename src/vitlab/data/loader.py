@@ -27,13 +27,11 @@ from torch.utils.data import DataLoader
 from vitlab.data.crops import Images, pair, to_device
 from vitlab.data.dataset import Dataset, Entries, Request
 from vitlab.data.decode import ImageError
-from vitlab.data.transforms import EvalTransform, TrainTransform, example_uniforms
+from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
+from vitlab.rng import Stream, example_uniforms, philox
 
 logger = logging.getLogger(__name__)
-
-DRAWS = 4
-"""The stream of `Batch.draws`: their counters (0, 0, 4, index) meet no other generator's."""
 
 PIECE = 64
 """Most images that a worker hands over at once: 9 MB of crops of 224 pixels."""
@@ -61,13 +59,8 @@ class Batch:
 
 
 def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
-    """A permutation of 0..n-1, int64 [n].
-
-    It sorts Philox's raw output, which is the same in every version of NumPy; the counter (0, 0, 1, 0) keeps
-    it apart from the examples' own generators.
-    """
-    key, counter = np.array([seed, epoch], np.uint64), np.array([0, 0, 1, 0], np.uint64)
-    draws = np.random.Philox(key=key, counter=counter).random_raw(n)
+    """A permutation of 0..n-1, int64 [n]: the order that sorts n random numbers."""
+    draws = philox(seed, Stream.EPOCH_ORDER, epoch).random_raw(n)
     return np.argsort(draws, kind="stable").astype(np.int64)
 
 
@@ -353,7 +346,9 @@ class _Join:
         if dataset.label_sets is not None:
             targets = to_device(dataset.label_sets.multi_hot(indices, len(dataset.classes)), self.device)
         if fetch.draws:
-            draws = to_device(example_uniforms(fetch.seed, epochs, indices, fetch.draws, DRAWS), self.device)
+            draws = to_device(
+                example_uniforms(fetch.seed, epochs, indices, fetch.draws, Stream.EXAMPLE_DRAWS), self.device
+            )
         labels = to_device(dataset.labels[indices], self.device)
         return Batch(images, labels, to_device(indices, self.device), skipped, targets, draws)
 

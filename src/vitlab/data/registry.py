@@ -23,6 +23,7 @@ from vitlab.data.subsets import part_of
 from vitlab.data.vtab import published
 from vitlab.data.vtab.tasks import load_task
 from vitlab.errors import UserError, quoted
+from vitlab.rng import Stream, philox
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +32,6 @@ OWN = ("folder", "shards", "hub")
 """The kinds of the user's own sets, as in `folder:PATH`."""
 OWN_HELD_OUT = {"val": 0.1, "test": 0.1}
 """Share of train that stands in for a split that such a set lacks."""
-SPLIT_STREAM, HELD_OUT_STREAM = 2, 8
-"""Random streams of the splits that are cut from train, and of a part that is held out of a training split."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,15 +290,14 @@ def _warn_of_small_classes(dataset: Dataset) -> None:
 
 
 def stratified_split(
-    labels: np.ndarray, shares: Mapping[str, float], seed: int, stream: int = SPLIT_STREAM
+    labels: np.ndarray, shares: Mapping[str, float], seed: int, stream: Stream = Stream.SPLIT
 ) -> dict[str, np.ndarray]:
     """Sorted indices of "train" and of every split in `shares`, which together hold every index once.
 
     Each class gives each split its share, rounded, and at least one image if it has enough for all splits. (Of
     several labels the first counts.) A part that is split again needs another `stream` of random numbers.
     """
-    key = np.array([seed, 0], np.uint64)  # the counter keeps it apart from the loader's draws
-    draws = np.random.Philox(key=key, counter=[0, 0, stream, 0]).random_raw(len(labels))
+    draws = philox(seed, stream).random_raw(len(labels))
     order = np.lexsort((draws, labels))  # class by class, shuffled within each
     counts = np.bincount(labels)
     place = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)

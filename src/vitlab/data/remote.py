@@ -39,6 +39,7 @@ from vitlab.data.shards import ShardEntries, labeled, look_through
 from vitlab.data.store import Store, get, size_of
 from vitlab.errors import UserError
 from vitlab.io import replacing_file
+from vitlab.rng import Stream, philox
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +65,7 @@ def window_order(shard: Int[np.ndarray, " n"], window: int, seed: int, epoch: in
     """
     _, number = np.unique(shard, return_inverse=True)
     count = int(number.max()) + 1
-    key = np.array([seed, epoch], np.uint64)  # the counter keeps it apart from the other draws by a seed
-    draws = np.random.Philox(key=key, counter=[0, 0, 6, 0]).random_raw(count + len(shard))
+    draws = philox(seed, Stream.REMOTE_ORDER, epoch).random_raw(count + len(shard))
     begins = np.zeros(count)
     if count > window:
         begins[np.argsort(draws[:count], kind="stable")] = np.arange(count)

@@ -5,6 +5,7 @@ from jaxtyping import Int
 
 from vitlab.data.dataset import Dataset
 from vitlab.errors import UserError
+from vitlab.rng import Stream, philox
 
 
 def part_of(dataset: Dataset, share: float, seed: int) -> Dataset:
@@ -26,8 +27,7 @@ def ranks(labels: Int[np.ndarray, " n"], seed: int) -> Int[np.ndarray, " n"]:
 
     A image's draw depends on the seed and its place in the split alone: the same in every version of NumPy.
     """
-    key = np.array([seed, 0], np.uint64)  # the counter keeps it apart from the other draws by a seed
-    draws = np.random.Philox(key=key, counter=[0, 0, 5, 0]).random_raw(len(labels))
+    draws = philox(seed, Stream.SUBSET).random_raw(len(labels))
     order = np.lexsort((draws, labels))  # class by class, shuffled within each
     counts = np.bincount(labels)
     found = np.empty(len(labels), np.int64)

@@ -30,37 +30,13 @@ from vitlab.data.crops import (
 from vitlab.data.randaugment import randaugment
 from vitlab.errors import UserError
 from vitlab.preprocessing import Preprocessing
+from vitlab.rng import example_uniforms
 
 Crop = Literal["inception", "random", "pad", "none"]
 CROPS = ("inception", "random", "pad", "none")
 
 STRIP = 16  # A resized image that has so many times the pixels of its center is not computed as a whole.
 ATTEMPTS = 100  # TensorFlow's max_attempts; after them the whole image is taken
-
-
-# ---------------------------------------------------------------------------------------------- randomness
-
-
-def example_generator(seed: int, epoch: int, index: int) -> np.random.Generator:
-    """The generator of one example: Philox with key (seed, epoch), its counter from (0, 0, 0, index) on."""
-    key, counter = np.array([seed, epoch], np.uint64), np.array([0, 0, 0, index], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=counter))
-
-
-def example_uniforms(seed: int, epochs: np.ndarray, indices: np.ndarray, count: int, stream: int = 0) -> np.ndarray:
-    """The first `count` uniform numbers of every example's generator: float64 [B, count].
-
-    Another `stream` has other numbers, its counters from (0, 0, stream, index) on; augmentation takes stream 0.
-    One generator is moved from key to key, as building one per example costs ten times as much.
-    """
-    philox = np.random.Philox(key=np.array([seed, 0], np.uint64), counter=np.array([0, 0, stream, 0], np.uint64))
-    generator, state = np.random.Generator(philox), philox.state
-    rows = np.empty((len(indices), count))
-    for row, epoch, index in zip(rows, epochs, indices, strict=True):
-        state["state"]["key"][1], state["state"]["counter"][3] = epoch, index
-        philox.state = state
-        generator.random(out=row)
-    return rows
 
 
 # -------------------------------------------------------------------------------------------------- training

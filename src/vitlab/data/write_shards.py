@@ -35,6 +35,7 @@ from vitlab.data.shard_index import CLASSES, INDEX, File, Listing, Places, Repor
 from vitlab.data.vtab.gray import GrayEntry
 from vitlab.errors import UserError
 from vitlab.io import lock_file, replacing_file, sync
+from vitlab.rng import Stream, philox
 
 logger = logging.getLogger(__name__)
 
@@ -130,8 +131,7 @@ def write_shards(
 
 def deal(labels: Int[np.ndarray, " n"], shards: int, seed: int) -> list[Int[np.ndarray, " m"]]:
     """Which images each of the shards holds, in order: an equal share of each class, to one, and shuffled."""
-    key = np.array([seed, 0], np.uint64)  # the counter keeps it apart from the other draws by a seed
-    draws = np.random.Philox(key=key, counter=[0, 0, 7, 0]).random_raw(2 * len(labels)).reshape(2, -1)
+    draws = philox(seed, Stream.SHARD_ASSIGNMENT).random_raw(2 * len(labels)).reshape(2, -1)
     dealt = np.empty(len(labels), np.int64)
     dealt[np.lexsort((draws[0], labels))] = np.arange(len(labels)) % shards  # class by class, in turn
     order = np.lexsort((draws[1], dealt))

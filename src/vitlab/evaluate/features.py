@@ -77,9 +77,7 @@ def features(
     rows = [own[:0]]
     if len(own):
         part = dataset if len(own) == len(dataset) else dataset.take(own)
-        loop = evaluation_batches(
-            model, part, image_hw, preprocessing, options, label=label, shard=False, world=world
-        )
+        loop = evaluation_batches(model, part, image_hw, preprocessing, options, label=label, shard=False, world=world)
         with torch.inference_mode(), loop as batches:
             for indices, values in _compute(model, batches):
                 rows.append(own[indices])

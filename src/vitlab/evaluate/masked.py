@@ -21,14 +21,14 @@ from torch import Tensor
 from vitlab.config import MaskingConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
-from vitlab.data.loader import DRAWS
-from vitlab.data.transforms import EvalTransform, example_uniforms
+from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.evaluate.batches import evaluation_batches, nothing_readable
 from vitlab.evaluate.options import LoaderOptions
 from vitlab.io import replacing_file
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
+from vitlab.rng import Stream, example_uniforms
 from vitlab.settings import from_dict, to_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.masking import (
@@ -245,7 +245,9 @@ def write_reconstructions(
             continue
     if not decoded:
         raise UserError(f"none of {count} images of {dataset.name} ({dataset.split}) could be read.")
-    draws = example_uniforms(0, np.zeros_like(indices), np.array(indices), masking.draws(config.num_patches), DRAWS)
+    draws = example_uniforms(
+        0, np.zeros_like(indices), np.array(indices), masking.draws(config.num_patches), Stream.EXAMPLE_DRAWS
+    )
     plan = corruption(masking, torch.from_numpy(draws).to(model.mask.device), config.num_patches)
     images = EvalTransform(config.image_hw, preprocessing or Preprocessing()).apply(decoded).to(model.mask.device)
     with replacing_file(folder / RECONSTRUCTIONS) as file:

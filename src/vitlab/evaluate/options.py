@@ -16,9 +16,9 @@ class ModelOptions:
     """How a checkpoint is loaded."""
 
     image_size: int | None = None
-    """Image side in pixels; default: that of the checkpoint's preprocessing. Position embeddings are interpolated."""
+    """Image side in pixels, by default that of the checkpoint's preprocessing. Position embeddings are interpolated."""
     interpolation: Interpolation | None = None
-    """How position embeddings are interpolated; default: as the checkpoint's own library does."""
+    """Interpolation of position embeddings, by default that of the checkpoint's own library."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """Type of weights and activations; bfloat16 is faster on a GPU and some CPUs, and rounds."""
     device: str = "auto"
@@ -60,7 +60,7 @@ class SplitOptions:
     root: str | None = None
     """Folder that holds a named data set."""
     train_split: Split | None = None
-    """Split to learn from; default: train, and of your own set without a val split all that the test leaves."""
+    """Split to learn from, by default train, and of your own set without a val split all that the test leaves."""
     test_split: Split = "test"
     partial: bool = False
     """Accept a val folder of imagenet or imagenet_real that lacks images; the result says so."""
@@ -76,9 +76,9 @@ class FewShotProtocol:
     shots: tuple[int, ...] = (1, 5, 10, 25)
     """Images of each class to learn from."""
     l2: tuple[float, ...] | None = None
-    """Strength of the penalty; default: 2^10. Of several the one that ranks best over the data sets is taken."""
+    """Strength of the penalty, by default 2^10. Of several the one that ranks best over the data sets is taken."""
     seeds: int | None = None
-    """Random draws of those images; default: 3."""
+    """Random draws of those images, by default 3."""
     original: bool = False
     """The form of the paper's time: the first images of each class, l2 chosen from 2^-10 to 2^19 by rank."""
     leave_self_out: bool = False

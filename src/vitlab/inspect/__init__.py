@@ -1,8 +1,8 @@
 """Sec. 4.5, App. D.7-D.8: looking inside. First numbers (attention, embeddings), then figures, then a page.
 
 Inspection never changes `forward`, and agrees with it. Each name is looked up when it is first used, so that
-importing this package imports neither torch nor matplotlib. `look` and `Look` share their module's name and
-are imported from there: `from vitlab.inspect.capture import look`.
+importing this package imports neither torch nor matplotlib. `capture` shares its module's name and
+is imported from there: `from vitlab.inspect.capture import capture`.
 """
 
 import importlib

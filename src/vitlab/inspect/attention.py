@@ -1,7 +1,7 @@
 """Sec. 4.5, App. D.7, D.8: what attends to what. Every number is computed from what `forward` itself computed.
 
 Maps are large, so they are looked at as they come: `visit_attention` hands over each layer's and lets it go. What the
-paper shows is built of a few small functions, which `look` puts together; `attention_maps` keeps all maps of a few
+paper shows is built of a few small functions, which `capture` puts together; `attention_maps` keeps all maps of a few
 images. One softmax over all tokens is one layer here; a block of an axial encoder has two.
 """
 
@@ -219,7 +219,7 @@ def mean_attention_distance(
     weighted by its attention; then averaged over patches and images. The paper does not say what it does with the
     class token: here the whole prefix is dropped, as queries and as keys, and each row is scaled up to sum to one
     again. Uniform attention over 14x14 patches of 16 pixels gives 116.5 pixels. `patch_size` is the model's
-    config.stride: pixels from one patch to the next. `look` does the same over any number of images.
+    config.stride: pixels from one patch to the next. `capture` does the same over any number of images.
     """
     apart = patch_distances(grid, patch_size)
     layers: list[Tensor] = []

@@ -24,7 +24,7 @@ from vitlab.models.vit import Model, ViT
 
 
 @dataclass(frozen=True, eq=False)
-class Look:
+class Capture:
     """What one pass over images tells of a model; float32 arrays on the CPU."""
 
     count: int
@@ -48,7 +48,7 @@ class Look:
     """Softmax of the logits; None for a model without a head."""
 
 
-def look(model: Model, batches: Iterable[Float[Tensor, "_ 3 H W"]], *, keep: int = 16) -> Look:
+def capture(model: Model, batches: Iterable[Float[Tensor, "_ 3 H W"]], *, keep: int = 16) -> Capture:
     """Looks into `model` while it sees batches of images in [-1, 1], of any sizes of batch, each once.
 
     Memory is bounded by one batch with one layer's maps of it (`visit_attention`) and their mean over heads in all
@@ -74,7 +74,7 @@ def look(model: Model, batches: Iterable[Float[Tensor, "_ 3 H W"]], *, keep: int
                 parts.append(part)
     if not count:
         raise UserError("there were no images to look at; give a batch of one image at least.")
-    return Look(
+    return Capture(
         count=count,
         layers=layers,
         distances=(total / count).float().numpy(),
@@ -89,7 +89,7 @@ def look(model: Model, batches: Iterable[Float[Tensor, "_ 3 H W"]], *, keep: int
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """What is kept of one batch, as `Look` has it."""
+    """What is kept of one batch, as `Capture` has it."""
 
     heads: np.ndarray
     rollout: np.ndarray

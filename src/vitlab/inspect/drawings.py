@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vitlab.inspect import figures, overlays
-from vitlab.inspect.capture import Look
+from vitlab.inspect.capture import Capture
 from vitlab.inspect.figures import DARK, Figure
 from vitlab.inspect.page import PageImage, Section
 from vitlab.io import replacing_file, write_arrays
@@ -93,7 +93,7 @@ def positions(similarity: Float[np.ndarray, "J h w h2 w2"]) -> Drawing:
 def distances(
     far: Float[np.ndarray, "L k"], layers: Sequence[str] = (), uniform: Sequence[float] = (), model: str = ""
 ) -> Drawing:
-    """Fig. 7, right, and Fig. 11: `Look.distances`; the other arguments are those of `figures.attention_distance`."""
+    """Fig. 7, right, and Fig. 11: `Capture.distances`; other arguments are those of `figures.attention_distance`."""
     caption = (
         "From how far each head gathers what it passes on, averaged over patches and images (Fig. 7, right; Fig. "
         "11). A dot near the bottom is a head that looks at its neighbors, as a convolution does."
@@ -111,25 +111,25 @@ def distances(
     )  # fmt: skip
 
 
-def heads(look: Look, name: str) -> Drawing:
+def heads(capture: Capture, name: str) -> Drawing:
     """Every head of every layer of the look's first image, called `name`; the numbers are of all that it kept."""
-    count, each = look.heads.shape[1:3]
+    count, each = capture.heads.shape[1:3]
     alt = f"Where each of {each} heads in each of {count} layers looks in {name}."
-    arrays = {"heads": look.heads, "layers": np.array(look.layers), "distances": look.image_distances}
-    return drawing("heads", figures.heads, overlays.levels(look.heads[0]), look.layers, arrays=arrays, alt=alt)
+    arrays = {"heads": capture.heads, "layers": np.array(capture.layers), "distances": capture.image_distances}
+    return drawing("heads", figures.heads, overlays.levels(capture.heads[0]), capture.layers, arrays=arrays, alt=alt)
 
 
-def pairs(look: Look, images: Sequence[np.ndarray]) -> list[Drawing]:
+def pairs(capture: Capture, images: Sequence[np.ndarray]) -> list[Drawing]:
     """Fig. 6 and Fig. 14: kept images beside themselves in the light of their rollout, and beside their tokens."""
     side = 2 * figures.PAIR
     small = [overlays.fit(image, side, enlarge=True) for image in images]
-    lit = [overlays.lit(image, rollout) for image, rollout in zip(small, look.rollout, strict=True)]
-    tokens = [overlays.fit((255 * each).round().astype(np.uint8), side, enlarge=True) for each in look.components]
-    rollouts = {"rollout": look.rollout, "rollout_plain": look.rollout_plain}
+    lit = [overlays.lit(image, rollout) for image, rollout in zip(small, capture.rollout, strict=True)]
+    tokens = [overlays.fit((255 * each).round().astype(np.uint8), side, enlarge=True) for each in capture.components]
+    rollouts = {"rollout": capture.rollout, "rollout_plain": capture.rollout_plain}
     return [
         drawing("attention", figures.pairs, small, lit, arrays=rollouts),
         drawing(
-            "components", figures.pairs, small, tokens, ("Input", "Tokens"), arrays={"components": look.components}
+            "components", figures.pairs, small, tokens, ("Input", "Tokens"), arrays={"components": capture.components}
         ),
     ]
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int, UInt8
 from vitlab.errors import UserError
 from vitlab.inspect import drawings, figures, overlays, viewer
 from vitlab.inspect.attention import patch_distances
-from vitlab.inspect.capture import Look
+from vitlab.inspect.capture import Capture
 from vitlab.inspect.drawings import Drawing
 from vitlab.inspect.page import PageImage, Section, Table, page
 from vitlab.inspect.summary import details_of, name_of, numbers_of
@@ -31,7 +31,7 @@ class Mistakes:
 
 @dataclass(frozen=True, eq=False)
 class Rollout:
-    """Images, what to write under each, and where the answer's attention lies (`Look.rollout`)."""
+    """Images, what to write under each, and where the answer's attention lies (`Capture.rollout`)."""
 
     images: UInt8[np.ndarray, "n H W 3"]
     captions: Sequence[str]
@@ -205,7 +205,7 @@ class Inspection:
     """`filters_of` the model."""
     positions: Float[np.ndarray, "J h w h2 w2"] | None = None
     """`positions_of` the model."""
-    look: Look | None = None
+    capture: Capture | None = None
     names: Sequence[str] = ()
     """Of the images that the look has kept, in its order; and they themselves, as the model saw them."""
     images: Sequence[UInt8[np.ndarray, "H W 3"]] = ()
@@ -214,9 +214,9 @@ class Inspection:
 
     def answers(self, image: int, top: int) -> list[tuple[str, float]]:
         """The `top` most probable classes of a kept image, and their probabilities."""
-        if self.look is None or self.look.probabilities is None:
+        if self.capture is None or self.capture.probabilities is None:
             return []
-        row = self.look.probabilities[image]
+        row = self.capture.probabilities[image]
         names = class_names(self.card, len(row))
         return [(names[i], float(row[i])) for i in np.argsort(-row, kind="stable")[:top]]
 
@@ -230,9 +230,9 @@ def draw(shown: Inspection) -> list[Drawing]:
         found.append(drawings.filters(shown.filters, hybrid=config.stem is not None))
     if shown.positions is not None:
         found.append(drawings.positions(shown.positions))
-    if (look := shown.look) is not None:
-        found.append(drawings.distances(look.distances, look.layers, _uniform(config), name_of(config)))
-        found += [drawings.heads(look, shown.names[0]), *drawings.pairs(look, shown.images)]
+    if (seen := shown.capture) is not None:
+        found.append(drawings.distances(seen.distances, seen.layers, _uniform(config), name_of(config)))
+        found += [drawings.heads(seen, shown.names[0]), *drawings.pairs(seen, shown.images)]
     return found
 
 
@@ -247,12 +247,12 @@ def checkpoint_page(shown: Inspection, drawn: Sequence[Drawing], *, top: int = 5
     sections = [_card(shown)]
     if learned:
         sections.append(Section("What the model has learned", parts=drawings.columns(learned), columns=True))
-    if shown.look is not None:
+    if shown.capture is not None:
         text = (
             f"A row is a layer, the lowest at the top, and a column one of its heads; heads of different layers have "
             f"nothing to do with each other. Yellow is where a head looks most in {shown.names[0]}, the first image."
         )
-        sections.append(_viewers(shown, shown.look, top))
+        sections.append(_viewers(shown, shown.capture, top))
         heads = by_name["heads"].image
         sections.append(Section("Every layer and every head", text, images=[heads] if heads else []))
     if shown.unreadable:
@@ -270,8 +270,8 @@ def checkpoint_page(shown: Inspection, drawn: Sequence[Drawing], *, top: int = 5
 
 def _card(shown: Inspection) -> Section:
     numbers = numbers_of(shown.config)
-    if shown.look:
-        numbers["Images looked at"] = f"{shown.look.count:,}"
+    if shown.capture:
+        numbers["Images looked at"] = f"{shown.capture.count:,}"
     rows = details_of(shown.config) | {"weights from": str(shown.card.get("source") or shown.checkpoint)}
     if "dataset" in shown.card:
         rows["trained on"] = str(shown.card["dataset"])
@@ -279,8 +279,8 @@ def _card(shown: Inspection) -> Section:
     return Section("The model", numbers=numbers, table=table)
 
 
-def _viewers(shown: Inspection, look: Look, top: int) -> Section:
-    n, layers, heads, *grid = look.heads.shape
+def _viewers(shown: Inspection, capture: Capture, top: int) -> Section:
+    n, layers, heads, *grid = capture.heads.shape
     pool = viewer.pooling(n, layers, heads, (grid[0], grid[1]))
     text = (
         "Yellow marks the patches that the answer draws on most, dark blue those that it hardly uses. Rollout (Fig. 6, "
@@ -291,15 +291,15 @@ def _viewers(shown: Inspection, look: Look, top: int) -> Section:
         "The tokens' colors are their three main components, as red, green and blue: patches of one color are alike "
         "to the last layer, within a image and from one to the other."
     )
-    if n < look.count:
-        text += f"\n\nThese are the first {n} of {look.count:,} images."
+    if n < capture.count:
+        text += f"\n\nThese are the first {n} of {capture.count:,} images."
     if pool > 1:
         text += f" To keep this page small, each place of a map below is the mean of {pool} × {pool} patches."
     parts = []
     for i, (name, image) in enumerate(zip(shown.names, shown.images, strict=True)):
         one = viewer.Shown(
-            name, image, shown.answers(i, top), look.layers, look.heads[i], look.image_distances[i],
-            look.rollout[i], look.rollout_plain[i], look.components[i],
+            name, image, shown.answers(i, top), capture.layers, capture.heads[i], capture.image_distances[i],
+            capture.rollout[i], capture.rollout_plain[i], capture.components[i],
         )  # fmt: skip
         parts.append(Section(name, markup=viewer.viewer(one, i, pool)))
     return Section("Where the answer looks", text, parts=parts)

@@ -18,7 +18,7 @@ from torch import nn
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.data.dataset import Dataset
-from vitlab.data.registry import HELD_OUT_STREAM, stratified_split
+from vitlab.data.registry import stratified_split
 from vitlab.errors import UserError, quoted
 from vitlab.evaluate.accuracy import Evaluation, format_evaluation
 from vitlab.evaluate.load import choose_device
@@ -49,6 +49,7 @@ from vitlab.pipelines.pretrain import (
     unreadable,
 )
 from vitlab.preprocessing import Preprocessing
+from vitlab.rng import Stream
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import NonFiniteError, train
 from vitlab.train.microbatch import StepCost, measure_step
@@ -366,7 +367,7 @@ def hold_out(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, Datase
 
     Raises ValueError where one of the two is empty.
     """
-    parts = stratified_split(dataset.labels, {"held_out": share}, seed, HELD_OUT_STREAM)
+    parts = stratified_split(dataset.labels, {"held_out": share}, seed, Stream.HELD_OUT)
     rest, held = (dataset.take(parts[name]) for name in ("train", "held_out"))
     if not len(rest) or not len(held):
         raise UserError(

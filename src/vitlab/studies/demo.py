@@ -11,15 +11,15 @@ import torch
 
 from vitlab.config import TrainConfig
 from vitlab.data.transforms import to_range
-from vitlab.inspect.capture import look
+from vitlab.inspect.capture import capture
 from vitlab.inspect.embeddings import filters_of, positions_of
 from vitlab.inspect.page import write_page
 from vitlab.inspect.report import Phase, Rollout, training_page
 from vitlab.models.vit import ViT
 from vitlab.pipelines.finetune import finetune
+from vitlab.pipelines.finished_run import Run
 from vitlab.pipelines.pretrain import Outcome, pretrain
 from vitlab.recipes import tiny
-from vitlab.studies.runs import Run
 from vitlab.train.workdir import write_json
 
 FIRST, SECOND = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)
@@ -85,7 +85,7 @@ def phase(name: str, explanation: str, outcome: Outcome, workdir: Path) -> Phase
     shown = run.images(run.one_of_each(10))
     pixels = np.stack(list(shown.values()))
     images = to_range(torch.from_numpy(pixels).permute(0, 3, 1, 2).float())
-    seen, positions = look(model, [images], keep=len(images)), positions_of(model)
+    seen, positions = capture(model, [images], keep=len(images)), positions_of(model)
     captions = [f"{test.classes[test.labels[row]]}, called {test.classes[test.predictions[row]]}" for row in shown]
     told = run.phase(name, explanation)
     return dataclasses.replace(

@@ -28,6 +28,7 @@ from vitlab.data.loader import Batch, train_batches
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform
 from vitlab.errors import UserError
+from vitlab.rng import Stream, generator
 from vitlab.train.checkpoint import Checkpoint, CheckpointWriter, load_latest, read_checkpoint
 from vitlab.train.compiled import StoppedError
 from vitlab.train.distributed import SINGLE, World, full_tensor, local_shard
@@ -268,7 +269,7 @@ def _batches(config: TrainConfig, dataset: Dataset, step: int, device: torch.dev
 
 def step_rng(seed: int, step: int) -> np.random.Generator:
     """The generator of one step's choices for the whole batch; its counter keeps it apart from the loader's draws."""
-    return np.random.Generator(np.random.Philox(key=[seed, step], counter=[0, 0, 3, 0]))
+    return generator(seed, Stream.STEP, step)
 
 
 def update(

@@ -17,7 +17,7 @@ from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
 from vitlab.evaluate.load import choose_device
 from vitlab.evaluate.predict import find_images
-from vitlab.inspect.capture import look
+from vitlab.inspect.capture import capture
 from vitlab.inspect.drawings import write_drawings
 from vitlab.inspect.embeddings import filters_of, positions_of
 from vitlab.inspect.page import write_page
@@ -25,7 +25,7 @@ from vitlab.inspect.report import Inspection, checkpoint_page, draw
 from vitlab.inspect.summary import name_of
 from vitlab.models.config import ImageSize, Interpolation, ViTConfig
 from vitlab.models.vit import ViT
-from vitlab.studies.runs import Run, run_folders
+from vitlab.pipelines.finished_run import Run, run_folders
 from vitlab.train.workdir import write_json
 from vitlab.weights import load_checkpoint
 
@@ -79,10 +79,10 @@ def inspect_checkpoint(
         stream = _Stream(found, EvalTransform(model.config.image_hw, preprocessing), shown, batch_size)
         if found and say:
             say(f"images: {preprocessing.describe()}")
-        seen = look(model.to(place), stream.batches(), keep=shown) if found else None
+        seen = capture(model.to(place), stream.batches(), keep=shown) if found else None
         names = stream.names
         inspection = Inspection(
-            **shown_as, filters=filters_of(model), positions=positions_of(model), look=seen,
+            **shown_as, filters=filters_of(model), positions=positions_of(model), capture=seen,
             names=[_short(name) for name in names], images=stream.images, unreadable=stream.unreadable,
         )  # fmt: skip
     elif runs and not sources:
@@ -182,7 +182,7 @@ def _short(path: str) -> str:
 
 
 def _result(inspection: Inspection, paths: Sequence[str], top: int) -> dict[str, Any]:
-    config, seen = inspection.config, inspection.look
+    config, seen = inspection.config, inspection.capture
     found: dict[str, Any] = {
         "checkpoint": inspection.checkpoint,
         "model": name_of(config),

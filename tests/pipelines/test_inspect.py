@@ -19,12 +19,12 @@ from PIL import Image
 from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
-from vitlab.inspect.capture import look
+from vitlab.inspect.capture import capture
 from vitlab.inspect.drawings import FIGURES
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, build_model
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.preprocessing import Preprocessing
-from vitlab.studies.inspect import MOST, as_text, inspect_checkpoint
+from vitlab.pipelines.inspect import MOST, as_text, inspect_checkpoint
 from vitlab.weights import load_model, save_model
 
 SIZES: dict[str, Any] = {
@@ -88,7 +88,7 @@ def test_page_figures_and_numbers(checkpoint: Callable[..., Path], digits: Path)
 
     model = load_model(folder)
     pixels = [np.array(Image.open(digits / f"{i}.png").convert("RGB")) for i in range(5)]
-    expected = look(model, [EvalTransform(16).apply(pixels)], keep=3)
+    expected = capture(model, [EvalTransform(16).apply(pixels)], keep=3)
     arrays = {name: dict(np.load(out / "figures" / f"{name}.npz", allow_pickle=False)) for name in FIGURES}
     np.testing.assert_allclose(arrays["distances"]["distances"], expected.distances, rtol=1e-4)
     np.testing.assert_allclose(arrays["heads"]["heads"], expected.heads, atol=1e-6)
@@ -181,7 +181,7 @@ def test_as_the_card_says(checkpoint: Callable[..., Path], digits: Path) -> None
     assert "a far place" in check((out / "index.html").read_text()).words
     resized = np.load(out / "figures" / "attention.npz")["rollout"]
     pixels = [np.array(Image.open(digits / "0.png").convert("RGB"))]
-    expected = look(load_model(folder), [EvalTransform(16, Preprocessing.google(16, 24)).apply(pixels)]).rollout
+    expected = capture(load_model(folder), [EvalTransform(16, Preprocessing.google(16, 24)).apply(pixels)]).rollout
     np.testing.assert_allclose(resized, expected, atol=1e-6)
     found, _ = inspect(folder, image_size=24)
     assert (found["image_size"], found["grid"]) == ([24, 24], [6, 6])
