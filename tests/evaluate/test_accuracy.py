@@ -103,7 +103,7 @@ def test_figures_against_a_plain_loop(logits: Tensor, several: bool) -> None:
         order = sorted(range(K), key=lambda k: -row[k])
         shares = [math.exp(value) / sum(map(math.exp, row)) for value in row]
         cross_entropy = -sum(math.log(shares[k]) for k in labels) / len(labels)
-        right += order[0] in labels
+        right += int(order[0] in labels)
         top5 += bool(set(order[:5]) & set(labels))
         loss += cross_entropy
         confusion[labels[0], order[0]] += 1
