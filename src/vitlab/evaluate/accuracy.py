@@ -233,6 +233,11 @@ def evaluate_checkpoint(
     name = dataset or card.get("dataset")
     if name is None:
         raise UserError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")
+    if resize is None and name in imagenet.TEST_RESIZE:
+        side, center = imagenet.TEST_RESIZE[name]
+        resize = round(max(image_hw) * side / center)
+    preprocessing = loaded.preprocessing if resize is None else loaded.preprocessing.with_resize(resize)
+    log(f"images: {preprocessing.describe()}")
     known = card if name == card.get("dataset") else {}  # of its own data set the card has folder and classes
     with world.rank_0_first():
         images = load_dataset(
@@ -240,11 +245,6 @@ def evaluate_checkpoint(
             on_error=options.on_error, partial=partial,
         )  # fmt: skip
     images = match_classes(images, card, loaded.model.config.num_classes, name, str(checkpoint))
-    if resize is None and name in imagenet.TEST_RESIZE:
-        side, center = imagenet.TEST_RESIZE[name]
-        resize = round(max(image_hw) * side / center)
-    preprocessing = loaded.preprocessing if resize is None else loaded.preprocessing.with_resize(resize)
-    log(f"images: {preprocessing.describe()}")
     return evaluate(loaded.model, images, image_hw, options, preprocessing=preprocessing, world=world)
 
 
