@@ -12,7 +12,7 @@ from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.evaluate.load import device_of
 from vitlab.evaluate.options import LoaderOptions
-from vitlab.models.mode import evaluation_mode
+from vitlab.models.vit import evaluation_mode
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
 
