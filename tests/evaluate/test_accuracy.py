@@ -99,7 +99,7 @@ def test_figures_against_a_plain_loop(logits: Tensor, several: bool) -> None:
     loss = 0.0
     confusion = np.zeros((K, K), int)
     for i, labels in enumerate(lists):
-        row = logits[i].tolist()
+        row: list[float] = logits[i].tolist()
         order = sorted(range(K), key=lambda k: -row[k])
         shares = [math.exp(value) / sum(map(math.exp, row)) for value in row]
         cross_entropy = -sum(math.log(shares[k]) for k in labels) / len(labels)
@@ -114,12 +114,12 @@ def test_figures_against_a_plain_loop(logits: Tensor, several: bool) -> None:
     assert 0 < right < top5 < N
     assert result.figures() == pytest.approx({"accuracy": right / N, "loss": loss / N, "top5": top5 / N})
     assert (result.record()["images"], result.record().get("left_out")) == (N, 4 if several else None)
-    for k, row in enumerate(result.per_class()):
+    for k, per_class in enumerate(result.per_class()):
         members = [i for i in range(N) if k in lists[i]]
         predicted = [i for i in range(N) if logits[i].argmax() == k]
         hits = sum(int(logits[i].argmax()) in lists[i] for i in members)
         correct = sum(k in lists[i] for i in predicted)
-        assert row == {
+        assert per_class == {
             "class": f"class {k}",
             "images": len(members),
             "accuracy" if several else "recall": pytest.approx(hits / len(members)) if members else None,

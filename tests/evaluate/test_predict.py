@@ -170,10 +170,9 @@ def test_irregular_files_give_their_error(workdir: Path, images: list[str], tmp_
     irregular("link to a device", tmp_path / "images" / "y.jpg", tmp_path)
     for sources in ([str(tmp_path / "images")], [str(tmp_path / "images" / f"{name}.jpg") for name in "xy"]):
         errors = {Path(each.path).name: each.error for each in predictions(workdir, *sources) if each.error}
-        assert errors == {
-            "x.jpg": "it is a named pipe, not a regular file",
-            "y.jpg": "it is a device, not a regular file",
-        }
+        assert "named pipe" in (errors["x.jpg"] or "")
+        assert "device" in (errors["y.jpg"] or "")
+        assert len(errors) == 2
 
 
 def test_lines() -> None:
