@@ -1,9 +1,9 @@
 """Sec. 4.1: images in, batches out.
 
-`datasets.py` names the sets, `sources.py` finds images (in tars: `shards.py`; in tars on a web server: `remote.py`,
-on the hub: `hub_shards.py`; in other sets of the hub: `hub.py`), `images.py` reads them, `transforms.py` crops and
-scales them, `loader.py` puts them in order. Names are imported on first use, so that importing this package does not
-import torch.
+`registry.py` names the data sets, `dataset.py` finds images in folders (in tars: `shards.py`; in tars at an address:
+`remote.py`; in data sets of the Hugging Face hub: `hub.py`), `decode.py` reads them, `transforms.py` crops and resizes
+them, `loader.py` puts them in order. Names are imported on first use, so that importing this package does not import
+torch.
 """
 
 import importlib
