@@ -11,14 +11,11 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.io import JSON_BYTES
-
-if TYPE_CHECKING:
-    import fsspec
 
 BLOCK = 2**23
 """Bytes per request: what a broken connection loses, and what must arrive within TIMEOUT."""
@@ -115,7 +112,7 @@ def _complete(
 
 
 def _read_block(url: str, start: int, end: int, cancelled: threading.Event | None) -> bytes:
-    def read(filesystem: "fsspec.AbstractFileSystem", path: str) -> bytes:
+    def read(filesystem: Any, path: str) -> bytes:
         data = filesystem.cat_file(path, start=start, end=end)
         if not data:
             raise OSError("the server sends less than the file's size")
@@ -127,7 +124,7 @@ def _read_block(url: str, start: int, end: int, cancelled: threading.Event | Non
 def read_small(url: str, limit: int = JSON_BYTES) -> bytes | None:
     """The content of a file of at most `limit` bytes; None if it does not exist. Raises UserError."""
 
-    def read(filesystem: "fsspec.AbstractFileSystem", path: str) -> bytes:
+    def read(filesystem: Any, path: str) -> bytes:
         with filesystem.open(path, "rb") as file:
             return file.read(limit + 1)
 
@@ -142,7 +139,7 @@ _REQUIRED: Any = object()
 
 def retry(
     url: str,
-    operation: "Callable[[fsspec.AbstractFileSystem, str], Result]",
+    operation: Callable[[Any, str], Result],
     cancelled: threading.Event | None = None,
     missing: Any = _REQUIRED,
 ) -> Result:
@@ -178,7 +175,7 @@ def retry(
     ) from last
 
 
-def _filesystem(url: str) -> "tuple[fsspec.AbstractFileSystem, str]":
+def _filesystem(url: str) -> tuple[Any, str]:
     """The file system of an address and the path in it. fsspec caches it per thread and process, so forks are safe."""
     from fsspec.core import url_to_fs  # slow to import
 

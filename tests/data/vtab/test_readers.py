@@ -192,7 +192,8 @@ def test_flowers102(tmp_path: Path, place: str) -> None:
         assert found.keys[0] == f"image_{numbers[0]:05d}.jpg"
         np.testing.assert_array_equal(data.labels, (numbers - 1) % 102)
         assert values(data) == (numbers % 256).tolist()
-    assert (data.classes[0], data.classes[73], data.classes[101]) == ("pink primrose", "rose", "blackberry lily")
+    classes = parts["test"].dataset.classes
+    assert (classes[0], classes[73], classes[101]) == ("pink primrose", "rose", "blackberry lily")
 
 
 def test_damaged_flowers102(tmp_path: Path) -> None:
