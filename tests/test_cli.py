@@ -501,7 +501,7 @@ def test_what_is_wrong_without_the_data_is_told_before_it_is_read(
 
     monkeypatch.setitem(datasets._READERS, "digits", read)
     monkeypatch.setattr(datasets, "load_task", read)
-    for module in ("vitlab.evaluate.predict", "vitlab.studies.inspect"):
+    for module in ("vitlab.evaluate.predict", "vitlab.pipelines.inspect"):
         monkeypatch.setattr(f"{module}.find_images", read)
     code, _, err = call(capsys, *(str(run) if word == "RUN" else word for word in words.split()))
     assert code == 2

@@ -38,7 +38,7 @@ class Inspect:
 
     def run(self) -> int:
         begin(f"loading {self.checkpoint}")
-        from vitlab.studies.inspect import as_text, inspect_checkpoint
+        from vitlab.pipelines.inspect import as_text, inspect_checkpoint
 
         found = inspect_checkpoint(
             self.checkpoint, self.sources, self.out, shown=self.shown, top=self.top, batch_size=self.batch_size,
@@ -103,7 +103,7 @@ class Duplicates:
 
     def run(self) -> int:
         begin(f"reading {self.train} and {self.test}")
-        from vitlab.studies.duplicates import as_text, duplicates
+        from vitlab.pipelines.duplicates import as_text, duplicates
 
         found = duplicates(
             self.train, self.test, self.out, train_split=self.train_split, test_split=self.test_split,

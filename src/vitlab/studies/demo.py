@@ -19,7 +19,7 @@ from vitlab.models.vit import ViT
 from vitlab.pipelines.finetune import finetune
 from vitlab.pipelines.pretrain import Outcome, pretrain
 from vitlab.recipes import tiny
-from vitlab.studies.runs import Run
+from vitlab.pipelines.finished_run import Run
 from vitlab.train.workdir import write_json
 
 FIRST, SECOND = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)

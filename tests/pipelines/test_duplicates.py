@@ -12,7 +12,7 @@ from PIL import Image
 
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
-from vitlab.studies.duplicates import as_text, duplicates
+from vitlab.pipelines.duplicates import as_text, duplicates
 
 
 def photograph(seed: int) -> Image.Image:

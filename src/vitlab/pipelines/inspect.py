@@ -25,7 +25,7 @@ from vitlab.inspect.report import Inspection, checkpoint_page, draw
 from vitlab.inspect.summary import name_of
 from vitlab.models.config import ImageSize, Interpolation, ViTConfig
 from vitlab.models.vit import ViT
-from vitlab.studies.runs import Run, run_folders
+from vitlab.pipelines.finished_run import Run, run_folders
 from vitlab.train.workdir import write_json
 from vitlab.weights import load_checkpoint
 

@@ -24,7 +24,7 @@ from vitlab.inspect.drawings import FIGURES
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, build_model
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.preprocessing import Preprocessing
-from vitlab.studies.inspect import MOST, as_text, inspect_checkpoint
+from vitlab.pipelines.inspect import MOST, as_text, inspect_checkpoint
 from vitlab.weights import load_model, save_model
 
 SIZES: dict[str, Any] = {

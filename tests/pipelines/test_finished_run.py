@@ -12,7 +12,7 @@ from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.models import ViTConfig
 from vitlab.pipelines.pretrain import PREDICTIONS, pretrain
-from vitlab.studies.runs import Run, run_folders
+from vitlab.pipelines.finished_run import Run, run_folders
 
 
 def test_folders_of_runs(run: Path, tmp_path: Path) -> None:
