@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import pytest
-
 from vitlab.train.devices import DEVICES, device_called
 
 

@@ -38,15 +38,16 @@ from vitlab.train.distributed import (
     Parallel,
     RankError,
     World,
-    blocks,
-    environment,
     full_tensor,
     init_distributed,
     is_sharded,
     local_shard,
+    model_blocks,
+    world_from_environment,
 )
-from vitlab.train.loop import NonFiniteError, StoppedError, train
+from vitlab.train.loop import NonFiniteError, train
 from vitlab.train.objectives import create_training_model
+from vitlab.train.signals import StoppedError
 from vitlab.train.state import create_state
 from vitlab.train.workdir import Workdir
 
@@ -220,7 +221,7 @@ def test_half_of_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match=message):
-        environment()
+        world_from_environment()
 
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,7 +398,8 @@ COUNT_GRAPHS = """
 import functools, itertools, json, torch
 from torch._dynamo.utils import counters
 from vitlab.models import ViTConfig, build_model
-from vitlab.train.distributed import Parallel, init_distributed
+from vitlab.train.distributed import init_distributed
+from vitlab.train.parallel import Parallel
 
 torch.compile = functools.partial(torch.compile, backend="aot_eager")  # no C++ compiler is needed to count
 found = []
@@ -413,7 +415,7 @@ with init_distributed() as world:
             model, world, torch.device("cpu"), precision="float32", fsdp=True, recompute=recompute, compiled=True
         )
         for last in (False, True):
-            with parallel.exchanging(last):
+            with parallel.micro_step(last):
                 parallel.forward(torch.zeros(4, 3, 16, 16)).sum().backward()
         found.append([recompute, rate, counters["stats"]["unique_graphs"], dict(counters["frames"])])
 print(json.dumps(found))
@@ -623,7 +625,7 @@ def test_activation_checkpointing_changes_nothing_but_memory(tmp_path: Path) -> 
     for recompute in (False, True):
         built = build_model(dataclasses.replace(model, depth=6), generator=torch.Generator().manual_seed(0))
         parallel = Parallel(built, SINGLE, torch.device("cpu"), precision="float32", recompute=recompute)
-        assert len(blocks(built)) == 7
+        assert len(model_blocks(built)) == 7
         sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):  # noqa: B023
             parallel.forward(torch.zeros(4, 3, 32, 32))

@@ -31,9 +31,10 @@ from vitlab.settings import to_dict
 from vitlab.train import loop, progress
 from vitlab.train.checkpoint import load_latest
 from vitlab.train.distributed import SINGLE, World, init_distributed
-from vitlab.train.loop import NonFiniteError, StoppedError, step_rng, train
+from vitlab.train.loop import NonFiniteError, step_rng, train
 from vitlab.train.objectives import classification_loss, create_training_model
 from vitlab.train.optim import learning_rate
+from vitlab.train.signals import StoppedError
 from vitlab.train.workdir import Workdir
 
 TINY = ViTConfig(image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_dim=16, num_classes=10)
@@ -61,7 +62,7 @@ EVERYTHING = dataclasses.replace(
     checkpoint_every=3,
 )
 
-State = dict[str, Tensor]
+TrainState = dict[str, Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -85,11 +86,11 @@ def records(folder: Path, key: str = "loss") -> dict[int, float]:
     return {line["step"]: line[key] for line in lines if key in line}
 
 
-def copied(model: nn.Module) -> State:
+def copied(model: nn.Module) -> TrainState:
     return {name: tensor.detach().float().clone() for name, tensor in model.state_dict().items()}
 
 
-def largest_difference(one: State, two: State) -> float:
+def largest_difference(one: TrainState, two: TrainState) -> float:
     assert one.keys() == two.keys()
     return max(float((one[name] - two[name]).abs().max()) for name in one)
 
@@ -185,9 +186,9 @@ def test_precisions_agree_loosely(tmp_path: Path) -> None:
 def test_average_is_what_is_evaluated_and_returned(tmp_path: Path) -> None:
     """Against the moving average made by hand from the weights after each step of the same run without one."""
     plain = dataclasses.replace(PLAIN, eval_every=1)
-    weights: list[State] = []
+    weights: list[TrainState] = []
     run(plain, tmp_path / "plain", lambda model: weights.append(copied(model)) or {})
-    judged: list[State] = []
+    judged: list[TrainState] = []
     averaged = dataclasses.replace(plain, average_decay=0.7)
     end = run(averaged, tmp_path / "averaged", lambda model: judged.append(copied(model)) or {})
     expected = copied(fresh(plain))
@@ -209,7 +210,7 @@ def test_random_streams_are_apart() -> None:
 
 def test_average_is_evaluated_in_float32(tmp_path: Path) -> None:
     config = dataclasses.replace(PLAIN, precision="bfloat16", average_decay=0.7)
-    seen: list[State] = []
+    seen: list[TrainState] = []
     end = run(config, tmp_path, lambda model: seen.append(copied(model)) or {})
     assert seen[-1].keys() == copied(end).keys()
     assert all(torch.equal(seen[-1][name], tensor) for name, tensor in copied(end).items())
@@ -336,27 +337,27 @@ def signal_at(step: int, number: signal.Signals, times: int = 1) -> Callable[[nn
 
 
 @pytest.fixture(scope="module")
-def quiet(tmp_path_factory: pytest.TempPathFactory) -> tuple[State, bytes]:
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainState, bytes]:
     """Weights and metrics of a run with everything on that was never stopped."""
     folder = tmp_path_factory.mktemp("quiet")
     return copied(run(EVERYTHING, folder, norm)), (folder / "metrics.jsonl").read_bytes()
 
 
-def assert_same_end(folder: Path, quiet: tuple[State, bytes]) -> None:
+def assert_same_end(folder: Path, quiet: tuple[TrainState, bytes]) -> None:
     model = run(EVERYTHING, folder, norm)
     assert largest_difference(copied(model), quiet[0]) == 0.0
     assert (folder / "metrics.jsonl").read_bytes() == quiet[1]
 
 
 @pytest.mark.parametrize("step", [1, 4, 7, 9])
-def test_a_crash_leaves_no_trace(tmp_path: Path, quiet: tuple[State, bytes], step: int) -> None:
+def test_a_crash_leaves_no_trace(tmp_path: Path, quiet: tuple[TrainState, bytes], step: int) -> None:
     """Before the first checkpoint, in the middle of a record, twice over a checkpoint, after the last step."""
     with pytest.raises(CrashError):
         run(EVERYTHING, tmp_path, crash_at(step))
     assert_same_end(tmp_path, quiet)
 
 
-def test_crash_upon_crash(tmp_path: Path, quiet: tuple[State, bytes]) -> None:
+def test_crash_upon_crash(tmp_path: Path, quiet: tuple[TrainState, bytes]) -> None:
     for step in (5, 2, 5):
         with pytest.raises(CrashError):
             run(EVERYTHING, tmp_path, crash_at(step))
@@ -365,7 +366,7 @@ def test_crash_upon_crash(tmp_path: Path, quiet: tuple[State, bytes]) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_asked_to_stop(
-    tmp_path: Path, quiet: tuple[State, bytes], number: signal.Signals, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, quiet: tuple[TrainState, bytes], number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The last complete step is saved, which no record and no checkpoint of the schedule falls on."""
     before = signal.getsignal(number)
@@ -379,7 +380,7 @@ def test_asked_to_stop(
     assert "continues from step-000000004" in capsys.readouterr().err
 
 
-def test_asked_to_stop_at_the_last_step(tmp_path: Path, quiet: tuple[State, bytes]) -> None:
+def test_asked_to_stop_at_the_last_step(tmp_path: Path, quiet: tuple[TrainState, bytes]) -> None:
     """It stops too: in the same process more may follow, which nobody would stop."""
     with pytest.raises(StoppedError, match="stopped and saved at step 9/9"):
         run(EVERYTHING, tmp_path, signal_at(9, signal.SIGTERM))
@@ -412,7 +413,7 @@ class MicroBatches:
 
 @pytest.mark.parametrize(("number", "step"), [(7, 2), (1, 0)])
 def test_asked_to_stop_it_ends_within_one_micro_batch(
-    number: int, step: int, tmp_path: Path, quiet: tuple[State, bytes]
+    number: int, step: int, tmp_path: Path, quiet: tuple[TrainState, bytes]
 ) -> None:
     """Batches of 12 in parts of 5: the seventh part is the first of step 3, which is dropped; step 2 is saved."""
     model = fresh(EVERYTHING)
@@ -426,7 +427,7 @@ def test_asked_to_stop_it_ends_within_one_micro_batch(
 
 @pytest.mark.parametrize("step", [4, 9])
 def test_asked_to_stop_within_an_evaluation(
-    tmp_path: Path, quiet: tuple[State, bytes], step: int, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, quiet: tuple[TrainState, bytes], step: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its next forward pass ends it; the step that it was of is saved, and the run begins again with the evaluation."""
     calls, passes = iter(range(1, 100)), []
@@ -505,7 +506,7 @@ def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
 
 
 def test_damaged_checkpoint_is_passed_over(
-    tmp_path: Path, quiet: tuple[State, bytes], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, quiet: tuple[TrainState, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(CrashError):
         run(EVERYTHING, tmp_path, crash_at(8))
@@ -520,7 +521,7 @@ def test_damaged_checkpoint_is_passed_over(
 
 
 def test_a_finished_run_trains_no_more(
-    tmp_path: Path, quiet: tuple[State, bytes], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, quiet: tuple[TrainState, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(EVERYTHING, tmp_path, norm)
     monkeypatch.setattr(loop, "update", None)

@@ -10,9 +10,9 @@ from vitlab.config import OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.models import ViTConfig
 from vitlab.train.distributed import SINGLE
-from vitlab.train.loop import update
+from vitlab.train.loop import train_step
 from vitlab.train.objectives import create_objective, create_training_model
-from vitlab.train.state import State, create_state
+from vitlab.train.state import TrainState, create_state
 
 CONFIG = TrainConfig(
     model=ViTConfig(image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_dim=16, num_classes=3, head_std=0.1),
@@ -26,16 +26,16 @@ IMAGES = torch.linspace(-1, 1, 4 * 3 * 8 * 8).reshape(4, 3, 8, 8)
 BATCH = Batch(IMAGES, torch.tensor([0, 1, 2, 1]), torch.arange(4))
 
 
-def begun(config: TrainConfig, seed: int = 0) -> State:
+def begun(config: TrainConfig, seed: int = 0) -> TrainState:
     model = create_training_model(config, torch.Generator().manual_seed(seed))
     return create_state(config, model, torch.device("cpu"), SINGLE)
 
 
-def step(config: TrainConfig, state: State) -> None:
-    update(config, state, create_objective(config), BATCH, 1e-2, len(IMAGES))
+def step(config: TrainConfig, state: TrainState) -> None:
+    train_step(config, state, create_objective(config), BATCH, 1e-2, len(IMAGES))
 
 
-def same(one: State, two: State) -> bool:
+def same(one: TrainState, two: TrainState) -> bool:
     ours, theirs = one.tensors(), two.tensors()
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 

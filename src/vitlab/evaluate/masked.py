@@ -37,12 +37,12 @@ from vitlab.train.masking import (
     COLORS,
     MASK,
     MaskedViT,
-    cells_of,
+    cells_per_side,
     class_colors,
-    corruption,
-    judge,
+    draw_corruption,
     patch_colors,
-    wanted,
+    patch_losses,
+    patch_targets,
 )
 from vitlab.weights import load_model, save_model
 
@@ -113,7 +113,7 @@ def evaluate_masked(
     Of several ranks each takes its share, `batch_size` images at a time, and every one returns the whole.
     """
     config, masking = model.config, model.masking
-    tally = _Tally(masking, cells_of(masking, config.patch_size) ** 2, device)
+    tally = _Tally(masking, cells_per_side(masking, config.patch_size) ** 2, device)
     batches = eval_batches(
         dataset, EvalTransform(config.image_hw, preprocessing or Preprocessing()),
         batch_size=batch_size * world.world_size, rank=world.rank, world_size=world.world_size, workers=workers,
@@ -127,8 +127,8 @@ def evaluate_masked(
             if not len(batch.labels):
                 continue
             assert batch.draws is not None
-            plan = corruption(masking, batch.draws, config.num_patches)
-            tally.add(model(batch.images, plan), wanted(masking, config.patch_size, batch.images, plan))
+            plan = draw_corruption(masking, batch.draws, config.num_patches)
+            tally.add(model(batch.images, plan), patch_targets(masking, config.patch_size, batch.images, plan))
     found = tally.result(world)
     if found is None:
         raise UserError(f"none of the {len(dataset)} images of {dataset.name} ({dataset.split}) could be read.")
@@ -151,7 +151,7 @@ class _Tally:
     def add(self, predictions: Float[Tensor, "B n O"], answers: Tensor) -> None:
         self.images += len(answers)
         self.patches += answers.shape[0] * answers.shape[1]
-        self.told += torch.stack([each.double().sum() for each in judge(self.masking, predictions, answers)])
+        self.told += torch.stack([each.double().sum() for each in patch_losses(self.masking, predictions, answers)])
         if self.masking.target == "regression":
             values = answers.double()
             self.moments += torch.stack([values.sum(dim=(0, 1)), values.square().sum(dim=(0, 1))])
@@ -236,7 +236,7 @@ class Reconstructions:
     """What the model gets to see: gray for the mask, else the patch whose embedding stands there."""
     predicted: UInt8[np.ndarray, "n H W 3"]
     """Each corrupted patch in the most likely colors, or the regression's; the others as they are."""
-    wanted: UInt8[np.ndarray, "n H W 3"]
+    patch_targets: UInt8[np.ndarray, "n H W 3"]
     """The same with the right answers: the best that could be told."""
 
 
@@ -249,7 +249,7 @@ def reconstruct(model: MaskedViT, images: Float[Tensor, "n 3 H W"], plan: Int64[
     rows = torch.arange(len(plan), device=plan.device)[:, None]
     shown = torch.where((sources == MASK)[..., None, None], torch.full_like(patches[:, :1], GRAY),
                         patches[rows, sources.clamp(min=0)])  # fmt: skip
-    answers = wanted(model.masking, patch, images, plan)
+    answers = patch_targets(model.masking, patch, images, plan)
     predictions = model(images, plan).float().unflatten(2, (answers.shape[2], -1))
     regression = model.masking.target == "regression"
     told = predictions * 127.5 + 127.5 if regression else class_colors(predictions.argmax(dim=3))
@@ -299,7 +299,7 @@ def write_reconstructions(
     numbers = example_uniforms(
         0, np.zeros_like(indices), indices, masking.draws(config.num_patches), Stream.EXAMPLE_DRAWS
     )
-    plan = corruption(masking, torch.from_numpy(numbers).to(device), config.num_patches)
+    plan = draw_corruption(masking, torch.from_numpy(numbers).to(device), config.num_patches)
     images = EvalTransform(config.image_hw, preprocessing or Preprocessing()).apply(decoded).to(device)
     with replacing_file(path) as file:
         _sheet(reconstruct(model, images, plan)).save(file, format="PNG")
