@@ -41,10 +41,9 @@ def same(one: TrainState, two: TrainState) -> bool:
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("float8", [False, True], ids=["", "float8"])
-def test_goes_on_from_what_was_kept(precision: Any, float8: bool) -> None:
+def test_goes_on_from_what_was_kept(precision: Any) -> None:
     """The next step of another model, given all this, is the same to the bit."""
-    config = dataclasses.replace(CONFIG, precision=precision, float8=float8)
+    config = dataclasses.replace(CONFIG, precision=precision)
     state = begun(config)
     step(config, state)
     kept = {name: tensor.clone() for name, tensor in state.tensors().items()}
@@ -62,14 +61,10 @@ def test_goes_on_from_what_was_kept(precision: Any, float8: bool) -> None:
 
 
 def test_nothing_is_kept_where_nothing_is_wanted() -> None:
-    assert set(begun(CONFIG).tensors(wanted=False)) == {"sums"}
+    assert set(begun(CONFIG).tensors(keep=False)) == {"sums"}
 
 
 def test_an_average_only_where_it_is_asked_for() -> None:
     assert not any(
         name.startswith("average/") for name in begun(dataclasses.replace(CONFIG, average_decay=None)).tensors()
     )
-
-
-def test_names_are_the_same_in_float8() -> None:
-    assert list(begun(CONFIG).tensors()) == list(begun(dataclasses.replace(CONFIG, float8=True)).tensors())

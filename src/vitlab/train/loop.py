@@ -348,6 +348,6 @@ class _Run:
             tensors |= {f"weights/{name}": full_tensor(w.detach()) for name, w in state.weights.masters.items()}
         save_file(tensors, path)
         raise NonFiniteError(
-            f"the loss or its gradient is not finite at step {bad_step}; {path} holds the batch. The last checkpoint is "
-            f"from before it. Try a smaller optim.lr, optim.clip_norm=1 or precision=float32."
+            f"the loss or its gradient is not finite at step {bad_step}; {path} holds the batch. The last checkpoint "
+            f"is from before it. Try a smaller optim.lr, optim.clip_norm=1 or precision=float32."
         )

@@ -112,6 +112,10 @@ class TrainProgress(ProgressDisplay):
         super().__init__(label, total_steps, unit="steps", quiet=quiet)
         self._last_record = time.monotonic()
 
+    def __enter__(self) -> "TrainProgress":
+        super().__enter__()
+        return self
+
     def show(self, metrics: Mapping[str, float | int], speed: Mapping[str, float]) -> None:
         """Displays a record."""
         parts = [

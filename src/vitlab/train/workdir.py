@@ -75,7 +75,7 @@ class Workdir:
         self.trained: bool = ended and not any(_matches(name, MODEL) for name in self.damaged)
         """Whether the run is over and its model intact."""
         self.finished: bool = ended and not any(_matches(name, RESULTS) for name in self.damaged)
-        """Whether the run is over and everything computed from its model intact; otherwise continuing makes it again."""
+        """Whether the run is over and everything computed from its model intact; otherwise it is made again."""
         if not (self.path / "config.json").is_file():
             self.close()
             raise UserError(
@@ -133,8 +133,8 @@ class Workdir:
         damaged = sorted(name for name in self.damaged if _matches(name, MODEL))
         if damaged and not self.world.broadcast_object(lambda: any(self.checkpoints.glob("step-*"))):
             raise UserError(
-                f"{', '.join(damaged)} of the finished run in {self.path} {self.damaged[damaged[0]]}, and no checkpoint "
-                f"is left to make the model again. Restore it from a backup, or delete the folder to train again."
+                f"{', '.join(damaged)} of the finished run in {self.path} {self.damaged[damaged[0]]}, and no "
+                f"checkpoint is left to make the model again. Restore it, or delete the folder to train again."
             )
 
     def read_result(self) -> dict[str, Any]:
@@ -231,8 +231,8 @@ class Workdir:
             yield
         except OSError as error:
             raise OSError(
-                f"nothing more can be written to the work folder {self.path} ({error.strerror or error}). Free space or "
-                f"allow writing there, then start the same command again: it continues from the last checkpoint."
+                f"nothing more can be written to the work folder {self.path} ({error.strerror or error}). Free space "
+                f"or allow writing there, then start the same command again: it continues from the last checkpoint."
             ) from error
 
     def __enter__(self) -> "Workdir":
