@@ -115,7 +115,7 @@ def test_settings_of_earlier_versions() -> None:
     """Renamed ones are read; a removed one only at the value at which it had no effect."""
     masking, fewshot = MaskingConfig(), FewShotConfig(test_images=5)
     config = TrainConfig(model=ViTConfig(num_classes=0), steps=1, masking=masking, fewshot=fewshot)
-    data = to_dict(config) | {"float8": False, "cuda_graphs": False}
+    data: dict[str, Any] = to_dict(config) | {"float8": False, "cuda_graphs": False}
     data["masking"]["target"] = "mean-colour"
     data["fewshot"]["test_pictures"] = data["fewshot"].pop("test_images")
     assert from_dict(TrainConfig, data) == config

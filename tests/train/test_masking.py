@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlab.config import MaskingConfig
 from vitlab.data.dataset import Dataset
-from vitlab.data.loader import Batch, eval_batches, train_batches
+from vitlab.data.loader import eval_batches, train_batches
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.models import ViTConfig
 from vitlab.train.masking import (
@@ -407,11 +407,3 @@ def test_learns_more_than_a_constant(target: Any) -> None:
         shares = torch.bincount(answers[..., 0].flatten(), minlength=512) / (32 * N)
         best = float(torch.special.entr(shares).sum())
     assert np.mean(losses[-5:]) < 0.7 * best
-
-
-def test_batches_without_draws_are_our_mistake() -> None:
-    with pytest.raises(AssertionError, match="without draws"):
-        MaskedPatch(MaskingConfig(), MODEL).corrupt(
-            Batch(torch.zeros(1, 3, 16, 16), torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)),
-            np.random.default_rng(0),
-        )

@@ -229,11 +229,11 @@ def test_groups_are_described() -> None:
     ]
     kernels = create_optimizer(parameters, OptimConfig(weight_decay=0.1, decay_on="kernels"))
     assert describe_groups(kernels).split("; ") == [
-        "1 tensors, 1,000 numbers, weight decay 0.1",
-        "1 tensors, 20 numbers, weight decay 0",
+        "1 tensors, 1,000 parameters, weight decay 0.1",
+        "1 tensors, 20 parameters, weight decay 0",
     ]
     everything = create_optimizer(parameters, OptimConfig(name="sgd", weight_decay=0.1))
-    assert describe_groups(everything) == "2 tensors, 1,020 numbers, weight decay 0.1"
+    assert describe_groups(everything) == "2 tensors, 1,020 parameters, weight decay 0.1"
 
 
 def test_frozen_parameters_are_left_out() -> None:

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitlab.config import TrainConfig
 from vitlab.data.loader import Batch
-from vitlab.models.encoder import MatmulAttention, attention_path
+from vitlab.models.attention import MatmulAttention, attention_path
 from vitlab.train.objectives import create_objective, create_training_model
 from vitlab.train.optim import state_per_weight
 from vitlab.train.parallel import model_blocks

@@ -255,8 +255,8 @@ class _Run:
         if saved:
             state.restore(saved.tensors, saved.step, saved.state)
             say(f"continues from {saved.path.name}")
-        ranks = f" by {world.world_size} processes" if world.world_size > 1 else ""
-        say(f"{state.weights.precision} on {self.device}{ranks}; {describe_groups(state.optimizer)}")
+        processes = f" by {world.world_size} processes" if world.world_size > 1 else ""
+        say(f"{state.weights.precision} on {self.device}{processes}; {describe_groups(state.optimizer)}")
 
     def tick(self, num_images: int = 0, fraction: float = 0.0) -> None:
         """Shows the progress, `fraction` of a batch of `num_images` included."""
