@@ -19,7 +19,8 @@ from vitlab.pipelines import pretrain as run_module
 from vitlab.studies.engine import FAILED, Plan, StudyError, plan, run_study, work
 from vitlab.studies.report import write_report
 from vitlab.studies.study import Done, Point, Study
-from vitlab.train.loop import NonFiniteError, StoppedError
+from vitlab.train.loop import NonFiniteError
+from vitlab.train.signals import StoppedError
 from vitlab.train.workdir import write_json
 
 

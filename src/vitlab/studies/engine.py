@@ -34,7 +34,8 @@ from vitlab.pipelines.pretrain import pretrain
 from vitlab.settings import from_dict
 from vitlab.studies.report import write_report
 from vitlab.studies.study import Done, Point, Scale, Study, digest
-from vitlab.train.loop import NonFiniteError, StoppedError, stop_signals
+from vitlab.train.loop import NonFiniteError
+from vitlab.train.signals import StoppedError, stop_signals
 from vitlab.train.workdir import write_json
 
 WRONG_INPUT = 2
