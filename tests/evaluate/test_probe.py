@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitlab.data.registry import load_dataset, stratified_split
+from vitlab.data.registry import load_dataset
+from vitlab.data.subsets import stratified_split
 from vitlab.evaluate import features as features_module
 from vitlab.evaluate import probe as probes
 from vitlab.evaluate.features import features, frozen_preprocessing

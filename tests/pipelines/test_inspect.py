@@ -22,9 +22,9 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.inspect.capture import capture
 from vitlab.inspect.drawings import FIGURES
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, build_model
+from vitlab.pipelines.inspect import MOST, as_text, inspect_checkpoint
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.preprocessing import Preprocessing
-from vitlab.pipelines.inspect import MOST, as_text, inspect_checkpoint
 from vitlab.weights import load_model, save_model
 
 SIZES: dict[str, Any] = {

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitlab.data.dataset import images_below
 from vitlab.data.decode import IMAGE_SUFFIXES, ImageError, decode_image
+from vitlab.data.folder import images_below
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
 from vitlab.evaluate.accuracy import answers, choose_device

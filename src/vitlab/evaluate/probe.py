@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 
-from vitlab.data.registry import check_source, load_dataset, require_disjoint, stratified_split
+from vitlab.data.registry import check_source, load_dataset, require_disjoint
+from vitlab.data.subsets import stratified_split
 from vitlab.errors import UserError, quoted
 from vitlab.evaluate.accuracy import choose_device
 from vitlab.evaluate.features import cache_folder, check_features, check_options, features, frozen_preprocessing
