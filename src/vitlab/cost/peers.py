@@ -20,7 +20,7 @@ from vitlab.config import OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ViTConfig, build_model
-from vitlab.models.encoder import attention_path
+from vitlab.models.attention import attention_path
 from vitlab.models.vit import Model
 from vitlab.train.distributed import SINGLE
 from vitlab.train.loop import update
