@@ -45,7 +45,7 @@ def test_plain_class_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         assert part.pixels is not None
         np.testing.assert_array_equal(part.pixels[:, 0, 0, 0], np.where(part.labels == 0, 10, 20))
         np.testing.assert_array_equal(part.image(1), part.pixels[1])
-    assert "4 files are no images" in caplog.text
+    assert "4 files are not images" in caplog.text
     assert "(.txt 1, README 1, hidden 1, outside the class folders 1)" in caplog.text
     assert "has no test and no val split: cut from train, stratified, seed 0" in caplog.text
 
@@ -69,7 +69,7 @@ def test_ready_made_splits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> 
         assert part.classes == ("a", "b")
         assert [part.image(i).max() for i in range(len(part))] == [value, value]
     assert len(load_dataset(f"folder:{tmp_path}", "trainval")) == 4
-    assert "['extras'] are no splits" in caplog.text
+    assert "['extras'] are not splits" in caplog.text
 
 
 def fill(folder: Path, counts: dict[str, int], classes: Iterable[str] = "ab") -> str:
@@ -184,7 +184,7 @@ def test_a_split_beside_folders_that_are_none(tmp_path: Path, caplog: pytest.Log
         put(tmp_path / place / "x.png")
     (tmp_path / "annotations").mkdir()
     assert load_dataset(f"folder:{tmp_path}", "train").classes == ("cat", "dog")
-    assert "['annotations'] are no splits" in caplog.text
+    assert "['annotations'] are not splits" in caplog.text
 
 
 def test_a_split_or_a_class(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_test_images_alone(tmp_path: Path) -> None:
         part = load_dataset(f"folder:{tmp_path}", split)
         assert (part.classes, part.labels.tolist(), part.split) == (("a", "b"), [0, 1], split)
     for split in ("train", "val", "trainval"):
-        with pytest.raises(ValueError, match=r"\['test'\] but no train: add .*, or ask for .*\(test, all\)"):
+        with pytest.raises(ValueError, match=r"\['test'\] but no train: add .*, or use one of .*\(test, all\)"):
             load_dataset(f"folder:{tmp_path}", split)
 
 
