@@ -24,7 +24,7 @@ from vitlab.pipelines.init_from_checkpoint import by_size
 from vitlab.recipes import pretrain
 from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of
-from vitlab.studies.study import Point, exaflops, updates
+from vitlab.studies.point import Point, exaflops, updates
 from vitlab.train.devices import DEVICES, device_called
 from vitlab.train.distributed import ALONE
 from vitlab.train.loop import update
