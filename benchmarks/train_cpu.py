@@ -26,8 +26,8 @@ from circumstances import circumstances
 from vitlab.cost.ceiling import product_step, products
 from vitlab.cost.peers import OURS, PEERS, Work, build
 from vitlab.cost.timing import in_turn, ratio, spread
+from vitlab.models.attention import cpu_units
 from vitlab.models.config import ViTConfig
-from vitlab.models.encoder import cpu_units
 from vitlab.train.precision import keep_freed_memory
 
 # The exact GELU, because it is timm's.

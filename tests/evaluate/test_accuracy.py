@@ -23,7 +23,7 @@ from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.pipelines.pretrain import Outcome, pretrain
 from vitlab.preprocessing import Preprocessing
-from vitlab.train.distributed import RankError, together
+from vitlab.train.distributed import RankError, init_distributed
 from vitlab.weights import load_card, load_model, save_model
 from vitlab.weights.google import write_google
 
@@ -258,8 +258,8 @@ def test_several_ranks_find_what_one_finds(
     assert alone.skipped == 1
 
     def job() -> Evaluation:
-        with together() as ranks:
-            return evaluate(model, on_disk, (8, 8), batch_size=batch_size, pad=True, on_error="skip", ranks=ranks)
+        with init_distributed() as world:
+            return evaluate(model, on_disk, (8, 8), batch_size=batch_size, pad=True, on_error="skip", world=world)
 
     answers = in_ranks(count, job)
     assert len(answers) == count
@@ -272,8 +272,8 @@ def test_ranks_without_a_image(on_disk: Dataset, in_ranks: Callable[[int, Callab
     model, two = small_vit(), on_disk.take(np.array([4, 5]))
 
     def job() -> Evaluation:
-        with together() as ranks:
-            return evaluate(model, two, (8, 8), on_error="skip", ranks=ranks)
+        with init_distributed() as world:
+            return evaluate(model, two, (8, 8), on_error="skip", world=world)
 
     for found in in_ranks(3, job):
         same(found, evaluate(model, two, (8, 8), on_error="skip"))
@@ -285,8 +285,8 @@ def test_broken_image_ends_every_rank(
     model = small_vit()
 
     def job() -> Evaluation:
-        with together() as ranks:
-            return evaluate(model, on_disk, (8, 8), batch_size=2, ranks=ranks)
+        with init_distributed() as world:
+            return evaluate(model, on_disk, (8, 8), batch_size=2, world=world)
 
     first, second = in_ranks(2, job)  # number 4 belongs to the first
     assert isinstance(first, ImageError)

@@ -20,7 +20,7 @@ from vitlab.evaluate.features import Features, cache_folder, check_features, fea
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
-from vitlab.train.distributed import together
+from vitlab.train.distributed import init_distributed
 
 TINY = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=3, representation_size=6)
 
@@ -431,8 +431,8 @@ def test_several_processes(
         features(model, files.take(np.arange(2)), batch_size=2, cache=cache)
 
     def job() -> Features:
-        with together() as ranks:
-            return features(model, files, batch_size=2, on_error="skip", cache=cache, ranks=ranks)
+        with init_distributed() as world:
+            return features(model, files, batch_size=2, on_error="skip", cache=cache, world=world)
 
     for found in in_ranks(3, job):
         np.testing.assert_array_equal(found.x, alone.x)

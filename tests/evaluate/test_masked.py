@@ -29,7 +29,7 @@ from vitlab.models.vit import ViT
 from vitlab.pipelines.finetune import finetune
 from vitlab.pipelines.pretrain import Outcome, pretrain
 from vitlab.preprocessing import Preprocessing
-from vitlab.train.distributed import together
+from vitlab.train.distributed import init_distributed
 from vitlab.train.masking import MASK, MaskedViT, class_colors
 from vitlab.weights import load_card, load_model, save_model
 
@@ -194,8 +194,8 @@ def test_several_ranks_find_what_one_finds(
     def job() -> tuple[MaskedEvaluation, int]:
         seen = []
         model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
-        with together() as ranks:
-            return evaluate_masked(model, data, batch_size=2, on_error="skip", ranks=ranks), sum(seen)
+        with init_distributed() as world:
+            return evaluate_masked(model, data, batch_size=2, on_error="skip", world=world), sum(seen)
 
     found = in_ranks(count, job)
     assert sum(seen for _, seen in found) == 12
@@ -214,8 +214,8 @@ def test_ranks_without_a_image(in_ranks: Callable[[int, Callable[[], Any]], list
     none.failures = {i: ImageError(str(i), "broken") for i in range(2)}
 
     def job(data: Dataset) -> MaskedEvaluation:
-        with together() as ranks:
-            return evaluate_masked(model, data, on_error="skip", ranks=ranks)
+        with init_distributed() as world:
+            return evaluate_masked(model, data, on_error="skip", world=world)
 
     assert in_ranks(3, lambda: job(one)) == [evaluate_masked(model, one, on_error="skip")] * 3
     for error in in_ranks(3, lambda: job(none)):

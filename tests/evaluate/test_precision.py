@@ -18,7 +18,7 @@ from vitlab.evaluate.predict import predict
 from vitlab.evaluate.probe import probe_checkpoint
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model
 from vitlab.pipelines.pretrain import Outcome
-from vitlab.train.distributed import together
+from vitlab.train.distributed import init_distributed
 from vitlab.weights import load_model, save_model
 
 CPU = torch.device("cpu")
@@ -88,9 +88,9 @@ def test_several_ranks(workdir: Path, in_ranks: Callable[..., list[Any]]) -> Non
     alone = evaluate(load_for_judging(workdir, CPU, "bfloat16").model, dataset, (8, 8))
 
     def job() -> tuple[Evaluation, Evaluation]:
-        with together() as ranks:
-            model = load_for_judging(workdir, CPU, "bfloat16", ranks=ranks).model
-            few, none = (evaluate(model, dataset.take(np.arange(n)), (8, 8), ranks=ranks) for n in (5, 1))
+        with init_distributed() as world:
+            model = load_for_judging(workdir, CPU, "bfloat16", world=world).model
+            few, none = (evaluate(model, dataset.take(np.arange(n)), (8, 8), world=world) for n in (5, 1))
             return few, none
 
     for few, none in in_ranks(2, job):
@@ -163,8 +163,8 @@ def test_slow_processor_is_told_once(
     assert caplog.messages == []
 
     def job() -> list[str]:
-        with together() as ranks, caplog.at_level(logging.WARNING):
-            load_for_judging(workdir, CPU, "bfloat16", ranks=ranks)
+        with init_distributed() as world, caplog.at_level(logging.WARNING):
+            load_for_judging(workdir, CPU, "bfloat16", world=world)
         return caplog.messages
 
     said = ["this CPU is not faster in bfloat16: float32 takes no longer, and is exact"]

@@ -23,7 +23,7 @@ from vitlab.evaluate.accuracy import evaluate
 from vitlab.pipelines import pretrain as run
 from vitlab.pipelines.pretrain import Images, Outcome, pretrain, readable, unreadable
 from vitlab.settings import to_dict
-from vitlab.train.distributed import Ranks, together
+from vitlab.train.distributed import World, init_distributed
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_card, load_model
 
@@ -269,8 +269,8 @@ def test_the_first_reads_for_all(
     monkeypatch.setattr(type(given.test), "image", failing)
 
     def job() -> tuple[list[int], list[str]]:
-        with together() as ranks:
-            kept = readable(given, ranks)
+        with init_distributed() as world:
+            kept = readable(given, world)
             return [len(each) for each in (kept.train, kept.val, kept.test)], [str(e) for e in kept.unreadable or ()]
 
     first, second = in_ranks(2, job)
@@ -282,7 +282,7 @@ def test_the_first_reads_for_all(
 def test_a_batch_that_the_processes_cannot_share(config: TrainConfig, tmp_path: Path) -> None:
     """Refused before the folder holds its settings, so that a better batch may be given."""
     with pytest.raises(ValueError, match=r"batch_size=.* is that of all 7 processes"):
-        pretrain(dataclasses.replace(config, batch_size=32), tmp_path / "run", device="cpu", ranks=Ranks(0, 7))
+        pretrain(dataclasses.replace(config, batch_size=32), tmp_path / "run", device="cpu", world=World(0, 7))
     assert not (tmp_path / "run").exists()
 
 

@@ -19,7 +19,7 @@ from vitlab.io import write_sums
 from vitlab.pipelines import vtab as module
 from vitlab.pipelines.pretrain import Outcome
 from vitlab.pipelines.vtab import NO_CROP, NO_FLIP, as_table, summary, vtab, without_harm
-from vitlab.train.distributed import RankError, together
+from vitlab.train.distributed import RankError, init_distributed
 from vitlab.train.loop import StoppedError
 from vitlab.train.workdir import Workdir
 
@@ -152,8 +152,8 @@ def test_data_that_one_process_lacks(
     """What can be had is what the first process finds: all do the same tasks, or all end."""
 
     def job() -> None:
-        with together() as ranks:
-            score(workdir, setting, root if ranks.first else tmp_path / "nothing", tmp_path / "out", ranks=ranks)
+        with init_distributed() as world:
+            score(workdir, setting, root if world.is_rank_0 else tmp_path / "nothing", tmp_path / "out", world=world)
 
     first, second = in_ranks(2, job)
     assert (type(first), type(second)) == (RankError, UserError)

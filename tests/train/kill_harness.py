@@ -78,14 +78,14 @@ def live(config: TrainConfig, folder: Path, place: dict[str, str]) -> None:
     import torch
 
     from vitlab.pipelines.pretrain import pretrain
-    from vitlab.train.distributed import RankError, together
+    from vitlab.train.distributed import RankError, init_distributed
     from vitlab.train.loop import StoppedError
 
     sys.stderr = folder.with_suffix(".log").open("a", buffering=1)
     torch.set_num_threads(1)
     try:
-        with together() as ranks:
-            pretrain(config, folder, device="cpu", tensorboard=False, ranks=ranks)
+        with init_distributed() as world:
+            pretrain(config, folder, device="cpu", tensorboard=False, world=world)
     except (StoppedError, RankError) as stopped:
         sys.stderr.write(f"{stopped}\n")
         sys.exit(143 if isinstance(stopped, StoppedError) else 1)

@@ -17,7 +17,7 @@ from torch import Tensor
 from vitlab.train import checkpoint
 from vitlab.train.checkpoint import (
     CheckpointWriter,
-    DamagedCheckpointError,
+    CorruptCheckpointError,
     load_latest,
     read_checkpoint,
     save_checkpoint,
@@ -221,7 +221,7 @@ def test_a_later_format_is_refused_not_called_damaged(tmp_path: Path) -> None:
     (path / checkpoint.STATE).write_text(json.dumps(record))
     with pytest.raises(ValueError, match="format 99 and this version reads format 1") as caught:
         load_latest(tmp_path, refuse)
-    assert not isinstance(caught.value, DamagedCheckpointError)
+    assert not isinstance(caught.value, CorruptCheckpointError)
 
 
 # --- a disk that refuses

@@ -34,11 +34,11 @@ folder = Path(os.environ["VITLAB_TEST"])
 (folder / "pid").write_text(str(os.getpid()))
 import torch
 from torch import nn
-from vitlab.train.distributed import ALONE, Spread
+from vitlab.train.distributed import SINGLE, Parallel
 model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
-spread = Spread(model, ALONE, torch.device("cpu"), precision="float32", compiled=True)
-with spread.exchanging(last=True):
-    spread.forward(torch.ones(2, 4)).sum().backward()
+parallel = Parallel(model, SINGLE, torch.device("cpu"), precision="float32", compiled=True)
+with parallel.exchanging(last=True):
+    parallel.forward(torch.ones(2, 4)).sum().backward()
 """
 RUN = """
 import os, shlex, sys

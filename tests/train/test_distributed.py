@@ -34,20 +34,20 @@ from vitlab.models.resnet_config import ResNetBody
 from vitlab.settings import to_dict
 from vitlab.train import checkpoint, distributed, loop
 from vitlab.train.distributed import (
-    ALONE,
+    SINGLE,
+    Parallel,
     RankError,
-    Ranks,
-    Spread,
+    World,
     blocks,
     environment,
+    full_tensor,
+    init_distributed,
     is_sharded,
-    own_part,
-    together,
-    whole,
+    local_shard,
 )
 from vitlab.train.loop import NonFiniteError, StoppedError, train
-from vitlab.train.objectives import create_trained
-from vitlab.train.state import start_state
+from vitlab.train.objectives import create_training_model
+from vitlab.train.state import create_state
 from vitlab.train.workdir import Workdir
 
 InRanks = Callable[[int, Callable[[], Any]], list[Any]]
@@ -67,9 +67,9 @@ def rows(rank: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("count", [2, 3])
 def test_gathers_unequal_counts_in_order_of_rank_everywhere(count: int, in_ranks: InRanks) -> None:
     def job() -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], str]:
-        with together() as ranks:
-            first = ranks.gather(rows(ranks.rank))
-            return first, ranks.gather({"rank": np.array([ranks.rank])}), ranks.device("cpu")
+        with init_distributed() as world:
+            first = world.all_gather(rows(world.rank))
+            return first, world.all_gather({"rank": np.array([world.rank])}), world.device("cpu")
 
     answers = in_ranks(count, job)
     assert len(answers) == count
@@ -84,8 +84,8 @@ def test_gathers_unequal_counts_in_order_of_rank_everywhere(count: int, in_ranks
 
 def test_nobody_has_a_row(in_ranks: InRanks) -> None:
     def job() -> tuple[int, ...]:
-        with together() as ranks:
-            return ranks.gather({"x": np.empty((0, 4), np.float32)})["x"].shape
+        with init_distributed() as world:
+            return world.all_gather({"x": np.empty((0, 4), np.float32)})["x"].shape
 
     assert in_ranks(2, job) == [(0, 4), (0, 4)]
 
@@ -101,10 +101,10 @@ def test_what_was_sent_before_a_failure_still_arrives(in_ranks: InRanks, monkeyp
         )
 
     def job() -> None:
-        with together() as ranks:
-            if ranks.rank == 1:
+        with init_distributed() as world:
+            if world.rank == 1:
                 monkeypatch.setattr(distributed.dist, "all_reduce", late)
-            raise ValueError(f"{ranks.add_up(1)} heard")
+            raise ValueError(f"{world.all_reduce(1)} heard")
 
     assert [str(answer) for answer in in_ranks(2, job)] == ["(2,) heard"] * 2
 
@@ -114,11 +114,11 @@ def test_one_that_fails_ends_those_that_wait_for_it(failing: int, in_ranks: InRa
     """The first process, which keeps the store, and another one."""
 
     def job() -> None:
-        with together() as ranks:
-            ranks.gather(rows(ranks.rank))
-            if ranks.rank == failing:
+        with init_distributed() as world:
+            world.all_gather(rows(world.rank))
+            if world.rank == failing:
                 raise ValueError("the image 7.png is broken")
-            ranks.gather(rows(ranks.rank))
+            world.all_gather(rows(world.rank))
 
     answers = in_ranks(3, job)
     for rank, answer in enumerate(answers):
@@ -131,10 +131,10 @@ def test_one_that_fails_without_a_word(in_ranks: InRanks) -> None:
     """A KeyboardInterrupt, a MemoryError and many an assert say nothing; the others must not wait for ever."""
 
     def job() -> None:
-        with together() as ranks:
-            if ranks.rank == 1:
+        with init_distributed() as world:
+            if world.rank == 1:
                 raise RuntimeError
-            ranks.gather(rows(ranks.rank))
+            world.all_gather(rows(world.rank))
 
     answers = in_ranks(2, job)
     assert "another failed: RuntimeError" in str(answers[0])
@@ -144,12 +144,12 @@ def test_one_that_fails_ends_those_at_work(in_ranks: InRanks) -> None:
     """Long before they are done: `check` is called between two pieces of work."""
 
     def job() -> int:
-        with together() as ranks:
-            if ranks.rank == 1:
+        with init_distributed() as world:
+            if world.rank == 1:
                 raise RuntimeError("no memory")
             for _ in range(3000):
                 time.sleep(0.01)
-                ranks.check()
+                world.check_peers()
         return 0
 
     first, second = in_ranks(2, job)
@@ -159,9 +159,9 @@ def test_one_that_fails_ends_those_at_work(in_ranks: InRanks) -> None:
 
 def test_a_late_one_is_waited_for(in_ranks: InRanks) -> None:
     def job() -> list[int]:
-        with together() as ranks:
-            time.sleep(0.3 * ranks.rank)
-            return ranks.gather({"x": np.array([ranks.rank])})["x"].tolist()
+        with init_distributed() as world:
+            time.sleep(0.3 * world.rank)
+            return world.all_gather({"x": np.array([world.rank])})["x"].tolist()
 
     assert in_ranks(2, job) == [[0, 1], [0, 1]]
 
@@ -172,11 +172,11 @@ def test_a_wait_may_take_longer_than_an_exchange(in_ranks: InRanks, monkeypatch:
     monkeypatch.setattr(distributed.dist, "init_process_group", functools.partial(start, timeout=soon))
 
     def job() -> int:
-        with together() as ranks:
-            with ranks.first_ahead():
-                if ranks.first:
+        with init_distributed() as world:
+            with world.rank_0_first():
+                if world.is_rank_0:
                     time.sleep(6)
-            return ranks.share(lambda: 5)
+            return world.broadcast_object(lambda: 5)
 
     assert in_ranks(2, job) == [5, 5]
 
@@ -185,7 +185,7 @@ def test_the_first_goes_ahead(tmp_path: Path, in_ranks: InRanks) -> None:
     """What it fetches, the others find."""
 
     def job() -> bool:
-        with together() as ranks, ranks.first_ahead():
+        with init_distributed() as world, world.rank_0_first():
             there = (tmp_path / "fetched").exists()
             time.sleep(0.2)
             (tmp_path / "fetched").touch()
@@ -195,10 +195,10 @@ def test_the_first_goes_ahead(tmp_path: Path, in_ranks: InRanks) -> None:
 
 
 def test_a_batch_for_all() -> None:
-    Ranks(1, 3).check_batch(33)
-    ALONE.check_batch(7)
+    World(1, 3).check_batch_size(33)
+    SINGLE.check_batch_size(7)
     with pytest.raises(ValueError, match="batch_size=32 is that of all 3 processes together: give a multiple of 3"):
-        Ranks(0, 3).check_batch(32)
+        World(0, 3).check_batch_size(32)
 
 
 def test_alone_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,11 +206,11 @@ def test_alone_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     for world_size in (None, "1"):
         if world_size:
             monkeypatch.setenv("WORLD_SIZE", world_size)
-        with together() as ranks:
-            assert ranks == ALONE
-            ranks.check()
+        with init_distributed() as world:
+            assert world == SINGLE
+            world.check_peers()
             given = {"x": np.arange(3)}
-            assert ranks.gather(given) == given
+            assert world.all_gather(given) == given
 
 
 def test_half_of_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,22 +225,22 @@ def test_half_of_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributed.torch.cuda, "is_available", lambda: True)
-    assert Ranks(5, 8, 1).device("auto") == "cuda:1"
-    assert Ranks(5, 8, 1).device("cuda") == "cuda:1"
-    assert Ranks(5, 8, 1).device("cpu") == "cpu"
-    assert ALONE.device("auto") == "auto"
+    assert World(5, 8, 1).device("auto") == "cuda:1"
+    assert World(5, 8, 1).device("cuda") == "cuda:1"
+    assert World(5, 8, 1).device("cpu") == "cpu"
+    assert SINGLE.device("auto") == "auto"
     monkeypatch.setattr(distributed.torch.cuda, "is_available", lambda: False)
-    assert Ranks(5, 8, 1).device("auto") == "auto"
+    assert World(5, 8, 1).device("auto") == "auto"
 
 
 def test_shares_and_adds_up(in_ranks: InRanks) -> None:
     def job() -> tuple[Any, ...]:
-        with together() as ranks:
-            shared = ranks.share(lambda: {"made by": ranks.rank})
-            sums = ranks.add_up(ranks.rank == 1, 10 * ranks.rank)
-            tensors = [torch.full((2, 2), float(ranks.rank)), torch.tensor(4.0)]
-            ranks.mean(tensors)
-            assert ranks.add_up(True) == (3,)  # a number also where nothing else makes it one
+        with init_distributed() as world:
+            shared = world.broadcast_object(lambda: {"made by": world.rank})
+            sums = world.all_reduce(world.rank == 1, 10 * world.rank)
+            tensors = [torch.full((2, 2), float(world.rank)), torch.tensor(4.0)]
+            world.all_reduce_mean(tensors)
+            assert world.all_reduce(True) == (3,)  # a number also where nothing else makes it one
             return shared, sums, [tensor.tolist() for tensor in tensors]
 
     expected = ({"made by": 0}, (1, 30), [[[1.0, 1.0], [1.0, 1.0]], 4.0])
@@ -253,15 +253,15 @@ def test_one_that_is_killed_ends_the_others(place: str, gone: int, tmp_path: Pat
     """Within seconds, whether or not it kept the store, and wherever the others wait for what will not come."""
 
     def job() -> None:
-        with together() as ranks:
+        with init_distributed() as world:
             meet = {
-                "add_up": lambda: ranks.add_up(1),
-                "share": lambda: ranks.share(lambda: 1),
-                "gather": lambda: ranks.gather({"x": np.arange(2)}),
+                "add_up": lambda: world.all_reduce(1),
+                "share": lambda: world.broadcast_object(lambda: 1),
+                "gather": lambda: world.all_gather({"x": np.arange(2)}),
             }[place]
             try:
                 meet()
-                if ranks.rank == gone:
+                if world.rank == gone:
                     os.kill(os.getpid(), signal.SIGKILL)
                 meet()
             except RuntimeError:
@@ -294,17 +294,17 @@ CONFIG = TrainConfig(
 digits = functools.cache(lambda: load_dataset("digits", "train"))
 
 
-def trained(config: TrainConfig, folder: Path, ranks: Ranks = ALONE, evaluate: Any = None) -> dict[str, Tensor]:
-    model = create_trained(config, torch.Generator().manual_seed(0))
-    with Workdir(folder, to_dict(config), tensorboard=False, ranks=ranks) as workdir:
-        done = train(config, workdir, model, dataset=digits(), evaluate=evaluate, ranks=ranks)
+def trained(config: TrainConfig, folder: Path, world: World = SINGLE, evaluate: Any = None) -> dict[str, Tensor]:
+    model = create_training_model(config, torch.Generator().manual_seed(0))
+    with Workdir(folder, to_dict(config), tensorboard=False, world=world) as workdir:
+        done = train(config, workdir, model, dataset=digits(), evaluate=evaluate, world=world)
     return {name: tensor.clone() for name, tensor in done.state_dict().items()}
 
 
 def trained_by(count: int, config: TrainConfig, folder: Path, in_ranks: InRanks, **more: Any) -> list[Any]:
     def job() -> Any:
-        with together() as ranks:
-            return {name: tensor.numpy() for name, tensor in trained(config, folder, ranks, **more).items()}
+        with init_distributed() as world:
+            return {name: tensor.numpy() for name, tensor in trained(config, folder, world, **more).items()}
 
     digits()
     return in_ranks(count, job)
@@ -382,11 +382,11 @@ def test_cuda_graphs_by_two(in_ranks: InRanks, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch, "compile", lambda model, **given: model)
 
     def job() -> str:
-        with together() as ranks:
-            spread = functools.partial(Spread, ranks=ranks, device=torch.device("cpu"), compiled=True, graphs=True)
-            spread(build_model(MODEL), precision="bfloat16")
+        with init_distributed() as world:
+            parallel = functools.partial(Parallel, world=world, device=torch.device("cpu"), compiled=True, graphs=True)
+            parallel(build_model(MODEL), precision="bfloat16")
             with pytest.raises(ValueError, match=r"2 processes exchange autocast gradients .*--precision bf") as no:
-                spread(build_model(MODEL), precision="autocast")
+                parallel(build_model(MODEL), precision="autocast")
             return str(no.value)
 
     one, two = in_ranks(2, job)
@@ -397,11 +397,11 @@ COUNT_GRAPHS = """
 import functools, itertools, json, torch
 from torch._dynamo.utils import counters
 from vitlab.models import ViTConfig, build_model
-from vitlab.train.distributed import Spread, together
+from vitlab.train.distributed import Parallel, init_distributed
 
 torch.compile = functools.partial(torch.compile, backend="aot_eager")  # no C++ compiler is needed to count
 found = []
-with together() as ranks:
+with init_distributed() as world:
     for recompute, rate in itertools.product((False, True), (0.0, 0.1)):
         torch.compiler.reset()
         counters.clear()
@@ -409,12 +409,12 @@ with together() as ranks:
             image_size=16, patch_size=4, width=16, depth=12, heads=2, mlp_dim=32, num_classes=10, stochastic_depth=rate
         )
         model = build_model(config, generator=torch.Generator().manual_seed(0)).train()
-        spread = Spread(
-            model, ranks, torch.device("cpu"), precision="float32", fsdp=True, recompute=recompute, compiled=True
+        parallel = Parallel(
+            model, world, torch.device("cpu"), precision="float32", fsdp=True, recompute=recompute, compiled=True
         )
         for last in (False, True):
-            with spread.exchanging(last):
-                spread.forward(torch.zeros(4, 3, 16, 16)).sum().backward()
+            with parallel.exchanging(last):
+                parallel.forward(torch.zeros(4, 3, 16, 16)).sum().backward()
         found.append([recompute, rate, counters["stats"]["unique_graphs"], dict(counters["frames"])])
 print(json.dumps(found))
 """
@@ -523,9 +523,9 @@ def test_a_stop_waits_for_the_checkpoint(tmp_path: Path, in_ranks: InRanks, monk
     digits()
 
     def job() -> bool:
-        with together() as ranks:
+        with init_distributed() as world:
             with pytest.raises(StoppedError):
-                trained(CONFIG, tmp_path / "run", ranks)
+                trained(CONFIG, tmp_path / "run", world)
             return (tmp_path / "run/checkpoints/step-000000000/state.json").exists()
 
     assert in_ranks(2, job) == [True, True]
@@ -533,11 +533,11 @@ def test_a_stop_waits_for_the_checkpoint(tmp_path: Path, in_ranks: InRanks, monk
 
 def test_only_the_first_keeps_the_whole_of_a_sharded_state(in_ranks: InRanks) -> None:
     def job() -> tuple[set[str], dict[str, Any]]:
-        with together() as ranks:
+        with init_distributed() as world:
             config = dataclasses.replace(CONFIG, fsdp=True)
-            model = create_trained(config, torch.Generator().manual_seed(0))
-            state = start_state(config, model, torch.device("cpu"), ranks)
-            kept = state.tensors(wanted=ranks.first)
+            model = create_training_model(config, torch.Generator().manual_seed(0))
+            state = create_state(config, model, torch.device("cpu"), world)
+            kept = state.tensors(wanted=world.is_rank_0)
             return set(kept), {name: list(tensor.shape) for name, tensor in kept.items() if is_sharded(tensor)}
 
     (one, sharded), (two, _) = in_ranks(2, job)
@@ -583,8 +583,8 @@ def test_unreadable_images_of_one_share(fsdp: bool, tmp_path: Path, in_ranks: In
 
 def test_a_folder_that_the_others_do_not_see(tmp_path: Path, in_ranks: InRanks) -> None:
     def job() -> None:
-        with together() as ranks:
-            trained(CONFIG, tmp_path / ("here" if ranks.first else "elsewhere"), ranks)
+        with init_distributed() as world:
+            trained(CONFIG, tmp_path / ("here" if world.is_rank_0 else "elsewhere"), world)
 
     digits()
     first, second = in_ranks(2, job)
@@ -598,12 +598,12 @@ def test_the_parts_of_a_sharded_model(in_ranks: InRanks) -> None:
     """Half of every weight on each process, put together by `whole`."""
 
     def job() -> tuple[int, int, bool]:
-        with together() as ranks:
+        with init_distributed() as world:
             model = build_model(MODEL, generator=torch.Generator().manual_seed(0))
             before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-            Spread(model, ranks, torch.device("cpu"), precision="float32", fsdp=True)
-            own = sum(own_part(tensor.detach()).numel() for tensor in model.parameters())
-            same = all(torch.equal(whole(tensor), before[name]) for name, tensor in model.state_dict().items())
+            Parallel(model, world, torch.device("cpu"), precision="float32", fsdp=True)
+            own = sum(local_shard(tensor.detach()).numel() for tensor in model.parameters())
+            same = all(torch.equal(full_tensor(tensor), before[name]) for name, tensor in model.state_dict().items())
             return own, sum(tensor.numel() for tensor in before.values()), same
 
     (one, total, same), (two, _, same_there) = in_ranks(2, job)
@@ -622,10 +622,10 @@ def test_activation_checkpointing_changes_nothing_but_memory(tmp_path: Path) -> 
     kept = []
     for recompute in (False, True):
         built = build_model(dataclasses.replace(model, depth=6), generator=torch.Generator().manual_seed(0))
-        spread = Spread(built, ALONE, torch.device("cpu"), precision="float32", recompute=recompute)
+        parallel = Parallel(built, SINGLE, torch.device("cpu"), precision="float32", recompute=recompute)
         assert len(blocks(built)) == 7
         sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):  # noqa: B023
-            spread.forward(torch.zeros(4, 3, 32, 32))
+            parallel.forward(torch.zeros(4, 3, 32, 32))
         kept.append(sum(sizes))
     assert kept[1] < 0.3 * kept[0]

@@ -22,7 +22,7 @@ from vitlab.settings import to_dict
 from vitlab.train import loop
 from vitlab.train.float8 import dense_layers, describe_float8, has_float8_units, to_float8
 from vitlab.train.loop import StoppedError, train
-from vitlab.train.objectives import create_trained
+from vitlab.train.objectives import create_training_model
 from vitlab.train.workdir import Workdir
 
 MODEL = ViTConfig(image_size=8, patch_size=4, width=16, depth=2, heads=2, mlp_dim=32, num_classes=10, head_std=0.1)
@@ -42,7 +42,7 @@ digits = functools.cache(lambda: load_dataset("digits", "train"))
 
 
 def fresh(config: TrainConfig = CONFIG) -> Any:
-    return create_trained(config, torch.Generator().manual_seed(0))
+    return create_training_model(config, torch.Generator().manual_seed(0))
 
 
 def run(config: TrainConfig, folder: Path) -> Any:

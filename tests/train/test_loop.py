@@ -30,9 +30,9 @@ from vitlab.rng import Stream, generator
 from vitlab.settings import to_dict
 from vitlab.train import loop, progress
 from vitlab.train.checkpoint import load_latest
-from vitlab.train.distributed import ALONE, Ranks, together
+from vitlab.train.distributed import SINGLE, World, init_distributed
 from vitlab.train.loop import NonFiniteError, StoppedError, step_rng, train
-from vitlab.train.objectives import classification_loss, create_trained
+from vitlab.train.objectives import classification_loss, create_training_model
 from vitlab.train.optim import learning_rate
 from vitlab.train.workdir import Workdir
 
@@ -626,17 +626,20 @@ def test_share_of_unreadable_images(
     assert [] in shares
     assert all(one or two for one, two in zip(shares[::2], shares[1::2], strict=True))
 
-    def trained(ranks: Ranks) -> dict[str, np.ndarray]:
-        folder, model = tmp_path / str(ranks.world_size), create_trained(config, torch.Generator().manual_seed(0))
-        with Workdir(folder, to_dict(config), tensorboard=False, ranks=ranks) as workdir:
-            done = train(config, workdir, model, dataset=data, ranks=ranks)
+    def trained(world: World) -> dict[str, np.ndarray]:
+        folder, model = (
+            tmp_path / str(world.world_size),
+            create_training_model(config, torch.Generator().manual_seed(0)),
+        )
+        with Workdir(folder, to_dict(config), tensorboard=False, world=world) as workdir:
+            done = train(config, workdir, model, dataset=data, world=world)
         return {name: tensor.numpy() for name, tensor in done.state_dict().items()}
 
     def job() -> dict[str, np.ndarray]:
-        with together() as ranks:
-            return trained(ranks)
+        with init_distributed() as world:
+            return trained(world)
 
-    alone = trained(ALONE)
+    alone = trained(SINGLE)
     for found in in_ranks(2, job):
         for name, expected in alone.items():
             np.testing.assert_allclose(found[name], expected, atol=1e-5)
@@ -652,8 +655,8 @@ def test_batch_of_unreadable_images_of_two(
     config = dataclasses.replace(PLAIN, data=dataclasses.replace(PLAIN.data, on_error="skip"))
 
     def job() -> None:
-        with together() as ranks, Workdir(tmp_path, to_dict(config), tensorboard=False, ranks=ranks) as workdir:
-            train(config, workdir, fresh(config), dataset=data, ranks=ranks)
+        with init_distributed() as world, Workdir(tmp_path, to_dict(config), tensorboard=False, world=world) as workdir:
+            train(config, workdir, fresh(config), dataset=data, world=world)
 
     for error in in_ranks(2, job):
         assert str(error).startswith("none of the 12 images of a batch can be read; the log says why. Mend them, or ")

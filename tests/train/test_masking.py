@@ -126,8 +126,8 @@ def test_hidden_are_the_same_patches_whatever_the_batch_and_the_process() -> Non
     whole = hidden_by_image(74, 1)  # two epochs
     assert hidden_by_image(10, 7) == whole[:70]
     assert hidden_by_image(9, 4, start=30) == whole[30:66]
-    ranks = [hidden_by_image(10, 7, rank=rank, world_size=2) for rank in (0, 1)]
-    halves = [part[5 * step : 5 * step + 5] for step in range(7) for part in ranks]
+    world = [hidden_by_image(10, 7, rank=rank, world_size=2) for rank in (0, 1)]
+    halves = [part[5 * step : 5 * step + 5] for step in range(7) for part in world]
     assert [each for half in halves for each in half] == whole[:70]
     first, second = dict(whole[:37]), dict(whole[37:])
     assert first.keys() == second.keys()

@@ -16,9 +16,9 @@ from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.models.config import ResNetConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
-from vitlab.train.distributed import ALONE, Spread
+from vitlab.train.distributed import SINGLE, Parallel
 from vitlab.train.memory import FusedAttention, Memory, Sizes, largest, moments, process_bytes, step_bytes
-from vitlab.train.objectives import create_objective, create_trained
+from vitlab.train.objectives import create_objective, create_training_model
 from vitlab.train.precision import Precision
 
 VIT = ViTConfig(image_size=32, patch_size=4, width=64, depth=2, heads=4, mlp_dim=128, num_classes=10)
@@ -72,14 +72,14 @@ def batch_for(config: TrainConfig) -> Batch:
 def test_real_tensors_take_as_much(name: str, precision: Precision, again: bool) -> None:
     """The step of the training loop, on the CPU: what is kept for the backward pass, and the fullest moment."""
     config = change(RUNS[name], activation_checkpointing=again)
-    model, batch, objective = create_trained(config), batch_for(config), create_objective(config)
-    spread = Spread(model.train(), ALONE, torch.device("cpu"), precision=precision, recompute=again)
+    model, batch, objective = create_training_model(config), batch_for(config), create_objective(config)
+    parallel = Parallel(model.train(), SINGLE, torch.device("cpu"), precision=precision, recompute=again)
     if precision == "bfloat16":
         model.to(torch.bfloat16)
     parameters = list(model.parameters())
     with Memory([*parameters, batch.images, batch.labels, *([] if batch.draws is None else [batch.draws])]) as memory:
         images, targets = objective.corrupt(batch, np.random.default_rng(0))
-        loss = objective.loss(spread.forward, images, targets)[0]
+        loss = objective.loss(parallel.forward, images, targets)[0]
         kept = memory.held()
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
     peak = memory.peak(without=memory.numbers(each for each in found if each is not None))
@@ -93,7 +93,7 @@ def test_real_tensors_take_as_much(name: str, precision: Precision, again: bool)
 def test_activations_are_what_is_saved_for_the_backward_pass() -> None:
     """Counted in another way: by the hooks through which autograd saves tensors."""
     config = RUNS["plain"]
-    model, batch, objective = create_trained(config), batch_for(config), create_objective(config)
+    model, batch, objective = create_training_model(config), batch_for(config), create_objective(config)
     parameters = {each.untyped_storage().data_ptr() for each in model.parameters()}
     saved: dict[int, int] = {}
 
@@ -138,7 +138,7 @@ def test_a_gpus_autocast_keeps_as_much(name: str) -> None:
     config = RUNS[name]
     objective = create_objective(config)
     with torch.device("meta"):
-        model = create_trained(config).train()
+        model = create_training_model(config).train()
     with FakeTensorMode(), torch.device("cuda"):
         batch, model = batch_for(config), on_cuda(model)
         given = [*model.parameters(), batch.images, batch.labels, *([] if batch.draws is None else [batch.draws])]

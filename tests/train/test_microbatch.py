@@ -11,7 +11,7 @@ from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models import ViTConfig, build_model
 from vitlab.train import microbatch
 from vitlab.train.microbatch import GIB, PeakMemory, StepCost, default_microbatch, free_memory, measure_step
-from vitlab.train.objectives import create_trained
+from vitlab.train.objectives import create_training_model
 
 CPU = torch.device("cpu")
 SMALL = TrainConfig(
@@ -87,7 +87,7 @@ def test_measured_in_the_precision_of_the_run(precision: str) -> None:
 def test_masked_patch_prediction_is_measured() -> None:
     model = dataclasses.replace(SMALL.model, num_classes=0)
     config = dataclasses.replace(SMALL, model=model, masking=MaskingConfig())
-    assert measure_step(config, create_trained(config), CPU).eval_seconds > 0
+    assert measure_step(config, create_training_model(config), CPU).eval_seconds > 0
 
 
 def test_little_memory_makes_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None:

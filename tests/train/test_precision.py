@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
-from vitlab.train.precision import Weights, cpu_is_faster_in_bfloat16, keep_freed_memory, resolve_precision
+from vitlab.train.precision import MasterWeights, cpu_is_faster_in_bfloat16, keep_freed_memory, resolve_precision
 
 CONFIG = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=3)
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)
@@ -35,7 +35,7 @@ def same(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
 
 @pytest.mark.parametrize("precision", ["float32", "autocast"])
 def test_the_model_is_its_own_master(model: ViT, precision: Any) -> None:
-    weights = Weights(model, precision)
+    weights = MasterWeights(model, precision)
     assert list(weights.masters) == [name for name, _ in model.named_parameters()]
     assert all(weights.masters[name] is parameter for name, parameter in model.named_parameters())
     model(IMAGES).sum().backward()
@@ -47,14 +47,14 @@ def test_the_model_is_its_own_master(model: ViT, precision: Any) -> None:
 
 @pytest.mark.parametrize(("precision", "dtype"), [("float32", torch.float32), ("autocast", torch.bfloat16)])
 def test_autocast_by_precision(model: ViT, precision: Any, dtype: torch.dtype) -> None:
-    with Weights(model, precision).autocast():
+    with MasterWeights(model, precision).autocast():
         assert model(IMAGES).dtype == dtype
     assert model(IMAGES).dtype == torch.float32
 
 
 def test_masters_are_float32_and_the_model_a_copy(model: ViT) -> None:
     before = state(model)
-    weights = Weights(model, "bfloat16")
+    weights = MasterWeights(model, "bfloat16")
     assert same({name: master.detach() for name, master in weights.masters.items()}, before)
     assert all(master.dtype == torch.float32 and master.requires_grad for master in weights.masters.values())
     assert same(state(model), {name: tensor.bfloat16() for name, tensor in before.items()})
@@ -64,7 +64,7 @@ def test_masters_are_float32_and_the_model_a_copy(model: ViT) -> None:
 
 def test_small_steps_are_not_lost(model: ViT) -> None:
     """A step too small for bfloat16 adds up in the masters, and the copy follows once it shows."""
-    weights = Weights(model, "bfloat16")
+    weights = MasterWeights(model, "bfloat16")
     copy, master = model.norm.weight, weights.masters["norm.weight"]  # all ones
     for _ in range(100):
         with torch.no_grad():
@@ -76,7 +76,7 @@ def test_small_steps_are_not_lost(model: ViT) -> None:
 
 
 def test_gradients_add_up_in_float32(model: ViT) -> None:
-    weights = Weights(model, "bfloat16")
+    weights = MasterWeights(model, "bfloat16")
     parts = []
     for scale in (1.0, 1e-3):
         (model(IMAGES).float().sum() * scale).backward()

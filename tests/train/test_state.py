@@ -9,10 +9,10 @@ import torch
 from vitlab.config import OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.models import ViTConfig
-from vitlab.train.distributed import ALONE
+from vitlab.train.distributed import SINGLE
 from vitlab.train.loop import update
-from vitlab.train.objectives import create_objective, create_trained
-from vitlab.train.state import State, start_state
+from vitlab.train.objectives import create_objective, create_training_model
+from vitlab.train.state import State, create_state
 
 CONFIG = TrainConfig(
     model=ViTConfig(image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_dim=16, num_classes=3, head_std=0.1),
@@ -27,8 +27,8 @@ BATCH = Batch(IMAGES, torch.tensor([0, 1, 2, 1]), torch.arange(4))
 
 
 def begun(config: TrainConfig, seed: int = 0) -> State:
-    model = create_trained(config, torch.Generator().manual_seed(seed))
-    return start_state(config, model, torch.device("cpu"), ALONE)
+    model = create_training_model(config, torch.Generator().manual_seed(seed))
+    return create_state(config, model, torch.device("cpu"), SINGLE)
 
 
 def step(config: TrainConfig, state: State) -> None:

@@ -20,13 +20,13 @@ from vitlab.config import OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ViTConfig, build_model
-from vitlab.models.encoder import attention_path
+from vitlab.models.attention import attention_path
 from vitlab.models.vit import Model
-from vitlab.train.distributed import ALONE
+from vitlab.train.distributed import SINGLE
 from vitlab.train.loop import update
 from vitlab.train.objectives import create_objective
 from vitlab.train.precision import Precision, resolve_precision
-from vitlab.train.state import start_state
+from vitlab.train.state import create_state
 from vitlab.weights import ParityError
 
 Mode = Literal["train", "infer"]
@@ -160,7 +160,7 @@ def _ours(work: Work, model: Model, device: torch.device) -> Contender:
         model=work.config, optim=OPTIM, steps=10**9, batch_size=work.batch, precision=precision, compile=work.compile
     )
     state, objective, batch = (
-        start_state(run, model, device, ALONE),
+        create_state(run, model, device, SINGLE),
         create_objective(run),
         training_batch(work, device),
     )

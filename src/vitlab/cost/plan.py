@@ -26,12 +26,12 @@ from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of
 from vitlab.studies.point import Point, exaflops, updates
 from vitlab.train.devices import DEVICES, device_called
-from vitlab.train.distributed import ALONE
+from vitlab.train.distributed import SINGLE
 from vitlab.train.loop import update
 from vitlab.train.memory import Sizes, largest, moments, process_bytes
-from vitlab.train.objectives import create_objective, create_trained
+from vitlab.train.objectives import create_objective, create_training_model
 from vitlab.train.precision import Precision, keep_freed_memory, resolve_precision
-from vitlab.train.state import start_state
+from vitlab.train.state import create_state
 
 CPU = "cpu"
 DAY = 24 * 3600
@@ -122,7 +122,7 @@ def _check(device: str, image_kb: float, examples: int | None) -> None:
 
 
 def _check_count(batch_size: int, count: int) -> None:
-    """As the processes of a run are refused (`Ranks.check_batch`), which take as many images each."""
+    """As the processes of a run are refused (`World.check_batch_size`), which take as many images each."""
     if count < 1 or batch_size % count:
         able = [each for each in range(1, batch_size + 1) if batch_size % each == 0]
         near = sorted(sorted(able, key=lambda each: abs(each - count))[:3])
@@ -228,7 +228,7 @@ def _measured(config: TrainConfig, device: str, at_once: int, say: Callable[[str
         single, batch_size=size, microbatch=None, fsdp=False, float8=False, cuda_graphs=False
     )  # fmt: skip
     objective, generator = create_objective(run), torch.Generator().manual_seed(0)
-    state = start_state(run, create_trained(run, generator).to(place), place, ALONE)
+    state = create_state(run, create_training_model(run, generator).to(place), place, SINGLE)
     images = torch.rand(size, 3, *run.model.image_hw, generator=generator) * 2 - 1
     labels = torch.randint(max(run.model.num_classes, 1), (size,), generator=generator)
     draws = torch.rand(size, objective.draws, dtype=torch.float64, generator=generator) if objective.draws else None

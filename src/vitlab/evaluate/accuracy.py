@@ -23,10 +23,10 @@ from vitlab.errors import UserError, quoted
 from vitlab.evaluate.features import check_options
 from vitlab.evaluate.precision import computes_in, load_for_judging, noted, recorded
 from vitlab.models.config import Interpolation
-from vitlab.models.mode import evaluation_mode
+from vitlab.models.vit import evaluation_mode
 from vitlab.preprocessing import Preprocessing
-from vitlab.train.distributed import ALONE, Ranks
-from vitlab.train.objectives import class_shares
+from vitlab.train.distributed import SINGLE, World
+from vitlab.train.objectives import class_targets
 from vitlab.train.progress import counted
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ def evaluate(
     on_error: str = "raise",
     mirror: bool = False,
     device: str | torch.device = "cpu",
-    ranks: Ranks = ALONE,
+    world: World = SINGLE,
 ) -> Evaluation:
     """Runs `model` over `dataset`; images are squashed to `image_size`, or prepared as `preprocessing` says.
 
@@ -163,13 +163,13 @@ def evaluate(
     skipped = 0
     batches = eval_batches(
         dataset, EvalTransform(image_size, preprocessing or Preprocessing()),
-        batch_size=batch_size * ranks.world_size, rank=ranks.rank, world_size=ranks.world_size, workers=workers,
+        batch_size=batch_size * world.world_size, rank=world.rank, world_size=world.world_size, workers=workers,
         on_error=on_error, device=device,
     )  # fmt: skip
     with evaluation_mode(model):
-        share = -(-len(dataset) // ranks.world_size)
-        for batch in counted(batches, share, "evaluation", quiet=not ranks.first):
-            ranks.check()
+        share = -(-len(dataset) // world.world_size)
+        for batch in counted(batches, share, "evaluation", quiet=not world.is_rank_0):
+            world.check_peers()
             skipped += batch.skipped
             count = len(batch.labels)
             if not count:
@@ -188,8 +188,8 @@ def evaluate(
         name: torch.cat([part[name] for part in judged]).cpu().numpy() if judged else np.empty(0, kind)
         for name, kind in _COLUMNS.items()
     }
-    whole = ranks.gather(own)
-    skipped = int(ranks.gather({"skipped": np.array([skipped])})["skipped"].sum())
+    whole = world.all_gather(own)
+    skipped = int(world.all_gather({"skipped": np.array([skipped])})["skipped"].sum())
     if not len(whole["indices"]):
         raise UserError(f"none of the {len(dataset)} images of {dataset.name} ({dataset.split}) could be read.")
     order = np.argsort(whole["indices"])
@@ -225,7 +225,7 @@ _COLUMNS = {
 
 def _judge(logits: Float[Tensor, "B K"], batch: Batch) -> dict[str, Tensor]:
     """`_COLUMNS` of one batch."""
-    targets = batch.labels if batch.targets is None else class_shares(batch.targets, logits.shape[1], "softmax")
+    targets = batch.labels if batch.targets is None else class_targets(batch.targets, logits.shape[1], "softmax")
     confidence, prediction = logits.softmax(dim=1).max(dim=1)
     best = torch.cat([prediction[:, None], logits.topk(min(5, logits.shape[1]), dim=1).indices], dim=1)
     correct = best == batch.labels[:, None] if batch.targets is None else batch.targets.gather(1, best)
@@ -257,23 +257,23 @@ def evaluate_checkpoint(
     precision: str = "float32",
     device: str = "auto",
     say: Callable[[str], None] | None = None,
-    ranks: Ranks = ALONE,
+    world: World = SINGLE,
 ) -> Evaluation:
     """Tests a checkpoint on a data set, by default the one that its card names, with its own preprocessing.
 
     At another `image_size` its resize keeps its proportion. `resize` overrides that of the data set (ObjectNet has
-    one) and of the card. `mirror` is as in `answers`, `precision` as in `load_for_judging`, `ranks` as in `evaluate`,
+    one) and of the card. `mirror` is as in `answers`, `precision` as in `load_for_judging`, `world` as in `evaluate`,
     `partial` as in `load_dataset`; `say` hears how images are prepared. The data may have some of the checkpoint's
     classes only: the prediction is over all of the checkpoint's, and one that the data does not have is wrong.
     Raises ValueError if the checkpoint has no head, or the data set has classes that it does not know.
     """
     # What can be refused without the data is refused before it is read.
-    place = choose_device(ranks.device(device))
+    place = choose_device(world.device(device))
     check_options(batch_size)
     if dataset is not None:
         check_source(dataset, root)
     found = load_for_judging(
-        checkpoint, place, precision, image_size=image_size, interpolation=interpolation, ranks=ranks
+        checkpoint, place, precision, image_size=image_size, interpolation=interpolation, world=world
     )
     model, card, preprocessing = found.model, found.card, found.preprocessing
     if resize is not None:
@@ -284,7 +284,7 @@ def evaluate_checkpoint(
     if model.head is None:
         raise UserError(f"{checkpoint} has no head, so it has no answers; fine-tune it first (`vitlab finetune`).")
     own = card if name == card.get("dataset") else {}  # what the card says of its own data set
-    with ranks.first_ahead():
+    with world.rank_0_first():
         images = load_dataset(
             name, split, root=root or own.get("root"), classes=own.get("class_indices"), on_error=on_error,
             partial=partial,
@@ -297,7 +297,7 @@ def evaluate_checkpoint(
         say(f"images: {preprocessing.describe()}")
     return evaluate(
         model, images, model.config.image_hw, preprocessing=preprocessing, batch_size=batch_size, workers=workers,
-        on_error=on_error, mirror=mirror, device=place, ranks=ranks,
+        on_error=on_error, mirror=mirror, device=place, world=world,
     )  # fmt: skip
 
 

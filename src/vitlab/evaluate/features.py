@@ -20,11 +20,10 @@ from vitlab.data.loader import eval_batches
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.io import write_arrays
-from vitlab.models.mode import evaluation_mode
-from vitlab.models.vit import Model
+from vitlab.models.vit import Model, evaluation_mode
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import to_dict
-from vitlab.train.distributed import ALONE, Ranks
+from vitlab.train.distributed import SINGLE, World
 from vitlab.train.progress import Progress, duration
 
 CHUNK = 4096  # images to a file: what an interruption loses at most
@@ -54,14 +53,14 @@ def features(
     device: str | torch.device = "cpu",
     cache: Path | None = None,
     label: str | None = None,
-    ranks: Ranks = ALONE,
+    world: World = SINGLE,
 ) -> Features:
     """The pre-logits representation of every image: what the head would have seen (Sec. 4.1), in float32.
 
     Images are squashed to the model's size, or prepared as `preprocessing` says. With a folder `cache`, what was
     computed for the same weights, images and transform is read from there and the rest added, so that an interrupted
     call goes on where it stopped; labels are no part of it. A image that could not be read is tried again. `label`
-    shows the progress under that name. Of several `ranks` each computes its share, and every one returns the whole.
+    shows the progress under that name. With several processes each computes its share, and every one returns the whole.
     Raises ValueError for representations that are not finite, and where no image can be read.
     """
     if not len(dataset):
@@ -81,25 +80,25 @@ def features(
             paths[number] = path = cache / f"{digest}.npz"
             if found := _read(path, chunk.stop - chunk.start, x.shape[1]):
                 known[chunk], x[chunk] = found
-    ranks.share(lambda: None)  # nobody writes before all have read
+    world.broadcast_object(lambda: None)  # nobody writes before all have read
     before = known.copy()
     theirs = np.zeros(len(dataset), bool)  # left to the other processes
     for number, chunk in enumerate(chunks):
-        theirs[chunk] = number % ranks.world_size != ranks.rank
+        theirs[chunk] = number % world.world_size != world.rank
     known |= theirs
     done = 0
-    label = label if ranks.first else None
+    label = label if world.is_rank_0 else None
     for reached in _compute(model, dataset, transform, x, known, size, batch_size, workers, on_error, device, label):
-        ranks.check()
+        world.check_peers()
         while done < len(chunks) and chunks[done].stop <= reached:
             chunk, path = chunks[done], paths[done]
             if path is not None and not theirs[chunk].any() and known[chunk].sum() > before[chunk].sum():
                 write_arrays(path, {"known": known[chunk], "x": x[chunk][known[chunk]]})
             done += 1
     known &= before | ~theirs
-    if ranks.world_size > 1:
+    if world.world_size > 1:
         own = np.flatnonzero(known & ~before)
-        new = ranks.gather({"rows": own, "x": x[own]})
+        new = world.all_gather({"rows": own, "x": x[own]})
         known[new["rows"]], x[new["rows"]] = True, new["x"]
     if not known.any():
         raise UserError(f"none of the {len(dataset)} images of {dataset.name} ({dataset.split}) could be read.")

@@ -21,7 +21,7 @@ from vitlab.evaluate.ridge import L2_GRID, Ridge, choose_l2
 from vitlab.models.config import Interpolation
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing
-from vitlab.train.distributed import ALONE, Ranks
+from vitlab.train.distributed import SINGLE, World
 from vitlab.train.workdir import write_json
 
 SHOTS = (1, 5, 10, 25)
@@ -135,7 +135,7 @@ def accuracies(
 
 
 def during_training(
-    config: TrainConfig, device: torch.device, ranks: Ranks = ALONE
+    config: TrainConfig, device: torch.device, world: World = SINGLE
 ) -> Callable[[nn.Module], dict[str, float]]:
     """What adds `fewshot_10shot` and its like to the figures of a run; nothing without `config.fewshot`.
 
@@ -155,7 +155,7 @@ def during_training(
     classes = classes if own.classes is None else own.classes
     # `data.part` does not count here: the few examples judge what a run has learned and teach it nothing, so they are
     # the same whatever part it learns from, and as many as the shots ask for.
-    with ranks.first_ahead():
+    with world.rank_0_first():
         train, test = (
             load_dataset(name, split, root=root, classes=classes, on_error=data.on_error, exclude=exclude)
             for split, exclude in ((own.train_split, None if own.dataset else data.exclude), (own.test_split, None))
@@ -166,7 +166,7 @@ def during_training(
         assert isinstance(model, Model)
         prepared = data.preprocessing(model.config.image_size)
         train, test = _frozen(
-            model, prepared, split, workers=data.workers, on_error=data.on_error, device=device, ranks=ranks
+            model, prepared, split, workers=data.workers, on_error=data.on_error, device=device, world=world
         )
         found = accuracies(split, train, test, [own.l2])
         return {f"fewshot_{shots}shot": float(values.mean()) for shots, values in found.items()}
@@ -235,7 +235,7 @@ def fewshot_checkpoint(
     say: Callable[[str], None] | None = None,
     cache: Path | None = None,
     out: Path | None = None,
-    ranks: Ranks = ALONE,
+    world: World = SINGLE,
 ) -> Report:
     """Few-shot accuracy of a checkpoint on one or several data sets.
 
@@ -244,23 +244,23 @@ def fewshot_checkpoint(
     too, the best by rank is taken for each number of shots: by the test images, as it was then, unless
     `leave_self_out`. Images are prepared by `frozen_preprocessing`, which `say` hears of. Features are kept
     in `cache` (the user's cache folder unless given), so that a second call, or one after an interruption, only
-    computes what is missing. `out` receives the record as JSON. Of several `ranks` each computes a share of the
+    computes what is missing. `out` receives the record as JSON. With several processes each computes a share of the
     features. train_split, partial: as in `probe_checkpoint`. Raises ValueError for bad settings, data or weights.
     """
     l2s, draws = _protocol(datasets, shots, l2, seeds, original, leave_self_out)
-    place = choose_device(ranks.device(device))
+    place = choose_device(world.device(device))
     check_options(batch_size, out)
     for name in datasets:
         check_source(name, root)
     loaded = load_for_judging(
-        checkpoint, place, precision, image_size=image_size, interpolation=interpolation, ranks=ranks
+        checkpoint, place, precision, image_size=image_size, interpolation=interpolation, world=world
     )
     model, prepared = loaded.model, frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
     if say:
         say(f"images: {prepared.describe()}")
     splits = []
     for name in datasets:
-        with ranks.first_ahead():
+        with world.rank_0_first():
             train = load_dataset(
                 name, train_split or "train", root=root, on_error=on_error, whole_train=train_split is None
             )
@@ -272,7 +272,7 @@ def fewshot_checkpoint(
     for name, split in zip(datasets, splits, strict=True):
         train, test = _frozen(
             model, prepared, split, name, batch_size=batch_size, workers=workers, on_error=on_error, device=place,
-            cache=cache or cache_folder(), ranks=ranks,
+            cache=cache or cache_folder(), world=world,
         )  # fmt: skip
         found.append(accuracies(split, train, test, l2s))
         skipped.append(train.skipped + test.skipped)
@@ -291,7 +291,7 @@ def fewshot_checkpoint(
         **recorded(precision),
     }  # fmt: skip
     report = Report(str(checkpoint), settings, tuple(rows))
-    if out is not None and ranks.first:
+    if out is not None and world.is_rank_0:
         write_json(out, report.record())
     return report
 

@@ -27,12 +27,11 @@ from vitlab.data.loader import eval_batches
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.io import replacing_file
-from vitlab.models.mode import evaluation_mode
-from vitlab.models.vit import ViT
+from vitlab.models.vit import ViT, evaluation_mode
 from vitlab.preprocessing import Preprocessing
 from vitlab.rng import Stream, example_uniforms
 from vitlab.settings import from_dict, to_dict
-from vitlab.train.distributed import ALONE, Ranks
+from vitlab.train.distributed import SINGLE, World
 from vitlab.train.masking import (
     COLORS,
     MASK,
@@ -106,7 +105,7 @@ def evaluate_masked(
     workers: int = 0,
     on_error: str = "raise",
     device: str | torch.device = "cpu",
-    ranks: Ranks = ALONE,
+    world: World = SINGLE,
 ) -> MaskedEvaluation:
     """Runs `model` over `dataset`, its images prepared as by `evaluate`.
 
@@ -116,20 +115,20 @@ def evaluate_masked(
     tally = _Tally(masking, cells_of(masking, config.patch_size) ** 2, device)
     batches = eval_batches(
         dataset, EvalTransform(config.image_hw, preprocessing or Preprocessing()),
-        batch_size=batch_size * ranks.world_size, rank=ranks.rank, world_size=ranks.world_size, workers=workers,
+        batch_size=batch_size * world.world_size, rank=world.rank, world_size=world.world_size, workers=workers,
         on_error=on_error, device=device,
         draws=masking.draws(config.num_patches),
     )  # fmt: skip
     with evaluation_mode(model):
         for batch in batches:
-            ranks.check()
+            world.check_peers()
             tally.skipped += batch.skipped
             if not len(batch.labels):
                 continue
             assert batch.draws is not None
             plan = corruption(masking, batch.draws, config.num_patches)
             tally.add(model(batch.images, plan), wanted(masking, config.patch_size, batch.images, plan))
-    found = tally.result(ranks)
+    found = tally.result(world)
     if found is None:
         raise UserError(f"none of the {len(dataset)} images of {dataset.name} ({dataset.split}) could be read.")
     return found
@@ -159,11 +158,11 @@ class _Tally:
             classes = answers.flatten(0, 1).T
             self.counts.scatter_add_(1, classes, torch.ones_like(classes))
 
-    def result(self, ranks: Ranks) -> MaskedEvaluation | None:
+    def result(self, world: World) -> MaskedEvaluation | None:
         """Of all ranks' patches; None where there are none."""
         own = {name: getattr(self, name).cpu().numpy() for name in ("told", "counts", "moments")}
         own["seen"] = np.array([self.images, self.patches, self.skipped])
-        whole = ranks.gather({name: values[None] for name, values in own.items()})
+        whole = world.all_gather({name: values[None] for name, values in own.items()})
         told, counts, moments, (images, patches, skipped) = (whole[name].sum(axis=0) for name in own)
         if not images:
             return None

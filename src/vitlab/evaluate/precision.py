@@ -13,7 +13,7 @@ from torch import nn
 
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, Interpolation
-from vitlab.train.distributed import ALONE, Ranks
+from vitlab.train.distributed import SINGLE, World
 from vitlab.train.precision import keep_freed_memory, resolve_precision
 from vitlab.weights import Checkpoint, load_checkpoint
 
@@ -29,15 +29,15 @@ def load_for_judging(
     *,
     image_size: ImageSize | None = None,
     interpolation: Interpolation | None = None,
-    ranks: Ranks = ALONE,
+    world: World = SINGLE,
 ) -> Checkpoint:
     """A checkpoint on its device, in evaluation mode, its weights cast to `precision`; sizes as in `load_checkpoint`.
 
-    Where that gains no time over float32, the first of `ranks` says so. Raises ValueError for an unknown precision.
+    Where that gains no time over float32, rank 0 says so. Raises ValueError for an unknown precision.
     """
     if precision not in PRECISIONS:
         raise UserError(f"precision is {precision!r}; a checkpoint is judged in {' or '.join(PRECISIONS)}.")
-    if precision == "bfloat16" and ranks.first and resolve_precision("auto", device) == "float32":
+    if precision == "bfloat16" and world.is_rank_0 and resolve_precision("auto", device) == "float32":
         logger.warning("this %s is not faster in bfloat16: float32 takes no longer, and is exact", device.type.upper())
     if device.type == "cpu":
         keep_freed_memory()  # a large batch asks for the same blocks again and again

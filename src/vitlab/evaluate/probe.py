@@ -16,7 +16,7 @@ from vitlab.evaluate.accuracy import choose_device
 from vitlab.evaluate.features import cache_folder, check_features, check_options, features, frozen_preprocessing
 from vitlab.evaluate.precision import load_for_judging, noted, recorded
 from vitlab.models.config import Interpolation
-from vitlab.train.distributed import ALONE, Ranks
+from vitlab.train.distributed import SINGLE, World
 
 Kind = Literal["knn", "linear"]
 
@@ -230,7 +230,7 @@ def probe_checkpoint(
     device: str = "auto",
     say: Callable[[str], None] | None = None,
     cache: Path | None = None,
-    ranks: Ranks = ALONE,
+    world: World = SINGLE,
 ) -> Probe:
     """Probes a checkpoint on a data set; images and the cache of features are those of few-shot evaluation.
 
@@ -243,14 +243,14 @@ def probe_checkpoint(
     _check_l2(L2_GRID if l2 is None else l2)
     check_options(batch_size)
     check_source(dataset, root)
-    place = choose_device(ranks.device(device))
+    place = choose_device(world.device(device))
     loaded = load_for_judging(
-        checkpoint, place, precision, image_size=image_size, interpolation=interpolation, ranks=ranks
+        checkpoint, place, precision, image_size=image_size, interpolation=interpolation, world=world
     )
     model, prepared = loaded.model, frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
     if say:
         say(f"images: {prepared.describe()}")
-    with ranks.first_ahead():
+    with world.rank_0_first():
         train = load_dataset(
             dataset, train_split or "train", root=root, on_error=on_error, whole_train=train_split is None
         )
@@ -267,7 +267,7 @@ def probe_checkpoint(
         features(
             model, part, preprocessing=prepared, batch_size=batch_size,
             workers=workers, on_error=on_error, device=place, cache=cache or cache_folder(),
-            label=f"{dataset} {part.split}", ranks=ranks,
+            label=f"{dataset} {part.split}", world=world,
         )
         for part in (train, test)
     )  # fmt: skip

@@ -49,7 +49,7 @@ from vitlab.pipelines.pretrain import (
 )
 from vitlab.preprocessing import Preprocessing
 from vitlab.rng import Stream
-from vitlab.train.distributed import ALONE, Ranks
+from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import NonFiniteError, train
 from vitlab.train.microbatch import StepCost, measure_step
 from vitlab.train.workdir import Workdir, check_folder
@@ -93,7 +93,7 @@ def finetune(
     device: str = "auto",
     tensorboard: bool = True,
     on_settings: OnSettings | None = None,
-    ranks: Ranks = ALONE,
+    world: World = SINGLE,
 ) -> Outcome:
     """One run: fine-tunes `checkpoint` at the rate `config.optim.lr`, then tests it (Sec. 3.2, App. B.1.1).
 
@@ -115,7 +115,7 @@ def finetune(
             "sweep_and_finetune."
         )
     source, digest = identity(load_model(checkpoint))
-    images = load_images(config.data, ranks)
+    images = load_images(config.data, world)
     single = config.single() if isinstance(config, FinetuneConfig) else config
     single = adapted(source, single, len(images.train.classes), image_size)
     if on_settings:
@@ -123,7 +123,7 @@ def finetune(
     return run(
         single, workdir, images, lambda: carried(checkpoint, single.model), command="finetune",
         start=f"{Path(checkpoint).name} {digest}",
-        device=device, tensorboard=tensorboard, ranks=ranks,
+        device=device, tensorboard=tensorboard, world=world,
     )  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def sweep_and_finetune(
     tensorboard: bool = True,
     on_settings: OnSettings | None = None,
     say: Say | None = None,
-    ranks: Ranks = ALONE,
+    world: World = SINGLE,
 ) -> Finetuned:
     """The whole protocol (App. B.1.1): tries `config.learning_rates`, trains on all of train, tests once for each run.
 
@@ -150,7 +150,7 @@ def sweep_and_finetune(
     Raises ValueError for bad settings or data, and for a folder with other settings.
     """
     workdir, say = Path(workdir), say or (lambda _: None)
-    place = choose_device(ranks.device(device))
+    place = choose_device(world.device(device))
     check_search(config)
     # What is wrong with the checkpoint, the size or the folder is said before any image is read.
     say(f"reading the checkpoint {checkpoint}")
@@ -173,15 +173,15 @@ def sweep_and_finetune(
         check_positions(config.model)
     check_folder(workdir)
     say(f"reading the data set {config.data.name}")
-    images = load_images(config.data, ranks)
+    images = load_images(config.data, world)
     if config.data.on_error == "skip":
-        images = readable(images, ranks, say)
+        images = readable(images, world, say)
         if images.unreadable:
             say(f"{len(images.unreadable)} images cannot be read and are left out; they are listed at the end")
     config = adapted(source, config, len(images.train.classes), image_size)
     shortened = config.sweep_steps
     config = by_size(config, len(images.train), place.type)
-    ranks.check_batch(config.batch_size)
+    world.check_batch_size(config.batch_size)
     if on_settings:
         on_settings(config)
     say(f"settings: {workdir / 'config.json'}")
@@ -191,8 +191,8 @@ def sweep_and_finetune(
     start = f"{Path(checkpoint).name} from scratch" if config.from_scratch else f"{Path(checkpoint).name} {digest}"
     start += ", fresh positions" if config.fresh_positions else ""
     start += "" if config.head_std is None else f", head of sd {config.head_std:g}"
-    task = _Task(checkpoint, start, images, config, device, tensorboard, say, ranks)
-    if ranks.share(lambda: not (workdir / "result.json").exists()):
+    task = _Task(checkpoint, start, images, config, device, tensorboard, say, world)
+    if world.broadcast_object(lambda: not (workdir / "result.json").exists()):
         estimate = task.estimate(place)
         resumed = " in all (what has ended is not repeated)" if (workdir / "config.json").exists() else ""
         say(f"what this will take{resumed}:\n{estimate.describe()}")
@@ -213,7 +213,7 @@ class _Task:
     device: str
     tensorboard: bool
     say: Say
-    ranks: Ranks
+    world: World
     microbatch: int | None = None
     """Images at once, measured."""
 
@@ -224,9 +224,9 @@ class _Task:
 
         def measure() -> dict[str, Any]:
             model = build_model(config.model, generator=torch.Generator().manual_seed(0))
-            return dataclasses.asdict(measure_step(config.single(), model, place, self.ranks.world_size))
+            return dataclasses.asdict(measure_step(config.single(), model, place, self.world.world_size))
 
-        cost = StepCost(**self.ranks.share(measure))
+        cost = StepCost(**self.world.broadcast_object(measure))
         several = len(config.learning_rates) > 1
         held_out = len(hold_out(splits.train, config.held_out, config.seed)[1]) if several else 0
         return Estimate(
@@ -246,13 +246,13 @@ class _Task:
     def final(self, config: TrainConfig, path: Path, label: str | None = None) -> dict[str, Any]:
         """The result of a run on all of train, tested; read from its folder where it has ended."""
         settings = run_settings("finetune", self.start, self.images.train, config)
-        with Workdir(path, settings, tensorboard=False, ranks=self.ranks) as folder:
+        with Workdir(path, settings, tensorboard=False, world=self.world) as folder:
             if folder.finished:
                 return folder.read_result()
         return run(
             config, path, self.images, lambda: self.create(config.seed), command="finetune", start=self.start,
             label=label, device=self.device, tensorboard=self.tensorboard, microbatch=self.microbatch,
-            ranks=self.ranks,
+            world=self.world,
         ).result  # fmt: skip
 
     def trial(self, lr: float, rest: Dataset, held: Dataset, path: Path) -> dict[str, Any]:
@@ -271,22 +271,22 @@ class _Task:
             data=dataclasses.replace(config.data, eval_split=held.split),
         )
         settings = run_settings("finetune", self.start, rest, config) | {"held_out": self.config.held_out}
-        place = choose_device(self.ranks.device(self.device))
+        place = choose_device(self.world.device(self.device))
 
         judged: list[Evaluation] = []  # the latest; the last of a training is of the weights that it returns
 
         def judge(model: nn.Module) -> dict[str, float]:
-            judged[:] = [judge_split(config, model, held, place, self.ranks)]
+            judged[:] = [judge_split(config, model, held, place, self.world)]
             return {f"{held.split}_{name}": value for name, value in judged[0].figures().items()}
 
-        with Workdir(path, settings, tensorboard=self.tensorboard, ranks=self.ranks) as folder:
+        with Workdir(path, settings, tensorboard=self.tensorboard, world=self.world) as folder:
             if not folder.finished:
                 try:
                     model = train(
                         config, folder, self.create(config.seed), dataset=rest, evaluate=judge, device=place,
-                        label=f"rate {lr:g}", microbatch=self.microbatch, ranks=self.ranks,
+                        label=f"rate {lr:g}", microbatch=self.microbatch, world=self.world,
                     )  # fmt: skip
-                    found = judged[0] if judged else judge_split(config, model, held, place, self.ranks)
+                    found = judged[0] if judged else judge_split(config, model, held, place, self.world)
                     finite = math.isfinite(found.figures()["loss"])  # else the last update broke the weights
                     result: dict[str, Any] = {held.split: found.record() if finite else None}
                 except NonFiniteError as error:
@@ -307,7 +307,7 @@ def _whole(task: _Task, workdir: Path) -> dict[str, Any]:
     rates = config.learning_rates
     parts = hold_out(train_split, config.held_out, config.seed) if len(rates) > 1 else None
     settings = run_settings("finetune", task.start, train_split, config)
-    with Workdir(workdir, settings, tensorboard=False, ranks=task.ranks) as folder:
+    with Workdir(workdir, settings, tensorboard=False, world=task.world) as folder:
         if folder.finished:
             return folder.read_result()
         folder.truncate_metrics(None)  # one line for each run that has ended, the same at every start

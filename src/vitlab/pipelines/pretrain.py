@@ -24,11 +24,11 @@ from vitlab.evaluate.masked import MaskedEvaluation, evaluate_masked, load_maske
 from vitlab.evaluate.predictions import write_predictions
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
-from vitlab.train.distributed import ALONE, Ranks
+from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import train
 from vitlab.train.masking import MaskedViT
 from vitlab.train.microbatch import default_microbatch
-from vitlab.train.objectives import create_trained
+from vitlab.train.objectives import create_training_model
 from vitlab.train.workdir import Workdir, check_folder
 from vitlab.weights import load_model, save_model
 
@@ -68,8 +68,8 @@ class Outcome(Generic[Judged]):
         return f"{self.test.as_table()}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{seen}"
 
 
-def load_images(data: DataConfig, ranks: Ranks = ALONE) -> Images:
-    """The run's training and evaluation splits, and the test split; of several `ranks` the first loads them first.
+def load_images(data: DataConfig, world: World = SINGLE) -> Images:
+    """The run's training and evaluation splits, and the test split; with several processes the first loads them first.
 
     `exclude` and `part` are for what is learned from: they never change what a run is judged on.
     """
@@ -80,7 +80,7 @@ def load_images(data: DataConfig, ranks: Ranks = ALONE) -> Images:
             **fewer,
         )  # fmt: skip
 
-    with ranks.first_ahead():
+    with world.rank_0_first():
         judged = {split: load(split) for split in dict.fromkeys((data.eval_split, "test"))}
         train = judged.get(data.train_split) if data.exclude is None and data.part is None else None
         if train is None:
@@ -90,11 +90,11 @@ def load_images(data: DataConfig, ranks: Ranks = ALONE) -> Images:
     return Images(train, judged[data.eval_split], judged["test"])
 
 
-def readable(images: Images, ranks: Ranks = ALONE, say: Callable[[str], None] = lambda _: None) -> Images:
+def readable(images: Images, world: World = SINGLE, say: Callable[[str], None] = lambda _: None) -> Images:
     """The same without what cannot be read: every image is decoded once, and the failures are listed; `say` hears how
     far it is.
 
-    Of several `ranks` the first decodes them for all: sets that differed between them could not be shared out.
+    With several processes the first decodes them for all: sets that differed between them could not be shared out.
     """
     found: dict[str, ImageError] = {}
 
@@ -122,7 +122,7 @@ def readable(images: Images, ranks: Ranks = ALONE, say: Callable[[str], None] = 
         return [(i, error.path, error.reason) for i, error in errors.items() if error]
 
     def without_failures(dataset: Dataset) -> Dataset:
-        failed = ranks.share(lambda: failures(dataset))
+        failed = world.broadcast_object(lambda: failures(dataset))
         found.update({path: ImageError(path, reason) for _, path, reason in failed})
         kept = dataset.take(np.setdiff1d(np.arange(len(dataset)), [i for i, *_ in failed]))
         if not len(kept):
@@ -142,10 +142,10 @@ def fitted(config: TrainConfig, dataset: Dataset) -> TrainConfig:
     return dataclasses.replace(config, model=model)
 
 
-def check_run(config: TrainConfig, workdir: str | Path, device: str, ranks: Ranks = ALONE) -> torch.device:
+def check_run(config: TrainConfig, workdir: str | Path, device: str, world: World = SINGLE) -> torch.device:
     """The device of a run. Raises UserError for what can be refused without its data: asked before that is read."""
-    place = choose_device(ranks.device(device))
-    ranks.check_batch(config.batch_size)
+    place = choose_device(world.device(device))
+    world.check_batch_size(config.batch_size)
     config.data.preprocessing(config.model.image_size)  # a wrong size
     check_folder(Path(workdir))
     return place
@@ -158,27 +158,27 @@ def pretrain(
     device: str = "auto",
     tensorboard: bool = True,
     on_settings: OnSettings | None = None,
-    ranks: Ranks = ALONE,
+    world: World = SINGLE,
 ) -> Outcome[Any]:
     """Trains a freshly initialized model as `config` says, for the classes of its data set, then tests it.
 
     The same call on the same folder continues an interrupted run, and only tests again where the run has ended.
-    `on_settings` hears the settings once they are complete. Several `ranks` do it together, see `train`.
+    `on_settings` hears the settings once they are complete. Several `world` do it together, see `train`.
     """
-    check_run(config, workdir, device, ranks)
+    check_run(config, workdir, device, world)
     check_source(config.data.name, config.data.root)
     if config.data.exclude is not None:
         exclusion.read_exclusion(config.data.exclude)
     if config.fewshot is not None and config.fewshot.dataset is not None:
         check_source(config.fewshot.dataset, config.fewshot.root)
-    images = load_images(config.data, ranks)
+    images = load_images(config.data, world)
     config = fitted(config, images.train)
     if on_settings:
         on_settings(config)
     generator = torch.Generator().manual_seed(config.seed)
     return run(
-        config, workdir, images, lambda: create_trained(config, generator), command="pretrain",
-        device=device, tensorboard=tensorboard, ranks=ranks,
+        config, workdir, images, lambda: create_training_model(config, generator), command="pretrain",
+        device=device, tensorboard=tensorboard, world=world,
     )  # fmt: skip
 
 
@@ -194,23 +194,23 @@ def run(
     device: str = "auto",
     tensorboard: bool = True,
     microbatch: int | None = None,
-    ranks: Ranks = ALONE,
+    world: World = SINGLE,
 ) -> Outcome[Any]:
     """Trains what `create()` makes and tests it; `start` says which weights those were, `label` what to call it.
 
     `microbatch` is as in `train`."""
-    place = check_run(config, workdir, device, ranks)
+    place = check_run(config, workdir, device, world)
     prepared = config.data.preprocessing(config.model.image_size)
-    few_shot = during_training(config, place, ranks)
+    few_shot = during_training(config, place, world)
     settings = run_settings(command, start, images.train, config)
-    with Workdir(workdir, settings, tensorboard=tensorboard, ranks=ranks) as folder:
+    with Workdir(workdir, settings, tensorboard=tensorboard, world=world) as folder:
         since = time.perf_counter()
 
         # The latest; the last of a training is of the weights that it returns.
         judged: list[Evaluation | MaskedEvaluation] = []
 
         def judge(model: nn.Module) -> dict[str, float]:
-            judged[:] = [_judge(config, model, images.val, place, ranks)]
+            judged[:] = [_judge(config, model, images.val, place, world)]
             figures = {f"{config.data.eval_split}_{name}": value for name, value in judged[0].figures().items()}
             return figures | few_shot(_plain(model))
 
@@ -221,12 +221,12 @@ def run(
             folder.check_checkpoints()
             model = train(
                 config, folder, create(), dataset=images.train, evaluate=judge, device=place,
-                label=label or command, microbatch=microbatch, ranks=ranks,
+                label=label or command, microbatch=microbatch, world=world,
             )  # fmt: skip
         if judged and images.val is images.test:
             test = judged[0]
         else:
-            test = _judge(config, model, images.test, place, ranks)
+            test = _judge(config, model, images.test, place, world)
         if (
             folder.writes
             and isinstance(test, Evaluation)
@@ -252,7 +252,7 @@ def run(
             if not folder.damaged:  # else they are those of the first time
                 folder.log_speed(steps, {"run_seconds": time.perf_counter() - since})
             folder.write_result(result)
-        ranks.share(lambda: None)  # nobody goes on before all is written
+        world.broadcast_object(lambda: None)  # nobody goes on before all is written
     return Outcome(config, images, _plain(model), test, result)
 
 
@@ -275,20 +275,20 @@ def unreadable(images: Images) -> dict[str, list[dict[str, str]]]:
 
 
 def judge_split(
-    config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device, ranks: Ranks = ALONE
+    config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device, world: World = SINGLE
 ) -> Evaluation:
     """Evaluates with the run's own test images: size, resize, workers and policy for unreadable ones.
 
     Computes in float32 whatever the run's precision when `model` holds float32 weights.
     """
-    return evaluate(model, dataset, config.model.image_hw, **_options(config, device), device=device, ranks=ranks)
+    return evaluate(model, dataset, config.model.image_hw, **_options(config, device), device=device, world=world)
 
 
-def _judge(config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device, ranks: Ranks) -> Any:
+def _judge(config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device, world: World) -> Any:
     """`judge_split`, or the same for masked patch prediction: a MaskedEvaluation."""
     if isinstance(model, MaskedViT):
-        return evaluate_masked(model, dataset, **_options(config, device), device=device, ranks=ranks)
-    return judge_split(config, model, dataset, device, ranks)
+        return evaluate_masked(model, dataset, **_options(config, device), device=device, world=world)
+    return judge_split(config, model, dataset, device, world)
 
 
 def _options(config: TrainConfig, device: torch.device) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from vitlab.io import find_damage
 from vitlab.pipelines.init_from_checkpoint import adapted, carried, identity
 from vitlab.pipelines.pretrain import Images, run
 from vitlab.settings import to_dict
-from vitlab.train.distributed import ALONE, Ranks
+from vitlab.train.distributed import SINGLE, World
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_model
 
@@ -46,7 +46,7 @@ def vtab(
     device: str = "auto",
     tensorboard: bool = True,
     on_task: OnTask | None = None,
-    ranks: Ranks = ALONE,
+    world: World = SINGLE,
 ) -> dict[str, Any]:
     """Fine-tunes `checkpoint` on every task as `config` says; returns the content of OUT/result.json.
 
@@ -66,8 +66,8 @@ def vtab(
         raise UserError(f"exclude is {config.data.exclude!r}; a VTAB task trains on its own 1,000 images, all of them.")
     if config.data.part is not None:
         raise UserError(f"part is {config.data.part}; a VTAB task trains on its own 1,000 images, all of them.")
-    choose_device(ranks.device(device))
-    ranks.check_batch(config.batch_size)
+    choose_device(world.device(device))
+    world.check_batch_size(config.batch_size)
     source, digest = identity(load_model(checkpoint))
     start = f"{Path(checkpoint).name} {digest}"
     # What these two refuse is refused before any data is read.
@@ -94,24 +94,28 @@ def vtab(
         single = dataclasses.replace(single, data=here)
         run(
             single, path, images(name), lambda: carried(checkpoint, single.model), command="vtab", start=start,
-            label=name, device=device, tensorboard=tensorboard, ranks=ranks,
+            label=name, device=device, tensorboard=tensorboard, world=world,
         )  # fmt: skip
 
     def record_of(name: str) -> dict[str, Any] | None:
-        return ranks.share(lambda: _record(Path(out) / name))
+        return world.broadcast_object(lambda: _record(Path(out) / name))
 
-    with Workdir(out, settings, tensorboard=False, ranks=ranks) as folder:
+    with Workdir(out, settings, tensorboard=False, world=world) as folder:
         open_tasks = [name for name in asked if record_of(name) is None]
-        missing = ranks.share(lambda: _missing(open_tasks, images))  # the first alone downloads; all do the same tasks
+        missing = world.broadcast_object(
+            lambda: _missing(open_tasks, images)
+        )  # the first alone downloads; all do the same tasks
         if missing and tasks != "available":
             raise UserError("\n  ".join([f"{len(missing)} of the tasks asked for cannot be had:", *missing.values()]))
         for name in asked:
             if name not in missing and record_of(name) is None:
                 train_and_score(name, folder.path / name)
             record = record_of(name)
-            if record and ranks.first:  # 19 tasks would fill a disk; also what a kill has left of a task that had ended
+            if (
+                record and world.is_rank_0
+            ):  # 19 tasks would fill a disk; also what a kill has left of a task that had ended
                 shutil.rmtree(folder.path / name / "checkpoints", ignore_errors=True)
-            if on_task and record and ranks.first:
+            if on_task and record and world.is_rank_0:
                 on_task(name, record)
         done = {name: record for name in TASKS if (record := record_of(name))}
         result = summary(done, missing) | {"scored_on": "val200" if select else "test"}

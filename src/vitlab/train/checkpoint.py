@@ -27,7 +27,7 @@ FORMAT = 1
 TENSORS, STATE = "state.safetensors", "state.json"
 
 
-class DamagedCheckpointError(UserError):
+class CorruptCheckpointError(UserError):
     """A checkpoint that is not what was written."""
 
 
@@ -125,7 +125,7 @@ def load_latest(folder: Path, on_damaged: Callable[[Path, str], None]) -> Checkp
     for path in _steps(folder):
         try:
             return read_checkpoint(path)
-        except DamagedCheckpointError as error:
+        except CorruptCheckpointError as error:
             on_damaged(path, str(error))
             reasons.append(f"{path.name}: {error}")
     if reasons:
@@ -146,7 +146,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         # Cloned, because the file's memory is neither aligned nor our own.
         tensors = {name: tensor.clone() for name, tensor in load_file(path / TENSORS).items()}
     except SafetensorError as error:
-        raise DamagedCheckpointError(f"{TENSORS} cannot be read: {error}") from error
+        raise CorruptCheckpointError(f"{TENSORS} cannot be read: {error}") from error
     return Checkpoint(path, record["step"], tensors, record["state"])
 
 
@@ -171,7 +171,7 @@ def _verify(path: Path) -> dict[str, Any]:
         record = json.loads((path / STATE).read_bytes())
         checksum = record.pop("checksum")
         if checksum != _checksum(record):
-            raise DamagedCheckpointError(f"{STATE} does not match its checksum")
+            raise CorruptCheckpointError(f"{STATE} does not match its checksum")
         if record["format"] != FORMAT:
             raise UserError(
                 f"{path} has format {record['format']} and this version reads format {FORMAT}; continue the "
@@ -179,21 +179,21 @@ def _verify(path: Path) -> dict[str, Any]:
             )
         size = (path / TENSORS).stat().st_size
         if size != record["bytes"]:
-            raise DamagedCheckpointError(f"{TENSORS} has {size} bytes where {record['bytes']} were written")
+            raise CorruptCheckpointError(f"{TENSORS} has {size} bytes where {record['bytes']} were written")
         with (path / TENSORS).open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
-                raise DamagedCheckpointError(f"{TENSORS} does not match its checksum")
+                raise CorruptCheckpointError(f"{TENSORS} does not match its checksum")
     except OSError as error:
-        raise DamagedCheckpointError(f"{Path(error.filename or path).name}: {error.strerror}") from error
+        raise CorruptCheckpointError(f"{Path(error.filename or path).name}: {error.strerror}") from error
     except (UnicodeDecodeError, json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
-        raise DamagedCheckpointError(f"{STATE} cannot be read: {error!r}") from error
+        raise CorruptCheckpointError(f"{STATE} cannot be read: {error!r}") from error
     return record
 
 
 def _is_valid(path: Path) -> bool:
     try:
         _verify(path)
-    except DamagedCheckpointError:
+    except CorruptCheckpointError:
         return False
     return True
 

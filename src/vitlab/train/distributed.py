@@ -46,7 +46,7 @@ class RankError(RuntimeError):
 
 
 @dataclass(eq=False)
-class Ranks:
+class World:
     """This process among `world_size`; without a store it is alone."""
 
     rank: int = 0
@@ -66,11 +66,11 @@ class Ranks:
         return asked
 
     @property
-    def first(self) -> bool:
+    def is_rank_0(self) -> bool:
         """Whether this is the process that writes and speaks for all."""
         return self.rank == 0
 
-    def check(self) -> None:
+    def check_peers(self) -> None:
         """Raises RankError if another process has failed. Waits for nobody."""
         if self.store is None:
             return
@@ -79,7 +79,7 @@ class Ranks:
         if failed is not None:
             raise RankError(f"this process ({self.rank} of {self.world_size}) ends, for another failed: {failed}")
 
-    def check_batch(self, batch_size: int) -> None:
+    def check_batch_size(self, batch_size: int) -> None:
         """Raises ValueError for a batch that the processes cannot share equally; asked before anything is written."""
         if batch_size % self.world_size:
             raise UserError(
@@ -87,29 +87,29 @@ class Ranks:
                 f"{self.world_size}, or start another number of processes."
             )
 
-    def share(self, make: Callable[[], Plain]) -> Plain:
+    def broadcast_object(self, make: Callable[[], Plain]) -> Plain:
         """What the first process makes, as plain data, on every process; all wait for all."""
         if self.store is None:
             return make()
         self.shared += 1
         place = f"vitlab/shared/{self.shared}"
-        made = json.dumps(make()) if self.first else ""
+        made = json.dumps(make()) if self.is_rank_0 else ""
         with _the_store_there():
-            if self.first:
+            if self.is_rank_0:
                 self.store.set(place, made)
-            self.add_up(0)
+            self.all_reduce(0)
             return json.loads(self.store.get(place))
 
     @contextlib.contextmanager
-    def first_ahead(self) -> Iterator[None]:
+    def rank_0_first(self) -> Iterator[None]:
         """The others begin what is within when the first has done it: it downloads, and they find what they need."""
-        if not self.first:
-            self.share(lambda: None)
+        if not self.is_rank_0:
+            self.broadcast_object(lambda: None)
         yield
-        if self.first:
-            self.share(lambda: None)
+        if self.is_rank_0:
+            self.broadcast_object(lambda: None)
 
-    def add_up(self, *numbers: int) -> tuple[int, ...]:
+    def all_reduce(self, *numbers: int) -> tuple[int, ...]:
         """The sums of the processes' numbers, on every process. The device's queue is not waited for.
 
         Raises RankError where another process has failed, or died, instead of coming here. So it also stands before
@@ -127,7 +127,7 @@ class Ranks:
             if waited > PATIENCE:
                 pause = PATIENCE
                 try:
-                    self.check()
+                    self.check_peers()
                 except RankError:
                     time.sleep(GRACE)  # it may have failed after this exchange, whose end is on its way here
                     if not exchange.is_completed():
@@ -135,7 +135,7 @@ class Ranks:
         exchange.wait()
         return tuple(sums.tolist())
 
-    def mean(self, tensors: Iterable[Tensor]) -> None:
+    def all_reduce_mean(self, tensors: Iterable[Tensor]) -> None:
         """Every tensor, in place, becomes the mean of the processes' own, in one exchange; on their device."""
         if self.store is None:
             return
@@ -154,13 +154,13 @@ class Ranks:
         except RuntimeError as error:
             if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
                 raise
-            self.check()
+            self.check_peers()
             raise RankError(
                 f"this process ({self.rank} of {self.world_size}) ends, for another is gone without a word (killed, or "
                 f"out of memory?). Start the same command again: it continues from the last checkpoint."
             ) from error
 
-    def gather(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def all_gather(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The rows of all processes, rank after rank, on every process; counts of rows may differ, and be 0.
 
         `arrays` have the same number of rows [n, ...]; names, types and further axes are the same everywhere. Raises
@@ -168,7 +168,7 @@ class Ranks:
         """
         if self.store is None:
             return dict(arrays)
-        self.add_up(0)
+        self.all_reduce(0)
         counts = self._all_gather(np.array([len(next(iter(arrays.values())))]))
         most = int(counts.max())
         gathered = {}
@@ -195,35 +195,35 @@ def _the_store_there() -> Iterator[None]:
         raise RankError(f"the process that keeps the others together is gone ({error}).") from error
 
 
-def _leave(ranks: Ranks) -> None:
+def _leave(world: World) -> None:
     """The first process may keep the store: it stays for a moment, until the others have heard why all ends."""
-    assert ranks.store is not None
-    left = ranks.store.add("vitlab/left", 1)
+    assert world.store is not None
+    left = world.store.add("vitlab/left", 1)
     until = time.monotonic() + FAREWELL
-    while ranks.rank == 0 and left < ranks.world_size and time.monotonic() < until:
+    while world.rank == 0 and left < world.world_size and time.monotonic() < until:
         time.sleep(PATIENCE)
-        left = ranks.store.add("vitlab/left", 0)
+        left = world.store.add("vitlab/left", 0)
 
 
-ALONE = Ranks()
+SINGLE = World()
 
 
-def environment() -> Ranks:
+def environment() -> World:
     """What torchrun says of this process; nothing is started. Raises ValueError where it says half of it."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     if int(os.environ.get("WORLD_SIZE") or 1) == 1:
-        return ALONE
+        return SINGLE
     if missing := [name for name in names if name not in os.environ]:
         raise UserError(
             f"WORLD_SIZE={os.environ['WORLD_SIZE']} asks for several processes and {', '.join(missing)} is not set: "
             f"start them with `torchrun --nproc-per-node {os.environ['WORLD_SIZE']} -m vitlab ...`, or unset it."
         )
     rank, world_size, local_rank = (int(os.environ[name]) for name in names[:3])
-    return Ranks(rank, world_size, local_rank)
+    return World(rank, world_size, local_rank)
 
 
 @contextlib.contextmanager
-def together() -> Iterator[Ranks]:
+def init_distributed() -> Iterator[World]:
     """This process among its fellows, if torchrun started any. What is raised inside ends the others as well."""
     here = environment()
     if here.world_size == 1:
@@ -238,7 +238,7 @@ def together() -> Iterator[Ranks]:
         with here._hearing():
             here.waiting = dist.new_group(backend="gloo", timeout=LONGEST)  # pyright: ignore[reportAttributeAccessIssue]
             yield here
-            here.add_up(0)  # all leave together: the first may keep the store, which the others still read
+            here.all_reduce(0)  # all leave together: the first may keep the store, which the others still read
         done = True
     finally:
         error = sys.exception()
@@ -268,7 +268,7 @@ def _compile_blocks(model: nn.Module, device: torch.device, shapes: bool | None)
         block.forward = torch.compile(block.forward, dynamic=shapes)
 
 
-class Spread:
+class Parallel:
     """A model in training as the processes share it; `forward` is what to call in its place.
 
     By default (DDP) each process holds the whole and gradients are averaged while the backward pass still runs. With
@@ -280,13 +280,13 @@ class Spread:
     """
 
     def __init__(
-        self, model: nn.Module, ranks: Ranks, device: torch.device, *, precision: Precision, fsdp: bool = False,
+        self, model: nn.Module, world: World, device: torch.device, *, precision: Precision, fsdp: bool = False,
         float8: bool = False, recompute: bool = False, compiled: bool = False, uneven: bool = False,
         graphs: bool = False,
     ) -> None:  # fmt: skip
-        self.ranks = ranks
+        self.world = world
         self._graphs = graphs
-        self.sharded = fsdp and ranks.world_size > 1
+        self.sharded = fsdp and world.world_size > 1
         self._ddp: DistributedDataParallel | None = None
         self._model = model
         if device.type == "cuda" and device.index is not None:
@@ -297,7 +297,7 @@ class Spread:
         self._compiling: CompileCache | None = None
         """Until the first step is over."""
         if compiled:
-            self._compiling = compile_cache(ranks.share(lambda: secrets.token_hex(8)))
+            self._compiling = compile_cache(world.broadcast_object(lambda: secrets.token_hex(8)))
         if self.sharded and compiled:
             _compile_blocks(model, device, shapes)
         for block in blocks(model) if recompute else ():
@@ -306,10 +306,10 @@ class Spread:
         if self.sharded:
             self._shard(model, device, precision)
             return
-        if ranks.world_size > 1 and precision != "bfloat16":  # a bfloat16 copy has its gradients averaged in float32
+        if world.world_size > 1 and precision != "bfloat16":  # a bfloat16 copy has its gradients averaged in float32
             if graphs:
                 raise UserError(
-                    f"cuda_graphs: {ranks.world_size} processes exchange {precision} gradients within the backward "
+                    f"cuda_graphs: {world.world_size} processes exchange {precision} gradients within the backward "
                     f"pass, which no graph can replay. Give --precision bfloat16, where they are exchanged after it, "
                     f"or leave cuda_graphs out."
                 )
@@ -324,7 +324,7 @@ class Spread:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        mesh = init_device_mesh(device.type, (self.ranks.world_size,))
+        mesh = init_device_mesh(device.type, (self.world.world_size,))
         policy = MixedPrecisionPolicy()
         if precision != "float32":
             policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
@@ -349,14 +349,14 @@ class Spread:
                 stack.enter_context(self._ddp.no_sync())
             yield
         if self._compiling is not None and last:
-            self.ranks.add_up(0)  # the others compile into the same folder
+            self.world.all_reduce(0)  # the others compile into the same folder
             self._compiling.publish()
             self._compiling = None
 
     def average(self, gradients: Iterable[Tensor]) -> None:
         """Averages the gradients of a step over the processes, where the backward pass has not done so."""
         if self._ddp is None and not self.sharded:
-            self.ranks.mean(gradients)
+            self.world.all_reduce_mean(gradients)
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -364,12 +364,12 @@ def is_sharded(tensor: Tensor) -> bool:
     return hasattr(tensor, "device_mesh")
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """All of a sharded tensor, on every process, each of which has to ask; any other tensor is whole already."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def own_part(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """This process's part of a sharded tensor, sharing its memory; any other tensor is its own part."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -31,21 +31,21 @@ from vitlab.errors import UserError
 from vitlab.rng import Stream, generator
 from vitlab.train.checkpoint import Checkpoint, CheckpointWriter, load_latest, read_checkpoint
 from vitlab.train.compiled import StoppedError
-from vitlab.train.distributed import ALONE, Ranks, own_part, whole
+from vitlab.train.distributed import SINGLE, World, full_tensor, local_shard
 from vitlab.train.float8 import describe_float8
 from vitlab.train.microbatch import default_microbatch, measure_step
-from vitlab.train.objectives import Classification, MaskedPatch, create_objective, create_trained
+from vitlab.train.objectives import Classification, MaskedPatch, create_objective, create_training_model
 from vitlab.train.optim import clip_by_global_norm, describe_groups, learning_rate, set_learning_rate, update_average
 from vitlab.train.precision import keep_freed_memory
 from vitlab.train.progress import Progress, Speed, peak_flops
-from vitlab.train.state import State, start_state
+from vitlab.train.state import State, create_state
 from vitlab.train.workdir import Workdir
 
 SMALL_FLOPS = 1e11
 """Work of a batch that is small: nothing has to be measured before it."""
 Evaluate = Callable[[nn.Module], dict[str, float]]
 Trained = TypeVar("Trained", bound=nn.Module)
-"""What `create_trained` makes of the run's settings."""
+"""What `create_training_model` makes of the run's settings."""
 
 
 class NonFiniteError(RuntimeError):
@@ -66,14 +66,14 @@ def train(
     device: str | torch.device = "cpu",
     label: str = "train",
     microbatch: int | None = None,
-    ranks: Ranks = ALONE,
+    world: World = SINGLE,
 ) -> Trained:
     """Trains `model` as `config` says, or continues what `workdir` holds; returns the trained model in float32.
 
     `dataset` is the training split where the caller has loaded it already, `microbatch` the number of images at once
     where the caller has measured it; see `_microbatch`. With Polyak averaging the returned weights are the averaged
-    ones. `evaluate(model)`, given such a model, makes figures to record every `eval_every` steps; of several `ranks`
-    each calls it. A request to stop (SIGTERM, Ctrl-C) ends the run within one micro-batch: the step under way is
+    ones. `evaluate(model)`, given such a model, makes figures to record every `eval_every` steps; each
+    process calls it. A request to stop (SIGTERM, Ctrl-C) ends the run within one micro-batch: the step under way is
     dropped and the last complete one saved.
     Raises StoppedError after such a request, NonFiniteError, and ValueError for bad settings or data.
     """
@@ -93,11 +93,11 @@ def train(
         )
     steps = config.total_steps(len(dataset))
     size = _microbatch(config, workdir, model, device, microbatch)
-    state = start_state(config, model.to(device), device, ranks)
+    state = create_state(config, model.to(device), device, world)
     objective = create_objective(config)
     flops = 6.0 * config.model.forward_macs
     with (
-        Progress(label, steps, quiet=not ranks.first) as progress,
+        Progress(label, steps, quiet=not world.is_rank_0) as progress,
         stop_signals() as asked_to_stop,
         CheckpointWriter(workdir.checkpoints, config.keep_checkpoints) as writer,
     ):
@@ -107,19 +107,19 @@ def train(
                 f"the rate never reaches optim.lr. A tenth of the run is usual: --optim.warmup-steps {steps // 10}."
             )
         _resume(state, workdir, progress)
-        several = f" by {ranks.world_size} processes" if ranks.world_size > 1 else ""
+        several = f" by {world.world_size} processes" if world.world_size > 1 else ""
         products = f", {describe_float8(model, device)}" if config.float8 else ""
         progress.say(f"{state.weights.precision} on {device}{several}{products}; {describe_groups(state.optimizer)}")
-        batches = _batches(config, dataset, state.step, device, ranks)
+        batches = _batches(config, dataset, state.step, device, world)
         peak = peak_flops(device)
-        speed = Speed(flops, peak and peak * ranks.world_size)
+        speed = Speed(flops, peak and peak * world.world_size)
 
         def evaluate_now() -> None:
             """Evaluates and records; interrupted by a request to stop, it saves the run, which then begins with it."""
             assert evaluate is not None
             with speed.paused():
                 try:
-                    figures = evaluate(_stoppable(_finished(config, state, model), asked_to_stop, ranks))
+                    figures = evaluate(_stoppable(_finished(config, state, model), asked_to_stop, world))
                 except _EvaluationStoppedError:
                     state.evaluation_due = True
                     _save(state, workdir, writer)
@@ -138,7 +138,7 @@ def train(
         def goes_on(num_images: int, share: float) -> bool:
             """Whether to continue with a batch of `num_images` of which a `share` is done."""
             tick(state.step + share, speed.images + num_images * share)
-            return not ranks.add_up(asked_to_stop.is_set())[0]
+            return not world.all_reduce(asked_to_stop.is_set())[0]
 
         if state.evaluation_due and evaluate:
             evaluate_now()
@@ -147,7 +147,7 @@ def train(
             batch = next(batches)
             speed.waited += time.perf_counter() - waiting
             # The one exchange of a step that the host waits for; where a process has died it ends the others.
-            asked, num_images, skipped = ranks.add_up(asked_to_stop.is_set(), len(batch.indices), batch.skipped)
+            asked, num_images, skipped = world.all_reduce(asked_to_stop.is_set(), len(batch.indices), batch.skipped)
             if not num_images:
                 raise UserError(
                     f"none of the {skipped} images of a batch can be read; the log says why. Mend them, or take them "
@@ -157,7 +157,7 @@ def train(
             more = functools.partial(goes_on, num_images)
             if asked or not update(config, state, objective, batch, rate, num_images, size, more):
                 _save(state, workdir, writer)  # the last complete step
-                raise _stopped(state, steps, ranks, writer)
+                raise _stopped(state, steps, world, writer)
             state.skipped += skipped
             speed.images += num_images
             tick(float(state.step), float(speed.images))
@@ -165,7 +165,7 @@ def train(
             due = last or state.step % config.log_every == 0
             saving = last or state.step % config.checkpoint_every == 0
             if due or saving or device.type == "cpu":  # reading a number off a CPU's tensor costs nothing
-                _check_finite(config, state, workdir, dataset, device, ranks)
+                _check_finite(config, state, workdir, dataset, device, world)
             writer.check()
             if due:
                 _record(config, state, workdir, progress, speed, rate, len(dataset), steps)
@@ -174,15 +174,15 @@ def train(
             if saving:
                 with speed.paused():
                     _save(state, workdir, writer)
-            if last and ranks.add_up(asked_to_stop.is_set())[0]:  # also at the end: more may follow here
-                raise _stopped(state, steps, ranks, writer)
+            if last and world.all_reduce(asked_to_stop.is_set())[0]:  # also at the end: more may follow here
+                raise _stopped(state, steps, world, writer)
     return _finished(config, state, model)
 
 
-def _stopped(state: State, steps: int, ranks: Ranks, writer: CheckpointWriter) -> StoppedError:
+def _stopped(state: State, steps: int, world: World, writer: CheckpointWriter) -> StoppedError:
     """Waits until the checkpoint is written, on every process: torchrun kills whoever is left soon after the first has
     ended."""
-    ranks.share(writer.wait)
+    world.broadcast_object(writer.wait)
     return StoppedError(f"stopped and saved at step {state.step}/{steps}; the same command continues.")
 
 
@@ -195,28 +195,28 @@ def _microbatch(
     the bit; then what the caller has `measured`; the whole share of a batch where it is small; or what is measured now.
     It is no setting of the run, which may go on where memory is different.
     """
-    ranks = workdir.ranks
-    share = -(-config.batch_size // ranks.world_size)
+    world = workdir.world
+    share = -(-config.batch_size // world.world_size)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
     def choose() -> int:
         if config.microbatch is not None:
             return min(config.microbatch, share)
         saved = workdir.read_runtime()
-        if saved.get("device") == name and saved.get("processes") == ranks.world_size:
+        if saved.get("device") == name and saved.get("processes") == world.world_size:
             return min(int(saved["microbatch"]), share)
         if measured is not None:
             return min(measured, share)
         size = default_microbatch(config, device, share)
         small = size == share and share * 6 * config.model.forward_macs < SMALL_FLOPS
-        return size if small or config.cuda_graphs else measure_step(config, model, device, ranks.world_size).microbatch
+        return size if small or config.cuda_graphs else measure_step(config, model, device, world.world_size).microbatch
 
-    size = ranks.share(choose)
-    workdir.write_runtime({"device": name, "processes": ranks.world_size, "microbatch": size})
+    size = world.broadcast_object(choose)
+    workdir.write_runtime({"device": name, "processes": world.world_size, "microbatch": size})
     return size
 
 
-def _stoppable(model: Trained, asked_to_stop: threading.Event, ranks: Ranks) -> Trained:
+def _stoppable(model: Trained, asked_to_stop: threading.Event, world: World) -> Trained:
     """`model`, whose forward pass raises _EvaluationStoppedError once a request to stop has come. Several processes
     evaluate to the end, for each waits for what the others have computed."""
 
@@ -224,7 +224,7 @@ def _stoppable(model: Trained, asked_to_stop: threading.Event, ranks: Ranks) -> 
         if asked_to_stop.is_set():
             raise _EvaluationStoppedError
 
-    if ranks.world_size == 1:
+    if world.world_size == 1:
         model.register_forward_pre_hook(check)
     return model
 
@@ -236,8 +236,8 @@ def _resume(state: State, workdir: Workdir, progress: Progress) -> None:
         saved = load_latest(
             workdir.checkpoints, lambda path, why: progress.say(f"{path.name} is damaged and passed over: {why}")
         )
-    found = workdir.ranks.share(lambda: saved and saved.path.name)
-    due = workdir.ranks.share(lambda: bool(saved and saved.state.get("evaluation_due")))
+    found = workdir.world.broadcast_object(lambda: saved and saved.path.name)
+    due = workdir.world.broadcast_object(lambda: bool(saved and saved.state.get("evaluation_due")))
     workdir.truncate_metrics(saved.step if saved else None, evaluation_due=due)
     if found:
         saved = saved or read_checkpoint(workdir.checkpoints / found)
@@ -253,7 +253,7 @@ def _save(state: State, workdir: Workdir, writer: CheckpointWriter) -> None:
         writer.save(state.step, tensors, {"skipped": state.skipped, "recorded": state.recorded, **due})
 
 
-def _batches(config: TrainConfig, dataset: Dataset, step: int, device: torch.device, ranks: Ranks) -> Iterator[Batch]:
+def _batches(config: TrainConfig, dataset: Dataset, step: int, device: torch.device, world: World) -> Iterator[Batch]:
     data = config.data
     transform = TrainTransform(
         config.model.image_hw, crop=data.crop, min_area=data.min_area, resize=data.crop_resize, pad=data.pad,
@@ -262,7 +262,7 @@ def _batches(config: TrainConfig, dataset: Dataset, step: int, device: torch.dev
     )  # fmt: skip
     return train_batches(
         dataset, transform, batch_size=config.batch_size, seed=config.seed, start=step * config.batch_size,
-        rank=ranks.rank, world_size=ranks.world_size, workers=data.workers, on_error=data.on_error, device=device,
+        rank=world.rank, world_size=world.world_size, workers=data.workers, on_error=data.on_error, device=device,
         draws=create_objective(config).draws,
     )  # fmt: skip
 
@@ -288,9 +288,9 @@ def update(
     given). `goes_on` hears after each micro-batch which share of the batch is done, and says whether to continue;
     every process asks it equally often. Returns whether the step was made: if not, the state is as before it.
     """
-    spread, ranks = state.spread, state.spread.ranks
+    parallel, world = state.parallel, state.parallel.world
     rng = step_rng(config.seed, state.step)
-    torch.manual_seed(int(rng.integers(2**62)) + ranks.rank)  # dropout draws from torch's own generator
+    torch.manual_seed(int(rng.integers(2**62)) + world.rank)  # dropout draws from torch's own generator
     state.weights.clear_gradients()
     images, targets = objective.corrupt(batch, rng)
     size = microbatch or config.microbatch or config.batch_size
@@ -299,25 +299,25 @@ def update(
         (part, answer, min(len(answer), len(batch.indices)))  # 0 for what stands in for a share that cannot be read
         for part, answer in zip(images.split(size), targets.split(size), strict=True)
     ]
-    if ranks.world_size > 1:
+    if world.world_size > 1:
         # Sharded weights are gathered, and a request to stop is exchanged, once a part, by all at once, also where a
         # share has lost images.
-        most = -(-config.batch_size // (ranks.world_size * size))
+        most = -(-config.batch_size // (world.world_size * size))
         parts += [(images[:1], targets[:1], 0)] * (most - len(parts))
     for number, (part, answer, count) in enumerate(parts, 1):
-        share = count * ranks.world_size / num_images  # of a mean over processes
-        with spread.exchanging(last=number == len(parts)):
+        share = count * world.world_size / num_images  # of a mean over processes
+        with parallel.exchanging(last=number == len(parts)):
             with state.weights.autocast():
-                loss, accuracy = objective.loss(spread.forward, part, answer)
+                loss, accuracy = objective.loss(parallel.forward, part, answer)
             (loss * share).backward()
         state.weights.collect_gradients()
         total += torch.stack([loss.detach(), accuracy]).double() * share
         if number < len(parts) and not goes_on(number / len(parts)):
             return False
     masters = state.weights.masters.values()
-    spread.average(master.grad for master in masters if master.grad is not None)
-    ranks.mean([total])
-    norm = whole(clip_by_global_norm(masters, config.optim.clip_norm))
+    parallel.average(master.grad for master in masters if master.grad is not None)
+    world.all_reduce_mean([total])
+    norm = full_tensor(clip_by_global_norm(masters, config.optim.clip_norm))
     finite = torch.isfinite(total[0]) & torch.isfinite(norm)
     state.sums[3] = torch.where((state.sums[3] == 0) & ~finite, state.step + 1, state.sums[3])
     state.sums[:2] += total
@@ -330,7 +330,7 @@ def update(
     state.step += 1
     if state.average is not None:
         assert config.average_decay is not None
-        averages, weights = ([own_part(each.detach()) for each in of] for of in (state.average.values(), masters))
+        averages, weights = ([local_shard(each.detach()) for each in of] for of in (state.average.values(), masters))
         update_average(averages, weights, config.average_decay)
     return True
 
@@ -361,20 +361,20 @@ def _record(
 
 
 def _check_finite(
-    config: TrainConfig, state: State, workdir: Workdir, dataset: Dataset, device: torch.device, ranks: Ranks
+    config: TrainConfig, state: State, workdir: Workdir, dataset: Dataset, device: torch.device, world: World
 ) -> None:
     """Stops the run at the first loss or gradient that is not finite, with the batch that made it on disk; of several
     processes each keeps its share."""
     bad = int(state.sums[3])
     if not bad:
         return
-    batch = next(_batches(config, dataset, bad - 1, device, ranks))
+    batch = next(_batches(config, dataset, bad - 1, device, world))
     folder = workdir.path / "nonfinite"
     folder.mkdir(exist_ok=True)
-    path = folder / (f"step-{bad:09d}" + ("" if ranks.first else f".process-{ranks.rank}") + ".safetensors")
+    path = folder / (f"step-{bad:09d}" + ("" if world.is_rank_0 else f".process-{world.rank}") + ".safetensors")
     kept = {"images": batch.images.contiguous(), "labels": batch.labels, "indices": batch.indices}
     if state.step < bad:  # the update was not made: the weights are those that met this batch
-        kept |= {f"weights/{name}": whole(master.detach()) for name, master in state.weights.masters.items()}
+        kept |= {f"weights/{name}": full_tensor(master.detach()) for name, master in state.weights.masters.items()}
     save_file(kept, path)
     raise NonFiniteError(
         f"the loss or its gradient is not finite at step {bad}. The batch is kept in {path} for replay, and the "
@@ -384,10 +384,10 @@ def _check_finite(
 
 def _finished(config: TrainConfig, state: State, model: Trained) -> Trained:
     """The trained model as it stands, in float32: with the averaged weights where there are any."""
-    fresh = create_trained(config).to(next(iter(state.weights.masters.values())).device)
+    fresh = create_training_model(config).to(next(iter(state.weights.masters.values())).device)
     assert isinstance(model, type(fresh)), f"the settings are those of a {type(fresh).__name__}"  # FSDP derives from it
     trained = state.average or {name: master.detach() for name, master in state.weights.masters.items()}
-    fresh.load_state_dict({name: whole(tensor) for name, tensor in trained.items()})
+    fresh.load_state_dict({name: full_tensor(tensor) for name, tensor in trained.items()})
     return cast(Trained, fresh.eval())
 
 

@@ -28,9 +28,9 @@ from torch.utils.checkpoint import checkpoint
 
 from vitlab.config import OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
-from vitlab.models.encoder import MatmulAttention, attention_path
+from vitlab.models.attention import MatmulAttention, attention_path
 from vitlab.train.distributed import blocks
-from vitlab.train.objectives import create_objective, create_trained
+from vitlab.train.objectives import create_objective, create_training_model
 from vitlab.train.precision import Precision
 
 
@@ -61,7 +61,7 @@ class Sizes:
     @classmethod
     def of(cls, config: TrainConfig) -> "Sizes":
         with torch.device("meta"):
-            model = create_trained(config)
+            model = create_training_model(config)
         within = [sum(p.numel() for p in block.parameters()) for block in blocks(model)]
         whole = sum(p.numel() for p in model.parameters())
         return cls(whole, max(within, default=0), whole - sum(within))
@@ -131,7 +131,7 @@ def step_bytes(config: TrainConfig, num_images: int, precision: Precision, devic
     """
     as_on = functools.partial(AsOn, device_type, autocast=precision == "autocast")
     with torch.device("meta"):
-        model = create_trained(config).train().to("meta")  # what is computed and not learned, too
+        model = create_training_model(config).train().to("meta")  # what is computed and not learned, too
     if precision == "bfloat16":
         model.to(torch.bfloat16)
     if config.activation_checkpointing:

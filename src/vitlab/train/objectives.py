@@ -26,7 +26,7 @@ from vitlab.train.masking import MaskedPatch, MaskedViT
 LossKind = Literal["softmax", "sigmoid"]
 
 
-def create_trained(config: TrainConfig, generator: torch.Generator | None = None) -> Model | MaskedViT:
+def create_training_model(config: TrainConfig, generator: torch.Generator | None = None) -> Model | MaskedViT:
     """A fresh model of what `config` trains: its model alone, or with the parts that masked patch prediction adds."""
     if config.masking is None:
         return build_model(config.model, generator=generator)
@@ -59,7 +59,7 @@ class Classification:
         targets = batch.labels if batch.targets is None else batch.targets
         if not self.mixup:
             return batch.images, targets
-        return mixup(batch.images, class_shares(targets, self.num_classes, self.kind), self.mixup, rng)
+        return mixup(batch.images, class_targets(targets, self.num_classes, self.kind), self.mixup, rng)
 
     def loss(
         self, model: Callable[..., Tensor], images: Float[Tensor, "B 3 H W"], targets: Tensor
@@ -77,7 +77,7 @@ class Classification:
         return classification_loss(logits, targets, self.kind, self.label_smoothing), correct.float().mean()
 
 
-def class_shares(
+def class_targets(
     targets: Int[Tensor, " B"] | Bool[Tensor, "B K"], classes: int, kind: LossKind
 ) -> Float[Tensor, "B K"]:
     """The targets of a loss as numbers: 1 for every label of a image, 0 for the rest.
@@ -103,7 +103,7 @@ def classification_loss(
     cross-entropies are summed over classes, and smoothing s makes the targets 1 - s and s.
     """
     if targets.dtype == torch.bool or (targets.ndim == 1 and kind == "sigmoid"):
-        targets = class_shares(targets, logits.shape[1], kind).to(logits.dtype)
+        targets = class_targets(targets, logits.shape[1], kind).to(logits.dtype)
     if kind == "softmax":
         return F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
     targets = targets * (1 - 2 * label_smoothing) + label_smoothing

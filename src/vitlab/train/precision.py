@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vitlab.models.encoder import cpu_units
+from vitlab.models.attention import cpu_units
 
 Precision = Literal["float32", "autocast", "bfloat16"]
 
@@ -44,7 +44,7 @@ def cpu_is_faster_in_bfloat16() -> bool:
     return bool(units.get("amx_bf16") or (units.get("avx512_bf16") and not intel))
 
 
-class Weights:
+class MasterWeights:
     """The float32 weights that are trained (`masters`, by name) and the model that computes with them.
 
     A `sharded` model brings its weights together in the lower precision by itself.

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor, nn
 
 from vitlab.config import TrainConfig
-from vitlab.train.distributed import Ranks, Spread, is_sharded, shard_like, whole
+from vitlab.train.distributed import Parallel, World, full_tensor, is_sharded, shard_like
 from vitlab.train.optim import create_optimizer, pack_optimizer, unpack_optimizer
-from vitlab.train.precision import Weights, resolve_precision
+from vitlab.train.precision import MasterWeights, resolve_precision
 
 
 @dataclass
 class State:
     """All that changes during a run."""
 
-    spread: Spread
-    weights: Weights
+    parallel: Parallel
+    weights: MasterWeights
     optimizer: torch.optim.Optimizer
     average: dict[str, Tensor] | None
     sums: Tensor
@@ -39,7 +39,7 @@ class State:
         named |= {f"optimizer/{name}": value for name, value in pack_optimizer(self.optimizer).items()}
         kept = {"sums": self.sums}
         for name, tensor in named.items():
-            found = whole(tensor)
+            found = full_tensor(tensor)
             if wanted:
                 kept[name] = found.cpu() if is_sharded(tensor) else found
         return kept
@@ -68,16 +68,16 @@ class State:
         self.evaluation_due = bool(plain.get("evaluation_due"))
 
 
-def start_state(config: TrainConfig, model: nn.Module, device: torch.device, ranks: Ranks) -> State:
+def create_state(config: TrainConfig, model: nn.Module, device: torch.device, world: World) -> State:
     """The state of a run before its first step, whose `spread` computes with `model` from then on."""
     precision = resolve_precision(config.precision, device)
-    spread = Spread(
-        model.train(), ranks, device, precision=precision, fsdp=config.fsdp, float8=config.float8,
+    parallel = Parallel(
+        model.train(), world, device, precision=precision, fsdp=config.fsdp, float8=config.float8,
         recompute=config.activation_checkpointing, compiled=config.compile, uneven=config.data.on_error == "skip",
         graphs=config.cuda_graphs,
     )  # fmt: skip
-    weights = Weights(model, precision, sharded=spread.sharded)
+    weights = MasterWeights(model, precision, sharded=parallel.sharded)
     masters = weights.masters
     average = {n: m.detach().clone() for n, m in masters.items()} if config.average_decay else None
     optimizer = create_optimizer(masters.items(), config.optim)
-    return State(spread, weights, optimizer, average, torch.zeros(4, dtype=torch.float64, device=device))
+    return State(parallel, weights, optimizer, average, torch.zeros(4, dtype=torch.float64, device=device))

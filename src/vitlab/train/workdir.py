@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 from vitlab.errors import UserError
 from vitlab.io import MISSING, SUMS, clear_leftovers, find_damage, lock_file, read_sums, replacing_file, write_sums
-from vitlab.train.distributed import ALONE, Ranks
+from vitlab.train.distributed import SINGLE, World
 from vitlab.train.logs import Log, damaged_lines, finite
 
 if typing.TYPE_CHECKING:
@@ -41,27 +41,27 @@ class Workdir:
 
     `settings` is the run's whole configuration as plain data. A new or empty folder receives it; a run's
     folder must hold the same, and nothing in any other folder is touched.
-    Of several `ranks` all open it, one after another folder in the same order; the first writes, and of the others
+    With several processes all open it, one after another folder in the same order; the first writes, and of the others
     every call that would write does nothing (`writes` is for what is written beside it).
     Raises ValueError for another run's folder, a folder of something else, one in use, or one that the other
     processes do not see.
     """
 
     def __init__(
-        self, path: Path | str, settings: Mapping[str, Any], tensorboard: bool = True, ranks: Ranks = ALONE
+        self, path: Path | str, settings: Mapping[str, Any], tensorboard: bool = True, world: World = SINGLE
     ) -> None:
         self.path = Path(path)
         self.checkpoints = self.path / "checkpoints"
-        self.ranks = ranks
-        self.writes = ranks.first
+        self.world = world
+        self.writes = world.is_rank_0
         self._logs: list[Log] = []
         self._lock: BinaryIO | None = None
         self._writer: SummaryWriter | None = None
         if self.writes:
             self._take(settings, tensorboard)
-        self.damaged: dict[str, str] = ranks.share(lambda: self._damage)
+        self.damaged: dict[str, str] = world.broadcast_object(lambda: self._damage)
         """Of a run that has ended: files that are not what it left, and what is wrong with them."""
-        ended = ranks.share(lambda: (self.path / "result.json").is_file() or "result.json" in self.damaged)
+        ended = world.broadcast_object(lambda: (self.path / "result.json").is_file() or "result.json" in self.damaged)
         self.trained: bool = ended and not any(map(_is_model, self.damaged))
         """Whether the run has ended and its model is whole."""
         self.finished: bool = ended and not any(map(_is_result, self.damaged))
@@ -70,7 +70,7 @@ class Workdir:
         if not (self.path / "config.json").is_file():
             self.close()
             raise UserError(
-                f"process {ranks.rank} of {ranks.world_size} does not see the work folder {self.path} that the first "
+                f"process {world.rank} of {world.world_size} does not see the work folder {self.path} that the first "
                 f"has opened; give a --workdir on a file system that all machines share."
             )
 
@@ -100,7 +100,7 @@ class Workdir:
     def check_checkpoints(self) -> None:
         """Raises UserError where a run has ended, its model is damaged, and no checkpoint is left to make it again."""
         lost = sorted(filter(_is_model, self.damaged))
-        if lost and not self.ranks.share(lambda: any(self.checkpoints.glob("step-*"))):
+        if lost and not self.world.broadcast_object(lambda: any(self.checkpoints.glob("step-*"))):
             raise UserError(
                 f"{', '.join(lost)} of the finished run in {self.path} {self.damaged[lost[0]]}, and no checkpoint is "
                 f"left to make the model again. Put back a good copy, or delete the folder to train from the beginning."
@@ -108,7 +108,7 @@ class Workdir:
 
     def read_result(self) -> dict[str, Any]:
         """The result of a finished run."""
-        return self.ranks.share(lambda: json.loads((self.path / "result.json").read_bytes()))
+        return self.world.broadcast_object(lambda: json.loads((self.path / "result.json").read_bytes()))
 
     def write_result(self, result: Mapping[str, Any]) -> None:
         """Ends the run: writes result.json, whole or not at all, and the checksums of all that the run leaves."""

@@ -1,0 +1,349 @@
+"""Breaks the source on purpose, one place at a time, and says whether the tests notice (not collected by pytest).
+
+python tests/breaks.py             every break: caught or missed; exit code 1 if one is missed or does not apply
+python tests/breaks.py --only 3 7  these alone
+python tests/breaks.py --unbroken  the same tests without any break: all of them must pass
+python tests/breaks.py --list      the table
+
+Each break is what a slip could be: nothing crashes, something is computed or allowed that should not be. It is made in
+a copy of the project, where the tests named with it are run. Where code moves or is rewritten, its row follows: the old
+text has to stand in the file exactly once.
+"""
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import Queue
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+COPIED = ("src", "tests", "docs", "pyproject.toml", "README.md", "Makefile")
+SECONDS = 600
+
+TABLE = r"""
+models/attention.py: Attention in training divides its logits by Dh instead of by its root.
+- weights = attention_weights(q * q.shape[-1] ** -0.5, k, bias)
++ weights = attention_weights(q * q.shape[-1] ** -1, k, bias)
+pytest models/test_attention.py
+
+models/position.py: Position embeddings are interpolated with borders aligned, where Google's code aligns the corners.
+- mode="bilinear", align_corners=True
++ mode="bilinear", align_corners=False
+pytest models/test_position.py -k interpolation
+
+models/resnet_config.py: Convolutions of hybrids put the odd row of zeros before the map, and TensorFlow after it.
+- return total // 2, total - total // 2
++ return total - total // 2, total // 2
+pytest models/test_resnet.py -k tensorflow
+
+models/config.py: The product of attention with the values is missing from the count of operations, and so from MFU.
+- encoder = self.depth * (t * dense + 2 * t * t * d)
++ encoder = self.depth * (t * dense + t * t * d)
+pytest models/test_config.py -k operations
+
+weights/google.py: Queries and keys of Google's files change places.
+- enumerate(("query", "key", "value"))
++ enumerate(("key", "query", "value"))
+pytest weights/test_google.py -k google_s_code
+
+weights/timm_names.py: In timm's attention pooling keys and values come before the queries.
+- theirs.replace(".qkv.", ".q.")] = Slot((rows, *shape[1:]), ours)
+-             slots[theirs.replace(".qkv.", ".kv.")] = Slot((2 * rows, *shape[1:]), ours)
++ theirs.replace(".qkv.", ".kv.")] = Slot((2 * rows, *shape[1:]), ours)
++             slots[theirs.replace(".qkv.", ".q.")] = Slot((rows, *shape[1:]), ours)
+pytest weights/test_timm.py -k answers
+
+weights/huggingface_names.py: The two LayerNorms of a block of Hugging Face's change places.
+- "norm1": "layernorm_before",
+-     "attention.out": "attention.output.dense",
+-     "norm2": "layernorm_after",
++ "norm1": "layernorm_after",
++     "attention.out": "attention.output.dense",
++     "norm2": "layernorm_before",
+pytest weights/test_huggingface.py -k their_code
+
+weights/adapt.py: The mean of ImageNet is folded into the patch embedding with the wrong sign.
+- ((0.5 - center) / scale)
++ ((center - 0.5) / scale)
+pytest weights/test_timm.py -k fold
+
+weights/folder.py: Weights are loaded although a byte of them has changed.
+- if _sha256(weights) != card["sha256"]:
++ if not card["sha256"]:
+pytest weights/test_folder.py
+
+weights/__init__.py: A pickle is known by its name alone.
+- if path.suffix in PICKLED or is_pickle or _zips_a_pickle(path):
++ if path.suffix in PICKLED:
+pytest weights/test_init.py -k pickle
+
+data/vtab/tasks.py: The test part of a VTAB task that is cut from train begins with its training images.
+- benchmark_order(read(part).keys, part)[start:]
++ benchmark_order(read(part).keys, part)
+pytest data/vtab/test_tasks.py
+
+data/remote.py: Remote shards come in the same order in every epoch.
+- philox(seed, Stream.REMOTE_ORDER, epoch)
++ philox(seed, Stream.REMOTE_ORDER)
+pytest data/test_remote.py -k order
+
+data/store.py: A shard is taken although its SHA-256 is not that of the index.
+- if found == file.sha256 or not file.sha256:
++ if found:
+pytest data/test_store.py
+
+data/dedup.py: Mirrored copies are not found among the duplicates.
+- ((False, thumbs), (True, mirrored(thumbs)))
++ ((False, thumbs), (True, thumbs))
+pytest data/test_dedup.py
+
+data/imagenet.py: ObjectNet's classes are numbered by the lines of a file, not by ImageNet's order.
+- numbers[names[line].strip()].append(int(number))
++ numbers[names[line].strip()].append(line)
+pytest data/test_imagenet.py -k objectnet
+
+data/imagenet.py: Of ImageNet-ReaL's labels only the first counts as right.
+- sets = Labels.of_lists([answers[number] for number in used])
++ sets = Labels.of_lists([answers[number][:1] for number in used])
+pytest data/test_imagenet.py -k real
+
+data/registry.py: A folder without splits is trained on as a whole, test images included.
+- chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
++ chosen = np.arange(len(train)) if split == "trainval" else parts[split]
+pytest data/test_registry.py data/test_dataset.py
+
+data/transforms.py: Google's test images are shrunk with antialiasing.
+- F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=False)
++ F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=True)
+pytest data/test_transforms.py
+
+train/optim.py: The warm-up is one step ahead.
+- rate *= min(1.0, step / warmup)
++ rate *= min(1.0, (step + 1) / warmup)
+pytest train/test_optim.py -k rate
+
+train/optim.py: Class token and position embeddings decay.
+- (parameter.ndim >= 2 and name.rpartition(".")[2] == "weight")
++ parameter.ndim >= 2
+pytest train/test_optim.py -k kernels
+
+train/loop.py: Of several processes the gradient is divided by their number twice.
+- share = count * world.world_size / num_images
++ share = count / num_images
+pytest train/test_distributed.py -k two_processes_equal_one
+
+train/loop.py: A continued run begins again with the first examples.
+- start=step * config.batch_size
++ start=0
+pytest train/test_loop.py -k crash_leaves
+
+train/state.py: A continued run begins its Polyak average anew.
+- value.copy_(shard_like(parts["average"].pop(name), value))
++ parts["average"].pop(name)
+pytest train/test_state.py
+
+train/masking.py: Corrupted patches are 90 % masked and never replaced, instead of 80 % and 10 %.
+- torch.where(kind < masking.masked, MASK, sources)
++ torch.where(kind < masking.masked + masking.replaced, MASK, sources)
+pytest train/test_masking.py -k kinds
+
+train/checkpoint.py: A run continues from a checkpoint of which a byte has changed.
+- if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
++ if not hashlib.file_digest(file, "sha256").hexdigest():
+pytest train/test_checkpoint.py
+
+train/distributed.py: Of a model sharded by FSDP only the first process's part is saved.
+- return tensor.full_tensor() if is_sharded(tensor) else tensor
++ return tensor.to_local() if is_sharded(tensor) else tensor
+pytest train/test_distributed.py -k two_processes_equal_one
+
+recipes/pretrain.py: Table 3's learning rate of ViT-L/16 on JFT is another.
+- "ViT-L/16": (14.0, 4e-4),
++ "ViT-L/16": (14.0, 6e-4),
+pytest recipes/test_pretrain.py
+
+pipelines/init_from_checkpoint.py: BiT's rule takes half the steps for exactly 500,000 images.
+- 10_000 if examples < 500_000 else 20_000
++ 10_000 if examples <= 500_000 else 20_000
+pytest pipelines/test_init_from_checkpoint.py
+
+evaluate/accuracy.py: Top-5 accuracy is that of six answers.
+- logits.topk(min(5, logits.shape[1]), dim=1)
++ logits.topk(min(6, logits.shape[1]), dim=1)
+pytest evaluate/test_accuracy.py -k figures
+
+evaluate/ridge.py: The constant feature of few-shot regression is 1 where it is learnt and 100 where it is tested.
+- np.full(len(x), BIAS)])
++ np.ones(len(x))])
+pytest evaluate/test_ridge.py
+
+inspect/attention.py: The rollout leaves out the identity of the residual connection.
+- rows = (rows + below) / 2 if residual else below
++ rows = below
+pytest inspect/test_attention.py -k rollout
+
+inspect/attention.py: Attention distance is told in patches, not in pixels.
+- dim=1).double() * patch_size
++ dim=1).double()
+pytest inspect/test_attention.py -k distance
+
+inspect/page.py: A name with a quotation mark can end an attribute of a report's page and begin another.
+- return html.escape(value.encode(errors="replace").decode(), quote=True)
++ return html.escape(value.encode(errors="replace").decode(), quote=False)
+pytest inspect/test_page.py -k escaped
+
+studies/statistics.py: A study claims to show a difference whose interval holds zero.
+- return "shows" if low > 0 else "contradicted" if high < 0 else "not clear"
++ return "shows" if self.mean > 0 else "contradicted" if high < 0 else "not clear"
+pytest studies/test_statistics.py -k interval
+
+cost/plan.py: The hours of a plan are the same however many devices share the work.
+- seconds = work * 1e18 / (rate.flops * count)
++ seconds = work * 1e18 / rate.flops
+pytest cost/test_plan.py -k hours
+
+cost/doctor.py: A container without shared memory, in which workers will die, is no problem.
+- if shared is not None and shared < 1:
++ if shared is not None and shared < 0:
+pytest cost/test_doctor.py -k problem
+
+app/uploads.py: The web page reads any file that a link in its upload folder leads to.
+- if not found.is_relative_to(folder.resolve()):
++ if not found.is_absolute():
+pytest app/test_uploads.py
+
+app/server.py: The web page listens to the whole network.
+- HOST = "127.0.0.1"
++ HOST = "0.0.0.0"
+pytest app/test_server.py -k loopback
+
+io.py: What a living process is writing is taken for the leftover of a killed one, and removed.
+- if new.exists() and not held:
++ if not new.exists() and not held:
+pytest test_io.py -k written
+
+cli.py: A run that was asked to stop, and saved itself, exits as one that failed.
+- return 143 if isinstance(error, StoppedError) else 1
++ return 1
+pytest test_cli.py -k exit_codes
+"""
+
+
+class Break(NamedTuple):
+    """In `file`, below src/vitlab, `old` becomes `new`; `what` goes wrong then, and `tests` should notice."""
+
+    file: str
+    old: str
+    new: str
+    what: str
+    tests: str
+
+
+def read_table(table: str) -> list["Break"]:
+    """The rows of a table: file and sentence, `- ` old text, `+ ` new text, and what pytest is given."""
+    found = []
+    for block in table.strip().split("\n\n"):
+        first, *lines, last = block.splitlines()
+        file, _, what = first.partition(": ")
+        old, new = ("\n".join(line[2:] for line in lines if line.startswith(sign)) for sign in ("- ", "+ "))
+        found.append(Break(file, old, new, what, last.removeprefix("pytest ")))
+    return found
+
+
+BREAKS = read_table(TABLE)
+
+
+def applies(each: Break, root: Path = ROOT) -> bool:
+    path = root / "src" / "vitlab" / each.file
+    return path.is_file() and path.read_text().count(each.old) == 1
+
+
+def copy_project(place: Path) -> Path:
+    """A copy of what the tests need; files that stand beside the project stand beside the copy too."""
+    copy = place / "project"
+    copy.mkdir(parents=True)
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy2(source, copy / name)
+    if (shared := ROOT.parent / "shared").is_dir():
+        (place / "shared").symlink_to(shared)
+    return copy
+
+
+def run_tests(tests: str, copy: Path, wrap: Sequence[str]) -> tuple[int, str]:
+    """pytest's exit code, and the first test that failed (or its last line)."""
+    words = [f"tests/{word}" if word.endswith(".py") else word for word in tests.split()]
+    command = [*wrap, sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *words]
+    environment = os.environ | {"PYTHONPATH": str(copy / "src")}
+    try:
+        done = subprocess.run(
+            command, cwd=copy, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return -1, f"no end after {SECONDS} s"
+    lines = done.stdout.strip().splitlines() or [done.stderr.strip()[-200:]]
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return done.returncode, failed[1] if failed else lines[-1]
+
+
+def attempt(each: Break, copy: Path, broken: bool, wrap: Sequence[str]) -> tuple[bool, str]:
+    """Whether all is as it should be, and how it is."""
+    if not applies(each):
+        return False, "does not apply"
+    file = copy / "src" / "vitlab" / each.file
+    try:
+        if broken:
+            file.write_text(file.read_text().replace(each.old, each.new))
+        code, said = run_tests(each.tests, copy, wrap)
+    finally:
+        shutil.copy2(ROOT / "src" / "vitlab" / each.file, file)
+    if code not in (0, 1):  # nothing was tested
+        return False, f"error: {said}"
+    word = ("caught" if code else "MISSED") if broken else ("FAILS" if code else "passes")
+    return code == int(broken), f"{word}: {said}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=int, nargs="+", metavar="N")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--unbroken", action="store_true")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--wrap", default="", help="a command to put before each call of pytest")
+    given = parser.parse_args()
+    rows = [(n, each) for n, each in enumerate(BREAKS, 1) if given.only is None or n in given.only]
+    if given.list:
+        for n, each in rows:
+            print(f"{n:2}  {'' if applies(each) else 'DOES NOT APPLY '}{each.file}: {each.what} [{each.tests}]")
+        return
+    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(given.jobs) as pool:
+        copies: Queue[Path] = Queue()
+        for job in range(given.jobs):
+            copies.put(copy_project(Path(place) / str(job)))
+
+        def work(row: tuple[int, Break]) -> bool:
+            copy = copies.get()
+            try:
+                good, said = attempt(row[1], copy, not given.unbroken, given.wrap.split())
+            finally:
+                copies.put(copy)
+            print(f"{row[0]:2}  {row[1].file}: {said}", flush=True)
+            return good
+
+        good = list(pool.map(work, rows))
+    print(f"{sum(good)} of {len(good)} as they should be")
+    sys.exit(0 if all(good) else 1)
+
+
+if __name__ == "__main__":
+    main()
