@@ -199,10 +199,10 @@ inspect/page.py: A name with a quotation mark can end an attribute of a report's
 + return html.escape(value.encode(errors="replace").decode(), quote=False)
 pytest inspect/test_page.py -k escaped
 
-studies/study.py: A study claims to show a difference whose interval holds zero.
+studies/statistics.py: A study claims to show a difference whose interval holds zero.
 - return "shows" if low > 0 else "contradicted" if high < 0 else "not clear"
-+ return "shows" if self.measured.mean > 0 else "contradicted" if high < 0 else "not clear"
-pytest studies/test_study.py
++ return "shows" if self.mean > 0 else "contradicted" if high < 0 else "not clear"
+pytest studies/test_statistics.py -k interval
 
 cost/plan.py: The hours of a plan are the same however many devices share the work.
 - seconds = work * 1e18 / (rate.flops * count)
