@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitlab.errors import UserError
-from vitlab.evaluate import batches
 from vitlab.data.registry import load_dataset
 from vitlab.data.subsets import stratified_split
+from vitlab.errors import UserError
+from vitlab.evaluate import batches
 from vitlab.evaluate import probe as probes
 from vitlab.evaluate.features import Features, features, frozen_preprocessing
 from vitlab.evaluate.options import EvalOptions

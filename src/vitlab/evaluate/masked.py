@@ -38,8 +38,8 @@ from vitlab.train.masking import (
     cells_per_side,
     class_colors,
     draw_corruption,
-    patch_losses,
     patch_colors,
+    patch_losses,
     patch_targets,
 )
 from vitlab.weights import load_model, save_model

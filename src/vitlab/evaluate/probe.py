@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from vitlab.data.registry import check_source
-from vitlab.display import format_table
 from vitlab.data.subsets import stratified_split
+from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
 from vitlab.evaluate.accuracy import dtype_record
 from vitlab.evaluate.features import (
