@@ -24,7 +24,7 @@ import torch
 from vitlab.config import FinetuneConfig
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.load import choose_device
 from vitlab.io import find_damage, lock_file
 from vitlab.models.config import ModelConfig
 from vitlab.pipelines.finetune import sweep_and_finetune
