@@ -23,7 +23,7 @@ import tyro
 from circumstances import circumstances
 
 from vitlab.config import TrainConfig
-from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.load import choose_device
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.recipes import tiny
 from vitlab.studies.statistics import Estimate, interval

@@ -19,7 +19,7 @@ from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.cost.timing import in_turn
 from vitlab.data.loader import Batch
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.load import choose_device
 from vitlab.pipelines.init_from_checkpoint import by_size
 from vitlab.recipes import pretrain
 from vitlab.settings import nearest
