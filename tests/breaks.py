@@ -110,14 +110,14 @@ data/imagenet.py: ObjectNet's classes are numbered by the lines of a file, not b
 pytest data/test_imagenet.py -k objectnet
 
 data/imagenet.py: Of ImageNet-ReaL's labels only the first counts as right.
-- sets = Labels.of_lists([answers[number] for number in used])
-+ sets = Labels.of_lists([answers[number][:1] for number in used])
+- sets, left_out = Labels.of_lists([labels[number] for number in used]),
++ sets, left_out = Labels.of_lists([labels[number][:1] for number in used]),
 pytest data/test_imagenet.py -k real
 
-data/registry.py: A folder without splits is trained on as a whole, test images included.
+data/subsets.py: A folder without splits is trained on as a whole, test images included.
 - chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
 + chosen = np.arange(len(train)) if split == "trainval" else parts[split]
-pytest data/test_registry.py data/test_dataset.py
+pytest data/test_registry.py data/test_folder.py
 
 data/transforms.py: Google's test images are shrunk with antialiasing.
 - F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=False)
