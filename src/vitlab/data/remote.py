@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Int64
 
-from vitlab.data.dataset import SPLIT_FOLDERS, Dataset, Labels, Request, Splits
+from vitlab.data.dataset import Dataset, Labels, Request, Splits
 from vitlab.data.downloads import read_small, retry
+from vitlab.data.folder import SPLIT_FOLDERS
 from vitlab.data.shard_cache import ShardCache, cache_limit
 from vitlab.data.shard_index import (
     CLASSES,
