@@ -110,14 +110,14 @@ data/imagenet.py: ObjectNet's classes are numbered by the lines of a file, not b
 pytest data/test_imagenet.py -k objectnet
 
 data/imagenet.py: Of ImageNet-ReaL's labels only the first counts as right.
-- sets = Labels.of_lists([answers[number] for number in used])
-+ sets = Labels.of_lists([answers[number][:1] for number in used])
+- sets, left_out = Labels.of_lists([labels[number] for number in used]),
++ sets, left_out = Labels.of_lists([labels[number][:1] for number in used]),
 pytest data/test_imagenet.py -k real
 
-data/registry.py: A folder without splits is trained on as a whole, test images included.
+data/subsets.py: A folder without splits is trained on as a whole, test images included.
 - chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
 + chosen = np.arange(len(train)) if split == "trainval" else parts[split]
-pytest data/test_registry.py data/test_dataset.py
+pytest data/test_registry.py data/test_folder.py
 
 data/transforms.py: Google's test images are shrunk with antialiasing.
 - F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=False)
@@ -185,8 +185,8 @@ evaluate/ridge.py: The constant feature of few-shot regression is 1 where it is 
 pytest evaluate/test_ridge.py
 
 inspect/attention.py: The rollout leaves out the identity of the residual connection.
-- rows = (rows + below) / 2 if residual else below
-+ rows = below
+- rows = (rows + mixed) / 2 if residual else mixed
++ rows = mixed
 pytest inspect/test_attention.py -k rollout
 
 inspect/attention.py: Attention distance is told in patches, not in pixels.
@@ -195,8 +195,8 @@ inspect/attention.py: Attention distance is told in patches, not in pixels.
 pytest inspect/test_attention.py -k distance
 
 inspect/page.py: A name with a quotation mark can end an attribute of a report's page and begin another.
-- return html.escape(value.encode(errors="replace").decode(), quote=True)
-+ return html.escape(value.encode(errors="replace").decode(), quote=False)
+- autoescape=True,
++ autoescape=False,
 pytest inspect/test_page.py -k escaped
 
 studies/statistics.py: A study claims to show a difference whose interval holds zero.

@@ -102,7 +102,8 @@ def _exit_code(error: RuntimeError, command: Command | None) -> int:
 
     from vitlab.studies.runner import StudyError
     from vitlab.train.distributed import RankError
-    from vitlab.train.loop import NonFiniteError, StoppedError
+    from vitlab.train.loop import NonFiniteError
+    from vitlab.train.signals import StoppedError
     from vitlab.weights import ParityError
 
     if isinstance(error, torch.OutOfMemoryError):

@@ -20,7 +20,8 @@ from vitlab.studies.point import Point
 from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
 from vitlab.studies.runner import FAILED, Plan, StudyError, plan, run_study, work
-from vitlab.train.loop import NonFiniteError, StoppedError
+from vitlab.train.loop import NonFiniteError
+from vitlab.train.signals import StoppedError
 from vitlab.train.workdir import write_json
 
 

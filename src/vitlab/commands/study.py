@@ -12,7 +12,7 @@ from vitlab.commands.output import RunConfig, print_note, print_result, print_st
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.settings import nearest
-from vitlab.train.devices import DEVICES
+from vitlab.train.progress import DEVICES
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,8 @@ from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
 from vitlab.studies.spec import Study
 from vitlab.studies.statistics import Results
-from vitlab.train.loop import NonFiniteError, StoppedError, stop_signals
+from vitlab.train.loop import NonFiniteError
+from vitlab.train.signals import StoppedError, stop_signals
 from vitlab.train.workdir import write_json
 
 USER_ERROR = 2
