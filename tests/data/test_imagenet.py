@@ -315,6 +315,7 @@ def test_objectnet_accuracy_by_hand(objectnet: Path) -> None:
 def test_objectnets_own_resize(objectnet: Path, tmp_path: Path) -> None:
     """512 to 480 where the model's images are 15 pixels is 16 to 15."""
     from vitlab.evaluate.accuracy import evaluate, evaluate_checkpoint
+    from vitlab.evaluate.options import EvalOptions
     from vitlab.models import ViTConfig
     from vitlab.models.vit import ViT
     from vitlab.preprocessing import Preprocessing
@@ -324,7 +325,7 @@ def test_objectnets_own_resize(objectnet: Path, tmp_path: Path) -> None:
     assert model.head is not None
     torch.nn.init.normal_(model.head.weight)
     save_model(model, tmp_path / "model", extra={"eval_resize": 20, "dataset": "imagenet", "classes": WNIDS})
-    found = evaluate_checkpoint(tmp_path / "model", "objectnet", root=str(objectnet), device="cpu")
+    found = evaluate_checkpoint(tmp_path / "model", "objectnet", options=EvalOptions(device="cpu"), root=str(objectnet))
     prepared = Preprocessing.google(15, 16)
     same = evaluate(model, load_dataset("objectnet", "test", root=objectnet), (15, 15), preprocessing=prepared)
     np.testing.assert_array_equal(found.losses, same.losses)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.load import choose_device
 from vitlab.models.vit import Model
 from vitlab.weights import READABLE, class_names, load_card, load_checkpoint
 

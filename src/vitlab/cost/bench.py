@@ -24,7 +24,7 @@ from vitlab.cost.peers import MODULES, OURS, PEERS, Contender, Mode, Work, build
 from vitlab.cost.timing import fastest_batch, in_turn, ratio, spread, warm_up
 from vitlab.cost.trial import GIB, Trial, free_memory, how_measured, largest
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.load import choose_device
 from vitlab.inspect import figures, plots
 from vitlab.inspect.panels import Panel, Series
 from vitlab.io import replacing_file

@@ -20,7 +20,7 @@ from vitlab.cost.memory import Sizes, largest, process_bytes
 from vitlab.cost.timing import in_turn
 from vitlab.data.loader import Batch
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.load import choose_device
 from vitlab.pipelines.init_from_checkpoint import by_size
 from vitlab.recipes import pretrain
 from vitlab.settings import nearest

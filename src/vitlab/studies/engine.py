@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vitlab.config import DataConfig, FinetuneConfig
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.load import choose_device
 from vitlab.io import find_damage, lock_file
 from vitlab.models.config import ModelConfig
 from vitlab.pipelines.finetune import sweep_and_finetune
