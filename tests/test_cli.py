@@ -264,7 +264,7 @@ WORDS: list[tuple[str, list[str]]] = [
     ("inspect RUN --image-size 9", ["image size 9x9 cannot be cut into patches of 4x4", "the nearest: 8, 12"]),
     ("inspect model.pt", ["model.pt is a pickle"]),
     ("app nowhere", ["there is nothing at nowhere; give a Google .npz"]),
-    ("app RUN --port 99999", ["port 99999 of 127.0.0.1 cannot be had"]),
+    ("app RUN --port 99999", ["port 99999 of 127.0.0.1"]),
     ("app RUN --max-megapixels 0", ["the limit of megapixels is 0.0; give a number above 0"]),
     ("fewshot RUN", ["--dataset"]),
     ("fewshot RUN --dataset digit", ["unknown data set 'digit'; the nearest: digits"]),

@@ -25,7 +25,7 @@ from vitlab.pipelines.init_from_checkpoint import by_size
 from vitlab.recipes import pretrain
 from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of
-from vitlab.studies.study import Point, exaflops, updates
+from vitlab.studies.point import Point, exaflops, updates
 from vitlab.train.distributed import SINGLE
 from vitlab.train.loop import train_step
 from vitlab.train.objectives import create_objective, create_training_model

@@ -18,7 +18,7 @@ from torch import nn
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.data.dataset import Dataset
-from vitlab.data.registry import stratified_split
+from vitlab.data.subsets import stratified_split
 from vitlab.errors import UserError, quoted
 from vitlab.evaluate.accuracy import Evaluation, format_evaluation
 from vitlab.evaluate.load import choose_device
