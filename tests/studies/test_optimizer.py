@@ -96,8 +96,8 @@ def test_a_point_runs(tmp_path: Path) -> None:
     )  # fmt: skip
     outcome = pretrain(config, tmp_path, device="cpu", tensorboard=False)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    done = Done(point, {"accuracy": outcome.test.accuracy}, records, len(outcome.images.train))
-    assert len(outcome.images.val) != len(outcome.images.test)
+    done = Done(point, {"accuracy": outcome.test.accuracy}, records, len(outcome.splits.train))
+    assert len(outcome.splits.val) != len(outcome.splits.test)
     assert held_out([done]).values == (records[-1]["val_accuracy"],)
     assert {"fewshot_5shot", "fewshot_10shot"} <= records[-1].keys()
 

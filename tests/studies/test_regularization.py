@@ -75,7 +75,7 @@ def test_a_point_runs(tmp_path: Path) -> None:
     data = dataclasses.replace(point.config.data, name="digits")
     config = dataclasses.replace(point.config, data=data, steps=2, batch_size=8)
     outcome = pretrain(config, tmp_path, device="cpu", tensorboard=False)
-    assert len(outcome.images.train) == pytest.approx(0.5 * 1259, abs=10)
+    assert len(outcome.splits.train) == pytest.approx(0.5 * 1259, abs=10)
     assert math.isfinite(outcome.test.accuracy)
 
 
