@@ -26,7 +26,8 @@ from vitlab.commands import COMMANDS
 from vitlab.data import registry as datasets
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
-from vitlab.train.loop import NonFiniteError, StoppedError
+from vitlab.train.loop import NonFiniteError
+from vitlab.train.signals import StoppedError
 from vitlab.weights import ParityError, save_model
 
 
@@ -230,7 +231,7 @@ WORDS: list[tuple[str, list[str]]] = [
     ("finetune mixed --dataset digits", ["mixed/model.safetensors is damaged", "checksums differ"]),
     ("vtab", ["CHECKPOINT", "Google .npz"]),
     ("vtab RUN --tasks svnh", ["unknown VTAB task 'svnh'; the nearest: svhn", "`vitlab list vtab`"]),
-    ("vtab RUN --tasks dmlab --root images --image-size 16", ["1 of the tasks asked for cannot be had", "dmlab"]),
+    ("vtab RUN --tasks dmlab --root images --image-size 16", ["1 of the tasks asked for are missing", "dmlab"]),
     ("vtab RUN", ["384 pixels are far from the 8 that the checkpoint was trained at", "--image-size 16"]),
     ("vtab RUN --data.name cifar10", ["--data.name has no effect here", "--root and --tasks"]),
     ("vtab RUN --model.depth 3", ["--model.depth has no effect here: the checkpoint brings"]),
@@ -263,7 +264,7 @@ WORDS: list[tuple[str, list[str]]] = [
     ("inspect RUN --image-size 9", ["image size 9x9 cannot be cut into patches of 4x4", "the nearest: 8, 12"]),
     ("inspect model.pt", ["model.pt is a pickle"]),
     ("app nowhere", ["there is nothing at nowhere; give a Google .npz"]),
-    ("app RUN --port 99999", ["port 99999 of 127.0.0.1 cannot be had"]),
+    ("app RUN --port 99999", ["port 99999 of 127.0.0.1"]),
     ("app RUN --max-megapixels 0", ["the limit of megapixels is 0.0; give a number above 0"]),
     ("fewshot RUN", ["--dataset"]),
     ("fewshot RUN --dataset digit", ["unknown data set 'digit'; the nearest: digits"]),

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vitlab.data.registry import load_dataset, stratified_split
+from vitlab.data.registry import load_dataset
+from vitlab.data.subsets import stratified_split
 from vitlab.errors import UserError
 from vitlab.evaluate import batches
 from vitlab.evaluate import probe as probes

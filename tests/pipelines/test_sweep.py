@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vitlab.data.dataset import Dataset
-from vitlab.data.registry import stratified_split
+from vitlab.data.subsets import stratified_split
 from vitlab.pipelines.sweep import best_rate, hold_out
 from vitlab.train.loop import NonFiniteError
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from vitlab.data.dataset import images_below
 from vitlab.data.decode import IMAGE_SUFFIXES, ImageError, decode_image
+from vitlab.data.folder import images_below
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
 from vitlab.evaluate.load import device_of, load_for_evaluation

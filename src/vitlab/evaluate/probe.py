@@ -9,7 +9,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from vitlab.data.registry import check_source, stratified_split
+from vitlab.data.registry import check_source
+from vitlab.data.subsets import stratified_split
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
 from vitlab.evaluate.accuracy import dtype_record

@@ -199,7 +199,7 @@ def _result(inspection: Inspection, paths: Sequence[str], top: int) -> dict[str,
         found["shown"] = [
             {
                 "path": path,
-                "answers": [{"class": name, "probability": share} for name, share in inspection.answers(i, top)],
+                "answers": [{"class": name, "probability": share} for name, share in inspection.predictions(i, top)],
             }
             for i, path in enumerate(paths)
         ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from vitlab.config import FinetuneConfig
 from vitlab.data.dataset import Dataset
-from vitlab.data.registry import stratified_split
+from vitlab.data.subsets import stratified_split
 from vitlab.errors import UserError
 from vitlab.rng import Stream
 from vitlab.train.loop import NonFiniteError
