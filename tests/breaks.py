@@ -169,20 +169,20 @@ recipes/pretrain.py: Table 3's learning rate of ViT-L/16 on JFT is another.
 + "ViT-L/16": (14.0, 6e-4),
 pytest recipes/test_pretrain.py
 
-pipelines/init_from_checkpoint.py: BiT's rule takes half the steps for exactly 500,000 images.
+pipelines/automatic.py: BiT's rule takes half the steps for exactly 500,000 images.
 - 10_000 if examples < 500_000 else 20_000
 + 10_000 if examples <= 500_000 else 20_000
-pytest pipelines/test_init_from_checkpoint.py
+pytest pipelines/test_automatic.py
 
 evaluate/accuracy.py: Top-5 accuracy is that of six answers.
 - logits.topk(min(5, logits.shape[1]), dim=1)
 + logits.topk(min(6, logits.shape[1]), dim=1)
 pytest evaluate/test_accuracy.py -k figures
 
-evaluate/ridge.py: The constant feature of few-shot regression is 1 where it is learnt and 100 where it is tested.
+evaluate/fewshot.py: The constant feature of few-shot regression is 1 where it is learnt and 100 where it is tested.
 - np.full(len(x), BIAS)])
 + np.ones(len(x))])
-pytest evaluate/test_ridge.py
+pytest evaluate/test_fewshot.py -k scores
 
 inspect/attention.py: The rollout leaves out the identity of the residual connection.
 - rows = (rows + mixed) / 2 if residual else mixed

@@ -21,7 +21,7 @@ from vitlab.cost.timing import in_turn
 from vitlab.data.loader import Batch
 from vitlab.errors import UserError
 from vitlab.evaluate.load import choose_device
-from vitlab.pipelines.init_from_checkpoint import by_size
+from vitlab.pipelines.automatic import bit_hyperrule
 from vitlab.recipes import pretrain
 from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of
@@ -77,7 +77,7 @@ def tell(
     if isinstance(config, FinetuneConfig) and config.automatic:
         if examples is None:
             raise UserError("this recipe goes by the number of training images; give it with --examples.")
-        config = by_size(config, examples)
+        config = bit_hyperrule(config, examples)
     _check_count(config.batch_size, count)
     config = dataclasses.replace(config, model=model_of(Point("plan", config, {}), {}))
     seen = examples or config.batch_size  # where the steps are given the number does not matter
