@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from vitlab.cost import doctor
-from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.load import choose_device
 from vitlab.models import attention
 
 
@@ -61,7 +61,7 @@ def test_only_devices_that_commands_take_are_offered(report: dict[str, Any], mon
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
     monkeypatch.setattr("torch.mps.recommended_max_memory", lambda: 2**34, raising=False)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    with pytest.raises(ValueError, match="device 'mps' is not supported"):
+    with pytest.raises(ValueError, match="device 'mps' is unknown"):
         choose_device("mps")
     assert doctor._accelerators() == []
     assert "Apple GPU (mps): vitlab computes on CPUs" in doctor.format_diagnosis(

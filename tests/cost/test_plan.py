@@ -19,7 +19,7 @@ from vitlab.cost.plan import as_text, core_days, tell
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.recipes.tiny import digits
 from vitlab.studies.scaling import SCALING, TABLE6
-from vitlab.train.devices import DEVICES
+from vitlab.train.progress import DEVICES
 
 ask = functools.partial(tell, device="h100", count=1, mfu="0.4")
 SMALL = dataclasses.replace(digits(), model=dataclasses.replace(digits().model, depth=2), batch_size=64, epochs=10.0)
@@ -28,7 +28,7 @@ IMAGES = 1438  # digits' trainval
 
 @pytest.fixture
 def _no_counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory has tests of its own (train/test_memory.py), and of large models it takes seconds to count."""
+    """Memory has tests of its own (cost/test_memory.py), and of large models it takes seconds to count."""
     monkeypatch.setattr(plan, "process_bytes", lambda config, sizes, images, **how: {"activations": images})
 
 

@@ -24,14 +24,14 @@ from vitlab.cost.peers import MODULES, OURS, PEERS, Contender, Mode, Work, build
 from vitlab.cost.timing import fastest_batch, in_turn, ratio, spread, warm_up
 from vitlab.cost.trial import GIB, Trial, free_memory, how_measured, largest
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.load import choose_device
 from vitlab.inspect import figures, plots
 from vitlab.inspect.panels import Panel, Series
 from vitlab.io import replacing_file
 from vitlab.models import ViTConfig, get_config, list_models
 from vitlab.settings import check_fields, nearest
 from vitlab.studies.stages import Stages
-from vitlab.train.precision import cpu_is_faster_in_bfloat16, keep_freed_memory
+from vitlab.train.precision import cpu_is_faster_in_bfloat16, device_name, keep_freed_memory
 from vitlab.train.progress import peak_flops
 from vitlab.train.workdir import write_json
 from vitlab.weights import ParityError
@@ -276,7 +276,7 @@ def _figures(
     flops = (6 if work.mode == "train" else 2) * work.config.forward_macs
     speeds = {name: spread([work.batch * rate for rate in found]) for name, found in rates.items()}
     tflops = speeds[OURS]["median"] * flops / 1e12
-    ceiling, peak = speeds[CEILING], peak_flops(device) if work.dtype == "bfloat16" else None
+    ceiling, peak = speeds[CEILING], peak_flops(device_name(device)) if work.dtype == "bfloat16" else None
     ratios = {}
     for peer, names in PEERS.items():
         if there := [name for name in names if name in contenders]:

@@ -23,7 +23,7 @@ from vitlab.models import ModelConfig, ViTConfig, build_model
 from vitlab.models.attention import attention_path
 from vitlab.models.vit import Model
 from vitlab.train.distributed import SINGLE
-from vitlab.train.loop import update
+from vitlab.train.loop import train_step
 from vitlab.train.objectives import create_objective
 from vitlab.train.precision import Precision, resolve_precision
 from vitlab.train.state import create_state
@@ -167,7 +167,7 @@ def _ours(work: Work, model: Model, device: torch.device) -> Contender:
     said = f"the step of vitlab pretrain, precision {precision}, gradients clipped at 1, {path} attention"
 
     def step() -> None:
-        update(run, state, objective, batch, OPTIM.lr, work.batch)
+        train_step(run, state, objective, batch, OPTIM.lr, work.batch)
 
     return Contender(OURS, said, step)
 

@@ -1,6 +1,6 @@
 """What a run would cost, told before it is begun: compute, hours, memory of a process, data rate, checkpoint.
 
-Nothing is read and nothing is trained; memory is counted from the step itself (`train/memory.py`).
+Nothing is read and nothing is trained; memory is counted from the step itself (`cost/memory.py`).
 """
 
 import dataclasses
@@ -16,21 +16,22 @@ from typing import Any
 import torch
 
 from vitlab.config import FinetuneConfig, TrainConfig
+from vitlab.cost.memory import Sizes, largest, process_bytes
 from vitlab.cost.timing import in_turn
 from vitlab.data.loader import Batch
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.load import choose_device
 from vitlab.pipelines.init_from_checkpoint import by_size
 from vitlab.recipes import pretrain
 from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of
-from vitlab.studies.study import Point, exaflops, updates
-from vitlab.train.devices import DEVICES, device_called
+from vitlab.studies.point import Point, exaflops, updates
 from vitlab.train.distributed import SINGLE
-from vitlab.train.loop import update
-from vitlab.train.memory import Sizes, largest, moments, process_bytes
+from vitlab.train.loop import train_step
 from vitlab.train.objectives import create_objective, create_training_model
+from vitlab.train.optim import state_per_weight
 from vitlab.train.precision import Precision, keep_freed_memory, resolve_precision
+from vitlab.train.progress import DEVICES, find_device
 from vitlab.train.state import create_state
 
 CPU = "cpu"
@@ -225,7 +226,7 @@ def _measured(config: TrainConfig, device: str, at_once: int, say: Callable[[str
     flops = 6 * single.model.inner_macs
     size = min(at_once, MEASURED, max(1, round(MEASURED_ON_CPU / flops)) if place.type == "cpu" else MEASURED)
     run = dataclasses.replace(
-        single, batch_size=size, microbatch=None, fsdp=False, float8=False, cuda_graphs=False
+        single, batch_size=size, microbatch=None, fsdp=False
     )  # fmt: skip
     objective, generator = create_objective(run), torch.Generator().manual_seed(0)
     state = create_state(run, create_training_model(run, generator).to(place), place, SINGLE)
@@ -236,14 +237,16 @@ def _measured(config: TrainConfig, device: str, at_once: int, say: Callable[[str
         images.to(place), labels.to(place), torch.arange(size, device=place),
         draws=None if draws is None else draws.to(place),
     )  # fmt: skip
-    steps = in_turn({"the step": lambda: update(run, state, objective, batch, 0.0, size)}, place, SECONDS, ROUNDS, say)
+    steps = in_turn(
+        {"the step": lambda: train_step(run, state, objective, batch, 0.0, size)}, place, SECONDS, ROUNDS, say
+    )
     rate = statistics.median(steps["the step"]) * size
     return rate * flops, f"measured here, on {there}, with {size} images at once"
 
 
 def _check_same(asked: str, there: str, says: str) -> None:
     """Raises ValueError unless the device that torch calls `there` is the one asked for."""
-    found = CPU if there == CPU else device_called(there)
+    found = CPU if there == CPU else find_device(there)
     if found != asked:
         raise UserError(f"{says} {there}, and --device is {asked}; give the device that is meant, or --mfu 0.4.")
 
@@ -270,7 +273,7 @@ def _memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]:
             ways[way]["largest_microbatch"] = largest(lambda n, parts=parts: sum(parts(n).values()), room, at_once)
     return {
         "parameters": sizes.whole,
-        "checkpoint": 4 * (1 + moments(config.optim) + bool(config.average_decay)) * sizes.whole,
+        "checkpoint": 4 * (1 + state_per_weight(config.optim) + bool(config.average_decay)) * sizes.whole,
         "precision": precision,
         "activation_checkpointing": config.activation_checkpointing,
         "images_each": share,
