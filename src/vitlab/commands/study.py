@@ -86,7 +86,7 @@ class Bench:
     batch: str = "auto"
     """Images in a batch; auto takes the number at which ours is fastest, of powers of two that fit."""
     against: str = ""
-    """Peers to time in the same rounds, with commas between them: timm, huggingface, openvino (inference alone)."""
+    """Peers to time in the same rounds, with commas between them: timm, huggingface."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto is bfloat16 where the device is faster in it."""
     compile: bool = False
@@ -108,7 +108,8 @@ class Bench:
     def run(self) -> int:
         begin(f"measuring {', '.join(self.models) or 'the models of Fig. 12'} at {self.sizes} pixels")
         from vitlab import catalog
-        from vitlab.cost.bench import FIGURE_12, Settings, bench, table
+        from vitlab.cost.bench import FIGURE_12, Settings, bench
+        from vitlab.cost.report import table
 
         batch = None if self.batch == "auto" else whole_number("batch", self.batch)
         settings = Settings(
@@ -151,11 +152,11 @@ class Plan:
 
     def run(self) -> int:
         begin(f"planning {self.recipe}")
-        from vitlab.cost.plan import as_text, tell
+        from vitlab.cost.plan import estimate, format_estimate
 
-        found = tell(
+        found = estimate(
             self.config, device=self.device, count=self.count, mfu=self.mfu, model_name=self.model_name,
             examples=self.examples, image_kb=self.image_kb, say=say,
         )  # fmt: skip
-        answer(found, self.json, as_text(found))
+        answer(found, self.json, format_estimate(found))
         return 0
