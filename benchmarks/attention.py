@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 taskset -c 0 python benchmarks/attention.py --out benchmarks/results/attention.json
 
-`vitlab.models.encoder.attention_path` stands on this table. Both compute the same from the same queries, keys and
+`vitlab.models.attention.attention_path` stands on this table. Both compute the same from the same queries, keys and
 values, which lie as a block's `qkv` leaves them, and end as its `out` takes them. Above 1, products are the faster way.
 """
 
@@ -19,7 +19,7 @@ import tyro
 from circumstances import circumstances
 from torch import Tensor
 
-from vitlab.models.encoder import attention_path, attention_weights
+from vitlab.models.attention import attention_path, attention_weights
 from vitlab.train.precision import keep_freed_memory
 
 WIDTH = 64

@@ -133,10 +133,10 @@ def losses(jpegs: list[Jpeg], size: int) -> dict[str, Any]:
         whole = [np.array(Image.open(io.BytesIO(jpeg.data)).convert("RGB")) for jpeg in some]
         rows = np.arange(i, i + len(some))
         exact, fast = (TrainTransform(size, min_area=MIN_AREA, fast=fast) for fast in (False, True))
-        sought = exact.cut(whole, 0, 0, rows)
-        found["vitlab"] += decibels(exact.cut(some, 0, 0, rows), sought)
-        quick = fast.cut(some, 0, 0, rows)
-        found["vitlab-fast"] += decibels(quick, fast.cut(whole, 0, 0, rows))
+        sought = exact.augment(whole, 0, 0, rows)
+        found["vitlab"] += decibels(exact.augment(some, 0, 0, rows), sought)
+        quick = fast.augment(some, 0, 0, rows)
+        found["vitlab-fast"] += decibels(quick, fast.augment(whole, 0, 0, rows))
         found["vitlab-fast to the look-up"] += decibels(quick, sought)
     return {
         name: {"different": len(v), "mean": statistics.mean(v) if v else None, "least": min(v, default=None)}

@@ -28,10 +28,10 @@ COPIED = ("src", "tests", "docs", "pyproject.toml", "README.md", "Makefile")
 SECONDS = 600
 
 TABLE = r"""
-models/encoder.py: Attention in training divides its logits by Dh instead of by its root.
+models/attention.py: Attention in training divides its logits by Dh instead of by its root.
 - weights = attention_weights(q * q.shape[-1] ** -0.5, k, bias)
 + weights = attention_weights(q * q.shape[-1] ** -1, k, bias)
-pytest models/test_encoder.py
+pytest models/test_attention.py
 
 models/position.py: Position embeddings are interpolated with borders aligned, where Google's code aligns the corners.
 - mode="bilinear", align_corners=True

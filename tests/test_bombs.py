@@ -198,9 +198,9 @@ def weights_kinds() -> Any:
 ARCHIVES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "6 GiB": (
         lambda path: write_zeros(path, [f"params/x{i}" for i in range(96)], "(4096, 4096)", 2**24),
-        "asks for 6,",
+        "requires 6,",
     ),
-    "a header": (lambda path: write_zeros(path, ["params/x"], "(1099511627776,)", 4), "there are 16 bytes of it"),
+    "a header": (lambda path: write_zeros(path, ["params/x"], "(1099511627776,)", 4), "has 16 bytes, which"),
     "blocks of nothing": (
         lambda path: write_zeros(path, ["Transformer/encoderblock/x", "embedding/kernel"], "(1000000000, 0)", 0),
         "is no Vision Transformer",
@@ -421,8 +421,7 @@ def test_no_set_is_read_from_what_is_no_file(tmp_path: Path, name: str, kind: st
     if name == "list.txt":
         check(lambda: read_exclusion(folder / name), "only regular files")
     else:
-        said = "not a regular file" if name.endswith(".tar") else "only regular files"
-        check(lambda: load_dataset(f"shards:{(folder / name).parent}", "train"), said)
+        check(lambda: load_dataset(f"shards:{(folder / name).parent}", "train"), "regular file")
 
 
 def test_a_list_has_an_end(tmp_path: Path) -> None:

@@ -41,7 +41,6 @@ STANDS_ON = {
     "cost": (*BASE, "models", "data", "weights", "train", "evaluate", "inspect", "pipelines", "recipes", "studies"),
     "studies": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "inspect", "recipes"),
     "app": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "inspect", "recipes"),
-    "catalog": ("errors", "settings", "models", "data", "recipes", "studies"),
     "commands": ("",),
     "cli": ("",),
     "__main__": ("cli",),

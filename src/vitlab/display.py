@@ -41,11 +41,15 @@ class ProgressDisplay:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def update(self, done: int | float, status: str | None = None, force: bool = False) -> None:
+    def update(
+        self, done: int | float, status: str | None = None, *, total: int | float | None = None, force: bool = False
+    ) -> None:
         """Shows that `done` of the total is reached, with `status` beside it (default: count and time left).
 
-        Without a terminal the line is printed only after some seconds of silence, or with `force`.
+        `total` replaces the total. Without a terminal the line is printed only after some seconds of silence, or with
+        `force`.
         """
+        self.total = self.total if total is None else total
         now = time.monotonic()
         silent = now - self._last_line < self._pause
         if not self.on_terminal and silent and not force:
@@ -53,7 +57,7 @@ class ProgressDisplay:
         if status is None:
             left = (self.total - done) * (now - self._start) / done if done else 0.0
             status = f"{done:,.0f} of {self.total:,.0f} {self.unit} · ETA {format_duration(left)}"
-        self._bar.update(self._task, completed=done, status=printable(status))
+        self._bar.update(self._task, completed=done, total=self.total, status=printable(status))
         if not self.on_terminal:
             self.say(status)
         self._last_line, self._pause = now, NEXT_LINES

@@ -1,8 +1,4 @@
-"""(Progress displays and tables: `vitlab.display`.)
-
-Files and folders that appear whole or not at all, and last; what a killed process left of them; checksums of what
-lies in a folder; files that one process holds at a time; and files from strangers, read only where they are regular and
-not too large."""
+"""Atomic files and folders, checksums, locks, and safe reading of untrusted JSON and .npz files."""
 
 import errno
 import fcntl
@@ -29,25 +25,25 @@ from vitlab.errors import UserError
 
 logger = logging.getLogger(__name__)
 SUMS = "SHA256SUMS"
-"""A folder's checksums, in the format of `sha256sum --check`."""
+"""File of a folder's checksums, in the format of `sha256sum --check`."""
 MISSING = "is missing"
 LEFTOVER = re.compile(r"\.(.+)\.([0-9a-f]{16}|[0-9]{1,7})\.(new|old)")
-"""Names of temporary files and folders; older versions wrote a process id where the random part is."""
+"""Names of temporary files and folders; earlier versions used a process id instead of the random token."""
 JSON_BYTES = 2**24
-"""Largest JSON file that is read: an index of 100,000 shards, or the card of a model with 200,000 named classes."""
+"""Largest JSON file to read: an index of 100,000 shards, or the config of a model with 200,000 class names."""
 JSON_DEPTH = 100
-"""Deepest nesting of lists and objects in JSON that is read."""
+"""Deepest nesting of JSON to read."""
 MAX_COMPRESSION = 100
-"""Most times that an .npz may grow when it is read. Trained weights hardly compress at all; zeros do, 1,000 times."""
+"""Largest compression ratio of an .npz. Trained weights hardly compress; zeros compress 1,000 times."""
 SMALL_ARCHIVE = 2**26
-"""Bytes that any .npz may ask for, however small it is."""
+"""Bytes of memory that any .npz may require, however small the file is."""
 ARCHIVE_DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
-"""What a damaged .npz raises, wherever the damage is: in the archive's directory, an array's header, or its data."""
+"""Exceptions of reading a corrupt .npz: its directory, an array's header or its data."""
 
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to; once it is on the disk to the last byte it takes the place of `path`."""
+    """Opens a temporary file for writing that replaces `path` when it is complete and synced to disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new, _ = _temporary(path)
     try:
@@ -62,18 +58,18 @@ def replacing_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes an .npz, whole or not at all."""
+    """Writes an .npz atomically."""
     with replacing_file(path) as file:
         np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]  # no array is called allow_pickle
 
 
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """A folder to fill; once its files are on the disk it takes the place of the folder `path`.
+    """Creates a temporary folder to fill that replaces the folder `path` when its files are synced to disk.
 
-    A folder cannot take another's place in one step, so the old one is moved aside first: killed between the
-    two moves, this leaves the old one as `.NAME.*.old` and the new one, complete, as `.NAME.*.new`, which
-    `clear_leftovers` then moves to its place.
+    A folder cannot replace another in one step, so the old one is renamed first. A process killed between the two
+    renames leaves the old one as `.NAME.*.old` and the complete new one as `.NAME.*.new`, which `clear_leftovers` then
+    renames.
     """
     path = path.resolve()  # so that "." has a name and a parent
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -98,10 +94,10 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def clear_leftovers(folder: Path, name: str | None = None) -> None:
-    """Removes what killed processes left of writing files and folders into `folder`, or of writing `name` alone.
+    """Removes temporary files and folders of killed processes from `folder`: all, or those of `name`.
 
-    Where one was killed while it replaced a folder, the complete new folder takes its place. What a living process
-    is writing stays.
+    If a process was killed while it replaced a folder, the complete new folder replaces it. Files that a running
+    process is writing stay.
     """
     pattern = ".*" if name is None else f".{glob.escape(name)}.*"
     for path in sorted(folder.glob(pattern)):  # .new before .old
@@ -119,14 +115,14 @@ def clear_leftovers(folder: Path, name: str | None = None) -> None:
 
 
 def _temporary(path: Path) -> tuple[Path, Path]:
-    """Names beside `path` that nobody else takes: of the new, and of the old while it makes way."""
+    """Unique names beside `path` for the new and the old file or folder."""
     token = secrets.token_hex(8)  # no process id: in a container every run may have the same one
     return path.with_name(f".{path.name}.{token}.new"), path.with_name(f".{path.name}.{token}.old")
 
 
 @contextmanager
 def _hold(path: Path) -> Iterator[bool]:
-    """Marks a file or folder as in use as long as this process lives; whether that was possible."""
+    """Locks a file or folder while this process runs; yields whether that succeeded."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
@@ -150,9 +146,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-# ------------------------------------------------------------------------------------------------------- checksums
-
-
 def sha256(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
@@ -160,9 +153,9 @@ def sha256(path: Path) -> str:
 
 
 def write_sums(folder: Path, names: Iterable[str]) -> None:
-    """Writes SHA256SUMS with the checksums of these files of a folder; what it says of other files stays.
+    """Writes the checksums of these files of a folder to SHA256SUMS; the entries of other files stay.
 
-    Its last line is a comment with the checksum of the lines before.
+    The last line is a comment with the checksum of the lines before.
     """
     sums = read_sums(folder) | {name: sha256(folder / name) for name in names}
     text = "".join(f"{sums[name]}  {name}\n" for name in sorted(sums))
@@ -171,15 +164,15 @@ def write_sums(folder: Path, names: Iterable[str]) -> None:
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """Name -> checksum of each file in SHA256SUMS; empty where there is none, or with a warning where it is damaged."""
+    """Name -> checksum of each file in SHA256SUMS; empty if it is missing, or corrupt (with a warning)."""
     path = folder / SUMS
     if not path.exists():
         return {}
     text, _, last = path.read_bytes().rpartition(b"# ")
     if last != f"{hashlib.sha256(text).hexdigest()}\n".encode():
         logger.warning(
-            "%s is damaged: it does not match its own checksum, so no file can be checked against it. Delete it, and "
-            "the next start of the run writes it anew from the files as they are.",
+            "%s is corrupt: it does not match its own checksum, so no file can be checked. Delete it; the next start "
+            "of the run writes it again from the present files.",
             path,
         )
         return {}
@@ -187,7 +180,7 @@ def read_sums(folder: Path) -> dict[str, str]:
 
 
 def find_damage(folder: Path, names: Collection[str] | None = None) -> dict[str, str]:
-    """Files of `folder`, or these of them, that are not what SHA256SUMS says: name -> what is wrong."""
+    """Files of `folder` (default: all in SHA256SUMS) that do not match their checksum: name -> problem."""
     damage = {}
     for name, digest in read_sums(folder).items():
         if names is not None and name not in names:
@@ -203,7 +196,7 @@ def find_damage(folder: Path, names: Collection[str] | None = None) -> dict[str,
 
 
 def sync(path: Path) -> None:
-    """Waits until what a file holds, or which names a folder holds, is on the disk."""
+    """Waits until a file's content, or a folder's entries, are on disk (fsync)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -212,10 +205,10 @@ def sync(path: Path) -> None:
 
 
 def lock_file(path: Path) -> BinaryIO | None:
-    """The file, held by this process until it is closed or the process ends, however; None if another one has it.
+    """The file, locked until it is closed or the process ends; None if another process has locked it.
 
-    It names the process that holds it. A record lock, because the processes that read images do not inherit it: one
-    of them that outlives a killed run by a moment must not hold on.
+    It holds the id of this process. A record lock, because loader workers do not inherit it: one that outlives a
+    killed run by a moment must not keep the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+b")
@@ -236,7 +229,7 @@ def check_regular(path: str | os.PathLike[str]) -> None:
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """A regular file, open for reading. Raises UserError for a pipe, socket or device, and OSError as `open` does."""
+    """Opens a regular file for reading. Raises UserError for a pipe, socket or device, and OSError."""
     check_regular(path)  # before it is opened: to open a device can have effects
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that took its place since then does not block
     try:
@@ -254,52 +247,51 @@ def _check_mode(path: str | os.PathLike[str], mode: int) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a disk"}
     raise UserError(
-        f"{path} is {kinds.get(stat.S_IFMT(mode), 'no file')}; only regular files (and links to them) are read. Copy "
-        f"what it should hold into a file, and give that."
+        f"{path} is {kinds.get(stat.S_IFMT(mode), 'not a file')}; only regular files (and links to them) are read. "
+        f"Copy its content into a file and give that."
     )
 
 
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
-    """What a regular file of at most `limit` bytes holds. Raises UserError for any other, and OSError."""
+    """The content of a regular file of at most `limit` bytes. Raises UserError for a larger one, and OSError."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(limit + 1) if size <= limit else b""
     if size > limit or len(data) > limit:
         raise UserError(
-            f"{path} has {max(size, len(data)):,} bytes; files of its kind have at most {limit:,}. It is damaged, or "
-            f"another file under this name: get it again."
+            f"{path} has {max(size, len(data)):,} bytes; files of its kind have at most {limit:,}. It is corrupt, or "
+            f"not the expected file: get it again."
         )
     return data
 
 
 def read_json(path: Path | str, limit: int = JSON_BYTES) -> Any:
-    """What a JSON file says. Raises UserError for no JSON, too much or too deep of it, and OSError."""
+    """The content of a JSON file. Raises UserError if it is invalid, too large or too deeply nested, and OSError."""
     return parse_json(read_regular(path, limit), str(path))
 
 
 def parse_json(data: bytes | str, name: str) -> Any:
-    """What JSON says, whose source is called `name`. Raises UserError for no JSON, and for too deep nesting."""
+    """Parses JSON; `name` is its source in messages. Raises UserError if it is invalid or too deeply nested."""
     try:
-        found = json.loads(data)
-        level: list[Any] = [[found]]
+        content = json.loads(data)
+        level: list[Any] = [[content]]
         for _ in range(JSON_DEPTH + 1):
             holders = (each.values() if isinstance(each, dict) else each for each in level)
             level = [inner for each in holders for inner in each if isinstance(inner, (dict, list))]
             if not level:
-                return found
+                return content
     except RecursionError:
         pass
-    except ValueError as error:  # also for bytes that are no text
+    except ValueError as error:  # also for bytes that are not UTF-8
         raise UserError(f"{name} is not valid JSON ({error}); get it again.") from error
-    raise UserError(f"{name} is JSON nested more than {JSON_DEPTH} levels deep; it is damaged: get it again.")
+    raise UserError(f"{name} is JSON nested more than {JSON_DEPTH} levels deep; it is corrupt: get it again.")
 
 
 @contextmanager
 def reading_npz(path: Path | str) -> Iterator[np.lib.npyio.NpzFile]:
-    """The arrays of an .npz, each read when it is asked for, once their headers have been compared with its bytes.
+    """Opens an .npz whose arrays are read on access, after their headers are compared with the file's size.
 
-    Raises UserError where they ask for far more memory than the file has bytes, and what NumPy does for damage
-    (ARCHIVE_DAMAGE). A plain array (.npy) is not read.
+    Raises UserError if they require far more memory than the file has bytes, and ARCHIVE_DAMAGE if it is corrupt.
     """
     with open_regular(path) as file:
         _headers(file, path)
@@ -308,7 +300,7 @@ def reading_npz(path: Path | str) -> Iterator[np.lib.npyio.NpzFile]:
 
 
 def outline_npz(path: Path | str) -> dict[str, np.ndarray]:
-    """Zeros of the shapes and types of the arrays of an .npz, in no memory. Raises what `reading_npz` does."""
+    """Zeros of the shapes and types of the arrays of an .npz, without memory. Raises as `reading_npz` does."""
     with open_regular(path) as file:
         return {
             name: np.lib.stride_tricks.as_strided(np.zeros(1, dtype), shape, (0,) * len(shape))
@@ -317,14 +309,14 @@ def outline_npz(path: Path | str) -> dict[str, np.ndarray]:
 
 
 def _headers(file: BinaryIO, path: Path | str) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and type of each array of an .npz. Raises UserError for a bomb."""
+    """Shape and type of each array of an .npz. Raises UserError for a decompression bomb."""
     size = os.fstat(file.fileno()).st_size
     with zipfile.ZipFile(file) as archive:
-        asked = sum(member.file_size for member in archive.infolist())
-        if asked > max(MAX_COMPRESSION * size, SMALL_ARCHIVE):
+        required = sum(member.file_size for member in archive.infolist())
+        if required > max(MAX_COMPRESSION * size, SMALL_ARCHIVE):
             raise UserError(
-                f"{path} has {size:,} bytes and asks for {asked:,} in memory; weights and places compress less "
-                f"than {MAX_COMPRESSION} times. It is damaged, or made to fill the memory: get the file again."
+                f"{path} has {size:,} bytes and requires {required:,} in memory; weights compress less than "
+                f"{MAX_COMPRESSION} times. It is corrupt or malicious: get the file again."
             )
         return {
             member.filename.removesuffix(".npy"): _header(archive, member, path)
@@ -334,9 +326,9 @@ def _headers(file: BinaryIO, path: Path | str) -> dict[str, tuple[tuple[int, ...
 
 
 def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path | str) -> tuple[tuple[int, ...], np.dtype]:
-    """Raises UserError where an array's header promises more or less than the archive holds of it."""
+    """Shape and type of one array. Raises UserError if its header does not match its number of bytes."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise UserError(f"{path}: {member.filename} is compressed in a way that NumPy does not write; get it again.")
+        raise UserError(f"{path}: {member.filename} has a compression that NumPy does not write; get it again.")
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -344,7 +336,7 @@ def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path | str)
         held = member.file_size - file.tell()
     if not dtype.hasobject and (min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != held):
         raise UserError(
-            f"{path}: {member.filename} is said to be {dtype} of shape {shape}, and there are {held:,} bytes of it; "
-            f"it is damaged: get the file again."
+            f"{path}: {member.filename} has {held:,} bytes, which do not make {dtype} of shape {shape}; it is corrupt: "
+            f"get the file again."
         )
     return shape, dtype

@@ -112,7 +112,7 @@ def test_a_text_file_is_refused_and_what_was_shown_goes(desk: Desk, tmp_path: Pa
     )
     assert (upload, seen, answers, distance) == (None, None, "", "")
     assert 'role="alert"' in message
-    assert "letter.jpg: not a image" in message
+    assert "letter.jpg: not an image" in message
     assert "data:image" not in inside
     assert "<dd>3 × " in card
     assert dropped.name == "letter.jpg"

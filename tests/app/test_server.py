@@ -223,9 +223,9 @@ ALLOWED = "Allowed are images of at most 50 megapixels and 1.5 MB."
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_what_is_no_image_is_refused_and_the_page_lives_on(page: Page, folder: Path) -> None:
     cases = {
-        "letter.txt": "letter.txt: not a image of a known format",
+        "letter.txt": "letter.txt: not an image of a known format",
         "bomb.png": "10000 x 10000 pixels, more than the 50,000,000 allowed",
-        "cut.jpg": "cut.jpg: damaged or cut off",
+        "cut.jpg": "cut.jpg: corrupt or truncated",
     }
     for name, reason in cases.items():
         page.drop(folder / name)

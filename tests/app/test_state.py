@@ -66,12 +66,12 @@ def test_a_image_is_read_as_everywhere_else() -> None:
 @pytest.mark.parametrize(
     ("data", "says"),
     [
-        (b"Dear all,\n", "not a image of a known format"),
+        (b"Dear all,\n", "not an image of a known format"),
         (b"", "empty"),
-        (png(photo())[:-400], "damaged or cut off"),
+        (png(photo())[:-400], "corrupt or truncated"),
         (bomb(10_000, 10_000), "10000 x 10000 pixels, more than the 50,000,000 allowed"),  # not: damaged
         (bomb(50_000, 50_000), "pixels, more than the 50,000,000 allowed"),
-        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not a image"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image"),
     ],
     ids=["text", "nothing", "cut off", "100 megapixels", "2,500 megapixels", "a drawing"],
 )

@@ -44,4 +44,4 @@ def test_shard(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytes
     code, out, _ = call(capsys, "shard", "folder:pets", "some", "--on-error", "skip")
     assert code == 1
     assert "; 1 could not be read" in out
-    assert "ant/000.jpg: not a image" in caplog.text
+    assert "ant/000.jpg: not an image" in caplog.text

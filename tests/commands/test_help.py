@@ -7,22 +7,16 @@ import pytest
 import tyro
 from program import call
 
-from vitlab import cli
 from vitlab.commands import COMMANDS
 from vitlab.commands.help import PURPOSES, USUAL, USUAL_TEXTS, flags
-from vitlab.recipes import FINETUNE, PRETRAIN
+from vitlab.commands.settings import Arguments, default_config
 
-RUNS = {
-    "pretrain": PRETRAIN["tiny-digits"](),
-    "finetune": FINETUNE["own"](),
-    "vtab": FINETUNE["vtab"]().single(),
-    "plan": PRETRAIN["tiny-digits"](),
-}
+RECIPES = {"pretrain": ["tiny-digits"], "plan": ["tiny-digits"]}
 
 
-def whole(name: str) -> Any:
+def parsed_type(name: str, *words: str) -> Any:
     """The dataclass that the command line parses a command as."""
-    return cli._with_default(COMMANDS[name], RUNS[name], []) if name in RUNS else COMMANDS[name]
+    return default_config(COMMANDS[name], Arguments([*RECIPES.get(name, []), *words]))
 
 
 def shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int, *argv: str) -> list[str]:
@@ -41,7 +35,7 @@ def test_help_is_one_line_a_flag(
     headings = [place for place, line in enumerate(lines) if re.fullmatch(r"[a-z -]+:", line)]
     body = [line for line in lines[headings[0] : -2] if line and not line.endswith(":")]
     assert all(re.match(r"  (--|[A-Z{])", line) for line in body)
-    known = {flag.negated or flag.name for flag in flags(whole(name))}
+    known = {flag.negated or flag.name for flag in flags(parsed_type(name))}
     assert {line.split()[0] for line in body if line.startswith("  --")} <= known
 
 
@@ -62,15 +56,15 @@ def test_help_knows_the_flags_that_are_parsed(
     """By their names, none is missing and none is made up."""
     monkeypatch.setenv("COLUMNS", "80")  # tyro's own help has one column then
     with pytest.raises(SystemExit):
-        tyro.cli(whole(name), args=["--help"])
+        tyro.cli(parsed_type(name), args=["--help"])
     parsed = set(re.findall(r"^(?:│ |  )(--[a-z][a-z0-9.-]*)", capsys.readouterr().out, re.MULTILINE))
-    ours = {flag.name for flag in flags(whole(name)) if flag.name and not flag.name.startswith("--fewshot.")}
+    ours = {flag.name for flag in flags(parsed_type(name)) if flag.name and not flag.name.startswith("--fewshot.")}
     assert ours == {flag for flag in parsed if flag not in ("--fewshot", "--masking", "--model.kind", "--model.stem")}
 
 
 def test_help_all_shows_what_help_hides(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     usual, every = ("\n".join(shown(capsys, monkeypatch, 100, "finetune", asked)) for asked in ("--help", "--help-all"))
-    for flag in ("--model.dropout", "--optim.beta1", "--data.pad", "--fewshot.shots", "--float8"):
+    for flag in ("--model.dropout", "--optim.beta1", "--data.pad", "--fewshot.shots", "--fsdp"):
         assert f"  {flag} " not in usual
         assert re.search(rf"^  {flag}\b", every, re.MULTILINE)
     assert "--model.depth" not in every  # the checkpoint brings it
@@ -86,7 +80,7 @@ def test_a_recipe_gives_the_defaults(capsys: pytest.CaptureFixture[str], monkeyp
 
 def test_every_command_has_its_purpose_and_every_flag_its_text() -> None:
     assert sorted(name for names in PURPOSES.values() for name in names) == sorted(COMMANDS)
-    kinds = [*map(whole, COMMANDS), cli._with_default(COMMANDS["pretrain"], PRETRAIN["masked"](), [])]
+    kinds = [*map(parsed_type, COMMANDS), default_config(COMMANDS["pretrain"], Arguments(["masked"]))]
     found = {flag.name: flag for kind in kinds for flag in flags(kind)}
     assert set(USUAL) <= set(found)
     assert [name for name, flag in found.items() if not flag.text] == []

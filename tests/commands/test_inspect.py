@@ -63,6 +63,6 @@ def test_duplicates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = call(capsys, "duplicates", "folder:set", "folder:set", "--train-split", "train", "--out", "found")
     assert code == 1
     assert "Pairs: 2\n" in out
-    assert "8.png: not a image" in out
+    assert "8.png: not an image" in out
     assert out.splitlines()[-1].endswith("to look at: found/report.html")
     assert "compared 5 of 5" in err

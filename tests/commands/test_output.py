@@ -9,7 +9,7 @@ import pytest
 from program import SMALL, answer, call
 
 from vitlab.commands import COMMANDS
-from vitlab.commands.output import begin, whole_number
+from vitlab.commands.output import print_start
 
 
 def test_pretrain_says_what_it_did(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,7 +18,7 @@ def test_pretrain_says_what_it_did(run: Path, capsys: pytest.CaptureFixture[str]
     assert code == 0
     assert out.splitlines()[0].split() == ["class", "images", "recall", "precision"]
     assert out.splitlines()[-1] == f"model: {run / 'model'} · curves: {run / 'metrics.jsonl'}"
-    assert f"settings (kept in {run / 'config.json'}):" in err
+    assert f"settings (saved in {run / 'config.json'}):" in err
     for setting in ("model.width = 8", "model.num_classes = 3", "optim.beta2 = 0.999", "steps = 3"):
         assert setting in err
     settings = json.loads((run / "config.json").read_text())
@@ -89,11 +89,5 @@ def test_of_several_processes_the_first_speaks(
 ) -> None:
     for rank in "10":
         monkeypatch.setenv("RANK", rank)
-        begin(f"reading as {rank}")
+        print_start(f"reading as {rank}")
     assert capsys.readouterr().err == "vitlab: reading as 0 ...\n"
-
-
-def test_one_whole_number() -> None:
-    assert whole_number("batch", "64") == 64
-    with pytest.raises(ValueError, match="--batch is '64,128'; give one whole number, or auto"):
-        whole_number("batch", "64,128")

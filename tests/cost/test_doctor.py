@@ -8,7 +8,7 @@ import pytest
 
 from vitlab.cost import doctor
 from vitlab.evaluate.accuracy import choose_device
-from vitlab.models import encoder
+from vitlab.models import attention
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def test_report_is_json_and_its_numbers_are_plausible(report: dict[str, Any]) ->
     assert report["devices"][0]["type"] == "cpu"
     paths = report["attention"]["cpu"]
     assert (paths["training"], paths["inference"]) == ("matmul", "fused")
-    assert paths["bfloat16 inference"] == ("fused" if encoder.HAS_AMX else "matmul")
+    assert paths["bfloat16 inference"] == ("fused" if attention.HAS_AMX else "matmul")
     for speeds in report["matmul_tflops"].values():
         assert all(1e-4 < tflops < 1e4 for tflops in speeds.values())
     for decoder in ("simplejpeg", "Pillow"):

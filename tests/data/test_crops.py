@@ -74,7 +74,7 @@ def test_a_jpeg_gives_the_crop_of_the_decoded_image(jpegs: list[Jpeg], crop: str
 def test_fast_crops_that_grow_differ_by_rounding_alone(jpegs: list[Jpeg], crop: str) -> None:
     options = CROPS[crop] | ({"resize": 160} if crop == "random" else {})
     images, indices = jpegs[2::4] * 4, np.arange(8)  # of 100 x 61 pixels
-    exact, fast = (TrainTransform((96, 144), fast=f, **options).cut(images, 1, 0, indices) for f in (False, True))
+    exact, fast = (TrainTransform((96, 144), fast=f, **options).augment(images, 1, 0, indices) for f in (False, True))
     assert fast.dtype == torch.uint8
     assert (exact - fast.float()).abs().max() <= 1.01
     assert psnr(exact, fast) > 55
@@ -98,7 +98,7 @@ def test_jpegs_decoded_smaller_stay_close(jpegs: list[Jpeg], size: int, monkeypa
 
     images, whole = [jpegs[0], jpegs[4]] * 15, [decode_image(jpegs[0].data), decode_image(jpegs[4].data)] * 15
     monkeypatch.setattr(Jpeg, "rows", watched)
-    ours, theirs = (TrainTransform(size, fast=True).cut(each, 0, 0, np.arange(30)) for each in (images, whole))
+    ours, theirs = (TrainTransform(size, fast=True).augment(each, 0, 0, np.arange(30)) for each in (images, whole))
     found = [psnr(a, b) for a, b, shrink in zip(ours, theirs, shrinks, strict=True) if shrink > 1]
     assert len(found) > 5
     assert np.mean(found) > 50

@@ -159,10 +159,9 @@ def test_what_is_no_regular_file_is_never_opened(kind: str, tmp_path: Path) -> N
     irregular(kind, path, tmp_path)
     part = load_dataset(name, "trainval", on_error="skip")
     kind = kind.removeprefix("link to a ").replace("pipe", "named pipe")
-    assert [str(error) for error in part.failures.values()] == [
-        f"cannot read the image {path}: it is a {kind}, not a regular file"
-    ]
-    with pytest.raises(ImageError, match=f"it is a {kind}, not a regular file"):
+    (error,) = part.failures.values()
+    assert str(error).startswith(f"cannot read the image {path}: ")
+    with pytest.raises(ImageError, match=f"is a {kind}"):
         load_dataset(name, "trainval")
 
 

@@ -69,7 +69,7 @@ def test_thumbnails_are_kept_and_made_again_when_images_change(tmp_path: Path, m
     first = find_duplicates(train, test, cache=cache)
     assert {(p.train, p.test) for p in first.pairs} == {(2, 1), (6, 0)}
     assert list(first.train.unreadable) == [5]
-    assert "not a image" in first.train.unreadable[5]
+    assert "not an image" in first.train.unreadable[5]
     assert len(list(cache.iterdir())) == 4
 
     read: list[int] = []

@@ -77,16 +77,7 @@ def test_the_order_never_changes() -> None:
     """Literals: a resumed run counts on them, on every machine and in every version."""
     assert epoch_order(8, 0, 0).tolist() == [1, 2, 3, 5, 0, 4, 7, 6]
     assert epoch_order(8, 42, 7).tolist() == [3, 6, 4, 1, 0, 2, 7, 5]
-
-
-def test_epochs_and_seeds_shuffle_differently() -> None:
-    orders = {tuple(epoch_order(50, seed, epoch)) for seed in range(4) for epoch in range(4)}
-    assert len(orders) == 16
-
-
-def test_positions_are_evenly_filled() -> None:
-    first = np.bincount([epoch_order(10, 0, epoch)[0] for epoch in range(2000)], minlength=10)
-    assert abs(first - 200).max() < 60  # 4.5 standard deviations
+    assert len({tuple(epoch_order(50, seed, epoch)) for seed in range(4) for epoch in range(4)}) == 16
 
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 100), st.integers(1, 6))
@@ -174,18 +165,6 @@ def test_the_size_of_pieces_changes_nothing(on_disk: Dataset, layers: int, monke
             np.testing.assert_array_equal(one.draws, two.draws)
 
 
-def test_what_is_left_to_the_device_is_the_same_there(on_disk: Dataset) -> None:
-    """Crops from the workers, RandAugment and the value range for the whole batch: the order on a GPU."""
-    for fast in (False, True):
-        transform = TrainTransform(8, randaugment_layers=2, randaugment_magnitude=10, fast=fast)
-        expected = next(train_batches(on_disk, transform, batch_size=11, seed=4, on_error="skip"))
-        fetch = loader._Fetch(on_disk, transform, seed=4, finishes=False)
-        request = np.zeros(11, np.int64), epoch_order(11, 4, 0)
-        pieces = [fetch[part] for part in loader._parts([request], 4)]
-        assert all(piece.images.dtype == (torch.uint8 if fast else torch.float32) for piece in pieces)
-        same(loader._Join(fetch, torch.device("cpu"))(pieces), expected)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("fast", [False, True])
 def test_batches_on_a_gpu_are_those_of_the_cpu(on_disk: Dataset, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +197,7 @@ def test_damage_that_shows_in_the_pixels_is_reported_alike(on_disk: Dataset, tmp
         train_batches(broken, TRAIN, batch_size=8, seed=0, workers=workers),
         eval_batches(broken, EVAL, batch_size=4, workers=workers),
     ):
-        with pytest.raises(ImageError, match=r"0\.jpg: damaged or cut off"):
+        with pytest.raises(ImageError, match=r"0\.jpg: corrupt or truncated"):
             next(batches)
 
 
@@ -228,7 +207,7 @@ def test_a_worker_that_dies_says_what_to_do(on_disk: Dataset, monkeypatch: pytes
         raise RuntimeError("DataLoader worker (pid(s) 17) exited unexpectedly")
 
     monkeypatch.setattr(loader, "DataLoader", dies)
-    with pytest.raises(ValueError, match=r"pid\(s\) 17.* want of memory.*data\.workers is 3.*--shm-size"):
+    with pytest.raises(ValueError, match=r"pid\(s\) 17.* out of memory.*data\.workers is 3.*--shm-size"):
         next(train_batches(on_disk, TRAIN, batch_size=4, seed=0, workers=3))
 
 
@@ -263,7 +242,7 @@ def test_skip_counts_and_tells_once(on_disk: Dataset, workers: int, caplog: pyte
     seen = take(train_batches(on_disk, TRAIN, batch_size=11, seed=0, workers=workers, on_error="skip"), 4)
     assert seen.skipped == 8
     assert caplog.text.count("4.png: the file is empty") == 3  # once for each of the three streams
-    assert caplog.text.count("7.png: not a image") == 3
+    assert caplog.text.count("7.png: not an image") == 3
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -354,30 +333,19 @@ def test_files_and_memory_agree(on_disk: Dataset) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 0}, "batch_size=0 .* positive multiple"),
-        (
-            {"batch_size": 9, "world_size": 2},
-            "batch_size=9 counts all ranks: give a positive multiple of their number 2",
-        ),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": 9, "world_size": 2}, "batch_size=9 .* multiple of their number 2"),
         ({"rank": 1}, "rank must be 0 to 0"),
         ({"workers": -1}, "workers 0 or more"),
-        ({"on_error": "ignore"}, "on_error must be 'raise' or 'skip', not 'ignore'"),
+        ({"on_error": "ignore"}, "not 'ignore'"),
         ({"seed": -1}, "seed and start must be 0 or more"),
+        ({"transform": TrainTransform(8, fast=True)}, "fast decoding has no effect on noise"),
+        ({"dataset": in_memory(3).take(np.array([], int))}, "noise has no images"),
     ],
 )
-def test_wrong_settings(options: dict[str, object], message: str) -> None:
+def test_wrong_settings(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        train_batches(in_memory(5), TRAIN, **{"batch_size": 4, "seed": 0} | options)  # pyright: ignore[reportArgumentType]
-
-
-def test_fast_decoding_of_images_in_memory_is_refused() -> None:
-    with pytest.raises(ValueError, match="fast decoding has no effect on noise, whose images are in memory"):
-        train_batches(in_memory(5), TrainTransform(8, fast=True), batch_size=4, seed=0)
-
-
-def test_an_empty_set_is_refused() -> None:
-    with pytest.raises(ValueError, match="noise has no images in its split 'train'"):
-        eval_batches(in_memory(3).take(np.array([], int)), EVAL, batch_size=4)
+        train_batches(**{"dataset": in_memory(5), "transform": TRAIN, "batch_size": 4, "seed": 0} | options)
 
 
 def test_an_example_is_that_of_the_sets_own_order() -> None:

@@ -123,7 +123,7 @@ def test_shards_missing(tmp_path: Path) -> None:
 
 def test_a_shard_that_is_a_pipe(tmp_path: Path) -> None:
     irregular("pipe", tmp_path / "train-0.tar", tmp_path)
-    with pytest.raises(ValueError, match=r"train-0.tar is a named pipe, not a regular file"):
+    with pytest.raises(ValueError, match=r"train-0.tar is a named pipe"):
         load_dataset(f"shards:{tmp_path}", "train")
 
 

@@ -215,13 +215,13 @@ def test_other_formats_and_images_in_memory_become_png(tmp_path: Path) -> None:
 def test_unreadable_images(pets: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for i in (3, 8):
         (pets / "ant" / f"{i:03d}.jpg").write_bytes(b"no image")
-    with pytest.raises(ImageError, match=r"ant/003.jpg: not a image"):
+    with pytest.raises(ImageError, match=r"ant/003.jpg: not an image"):
         write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
     assert not (tmp_path / "out").exists()
     made = write_shards(f"folder:{pets}", tmp_path / "out", SMALL, on_error="skip")
     assert sum(each["unreadable"] for each in made["splits"].values()) == 2
     assert sum(each["images"] for each in made["splits"].values()) == 28
-    assert caplog.text.count("ant/003.jpg: not a image") == 1
+    assert caplog.text.count("ant/003.jpg: not an image") == 1
     copies = [load_dataset(f"shards:{tmp_path / 'out'}", split) for split in ("train", "val", "test")]
     assert Counter(np.concatenate([copy.labels for copy in copies]).tolist()) == {0: 13, 1: 10, 2: 5}
     for path in pets.rglob("*.jpg"):

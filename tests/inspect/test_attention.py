@@ -27,7 +27,7 @@ from vitlab.inspect.attention import (
     visit_attention,
 )
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, build_model
-from vitlab.models.encoder import Attention
+from vitlab.models.attention import Attention
 from vitlab.models.vit import ViT
 
 SMALL = ViTConfig(image_size=(12, 20), patch_size=4, width=24, depth=3, heads=4, mlp_dim=48, num_classes=5)

@@ -5,185 +5,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitlab.models import ViTConfig, encoder
-from vitlab.models.encoder import (
-    Attention,
-    Block,
-    Branch,
-    MAPHead,
-    MatmulAttention,
-    attention,
-    attention_path,
-    relative_logits,
-)
+from vitlab.models import ViTConfig
+from vitlab.models.encoder import Block, Branch, MAPHead
 from vitlab.models.vit import ViT
 
 CONFIG = ViTConfig(image_size=16, patch_size=4, width=8, depth=1, heads=2, mlp_dim=12)
 
 
-def qkv(*shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (torch.randn(*shape, dtype=dtype, requires_grad=True) for _ in range(3))
-    return q, k, v
-
-
 def stir(module: nn.Module) -> None:
     for parameter in module.parameters():
         nn.init.normal_(parameter)
-
-
-# --- the two ways to compute attention ---------------------------------------------------------------------------
-
-
-def by_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    return MatmulAttention.apply(q, k, v, bias)[0]  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
-
-
-def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-
-
-def test_matmul_attention_has_the_right_derivative() -> None:
-    assert torch.autograd.gradcheck(by_products, qkv(2, 3, 5, 4))
-    bias = torch.randn(2, 3, 5, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(by_products, (*qkv(2, 3, 5, 4), bias))
-    q, (_, k, v) = torch.randn(2, 3, 1, 4, dtype=torch.float64, requires_grad=True), qkv(2, 3, 5, 4)
-    assert torch.autograd.gradcheck(by_products, (q, k, v))
-
-
-@pytest.mark.parametrize("biased", [False, True])
-def test_both_paths_are_equal_forward_and_backward(biased: bool) -> None:
-    inputs, weight = [*qkv(2, 3, 7, 4)], torch.randn(2, 3, 7, 4, dtype=torch.float64)
-    inputs += [torch.randn(2, 3, 7, 7, dtype=torch.float64, requires_grad=True)] if biased else []
-    answers = []
-    for path in (by_products, fused):
-        out = path(*inputs)
-        answers.append((out, *torch.autograd.grad((out * weight).sum(), inputs)))
-    for ours, theirs in zip(*answers, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-
-
-def test_the_path_follows_device_gradient_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
-    bf16 = torch.bfloat16
-    for dtype in (torch.float32, bf16):
-        assert attention_path("cpu", True, dtype) == "matmul"
-        assert attention_path("cuda", True, dtype) == attention_path("cuda", False, dtype) == "fused"
-    assert attention_path("cpu", False) == "fused"
-    for has_amx, answers in ((False, ("matmul", "fused")), (True, ("fused", "fused"))):
-        monkeypatch.setattr(encoder, "HAS_AMX", has_amx)
-        assert tuple(attention_path("cpu", False, bf16, numbers) for numbers in (2**27, 2**27 + 1)) == answers
-
-
-@pytest.mark.parametrize("biased", [False, True])
-def test_attention_takes_its_path(monkeypatch: pytest.MonkeyPatch, biased: bool) -> None:
-    monkeypatch.setattr(encoder, "HAS_AMX", False)
-    calls: list[str] = []
-    true, inputs = F.scaled_dot_product_attention, qkv(1, 1, 2, 2)
-    bias = torch.randn(1, 1, 2, 2, dtype=torch.float64) if biased else None
-
-    def spy(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None) -> Tensor:
-        calls.append("fused")
-        return true(q, k, v, attn_mask=attn_mask)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
-    expected = attention(*inputs, bias)
-    assert calls == []
-    with torch.no_grad():
-        torch.testing.assert_close(attention(*inputs, bias), expected)
-        assert calls == ["fused"]
-        q, k, v = (each.bfloat16() for each in inputs)
-        low = attention(q, k, v, None if bias is None else bias.bfloat16())
-        torch.testing.assert_close(low.double(), expected, rtol=0.02, atol=0.02)
-    assert calls == ["fused"]  # products
-    q, k, v = (each.detach() for each in inputs)
-    attention(q, k, v, bias)
-    assert calls == ["fused", "fused"]
-
-
-def test_both_paths_train_under_autocast() -> None:
-    """Half precision forward, and a backward outside of the autocast, as in training."""
-    inputs, weight = qkv(2, 3, 7, 4, dtype=torch.float32), torch.randn(2, 3, 7, 4)
-    exact = torch.autograd.grad((attention(*inputs) * weight).sum(), inputs)
-    for path in (by_products, fused):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            q, k, v = (each.bfloat16() for each in inputs)
-            out = path(q, k, v)
-        assert out.dtype == torch.bfloat16
-        for ours, theirs in zip(torch.autograd.grad((out.float() * weight).sum(), inputs), exact, strict=True):
-            assert (ours - theirs).norm() < 0.03 * theirs.norm()
-
-
-def test_matmul_attention_has_the_right_second_derivative() -> None:
-    q, (_, k, v) = torch.randn(2, 3, 2, 4, dtype=torch.float64, requires_grad=True), qkv(2, 3, 5, 4)
-    bias = torch.randn(2, 3, 2, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradgradcheck(by_products, (q, k, v))
-    assert torch.autograd.gradgradcheck(by_products, (q, k, v, bias))
-
-
-def test_a_trained_step_keeps_its_bits() -> None:
-    """The first derivative, product by product, as it has always been computed."""
-    q, k, v = qkv(2, 3, 10, 4, dtype=torch.float32)
-    grad = torch.randn(2, 3, 10, 4)
-    found = torch.autograd.grad(by_products(q, k, v), (q, k, v), grad)
-    scaled = q * 4**-0.5
-    weights = torch.softmax(scaled @ k.transpose(-2, -1), dim=-1)
-    logits = torch.ops.aten._softmax_backward_data(grad @ v.transpose(-2, -1), weights, -1, torch.float32)
-    expected = ((logits @ k) * 4**-0.5, logits.transpose(-2, -1) @ scaled, weights.transpose(-2, -1) @ grad)
-    assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
-
-
-# --- relative positions (App. D.4) -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("prefix", [0, 1, 3])
-@pytest.mark.parametrize("places", [1, 2, 5])
-def test_relative_logits_are_those_of_every_pair(places: int, prefix: int) -> None:
-    q, table = torch.randn(2, 3, prefix + places, 4), torch.randn(2 * places - 1, 4)
-    ours = relative_logits(q, table, prefix)
-    assert ours.shape == (2, 3, prefix + places, prefix + places)
-    expected = torch.zeros_like(ours)
-    for asks in range(places):
-        for answers in range(places):
-            offset = table[places - 1 + answers - asks]
-            expected[:, :, prefix + asks, prefix + answers] = q[:, :, prefix + asks] @ offset / 2  # sqrt(4)
-    torch.testing.assert_close(ours, expected)
-
-
-@pytest.mark.parametrize("prefix", [0, 2])
-def test_relative_attention_is_its_formula_with_its_derivative(prefix: int) -> None:
-    """softmax(q (k + r) / sqrt(Dh)) v, written out head by head and query by query."""
-    layer, places = Attention(8, 2).double(), 5
-    stir(layer)
-    tokens = torch.randn(2, prefix + places, 8, dtype=torch.float64, requires_grad=True)
-    table = torch.randn(2 * places - 1, 4, dtype=torch.float64, requires_grad=True)
-    images = []
-    for image in tokens:
-        heads = []
-        q, k, v = (image @ layer.qkv.weight.T + layer.qkv.bias).chunk(3, dim=1)
-        for head in (slice(0, 4), slice(4, 8)):
-            answers = []
-            for asks in range(prefix + places):
-                keys = list(k[:, head])
-                for other in range(prefix, prefix + places):
-                    if asks >= prefix:
-                        keys[other] = keys[other] + table[places - 1 + other - asks]
-                weights = torch.softmax(torch.stack(keys) @ q[asks, head] / 2, dim=0)
-                answers.append(weights @ v[:, head])
-            heads.append(torch.stack(answers))
-        images.append(torch.cat(heads, dim=1) @ layer.out.weight.T + layer.out.bias)
-    expected, ours = torch.stack(images), layer(tokens, table, prefix)
-    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
-    with torch.no_grad():
-        torch.testing.assert_close(layer(tokens, table, prefix), expected, rtol=1e-10, atol=1e-10)
-    weight, learned = torch.randn_like(expected), [tokens, table, *layer.parameters()]
-    theirs = torch.autograd.grad((expected * weight).sum(), learned)
-    for mine, exact in zip(torch.autograd.grad((ours * weight).sum(), learned), theirs, strict=True):
-        torch.testing.assert_close(mine, exact, rtol=1e-9, atol=1e-9)
-
-
-# --- the block ---------------------------------------------------------------------------------------------------
 
 
 def test_the_order_of_tokens_does_not_matter_to_a_block() -> None:
@@ -230,9 +63,6 @@ def test_stochastic_depth_grows_from_none_at_the_first_block(small: Callable[...
     ]
 
 
-# --- attention pooling -------------------------------------------------------------------------------------------
-
-
 def test_attention_pooling_is_one_query_s_answer_and_an_mlp() -> None:
     head = MAPHead(CONFIG).double()
     stir(head)
@@ -257,13 +87,13 @@ def test_attention_pooling_is_one_query_s_answer_and_an_mlp() -> None:
 def test_attention_pooling_looks_at_all_tokens_with_one_probe() -> None:
     head, tokens = MAPHead(CONFIG), torch.randn(2, 6, 8)
     stir(head)
-    answer = head(tokens)
-    assert answer.shape == (2, 8)
-    torch.testing.assert_close(head(tokens[:, torch.randperm(6)]), answer, rtol=1e-4, atol=1e-4)
-    for place in range(6):
+    pooled = head(tokens)
+    assert pooled.shape == (2, 8)
+    torch.testing.assert_close(head(tokens[:, torch.randperm(6)]), pooled, rtol=1e-4, atol=1e-4)
+    for index in range(6):
         changed = tokens.clone()
-        changed[:, place] += 1
-        assert not torch.allclose(head(changed), answer)
+        changed[:, index] += 1
+        assert not torch.allclose(head(changed), pooled)
 
 
 @pytest.mark.parametrize(
@@ -279,10 +109,10 @@ def test_dense_layers_are_called(small: Callable[..., ViT], settings: dict[str, 
     before = model(images)
     assert called == set(layers)
     for name, layer in layers.items():
-        parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, Doubled(layer))
+        parent, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(parent), leaf, Doubled(layer))
         assert not torch.allclose(model(images), before), name
-        setattr(model.get_submodule(parent), own, layer)
+        setattr(model.get_submodule(parent), leaf, layer)
 
 
 class Doubled(nn.Module):
@@ -292,8 +122,8 @@ class Doubled(nn.Module):
         super().__init__()
         self.inner = layer
 
-    def forward(self, given: Tensor) -> Tensor:
-        return 2 * self.inner(given)
+    def forward(self, inputs: Tensor) -> Tensor:
+        return 2 * self.inner(inputs)
 
 
 def test_dense_layers_are_torch_s_own() -> None:

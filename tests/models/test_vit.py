@@ -14,8 +14,8 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from vitlab.errors import UserError
-from vitlab.models import ResNetBody, ViTConfig, encoder
-from vitlab.models.vit import ViT
+from vitlab.models import ResNetBody, ViTConfig, attention
+from vitlab.models.vit import ViT, evaluation_mode
 
 
 @pytest.fixture
@@ -331,7 +331,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """How attention is computed; `chosen` is what a CPU takes by itself."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # shapes inside a transform are others
     if request.param != "chosen":
-        monkeypatch.setattr(encoder, "attention_path", lambda *_: request.param)
+        monkeypatch.setattr(attention, "attention_path", lambda *_: request.param)
     return request.param
 
 
@@ -344,10 +344,10 @@ def plain(monkeypatch: pytest.MonkeyPatch, compute: Callable[[], Any]) -> Any:
     """The same with attention written in operations that torch differentiates by itself."""
 
     def attend(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
-        return encoder.attention_weights(q * q.shape[-1] ** -0.5, k, bias) @ v
+        return attention.attention_weights(q * q.shape[-1] ** -0.5, k, bias) @ v
 
     with monkeypatch.context() as patched:
-        patched.setattr(encoder, "attention", attend)
+        patched.setattr(attention, "attention", attend)
         return compute()
 
 
@@ -412,3 +412,18 @@ def test_torch_fx_traces_every_model(
         extractor(images.to(torch.uint8))
     assert isinstance(copy.deepcopy(extractor.train())(images)["tokens"], Tensor)
     assert kind == model.config
+
+
+def test_evaluation_mode_restores_every_module_after_an_error() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Dropout()))
+    model[1].eval()
+    before = [module.training for module in model.modules()]
+
+    def fail() -> None:
+        with evaluation_mode(model):
+            assert not any(module.training for module in model.modules())
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail()
+    assert [module.training for module in model.modules()] == before == [True, True, False, False]

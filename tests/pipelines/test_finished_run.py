@@ -11,8 +11,8 @@ from PIL import Image
 from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.models import ViTConfig
-from vitlab.pipelines.pretrain import PREDICTIONS, pretrain
 from vitlab.pipelines.finished_run import Run, run_folders
+from vitlab.pipelines.pretrain import PREDICTIONS, pretrain
 
 
 def test_folders_of_runs(run: Path, tmp_path: Path) -> None:

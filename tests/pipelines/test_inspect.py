@@ -22,9 +22,9 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.inspect.capture import capture
 from vitlab.inspect.drawings import FIGURES
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, build_model
+from vitlab.pipelines.inspect import MOST, as_text, inspect_checkpoint
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.preprocessing import Preprocessing
-from vitlab.pipelines.inspect import MOST, as_text, inspect_checkpoint
 from vitlab.weights import load_model, save_model
 
 SIZES: dict[str, Any] = {
@@ -119,7 +119,7 @@ def test_broken_images_are_named_and_left_out(checkpoint: Callable[..., Path], d
     page = check((out / "index.html").read_text())
     assert str(digits / "3 <b>.png") in page.words
     assert "zero bytes" in page.words
-    assert "not a image" in as_text(found)
+    assert "not an image" in as_text(found)
     for name in ("0", "1", "3", "4"):
         (digits / f"{name}.png").write_bytes(b"")
     with pytest.raises(ValueError, match=r"none of the 6 images can be read; the first, .*0\.png: the file is empty"):

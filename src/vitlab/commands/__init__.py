@@ -1,4 +1,7 @@
-"""The commands: each is arguments -> one library call -> print. Nothing here needs torch until it runs."""
+"""The commands: each is a dataclass of its arguments whose `run()` makes one library call and prints the result.
+
+Importing them does not import torch.
+"""
 
 import typing
 
@@ -6,7 +9,6 @@ from vitlab.commands.convert import Convert, Export, Shard
 from vitlab.commands.evaluate import Evaluate, Fewshot, Predict, Probe
 from vitlab.commands.info import Doctor, List
 from vitlab.commands.inspect import App, Duplicates, Inspect
-from vitlab.commands.output import FinetuneRunConfig, RunConfig
 from vitlab.commands.study import Bench, Plan, Study
 from vitlab.commands.train import Demo, Finetune, Pretrain, Vtab
 
@@ -33,4 +35,4 @@ Command = (
 )
 COMMANDS: dict[str, type[Command]] = {kind.__name__.lower(): kind for kind in typing.get_args(Command)}
 
-__all__ = ["COMMANDS", "Command", "Finetune", "FinetuneRunConfig", "Pretrain", "RunConfig", "Vtab"]
+__all__ = ["COMMANDS", "Command"]

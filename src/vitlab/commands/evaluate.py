@@ -8,7 +8,14 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.output import Checkpoint, EvaluationSize, PositionInterpolation, answer, begin, say
+from vitlab.commands.output import (
+    Checkpoint,
+    EvaluationSize,
+    PositionInterpolation,
+    print_note,
+    print_result,
+    print_start,
+)
 
 Mirror = Annotated[
     bool,
@@ -56,19 +63,20 @@ class Evaluate:
     json: bool = False
 
     def run(self) -> int:
-        begin(f"loading {self.checkpoint}")
+        print_start(f"loading {self.checkpoint}")
         from vitlab.evaluate.accuracy import evaluate_checkpoint
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
             found = evaluate_checkpoint(
                 self.checkpoint, self.dataset, self.split, root=self.root, image_size=self.image_size,
-                interpolation=self.interpolation, say=say if world.is_rank_0 else None,
+                interpolation=self.interpolation,
+                say=print_note if world.is_rank_0 else None,
                 resize=self.resize, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
                 mirror=self.mirror, partial=self.partial, precision=self.precision, device=self.device, world=world,
             )  # fmt: skip
         if world.is_rank_0:
-            answer(found.record(), self.json, found.as_table())
+            print_result(found.record(), self.json, found.as_table())
         return 0
 
 
@@ -110,7 +118,7 @@ class Fewshot:
     json: bool = False
 
     def run(self) -> int:
-        begin(f"loading {self.checkpoint}")
+        print_start(f"loading {self.checkpoint}")
         from vitlab.evaluate.fewshot import fewshot_checkpoint
         from vitlab.train.distributed import init_distributed
 
@@ -119,12 +127,13 @@ class Fewshot:
                 self.checkpoint, self.dataset, root=self.root, shots=self.shots, l2=self.l2, seeds=self.seeds,
                 original=self.original, leave_self_out=self.leave_self_out, train_split=self.train_split,
                 test_split=self.test_split, partial=self.partial, test_images=self.test_images,
-                image_size=self.image_size, interpolation=self.interpolation, say=say if world.is_rank_0 else None,
+                image_size=self.image_size, interpolation=self.interpolation,
+                say=print_note if world.is_rank_0 else None,
                 batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
                 precision=self.precision, device=self.device, cache=self.cache, out=self.out, world=world,
             )  # fmt: skip
         if world.is_rank_0:
-            answer(report.record(), self.json, report.as_table())
+            print_result(report.record(), self.json, report.as_table())
         return 0
 
 
@@ -157,7 +166,7 @@ class Probe:
     json: bool = False
 
     def run(self) -> int:
-        begin(f"loading {self.checkpoint}")
+        print_start(f"loading {self.checkpoint}")
         from vitlab.evaluate.probe import probe_checkpoint
         from vitlab.train.distributed import init_distributed
 
@@ -165,12 +174,13 @@ class Probe:
             found = probe_checkpoint(
                 self.checkpoint, self.dataset, self.kind, root=self.root, train_split=self.train_split,
                 test_split=self.test_split, partial=self.partial, ks=self.k, l2=self.l2, image_size=self.image_size,
-                interpolation=self.interpolation, say=say if world.is_rank_0 else None,
+                interpolation=self.interpolation,
+                say=print_note if world.is_rank_0 else None,
                 batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
                 precision=self.precision, device=self.device, cache=self.cache, world=world,
             )  # fmt: skip
         if world.is_rank_0:
-            answer(found.record(), self.json, found.as_table())
+            print_result(found.record(), self.json, found.as_table())
         return 0
 
 
@@ -190,16 +200,17 @@ class Predict:
     json: bool = False
 
     def run(self) -> int:
-        begin(f"loading {self.checkpoint}")
+        print_start(f"loading {self.checkpoint}")
         from vitlab.evaluate.predict import predict
 
         failed = 0
         for said in predict(
             self.checkpoint, self.sources, top=self.top, image_size=self.image_size,
-            interpolation=self.interpolation, mirror=self.mirror, precision=self.precision, device=self.device, say=say,
+            interpolation=self.interpolation, mirror=self.mirror, precision=self.precision, device=self.device,
+            say=print_note,
         ):  # fmt: skip
             failed += said.error is not None
-            answer(dataclasses.asdict(said), self.json, said.as_line(), lines=True)
+            print_result(dataclasses.asdict(said), self.json, said.as_line(), lines=True)
         if failed:
-            say(f"{failed} images could not be read (named above).")
+            print_note(f"{failed} images could not be read (named above).")
         return 1 if failed else 0

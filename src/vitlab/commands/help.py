@@ -1,6 +1,6 @@
-"""`--help`: the commands by what they are for, and a command's usual flags, one a line; `--help-all`: every flag.
+"""`--help`: all commands, or the usual flags of one, one line each; `--help-all`: every flag.
 
-Everything is taken from the dataclasses that tyro parses: names, types, defaults, and the text under each field.
+Names, types, defaults and texts are those of the dataclasses that tyro parses.
 """
 
 import ast
@@ -20,7 +20,7 @@ import tyro
 from vitlab.config import FewShotConfig
 
 LONG = 60
-"""Characters of choices that are too many to be shown with their flag; its text names them."""
+"""Characters from which on a list of choices is not shown beside its flag; the text names them."""
 PURPOSES = {
     "Train": ("demo", "pretrain", "finetune", "study"),
     "Evaluate": ("evaluate", "fewshot", "probe", "vtab", "predict"),
@@ -45,8 +45,7 @@ USUAL = (
     "--data.on-error", "--data.exclude", "--optim.name", "--optim.weight-decay", "--optim.warmup-steps",
     "--masking.target", "--masking.share",
 )  # fmt: skip
-"""The settings of a run that `--help` shows, in its order; the others are behind `--help-all`. Flags that are a
-command's own and no settings of a run are all shown."""
+"""The settings of a run that `--help` shows, in this order. A command's other flags are always shown."""
 USUAL_TEXTS = {
     "batch_size": "Images at once.",
     "beta1": "Adam's decay of the gradient's mean.",
@@ -55,24 +54,24 @@ USUAL_TEXTS = {
     "json": "Print the result as JSON.",
     "kind": "Nearest neighbors, or a linear (logistic) classifier.",
     "loss": "Cross-entropy over all classes together, or of each class by itself.",
-    "mode": "Answer images, learn from them, or both in turn.",
+    "mode": "Inference, training steps, or both.",
     "name": "Which optimizer.",
-    "on_error": "What an unreadable image does: end the command, or be left out, named and counted.",
+    "on_error": "Unreadable images: `raise` ends the command, `skip` leaves them out and lists them.",
     "open_browser": "Open the page at once.",
-    "rounds": "How often each contender is timed.",
+    "rounds": "Timed rounds of each contender.",
     "schedule": "How the learning rate changes after the warm-up.",
-    "seed": "Of all random draws.",
+    "seed": "Seed of all random numbers.",
     "test_split": "Split to test on.",
-    "top": "Answers for each image.",
+    "top": "Predictions for each image.",
     "train_split": "Split to learn from.",
     "workers": "Processes that read images; 0 reads in this one.",
 }
-"""Of fields that have no text of their own, by their names."""
+"""Texts of fields without a docstring, by name."""
 COLUMN = 26
-"""Widest flag beside which the texts of the others still start in one column."""
+"""Widest flag that has its text on the same line."""
 NARROWEST, WIDEST = 80, 120
 SHORTEST = 24
-"""A clause of fewer letters says too little by itself."""
+"""Fewest characters of a clause that stands for its sentence."""
 _ARG: Any = type(tyro.conf.arg())  # what `tyro.conf.arg` leaves in a type hint
 
 
@@ -82,7 +81,7 @@ class Flag:
 
     name: str
     values: str
-    """What follows it, such as `INT ...`; of a positional argument its name stands here."""
+    """Its values, such as `INT ...`; the name of a positional argument."""
     text: str
     default: str
     group: str
@@ -95,7 +94,7 @@ class Flag:
 
 
 def overview(commands: Mapping[str, type]) -> str:
-    """All commands by what they are for, a line each."""
+    """All commands by purpose, one line each."""
     width = _width()
     lines = [
         "usage: vitlab COMMAND [OPTIONS]",
@@ -105,16 +104,16 @@ def overview(commands: Mapping[str, type]) -> str:
     for purpose, names in PURPOSES.items():
         lines += ["", f"{purpose}:"]
         lines += [f"  {name:10}  {_cut(_first_sentence(_purpose(commands[name])), width - 14)}" for name in names]
-    said = "`vitlab COMMAND --help` shows a command's usual flags, --help-all every flag."
-    return "\n".join([*lines, "", *textwrap.wrap(said, width, break_on_hyphens=False)])
+    hint = "`vitlab COMMAND --help` shows a command's usual flags, --help-all every flag."
+    return "\n".join([*lines, "", *textwrap.wrap(hint, width, break_on_hyphens=False)])
 
 
-def command_help(kind: type, name: str, every: bool) -> str:
-    """Help of one command: what it is for, and its flags by group; the usual ones a line each, or `every` one whole."""
-    found = list(flags(kind))
-    if any(flag.values == "CHECKPOINT" for flag in found):  # which brings its own model
-        found = [flag for flag in found if flag.group != "model" or flag.name == "--model.dropout"]
-    shown = found if every else _usual(found)
+def command_help(kind: type, name: str, show_all: bool) -> str:
+    """Help of one command: its purpose and its flags by group, the usual ones or all of them."""
+    known = list(flags(kind))
+    if any(flag.values == "CHECKPOINT" for flag in known):  # which brings its own model
+        known = [flag for flag in known if flag.group != "model" or flag.name == "--model.dropout"]
+    shown = known if show_all else _usual(known)
     width = _width()
     positional = " ".join(f"[{flag.values}]" if flag.default else flag.values for flag in shown if not flag.name)
     lines = [f"usage: vitlab {name} [OPTIONS] {positional}".rstrip(), "", *textwrap.wrap(_purpose(kind), width)]
@@ -123,24 +122,25 @@ def command_help(kind: type, name: str, every: bool) -> str:
     groups |= {title: [flag for flag in shown if flag.name and flag.group == group] for group, title in TITLES.items()}
     for title, members in groups.items():
         if members:
-            lines += ["", f"{title}:", *(line for flag in members for line in _lines(flag, column, width, every))]
-    if not every:
-        groups = dict.fromkeys(f"--{flag.group}.*" for flag in found if flag.group not in ("", "training"))
-        more = f"all {len(found)} arguments ({', '.join(groups)})" if groups else "them"
-        said = f"--help-all shows {more} with the whole of each text."
-        lines += ["", *textwrap.wrap(said, width, break_on_hyphens=False)]
+            lines += ["", f"{title}:", *(line for flag in members for line in _lines(flag, column, width, show_all))]
+    if not show_all:
+        groups = dict.fromkeys(f"--{flag.group}.*" for flag in known if flag.group not in ("", "training"))
+        more = f"all {len(known)} arguments ({', '.join(groups)})" if groups else "them"
+        hint = f"--help-all shows {more} with their full texts."
+        lines += ["", *textwrap.wrap(hint, width, break_on_hyphens=False)]
     return "\n".join(lines)
 
 
-def _usual(found: list[Flag]) -> list[Flag]:
-    """A command's own flags, and the usual settings of its run."""
-    by_name, own = {flag.name: flag for flag in found}, [flag for flag in found if not flag.group]
-    twice = ("--data.name", "--data.root") if "--dataset" in by_name else ()  # --dataset and --root say the same
-    return own + [by_name[name] for name in USUAL if name in by_name and by_name[name].group and name not in twice]
+def _usual(known: list[Flag]) -> list[Flag]:
+    """The flags of the command itself, and the usual settings of its run."""
+    by_name = {flag.name: flag for flag in known if flag.group}
+    if any(flag.name == "--dataset" for flag in known):  # which, with --root, sets the same
+        by_name = {name: flag for name, flag in by_name.items() if name not in ("--data.name", "--data.root")}
+    return [flag for flag in known if not flag.group] + [by_name[name] for name in USUAL if name in by_name]
 
 
 def flags(kind: type, given: Any = None, prefix: str = "", group: str = "") -> Iterator[Flag]:
-    """The flags of a dataclass in its order, with defaults from the instance `given` where there is one."""
+    """The flags of a dataclass in its order; defaults come from the instance `given`, if there is one."""
     hints, texts = typing.get_type_hints(kind, include_extras=True), _texts(kind)
     for field in dataclasses.fields(kind):
         hint, marks = hints[field.name], ()
@@ -165,7 +165,7 @@ def flags(kind: type, given: Any = None, prefix: str = "", group: str = "") -> I
 
 
 def _texts(kind: type) -> dict[str, str]:
-    """What stands under each field in the source of a dataclass and of those that it builds on."""
+    """The docstrings under the fields of a dataclass and of its base classes, by field."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if base is object or not dataclasses.is_dataclass(base) or base.__module__ == "types":  # made by `cli`
@@ -179,7 +179,7 @@ def _texts(kind: type) -> dict[str, str]:
 
 
 def _members(hint: Any) -> list[Any]:
-    """The types of a union but for None, without what they are annotated with."""
+    """The types of a union except None, without annotations."""
     if typing.get_origin(hint) is typing.Annotated:
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
@@ -193,7 +193,7 @@ def _is_fixed(hint: Any) -> bool:
 
 
 def _values(hint: Any) -> str:
-    """What a flag of this type takes: `INT`, `{a,b}`, `FLOAT ...`; nothing for a switch."""
+    """The values of a flag of this type: `INT`, `{a,b}`, `FLOAT ...`; empty for a switch."""
     shown = []
     for each in _members(hint):
         inner = typing.get_args(each)
@@ -219,10 +219,10 @@ def _purpose(kind: type) -> str:
     return " ".join((kind.__doc__ or "").split())
 
 
-def _lines(flag: Flag, column: int, width: int, every: bool) -> list[str]:
-    """One line, cut where it is too long; or all of the text, in as many as it takes."""
+def _lines(flag: Flag, column: int, width: int, show_all: bool) -> list[str]:
+    """One line, shortened to fit; or the full text on as many lines as it needs."""
     head, default = f"  {flag.invocation:<{column}}  ", f" [{flag.default}]" if flag.default else ""
-    if not every:
+    if not show_all:
         return [(head + _cut(_first_sentence(flag.text), width - len(head) - len(default)) + default).rstrip()]
     indent, text = " " * (column + 4), flag.text + default
     if len(flag.invocation) > column:
@@ -241,7 +241,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _cut(text: str, room: int) -> str:
-    """The text; or what stands before its last colon or semicolon that there is room for; or as many words as fit."""
+    """The text; or the clauses before a colon or semicolon that fit; or as many words as fit."""
     if len(text) <= room:
         return text
     kept = text[: max(room - 1, 0)]

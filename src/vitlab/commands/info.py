@@ -1,4 +1,4 @@
-"""The commands that tell what there is: names, and the machine."""
+"""The commands that list names and describe the machine: list, doctor."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,46 +7,47 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.output import answer, begin
+from vitlab.commands.output import print_result, print_start
+from vitlab.display import format_table
 from vitlab.errors import UserError
 
 
 @dataclass(frozen=True)
 class List:
-    """What there is by name: models, data sets, recipes, studies, or the tasks of VTAB-1k and how their data is had."""
+    """List models, data sets, recipes, studies, or the tasks of VTAB-1k and the sources of their data."""
 
     what: Positional[Literal["models", "datasets", "recipes", "studies", "vtab"]]
     """What to list."""
     pattern: Annotated[Positional[str], tyro.conf.arg(metavar="PATTERN")] = "*"
     """Shell pattern for the names, e.g. `ViT-B*`."""
     root: Path | None = None
-    """With `vtab`: a folder to look into for the tasks' data."""
+    """With `vtab`: a folder to search for the tasks' data."""
     json: bool = False
 
     def run(self) -> int:
-        from vitlab import catalog
+        from vitlab.commands import listing
 
         if self.root and self.what != "vtab":
             raise UserError(
                 f"--root has no effect on a list of {self.what}: only `vitlab list vtab` looks into a folder."
             )
-        rows = getattr(catalog, self.what)(self.pattern, **({"root": self.root} if self.root else {}))
-        answer(rows, self.json, catalog.as_table(rows))
+        rows = getattr(listing, self.what)(self.pattern, **({"root": self.root} if self.root else {}))
+        print_result(rows, self.json, format_table(rows) or f"no {self.what} match {self.pattern!r}")
         return 0
 
 
 @dataclass(frozen=True)
 class Doctor:
-    """What this machine offers to vitlab: versions, devices, the attention in use, speeds, disk; and what is amiss."""
+    """Report versions, devices, the attention in use, speeds and disk of this machine, and problems."""
 
     path: Path = Path()
-    """Folder whose disk is measured."""
+    """Folder on the disk to measure."""
     json: bool = False
 
     def run(self) -> int:
-        begin("measuring this machine")
+        print_start("measuring this machine")
         from vitlab.cost.doctor import diagnose, format_diagnosis
 
         found = diagnose(self.path)
-        answer(found, self.json, format_diagnosis(found))
+        print_result(found, self.json, format_diagnosis(found))
         return 0

@@ -1,4 +1,4 @@
-"""The commands that train: a demonstration, pre-training, fine-tuning, VTAB-1k."""
+"""The commands that train: demo, pretrain, finetune, vtab."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +12,18 @@ from vitlab.commands.output import (
     FinetuneRunConfig,
     PositionInterpolation,
     RunConfig,
-    answer,
-    begin,
-    say,
-    say_score,
-    show_settings,
+    print_accuracy,
+    print_note,
+    print_result,
+    print_start,
+    settings_printer,
 )
 from vitlab.errors import UserError
 
 
 @dataclass(frozen=True)
 class Demo:
-    """Pre-train, carry to a higher resolution, test and look: the paper in two minutes, on handwritten digits."""
+    """Pre-train, fine-tune at a higher resolution, test and inspect a small ViT on handwritten digits: two minutes."""
 
     out: Path = Path("vitlab-demo")
     """Folder for the runs and the page."""
@@ -32,18 +32,18 @@ class Demo:
     """Print the result as JSON."""
 
     def run(self) -> int:
-        begin("training on handwritten digits")
+        print_start("training on handwritten digits")
         from vitlab.studies.demo import demo
 
         result = demo(self.out, seed=self.seed)
-        answer(result, self.json, f"pre-trained: {result['pretrain_accuracy']:.1%} of the test digits right · "
+        print_result(result, self.json, f"pre-trained: {result['pretrain_accuracy']:.1%} of the test digits right · "
                 f"carried to twice the resolution: {result['finetune_accuracy']:.1%}\n{result['page']}")  # fmt: skip
         return 0
 
 
 @dataclass(frozen=True)
 class Pretrain:
-    """Train a model from scratch by a recipe (Table 3, or a small twin), then test it. Continues where it stopped."""
+    """Train a model from scratch by a recipe (Table 3, or a small one) and test it. Continues an interrupted run."""
 
     recipe: Annotated[Positional[str], tyro.conf.arg(metavar="RECIPE")]
     """One of `vitlab list recipes`."""
@@ -51,12 +51,12 @@ class Pretrain:
     model_name: Annotated[str | None, tyro.conf.arg(name="model")] = None
     """Name of the model for this recipe (`vitlab list models`)."""
     workdir: Path | None = None
-    """The run's folder; `runs/RECIPE` unless given."""
+    """Folder of the run; default: `runs/RECIPE`."""
     device: str = "auto"
     json: bool = False
 
     def run(self) -> int:
-        begin(f"reading {self.config.data.name}")
+        print_start(f"reading {self.config.data.name}")
         from vitlab.pipelines.pretrain import pretrain
         from vitlab.train.distributed import init_distributed
 
@@ -64,85 +64,88 @@ class Pretrain:
         with init_distributed() as world:
             outcome = pretrain(
                 self.config, workdir, device=self.device, world=world,
-                on_settings=show_settings(workdir) if world.is_rank_0 else None,
+                on_settings=settings_printer(workdir) if world.is_rank_0 else None,
             )  # fmt: skip
         if world.is_rank_0:
-            answer(outcome.result, self.json, outcome.summary(workdir))
+            print_result(outcome.result, self.json, outcome.summary(workdir))
         return 0
 
 
 @dataclass(frozen=True)
 class Finetune:
-    """Fine-tune a checkpoint: search the learning rate, train on all of train, test (Table 4)."""
+    """Fine-tune a checkpoint: search the learning rate, train on the whole training split, test (Table 4)."""
 
     checkpoint: Checkpoint
     config: FinetuneRunConfig
     recipe: str = "own"
-    """One of `vitlab list recipes`; `own` suits any images, and needs --dataset."""
+    """One of `vitlab list recipes`; `own` is for any images and requires --dataset."""
     dataset: str | None = None
-    """Data set, `folder:PATH` or `shards:PATH`; the recipe's unless given. Of a folder, files that cannot be read are
-    left out and listed (`--data.on-error raise` stops at them)."""
+    """Data set, `folder:PATH` or `shards:PATH`; default: the recipe's. Unreadable files of a folder are skipped and
+    listed (`--data.on-error raise` stops at them)."""
     root: str | None = None
     """Folder that holds a named data set."""
     image_size: int | None = None
-    """Side of the images in pixels; unless given, the recipe's, and for `own` that of the checkpoint's evaluation."""
+    """Image side in pixels; default: the recipe's, for `own` that of the checkpoint's preprocessing."""
     interpolation: PositionInterpolation = None
     workdir: Path | None = None
-    """The folder of the search and the runs; `runs/finetune-RECIPE` unless given (for `own`, the data set's name)."""
+    """Folder of the search and the runs; default: `runs/finetune-RECIPE`, for `own` with the data set's name."""
     device: str = "auto"
     json: bool = False
 
     def run(self) -> int:
-        begin(f"loading {self.checkpoint}")
+        print_start(f"loading {self.checkpoint}")
         from vitlab.pipelines.finetune import sweep_and_finetune
         from vitlab.train.distributed import init_distributed
 
         name = self.config.data.name
         if not name:
-            raise UserError("name the images with --dataset folder:PATH (or a data set), or a --recipe that does.")
-        called = Path(name.partition(":")[2] or name).name if self.recipe == "own" else self.recipe
-        workdir = self.workdir or Path("runs") / f"finetune-{called}"
+            raise UserError(
+                "name the images with --dataset folder:PATH (or a data set), or take a --recipe with a data set."
+            )
+        short_name = Path(name.partition(":")[2] or name).name if self.recipe == "own" else self.recipe
+        workdir = self.workdir or Path("runs") / f"finetune-{short_name}"
         with init_distributed() as world:
             done = sweep_and_finetune(
                 self.checkpoint, self.config, workdir, image_size=self.image_size, interpolation=self.interpolation,
-                device=self.device, say=say if world.is_rank_0 else None, world=world,
+                device=self.device, say=print_note if world.is_rank_0 else None, world=world,
             )  # fmt: skip
         if world.is_rank_0:
-            answer(done.result, self.json, done.summary(workdir))
+            print_result(done.result, self.json, done.summary(workdir))
         return 0
 
 
 @dataclass(frozen=True)
 class Vtab:
-    """Judge a checkpoint by VTAB-1k: 19 tasks, each learned from 1,000 images by one setting and tested whole."""
+    """Evaluate a checkpoint on VTAB-1k: 19 tasks, each fine-tuned on 1,000 images with one setting and tested."""
 
     checkpoint: Checkpoint
     config: RunConfig
     root: str | None = None
-    """Folder of the tasks' data; the cache folder unless given. `vitlab list vtab` says how the data is had."""
+    """Folder of the tasks' data; default: the cache folder. `vitlab list vtab` says where the data comes from."""
     out: Path = Path("runs/vtab")
-    """Folder for the result and for a run of each task."""
+    """Folder of the result and of the runs."""
     tasks: tuple[str, ...] = ()
-    """The tasks to do, whose data must be there; all that can be had unless given."""
+    """Tasks to run; default: all whose data is available."""
     select: bool = False
-    """Train on 800 and score on the 200 of the validation part, to choose settings; the test parts stay unseen."""
+    """Train on 800 images and validate on 200, to choose settings; the test splits are not used."""
     download: bool = True
-    """Download data that may be had so."""
+    """Download data sets that can be downloaded."""
     image_size: int | None = None
-    """Side of the images in pixels; unless given 384, or the nearest larger size that the patches divide."""
+    """Image side in pixels; default: 384, or the next larger multiple of the patch size."""
     device: str = "auto"
     json: bool = False
 
     def run(self) -> int:
-        begin(f"loading {self.checkpoint}")
+        print_start(f"loading {self.checkpoint}")
         from vitlab.pipelines.vtab import as_table, vtab
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
             result = vtab(
                 self.checkpoint, self.config, self.root, self.out, tasks=self.tasks or "available", select=self.select,
-                download=self.download, image_size=self.image_size, device=self.device, on_task=say_score, world=world,
+                download=self.download, image_size=self.image_size, device=self.device, world=world,
+                on_task=print_accuracy,
             )  # fmt: skip
         if world.is_rank_0:
-            answer(result, self.json, f"{as_table(result)}\nresult: {self.out / 'result.json'}")
-        return 0 if result["tasks"] else 1  # nothing could be had
+            print_result(result, self.json, f"{as_table(result)}\nresult: {self.out / 'result.json'}")
+        return 0 if result["tasks"] else 1  # no task had its data

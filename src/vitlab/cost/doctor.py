@@ -22,7 +22,7 @@ from PIL import Image
 import vitlab
 from vitlab.cost.measure import available_cores, synchronized_time
 from vitlab.errors import UserError
-from vitlab.models.encoder import attention_path, cpu_units
+from vitlab.models.attention import attention_path, cpu_units
 
 CPU_FEATURES = {"avx512": "avx512_f", "bf16": "avx512_bf16", "amx": "amx_bf16", "sve": "sve", "sme": "sme"}
 """Units for matrix products: our name -> torch's."""

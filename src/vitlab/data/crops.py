@@ -1,7 +1,7 @@
-"""Crops of images: which boxes, and how a box becomes a crop of a given size.
+"""Crops of images: which box of an image, and how it becomes a crop of a given size.
 
-A crop is a choice of sampling positions, one row of them for each axis, followed by one bilinear look-up; or, faster
-and for images from files only, a resize of each box by itself. Of a JPEG no more is decoded than is looked at.
+A crop is a row of sampling positions for each axis and one bilinear look-up; or, faster and for images from files
+only, a resize of each box by itself. Of a JPEG only the rows that are looked at are decoded.
 """
 
 from collections.abc import Sequence
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Float64, Int64, UInt8
 from torch import Tensor
 
 from vitlab.data.decode import Jpeg
 
-Images = UInt8[Tensor, "B H W 3"] | Sequence[np.ndarray | Jpeg]  # one size, in memory; or one by one, of any sizes
+Images = UInt8[Tensor, "B H W 3"] | Sequence[np.ndarray | Jpeg]  # in memory, all of one size; or a list, of any sizes
 Size = int | tuple[int, int]  # pixels; (H, W) unless square
 
 ASPECT = (0.75, 1.33)  # width / height of the Inception crop: TensorFlow's default range
@@ -22,13 +22,14 @@ SPARE = 3  # A JPEG is decoded at half its size only where the crop then still h
 _OUTSIDE = -2.0  # a sampling position whose two neighbors lie outside any image: black
 
 
-def inception_boxes(sizes: np.ndarray, u: np.ndarray, min_area: float) -> np.ndarray:
-    """Random boxes (y, x, h, w), int64 [B, 4], as TensorFlow's `sample_distorted_bounding_box` draws them.
+def inception_boxes(
+    sizes: Int64[np.ndarray, "B 2"], u: Float64[np.ndarray, "B A 4"], min_area: float
+) -> Int64[np.ndarray, "B 4"]:
+    """Random boxes (y, x, h, w), as TensorFlow's `sample_distorted_bounding_box` draws them in up to A attempts.
 
-    sizes: [B, 2] heights and widths; u: uniforms [B, attempts, 4]. For an aspect ratio drawn from `ASPECT`,
-    the height is uniform over all that give an area in [min_area, 1] inside the image. An example whose
-    every attempt breaks the bounds by rounding gets its whole image. As there, the last row and column of
-    offsets is not drawn.
+    sizes: heights and widths; u: uniform numbers. For an aspect ratio drawn from `ASPECT`, the height is uniform over
+    all that give an area in [min_area, 1] inside the image. An example whose every attempt breaks the bounds by
+    rounding gets its whole image. As in TensorFlow, the last row and column of offsets is not drawn.
     """
     boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
     left = np.arange(len(sizes))
@@ -59,18 +60,17 @@ def integers(u: np.ndarray, count: np.ndarray | int) -> np.ndarray:
     return np.floor(u * np.maximum(count, 1)).astype(np.int64)
 
 
-def positions(start: np.ndarray, extent: np.ndarray, full: int, shift: np.ndarray, size: int) -> np.ndarray:
-    """TF2's half-pixel centers where `extent` pixels from `start` on become `full`: `size` of them from `shift` on.
-
-    float64 [B, size]
-    """
+def positions(
+    start: np.ndarray, extent: np.ndarray, full: int, shift: np.ndarray, size: int
+) -> Float64[np.ndarray, "B size"]:
+    """TF2's half-pixel centers where `extent` pixels from `start` on become `full`: `size` of them from `shift` on."""
     start, extent, resized = start[:, None], extent[:, None], shift[:, None] + np.arange(size)
     inside = np.clip(start + (resized + 0.5) * extent / full - 0.5, start, start + extent - 1)
     return np.where((resized >= 0) & (resized < full), inside, _OUTSIDE)
 
 
 def sample(images: Images, ys: np.ndarray, xs: np.ndarray) -> Float[Tensor, "B 3 S T"]:
-    """Look images up at positions ys [B, S] x xs [B, T] (pixels), bilinearly: float32 in [0, 255]."""
+    """Images at positions ys [B, S] x xs [B, T] (pixels), interpolated bilinearly: float32 in [0, 255]."""
     if isinstance(images, Tensor):
         return _lookup(planar(images), ys, xs)
     crops = torch.empty(len(images), 3, ys.shape[1], xs.shape[1])
@@ -84,17 +84,17 @@ def sample(images: Images, ys: np.ndarray, xs: np.ndarray) -> Float[Tensor, "B 3
 
 def resize_crops(
     images: Sequence[np.ndarray | Jpeg],
-    boxes: np.ndarray,
+    boxes: Int64[np.ndarray, "B 4"],
     full: tuple[int, int],
-    shifts: np.ndarray,
+    shifts: Int64[np.ndarray, "B 2"],
     mirrored: np.ndarray,
     size: tuple[int, int],
 ) -> UInt8[Tensor, "B 3 S T"]:
-    """Boxes (y, x, h, w) [B, 4] squashed to `full`, and of that the windows of `size` from `shifts` [B, 2] on.
+    """Boxes (y, x, h, w) squashed to `full`, and of that the windows of `size` from `shifts` on.
 
-    Deviation: where a crop shrinks it is averaged (bilinear with antialiasing, as Pillow and torchvision resize), and
-    not, as by TF2's resize, looked up at single points. A box that is `SPARE` times `full` or more at 1/2, 1/4 or 1/8
-    of the image's size has its edges rounded to that grid, so that a JPEG may be decoded at that size.
+    Deviation: where a crop shrinks it is averaged (bilinear with antialiasing, as Pillow and torchvision resize), not
+    looked up at single points as by TF2's resize. A box that at 1/2, 1/4 or 1/8 of the image's size is still `SPARE`
+    times `full` has its edges rounded to that grid, so that a JPEG is decoded at that size.
     """
     crops = torch.zeros(len(images), 3, *size, dtype=torch.uint8)
     for crop, image, box, shift, mirror in zip(crops, images, boxes.tolist(), shifts.tolist(), mirrored, strict=True):
@@ -115,7 +115,7 @@ def resize_crops(
 def _part(
     image: np.ndarray | Jpeg, rows: tuple[int, int], columns: tuple[int, int], shrink: int = 1
 ) -> UInt8[np.ndarray, "h w 3"]:
-    """Rows and columns of a image, from .. to, counted at 1 / `shrink` of its size; a JPEG's have that size."""
+    """Rows and columns of an image, from .. to, counted at 1 / `shrink` of its size; of a JPEG at that size."""
     (top, bottom), (left, right) = rows, columns
     if isinstance(image, Jpeg):
         return image.rows(bottom * shrink, shrink)[top:bottom, left:right]
@@ -132,11 +132,12 @@ def _lookup(images: Float[Tensor, "B 3 H W"], ys: np.ndarray, xs: np.ndarray) ->
 
 
 def planar(images: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
+    """The same values as float32, channels first."""
     return images.permute(0, 3, 1, 2).contiguous().float()
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:
-    """The array as a tensor there, without waiting for what the device is doing."""
+    """The array as a tensor on `device`, without waiting for the work there."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
@@ -146,8 +147,8 @@ def pair(size: Size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
-def sizes(images: Images) -> np.ndarray:
-    """Heights and widths, int64 [B, 2]."""
+def sizes(images: Images) -> Int64[np.ndarray, "B 2"]:
+    """Heights and widths."""
     if isinstance(images, Tensor):
         return np.tile(images.shape[1:3], (len(images), 1))
     return np.array([image.shape[:2] for image in images])

@@ -1,15 +1,10 @@
-"""How a image is read, from whatever file it is in.
+"""Decodes image files: any format -> uint8 [H, W, 3], RGB, upright. What cannot be read is an `ImageError`.
 
-A image is uint8 [H, W, 3], RGB, upright, whatever the file was. A file that cannot be read is a
-`ImageError` with its path and the reason; nothing is dropped in silence.
-
-Pillow reads every format. Nearly all photographs are plain JPEGs, though, and for those libjpeg-turbo is called
-directly (simplejpeg): the same bytes come out, sooner, and only as many rows as a crop needs have to be decoded.
+Pillow reads every format. Plain JPEGs, as nearly all photographs are, are decoded by libjpeg-turbo directly
+(simplejpeg): the same bytes come out sooner, and only as many rows as a crop needs have to be decoded.
 """
 
 import io
-import os
-import stat
 import struct
 import zlib
 from pathlib import Path
@@ -20,9 +15,10 @@ import simplejpeg
 from PIL import Image, ImageOps
 
 from vitlab.errors import UserError, quoted
+from vitlab.io import open_regular
 
-MAX_PIXELS = 89_478_485  # 256 MiB of RGB: larger images are refused as bombs (Pillow's own bound)
-# What is read, and nothing else: Pillow also knows formats that run other programs.
+MAX_PIXELS = 89_478_485  # 256 MiB of RGB: larger images are refused as decompression bombs (Pillow's own bound)
+# All that is read: Pillow also knows formats that run other programs.
 IMAGE_FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png",),
@@ -35,25 +31,14 @@ IMAGE_FORMATS = {
 }
 IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suffix in suffixes)
 
-# What Pillow's readers raise on damaged data.
-_DAMAGE = (
-    ArithmeticError,
-    AssertionError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    RuntimeError,  # and its NotImplementedError
-    OSError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    struct.error,
-    zlib.error,
-)
+_ORIENTATION = 0x0112
+_EXIF_ERRORS = (SyntaxError, ValueError, TypeError, KeyError, struct.error)
+_CORRUPT = (ArithmeticError, AssertionError, EOFError, LookupError, MemoryError, RuntimeError, OSError, zlib.error)
+_CORRUPT += _EXIF_ERRORS  # what Pillow's readers raise on corrupt data
 
 
 class ImageError(UserError):
-    """A image that cannot be read: `path` says which one, `reason` why."""
+    """An image that cannot be read: `path` names it, `reason` says why."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -63,26 +48,33 @@ class ImageError(UserError):
         return f"cannot read the image {quoted(self.path)}: {self.reason}"
 
 
-# ---------------------------------------------------------------------------------------------- decoding
-
-
 def decode_image(data: bytes | Path, *, path: str = "<bytes>", max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """Encoded image -> uint8 [H, W, 3] RGB. Raises `ImageError`.
+    """Encoded image -> uint8 [H, W, 3] RGB. Raises `ImageError`, which names the image by `path`.
 
-    EXIF orientation is applied, transparency is laid over white, 16-bit gray is scaled to 8 bits, gray and
-    CMYK become RGB, and of an animation the first frame is taken. `path` names the image in errors.
+    EXIF orientation is applied, transparency is laid over white, 16-bit gray is scaled to 8 bits, gray and CMYK become
+    RGB, and of an animation the first frame is taken.
     """
     if isinstance(data, Path):
         path = str(data)
         data = read_bytes(path)
-    image = plain_jpeg(data, path=path, max_pixels=max_pixels)
-    if image is None:
-        return _decode_with_pillow(data, path, max_pixels=max_pixels)
-    return image.rows(image.height)
+    jpeg = plain_jpeg(data, path=path, max_pixels=max_pixels)
+    return jpeg.rows(jpeg.height) if jpeg else _decode_with_pillow(data, path, max_pixels=max_pixels)
+
+
+def read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
+    """`size` bytes of a regular file, by default all. Raises `ImageError`."""
+    try:
+        with open_regular(path) as file:
+            file.seek(offset)
+            return file.read(size)
+    except OSError as error:
+        raise ImageError(path, error.strerror or str(error)) from error
+    except UserError as error:
+        raise ImageError(path, str(error)) from error
 
 
 def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """As `decode`; a JPEG at 1 / `shrink` of its size."""
+    """As `decode_image`; a JPEG at 1 / `shrink` of its size."""
     if not data:
         raise ImageError(path, "the file is empty (zero bytes)")
     try:
@@ -96,180 +88,103 @@ def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, max_pixels: int
     except ImageError:
         raise
     except Image.UnidentifiedImageError:
-        raise ImageError(path, f"not a image of a known format ({', '.join(IMAGE_FORMATS)})") from None
+        raise ImageError(path, f"not an image of a known format ({', '.join(IMAGE_FORMATS)})") from None
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise ImageError(path, _bomb("too many", max_pixels)) from None
-    except _DAMAGE as error:
-        raise ImageError(path, f"damaged or cut off ({error or type(error).__name__})") from error
+    except _CORRUPT as error:
+        raise ImageError(path, f"corrupt or truncated ({error or type(error).__name__})") from error
 
 
 def _bomb(size: str, max_pixels: int) -> str:
     return f"{size} pixels, more than the {max_pixels:,} allowed: a decompression bomb, or to be scaled down"
 
 
-def read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
-    """`size` bytes of a regular file, all unless given. Raises `ImageError`."""
-    try:
-        if kind := irregular(path):
-            raise ImageError(path, f"it is {kind}, not a regular file")
-        with Path(path).open("rb") as file:
-            file.seek(offset)
-            return file.read(size)
-    except OSError as error:
-        raise ImageError(path, error.strerror or str(error)) from error
-
-
-def irregular(path: str | os.PathLike[str]) -> str | None:
-    """What `path`, or what it links to, is other than a regular file; None if it is one. Raises OSError if missing.
-
-    Opening a named pipe waits for a writer, and reading /dev/zero has no end.
-    """
-    mode = os.stat(path).st_mode  # noqa: PTH116  (a Path for each of a million files would cost more than the question)
-    return None if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "of an unknown kind")
-
-
-_KINDS = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-
-
 def _upright(image: Image.Image) -> Image.Image:
-    """Apply the EXIF orientation; an EXIF block that cannot be parsed is as good as none."""
+    """Applies the EXIF orientation; an EXIF block that cannot be parsed is ignored."""
     if not image.info:  # no metadata at all: saves a third of the time of a small PNG
         return image
     try:
-        turned = image.getexif().get(0x0112, 1) != 1
-        return ImageOps.exif_transpose(image) if turned else image
-    except (SyntaxError, ValueError, TypeError, KeyError, struct.error):
+        return image if image.getexif().get(_ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
+    except _EXIF_ERRORS:
         return image
 
 
 def _to_rgb(image: Image.Image, path: str) -> Image.Image:
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image
+    if image.mode == "F":
+        raise ImageError(path, "floating-point gray values have no agreed range: store it with 8 or 16 bits")
     if image.mode.startswith("I"):  # I;16, I;16B, I: Pillow's own conversion clips these instead of scaling
         gray = np.asarray(image).astype(np.int64)
         gray[gray == image.info.get("transparency", -1)] = 65535
         if gray.min() < 0 or gray.max() > 65535:
             raise ImageError(path, "32-bit gray values have no agreed range: store it with 8 or 16 bits")
         return Image.fromarray(((gray + 128) // 257).astype(np.uint8)).convert("RGB")
-    if image.mode == "F":
-        raise ImageError(path, "floating-point gray values have no agreed range: store it with 8 or 16 bits")
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        if image.mode in ("RGBa", "La"):  # premultiplied alpha
-            image = image.convert({"RGBa": "RGBA", "La": "LA"}[image.mode])
-        rgba = image.convert("RGBA")
-        white = Image.new("RGBA", rgba.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, rgba).convert("RGB")
+        straight = {"RGBa": "RGBA", "La": "LA"}.get(image.mode)  # those have premultiplied alpha
+        rgba = (image.convert(straight) if straight else image).convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return image.convert("RGB")
 
 
-# ------------------------------------------------------------------------------------------- plain JPEGs
-
-
 class Jpeg(NamedTuple):
-    """A plain JPEG, upright and still encoded: `height` x `width` pixels, RGB or gray.
-
-    height_at: where its height stands in `data`. stripe: rows that are coded together, 8 or a small multiple.
-    """
+    """A plain JPEG, upright and still encoded: `height` x `width` pixels, RGB or gray."""
 
     data: bytes
     path: str
     height: int
     width: int
-    height_at: int
-    stripe: int
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """As the decoded image's."""
+        """That of the decoded image."""
         return self.height, self.width, 3
 
     def rows(self, count: int, shrink: int = 1) -> np.ndarray:
         """The first `count` rows at 1 / `shrink` (1, 2, 4, 8) of the size: uint8 [ceil(count / shrink), W', 3].
 
-        Rows below are not decoded: the header is made to promise fewer of them, and the rest of the data is passed
-        over. Wherever there is more to complain of, Pillow reads the whole image. Raises `ImageError`.
+        Rows below are not decoded: libjpeg gets a header that promises fewer of them. Whatever else it complains of,
+        Pillow reads the whole image. Raises `ImageError`.
         """
-        # Smoothly enlarged color looks one row of its own, coarser grid further down.
-        kept = min(-(-(count + self.stripe // 4 * shrink) // self.stripe) * self.stripe, self.height)
-        data, (height, width) = self.data, (-(-kept // shrink), -(-self.width // shrink))
-        if kept < self.height:
-            at = self.height_at
-            data = b"".join((data[:at], kept.to_bytes(2, "big"), data[at + 2 :]))
-        least = (0, 0) if shrink == 1 else (height, width)
-        pixels = np.empty((height, width, 3), np.uint8)
+        # Blocks are 8 or 16 rows; color of half the height is interpolated with up to two rows of the next block.
+        height = min(-(-(count + 4 * shrink) // 16) * 16, self.height)
+        data = self.data
+        if height < self.height:
+            old, new = (struct.pack(">BHH", 8, h, self.width) for h in (self.height, height))  # 8 bits; the size
+            data = data.replace(old, new, 1)  # if that is not the header, the rows do not fit the buffer: an error
+        pixels = np.empty((-(-height // shrink), -(-self.width // shrink), 3), np.uint8)
+        least = (0, 0) if shrink == 1 else pixels.shape[:2]
         try:
             simplejpeg.decode_jpeg(data, "RGB", min_height=least[0], min_width=least[1], buffer=pixels)
-        except ValueError as error:  # of several complaints it tells an error, or else the first
-            if kept == self.height or _MORE_DATA not in str(error):
+        except ValueError as error:
+            if height == self.height or "extraneous bytes before marker" not in str(error):  # the other rows
                 pixels = _decode_with_pillow(self.data, self.path, shrink, self.height * self.width)
         return pixels[: -(-count // shrink)]
 
 
-_MORE_DATA = "extraneous bytes before marker"  # libjpeg's words for rows that the header does not promise
-
-
 def plain_jpeg(data: bytes, *, path: str = "<bytes>", max_pixels: int = MAX_PIXELS) -> Jpeg | None:
-    """The image, if it is a JPEG without anything odd about it; None where Pillow is to read or to refuse it.
-
-    Odd is: CMYK, more than 8 bits, lossless or arithmetic coding, rare grids of color, to be turned (by EXIF or XMP),
-    too large, without an end, or a header that is damaged.
-    """
-    if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-_TRAILER:]:
-        return None
-    at, frame, height, width, stripe = 2, 0, 0, 0, 0
-    while data[at : at + 1] == b"\xff" and at + 4 <= len(data):
-        kind, end = data[at + 1], at + 2 + int.from_bytes(data[at + 2 : at + 4], "big")
-        if kind in _PLAIN_FRAMES and not frame:
-            if len(data) < end or end < at + 10:
-                return None
-            bits, height, width, components = struct.unpack_from(">BHHB", data, at + 4)
-            sampling = data[at + 11 : end : 3]  # a byte a component: 16 * horizontal + vertical
-            if bits != 8 or components not in (1, 3) or len(sampling) != components:
-                return None
-            frame, stripe = at, 8 * max(factors & 15 for factors in sampling)
-        elif kind == _SCAN:
-            break
-        elif kind not in _OTHER_SEGMENTS or (kind == _APP1 and not _says_upright(data[at + 4 : end])):
-            return None
-        at = end
-    else:
-        return None
-    if not frame or not 0 < height * width <= max_pixels:
+    """The image if it is a plain JPEG; None if Pillow has to read it (CMYK, to be turned) or to refuse it."""
+    if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-32:] or not _is_upright(data):
         return None
     try:
-        if simplejpeg.decode_jpeg_header(data, strict=False)[:2] != (height, width):
-            return None
-    except (ValueError, KeyError):  # the second where it has no name for the grid of colors, as 4:4:1
+        *size, color, _ = simplejpeg.decode_jpeg_header(data, strict=False)
+    except (ValueError, KeyError):  # the second for rare grids of colors, as 4:4:1
         return None
-    return Jpeg(data, path, height, width, frame + 5, stripe)
+    height, width = map(int, size)
+    plain = color in ("YCbCr", "RGB", "Gray") and 0 < height * width <= max_pixels
+    return Jpeg(data, path, height, width) if plain else None
 
 
-_PLAIN_FRAMES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive
-_SCAN = 0xDA  # where the pixels begin
-_APP1 = 0xE1  # EXIF or XMP
-_OTHER_SEGMENTS = (0xC4, 0xDB, 0xDD, *range(0xE0, 0xF0), 0xFE)  # tables, restart interval, applications', comment
-_TRAILER = 32  # bytes, among which a whole file has its end
-
-
-def _says_upright(segment: bytes) -> bool:
-    """Whether an APP1 segment leaves the image as it is stored; False where that takes a closer look."""
-    if not segment.startswith(b"Exif\0\0"):
-        return b"Orientation" not in segment
+def _is_upright(jpeg: bytes) -> bool:
+    """Whether the metadata leave the image as it is stored; False if that takes a closer look."""
+    if b"Orientation" in jpeg:  # XMP
+        return False
+    if (start := jpeg.find(b"Exif\0\0")) < 0:
+        return True
     exif = Image.Exif()
     try:
-        exif.load(segment)
-        return exif.get(0x0112, 1) == 1
-    except (SyntaxError, ValueError, TypeError, KeyError, struct.error):
+        exif.load(jpeg[start : start + 2**16])
+        return exif.get(_ORIENTATION, 1) == 1
+    except _EXIF_ERRORS:
         return False
-
-
-# ------------------------------------------------------------------------------------------- in a file
 
 
 class Entry(NamedTuple):
@@ -286,13 +201,15 @@ class Entry(NamedTuple):
 
     @property
     def path(self) -> str:
+        """What to call the image."""
         return f"{self.file}/{self.member}" if self.member else self.file
 
     def data(self) -> bytes:
-        """The image as it is encoded. Raises `ImageError`."""
+        """The encoded image. Raises `ImageError`."""
         return read_bytes(self.file, self.offset, self.size)
 
     def read(self) -> np.ndarray:
+        """The decoded image, uint8 [H, W, 3]. Raises `ImageError`."""
         image = decode_image(self.data(), path=self.path)
         if not self.border:
             return image
@@ -301,9 +218,8 @@ class Entry(NamedTuple):
         return image[self.border : -self.border, self.border : -self.border]
 
     def open(self) -> np.ndarray | Jpeg:
-        """As `read`, but a plain JPEG stays encoded, so that no more of it need be decoded than is looked at."""
+        """As `read`, but a plain JPEG stays encoded, so that only what is looked at has to be decoded."""
         if self.border or type(self).read is not Entry.read:
             return self.read()
         data = self.data()
-        image = plain_jpeg(data, path=self.path)
-        return decode_image(data, path=self.path) if image is None else image
+        return plain_jpeg(data, path=self.path) or decode_image(data, path=self.path)

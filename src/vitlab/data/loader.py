@@ -1,12 +1,11 @@
 """Batches in an order that is a pure function of (seed, epoch, position).
 
-Training examples are numbered by a counter g = 0, 1, 2, ... that runs on through all epochs; `example_at`
-says which image g is. A step takes the next `batch_size` of them, and rank r the r-th equal part of those,
-so that a run can start at any example, on any number of ranks, and see what an uninterrupted run sees.
+Training examples are numbered by a counter g = 0, 1, 2, ... that runs on through all epochs; `example_at` gives the
+image of g. A step takes the next `batch_size` of them, and rank r the r-th equal part of those, so that a run can start
+at any example, on any number of ranks, and see what an uninterrupted run sees.
 
-Images in files are read by workers, in pieces of at most `PIECE` that are put together in order, so that all workers
-have a part in a large batch and none holds much. What a GPU can do on a whole batch, it does: pieces come as crops
-then, and RandAugment and the value range follow on the device.
+Images in files are read by workers in pieces of at most `PIECE`, which are joined in order, so that all workers have a
+part in a large batch and none holds much.
 """
 
 import contextlib
@@ -27,7 +26,7 @@ from torch.utils.data import DataLoader
 from vitlab.data.crops import Images, pair, to_device
 from vitlab.data.dataset import Dataset, Entries, Request
 from vitlab.data.decode import ImageError
-from vitlab.data.transforms import EvalTransform, TrainTransform
+from vitlab.data.transforms import EvalTransform, TrainTransform, to_range
 from vitlab.errors import UserError
 from vitlab.rng import Stream, example_uniforms, philox
 
@@ -39,12 +38,12 @@ PIECE = 64
 
 @dataclasses.dataclass
 class Batch:
-    """Images in [-1, 1], their labels and their places in the set; `skipped` images could not be read.
+    """Images in [-1, 1], their labels and their indices in the set; `skipped` images could not be read.
 
     targets: all labels of each image, where the set has several; `labels` is the first of them.
-    draws: uniform numbers in [0, 1) of each example's own, as many as were asked for.
-    Where none can be read of the share that one of several processes has of a training batch, a gray image stands in
-    and is to count nothing: it has a label, but no place in the set, so that `indices` is empty.
+    draws: uniform numbers in [0, 1) of each example's own, as many as were requested.
+    If one of several ranks can read no image of its part of a training batch, it gets a gray image that must not count:
+    it has a label, but no index, so `indices` is empty.
     """
 
     images: Float[Tensor, "B 3 H W"]
@@ -55,43 +54,21 @@ class Batch:
     draws: Float64[Tensor, "B d"] | None = None
 
 
-# ----------------------------------------------------------------------------------------------------- order
-
-
-def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
-    """A permutation of 0..n-1, int64 [n]: the order that sorts n random numbers."""
-    draws = philox(seed, Stream.EPOCH_ORDER, epoch).random_raw(n)
-    return np.argsort(draws, kind="stable").astype(np.int64)
+def epoch_order(n: int, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
+    """A permutation of 0..n-1."""
+    return np.argsort(philox(seed, Stream.EPOCH_ORDER, epoch).random_raw(n), kind="stable").astype(np.int64)
 
 
 def example_at(dataset: Dataset, seed: int, g: int) -> tuple[int, int]:
     """(epoch, dataset index) of the g-th training example."""
     epoch, position = divmod(g, len(dataset))
-    return epoch, int(_own_order(dataset, seed, epoch)[position])
+    return epoch, int(_order(dataset, seed, epoch)[position])
 
 
-def _own_order(dataset: Dataset, seed: int, epoch: int) -> np.ndarray:
-    """The set's own order of an epoch where it has one, as where shards have to be fetched; else `epoch_order`."""
+def _order(dataset: Dataset, seed: int, epoch: int) -> np.ndarray:
+    """The set's own order of an epoch if it has one, as where shards have to be fetched; else `epoch_order`."""
     order = dataset.entries.order(seed, epoch) if isinstance(dataset.entries, Entries) else None
     return epoch_order(len(dataset), seed, epoch) if order is None else order
-
-
-def _train_requests(
-    dataset: Dataset, batch_size: int, seed: int, start: int, rank: int, world_size: int
-) -> Iterator[Request]:
-    n, share = len(dataset), batch_size // world_size
-    epoch, order = -1, np.empty(0, np.int64)
-    for g in itertools.count(start + rank * share, batch_size):
-        epochs, positions = np.divmod(np.arange(g, g + share), n)
-        indices = np.empty(share, np.int64)
-        for e in np.unique(epochs):
-            if e != epoch:
-                epoch, order = e, _own_order(dataset, seed, int(e))
-            indices[epochs == e] = order[positions[epochs == e]]
-        yield epochs, indices
-
-
-# --------------------------------------------------------------------------------------------------- batches
 
 
 def train_batches(
@@ -108,23 +85,33 @@ def train_batches(
     device: torch.device | str = "cpu",
     draws: int = 0,
 ) -> Iterator[Batch]:
-    """This rank's share of every global batch of `batch_size` examples, without end.
+    """This rank's part of every global batch of `batch_size` examples, without end.
 
-    start: the first example, counted over all epochs and ranks. on_error: "raise", or "skip": unreadable
-    images leave their batch, are counted in `Batch.skipped` and logged once; a ValueError where none of a batch is
-    left, or, of several ranks, a gray image for a share (see `Batch`). workers: processes that read
-    images ahead; a set in memory needs none and uses none. draws: uniform numbers to bring with each example, which
-    depend on (seed, epoch, index) alone.
+    start: the first example, counted over all epochs and ranks. on_error: "raise", or "skip": unreadable images leave
+    their batch, are counted in `Batch.skipped` and logged once; UserError if none of a batch is left (of several ranks:
+    see `Batch`). workers: processes that read images ahead; a set in memory uses none. draws: uniform numbers that come
+    with each example and depend on (seed, epoch, index) alone.
     """
     _check(dataset, batch_size, rank, world_size, workers, on_error)
     if seed < 0 or start < 0:
         raise UserError(f"seed and start must be 0 or more, not seed={seed}, start={start}")
     if transform.fast and dataset.pixels is not None:
         raise UserError(f"fast decoding has no effect on {dataset.name}, whose images are in memory; leave it out")
-    requests = _train_requests(dataset, batch_size, seed, start, rank, world_size)
-    fetch = _Fetch(dataset, transform, seed, draws)
-    share = batch_size // world_size
-    return _batches(fetch, requests, share, workers, on_error, torch.device(device), whole=world_size == 1)
+    local = batch_size // world_size
+
+    def requests() -> Iterator[Request]:
+        epoch, order = -1, np.empty(0, np.int64)
+        for g in itertools.count(start + rank * local, batch_size):
+            epochs, positions = np.divmod(np.arange(g, g + local), len(dataset))
+            indices = np.empty(local, np.int64)
+            for e in np.unique(epochs):
+                if e != epoch:
+                    epoch, order = e, _order(dataset, seed, int(e))
+                indices[epochs == e] = order[positions[epochs == e]]
+            yield epochs, indices
+
+    stream = _Stream(dataset, transform, torch.device(device), seed, draws, stand_in=world_size > 1)
+    return stream.batches(requests(), local, workers, on_error)
 
 
 def eval_batches(
@@ -142,20 +129,18 @@ def eval_batches(
     """Every example exactly once over all ranks, in the set's order; rank r takes r, r + world_size, ...
 
     The last batch is smaller, and a rank may have one batch fewer than another. Settings as for `train_batches`;
-    `draws` are those of seed 0 and epoch 0, the same for a image each time.
+    `draws` are those of seed 0 and epoch 0, so that an image always has the same.
     """
     _check(dataset, batch_size, rank, world_size, workers, on_error)
-    mine = np.arange(rank, len(dataset), world_size)
-    share = batch_size // world_size
-    requests = ((np.zeros_like(b), b) for b in (mine[i : i + share] for i in range(0, len(mine), share)))
-    return _batches(_Fetch(dataset, transform, draws=draws), requests, share, workers, on_error, torch.device(device))
+    indices = np.arange(rank, len(dataset), world_size)
+    local = batch_size // world_size
+    requests = ((np.zeros_like(b), b) for b in (indices[i : i + local] for i in range(0, len(indices), local)))
+    return _Stream(dataset, transform, torch.device(device), 0, draws).batches(requests, local, workers, on_error)
 
 
 def _check(dataset: Dataset, batch_size: int, rank: int, world_size: int, workers: int, on_error: str) -> None:
     if batch_size < 1 or batch_size % world_size:
-        raise UserError(
-            f"batch_size={batch_size} counts all ranks: give a positive multiple of their number {world_size}"
-        )
+        raise UserError(f"batch_size={batch_size} counts all ranks: give a multiple of their number {world_size}")
     if not 0 <= rank < world_size or workers < 0:
         raise UserError(f"rank must be 0 to {world_size - 1} and workers 0 or more, not rank={rank}, workers={workers}")
     if on_error not in ("raise", "skip"):
@@ -165,7 +150,7 @@ def _check(dataset: Dataset, batch_size: int, rank: int, world_size: int, worker
 
 
 class _Part(NamedTuple):
-    """What is asked for at once: epochs and dataset indices, int64 [b], and whether more of the batch follows."""
+    """A part of a request: epochs and dataset indices, int64 [b], and whether more of the batch follows."""
 
     epochs: np.ndarray
     indices: np.ndarray
@@ -173,125 +158,165 @@ class _Part(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """The images that could be read, finished or as crops; how many could not, and why."""
+    """The images of a part that could be read, ready or in [0, 255]; how many could not, and why."""
 
-    part: _Part  # what is left of it
+    part: _Part  # without the unreadable ones
     images: Shaped[Tensor, "b 3 H W"]
     skipped: int
     failures: list[ImageError]
 
 
 def _parts(requests: Iterable[Request], size: int) -> Iterator[_Part]:
-    """Every request in parts of `size` images, the last of them smaller."""
+    """Each request in parts of `size` images, the last of them smaller."""
     for epochs, indices in requests:
         for i in range(0, len(indices), size):
             yield _Part(epochs[i : i + size], indices[i : i + size], more=i + size < len(indices))
 
 
 @dataclasses.dataclass
-class _Fetch:
+class _Pieces:
     """Part -> piece, in this process or in a worker."""
 
     dataset: Dataset
     transform: TrainTransform | EvalTransform
-    seed: int = 0
-    draws: int = 0
-    pixels: Tensor | None = None  # the dataset's, on the device
-    finishes: bool = True  # training images, as against leaving that to the device
+    seed: int
+    pixels: Tensor | None  # the dataset's, on the device
 
     def __getitem__(self, part: _Part) -> _Piece:
-        asked, failures = len(part.indices), dict[int, ImageError]()
+        count, failures = len(part.indices), dict[int, ImageError]()
         while True:
             if failures:
                 good = np.array([i not in failures for i in part.indices.tolist()], bool)
                 part = part._replace(epochs=part.epochs[good], indices=part.indices[good])
-            decoded, unread = self._read(part.indices)
+            images, unread = self._read(part.indices)
+            if not unread:
+                try:
+                    pixels = self._transform(images, part)
+                    return _Piece(part, pixels, count - len(part.indices), list(failures.values()))
+                except ImageError as error:  # corruption that shows only when a JPEG's pixels are decoded
+                    unread = {i: error for i in part.indices.tolist() if self.dataset.path(i) == error.path}
+                    if not unread:
+                        raise
             failures |= unread
-            if unread:
-                continue
-            try:
-                images = self._images(decoded, part)
-            except ImageError as error:  # damage that shows only when pixels are asked for
-                damaged = {i: error for i in part.indices.tolist() if self.dataset.path(i) == error.path}
-                if not damaged:
-                    raise
-                failures |= damaged
-            else:
-                return _Piece(part, images, asked - len(part.indices), list(failures.values()))
 
     def _read(self, indices: np.ndarray) -> tuple[Images, dict[int, ImageError]]:
         """The images `indices`, and the errors of those that cannot be read."""
         if self.pixels is not None:
-            known = self.dataset.failures
-            failures = {i: known[i] for i in indices.tolist() if i in known} if known else {}
+            failures = {i: self.dataset.failures[i] for i in indices.tolist() if i in self.dataset.failures}
             return self.pixels[to_device(indices, self.pixels.device)], failures
-        decoded, failures = [], {}
-        whole = isinstance(self.transform, EvalTransform)
+        encoded, images, failures = isinstance(self.transform, TrainTransform), [], {}
         for i in indices.tolist():
             try:
-                decoded.append(self.dataset.image(i) if whole else self.dataset.entries[i].open())
+                images.append(self.dataset.entries[i].open() if encoded else self.dataset.image(i))
             except ImageError as error:
                 failures[i] = error
-        return decoded, failures
+        return images, failures
 
-    def _images(self, decoded: Images, part: _Part) -> Tensor:
+    def _transform(self, images: Images, part: _Part) -> Tensor:
         if not len(part.indices):
             return torch.empty(0, 3, *pair(self.transform.image_size))
         if isinstance(self.transform, EvalTransform):
-            return self.transform.apply(decoded)
-        crops = self.transform.cut(decoded, self.seed, part.epochs, part.indices)
-        return self.transform.finish(crops, self.seed, part.epochs, part.indices) if self.finishes else crops
+            return self.transform.apply(images)
+        return self.transform.augment(images, self.seed, part.epochs, part.indices)
 
 
-def _batches(
-    fetch: _Fetch,
-    requests: Iterator[Request],
-    share: int,
-    workers: int,
-    on_error: str,
-    device: torch.device,
-    whole: bool = True,
-) -> Iterator[Batch]:
-    dataset = fetch.dataset
-    if isinstance(dataset.entries, Entries):
-        requests = dataset.entries.read_ahead(requests)
-    if dataset.pixels is not None:
-        fetch.pixels = torch.from_numpy(dataset.pixels).to(device)
-        pieces = (fetch[part] for part in _parts(requests, share))
-    else:
-        fetch.finishes = device.type == "cpu" or isinstance(fetch.transform, EvalTransform)
-        parts = _parts(requests, PIECE)
-        pieces = _from_workers(fetch, parts, share, workers) if workers else (fetch[part] for part in parts)
-    join, told, batch = _Join(fetch, device, whole), set[str](), list[_Piece]()
-    with contextlib.closing(pieces):  # so that workers end with the stream, and not when an error is forgotten
-        for piece in pieces:
-            for error in piece.failures:
-                if on_error == "raise":
-                    raise error
-                if error.path not in told:
-                    told.add(error.path)
-                    logger.warning("%s (left out, as on_error='skip')", error)
-            batch.append(piece)
-            if not piece.part.more:
-                yield join(batch)
-                batch.clear()
+@dataclasses.dataclass
+class _Stream:
+    """Requests -> batches on the device."""
+
+    dataset: Dataset
+    transform: TrainTransform | EvalTransform
+    device: torch.device
+    seed: int
+    draws: int
+    stand_in: bool = False  # for a batch without readable images, instead of an error
+
+    def __post_init__(self) -> None:
+        self.copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+
+    def batches(self, requests: Iterator[Request], size: int, workers: int, on_error: str) -> Iterator[Batch]:
+        dataset, pixels = self.dataset, None
+        if isinstance(dataset.entries, Entries):
+            requests = dataset.entries.read_ahead(requests)
+        if dataset.pixels is not None:
+            pixels, workers = torch.from_numpy(dataset.pixels).to(self.device), 0
+        fetch = _Pieces(dataset, self.transform, self.seed, pixels)
+        parts = _parts(requests, PIECE if pixels is None else size)
+        pieces = _from_workers(fetch, parts, size, workers) if workers else (fetch[part] for part in parts)
+        logged, batch = set[str](), list[_Piece]()
+        with contextlib.closing(pieces):  # so that workers end with the stream, not when an error is forgotten
+            for piece in pieces:
+                for error in piece.failures:
+                    if on_error == "raise":
+                        raise error
+                    if error.path not in logged:
+                        logged.add(error.path)
+                        logger.warning("%s (left out, as on_error='skip')", error)
+                batch.append(piece)
+                if not piece.part.more:
+                    yield self._join(batch)
+                    batch.clear()
+
+    def _join(self, pieces: list[_Piece]) -> Batch:
+        epochs, indices = (np.concatenate([getattr(p.part, name) for p in pieces]) for name in ("epochs", "indices"))
+        skipped, training = sum(piece.skipped for piece in pieces), isinstance(self.transform, TrainTransform)
+        if training and not len(indices):
+            if self.stand_in:
+                return self._gray(skipped)
+            first = pieces[0].failures[0]
+            raise UserError(f"none of the {skipped} images of a batch can be read; one: {first}")
+        images = self._to_device([piece.images for piece in pieces if len(piece.images)] or [pieces[0].images])
+        targets = draws = None
+        if self.dataset.label_sets is not None:
+            hot = self.dataset.label_sets.multi_hot(indices, len(self.dataset.classes))
+            targets = to_device(hot, self.device)
+        if self.draws:
+            u = example_uniforms(self.seed, epochs, indices, self.draws, Stream.EXAMPLE_DRAWS)
+            draws = to_device(u, self.device)
+        labels = to_device(self.dataset.labels[indices], self.device)
+        images = to_range(images) if training else images
+        return Batch(images, labels, to_device(indices, self.device), skipped, targets, draws)
+
+    def _gray(self, skipped: int) -> Batch:
+        """One gray image: a rank without any could not take its part in collective operations."""
+        device, sets = self.device, self.dataset.label_sets
+        images = torch.zeros(1, 3, *pair(self.transform.image_size), device=device)
+        labels = torch.zeros(1, dtype=torch.int64, device=device)
+        targets = None if sets is None else torch.ones(1, len(self.dataset.classes), device=device).bool()
+        draws = torch.zeros(1, self.draws, dtype=torch.float64, device=device) if self.draws else None
+        return Batch(images, labels, labels[:0], skipped, targets, draws)
+
+    def _to_device(self, parts: list[Tensor]) -> Tensor:
+        """All parts in one, on the device; copies to a GPU run beside the work that is under way there."""
+        if self.copies is None or parts[0].is_cuda:
+            return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.device)
+        shape = (sum(map(len, parts)), *parts[0].shape[1:])
+        # torch caches pinned memory and reuses it once the copy from it is done: two batches take turns.
+        pinned = torch.empty(shape, dtype=parts[0].dtype, pin_memory=True)
+        torch.cat(parts, out=pinned)
+        work = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self.copies):
+            images = pinned.to(self.device, non_blocking=True)
+        work.wait_stream(self.copies)
+        images.record_stream(work)
+        return images
 
 
-def _from_workers(fetch: _Fetch, parts: Iterator[_Part], share: int, workers: int) -> Generator[_Piece, None, None]:
-    """The pieces of `share` images a batch, in order, a batch ahead or two pieces a worker if that is more."""
+def _from_workers(fetch: _Pieces, parts: Iterator[_Part], size: int, workers: int) -> Generator[_Piece, None, None]:
+    """The pieces of batches of `size`, in order, a batch ahead or two pieces a worker if that is more."""
     loader = DataLoader(
         fetch,  # pyright: ignore[reportArgumentType]  # its keys are parts, not numbers
         sampler=parts,  # pyright: ignore[reportArgumentType]  # an iterator without a length
         batch_size=None,
         num_workers=workers,
-        prefetch_factor=max(2, -(-share // (PIECE * workers))),
-        collate_fn=_as_is,
+        prefetch_factor=max(2, -(-size // (PIECE * workers))),
+        collate_fn=_unchanged,
         worker_init_fn=_leave_signals_to_the_run,
         generator=torch.Generator(),  # else it would draw its workers' seeds from the default generator
     )
-    # On the death of a worker torch would raise an error in the midst of whatever the run does. It is seen here too.
-    told = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
-    handler = signal.getsignal(signal.SIGCHLD) if told else None
+    # When a worker dies, torch's handler would raise in the middle of whatever the run does. The loop notices too.
+    replaced = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGCHLD) if replaced else None
     pieces = iter(loader)
     if handler is not None:
         signal.signal(signal.SIGCHLD, handler)
@@ -301,7 +326,7 @@ def _from_workers(fetch: _Fetch, parts: Iterator[_Part], share: int, workers: in
         if "DataLoader worker" not in str(error):
             raise
         raise UserError(
-            f"a process that reads images was killed ({error}), most likely for want of memory. Take fewer of them "
+            f"a process that reads images was killed ({error}), most likely out of memory. Take fewer of them "
             f"(data.workers is {workers}), or give the container more shared memory (--shm-size=8g)."
         ) from error
     finally:
@@ -309,69 +334,10 @@ def _from_workers(fetch: _Fetch, parts: Iterator[_Part], share: int, workers: in
 
 
 def _leave_signals_to_the_run(_: int) -> None:
-    """Ctrl-C reaches every process of a terminal: the run saves and ends its workers by SIGTERM, as ever."""
+    """Ctrl-C reaches every process of a terminal: the run saves and ends its workers by SIGTERM."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _as_is(batch: Any) -> Any:
-    return batch
-
-
-@dataclasses.dataclass
-class _Join:
-    """Pieces -> batch on the device. On a GPU, copies pass beside the work that is under way there."""
-
-    fetch: _Fetch
-    device: torch.device
-    whole: bool = True  # and not the share of one of several processes
-
-    def __post_init__(self) -> None:
-        self.stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-
-    def __call__(self, pieces: list[_Piece]) -> Batch:
-        dataset, fetch = self.fetch.dataset, self.fetch
-        epochs, indices = (np.concatenate([getattr(p.part, name) for p in pieces]) for name in ("epochs", "indices"))
-        skipped = sum(piece.skipped for piece in pieces)
-        if not len(indices) and isinstance(fetch.transform, TrainTransform):
-            if not self.whole:
-                return self._stand_in(skipped)
-            first = pieces[0].failures[0]
-            raise UserError(f"none of the {skipped} images of a batch can be read; one: {first}")
-        images = self._images([piece.images for piece in pieces if len(piece.images)] or [pieces[0].images])
-        if not fetch.finishes:
-            assert isinstance(fetch.transform, TrainTransform)
-            images = fetch.transform.finish(images, fetch.seed, epochs, indices)
-        targets = draws = None
-        if dataset.label_sets is not None:
-            targets = to_device(dataset.label_sets.multi_hot(indices, len(dataset.classes)), self.device)
-        if fetch.draws:
-            draws = to_device(
-                example_uniforms(fetch.seed, epochs, indices, fetch.draws, Stream.EXAMPLE_DRAWS), self.device
-            )
-        labels = to_device(dataset.labels[indices], self.device)
-        return Batch(images, labels, to_device(indices, self.device), skipped, targets, draws)
-
-    def _stand_in(self, skipped: int) -> Batch:
-        """A gray image: a process without any could not take its part in what all compute together."""
-        dataset, count, device = self.fetch.dataset, self.fetch.draws, self.device
-        images = torch.zeros(1, 3, *pair(self.fetch.transform.image_size), device=device)
-        labels = torch.zeros(1, dtype=torch.int64, device=device)
-        targets = None if dataset.label_sets is None else torch.ones(1, len(dataset.classes), device=device).bool()
-        draws = torch.zeros(1, count, dtype=torch.float64, device=device) if count else None
-        return Batch(images, labels, labels[:0], skipped, targets, draws)
-
-    def _images(self, parts: list[Tensor]) -> Tensor:
-        """All parts in one, on the device."""
-        if self.stream is None or parts[0].is_cuda:
-            return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.device)
-        shape = (sum(map(len, parts)), *parts[0].shape[1:])
-        # torch keeps pinned memory, and gives it out again when the copy from it is over: two batches take turns.
-        pinned = torch.empty(shape, dtype=parts[0].dtype, pin_memory=True)
-        torch.cat(parts, out=pinned)
-        work = torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(self.stream):
-            images = pinned.to(self.device, non_blocking=True)
-        work.wait_stream(self.stream)
-        images.record_stream(work)
-        return images
+def _unchanged(piece: Any) -> Any:
+    return piece

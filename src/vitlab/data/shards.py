@@ -29,7 +29,7 @@ from vitlab.data.dataset import (
     report_ignored,
     require_folder,
 )
-from vitlab.data.decode import IMAGE_SUFFIXES, Entry, ImageError, irregular
+from vitlab.data.decode import IMAGE_SUFFIXES, Entry, ImageError
 from vitlab.data.downloads import cache_folder
 from vitlab.data.shard_index import (
     CLASSES,
@@ -42,7 +42,7 @@ from vitlab.data.shard_index import (
     read_places,
     write_places,
 )
-from vitlab.errors import UserError, quoted
+from vitlab.errors import UserError
 from vitlab.io import check_regular, open_regular, parse_json
 
 logger = logging.getLogger(__name__)
@@ -150,8 +150,7 @@ def shard_splits(path: Path, name: str) -> Splits:
         if (files := sorted(file for n in names for file in path.glob(f"{n}-*.tar")))
     }
     for tar in (tar for files in tars.values() for tar in files):
-        if kind := irregular(tar):
-            raise UserError(f"the shard {quoted(str(tar))} is {kind}, not a regular file: remove it")
+        check_regular(tar)
     there = sorted(tar.name for tar in path.glob("*.tar"))
     lacking = f"the folder {path} has no train-*.tar (its tars: {there}): name shards by split"
     if not tars:

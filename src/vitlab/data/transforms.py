@@ -1,8 +1,8 @@
-"""Crops, resizes and the value range of the paper's code: uint8 images -> float32 [B, 3, H, W] in [-1, 1].
+"""Training and evaluation transforms: uint8 images -> float32 [B, 3, H, W] in [-1, 1], as in the paper's code.
 
-A image set in memory is augmented in a single vectorized operation on its device; of a JPEG in a file no more is
-decoded than its crop needs (`crops.py`). All randomness of an example is a function of (seed, epoch, index) alone:
-batches, workers and ranks do not matter.
+Images in memory are augmented in one vectorized operation on their device; of a JPEG in a file only what its crop needs
+is decoded (`crops.py`). All randomness of an example is a function of (seed, epoch, index) alone: batches, workers and
+ranks do not matter.
 """
 
 import dataclasses
@@ -27,10 +27,9 @@ from vitlab.data.crops import (
     sample,
     sizes,
 )
-from vitlab.data.randaugment import randaugment
 from vitlab.errors import UserError
 from vitlab.preprocessing import Preprocessing
-from vitlab.rng import example_uniforms
+from vitlab.rng import Stream, example_uniforms, philox
 
 Crop = Literal["inception", "random", "pad", "none"]
 CROPS = ("inception", "random", "pad", "none")
@@ -39,19 +38,16 @@ STRIP = 16  # A resized image that has so many times the pixels of its center is
 ATTEMPTS = 100  # TensorFlow's max_attempts; after them the whole image is taken
 
 
-# -------------------------------------------------------------------------------------------------- training
-
-
 @dataclasses.dataclass(frozen=True)
 class TrainTransform:
     """Crop, flip, optional RandAugment, value range.
 
-    crop: "inception", a random box of `min_area`..1 of the area (Sec. 4.1's code: 0.05), resized to
-    `image_size`; "random", the image squashed to `resize`, then a random window of `image_size`; "pad", the
-    image squashed to `image_size` and shifted by up to `pad` pixels, black coming in; "none", the image
-    squashed to `image_size`. flip: mirror half of the images. RandAugment applies `randaugment_layers`
-    operations (0 = off) at `randaugment_magnitude` (0 to 30). fast: resize crops with antialiasing, to whole gray
-    levels, from JPEGs decoded at 1/2, 1/4 or 1/8 of their size where a crop is far larger than what becomes of it.
+    crop: "inception", a random box of `min_area`..1 of the area (Sec. 4.1's code: 0.05), resized to `image_size`;
+    "random", the image squashed to `resize`, then a random window of `image_size`; "pad", the image squashed to
+    `image_size` and shifted by up to `pad` pixels, black coming in; "none", the image squashed to `image_size`.
+    flip: mirror half of the images. randaugment_layers, randaugment_magnitude: as `randaugment`; no layers, none.
+    fast: resize crops with antialiasing, to whole gray levels, from JPEGs decoded at 1/2, 1/4 or 1/8 of their size
+    where a crop is far larger than `image_size`.
     """
 
     image_size: Size
@@ -68,52 +64,36 @@ class TrainTransform:
         if self.crop not in CROPS:
             raise UserError(f"crop must be one of {', '.join(CROPS)}, not {self.crop!r}")
         if (self.crop == "random") != (self.resize is not None):
-            raise UserError(
-                f"resize goes with crop='random' and no other: got crop={self.crop!r}, resize={self.resize}"
-            )
+            raise UserError(f"resize goes with crop='random' only: got crop={self.crop!r}, resize={self.resize}")
         if self.resize is not None and np.any(np.less(pair(self.resize), pair(self.image_size))):
             raise UserError(f"resize={self.resize} must be at least image_size={self.image_size}")
 
     def apply(
         self, images: Images, seed: int, epoch: int | np.ndarray, indices: np.ndarray
     ) -> Float[Tensor, "B 3 S T"]:
-        """Augment the images `indices` of a set, each at its own `epoch` (one number, or int64 [B])."""
-        return self.finish(self.cut(images, seed, epoch, indices), seed, epoch, indices)
+        """Augments the images `indices` of a set, each at its own `epoch` (one number, or int64 [B])."""
+        return to_range(self.augment(images, seed, epoch, indices))
 
-    def cut(
+    def augment(
         self, images: Images, seed: int, epoch: int | np.ndarray, indices: np.ndarray
     ) -> Float[Tensor, "B 3 S T"] | UInt8[Tensor, "B 3 S T"]:
-        """The first half of `apply`: crops, mirrored or not, with values in [0, 255]; whole numbers if `fast`.
+        """As `apply`, with values in [0, 255]; uint8 if `fast` or after RandAugment.
 
-        A JPEG is decoded only here. Raises `ImageError` where it turns out to be damaged.
+        JPEGs are decoded only here. Raises `ImageError` for corrupt ones.
         """
-        first = 1 + 4 * self.randaugment_layers
-        u = self._uniforms(seed, epoch, indices, first + 4 * (ATTEMPTS if self.crop == "inception" else 1))
-        boxes, full, shifts = self._windows(sizes(images), u[:, first:])
-        mirrored = (u[:, 0] < 0.5) & self.flip
+        epochs = np.broadcast_to(epoch, np.shape(indices))
+        count = 1 + 4 * (ATTEMPTS if self.crop == "inception" else 1)  # the flip, then the box or the window
+        u = example_uniforms(seed, epochs, indices, count)
+        boxes, full, shifts = self._windows(sizes(images), u[:, 1:])
+        mirrored, out = (u[:, 0] < 0.5) & self.flip, pair(self.image_size)
         if self.fast and not isinstance(images, Tensor):
-            return resize_crops(images, boxes, full, shifts, mirrored, pair(self.image_size))
-        ys, xs = (
-            positions(boxes[:, i], boxes[:, 2 + i], full[i], shifts[:, i], pair(self.image_size)[i]) for i in (0, 1)
-        )
-        return sample(images, ys, np.where(mirrored[:, None], xs[:, ::-1], xs))
-
-    def finish(
-        self,
-        crops: Float[Tensor, "B 3 S T"] | UInt8[Tensor, "B 3 S T"],
-        seed: int,
-        epoch: int | np.ndarray,
-        indices: np.ndarray,
-    ) -> Float[Tensor, "B 3 S T"]:
-        """The second half, on the device where the crops are: RandAugment and the value range."""
-        if layers := self.randaugment_layers:
-            u = self._uniforms(seed, epoch, indices, 1 + 4 * layers)[:, 1:]
-            crops = randaugment(crops.float(), u.reshape(-1, layers, 4), self.randaugment_magnitude)
-        return to_range(crops)
-
-    def _uniforms(self, seed: int, epoch: int | np.ndarray, indices: np.ndarray, count: int) -> np.ndarray:
-        """An example's own numbers: one for the mirror, 4 for each layer of RandAugment, then those of the crop."""
-        return example_uniforms(seed, np.broadcast_to(epoch, np.shape(indices)), indices, count)
+            crops = resize_crops(images, boxes, full, shifts, mirrored, out)
+        else:
+            ys, xs = (positions(boxes[:, i], boxes[:, 2 + i], full[i], shifts[:, i], out[i]) for i in (0, 1))
+            crops = sample(images, ys, np.where(mirrored[:, None], xs[:, ::-1], xs))
+        if self.randaugment_layers:
+            crops = randaugment(crops, self.randaugment_layers, self.randaugment_magnitude, seed, epochs, indices)
+        return crops
 
     def _windows(self, sizes: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, tuple[int, int], np.ndarray]:
         """What becomes of images of `sizes`: a box of each is squashed to a full size and seen through a window.
@@ -133,7 +113,31 @@ class TrainTransform:
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1), full, np.stack(shifts, axis=1)
 
 
-# ------------------------------------------------------------------------------------------------ evaluation
+def randaugment(
+    crops: Float[Tensor, "B 3 S T"] | UInt8[Tensor, "B 3 S T"],
+    layers: int,
+    magnitude: int,
+    seed: int,
+    epochs: np.ndarray,
+    indices: np.ndarray,
+) -> UInt8[Tensor, "B 3 S T"]:
+    """torchvision's RandAugment (Cubuk et al., 2020), seeded for each example by (seed, epoch, index).
+
+    layers: operations on each image; magnitude: 0 to 30, the strongest. Gray comes in at the borders.
+
+    Deviation: big_vision's has two operations more, SolarizeAdd and Cutout, and its strengths at a magnitude differ
+    from torchvision's. So do those of versions of torchvision, and torch's random numbers.
+    """
+    from torchvision.transforms.v2 import RandAugment  # slow to import, and seldom needed
+
+    change = RandAugment(layers, magnitude, fill=128)
+    images = (crops + 0.5).to(torch.uint8) if crops.is_floating_point() else crops
+    with torch.random.fork_rng(devices=[]):
+        for image, epoch, index in zip(images, epochs.tolist(), indices.tolist(), strict=True):
+            # Not torch.manual_seed, which would also seed the GPUs, whose state is not restored.
+            torch.default_generator.manual_seed(philox(seed, Stream.RANDAUGMENT, epoch, index).random_raw())
+            image.copy_(change(image))
+    return images
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,27 +157,27 @@ class EvalTransform:
         return to_range(torch.cat([self._resize(torch.from_numpy(p)[None]) for p in images]))
 
     def _resize(self, images: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 S T"]:
-        wanted, (h, w), sides = self.preprocessing, pair(self.image_size), images.shape[1:3]
-        if wanted.resize is None:
+        how, (h, w), sides = self.preprocessing, pair(self.image_size), images.shape[1:3]
+        if how.resize is None:
             full = h, w
-        elif not wanted.keep_aspect:
-            full = wanted.resize, wanted.resize
-        elif wanted.is_google:
-            scale = wanted.resize / min(sides)
+        elif not how.keep_aspect:
+            full = how.resize, how.resize
+        elif how.is_google:
+            scale = how.resize / min(sides)
             full = round(sides[0] * scale), round(sides[1] * scale)
         else:
-            full = int(wanted.resize * sides[0] / min(sides)), int(wanted.resize * sides[1] / min(sides))
-        free = full[0] - h, full[1] - w
-        y, x = (round(each / 2) if wanted.crop_offset == "round" else each // 2 for each in free)
-        if not wanted.is_google:
-            return _resize_pillow(images, full, (y, x, h, w), wanted.interpolation)
-        if wanted.resize is None:
+            full = int(how.resize * sides[0] / min(sides)), int(how.resize * sides[1] / min(sides))
+        rest = full[0] - h, full[1] - w
+        y, x = (round(pixels / 2) if how.crop_offset == "round" else pixels // 2 for pixels in rest)
+        if not how.is_google:
+            return _resize_pillow(images, full, (y, x, h, w), how.interpolation)
+        if how.resize is None:
             return resize_bilinear(planar(images), (h, w))
-        if wanted.keep_aspect:
-            found = resize_area(planar(images), full, (y, x, h, w))
+        if how.keep_aspect:
+            center = resize_area(planar(images), full, (y, x, h, w))
         else:
-            found = resize_bilinear(planar(images), full)[:, :, y : y + h, x : x + w]
-        return found.floor()  # big_vision's resize truncates to whole numbers
+            center = resize_bilinear(planar(images), full)[:, :, y : y + h, x : x + w]
+        return center.floor()  # big_vision's resize truncates to whole numbers
 
 
 def _resize_pillow(
@@ -192,9 +196,9 @@ def _resize_pillow(
         box = (x * across, y * down, min((x + w) * across, images.shape[2]), min((y + h) * down, images.shape[1]))
         size, y, x = (h, w), 0, 0
     resized = np.empty((len(images), h, w, 3), np.uint8)
-    for place, image in zip(resized, images.cpu().numpy(), strict=True):
+    for center, image in zip(resized, images.cpu().numpy(), strict=True):
         large = Image.fromarray(image).resize((size[1], size[0]), Image.Resampling[interpolation.upper()], box)
-        place[:] = np.asarray(large)[y : y + h, x : x + w]
+        center[:] = np.asarray(large)[y : y + h, x : x + w]
     return planar(torch.from_numpy(resized).to(images.device))
 
 
@@ -210,8 +214,8 @@ def resize_area(
 ) -> Float[Tensor, "B 3 S T"]:
     """TF2's method "area": every new pixel is the mean over the exact, fractional area that it covers.
 
-    window: (y, x, height, width), the part of the new image that is wanted. No more is computed, so that a image of
-    one pixel by thousands takes no more memory than another.
+    window: (y, x, height, width), the part of the new image that is wanted. No more is computed, so that an image
+    of one pixel by thousands takes no more memory than another.
     """
     y, x, h, w = window or (0, 0, *size)
     rows, columns = (_Stretches(*given) for given in zip(images.shape[2:], size, (y, x), (h, w), strict=True))
@@ -248,9 +252,6 @@ def to_range(images: Float[Tensor, "*S"] | UInt8[Tensor, "*S"]) -> Float[Tensor,
 def to_pixels(images: Float[Tensor, "B 3 H W"]) -> UInt8[np.ndarray, "B H W 3"]:
     """What a model sees, in [-1, 1], as images again: the nearest whole numbers."""
     return ((images.permute(0, 2, 3, 1) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
-
-
-# --------------------------------------------------------------------------------------------------- mixup
 
 
 def mixup(

@@ -23,7 +23,7 @@ from vitlab.errors import UserError, quoted
 from vitlab.evaluate.features import check_options
 from vitlab.evaluate.precision import computes_in, load_for_judging, noted, recorded
 from vitlab.models.config import Interpolation
-from vitlab.models.mode import evaluation_mode
+from vitlab.models.vit import evaluation_mode
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.objectives import class_targets

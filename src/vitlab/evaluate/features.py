@@ -20,8 +20,7 @@ from vitlab.data.loader import eval_batches
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.io import write_arrays
-from vitlab.models.mode import evaluation_mode
-from vitlab.models.vit import Model
+from vitlab.models.vit import Model, evaluation_mode
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World

@@ -27,8 +27,7 @@ from vitlab.data.loader import eval_batches
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.io import replacing_file
-from vitlab.models.mode import evaluation_mode
-from vitlab.models.vit import ViT
+from vitlab.models.vit import ViT, evaluation_mode
 from vitlab.preprocessing import Preprocessing
 from vitlab.rng import Stream, example_uniforms
 from vitlab.settings import from_dict, to_dict

@@ -15,10 +15,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlab.errors import UserError
+from vitlab.models.attention import Attention, Heads, relative_logits
 from vitlab.models.axial import AxialBlock
-from vitlab.models.encoder import Attention, Block, Heads, relative_logits
-from vitlab.models.mode import evaluation_mode
-from vitlab.models.vit import Model, ViT
+from vitlab.models.encoder import Block
+from vitlab.models.vit import Model, ViT, evaluation_mode
 
 Along = Literal["all", "rows", "columns"]
 
@@ -179,7 +179,7 @@ def answer_weights(model: ViT, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor
         with at_rest(model):
             tokens = model.forward_features(images)
             probe = model.map.probe.to(tokens.dtype).expand(len(tokens), -1, -1)
-            heads = model.map.attention.project_apart(probe, tokens)
+            heads = model.map.attention.project_cross(probe, tokens)
             with torch.autocast(tokens.device.type, enabled=False):
                 return _weights(heads).mean(dim=1)[:, 0]
     weights = torch.zeros(config.num_tokens, device=images.device)

@@ -6,8 +6,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlab.errors import UserError
+from vitlab.models.attention import Attention
 from vitlab.models.config import ViTConfig
-from vitlab.models.encoder import Attention, Block
+from vitlab.models.encoder import Block
 from vitlab.models.resnet_config import AXIAL_HEADS
 
 

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,11 @@ from vitlab.models.config import ModelConfig, ViTConfig
 Initializer = Callable[[Tensor, torch.Generator | None], object]
 LEARNED_POSITIONS = ("1d", "2d", "relative")
 """The kinds of position embedding that begin with a draw and are trained."""
+
+
+def linear(inputs: int, outputs: int) -> nn.Linear:
+    """An `nn.Linear` with uninitialized parameters: `init_weights` draws them all."""
+    return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inputs, outputs, device=torch.get_default_device()))
 
 
 @torch.no_grad()

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from vitlab.models.axial import AxialMixing
 from vitlab.models.config import ResNetConfig
-from vitlab.models.encoder import linear
 from vitlab.models.images import check_images
-from vitlab.models.init import init_weights
+from vitlab.models.init import init_weights, linear
 from vitlab.models.resnet_config import ResNetBody, Unit, border
 
 GROUPS = 32

@@ -3,6 +3,9 @@
 The letters are the paper's: B images, H x W pixels, P patch side, N patches, T tokens, D width, k heads, K classes.
 """
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
@@ -10,9 +13,9 @@ from torch import Tensor, nn
 
 from vitlab.models.axial import AxialBlock
 from vitlab.models.config import ViTConfig
-from vitlab.models.encoder import Block, MAPHead, linear
+from vitlab.models.encoder import Block, MAPHead
 from vitlab.models.images import check_images
-from vitlab.models.init import init_weights
+from vitlab.models.init import init_weights, linear
 from vitlab.models.position import PositionEmbedding
 from vitlab.models.resnet import Body, ResNet
 
@@ -121,3 +124,15 @@ def _tokens(config: ViTConfig, count: int) -> nn.Parameter:
 
 Model = ViT | ResNet
 """Any model of the paper: what `build_model` returns and everything outside this folder takes."""
+
+
+@contextlib.contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside; on exit every module is in its previous mode again."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

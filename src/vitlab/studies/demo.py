@@ -17,9 +17,9 @@ from vitlab.inspect.page import write_page
 from vitlab.inspect.report import Phase, Rollout, training_page
 from vitlab.models.vit import ViT
 from vitlab.pipelines.finetune import finetune
+from vitlab.pipelines.finished_run import Run
 from vitlab.pipelines.pretrain import Outcome, pretrain
 from vitlab.recipes import tiny
-from vitlab.pipelines.finished_run import Run
 from vitlab.train.workdir import write_json
 
 FIRST, SECOND = (0, 1, 2, 3, 4), (5, 6, 7, 8, 9)

@@ -19,7 +19,7 @@ from vitlab.config import MaskingConfig
 from vitlab.data.loader import Batch
 from vitlab.data.transforms import resize_area
 from vitlab.models.config import ViTConfig
-from vitlab.models.encoder import linear
+from vitlab.models.init import linear
 from vitlab.models.vit import ViT
 
 MASK = -1

@@ -28,7 +28,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitlab.config import OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
-from vitlab.models.encoder import MatmulAttention, attention_path
+from vitlab.models.attention import MatmulAttention, attention_path
 from vitlab.train.distributed import blocks
 from vitlab.train.objectives import create_objective, create_training_model
 from vitlab.train.precision import Precision

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vitlab.models.encoder import cpu_units
+from vitlab.models.attention import cpu_units
 
 Precision = Literal["float32", "autocast", "bfloat16"]
 

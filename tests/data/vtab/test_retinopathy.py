@@ -71,7 +71,7 @@ def test_what_is_prepared_is_kept(tmp_path: Path) -> None:
 def test_originals_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "test").mkdir()
     (tmp_path / "test" / "1_left.jpeg").write_bytes(b"no image")
-    with pytest.raises(ImageError, match=r"test/1_left.jpeg: not a image"):
+    with pytest.raises(ImageError, match=r"test/1_left.jpeg: not an image"):
         EyeEntry(str(tmp_path / "btgraham-300" / "test" / "1_left.jpeg")).read()
     with pytest.raises(ImageError, match=r"test/2_left.jpeg: No such file"):
         EyeEntry(str(tmp_path / "btgraham-300" / "test" / "2_left.jpeg")).read()

@@ -10,21 +10,22 @@ from typing import Any
 import pytest
 import torch
 
-from vitlab import catalog
+from vitlab.commands import listing
 from vitlab.data.registry import DATASETS, load_dataset
 from vitlab.data.vtab.tasks import TASKS
+from vitlab.display import format_table
 from vitlab.models import MODELS, create_model, get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.studies import STUDIES
 
-PAGE = Path(__file__).parents[1] / "docs" / "models.md"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_models_are_counted_right(name: str) -> None:
     with torch.device("meta"):
         model = create_model(name)
-    (row,) = catalog.models(name)
+    (row,) = listing.models(name)
     assert row["parameters"] == sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -58,15 +59,15 @@ def test_models_have_the_papers_size() -> None:
 )
 def test_models_cost_what_the_paper_says(name: str, epochs: int, exaflops: float, tolerance: float) -> None:
     """Table 6: 6 x multiply-accumulates x 303 million images x epochs."""
-    (row,) = catalog.models(name)
+    (row,) = listing.models(name)
     assert 6 * row["gmacs"] * 1e9 * 303e6 * epochs / 1e18 == pytest.approx(exaflops, rel=tolerance)
 
 
 def test_every_model_has_a_row() -> None:
-    assert [row["model"] for row in catalog.models()] == list(MODELS)
-    assert [row["model"] for row in catalog.models("ViT-[BL]/16")] == ["ViT-B/16", "ViT-L/16"]
-    assert catalog.models("resnet*") == []
-    assert {row["kind"] for row in catalog.models()} == set(catalog.FAMILIES)
+    assert [row["model"] for row in listing.models()] == list(MODELS)
+    assert [row["model"] for row in listing.models("ViT-[BL]/16")] == ["ViT-B/16", "ViT-L/16"]
+    assert listing.models("resnet*") == []
+    assert {row["kind"] for row in listing.models()} == set(listing.FAMILIES)
 
 
 @pytest.mark.parametrize(
@@ -82,15 +83,15 @@ def test_every_model_has_a_row() -> None:
     ],
 )
 def test_what_a_row_says(name: str, said: list[Any]) -> None:
-    (row,) = catalog.models(name)
+    (row,) = listing.models(name)
     assert list(row.values())[1:-2] == said
 
 
 def test_the_page_about_models_is_what_is_generated(capsys: pytest.CaptureFixture[str]) -> None:
     page = PAGE.read_text()
-    assert page == catalog.models_page(), "run `python -m vitlab.catalog > docs/models.md`"
-    assert "python -m vitlab.catalog > docs/models.md" in page
-    runpy.run_path(catalog.__file__, run_name="__main__")
+    assert page == listing.models_page(), "run `python -m vitlab.commands.listing > docs/models.md`"
+    assert "python -m vitlab.commands.listing > docs/models.md" in page
+    runpy.run_path(listing.__file__, run_name="__main__")
     assert capsys.readouterr().out == page
 
 
@@ -102,7 +103,7 @@ def test_the_page_about_models_names_all_with_their_counts() -> None:
 
 
 def test_every_data_set_has_a_row() -> None:
-    rows = {row["dataset"]: row for row in catalog.datasets()}
+    rows = {row["dataset"]: row for row in listing.datasets()}
     assert list(rows) == list(DATASETS)
     assert rows["digits"]["splits"] == "train 1,259, val 179, test 359"
     assert (rows["digits"]["classes"], rows["digits"]["size"], rows["digits"]["license"]) == (10, "8x8", "CC BY 4.0")
@@ -116,7 +117,7 @@ def test_every_data_set_has_a_row() -> None:
 
 
 def test_how_the_paper_fine_tunes_on_a_data_set() -> None:
-    said = {row["dataset"]: row["fine-tuning"] for row in catalog.datasets()}
+    said = {row["dataset"]: row["fine-tuning"] for row in listing.datasets()}
     assert said["pets"] == "Table 4: 500 steps, batch 512, 384 px, rates 0.001-0.03, 10 % held out"
     assert said["imagenet"] == "Table 4: 20,000 steps, batch 512, 512 px, rates 0.003-0.06, 1 % held out"
     assert said["vtab:TASK"] == "Table 4: 2,500 steps, batch 512, 384 px, rate 0.01, 20 % held out"
@@ -128,7 +129,7 @@ def test_how_the_paper_fine_tunes_on_a_data_set() -> None:
 
 def test_where_imagenet_21k_and_jft_go(tmp_path: Path) -> None:
     """As the row says: tars whose .cls hold several classes."""
-    (row,) = catalog.datasets("shards:*")
+    (row,) = listing.datasets("shards:*")
     assert all(part in row["source"] for part in ("ImageNet-21k", "JFT", "KEY.cls", "several (3 17 42)", "train"))
     with tarfile.open(tmp_path / "train-0.tar", "w") as tar:
         for name, data in (("n.ppm", b"P6 1 1 255 abc"), ("n.cls", b"3 17 42")):
@@ -141,18 +142,18 @@ def test_where_imagenet_21k_and_jft_go(tmp_path: Path) -> None:
 
 
 def test_tasks_of_vtab(tmp_path: Path) -> None:
-    rows = {row["task"]: row for row in catalog.vtab()}
+    rows = {row["task"]: row for row in listing.vtab()}
     assert list(rows) == list(TASKS)
     assert (rows["eurosat"]["called"], rows["eurosat"]["classes"], rows["eurosat"]["test"]) == ("EuroSAT", 10, 5_400)
     ways = {name: rows[name]["data"] for name in ("svhn", "clevr_count", "kitti_distance")}
     assert ways == {"svhn": "automatic", "clevr_count": "by hand", "kitti_distance": "license"}
     assert all(row["license"] and row["source"] and "found" not in row for row in rows.values())
-    (row,) = catalog.vtab("resisc*", tmp_path)
+    (row,) = listing.vtab("resisc*", tmp_path)
     assert row["found"] == "-"
 
 
 def test_every_recipe_has_a_row() -> None:
-    rows = catalog.recipes()
+    rows = listing.recipes()
     assert [row["recipe"] for row in rows if row["command"] == "pretrain"] == list(PRETRAIN)
     assert [row["recipe"] for row in rows if row["command"] == "finetune"] == list(FINETUNE)
     named = {(row["command"], row["recipe"]): row for row in rows}
@@ -160,26 +161,26 @@ def test_every_recipe_has_a_row() -> None:
     assert named["finetune", "imagenet"]["length"] == "20,000 steps"
     assert named["finetune", "cifar10"]["about"] == "Table 4, cifar10."
     assert all(row["about"] for row in rows)
-    assert {row["command"] for row in catalog.recipes("imagenet21k")} == {"pretrain"}
+    assert {row["command"] for row in listing.recipes("imagenet21k")} == {"pretrain"}
 
 
 def test_rows_can_be_said_in_json() -> None:
-    for rows in (catalog.models(), catalog.datasets(), catalog.recipes()):
+    for rows in (listing.models(), listing.datasets(), listing.recipes()):
         assert json.loads(json.dumps(rows)) == rows
 
 
 def test_table() -> None:
     rows = [{"name": "a", "count": 1234567, "share": 0.5}, {"name": "longer", "count": 1, "share": 12.25}]
-    assert catalog.as_table(rows).splitlines() == [
+    assert format_table(rows).splitlines() == [
         "name        count  share",
         "a       1,234,567    0.5",
         "longer          1  12.25",
     ]
     rows = [{"name": "a", "heads": "-"}, {"name": "b", "heads": 12}]
-    assert catalog.as_table(rows).splitlines() == ["name  heads", "a         -", "b        12"]
-    assert catalog.as_table([]) == "nothing has such a name"
+    assert format_table(rows).splitlines() == ["name  heads", "a         -", "b        12"]
+    assert format_table([]) == ""
     rows = [{"name": "a", "finished": True}, {"name": "b", "finished": False}]
-    assert [line.split() for line in catalog.as_table(rows).splitlines()] == [
+    assert [line.split() for line in format_table(rows).splitlines()] == [
         ["name", "finished"],
         ["a", "yes"],
         ["b"],
@@ -187,6 +188,6 @@ def test_table() -> None:
 
 
 def test_studies_by_name() -> None:
-    assert [row["study"] for row in catalog.studies()] == list(STUDIES)
-    (row,) = catalog.studies("pos*")
+    assert [row["study"] for row in listing.studies()] == list(STUDIES)
+    (row,) = listing.studies("pos*")
     assert row["paper"] == "Table 8, App. D.4"

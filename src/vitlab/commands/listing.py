@@ -1,15 +1,15 @@
-"""What there is by name, as rows for people and programs: models, data sets, recipes, studies.
+"""Models, data sets, recipes, studies and VTAB tasks by name, as rows for `vitlab list`.
 
-`python -m vitlab.catalog > docs/models.md` writes the page about the models anew.
+`python -m vitlab.commands.listing > docs/models.md` regenerates the page of models.
 """
 
 import fnmatch
 import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitlab.display import format_table
 from vitlab.models import MODELS, ModelConfig, ResNetConfig
 from vitlab.models.resnet_config import AXIAL_HEADS
 from vitlab.recipes import FINETUNE, PRETRAIN
@@ -148,27 +148,6 @@ def studies(pattern: str = "*") -> list[Row]:
     return [{"study": study.name, "paper": study.source, "about": study.about} for study in found]
 
 
-def as_table(rows: Sequence[Row]) -> str:
-    """Columns under their names; numbers to the right."""
-    if not rows:
-        return "nothing has such a name"
-    cells = [list(rows[0])] + [list(map(_shown, row.values())) for row in rows]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(cells[0]))]
-    right = [any(isinstance(row[name], (int, float)) for row in rows) for name in rows[0]]
-    return "\n".join(
-        "  ".join(
-            f"{cell:>{w}}" if r else f"{cell:{w}}" for cell, w, r in zip(line, widths, right, strict=True)
-        ).rstrip()
-        for line in cells
-    )
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else ""
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
 def models_page() -> str:
     """The text of `docs/models.md`: every model by family, in Markdown."""
     rows = models()
@@ -177,8 +156,8 @@ def models_page() -> str:
     page = f"""# Models
 
 Every name that `vitlab.create_model` takes, at 224 pixels, the native size of each, with 1,000 classes.
-`vitlab list models` prints the same. This page is written by `python -m vitlab.catalog > docs/models.md`;
-`tests/test_catalog.py` compares its counts with those of Google's code, and with the paper's.
+`vitlab list models` prints the same. This page is written by `python -m vitlab.commands.listing > docs/models.md`;
+`tests/commands/test_listing.py` compares its counts with those of Google's code, and with the paper's.
 
 - **layers**, **width**, **mlp**, **heads**: L, D, MLP size and k of Table 1. A ResNet's layers are
   those that its name counts, its width is that of the root: 64 times BiT's factor. Each layer of an axial ViT is two
@@ -195,21 +174,15 @@ around their maps: ResNets count 3 to 4 % more here. One of its rows, R50+ViT-L/
 model after 14 ([compute](reproduce.md#table-6s-compute)).
 """
     for kind, title in FAMILIES.items():
-        page += f"\n## {title}\n\n{_as_markdown([row for row in rows if row['kind'] == kind])}"
+        page += f"\n## {title}\n\n{_markdown([row for row in rows if row['kind'] == kind])}"
     return page
 
 
-def _as_markdown(rows: list[Row]) -> str:
-    """A table of those columns in which there is anything to tell apart."""
+def _markdown(rows: list[Row]) -> str:
+    """A table of the columns that have a value in any row."""
     names = [name for name in rows[0] if name != "kind" and any(row[name] != "-" for row in rows)]
     title = {"gmacs": "GMACs"}
-    lines = [[title.get(name, name) for name in names], ["---", *["--:"] * (len(names) - 1)]]
-    lines += [[_as_cell(row[name]) for name in names] for row in rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _as_cell(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else f"{value:.2f}" if isinstance(value, float) else str(value)
+    return format_table([{title.get(name, name): row[name] for name in names} for row in rows], markdown=True) + "\n"
 
 
 if __name__ == "__main__":

@@ -1,0 +1,170 @@
+"""Multi-head self-attention (App. A, Eq. 5-8). The softmax of every model is in `attention_weights`.
+
+Letters as in the paper: B images, T tokens, S tokens attended to, D width, k heads, Dh = D / k.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, no_type_check
+
+import torch
+import torch.fx
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from vitlab.models.init import linear
+
+AttentionPath = Literal["fused", "matmul"]
+Heads = tuple[Float[Tensor, "B k T Dh"], Float[Tensor, "B k S Dh"], Float[Tensor, "B k S Dh"]]
+
+MOST_NUMBERS = 2**27
+"""Largest attention matrices (B k T S numbers) that a CPU without AMX computes by matrix products in bfloat16. Larger
+ones take too much memory; fused attention needs almost none."""
+
+
+def cpu_units() -> Mapping[str, Any]:
+    """Capabilities of this CPU, such as `amx_bf16`; empty where this version of torch cannot list them."""
+    return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+
+
+HAS_AMX = bool(cpu_units().get("amx_bf16"))
+
+
+def attention_path(
+    device_type: str, needs_grad: bool, dtype: torch.dtype = torch.float32, numel: int | torch.SymInt = 0
+) -> AttentionPath:
+    """The faster of two equal implementations, for attention matrices of `numel` = B k T S numbers.
+
+    `fused` is torch's scaled_dot_product_attention, the fastest on every GPU. On a CPU its backward takes several times
+    as long as plain matrix products (`benchmarks/train_cpu.py`), and so, to a lesser degree, does its bfloat16 forward
+    without AMX; its float32 forward is faster (`benchmarks/attention.py`).
+    """
+    if device_type != "cpu":
+        return "fused"
+    slow_bfloat16 = dtype == torch.bfloat16 and not HAS_AMX and numel <= MOST_NUMBERS
+    return "matmul" if needs_grad or slow_bfloat16 else "fused"
+
+
+@torch.fx.wrap  # one node of a symbolic trace, in which a tensor has no device
+def attention(
+    q: Float[Tensor, "B k T Dh"],
+    k: Float[Tensor, "B k S Dh"],
+    v: Float[Tensor, "B k S Dh"],
+    bias: Float[Tensor, "B k T S"] | None = None,
+) -> Float[Tensor, "B k T Dh"]:
+    """softmax(q k^T / sqrt(Dh) + bias) v (Eq. 6-7), by the implementation that `attention_path` chooses."""
+    # torch.jit.trace compares a trace with gradients to one without: both have to take one path.
+    tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    requires_grad = q.requires_grad or k.requires_grad or v.requires_grad
+    needs_grad = requires_grad and torch.is_grad_enabled() and not tracing
+    forward_mode = forward_ad._current_level >= 0  # fused attention has no forward-mode derivative
+    path = attention_path(q.device.type, needs_grad, q.dtype, math.prod(q.shape[:-1]) * k.shape[-2])
+    if path == "fused" and not forward_mode:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+    if needs_grad and not forward_mode:
+        return MatmulAttention.apply(q, k, v, bias)[0]
+    return attention_weights(q * q.shape[-1] ** -0.5, k, bias) @ v
+
+
+def attention_weights(
+    scaled_q: Float[Tensor, "B k T Dh"], k: Float[Tensor, "B k S Dh"], bias: Float[Tensor, "B k T S"] | None
+) -> Float[Tensor, "B k T S"]:
+    """The attention matrix A of Eq. 6; `scaled_q` is q / sqrt(Dh)."""
+    logits = scaled_q @ k.transpose(-2, -1)
+    return torch.softmax(logits if bias is None else logits + bias, dim=-1)
+
+
+@no_type_check  # at run time: torch.compile cannot follow checks inside such a function
+class MatmulAttention(torch.autograd.Function):
+    """Attention as plain matrix products with a written-out derivative; saves the attention matrix.
+
+    The attention matrix is a second output, because a saved tensor can only be differentiated again (for a gradient
+    penalty, say) if it is an input or an output.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        weights = attention_weights(q * q.shape[-1] ** -0.5, k, bias)
+        return weights @ v, weights
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor | None, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.set_materialize_grads(False)  # the first derivative needs no zeros for the attention matrix
+        ctx.save_for_backward(*inputs[:3], output[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad, grad_weights = grads
+        q, k, v, weights = ctx.saved_tensors
+        scale, grad_v = q.shape[-1] ** -0.5, None
+        if grad is None and grad_weights is None:
+            return None, None, None, None
+        if grad is not None:
+            grad_v = weights.transpose(-2, -1) @ grad
+            through_output = grad @ v.transpose(-2, -1)
+            grad_weights = through_output if grad_weights is None else grad_weights + through_output
+        grad_logits = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+        grad_q = (grad_logits @ k) * scale
+        grad_k = grad_logits.transpose(-2, -1) @ (q * scale)
+        return grad_q, grad_k, grad_v, grad_logits if ctx.needs_input_grad[3] else None
+
+
+def relative_logits(
+    q: Float[Tensor, "B k T Dh"], table: Float[Tensor, "R Dh"], prefix: int = 0
+) -> Float[Tensor, "B k T T"]:
+    """q . r(p_q - p_k) / sqrt(Dh) of every query and key: what relative positions add to the logits (App. D.4).
+
+    Row N - 1 + p_k - p_q of `table` is the embedding of that offset, so R = 2 N - 1 for N positions in reading order.
+    The first `prefix` tokens have no position: their rows and columns are zero.
+    """
+    count = q.shape[-2] - prefix
+    logits = (q[:, :, prefix:] * q.shape[-1] ** -0.5) @ table.T  # by offset: [B, k, N, 2N - 1]
+    # Skewing: read with a row stride that is shorter by one, each row starts one offset earlier, and [q, offset]
+    # becomes [q, k] without a gather.
+    flat = F.pad(F.pad(logits, (0, 1)).flatten(2), (0, count - 1))
+    logits = flat.unflatten(2, (count + 1, 2 * count - 1))[:, :, :count, count - 1 :]
+    return F.pad(logits, (prefix, 0, prefix, 0))
+
+
+class Attention(nn.Module):
+    """MSA, multi-head self-attention (App. A); `relative` adds relative positions (App. D.4)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = linear(width, 3 * width)
+        self.out = linear(width, width)
+
+    def project(self, tokens: Float[Tensor, "B T D"]) -> Heads:
+        """Queries, keys and values of every head (Eq. 5)."""
+        return self.split(self.qkv(tokens))
+
+    def split(self, qkv: Float[Tensor, "B T D3"]) -> Heads:
+        """The output of the module `qkv` by heads."""
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return q, k, v
+
+    def forward(
+        self, tokens: Float[Tensor, "B T D"], relative: Float[Tensor, "R Dh"] | None = None, prefix: int = 0
+    ) -> Float[Tensor, "B T D"]:
+        q, k, v = self.project(tokens)
+        bias = None if relative is None else relative_logits(q, relative, prefix)
+        return self._merge(attention(q, k, v, bias))
+
+    def cross(self, queries: Float[Tensor, "B S D"], tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B S D"]:
+        """Attention of other `queries` to the tokens."""
+        return self._merge(attention(*self.project_cross(queries, tokens)))
+
+    def project_cross(self, queries: Float[Tensor, "B T D"], tokens: Float[Tensor, "B S D"]) -> Heads:
+        """Queries of `queries`, keys and values of `tokens`. All of `qkv` projects both, and part of each product is
+        unused: hooks, adapters and quantized layers act on the module, not on its weights."""
+        q, _, _ = self.project(queries)
+        _, k, v = self.project(tokens)
+        return q, k, v
+
+    def _merge(self, heads: Float[Tensor, "B k T Dh"]) -> Float[Tensor, "B T D"]:
+        return self.out(heads.transpose(1, 2).flatten(2))  # Eq. 8

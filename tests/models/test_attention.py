@@ -1,0 +1,150 @@
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitlab.models import attention as module
+from vitlab.models.attention import Attention, MatmulAttention, attention, attention_path, relative_logits
+
+
+def qkv(*shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (torch.randn(*shape, dtype=dtype, requires_grad=True) for _ in range(3))
+    return q, k, v
+
+
+def matmul(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    return MatmulAttention.apply(q, k, v, bias)[0]  # pyright: ignore[reportIndexIssue, reportOptionalSubscript]
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_matmul_attention_has_the_right_derivatives(biased: bool) -> None:
+    q, (_, k, v) = torch.randn(2, 3, 2, 4, dtype=torch.float64, requires_grad=True), qkv(2, 3, 4, 4)
+    bias = [torch.randn(2, 3, 2, 4, dtype=torch.float64, requires_grad=True)] if biased else []
+    assert torch.autograd.gradcheck(matmul, (q, k, v, *bias))
+    assert torch.autograd.gradgradcheck(matmul, (q[:1, :1], k[:1, :1], v[:1, :1], *(each[:1, :1] for each in bias)))
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_both_paths_are_equal_forward_and_backward(biased: bool) -> None:
+    inputs, weight = [*qkv(2, 3, 7, 4)], torch.randn(2, 3, 7, 4, dtype=torch.float64)
+    inputs += [torch.randn(2, 3, 7, 7, dtype=torch.float64, requires_grad=True)] if biased else []
+    outputs = []
+    for path in (matmul, fused):
+        out = path(*inputs)
+        outputs.append((out, *torch.autograd.grad((out * weight).sum(), inputs)))
+    for ours, expected in zip(*outputs, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_path_follows_device_gradient_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        assert attention_path("cpu", True, dtype) == "matmul"
+        assert attention_path("cuda", True, dtype) == attention_path("cuda", False, dtype) == "fused"
+    assert attention_path("cpu", False) == "fused"
+    for has_amx, expected in ((False, ["matmul", "fused"]), (True, ["fused", "fused"])):
+        monkeypatch.setattr(module, "HAS_AMX", has_amx)
+        assert [attention_path("cpu", False, torch.bfloat16, numel) for numel in (2**27, 2**27 + 1)] == expected
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_attention_takes_its_path(monkeypatch: pytest.MonkeyPatch, biased: bool) -> None:
+    monkeypatch.setattr(module, "HAS_AMX", False)
+    calls: list[str] = []
+    inputs, bias = qkv(1, 1, 2, 2), torch.randn(1, 1, 2, 2, dtype=torch.float64) if biased else None
+
+    def spy(*args: Any, attn_mask: Tensor | None) -> Tensor:
+        calls.append("fused")
+        return original(*args, attn_mask=attn_mask)
+
+    original = F.scaled_dot_product_attention
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    expected = attention(*inputs, bias)
+    assert calls == []
+    with torch.no_grad():
+        torch.testing.assert_close(attention(*inputs, bias), expected)
+        assert calls == ["fused"]
+        q, k, v = (each.bfloat16() for each in inputs)
+        low = attention(q, k, v, None if bias is None else bias.bfloat16())
+        torch.testing.assert_close(low.double(), expected, rtol=0.02, atol=0.02)
+    assert calls == ["fused"]  # the last was computed by matrix products
+    q, k, v = (each.detach() for each in inputs)
+    attention(q, k, v, bias)
+    assert calls == ["fused", "fused"]
+
+
+def test_both_paths_train_under_autocast() -> None:
+    """Half precision forward, and a backward outside of the autocast, as in training."""
+    inputs, weight = qkv(2, 3, 7, 4, dtype=torch.float32), torch.randn(2, 3, 7, 4)
+    exact = torch.autograd.grad((attention(*inputs) * weight).sum(), inputs)
+    for path in (matmul, fused):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            q, k, v = (each.bfloat16() for each in inputs)
+            out = path(q, k, v)
+        assert out.dtype == torch.bfloat16
+        for ours, expected in zip(torch.autograd.grad((out.float() * weight).sum(), inputs), exact, strict=True):
+            assert (ours - expected).norm() < 0.03 * expected.norm()
+
+
+def test_the_derivative_is_bit_equal_to_its_products() -> None:
+    q, k, v = qkv(2, 3, 10, 4, dtype=torch.float32)
+    grad = torch.randn(2, 3, 10, 4)
+    grads = torch.autograd.grad(matmul(q, k, v), (q, k, v), grad)
+    scaled = q * 4**-0.5
+    weights = torch.softmax(scaled @ k.transpose(-2, -1), dim=-1)
+    logits = torch.ops.aten._softmax_backward_data(grad @ v.transpose(-2, -1), weights, -1, torch.float32)
+    expected = ((logits @ k) * 4**-0.5, logits.transpose(-2, -1) @ scaled, weights.transpose(-2, -1) @ grad)
+    assert all(map(torch.equal, grads, expected))
+
+
+# --- relative positions (App. D.4) -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 3])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_relative_logits_are_those_of_every_pair(count: int, prefix: int) -> None:
+    q, table = torch.randn(2, 3, prefix + count, 4), torch.randn(2 * count - 1, 4)
+    ours = relative_logits(q, table, prefix)
+    expected = torch.zeros(2, 3, prefix + count, prefix + count)
+    for query in range(count):
+        for key in range(count):
+            offset = table[count - 1 + key - query]
+            expected[:, :, prefix + query, prefix + key] = q[:, :, prefix + query] @ offset / 2  # sqrt(4)
+    torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_relative_attention_is_its_formula_with_its_derivative(prefix: int) -> None:
+    """softmax(q (k + r) / sqrt(Dh)) v, written out head by head and query by query."""
+    layer, count = Attention(8, 2).double(), 5
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    tokens = torch.randn(2, prefix + count, 8, dtype=torch.float64, requires_grad=True)
+    table = torch.randn(2 * count - 1, 4, dtype=torch.float64, requires_grad=True)
+    images = []
+    for image in tokens:
+        heads = []
+        q, k, v = (image @ layer.qkv.weight.T + layer.qkv.bias).chunk(3, dim=1)
+        for head in (slice(0, 4), slice(4, 8)):
+            rows = []
+            for query in range(prefix + count):
+                keys = list(k[:, head])
+                for other in range(prefix, prefix + count):
+                    if query >= prefix:
+                        keys[other] = keys[other] + table[count - 1 + other - query]
+                rows.append(torch.softmax(torch.stack(keys) @ q[query, head] / 2, dim=0) @ v[:, head])
+            heads.append(torch.stack(rows))
+        images.append(torch.cat(heads, dim=1) @ layer.out.weight.T + layer.out.bias)
+    expected, ours = torch.stack(images), layer(tokens, table, prefix)
+    torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(tokens, table, prefix), expected, rtol=1e-10, atol=1e-10)
+    weight, inputs = torch.randn_like(expected), [tokens, table, *layer.parameters()]
+    exact = torch.autograd.grad((expected * weight).sum(), inputs)
+    for mine, theirs in zip(torch.autograd.grad((ours * weight).sum(), inputs), exact, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-9)
