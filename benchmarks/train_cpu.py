@@ -25,8 +25,8 @@ from circumstances import circumstances
 
 from vitlab.cost.measure import count_products, products_step, ratio, spread, time_interleaved
 from vitlab.cost.peers import OURS, Work, build, variants
-from vitlab.models.config import ViTConfig
 from vitlab.models.attention import cpu_units
+from vitlab.models.config import ViTConfig
 from vitlab.train.precision import keep_freed_memory
 
 # The exact GELU, because it is timm's.

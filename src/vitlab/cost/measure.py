@@ -104,21 +104,21 @@ def fastest_batch(rate: Callable[[int], float], most: int) -> int:
 
 
 class Product(NamedTuple):
-    """A batch of `count` matrix products [m, k] @ [k, n]."""
+    """A batch of matrix products [m, k] @ [k, n]."""
 
-    count: int
+    batch: int
     m: int
     k: int
     n: int
 
     @property
     def macs(self) -> int:
-        return self.count * self.m * self.k * self.n
+        return self.batch * self.m * self.k * self.n
 
     @property
     def numel(self) -> int:
         """Elements of both operands and the result."""
-        return self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
+        return self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 
 class _ProductRecorder(TorchDispatchMode):
@@ -133,8 +133,8 @@ class _ProductRecorder(TorchDispatchMode):
         match func.overloadpacket.__name__:
             case "mm" | "bmm" | "addmm" | "baddbmm" as name:
                 a, b = args[-2:] if name in ("mm", "bmm") else args[1:3]
-                *count, m, k = a.shape
-                self.products[Product(math.prod(count), m, k, b.shape[-1])] += 1
+                *batch, m, k = a.shape
+                self.products[Product(math.prod(batch), m, k, b.shape[-1])] += 1
             case "convolution":
                 weight, positions = args[1], out.shape[0] * math.prod(out.shape[2:])
                 self.products[Product(1, positions, weight[0].numel(), weight.shape[0])] += 1
@@ -153,9 +153,9 @@ def count_products(config: ModelConfig, batch: int, training: bool) -> Counter[P
             model(images)
     products = recorder.products.copy()
     if training:
-        for (count, m, k, n), times in recorder.products.items():
-            products[Product(count, m, n, k)] += times
-            products[Product(count, k, m, n)] += times
+        for (size, m, k, n), times in recorder.products.items():
+            products[Product(size, m, n, k)] += times
+            products[Product(size, k, m, n)] += times
     return products
 
 
@@ -166,8 +166,8 @@ def products_step(products: Counter[Product], dtype: torch.dtype, device: torch.
         return torch.randn(shape, device=device).to(dtype)
 
     operands = []
-    for (count, m, k, n), times in products.items():
-        batch = (count,) if count > 1 else ()
+    for (size, m, k, n), times in products.items():
+        batch = (size,) if size > 1 else ()
         a, b = operand(*batch, m, k), operand(*batch, n, k).mT
         operands.append((a, b, torch.empty(*batch, m, n, device=device, dtype=dtype), times))
 

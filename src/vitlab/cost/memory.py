@@ -82,6 +82,7 @@ class PeakMemory:
         return None
 
     def _peak_of_process(self, work: Work) -> int | None:
+        assert self.budget is not None, "the memory of a CPU is the whole machine's"
         if self._pool is None:
             self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
             # Raises where the process cannot even start. From then on, what kills it is a lack of memory.

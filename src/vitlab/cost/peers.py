@@ -185,7 +185,7 @@ def compile_for_inference(model: nn.Module, images: Tensor) -> Callable[[Tensor]
 # -------------------------------------------------------------------------------------------------------------- peers
 
 
-def _check_equal(name: str, ours: nn.Module, theirs: nn.Module) -> None:
+def _check_equal(name: str, ours: Model, theirs: nn.Module) -> None:
     images = example_images(ours.config, 2)
     with torch.inference_mode():
         expected, logits = ours(images), theirs(images)
