@@ -72,7 +72,7 @@ RUNS = {  # name of the run and of its folder -> its command
     f"--optim.warmup-steps 1 --image-size 32 --data.workers 0 {SAME}",
 }
 ANSWERS = {  # commands that print JSON, of which the numbers count
-    "evaluate": "evaluate digits --mirror",
+    "evaluate": "evaluate digits",
     "evaluate at another size": "evaluate digits --split val --image-size 24 --resize 28",
     "evaluate folder": "evaluate photos --dataset folder:jpegs --split all",
     "evaluate bfloat16": "evaluate digits --precision bfloat16",

@@ -24,7 +24,10 @@ import numpy as np
 import tyro
 from circumstances import circumstances
 
-from vitlab.evaluate.ridge import BIAS, L2_GRID, Ridge
+from vitlab.evaluate.fewshot import BIAS, Ridge
+from vitlab.evaluate.options import FewShotProtocol
+
+L2_GRID = FewShotProtocol(original=True).l2_grid
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,7 +23,8 @@ from vitlab.data.loader import eval_batches
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.evaluate.accuracy import evaluate
-from vitlab.evaluate.precision import PRECISIONS, load_for_judging
+from vitlab.evaluate.load import load_for_evaluation
+from vitlab.evaluate.options import EvalOptions
 from vitlab.models import create_model
 from vitlab.weights import save_model
 
@@ -61,8 +62,14 @@ def main() -> None:
     torch.nn.init.normal_(model.head.weight, std=0.1, generator=torch.Generator().manual_seed(1))
     with tempfile.TemporaryDirectory() as folder:
         save_model(model, Path(folder) / "model")
-        place = torch.device(arguments.device)
-        models = {name: load_for_judging(Path(folder) / "model", place, name).model for name in PRECISIONS}
+        loaders = {
+            name: EvalOptions(
+                precision=name, device=arguments.device, batch_size=arguments.batch_size, workers=arguments.workers
+            )
+            for name in ("float32", "bfloat16")
+        }
+        models = {name: load_for_evaluation(Path(folder) / "model", each).model for name, each in loaders.items()}
+    place = torch.device(arguments.device)
     options: dict[str, Any] = {"batch_size": arguments.batch_size, "workers": arguments.workers, "device": place}
     size = (arguments.size, arguments.size)
     rates: dict[str, list[float]] = {name: [] for name in (*models, "reading")}
@@ -74,7 +81,7 @@ def main() -> None:
                 for _ in eval_batches(dataset, EvalTransform(size), **options):
                     pass
             else:
-                found[name] = evaluate(models[name], dataset, size, **options)
+                found[name] = evaluate(models[name], dataset, size, loaders[name])
             if turn:  # the first round warms up
                 rates[name].append(len(dataset) / (time.perf_counter() - since))
     paired = [ours / exact for ours, exact in zip(rates["bfloat16"], rates["float32"], strict=True)]

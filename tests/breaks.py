@@ -110,14 +110,14 @@ data/imagenet.py: ObjectNet's classes are numbered by the lines of a file, not b
 pytest data/test_imagenet.py -k objectnet
 
 data/imagenet.py: Of ImageNet-ReaL's labels only the first counts as right.
-- sets = Labels.of_lists([answers[number] for number in used])
-+ sets = Labels.of_lists([answers[number][:1] for number in used])
+- sets, left_out = Labels.of_lists([labels[number] for number in used]),
++ sets, left_out = Labels.of_lists([labels[number][:1] for number in used]),
 pytest data/test_imagenet.py -k real
 
-data/registry.py: A folder without splits is trained on as a whole, test images included.
+data/subsets.py: A folder without splits is trained on as a whole, test images included.
 - chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
 + chosen = np.arange(len(train)) if split == "trainval" else parts[split]
-pytest data/test_registry.py data/test_dataset.py
+pytest data/test_registry.py data/test_folder.py
 
 data/transforms.py: Google's test images are shrunk with antialiasing.
 - F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=False)
@@ -199,10 +199,10 @@ inspect/page.py: A name with a quotation mark can end an attribute of a report's
 + return html.escape(value.encode(errors="replace").decode(), quote=False)
 pytest inspect/test_page.py -k escaped
 
-studies/study.py: A study claims to show a difference whose interval holds zero.
+studies/statistics.py: A study claims to show a difference whose interval holds zero.
 - return "shows" if low > 0 else "contradicted" if high < 0 else "not clear"
-+ return "shows" if self.measured.mean > 0 else "contradicted" if high < 0 else "not clear"
-pytest studies/test_study.py
++ return "shows" if self.mean > 0 else "contradicted" if high < 0 else "not clear"
+pytest studies/test_statistics.py -k interval
 
 cost/plan.py: The hours of a plan are the same however many devices share the work.
 - seconds = exa * 1e18 / (flops * count)

@@ -1,4 +1,4 @@
-"""Models from inside as tests make them up: maps that are smooth, and all different."""
+"""Made-up captures of models: maps that are smooth and all different."""
 
 import numpy as np
 from PIL import Image
@@ -25,8 +25,8 @@ def photograph(size: tuple[int, int], seed: int = 0) -> np.ndarray:
     return (image + random.integers(-8, 9, image.shape)).clip(0, 255).astype(np.uint8)
 
 
-def look_at(config: ViTConfig, n: int, seed: int = 0) -> Capture:
-    """What `capture` might have found of n images."""
+def random_capture(config: ViTConfig, n: int, seed: int = 0) -> Capture:
+    """A made-up `Capture` of n images."""
     random = np.random.default_rng(seed)
     lines = ("rows", "columns") if config.encoder == "axial" else ("",)
     layers = tuple(f"{i} {line}".strip() for i in range(1, config.depth + 1) for line in lines)

@@ -100,9 +100,10 @@ def _exit_code(error: RuntimeError, command: Command | None) -> int:
     """Prints a known error and returns its exit code; raises an unknown one again, with its traceback."""
     import torch
 
-    from vitlab.studies.engine import StudyError
+    from vitlab.studies.runner import StudyError
     from vitlab.train.distributed import RankError
-    from vitlab.train.loop import NonFiniteError, StoppedError
+    from vitlab.train.loop import NonFiniteError
+    from vitlab.train.signals import StoppedError
     from vitlab.weights import ParityError
 
     if isinstance(error, torch.OutOfMemoryError):
@@ -120,7 +121,8 @@ def _exit_code(error: RuntimeError, command: Command | None) -> int:
 
 def _smaller_flags(command: Command | None) -> str:
     """Advice on the flags of this command that need less memory."""
-    names = [name for name in ("batch", "batch_size", "image_size") if hasattr(command, name)]
+    settings = getattr(command, "options", command)
+    names = [name for name in ("batch", "batch_size", "image_size") if hasattr(settings, name)]
     if hasattr(command, "config"):
         names = ["microbatch", "image_size" if hasattr(command, "image_size") else "model.image_size"]
     return f" Give a smaller {' or '.join('--' + name.replace('_', '-') for name in names)}." if names else ""

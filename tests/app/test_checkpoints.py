@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from vitlab.app import checkpoints
-from vitlab.app.checkpoints import Shelf, find_checkpoints
+from vitlab.app.checkpoints import ModelCache, find_checkpoints
 from vitlab.models import ViTConfig, build_model
 from vitlab.weights import Checkpoint, convert, save_model
 
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
     return place
 
 
-def test_all_that_look_like_checkpoints_are_found_and_no_pickle(folder: Path) -> None:
+def test_all_checkpoints_are_found_and_no_pickle(folder: Path) -> None:
     found = find_checkpoints(folder)
     assert list(found) == ["broken", "google.npz", "run", "saved"]
     assert found["run"] == str(folder / "run")
@@ -63,42 +63,42 @@ def test_the_last_used_stay_in_memory(folder: Path, monkeypatch: pytest.MonkeyPa
     def load(place: str) -> Checkpoint:
         nonlocal most
         loads.append(Path(place).name)
-        most = max(most, len(shelf._loaded))  # others, while one more comes
+        most = max(most, len(cache._loaded))  # others, while one more comes
         return original(place)
 
     original = checkpoints.load_checkpoint
     monkeypatch.setattr(checkpoints, "load_checkpoint", load)
-    shelf = Shelf(folder, device="cpu")
+    cache = ModelCache(folder, device="cpu")
     assert loads == []
     for name in ("saved", "run", "saved", "google.npz", "saved", "run"):
-        assert shelf.take(name).name == name
+        assert cache.get(name).name == name
     assert loads == ["saved", "run", "google.npz", "run"]
-    assert most == checkpoints.KEPT - 1
-    assert len(shelf._loaded) == checkpoints.KEPT
+    assert most == checkpoints.CACHED - 1
+    assert len(cache._loaded) == checkpoints.CACHED
 
 
-def test_what_is_known_of_a_checkpoint_comes_along(folder: Path) -> None:
-    shelf = Shelf(folder, device="cpu")
-    saved, google = shelf.take("saved"), shelf.take("google.npz")
+def test_classes_source_and_preprocessing_are_those_of_the_card(folder: Path) -> None:
+    cache = ModelCache(folder, device="cpu")
+    saved, google = cache.get("saved"), cache.get("google.npz")
     assert (saved.classes, saved.source) == (("a", "b", "c"), "a friend")
     assert (google.classes, google.source) == (("0", "1", "2"), str(folder / "google.npz"))
     assert saved.transform.apply([np.zeros((5, 9, 3), np.uint8)]).shape == (1, 3, 16, 16)
 
 
-def test_a_broken_checkpoint_among_others_is_told_of_when_it_is_chosen(folder: Path) -> None:
-    shelf = Shelf(folder, device="cpu")
+def test_a_corrupt_checkpoint_among_others_raises_when_it_is_chosen(folder: Path) -> None:
+    cache = ModelCache(folder, device="cpu")
     with pytest.raises(ValueError, match="broken"):
-        shelf.take("broken")
-    assert shelf.take("saved").name == "saved"
+        cache.get("broken")
+    assert cache.get("saved").name == "saved"
     with pytest.raises(ValueError, match=r"no checkpoint 'others' here; choose one of broken, google.npz"):
-        shelf.take("others")
+        cache.get("others")
 
 
-def test_a_broken_checkpoint_alone_is_told_of_at_once(folder: Path) -> None:
+def test_a_corrupt_checkpoint_alone_raises_at_once(folder: Path) -> None:
     with pytest.raises(ValueError, match="broken"):
-        Shelf(folder / "broken")
+        ModelCache(folder / "broken")
 
 
 def test_a_model_without_a_head_has_no_classes(tmp_path: Path) -> None:
     save_model(build_model(ViTConfig(**{**vars(SMALL), "num_classes": 0})), tmp_path / "features")
-    assert Shelf(tmp_path / "features", device="cpu").take("features").classes == ()
+    assert ModelCache(tmp_path / "features", device="cpu").get("features").classes == ()

@@ -25,7 +25,7 @@ import torch
 import uvicorn
 from PIL import Image
 
-from vitlab.app.checkpoints import Shelf
+from vitlab.app.checkpoints import ModelCache
 from vitlab.app.server import HOST, launch, listen
 from vitlab.models import ViTConfig, build_model
 from vitlab.weights import save_model
@@ -159,20 +159,18 @@ class Page:
         self.do(f"#{part} input", lambda it: it.click())
         self.do(f"#{part} [role=option]", lambda it: it.click(), option)
 
-    def look_at(self, view: str) -> None:
-        self.do("#view label", lambda it: it.click(), view)
+    def caption(self) -> str:
+        """What the viewer says of the map that it shows."""
+        return self.text("#result .stage figcaption")
 
     def tells(self, css: str, said: str) -> None:
         """Waits until it does."""
         until(lambda: said in self.text(css))
 
     def shown(self) -> str:
-        """The address of the image under its map."""
-        return self.browser.execute_script("return document.querySelectorAll('#inside img')[1]?.src ?? ''")
-
-    def shows_another(self, than: str) -> str:
-        """Waits until it does."""
-        return until(lambda: found if (found := self.shown()) != than else "")
+        """The map that the viewer's script has drawn; empty without one."""
+        drawn = "const c = document.querySelector('#result canvas:not([hidden])'); return c ? c.toDataURL() : ''"
+        return self.browser.execute_script(drawn)
 
     def refusal(self) -> str:
         return until(lambda: self.text("#message [role=alert]"))
@@ -188,31 +186,23 @@ class Page:
         return [entry["message"] for entry in self.browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
-def test_a_image_is_answered_and_its_maps_are_shown_without_a_network(page: Page, folder: Path) -> None:
+def test_an_image_and_its_maps_are_shown_without_a_network(page: Page, folder: Path) -> None:
     page.tells("#message", "at most 50 megapixels and 1.5 MB: JPEG, PNG, ")
     page.drop(folder / "photo.jpg")
-    rollout = page.shows_another("")
+    rollout = until(page.shown)
     until(lambda: page.text("#message") == "photo.jpg")
-    for name in ("ant", "bee", "cow"):
-        page.tells("#answers", name)
-    page.tells("#inside", "80 × 60 pixels were given; the model sees 32 × 32.")
+    for name in ("ant", "bee", "cow", "80 × 60 pixels were given; the model sees 32 × 32."):
+        page.tells("#result", name)
     page.tells("#card", "3 × 2")
-    until(lambda: page.all("#distance img"))
-    loaded = "const all = [...document.querySelectorAll('.vitlab img')]; return all.every(i => i.complete) && all"
-    sizes = [int(image.get_property("naturalWidth")) for image in until(lambda: page.browser.execute_script(loaded))]
-    assert len(sizes) == 3
-    assert min(sizes) > 300
-
-    page.look_at("One layer")
-    top = page.shows_another(rollout)
-    page.tells("#inside", "Layer 3 of 3, mean of 2 heads")
-    page.do("#layer input[type=range]", lambda it: it.send_keys("\ue012"))  # arrow to the left
-    middle = page.shows_another(top)
-    page.tells("#inside", "Layer 2 of 3, mean of 2 heads")
-    page.choose("head", "head 2")
-    page.shows_another(middle)
-    page.tells("#inside", "Layer 2 of 3, head 2 of 2")
-
+    page.do("#result [value=layer]", lambda it: it.click())
+    assert page.caption().startswith("Layer 3, mean of 2 heads: highest")
+    top = page.shown()
+    page.do("#result .layer", lambda it: it.send_keys("\ue012"))  # arrow to the left
+    page.do("#result .head", lambda it: it.send_keys("\ue010"))  # end
+    assert page.caption().startswith("Layer 2, head 2: highest")
+    assert len({rollout, top, page.shown()}) == 3
+    loaded = "return [...document.querySelectorAll('.vitlab img')].every(i => i.complete && i.naturalWidth > 3)"
+    until(lambda: page.browser.execute_script(loaded))
     assert page.requests() <= {HOST, "data", "blob"}
     assert page.errors() == []
 
@@ -221,7 +211,7 @@ ALLOWED = "Allowed are images of at most 50 megapixels and 1.5 MB."
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_what_is_no_image_is_refused_and_the_page_lives_on(page: Page, folder: Path) -> None:
+def test_other_files_are_refused_and_the_page_lives_on(page: Page, folder: Path) -> None:
     cases = {
         "letter.txt": "letter.txt: not an image of a known format",
         "bomb.png": "10000 x 10000 pixels, more than the 50,000,000 allowed",
@@ -230,14 +220,14 @@ def test_what_is_no_image_is_refused_and_the_page_lives_on(page: Page, folder: P
     for name, reason in cases.items():
         page.drop(folder / name)
         until(lambda reason=reason: reason in (said := page.refusal()) and said.endswith(ALLOWED))
-        until(lambda: page.shown() == page.text("#answers") == "")
+        until(lambda: page.text("#result") == "")
     page.drop(folder / "photo.jpg")
     until(page.shown)
     until(lambda: not page.all("#message [role=alert]"))
     assert page.errors() == []
 
 
-def test_a_file_too_large_is_refused_before_it_is_sent(page: Page, folder: Path) -> None:
+def test_a_large_file_is_refused_before_it_is_sent(page: Page, folder: Path) -> None:
     page.drop(folder / "huge.png")
     reason = r"exceed the maximum allowed size of 1\.5 Mb: .huge\.png"
     until(lambda: re.search(reason, page.text(".toast-body")))  # in one look: it fades
@@ -250,45 +240,46 @@ def test_a_broken_checkpoint_is_a_message_and_the_image_stays(page: Page, folder
     until(page.shown)
     page.choose("checkpoint", "broken")
     until(lambda: "model.safetensors" in page.refusal())
-    until(lambda: page.shown() == "")
+    until(lambda: page.text("#result") == "")
     page.choose("checkpoint", "animals")
     until(page.shown)
     until(lambda: page.text("#message") == "photo.jpg")
     assert page.errors() == []
 
 
-def test_models_of_fewer_layers_take_the_layer_over(page: Page, folder: Path) -> None:
+def test_the_viewer_follows_the_checkpoint(page: Page, folder: Path) -> None:
     page.drop(folder / "photo.jpg")
     until(page.shown)
-    page.look_at("One layer")
-    for name, said in (("low", "Layer 2 of 2"), ("flat", "Layer 1 of 1"), ("animals", "Layer ")):
+    page.do("#result [value=layer]", lambda it: it.click())
+    for name, layers in (("low", 2), ("flat", 1), ("animals", 3)):
+        before = page.shown()
         page.choose("checkpoint", name)
         page.tells("#card", f"Checkpoint {name}")
-        page.tells("#inside", said)
-        time.sleep(1)  # for what would come in after it
-        assert not [each for each in page.all(".error") if each.is_displayed()], name
+        until(lambda layers=layers: page.all(f"#result .layer[max='{layers}']"))
+        until(lambda before=before: page.shown() not in ("", before))
+        assert page.caption().startswith(("Layer ", "Rollout"))
+    assert page.errors() == []
 
 
-def test_what_is_asked_for_while_a_model_is_loaded_is_shown_after_it(
-    page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And not before, to be replaced by what the page was set to when the loading began."""
-    asked, take = threading.Event(), Shelf.take
+def test_results_come_in_the_order_of_their_requests(page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    requested, get = threading.Event(), ModelCache.get
 
-    def slowly(shelf: Shelf, name: str) -> Any:
+    def slowly(cache: ModelCache, name: str) -> Any:
         if name == "low":
-            assert asked.wait(60)
+            assert requested.wait(60)
             time.sleep(1)
-        return take(shelf, name)
+        return get(cache, name)
 
-    monkeypatch.setattr(Shelf, "take", slowly)
+    monkeypatch.setattr(ModelCache, "get", slowly)
     page.drop(folder / "photo.jpg")
     until(page.shown)
     page.choose("checkpoint", "low")
-    page.look_at("One layer")
-    asked.set()
-    page.tells("#card", "Checkpoint low")
-    page.tells("#inside", "Layer 2 of 2")
+    page.choose("checkpoint", "flat")
+    requested.set()
+    page.tells("#card", "Checkpoint flat")
+    time.sleep(1)
+    page.tells("#card", "Checkpoint flat")
+    assert page.all("#result .layer[max='1']")
 
 
 def ask(address: str, path: str = "/", method: str = "GET", body: bytes = b"", **headers: str) -> tuple[int, str, str]:
@@ -300,7 +291,7 @@ def ask(address: str, path: str = "/", method: str = "GET", body: bytes = b"", *
         return answer.status, answer.headers.get("content-security-policy", ""), answer.read().decode()
 
 
-def test_it_answers_to_itself_only_and_has_no_other_doors(address: str) -> None:
+def test_other_origins_and_endpoints_are_refused(address: str) -> None:
     status, policy, text = ask(address)
     assert (status, "vitlab" in text) == (200, True)
     assert "default-src 'self';" in policy
@@ -318,7 +309,7 @@ def test_it_answers_to_itself_only_and_has_no_other_doors(address: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "status"), [(1000, 200), (2**21, 413)])
-def test_the_server_too_keeps_to_the_size(address: str, size: int, status: int) -> None:
+def test_the_server_limits_the_size_too(address: str, size: int, status: int) -> None:
     head = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.png"\r\n\r\n'
     body = head + bytes(size) + b"\r\n--x--\r\n"
     kind = {"Content-Type": "multipart/form-data; boundary=x", "Origin": address.rstrip("/")}
@@ -334,12 +325,12 @@ def upload(address: str, path: Path) -> str:
     return json.loads(text)[0]
 
 
-def drop(address: str, path: object, session: str = "alone", door: str = "queue/join") -> tuple[int, str]:
+def drop(address: str, path: object, session: str = "alone", endpoint: str = "queue/join") -> tuple[int, str]:
     """Status and text of the answer to a file dropped by a raw request, with all events of the queue in it."""
     file = {"path": path, "meta": {"_type": "gradio.FileData"}, "orig_name": "a.png"}
-    inputs = [file, "animals", "Rollout", 1, 0]
+    inputs = [file, "animals"]
     body = json.dumps({"data": inputs, "fn_index": 0, "trigger_id": 1, "session_hash": session}).encode()
-    status, _, text = ask(address, f"/gradio_api/{door}", "POST", body, **{"Content-Type": "application/json"})
+    status, _, text = ask(address, f"/gradio_api/{endpoint}", "POST", body, **{"Content-Type": "application/json"})
     if status != 200:
         return status, text
     port = int(address.rstrip("/").rpartition(":")[2])
@@ -371,8 +362,8 @@ def test_only_uploads_are_opened(address: str, folder: Path, tmp_path: Path) -> 
     for place in places:
         status, text = drop(address, str(place) if isinstance(place, Path) else place)
         assert (status, "data:image" in text) == (403, False), place
-    for door in ("api/predict", "run/predict", "call/drop", "component_server", "process_recording", "vibe-edit"):
-        assert drop(address, str(folder / "photo.jpg"), door=door)[0] == 404
+    for endpoint in ("api/predict", "run/predict", "call/drop", "component_server", "process_recording", "vibe-edit"):
+        assert drop(address, str(folder / "photo.jpg"), endpoint=endpoint)[0] == 404
     assert ask(address, f"/gradio_api/file={folder}/photo.jpg")[0] == 403
     assert ask(address, "/gradio_api/queue/join", "POST", bytes(2**21))[0] == 413
     assert ask(address, "/gradio_api/queue/join", "POST", b"[" * 100_000)[0] == 403
@@ -399,7 +390,7 @@ def test_ports_are_on_loopback_and_a_taken_one_is_told_of() -> None:
         assert host == HOST
         assert other != port
         assert min(other, port) >= 7860
-        with pytest.raises(ValueError, match=f"port {port} of 127.0.0.1 cannot be had .*; give another"):
+        with pytest.raises(ValueError, match=f"port {port} of 127.0.0.1 is not available .*; give another"):
             listen(port)
     with listen(port) as again:
         assert again.getsockname() == (HOST, port)

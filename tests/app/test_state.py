@@ -1,9 +1,11 @@
-"""What is accepted as a image, and what the page says of one."""
+"""What is accepted as an image, what the page shows of one, and what its controls do."""
 
+import html
 import io
 import re
 import struct
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +14,11 @@ import pytest
 import torch
 from PIL import Image
 
-from vitlab.app import state as shown
-from vitlab.app.checkpoints import Loaded, Shelf
-from vitlab.app.state import FEATURES, LAYER, PLAIN, ROLLOUT, VIEWS, Limits, Seen, see
+from vitlab.app.checkpoints import Loaded, ModelCache
+from vitlab.app.state import Dropped, Limits, Session, describe, inspect_image
+from vitlab.inspect.capture import capture
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model
+from vitlab.models.vit import ViT
 from vitlab.weights import save_model
 
 SMALL = ViTConfig(image_size=(16, 24), patch_size=8, width=8, depth=3, heads=2, mlp_dim=8, num_classes=7)
@@ -26,7 +29,7 @@ def loaded(tmp_path: Path, config: ModelConfig, **extra: object) -> Loaded:
     for parameter in model.parameters():  # the head of a new model is zero
         torch.nn.init.normal_(parameter, std=0.5)
     save_model(model, tmp_path / "model", extra=extra)
-    return Shelf(tmp_path / "model", device="cpu").take("model")
+    return ModelCache(tmp_path / "model", device="cpu").get("model")
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def bomb(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
-def test_a_image_is_read_as_everywhere_else() -> None:
+def test_images_are_decoded_as_everywhere_else() -> None:
     assert np.array_equal(Limits().read(png(photo()), "a.png"), photo())
     Image.fromarray(photo()).convert("CMYK").save(cmyk := io.BytesIO(), format="JPEG")
     assert Limits().read(cmyk.getvalue(), "a.jpg").shape == (30, 40, 3)
@@ -75,20 +78,20 @@ def test_a_image_is_read_as_everywhere_else() -> None:
     ],
     ids=["text", "nothing", "cut off", "100 megapixels", "2,500 megapixels", "a drawing"],
 )
-def test_what_is_no_image_is_refused_with_what_is_allowed(data: bytes, says: str) -> None:
+def test_other_files_are_refused_with_what_is_allowed(data: bytes, says: str) -> None:
     with pytest.raises(ValueError, match=says) as refused:
         Limits().read(data, "letter.png")
     assert "letter.png" in str(refused.value)
     assert str(refused.value).endswith("Allowed are images of at most 50 megapixels and 20 MB.")
 
 
-def test_limits_are_those_that_were_set() -> None:
+def test_limits() -> None:
     limits = Limits(megapixels=0.001, megabytes=0.01)
     assert limits.read(png(photo(25, 40)), "a.png").shape == (40, 25, 3)
     with pytest.raises(ValueError, match=r"25 x 41 pixels, more than the 1,000 allowed.*at most 0.001 megapixels"):
         limits.read(png(photo(25, 41)), "a.png")
     with pytest.raises(ValueError, match=r"a.png has 0.0 MB. Allowed .* and 0.01 MB"):
-        limits.read(bytes(limits.most_bytes + 1), "a.png")
+        limits.read(bytes(limits.max_bytes + 1), "a.png")
     with pytest.raises(ValueError, match=r"a strip of 660 x 20 pixels; .* up to 32 times"):
         Limits().read(png(photo(660, 20)), "a.png")
     for wrong in (0.0, -1.0, float("nan"), float("inf")):
@@ -96,101 +99,120 @@ def test_limits_are_those_that_were_set() -> None:
             Limits(megapixels=wrong)
 
 
-def test_the_answers_are_the_models(vit: Loaded) -> None:
-    image = photo()
-    seen = see(vit, image)
-    logits = vit.model(vit.transform.apply([image]))[0].detach()
-    assert seen.probabilities is not None
-    np.testing.assert_allclose(seen.probabilities, logits.softmax(0).numpy(), rtol=1e-4)
-    assert (seen.given, seen.image.shape) == ((40, 30), (16, 24, 3))
-    html = shown.answers(vit, seen)
-    said = re.findall(r"<li><span>(.*?)</span> <span class=\"share\">(.*?)%</span>.*?width: (.*?)%", html)
-    order = np.argsort(-seen.probabilities)[:5]
-    names = [vit.classes[i].replace("<b>", "&lt;b&gt;") for i in order]
-    assert said == [(name, *[f"{100 * seen.probabilities[i]:.1f}"] * 2) for name, i in zip(names, order, strict=True)]
-    assert len(said) == 5
-    assert "7 classes" in html
+def predictions(page: str) -> list[tuple[str, str]]:
+    return re.findall(r'<li><span class="name">(.*?)</span> <span class="share">(.*?)%</span>', page)
 
 
-def test_every_view_shows_its_own_map(vit: Loaded) -> None:
-    seen = see(vit, photo())
-    pages = [shown.inside(seen, view, 1, 0) for view in VIEWS]
-    pages += [shown.inside(seen, LAYER, layer, head) for layer, head in ((1, 1), (1, 2), (3, 2))]
-    assert len({re.findall(r'src="(.*?)"', page)[1] for page in pages}) == len(pages)
-    assert len({re.findall(r'src="(.*?)"', page)[0] for page in pages}) == 1  # the image itself
-    for view, page in zip(VIEWS, pages, strict=False):
-        assert VIEWS[view][-30:] in page
-        assert page.count("alt=") == 2
-        assert "40 × 30 pixels were given; the model sees 24 × 16." in page
+def test_the_result_holds_predictions_maps_and_distances(vit: Loaded) -> None:
+    page = inspect_image(vit, photo(), "cat <1>.png")
+    images = vit.transform.apply([photo()])
+    probabilities = vit.model(images)[0].softmax(0).detach().numpy()
+    order = np.argsort(-probabilities)[:5]
+    assert predictions(page) == [(html.escape(vit.classes[i]), f"{100 * probabilities[i]:.1f}") for i in order]
+    for words in ("7 classes", "40 × 30 pixels were given; the model sees 24 × 16.", "cat &lt;1&gt;.png under its"):
+        assert words in page
+    assert isinstance(vit.model, ViT)
+    seen = capture(vit.model, [images])
+    row, column = np.unravel_index(seen.rollout[0].argmax(), seen.rollout[0].shape)
+    assert f"Rollout: highest at patch row {row + 1} of 2, column {column + 1} of 3" in page
+    assert f"{seen.image_distances[0, 0].mean():.1f} pixels in the first layer" in page
+    assert page.count('class="viewer"') == 1
+    assert page.count("prefers-color-scheme: dark") == 1
 
 
-def test_a_map_is_the_looks(vit: Loaded) -> None:
-    found = see(vit, photo()).capture
-    assert found is not None
-    cases = [
-        (ROLLOUT, 1, 0, found.rollout[0], "Rollout;"),
-        (PLAIN, 1, 0, found.rollout_plain[0], "Rollout without the residual;"),
-        (LAYER, 2, 2, found.heads[0, 1, 1], "Layer 2 of 3, head 2 of 2;"),
-        (LAYER, 3, 0, found.heads[0, 2].mean(0), "Layer 3 of 3, mean of 2 heads;"),
-        (LAYER, 99, 99, found.heads[0, 2, 1], "Layer 3 of 3, head 2 of 2;"),
-        (LAYER, -5, -5, found.heads[0, 0].mean(0), "Layer 1 of 3, mean of 2 heads;"),
-    ]
-    for view, layer, head, expected, caption in cases:
-        page = shown.inside(see(vit, photo()), view, layer, head)
-        row, column = np.unravel_index(expected.argmax(), expected.shape)
-        assert f"highest at patch row {row + 1} of 2, column {column + 1} of 3" in page
-        assert f"{caption} the brightest patch has {expected.max() / expected.sum():.1%}" in page
-    with pytest.raises(ValueError, match="'Else' cannot be shown; choose one of Rollout, "):
-        shown.inside(see(vit, photo()), "Else", 1, 0)
-
-
-def test_the_card_and_the_distances_say_what_the_model_is(vit: Loaded) -> None:
-    card = shown.card(vit)
-    for part in ("Vision Transformer", "<dd>16 × 24</dd>", "<dd>2 × 3</dd>", "<dd>3 × 2</dd>", "<dd>8, 8</dd>",
-                 f"{vit.model.config.num_parameters:,}", "GMACs", "7 classes"):  # fmt: skip
-        assert part in card
-    seen = see(vit, photo())
-    assert seen.capture is not None
-    far = seen.capture.image_distances[0]
-    page = shown.distances(seen)
-    assert "2 heads in each of 3 layers" in page
-    assert f"{far[0].mean():.1f} pixels" in page
-    assert page.count("data:image/") == 2
-    assert "prefers-color-scheme: dark" in page
-    assert shown.layers_and_heads(seen) == (("1", "2", "3"), 2)
-
-
-def test_a_model_without_a_head_looks_and_does_not_answer(tmp_path: Path) -> None:
+def test_a_model_without_a_head_shows_attention_alone(tmp_path: Path) -> None:
     model = loaded(tmp_path, replace(SMALL, num_classes=0))
-    seen = see(model, photo())
-    assert seen.probabilities is None
-    assert "no head" in shown.answers(model, seen)
-    assert "no head" in shown.card(model)
-    assert "data:image" in shown.inside(seen, FEATURES, 1, 0)
+    page = inspect_image(model, photo(), "a.png")
+    assert "makes no predictions" in page
+    assert "data-sprite" in page
+    assert "no head" in describe(model)
 
 
-def test_a_resnet_answers_and_has_nothing_to_look_at(tmp_path: Path) -> None:
+def test_a_resnet_shows_predictions_alone(tmp_path: Path) -> None:
     model = loaded(tmp_path, ResNetConfig(image_size=32, body=ResNetBody((1, 1), width=32), num_classes=4))
-    seen = see(model, photo())
-    assert seen.probabilities is not None
-    assert seen.probabilities.sum() == pytest.approx(1)
-    assert shown.answers(model, seen).count("<li>") == 4
-    assert "ResNet" in shown.inside(seen, ROLLOUT, 1, 0)
-    assert "ResNet" in shown.card(model)
-    assert (shown.distances(seen), shown.layers_and_heads(seen)) == ("", ((), 0))
+    page = inspect_image(model, photo(), "a.png")
+    assert len(predictions(page)) == 4
+    assert sum(float(share) for _, share in predictions(page)) == pytest.approx(100, abs=0.3)
+    assert "no attention" in page
+    assert "data-sprite" not in page
+    assert "ResNet" in describe(model)
 
 
-def test_damaged_weights_are_told_of(vit: Loaded) -> None:
+def test_the_card_describes_the_model(vit: Loaded) -> None:
+    card = describe(vit)
+    for part in ("Vision Transformer", "<dd>16 × 24</dd>", "<dd>3 × 2</dd>", "GMACs", "7 classes"):
+        assert part in card
+    assert f"{vit.model.config.num_parameters:,}" in card
+
+
+def test_corrupt_weights_raise(vit: Loaded) -> None:
     assert vit.model.head is not None
     with torch.no_grad():
         next(vit.model.head.parameters()).fill_(float("nan"))
-    with pytest.raises(ValueError, match="not numbers"):
-        see(vit, photo())
+    with pytest.raises(ValueError, match="not finite"):
+        inspect_image(vit, photo(), "a.png")
 
 
-def test_nothing_has_been_seen_yet() -> None:
-    assert shown.layers_and_heads(None) == ((), 0)
-    assert "App. D.8" in shown.nothing_yet(ROLLOUT)
-    assert "&lt;i&gt;" in shown.refusal("<i>")
-    assert 'role="alert"' in shown.refusal("<i>")
-    assert Seen.__doc__
+# ---- the controls ----
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Session:
+    deep = ViTConfig(image_size=16, patch_size=8, width=8, depth=3, heads=2, mlp_dim=8, num_classes=3)
+    save_model(build_model(deep), tmp_path / "many" / "deep", extra={"classes": ["ant", "bee", "cow"]})
+    save_model(build_model(replace(deep, depth=1, num_classes=2)), tmp_path / "many" / "flat")
+    save_model(build_model(deep), tmp_path / "many" / "lost")
+    (tmp_path / "many" / "lost" / "model.safetensors").write_bytes(b"{")
+    return Session(ModelCache(tmp_path / "many", device="cpu"), Limits())
+
+
+@pytest.fixture
+def upload(tmp_path: Path) -> Callable[[str, bytes], str]:
+    """Puts a file into the upload folder."""
+    (tmp_path / "uploads").mkdir()
+
+    def write(name: str, data: bytes) -> str:
+        (tmp_path / "uploads" / name).write_bytes(data)
+        return str(tmp_path / "uploads" / name)
+
+    return write
+
+
+def test_an_uploaded_image_is_shown(session: Session, upload: Callable[[str, bytes], str], tmp_path: Path) -> None:
+    dropped, message, result, card = session.drop(upload("a.png", png(photo())), tmp_path / "uploads", "deep")
+    assert dropped == Dropped("a.png", png(photo()))
+    assert 'role="status">a.png<' in message
+    assert len(predictions(result)) == 3
+    assert card is not None
+    assert "<dd>3 × 2</dd>" in card
+    message, result, card = session.choose(dropped, "flat")
+    assert "a.png" in message
+    assert len(predictions(result)) == 2
+    assert "<dd>1 × 2</dd>" in card
+
+
+def test_a_file_outside_of_the_uploads_is_not_opened(session: Session, tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png(photo()))
+    for path in (str(tmp_path / "a.png"), "/dev/zero"):
+        dropped, message, result, card = session.drop(path, tmp_path / "uploads", "deep")
+        assert (dropped, result, card) == (None, "", None)
+        assert "is not an uploaded file" in message
+
+
+def test_another_file_is_refused(session: Session, upload: Callable[[str, bytes], str], tmp_path: Path) -> None:
+    dropped, message, result, card = session.drop(upload("b <i>.jpg", b"Dear all"), tmp_path / "uploads", "deep")
+    assert dropped is not None
+    assert 'role="alert"' in message
+    assert "b &lt;i&gt;.jpg: not " in message
+    assert result == ""
+    assert card
+
+
+def test_a_corrupt_checkpoint_is_a_message_and_the_next_works(session: Session) -> None:
+    message, result, card = session.choose(None, "lost")
+    assert 'role="alert"' in message
+    assert "lost" in message
+    assert (result, card) == ("", "")
+    message, result, card = session.choose(None, "deep")
+    assert "Allowed are images" in message
+    assert "<dd>3 × 2</dd>" in card

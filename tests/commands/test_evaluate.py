@@ -79,17 +79,6 @@ def test_predict_from_the_standard_input(
     assert re.fullmatch(r"<stdin>: [012] \d+\.\d%\n", out)
 
 
-def test_mirror_reaches_its_commands(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ["--device", "cpu"]
-    assert answer(capsys, "evaluate", str(run), *options, "--mirror")["mirror"] is True
-    model = load_model(run)
-    assert model.head is not None
-    torch.nn.init.normal_(model.head.weight)
-    save_model(model, "sure")
-    alone, both = (answer(capsys, "predict", "sure", str(image), *options, *more) for more in ([], ["--mirror"]))
-    assert dict(alone["top"]) != pytest.approx(dict(both["top"]))
-
-
 def test_probe_and_few_shots_learn_from_all_of_train(
     run: Path, image: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,7 +106,7 @@ def test_a_switch_takes_what_it_leaves_idle_back_to_its_default() -> None:
 def test_flags_of_earlier_versions() -> None:
     command = parse(["fewshot", "m", "--dataset", "digits", "--test-pictures", "7"])
     assert isinstance(command, Fewshot)
-    assert command.test_images == 7
+    assert command.protocol.test_images == 7
 
 
 def test_model_by_name() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vitlab.cost import doctor
-from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.load import choose_device
 from vitlab.models import attention
 
 
@@ -53,7 +53,7 @@ def test_the_report_is_plausible(report: dict[str, Any]) -> None:
 
 
 def test_an_apple_gpu_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="device 'mps' is not supported"):
+    with pytest.raises(ValueError, match="device 'mps' is unknown"):
         choose_device("mps")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     assert [device["type"] for device in doctor._devices("a CPU")] == ["cpu"]

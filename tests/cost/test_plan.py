@@ -17,7 +17,7 @@ from vitlab.cost.plan import core_days, estimate, format_estimate
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.recipes.tiny import digits
 from vitlab.studies.scaling import SCALING, TABLE6
-from vitlab.train.devices import DEVICES
+from vitlab.train.progress import DEVICES
 
 on_h100 = functools.partial(estimate, device="h100", count=1, mfu="0.4")
 SMALL = dataclasses.replace(digits(), model=dataclasses.replace(digits().model, depth=2), batch_size=64, epochs=10.0)
@@ -26,7 +26,7 @@ IMAGES = 1438  # digits' trainval
 
 @pytest.fixture
 def _no_counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Counting the memory of large models takes seconds; train/test_memory.py tests it."""
+    """Counting the memory of large models takes seconds; test_memory.py tests it."""
     monkeypatch.setattr(plan, "process_bytes", lambda config, sizes, images, **how: {"activations": images})
 
 

@@ -76,26 +76,23 @@ def test_folders_with_names_are_put_in_order_by_a_list(order: str, tmp_path: Pat
     lines = [f"{wnid} thing {999 - c:03}, Res {c}" for c, wnid in enumerate(WNIDS)]
     folders = [line.partition(" ")[2] if c % 2 else f"thing {999 - c:03}" for c, line in enumerate(lines)]
     fill(tmp_path / "val", image, [f"{folder}/1.JPEG" for folder in folders])
-    with pytest.raises(ValueError, match=r"names do not tell the order of .* add LOC_synset_mapping.txt"):
+    with pytest.raises(ValueError, match=r"names do not give the order of .* add LOC_synset_mapping.txt"):
         load_dataset("imagenet", "test", root=tmp_path)
     (tmp_path / order).write_text("\n".join(lines) + "\n")
     test = load_dataset("imagenet", "test", root=tmp_path)
     assert test.classes == tuple(WNIDS)
     assert [Path(entry.file).parent.name for entry in test.entries] == folders
     (tmp_path / order).write_text("\n".join([*lines[:-1], f"{WNIDS[-1]} thing 998, Res 999"]))
-    with pytest.raises(ValueError, match=rf"{order} does not say which class 'thing 000, Res 999' is \(1 such"):
+    with pytest.raises(ValueError, match=r"class folder 'thing 000, Res 999' is \(1 such"):
         load_dataset("imagenet", "test", root=tmp_path)
     (tmp_path / order).write_text("\n".join([*lines[:-2], f"{WNIDS[-2]} thing 999, B", f"{WNIDS[-1]} thing 000, C"]))
-    with pytest.raises(ValueError, match="does not say which class"):  # and "thing 999" is two classes
+    with pytest.raises(ValueError, match="does not say which WordNet id"):  # and "thing 999" is two classes
         load_dataset("imagenet", "test", root=tmp_path)
 
 
 def test_part_of_imagenet_is_refused(val: Path) -> None:
     shutil.rmtree(val / "val" / WNIDS[0])
-    message = (
-        r"has 999 class folders and ImageNet 1,000: give --partial to evaluate on a part of val, or folder:PATH .* It "
-        r"comes from image-net.org"
-    )
+    message = r"has 999 class folders.* --partial .* folder:PATH .* comes from image-net.org"
     with pytest.raises(ValueError, match=message):
         load_dataset("imagenet", "test", root=val)
 
@@ -105,7 +102,7 @@ def test_part_of_imagenets_val(val: Path, image: Path, caplog: pytest.LogCapture
     there = WNIDS[1::3][:300]
     for wnid in set(WNIDS) - set(there):
         shutil.rmtree(val / "val" / wnid)
-    with pytest.raises(ValueError, match=r"does not tell all 1,000 classes, .* add LOC_synset_mapping.txt"):
+    with pytest.raises(ValueError, match=r"1,000 outputs .* is unknown: add LOC_synset_mapping.txt"):
         load_dataset("imagenet", "test", root=val, partial=True)
     (val / "LOC_synset_mapping.txt").write_text("".join(f"{wnid} thing\n" for wnid in WNIDS))
     test = load_dataset("imagenet", "test", root=val, partial=True)
@@ -116,13 +113,13 @@ def test_part_of_imagenets_val(val: Path, image: Path, caplog: pytest.LogCapture
     (val / "LOC_synset_mapping.txt").unlink()
     fill(val / "train", image, [f"{wnid}/1.JPEG" for wnid in WNIDS])
     assert load_dataset("imagenet", "test", root=val, partial=True).labels.tolist() == test.labels.tolist()
-    with pytest.raises(ValueError, match=r"has 300 class folders and ImageNet 1,000"):
+    with pytest.raises(ValueError, match=r"has 300 class folders"):
         load_dataset("imagenet", "test", root=val)
 
 
 def test_flat_val(tmp_path: Path) -> None:
     put(tmp_path / "val" / "ILSVRC2012_val_00000001.jpeg")
-    with pytest.raises(ValueError, match="lie side by side: sort them into one folder for each WordNet id"):
+    with pytest.raises(ValueError, match="has 0 class folders, named by WordNet id"):
         load_dataset("imagenet", "test", root=tmp_path)
 
 
@@ -191,7 +188,7 @@ def test_part_of_real(real: Path) -> None:
     ("damage", "message"),
     [
         (lambda p: (p / "real.json").write_text("[[1]"), r"real.json is not valid JSON"),
-        (lambda p: (p / "real.json").write_text("[" * 100_000), r"real.json is not valid JSON"),
+        (lambda p: (p / "real.json").write_text("[" * 100_000), r"real.json is JSON nested"),
         (lambda p: (p / "real.json").write_text('{"1": [1]}'), r"real.json must be a JSON list"),
         (lambda p: (p / "real.json").write_text("[[1], [2]]"), r"must hold 6 lists of class numbers \(0 to 999\)"),
         (lambda p: (p / "real.json").write_text(json.dumps([*ANSWERS[:5], [1000]])), "must hold 6 lists"),
@@ -230,10 +227,10 @@ def test_v2_folders_are_numbers_not_words(name: str, folder: str, tmp_path: Path
     assert [int(Path(entry.file).parent.name) for entry in test.entries] == list(range(1000))
     assert load_dataset(name, "test", root=tmp_path / folder).entries == test.entries
     other = next(other for other in ("imagenet_v2", "imagenet_v2_top") if other != name)
-    with pytest.raises(ValueError, match=f"{folder} is not {other} but {name}: ask for that"):
+    with pytest.raises(ValueError, match=f"{folder} is not {other} but {name}"):
         load_dataset(other, "test", root=tmp_path / folder)
     (tmp_path / folder / "17").rename(tmp_path / folder / "n01440764")
-    with pytest.raises(ValueError, match=r"must have the folders 0 to 999 and no others; amiss: 17, n01440764"):
+    with pytest.raises(ValueError, match=r"must have the folders 0 to 999 and no others; wrong: 17, n01440764"):
         load_dataset(name, "test", root=tmp_path)
 
 
@@ -315,6 +312,7 @@ def test_objectnet_accuracy_by_hand(objectnet: Path) -> None:
 def test_objectnets_own_resize(objectnet: Path, tmp_path: Path) -> None:
     """512 to 480 where the model's images are 15 pixels is 16 to 15."""
     from vitlab.evaluate.accuracy import evaluate, evaluate_checkpoint
+    from vitlab.evaluate.options import EvalOptions
     from vitlab.models import ViTConfig
     from vitlab.models.vit import ViT
     from vitlab.preprocessing import Preprocessing
@@ -324,7 +322,7 @@ def test_objectnets_own_resize(objectnet: Path, tmp_path: Path) -> None:
     assert model.head is not None
     torch.nn.init.normal_(model.head.weight)
     save_model(model, tmp_path / "model", extra={"eval_resize": 20, "dataset": "imagenet", "classes": WNIDS})
-    found = evaluate_checkpoint(tmp_path / "model", "objectnet", root=str(objectnet), device="cpu")
+    found = evaluate_checkpoint(tmp_path / "model", "objectnet", options=EvalOptions(device="cpu"), root=str(objectnet))
     prepared = Preprocessing.google(15, 16)
     same = evaluate(model, load_dataset("objectnet", "test", root=objectnet), (15, 15), preprocessing=prepared)
     np.testing.assert_array_equal(found.losses, same.losses)
@@ -349,7 +347,7 @@ def change(name: str, edit: Callable[[Any], Any]) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda p: (p / "mappings" / "imagenet_to_label_2012_v2").unlink(), "there is no file .*label_2012_v2"),
+        (lambda p: (p / "mappings" / "imagenet_to_label_2012_v2").unlink(), "does not name 1,000 classes"),
         (lambda p: (p / "mappings" / "imagenet_to_label_2012_v2").write_text("a\n"), "does not name 1,000 classes"),
         (change("pytorch_to_imagenet_2012_id.json", lambda d: {**d, "3": 0}), "does not name 1,000 classes"),
         (change("folder_to_objectnet_label.json", list), "must be a JSON dict"),
@@ -388,7 +386,7 @@ def test_each_says_where_it_comes_from_and_on_what_terms(name: str, tmp_path: Pa
 @pytest.mark.parametrize("split", FREE_SPLITS)
 def test_sets_that_are_there_to_test(split: str, tmp_path: Path, objectnet: Path) -> None:
     for name, root in (("imagenet_real", tmp_path), ("objectnet", objectnet)):
-        with pytest.raises(ValueError, match=f"{name} is there to test and has no other split than test"):
+        with pytest.raises(ValueError, match=f"{name} has no other split than test"):
             load_dataset(name, split, root=root)
 
 

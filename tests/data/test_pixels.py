@@ -62,7 +62,7 @@ def test_damaged_fashion_mnist(tmp_path: Path, damage: Callable[[bytes], bytes])
         write_fashion(tmp_path, packed=packed)
         path = tmp_path / f"t10k-images-idx3-ubyte{'.gz' if packed else ''}"
         path.write_bytes(damage(path.read_bytes()))
-        with pytest.raises(ValueError, match=r"t10k-images-idx3-ubyte.*fetch it again"):
+        with pytest.raises(ValueError, match=r"t10k-images-idx3-ubyte.*corrupt"):
             load_dataset("fashion_mnist", "test", root=tmp_path)
         path.unlink()
 
@@ -131,7 +131,7 @@ def test_cifar_archive_is_checked_and_unpacked(tmp_path: Path, monkeypatch: pyte
     root = tmp_path / "root"
     root.mkdir()
     md5 = pack(tmp_path / "made", root / "cifar-10-binary.tar.gz", "cifar-10-batches-bin")
-    with pytest.raises(ValueError, match=f"has the sum md5:{md5}, not md5:c32a1d4a.*fetch it again"):
+    with pytest.raises(ValueError, match=f"has the checksum md5:{md5}, not md5:c32a1d4a"):
         load_dataset("cifar10", "test", root=root)
     monkeypatch.setitem(datasets._READERS, "cifar10", dataclasses.replace(pixels.CIFAR10, digest=f"md5:{md5}"))
     assert len(load_dataset("cifar10", "test", root=root)) == 200
@@ -167,7 +167,7 @@ def test_damaged_cifar(tmp_path: Path) -> None:
     path = tmp_path / "test_batch.bin"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    with pytest.raises(ValueError, match=r"test_batch.bin is damaged: 614599 bytes are no whole number of records"):
+    with pytest.raises(ValueError, match=r"test_batch.bin is corrupt .*614599 bytes"):
         load_dataset("cifar10", "test", root=tmp_path)
     path.write_bytes(b"\x0a" + whole[1:])
     with pytest.raises(ValueError, match="is not cifar10: it has the label 10"):
@@ -210,7 +210,7 @@ def test_a_matrix_that_is_cut_off(tmp_path: Path, part: int, compressed: bool) -
     content = {"X": rng.integers(0, 256, (32, 32, 3, 2), np.uint8), "y": np.array([[1], [1]], np.uint8)}
     scipy.io.savemat(path, content, do_compression=compressed)
     path.write_bytes(path.read_bytes()[:part])
-    with pytest.raises(ValueError, match=r"a\.mat (is damaged or cut off|has no array)"):
+    with pytest.raises(ValueError, match=r"a\.mat (is corrupt|has no array)"):
         pixels.read_svhn(path)
 
 
@@ -239,11 +239,11 @@ def test_damaged_hdf5(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for data in (b"", whole[:100], b"x" * 5000):
         path.write_bytes(data)
-        with pytest.raises(ValueError, match=r"a\.h5 is damaged or cut off .*fetch it again"):
+        with pytest.raises(ValueError, match=r"a\.h5 is corrupt"):
             pixels.read_h5(path, "y")
     path.unlink()
     (tmp_path / "a.h5.gz").write_bytes(gzip.compress(whole)[:-20])
-    with pytest.raises(ValueError, match=r"a\.h5 is damaged or cut off .*fetch it again"):
+    with pytest.raises(ValueError, match=r"a\.h5 is corrupt"):
         pixels.read_h5(path, "y")
     assert not path.exists()
 

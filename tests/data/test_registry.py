@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from vitlab.data import registry as datasets
 from vitlab.data.dataset import Dataset
-from vitlab.data.registry import DATASETS, SPLITS, check_source, load_dataset, require_disjoint, stratified_split
+from vitlab.data.registry import DATASETS, SPLITS, check_source, load_dataset, require_disjoint
+from vitlab.data.subsets import stratified_split
 from vitlab.errors import UserError
 
 rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Few-shot accuracy of a checkpoint from end to end, by itself and during a training."""
+"""The least squares against Google's own results and a direct solve; few-shot accuracy of checkpoints and of runs."""
 
 import dataclasses
 import json
@@ -8,24 +8,176 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from vitlab.config import FewShotConfig, TrainConfig
-from vitlab.data.dataset import Dataset, Labels
+from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
-from vitlab.evaluate import features as features_module
-from vitlab.evaluate import fewshot
-from vitlab.evaluate.features import features, frozen_preprocessing
-from vitlab.evaluate.fewshot import FewShot, Report, draw, during_training, few_examples, fewshot_checkpoint
-from vitlab.evaluate.ridge import L2_GRID, Ridge, choose_l2
+from vitlab.errors import UserError
+from vitlab.evaluate import batches, fewshot
+from vitlab.evaluate.features import Features, features, frozen_preprocessing
+from vitlab.evaluate.fewshot import (
+    FewShot,
+    Report,
+    Ridge,
+    accuracies,
+    choose_l2,
+    draw,
+    during_training,
+    few_examples,
+    fewshot_checkpoint,
+    mean_ranks,
+)
+from vitlab.evaluate.options import EvalOptions, FewShotProtocol
 from vitlab.pipelines.pretrain import Outcome, pretrain
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_model
 
-# ------------------------------------------------------------------------------------------------- choosing images
+CASES = ("case1_NltD", "case2_NgeD", "case3_5shot5cls")
+
+
+@pytest.fixture(scope="session")
+def golden(shared: Path) -> dict[str, Any]:
+    with np.load(shared / "golden" / "fewshot.npz") as archive:
+        return dict(archive)
+
+
+def made(n: int, D: int, K: int, seed: int = 0, apart: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Representations of K classes, each with its own mean, at very different scales."""
+    rng = np.random.default_rng(seed)
+    centers = np.random.default_rng(99).standard_normal((K, D))
+    labels = rng.integers(0, K, n)
+    x = (apart * centers[labels] + rng.standard_normal((n, D))) * np.geomspace(1e-2, 1e2, D) + 3
+    return x.astype(np.float32), labels
+
+
+# --------------------------------------------------------------------------------------------- Google's results
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_accuracies_are_those_of_the_golden_file(case: str, golden: dict[str, Any]) -> None:
+    x, y, test_x, test_y = (golden[f"{case}/{name}"] for name in ("x_train", "y_train", "x_test", "y_test"))
+    classes = int(y.max()) + 1
+    right = Ridge(x, y, classes).correct(test_x, test_y, golden["l2_regs"].tolist())
+    assert right.mean(axis=1).tolist() == golden[f"{case}/acc_f64"].tolist()
+    meta = json.loads(str(golden["meta"]))[case]
+    assert (abs(right.mean(axis=1) - golden[f"{case}/acc"]) <= meta["tol_acc"]).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_scores_are_those_of_the_golden_file(case: str, golden: dict[str, Any]) -> None:
+    x, y, test_x = (golden[f"{case}/{name}"] for name in ("x_train", "y_train", "x_test"))
+    ridge = Ridge(x, y, int(y.max()) + 1)
+    scores = ridge.scores(test_x, 1024.0)
+    meta = json.loads(str(golden["meta"]))[case]
+    for name, tolerance in (("scores_f64_l2_1024", 1e-12), ("scores_l2_1024", meta["tol_scores_nerr_l2_1024"])):
+        expected = golden[f"{case}/{name}"].astype(np.float64)
+        assert abs(scores - expected).max() / np.sqrt((expected**2).mean()) <= tolerance
+    np.testing.assert_allclose(ridge.mean, golden[f"{case}/cache_mean"][0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(ridge.std, golden[f"{case}/cache_std"][0], rtol=1e-5)
+    eigenvalues = golden[f"{case}/cache_eigs"]
+    np.testing.assert_allclose(ridge.eigenvalues, eigenvalues, rtol=1e-3, atol=1e-6 * eigenvalues.max())
+
+
+def test_whole_evaluation_of_the_golden_file(golden: dict[str, Any]) -> None:
+    """Draws identical to the index, accuracies to the last image, for three seeds and four numbers of shots."""
+    x, y, test_x, test_y = (golden[f"evaluator/{name}"] for name in ("x_train", "y_train", "x_test", "y_test"))
+    shots = golden["evaluator/shots"].tolist()
+    protocol = FewShotProtocol()
+    assert tuple(shots) == protocol.shots
+    assert (float(golden["evaluator/l2_reg"]),) == protocol.l2_grid
+    train, test = (Dataset("made", s, tuple("abcdefghij"), labels) for s, labels in (("train", y), ("test", test_y)))
+    split = few_examples(train, test, shots, range(3))
+    drawn = np.unique(np.concatenate([draw(y, 10, 25, seed) for seed in range(3)]))
+    known = Features(x[drawn], y[drawn], np.arange(len(drawn)), 0)
+    found = accuracies(split, known, Features(test_x, test_y, np.arange(len(test_y)), 0), protocol.l2_grid)
+    for seed in range(3):
+        for number, k in enumerate(shots):
+            indices = golden[f"evaluator/seed{seed}/shots{k}/all_idx"]
+            assert draw(y, 10, k, seed).tolist() == indices.tolist()
+            assert drawn[split.draws[k, seed]].tolist() == indices.tolist()
+            expected = golden["evaluator/acc[seed,shots]"][seed, number]
+            assert round(found[k][seed, 0] * 600) == round(float(expected) * 600)
+
+
+# ------------------------------------------------------------------------------------------------------ the algebra
+
+
+def naive(x: np.ndarray, y: np.ndarray, test_x: np.ndarray, classes: int, l2: float) -> np.ndarray:
+    """Scores by a direct solve, in float64."""
+    wide = x.astype(np.float64)
+    mean, std = wide.mean(axis=0), wide.std(axis=0) + 1e-5
+    train, test = (np.hstack([(part - mean) / std, np.full((len(part), 1), 100.0)]) for part in (wide, test_x))
+    targets = 2.0 * np.eye(classes)[y] - 1.0
+    return test @ np.linalg.solve(train.T @ train + l2 * np.eye(train.shape[1]), train.T @ targets)
+
+
+@pytest.mark.parametrize(("n", "D", "K"), [(30, 50, 6), (50, 50, 6), (51, 50, 6), (200, 12, 30), (3, 40, 2), (1, 5, 3)])
+def test_any_shape_against_a_direct_solve(n: int, D: int, K: int) -> None:
+    x, y = made(n, D, K)
+    test_x, test_y = made(300, D, K, seed=1)
+    ridge = Ridge(x, y, K)
+    l2s = [2.0**power for power in (-4, 0, 6, 10, 15)]
+    right = ridge.correct(test_x, test_y, l2s)
+    for row, l2 in zip(right, l2s, strict=True):
+        expected = naive(x, y, test_x, K, l2)
+        scores = ridge.scores(test_x, l2)
+        np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-5 * np.sqrt((expected**2).mean()))
+        assert np.array_equal(row, scores.argmax(axis=1) == test_y)
+        assert ridge.weights(l2).shape == (D + 1, K)
+
+
+def test_rows_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    (x, y), (test_x, test_y) = made(40, 64, 20), made(70, 64, 20, seed=1)
+    ridge, grid = Ridge(x, y, 20), FewShotProtocol(original=True).l2_grid
+    whole = ridge.correct(test_x, test_y, grid)
+    assert 0 < whole.mean() < 1
+    monkeypatch.setattr(fewshot, "ROWS", 16)
+    assert np.array_equal(ridge.correct(test_x, test_y, grid), whole)
+
+
+def test_degenerate_data() -> None:
+    """A class without an image, a single class, and a feature that never changes."""
+    x, y = made(40, 8, 3)
+    assert not Ridge(x, y, 5).correct(x, np.full(40, 4), [1.0]).any()
+    assert Ridge(x, np.zeros(40, np.int64), 1).correct(x, np.zeros(40, np.int64), [1.0]).all()
+    x[:, 2] = 7.0
+    assert np.isfinite(Ridge(x, y, 3).scores(x + 1, 1.0)).all()
+
+
+def test_broken_representations() -> None:
+    x, y = made(10, 4, 3)
+    broken = x.copy()
+    broken[3, 1] = np.inf
+    with pytest.raises(UserError, match="not finite"):
+        Ridge(broken, y, 3)
+    with pytest.raises(UserError, match="not finite"):
+        Ridge(x, y, 3).correct(broken, y, [1.0])
+
+
+def test_best_l2_by_rank() -> None:
+    """Of three data sets, two prefer the second l2; the third's accuracies are far apart, which must not count."""
+    table = np.array([[0.50, 0.52, 0.51, 0.49], [0.30, 0.33, 0.31, 0.29], [0.10, 0.20, 0.30, 0.90]])
+    assert mean_ranks(table).tolist() == [pytest.approx(2 / 3), pytest.approx(7 / 3), 2, 1]
+    assert choose_l2(table).tolist() == [1, 1, 1]
+    table[0] = [0.4, 0.1, 0.2, 0.3]  # by itself the first, by the others' ranks the second; without the last, the third
+    assert mean_ranks(table).tolist() == [
+        pytest.approx(4 / 3),
+        pytest.approx(4 / 3),
+        pytest.approx(5 / 3),
+        pytest.approx(5 / 3),
+    ]
+    assert choose_l2(table).tolist() == [2, 2, 2]
+    assert choose_l2(table, leave_self_out=True).tolist() == [1, 3, 0]
+    assert choose_l2(np.array([[0.1, 0.7, 0.7, 0.2]])).tolist() == [2]
+
+
+# ------------------------------------------------------------------------------------------------- the few images
 
 GOOGLE = frozen_preprocessing(Preprocessing.google(), (8, 8))
 """Google's few-shot evaluation: 9 is 8 * 256 / 224."""
+CPU = EvalOptions(device="cpu")
 
 
 def test_draws() -> None:
@@ -57,19 +209,6 @@ def test_only_the_drawn_images_are_kept() -> None:
     assert few_examples(train.take(np.arange(13)), test, (2,), [None]).short_classes == {2: 7}
 
 
-def test_data_that_cannot_be_used() -> None:
-    labels = np.arange(6) % 3
-    train = Dataset("made", "train", ("a", "b", "c"), labels, np.zeros((6, 1, 1, 3), np.uint8))
-    test = dataclasses.replace(train, split="test")
-    with pytest.raises(ValueError, match="made has other classes in train than in test"):
-        few_examples(train, dataclasses.replace(test, classes=("a", "b", "d")), (1,), [0])
-    several = dataclasses.replace(test, label_sets=Labels(labels, np.arange(7)))
-    with pytest.raises(ValueError, match="made has several labels a image"):
-        few_examples(train, several, (1,), [0])
-    with pytest.raises(ValueError, match="made has no images in its split 'test'"):
-        few_examples(train, test.take(np.arange(0)), (1,), [0])
-
-
 # ------------------------------------------------------------------------------------------------------- checkpoints
 
 
@@ -81,7 +220,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("pretrained")
 def test_checkpoint_on_digits(workdir: Path, cache: Path, tmp_path: Path) -> None:
-    report = fewshot_checkpoint(workdir, ["digits"], shots=(1, 5), device="cpu", out=tmp_path / "result.json")
+    report = fewshot_checkpoint(
+        workdir, ["digits"], FewShotProtocol(shots=(1, 5)), options=CPU, out=tmp_path / "result.json"
+    )
     train, test = load_dataset("digits", "train"), load_dataset("digits", "test")
     options: dict[str, Any] = {"preprocessing": GOOGLE}
     known, asked = (features(load_model(workdir), part, **options) for part in (train, test))
@@ -103,24 +244,24 @@ def test_checkpoint_on_digits(workdir: Path, cache: Path, tmp_path: Path) -> Non
 @pytest.mark.usefixtures("pretrained")
 def test_interrupted_and_started_again(workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The features are there; nothing is computed twice, and the report is the same."""
-    first = fewshot_checkpoint(workdir, ["digits"], device="cpu")
+    first = fewshot_checkpoint(workdir, ["digits"], options=CPU)
 
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(features_module, "eval_batches", refuse)
-    assert fewshot_checkpoint(workdir, ["digits"], device="cpu") == first
+    monkeypatch.setattr(batches, "eval_batches", refuse)
+    assert fewshot_checkpoint(workdir, ["digits"], options=CPU) == first
     with pytest.raises(AssertionError, match="computed again"):
-        fewshot_checkpoint(workdir, ["digits"], device="cpu", test_images=100)
+        fewshot_checkpoint(workdir, ["digits"], FewShotProtocol(test_images=100), options=CPU)
 
 
 @pytest.mark.usefixtures("pretrained")
 def test_original_form_on_two_sets(workdir: Path, tmp_path: Path) -> None:
     """The first images of each class, one l2 for all sets and each number of shots, chosen by rank."""
     digits = load_dataset("digits", "train")
-    write_folder(tmp_path / "some", digits.take(np.arange(200)))
+    write_images(tmp_path / "some", digits.take(np.arange(200)))
     names = ["digits", f"folder:{tmp_path / 'some'}"]
-    report = fewshot_checkpoint(workdir, names, shots=(1, 5), original=True, device="cpu")
+    report = fewshot_checkpoint(workdir, names, FewShotProtocol(shots=(1, 5), original=True), options=CPU)
     assert [(row.shots, row.dataset) for row in report.rows] == [(k, name) for k in (1, 5) for name in names]
     model = load_model(workdir)
     tables: dict[tuple[str, int], np.ndarray] = {}
@@ -130,20 +271,20 @@ def test_original_form_on_two_sets(workdir: Path, tmp_path: Path) -> None:
         for k in (1, 5):
             rows = draw(train.labels, 10, k, None)
             ridge = Ridge(known.x[rows], train.labels[rows], 10)
-            tables[name, k] = ridge.correct(asked.x, asked.labels, L2_GRID).mean(axis=1)
+            tables[name, k] = ridge.correct(asked.x, asked.labels, FewShotProtocol(original=True).l2_grid).mean(axis=1)
     for row in report.rows:
         best = choose_l2(np.stack([tables[name, row.shots] for name in names]))[0]
-        assert row.l2 == L2_GRID[best]
+        assert row.l2 == FewShotProtocol(original=True).l2_grid[best]
         assert row.accuracies == (tables[row.dataset, row.shots][best],)
         assert row.deviation is None
-    left = fewshot_checkpoint(workdir, names, shots=(5,), original=True, leave_self_out=True, device="cpu")
+    left = fewshot_checkpoint(
+        workdir, names, FewShotProtocol(shots=(5,), original=True, leave_self_out=True), options=CPU
+    )
     for own, other in ((0, 1), (1, 0)):
-        assert left.rows[own].l2 == L2_GRID[choose_l2(tables[names[other], 5][None])[0]]
+        assert left.rows[own].l2 == FewShotProtocol(original=True).l2_grid[choose_l2(tables[names[other], 5][None])[0]]
 
 
-def write_folder(path: Path, dataset: Dataset) -> None:
-    from PIL import Image
-
+def write_images(path: Path, dataset: Dataset) -> None:
     for i in range(len(dataset)):
         place = path / dataset.classes[dataset.labels[i]] / f"{i:04d}.png"
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -154,52 +295,57 @@ def write_folder(path: Path, dataset: Dataset) -> None:
 def test_small_and_broken_folder(workdir: Path, tmp_path: Path) -> None:
     """Fewer images than shots: what is there is used, and the table says so; what cannot be read is counted."""
     digits = load_dataset("digits", "train", classes=(0, 1))
-    write_folder(tmp_path / "few", digits.take(np.arange(30)))
+    write_images(tmp_path / "few", digits.take(np.arange(30)))
     name = f"folder:{tmp_path / 'few'}"
     train = load_dataset(name, "train")
     Path(train.entries[0].file).write_bytes(b"")
     with pytest.raises(ImageError, match="zero bytes"):
-        fewshot_checkpoint(workdir, [name], shots=(5, 25), device="cpu")
-    report = fewshot_checkpoint(workdir, [name], shots=(5, 25), on_error="skip", device="cpu")
+        fewshot_checkpoint(workdir, [name], FewShotProtocol(shots=(5, 25)), options=CPU)
+    report = fewshot_checkpoint(
+        workdir, [name], FewShotProtocol(shots=(5, 25)), options=EvalOptions(on_error="skip", device="cpu")
+    )
     assert [row.short_classes for row in report.rows] == [0, 2]
     assert [row.skipped for row in report.rows] == [1, 1]
-    assert "(2 classes have fewer images than shots; 1 images could not be read)" in report.as_table()
+    assert "2 classes have fewer images than shots; 1 images could not be read" in report.as_table()
 
 
 def test_table_of_known_numbers() -> None:
     rows = (
         FewShot("digits", 5, 1024.0, (0.5, 0.7), 50, 100, 0, 0),
-        FewShot("folder:x", 10, 2.0**-10, (0.25,), 90, 100, 0, 3),
+        FewShot("folder:x", 10, 2.0**-10, (0.25,), 90, 100, 1, 3),
     )
-    assert Report("m", {}, rows).as_table().splitlines() == [
-        "data set  shots         l2  accuracy",
-        "digits        5       1024  60.00% ± 14.14%",
-        "folder:x     10  0.000976562  25.00%  (3 classes have fewer images than shots)",
-    ]
+    lines = [line.split() for line in Report("m", {"computed_in": "bfloat16"}, rows).as_table().splitlines()]
+    assert lines[1] == ["digits", "5", "1024", "60.00%", "±", "14.14%"]
+    assert lines[2][:4] == ["folder:x", "10", "0.000976562", "25.00%"]
+    assert " ".join(lines[2][4:]) == "3 classes have fewer images than shots; 1 images could not be read"
+    assert lines[3] == ["computed", "in", "bfloat16"]
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_bfloat16_is_recorded(workdir: Path) -> None:
+    exact, rounded = (
+        fewshot_checkpoint(
+            workdir, ["digits"], FewShotProtocol(shots=(5,)), options=EvalOptions(precision=each, device="cpu")
+        )
+        for each in ("float32", "bfloat16")
+    )
+    assert rounded.settings.keys() - exact.settings.keys() == {"computed_in"}
+    assert rounded.rows[0].mean == pytest.approx(exact.rows[0].mean, abs=0.03)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("datasets", "protocol", "message"),
     [
-        ({"shots": ()}, r"shots \(\), seeds 3"),
-        ({"shots": (0, 5)}, r"shots \(0, 5\)"),
-        ({"seeds": 0}, r"seeds 0"),
-        ({"l2": ()}, r"l2 \(\)"),
-        ({"l2": (0.0,)}, r"l2 \(0\.0,\): .*all positive"),
-        ({"l2": (float("nan"),)}, r"l2 \(nan,\)"),
-        ({"datasets": []}, r"data sets \(\): name at least one"),
-        ({"datasets": ["digits", "digits"]}, r"each of them once"),
-        ({"leave_self_out": True}, r"1 l2 and 1 data sets were given"),
-        ({"leave_self_out": True, "original": True}, r"30 l2 and 1 data sets were given"),
-        ({"original": True, "seeds": 2}, r"leave out l2 and seeds"),
-        ({"original": True, "l2": (1.0,)}, r"leave out l2 and seeds"),
-        ({"datasets": ["digit"]}, r"unknown data set 'digit'"),
-        ({"device": "quantum"}, r"device 'quantum'"),
+        ([], {}, "name at least one"),
+        (["digits", "digits"], {}, "each of them once"),
+        (["digits"], {"leave_self_out": True}, "1 l2 and 1 data sets"),
+        (["digits"], {"leave_self_out": True, "original": True}, "30 l2 and 1 data sets"),
+        (["digit"], {}, "unknown data set 'digit'"),
     ],
 )
-def test_settings_that_make_no_protocol(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fewshot_checkpoint("nowhere", **{"datasets": ["digits"], "device": "cpu"} | options)
+def test_settings_that_make_no_protocol(datasets: list[str], protocol: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        fewshot_checkpoint("missing", datasets, FewShotProtocol(**protocol), options=CPU)
 
 
 # ---------------------------------------------------------------------------------------------------- while training
@@ -211,8 +357,8 @@ def with_fewshot(config: TrainConfig, **settings: Any) -> TrainConfig:
 
 def test_figures_of_a_run(config: TrainConfig, pretrained: Outcome, workdir: Path, tmp_path: Path) -> None:
     """They stand beside the others at each evaluation, and change nothing else: weights and records are the same."""
-    told = with_fewshot(config, shots=(1, 5), seeds=2, test_images=40)
-    outcome = pretrain(told, tmp_path / "run", device="cpu", tensorboard=False)
+    chosen = with_fewshot(config, shots=(1, 5), seeds=2, test_images=40)
+    outcome = pretrain(chosen, tmp_path / "run", device="cpu", tensorboard=False)
     ours, theirs = (
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         for folder in (tmp_path / "run", workdir)
@@ -234,18 +380,18 @@ def test_figures_of_a_run(config: TrainConfig, pretrained: Outcome, workdir: Pat
 
 def test_other_data_set_than_the_runs(config: TrainConfig, pretrained: Outcome, tmp_path: Path) -> None:
     digits = load_dataset("digits", "train", classes=(3, 4, 5, 6))
-    write_folder(tmp_path / "other", digits.take(np.arange(60)))
-    told = with_fewshot(config, dataset=f"folder:{tmp_path / 'other'}", shots=(2,), test_split="test")
-    figures = during_training(told, torch.device("cpu"))(pretrained.model)
+    write_images(tmp_path / "other", digits.take(np.arange(60)))
+    chosen = with_fewshot(config, dataset=f"folder:{tmp_path / 'other'}", shots=(2,), test_split="test")
+    figures = during_training(chosen)(pretrained.model)
     assert figures.keys() == {"fewshot_2shot"}
     assert 0 <= figures["fewshot_2shot"] <= 1
-    assert during_training(config, torch.device("cpu"))(pretrained.model) == {}
+    assert during_training(config)(pretrained.model) == {}
 
 
 @pytest.mark.parametrize("own", [{}, {"dataset": "digits"}])
 def test_other_classes_than_the_runs(config: TrainConfig, pretrained: Outcome, own: dict[str, Any]) -> None:
-    told = with_fewshot(config, classes=(7, 4, 9), shots=(5,), seeds=2, test_split="test", **own)
-    figures = during_training(told, torch.device("cpu"))(pretrained.model)
+    chosen = with_fewshot(config, classes=(7, 4, 9), shots=(5,), seeds=2, test_split="test", **own)
+    figures = during_training(chosen)(pretrained.model)
     train, test = (load_dataset("digits", split, classes=(7, 4, 9)) for split in ("train", "test"))
     assert set(train.classes).isdisjoint({"0", "1", "2"})  # which the model has learned
     known, asked = (features(pretrained.model, part, preprocessing=GOOGLE) for part in (train, test))
@@ -258,7 +404,7 @@ def test_other_classes_than_the_runs(config: TrainConfig, pretrained: Outcome, o
 
 def test_classes_that_the_data_set_lacks(config: TrainConfig) -> None:
     with pytest.raises(ValueError, match=r"classes must be different numbers from 0 to 9 of digits, not \(4, 10\)"):
-        during_training(with_fewshot(config, classes=(4, 10)), torch.device("cpu"))
+        during_training(with_fewshot(config, classes=(4, 10)))
 
 
 def test_few_examples_are_the_same_for_every_part(config: TrainConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +413,7 @@ def test_few_examples_are_the_same_for_every_part(config: TrainConfig, monkeypat
     monkeypatch.setattr(fewshot, "few_examples", lambda train, *_: drawn.append(len(train)))
     for part in (None, 0.01):
         data = dataclasses.replace(config.data, part=part)
-        during_training(dataclasses.replace(with_fewshot(config), data=data), torch.device("cpu"))
+        during_training(dataclasses.replace(with_fewshot(config), data=data))
     assert drawn[0] == drawn[1] == len(load_dataset("digits", "train", classes=(0, 1, 2)))
 
 
@@ -282,7 +428,7 @@ def test_listed_images_are_not_learned_from(
     listed.write_text(f"{whole.path(0)}\n")
     data = dataclasses.replace(config.data, name="digits", classes=None, exclude=str(listed))
     for own in ({}, {"dataset": "digits"}):
-        during_training(dataclasses.replace(with_fewshot(config, **own), data=data), torch.device("cpu"))
+        during_training(dataclasses.replace(with_fewshot(config, **own), data=data))
     assert drawn == [len(whole) - 1, len(whole)]
 
 
@@ -290,10 +436,10 @@ def test_listed_images_are_not_learned_from(
 def test_no_test_on_what_the_run_learns_from(config: TrainConfig, learned: str, tested: str) -> None:
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, train_split=learned))
     with pytest.raises(ValueError, match=f"test would be on {tested}, which is part of .* learns from \\({learned}\\)"):
-        during_training(with_fewshot(config, test_split=tested), torch.device("cpu"))
+        during_training(with_fewshot(config, test_split=tested))
 
 
-def test_wrong_data_set_is_told_before_the_run(config: TrainConfig, tmp_path: Path) -> None:
+def test_wrong_data_set_is_chosen_before_the_run(config: TrainConfig, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="unknown data set 'digit'"):
         pretrain(with_fewshot(config, dataset="digit"), tmp_path / "run", device="cpu", tensorboard=False)
     assert not (tmp_path / "run").exists()

@@ -24,6 +24,7 @@ from vitlab.evaluate.masked import (
     save_masked,
     write_reconstructions,
 )
+from vitlab.evaluate.options import LoaderOptions
 from vitlab.models import ViTConfig, images
 from vitlab.models.vit import ViT
 from vitlab.pipelines.finetune import finetune
@@ -68,10 +69,10 @@ def test_what_a_run_leaves(outcome: Outcome[MaskedEvaluation], folder: Path) -> 
     assert json.loads((folder / "config.json").read_text())["masking"] == dataclasses.asdict(MaskingConfig())
     summary = outcome.summary(folder)
     assert f"images: {folder / 'reconstructions.png'}" in summary
-    assert f"(the best constant answer: {outcome.test.constant_loss:.4f})" in summary
+    assert f"(the best constant prediction: {outcome.test.constant_loss:.4f})" in summary
 
 
-def test_it_learns_more_than_the_best_constant_answer(outcome: Outcome[MaskedEvaluation], folder: Path) -> None:
+def test_it_learns_more_than_the_best_constant_prediction(outcome: Outcome[MaskedEvaluation], folder: Path) -> None:
     test = outcome.test
     assert test.accuracy is not None
     assert test.constant_accuracy is not None
@@ -126,7 +127,7 @@ def test_other_targets(target: Any, tmp_path: Path) -> None:
         assert sheet.height > 8 * 112
 
 
-# ------------------------------------------------------------------------------------------- the constant answer
+# ------------------------------------------------------------------------------------------- the constant prediction
 
 
 def flat(levels: list[int]) -> Dataset:
@@ -144,11 +145,11 @@ def constant(target: Any, bias: torch.Tensor) -> MaskedViT:
     return model
 
 
-def test_entropy_is_the_loss_of_the_best_constant_answer() -> None:
+def test_entropy_is_the_loss_of_the_best_constant_prediction() -> None:
     """A quarter of class 73 and three of class 4 * 73: entropy 0.5623 nats; the model that knows it says no more."""
     shares = torch.full((512,), 1e-30)
     shares[73], shares[4 * 73] = 0.25, 0.75
-    found = evaluate_masked(constant("mean-color", shares.log()), flat([40, 130, 130, 130]), batch_size=3)
+    found = evaluate_masked(constant("mean-color", shares.log()), flat([40, 130, 130, 130]), LoaderOptions(3))
     assert found.constant_loss == pytest.approx(-(0.25 * np.log(0.25) + 0.75 * np.log(0.75)))
     assert found.loss == pytest.approx(found.constant_loss, rel=1e-5)
     assert (found.accuracy, found.constant_accuracy) == (0.75, 0.75)
@@ -165,7 +166,7 @@ def test_entropy_of_each_cell_by_itself() -> None:
     assert found.constant_loss == pytest.approx(np.log(2))
 
 
-def test_variance_is_the_loss_of_the_best_constant_answer() -> None:
+def test_variance_is_the_loss_of_the_best_constant_prediction() -> None:
     """Values -1, 1 and 1: mean 1/3, variance 8/9."""
     found = evaluate_masked(constant("regression", torch.full((48,), 1 / 3)), flat([0, 255, 255]))
     assert found.constant_loss == pytest.approx(8 / 9)
@@ -175,7 +176,7 @@ def test_variance_is_the_loss_of_the_best_constant_answer() -> None:
 
 def test_evaluation_does_not_depend_on_batches() -> None:
     model, data = MaskedViT(MODEL, MaskingConfig()).eval(), load_dataset("digits", "val")
-    one, two = (evaluate_masked(model, data, batch_size=size) for size in (7, 200))
+    one, two = (evaluate_masked(model, data, LoaderOptions(size)) for size in (7, 200))
     assert dataclasses.replace(one, loss=two.loss) == two
     assert one.loss == pytest.approx(two.loss)
 
@@ -188,14 +189,14 @@ def test_several_ranks_find_what_one_finds(
     """Each judges its share only, and every one has the whole: 13 images, one of which cannot be read."""
     model, data = MaskedViT(MODEL, MaskingConfig(target)).eval(), load_dataset("digits", "val").take(np.arange(13))
     data.failures[4] = ImageError("4.png", "broken")
-    alone = evaluate_masked(model, data, batch_size=2, on_error="skip")
+    alone = evaluate_masked(model, data, LoaderOptions(2, on_error="skip"))
     assert (alone.images, alone.skipped) == (12, 1)
 
     def job() -> tuple[MaskedEvaluation, int]:
         seen = []
         model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
         with init_distributed() as world:
-            return evaluate_masked(model, data, batch_size=2, on_error="skip", world=world), sum(seen)
+            return evaluate_masked(model, data, LoaderOptions(2, on_error="skip"), world=world), sum(seen)
 
     found = in_ranks(count, job)
     assert sum(seen for _, seen in found) == 12
@@ -215,9 +216,9 @@ def test_ranks_without_a_image(in_ranks: Callable[[int, Callable[[], Any]], list
 
     def job(data: Dataset) -> MaskedEvaluation:
         with init_distributed() as world:
-            return evaluate_masked(model, data, on_error="skip", world=world)
+            return evaluate_masked(model, data, LoaderOptions(on_error="skip"), world=world)
 
-    assert in_ranks(3, lambda: job(one)) == [evaluate_masked(model, one, on_error="skip")] * 3
+    assert in_ranks(3, lambda: job(one)) == [evaluate_masked(model, one, LoaderOptions(on_error="skip"))] * 3
     for error in in_ranks(3, lambda: job(none)):
         assert "none of the 2 images of flat (test) could be read" in str(error)
 
@@ -226,7 +227,7 @@ def test_ranks_without_a_image(in_ranks: Callable[[int, Callable[[], Any]], list
 def test_waits_for_the_device_once(target: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is brought over before the last batch has been asked for."""
     model, data = MaskedViT(MODEL, MaskingConfig(target)).eval(), flat(list(range(0, 250, 10)))
-    expected, done, asked = evaluate_masked(model, data, batch_size=4), [], []
+    expected, done, asked = evaluate_masked(model, data, LoaderOptions(4)), [], []
     monkeypatch.setattr(images, "_is_readable", lambda _: False)  # as on a device: a model does not look at values
 
     def refuse(_: torch.Tensor, brought: Callable[..., Any], *given: Any) -> Any:
@@ -238,7 +239,7 @@ def test_waits_for_the_device_once(target: Any, monkeypatch: pytest.MonkeyPatch)
     for name in ("cpu", "item", "tolist", "numpy", "__float__", "__int__", "__bool__"):
         brought = getattr(torch.Tensor, name)
         monkeypatch.setattr(torch.Tensor, name, lambda tensor, *given, of=brought: refuse(tensor, of, tensor, *given))
-    assert evaluate_masked(model, data, batch_size=4) == expected
+    assert evaluate_masked(model, data, LoaderOptions(4)) == expected
     assert done
 
 
@@ -279,7 +280,7 @@ def test_saved_to_the_same_bytes_each_time(tmp_path: Path) -> None:
 
 
 def test_what_is_no_masked_run(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no finished run of masked patch prediction: it has no masking\.safetensors"):
+    with pytest.raises(ValueError, match=r"masking\.safetensors is missing"):
         load_masked(tmp_path)
     model = MaskedViT(MODEL, MaskingConfig())
     save_masked(model, tmp_path, extra={})
@@ -288,10 +289,10 @@ def test_what_is_no_masked_run(tmp_path: Path) -> None:
         load_masked(tmp_path)
     whole = (tmp_path / "masking.safetensors").read_bytes()
     (tmp_path / "masking.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match="is damaged, or of something else"):
+    with pytest.raises(ValueError, match="is corrupt"):
         load_masked(tmp_path)
     safetensors.torch.save_file({"mask": torch.zeros(1)}, tmp_path / "masking.safetensors")
-    with pytest.raises(ValueError, match="is damaged, or of something else"):
+    with pytest.raises(ValueError, match="is corrupt"):
         load_masked(tmp_path)
 
 
@@ -306,7 +307,7 @@ def patch_of(images: np.ndarray, place: int) -> np.ndarray:
 PLAN = torch.tensor([[[0, MASK], [5, 2], [9, 9], [15, MASK]]])
 
 
-def test_reconstruction_of_a_constant_answer() -> None:
+def test_reconstruction_of_a_constant_prediction() -> None:
     """Each panel by hand: corrupted patches change, the others stay."""
     pixels = np.random.default_rng(0).integers(0, 256, (1, 16, 16, 3)).astype(np.uint8)
     images = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() - 127.5) / 127.5
@@ -365,6 +366,6 @@ def test_images_that_cannot_be_read_are_left_out(tmp_path: Path) -> None:
     path = write_reconstructions(model, data, tmp_path, preprocessing=Preprocessing(resize=18))
     with Image.open(path) as sheet:
         assert sheet.height < 3 * 112  # two rows
-    assert evaluate_masked(model, data, on_error="skip").skipped == 1
+    assert evaluate_masked(model, data, LoaderOptions(on_error="skip")).skipped == 1
     with pytest.raises(ValueError, match="none of 8 images of disk"):
         write_reconstructions(model, data.take(np.array([1])), tmp_path)

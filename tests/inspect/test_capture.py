@@ -39,7 +39,7 @@ KINDS = {
 }
 
 
-def awake(config: ViTConfig) -> ViT:
+def random_model(config: ViTConfig) -> ViT:
     """A model whose attention is far from uniform."""
     model = ViT(config)
     with torch.no_grad():
@@ -63,8 +63,8 @@ def compare(found: Capture, expected: Capture) -> None:
 
 
 @pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
-def test_a_look_is_what_the_functions_say_of_all_maps_at_once(config: ViTConfig) -> None:
-    model, images = awake(config).train(), random_images(config, 5)
+def test_a_capture_equals_the_functions_on_all_maps(config: ViTConfig) -> None:
+    model, images = random_model(config).train(), random_images(config, 5)
     seen = capture(model, [images[:2], images[2:]], keep=3)
     assert model.training
     model.eval()
@@ -101,10 +101,10 @@ def test_a_look_is_what_the_functions_say_of_all_maps_at_once(config: ViTConfig)
 
 @settings(max_examples=10)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=4).filter(any), st.integers(1, 8))
-def test_how_images_are_cut_into_batches_does_not_matter(sizes: list[int], keep: int) -> None:
+def test_batches_do_not_matter(sizes: list[int], keep: int) -> None:
     torch.manual_seed(0)
     config = KINDS["MAP head"]
-    model, images = awake(config), random_images(config, sum(sizes))
+    model, images = random_model(config), random_images(config, sum(sizes))
     ends = list(itertools.accumulate(sizes))
     batches = [images[end - size : end] for size, end in zip(sizes, ends, strict=True)]
     compare(capture(model, batches, keep=keep), capture(model, [images], keep=keep))
@@ -138,7 +138,7 @@ def test_uniform_attention_along_an_axis_has_the_closed_form() -> None:
 
 def without_queries(config: ViTConfig) -> ViT:
     """Every token looks at all tokens alike."""
-    model = awake(config)
+    model = random_model(config)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".qkv." in name:
@@ -146,9 +146,9 @@ def without_queries(config: ViTConfig) -> ViT:
     return model
 
 
-def test_a_stream_is_let_go_as_it_comes() -> None:
-    """No batch is alive when the next but one is asked for: the one before is still the loop's own."""
-    model = awake(BASE)
+def test_a_stream_is_not_stored() -> None:
+    """At most one earlier batch is alive when the next is requested."""
+    model = random_model(BASE)
     alive: list[weakref.ref] = []
 
     def stream() -> Iterator[Tensor]:
@@ -165,9 +165,9 @@ def test_a_stream_is_let_go_as_it_comes() -> None:
     assert len(seen.rollout) == 3
 
 
-def test_bfloat16_is_near() -> None:
+def test_bfloat16_is_close() -> None:
     config = KINDS["MAP head"]
-    model, images = awake(config), random_images(config, 3)
+    model, images = random_model(config), random_images(config, 3)
     exact = capture(model, [images])
     with torch.autocast("cpu", torch.bfloat16):
         cast = capture(model, [images])
@@ -178,13 +178,13 @@ def test_bfloat16_is_near() -> None:
         assert np.abs(seen.rollout - exact.rollout).max() < 0.05
 
 
-def test_what_cannot_be_looked_at_is_refused() -> None:
-    model = awake(BASE)
-    with pytest.raises(ValueError, match="no images to look at"):
+def test_invalid_inputs_raise() -> None:
+    model = random_model(BASE)
+    with pytest.raises(ValueError, match="no images"):
         capture(model, [])
-    with pytest.raises(ValueError, match="no images to look at"):
+    with pytest.raises(ValueError, match="no images"):
         capture(model, iter([torch.zeros(0, 3, 8, 12)]))
-    with pytest.raises(ValueError, match="keep=0"):
+    with pytest.raises(ValueError, match="keep is 0"):
         capture(model, [random_images(BASE, 1)], keep=0)
     with pytest.raises(ValueError, match="8x12"):
         capture(model, [torch.zeros(1, 3, 12, 8)])
@@ -193,5 +193,5 @@ def test_what_cannot_be_looked_at_is_refused() -> None:
         capture(resnet, [torch.zeros(1, 3, 32, 32)])
     with torch.no_grad():
         model.norm.weight.fill_(float("nan"))
-    with pytest.raises(ValueError, match="not all finite"):
+    with pytest.raises(ValueError, match="not finite"):
         capture(model, [random_images(BASE, 1)])

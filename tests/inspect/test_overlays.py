@@ -31,11 +31,11 @@ def test_levels_are_each_map_s_own_and_one_patch_does_not_hide_the_rest() -> Non
     assert (overlays.levels(np.full((2, 2), 0.25)) == 0).all()
 
 
-def test_lit_is_black_without_attention_and_the_image_where_it_is_highest() -> None:
+def test_masked_is_black_without_attention_and_the_image_at_the_maximum() -> None:
     image = np.full((60, 60, 3), 200, dtype=np.uint8)
     attention = np.zeros((3, 3))
     attention[1, 1] = attention[1, 2] = 0.5
-    shown = overlays.lit(image, attention)
+    shown = overlays.masked(image, attention)
     assert (shown[30, 50] == 200).all()
     assert (shown[5, 5] <= 2).all()
     assert (ramp(2) == [[68, 1, 84], [253, 231, 37]]).all()
@@ -56,16 +56,11 @@ def test_overlay_of_even_attention_is_even() -> None:
     assert (seen == seen[0, 0]).all()
 
 
-def test_rollout_shows_the_image_a_gap_and_the_overlay() -> None:
-    image = RANDOM.integers(0, 256, (8, 4, 3), dtype=np.uint8)
-    attention = RANDOM.random((4, 2))
-    sheet = overlays.rollout(image, attention, side=48)
-    assert sheet.shape == (48, 24 + 2 + 24, 4)
-    large = image.repeat(6, axis=0).repeat(6, axis=1)
-    assert (sheet[:, :24, :3] == large).all()
-    assert (sheet[:, 24:26] == 0).all()
-    assert (sheet[:, 26:, :3] == overlays.overlay(large, attention)).all()
-    assert (sheet[:, 26:, 3] == 255).all()
+def test_beside_centers_both_images_with_a_transparent_gap() -> None:
+    both = overlays.beside(noise(8, 6), np.full((4, 8, 3), 9, np.uint8), gap=2)
+    assert both.shape == (8, 18, 4)
+    assert (both[2:6, 10:] == [9, 9, 9, 255]).all()
+    assert both[:2, 10:].any() == both[:, 8:10].any() == both[:, :1].any() == np.False_
 
 
 def test_fit_makes_large_images_smaller_and_leaves_small_ones() -> None:

@@ -35,7 +35,7 @@ def test_others_have_their_kinds(config: Any, name: str) -> None:
 def test_numbers_of_a_vit() -> None:
     gmacs = f"{SMALL.forward_macs / 1e9:.3g}"
     assert numbers_of(SMALL) == {
-        "Model": "ViT/8", "Parameters": f"{SMALL.num_parameters:,}", "GMACs a image": gmacs,
+        "Model": "ViT/8", "Parameters": f"{SMALL.num_parameters:,}", "GMACs per image": gmacs,
         "Pixels, h × w": "16 × 24", "Patches, h × w": "2 × 3", "Layers × heads": "3 × 2",
     }  # fmt: skip
 
@@ -48,14 +48,14 @@ def test_numbers_of_a_vit() -> None:
         ({"pool": "map"}, "a learned query's attention over all tokens; 7 classes"),
         ({"pool": "token+gap"}, "class token and mean over patches; 7 classes"),
         ({"distilled": True}, "class token and distillation token, each with a head of its own; 7 classes"),
-        ({"num_classes": 0}, "none: it has no head"),
+        ({"num_classes": 0}, "none: no head"),
     ],
 )
 def test_where_the_answer_comes_from(settings: dict[str, Any], said: str) -> None:
-    assert details_of(replace(SMALL, **settings))["answer from"] == said
+    assert details_of(replace(SMALL, **settings))["prediction from"] == said
 
 
 def test_of_a_resnet_there_is_less_to_say() -> None:
     resnet = ResNetConfig(image_size=32, body=ResNetBody((1, 1), width=32, version="v2"), num_classes=4)
-    assert details_of(resnet) == {"kind": "ResNet (BiT)", "answer from": "4 classes"}
-    assert set(numbers_of(resnet)) == {"Model", "Parameters", "GMACs a image", "Pixels, h × w"}
+    assert details_of(resnet) == {"kind": "ResNet (BiT)", "prediction from": "4 classes"}
+    assert set(numbers_of(resnet)) == {"Model", "Parameters", "GMACs per image", "Pixels, h × w"}

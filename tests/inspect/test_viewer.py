@@ -1,4 +1,4 @@
-"""One image's part of the page: its maps hold what they should, and the sliders show them."""
+"""The viewer: its sprite holds every map, and the sliders show them."""
 
 import base64
 import io
@@ -13,26 +13,41 @@ from inside import photograph, smooth
 from markup import check
 from PIL import Image
 
-from vitlab.inspect import figures, overlays, viewer
-from vitlab.inspect.page import Section, page, write_page
-from vitlab.inspect.viewer import LEVELS, Shown, pooling
+from vitlab.inspect import figures, overlays
+from vitlab.inspect.capture import Capture
+from vitlab.inspect.page import PageImage, page, write_page
+from vitlab.inspect.viewer import CELLS, LEVELS, SIDE, pooling, view
 
 EVIL = "\"><script>alert('$')</script>"
 
 
-def shown(grid: tuple[int, int] = (4, 6), size: tuple[int, int] = (80, 120), **other: Any) -> Shown:
+def captured(grid: tuple[int, int] = (4, 6), **other: Any) -> Capture:
     random = np.random.default_rng(0)
-    given: dict[str, Any] = {
-        "name": "cat.png", "image": photograph(size), "answers": [("cat", 0.75), ("dog", 0.25)],
-        "layers": ["1", "2", "3"], "heads": smooth((3, 2, *grid)), "distances": np.arange(6.0).reshape(3, 2),
-        "rollout": smooth(grid, 1), "rollout_plain": smooth(grid, 2), "components": random.random((*grid, 3)),
+    distances = np.arange(6.0, dtype=np.float32).reshape(3, 2)
+    values: dict[str, Any] = {
+        "count": 1, "layers": ("1", "2", "3"), "distances": distances, "image_distances": distances[None],
+        "heads": smooth((1, 3, 2, *grid)), "rollout": smooth((1, *grid), 1), "rollout_plain": smooth((1, *grid), 2),
+        "components": random.random((1, *grid, 3), dtype=np.float32), "probabilities": None,
     }  # fmt: skip
-    return Shown(**given | other)
+    return Capture(**values | other)
 
 
-def written(*images: Shown, pool: int = 1) -> str:
-    parts = [Section(each.name, markup=viewer.viewer(each, i, pool)) for i, each in enumerate(images)]
-    return page("T", "L", [Section("H", parts=parts)], style=viewer.STYLE, script=viewer.SCRIPT)
+def shown(
+    capture: Capture | None = None,
+    name: str = "cat.png",
+    size: tuple[int, int] = (80, 120),
+    predictions: tuple[tuple[str, float], ...] = (("cat", 0.75), ("dog", 0.25)),
+    pool: int = 1,
+) -> dict[str, Any]:
+    return view(capture or captured(), 0, name, photograph(size), predictions, pool=pool)
+
+
+def written(*views: dict[str, Any]) -> str:
+    context = {"model_numbers": {}, "details": {}, "learned_drawings": (), "unreadable_rows": (), "phases": ()}
+    image = PageImage(views[0]["input"], "every head of every layer", 96)
+    return page(
+        "checkpoint.html.j2", "T", "L", viewers=True, views=views, pool=1, count=len(views), heads=image, **context
+    )
 
 
 def attributes(text: str) -> dict[str, str]:
@@ -45,12 +60,12 @@ def decoded(uri: str) -> np.ndarray:
 
 
 def test_the_sprite_holds_every_map_in_its_place() -> None:
-    given = shown()
-    sprite = decoded(attributes(written(given))["data-sprite"])
+    given = captured()
+    sprite = decoded(attributes(written(shown(given)))["data-sprite"])
     assert sprite.shape == (4 * 4, 3 * 6, 3)
-    expected = {(0, 0): given.rollout, (0, 1): given.rollout_plain}
-    expected |= {(1 + layer, 0): given.heads[layer].mean(axis=0) for layer in range(3)}
-    expected |= {(1 + layer, 1 + head): given.heads[layer, head] for layer, head in np.ndindex(3, 2)}
+    expected = {(0, 0): given.rollout[0], (0, 1): given.rollout_plain[0]}
+    expected |= {(1 + layer, 0): given.heads[0, layer].mean(axis=0) for layer in range(3)}
+    expected |= {(1 + layer, 1 + head): given.heads[0, layer, head] for layer, head in np.ndindex(3, 2)}
     colors = figures.ramp(LEVELS)
     for (row, column), weights in expected.items():
         tile = sprite[4 * row : 4 * row + 4, 6 * column : 6 * column + 6]
@@ -58,10 +73,10 @@ def test_the_sprite_holds_every_map_in_its_place() -> None:
         assert (tile == colors[steps]).all(), (row, column)
 
 
-def test_peaks_say_where_each_map_is_highest() -> None:
-    heads = np.full((3, 2, 4, 6), 0.01)
-    heads[1, 1, 2, 5], heads[2, 0, 0, 0], heads[2, 1, 3, 0] = 0.5, 0.3, 0.4
-    peaks = json.loads(attributes(written(shown(heads=heads)))["data-peaks"])
+def test_peaks_are_where_each_map_is_highest() -> None:
+    heads = np.full((1, 3, 2, 4, 6), 0.01, np.float32)
+    heads[0, 1, 1, 2, 5], heads[0, 2, 0, 0, 0], heads[0, 2, 1, 3, 0] = 0.5, 0.3, 0.4
+    peaks = json.loads(attributes(written(shown(captured(heads=heads))))["data-peaks"])
     assert len(peaks) == 4 * 3
     assert peaks[2 * 3 + 2] == [3, 6, 50.0, 3.0]
     assert peaks[3 * 3 + 1] == [1, 1, 30.0, 4.0]
@@ -69,11 +84,11 @@ def test_peaks_say_where_each_map_is_highest() -> None:
     assert peaks[0][3] == 0, "a rollout has no distance"
 
 
-def test_pooled_maps_are_means_and_peaks_stay_where_they_were() -> None:
-    heads = np.zeros((3, 2, 5, 6))
-    heads[:, :, 4, 3] = 0.8
-    given = shown((5, 6), heads=heads, rollout=np.arange(30.0).reshape(5, 6))
-    found = attributes(written(given, pool=2))
+def test_pooled_maps_are_means_and_peaks_stay() -> None:
+    heads = np.zeros((1, 3, 2, 5, 6), np.float32)
+    heads[:, :, :, 4, 3] = 0.8
+    rollout = np.arange(30, dtype=np.float32).reshape(1, 5, 6)
+    found = attributes(written(shown(captured((5, 6), heads=heads, rollout=rollout), pool=2)))
     sprite = decoded(found["data-sprite"])
     assert sprite.shape == (4 * 3, 3 * 3, 3)
     means = [[3.5, 5.5, 7.5], [15.5, 17.5, 19.5], [24.5, 26.5, 28.5]]  # the last row is of one row of patches
@@ -93,11 +108,11 @@ def test_only_the_maps_of_many_large_grids_are_pooled(
     found = pooling(images, layers, heads, grid)
     assert found == expected
     cells = images * (layers + 1) * (heads + 1) * int(np.prod([-(-side // found) for side in grid]))
-    assert cells <= viewer.CELLS
+    assert cells <= CELLS
 
 
 def test_what_stands_there_without_the_script() -> None:
-    text = written(shown(name=EVIL, answers=[(EVIL, 0.625)]))
+    text = written(shown(name=EVIL, predictions=((EVIL, 0.625),)))
     found = check(text)
     assert EVIL in found.words
     assert "62.5%" in found.words
@@ -123,10 +138,10 @@ def test_controls_are_native_labeled_and_of_one_image_each() -> None:
 
 
 def test_a_tiny_image_is_shown_pixel_by_pixel() -> None:
-    (small,) = [i for i in check(written(shown(size=(8, 12)))).all("img") if "input" in i["class"].split()]
+    (small,) = [i for i in check(written(shown(size=(8, 12)))).all("img") if "input" in i.get("class", "").split()]
     assert "crisp" in small["class"]
     assert decoded(small["src"]).shape == (8, 12, 3)
-    (large,) = [i for i in check(written(shown())).all("img") if "input" in i["class"].split()]
+    (large,) = [i for i in check(written(shown())).all("img") if "input" in i.get("class", "").split()]
     assert "crisp" not in large["class"]
 
 
@@ -135,10 +150,10 @@ def test_a_tiny_image_is_shown_pixel_by_pixel() -> None:
 
 @pytest.fixture
 def opened(browser: Any, tmp_path: Path) -> Any:
-    heads = smooth((3, 2, 4, 6))
-    heads[1, 1] = 0.001
-    heads[1, 1, 3, 5] = 0.6
-    write_page(tmp_path / "page.html", written(shown(heads=heads), shown(name="dog.png")))
+    heads = smooth((1, 3, 2, 4, 6))
+    heads[0, 1, 1] = 0.001
+    heads[0, 1, 1, 3, 5] = 0.6
+    write_page(tmp_path / "page.html", written(shown(captured(heads=heads)), shown(name="dog.png")))
     from selenium.webdriver.support.ui import WebDriverWait
 
     browser.get_log("performance")  # what was asked for until now
@@ -154,7 +169,7 @@ def drawn(browser: Any, number: int = 0) -> np.ndarray:
     return decoded(uri).astype(int)
 
 
-def told(browser: Any, number: int = 0) -> str:
+def caption(browser: Any, number: int = 0) -> str:
     return browser.execute_script(
         "return document.querySelectorAll('.stage figcaption')[arguments[0]].textContent", number
     )
@@ -164,21 +179,21 @@ def test_sliders_work_by_keyboard_and_say_what_they_show(opened: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 
     first, other = drawn(opened), drawn(opened, 1)
-    assert told(opened).startswith("Rollout: highest")
+    assert caption(opened).startswith("Rollout: highest")
     opened.execute_script("document.querySelector('[name=map0]').focus()")
     opened.switch_to.active_element.send_keys(Keys.ARROW_DOWN)
-    assert told(opened).startswith("Rollout without residual: highest")
+    assert caption(opened).startswith("Rollout without residual: highest")
     plain = drawn(opened)
     assert np.abs(plain - first).max() > 30
     opened.switch_to.active_element.send_keys(Keys.TAB)  # from the radio buttons to the layers
     assert opened.switch_to.active_element.get_attribute("class") == "layer"
     opened.switch_to.active_element.send_keys(Keys.ARROW_LEFT)
-    assert told(opened).startswith("Layer 2, mean of 2 heads: highest")
+    assert caption(opened).startswith("Layer 2, mean of 2 heads: highest")
     assert opened.switch_to.active_element.get_attribute("aria-valuetext") == "2"
     opened.switch_to.active_element.send_keys(Keys.TAB)
     opened.switch_to.active_element.send_keys(Keys.END)
     assert opened.switch_to.active_element.get_attribute("aria-valuetext") == "head 2"
-    assert told(opened) == (
+    assert caption(opened) == (
         "Layer 2, head 2: highest at patch row 4 of 4, column 6 of 6, with 60 % of it. "
         "Patches gather from 3.0 pixels away on average."
     )
@@ -193,7 +208,7 @@ def test_sliders_work_by_keyboard_and_say_what_they_show(opened: Any) -> None:
 
 
 def test_the_canvas_shows_what_the_still_image_shows(opened: Any) -> None:
-    still = overlays.overlay(overlays.fit(shown().image, viewer.SIDE, enlarge=True), shown().rollout)
+    still = overlays.overlay(overlays.fit(photograph((80, 120)), SIDE, enlarge=True), captured().rollout[0])
     difference = np.abs(drawn(opened, 1) - still.astype(int))
     assert difference.mean() < 12
     assert drawn(opened, 1).std() > 20

@@ -1,37 +1,5 @@
-"""A small run that has ended, shared by all tests of this room that only look at it."""
+"""A small finished run for the tests of this folder."""
 
-from pathlib import Path
+from pretrained_run import config, pretrained, workdir
 
-import pytest
-
-from vitlab.config import DataConfig, OptimConfig, TrainConfig
-from vitlab.models import ViTConfig
-from vitlab.pipelines.pretrain import Outcome, pretrain
-
-
-@pytest.fixture(scope="session")
-def config() -> TrainConfig:
-    """Three classes of the digits, shown at 8 pixels, with a hidden layer before the head as in pre-training."""
-    return TrainConfig(
-        model=ViTConfig(
-            image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_dim=16, num_classes=3, representation_size=12
-        ),
-        data=DataConfig(classes=(0, 1, 2), crop="none", flip=False),
-        optim=OptimConfig(lr=5e-3),
-        steps=15,
-        batch_size=16,
-        log_every=5,
-        eval_every=10,
-        precision="float32",
-    )
-
-
-@pytest.fixture(scope="session")
-def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the run of `pretrained` lies."""
-    return tmp_path_factory.mktemp("transfer") / "pretrained"
-
-
-@pytest.fixture(scope="session")
-def pretrained(config: TrainConfig, workdir: Path) -> Outcome:
-    return pretrain(config, workdir, device="cpu", tensorboard=False)
+__all__ = ["config", "pretrained", "workdir"]

@@ -15,7 +15,8 @@ from PIL import Image
 
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.data.dataset import Dataset
-from vitlab.data.registry import load_dataset, stratified_split
+from vitlab.data.registry import load_dataset
+from vitlab.data.subsets import stratified_split
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model
 from vitlab.models.position import interpolate_positions

@@ -39,8 +39,8 @@ def test_phase_holds_what_the_run_computed(run: Path) -> None:
     assert phase.confusion is not None
     assert np.trace(phase.confusion) == round(result["accuracy"] * result["images"])
     assert phase.mistakes is not None
-    assert 0 < len(phase.mistakes.said) <= 24
-    assert (phase.mistakes.said != phase.mistakes.true).all()
+    assert 0 < len(phase.mistakes.predictions) <= 24
+    assert (phase.mistakes.predictions != phase.mistakes.labels).all()
     assert (np.diff(phase.mistakes.confidence) <= 0).all()
 
 

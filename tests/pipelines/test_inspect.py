@@ -170,7 +170,7 @@ def test_every_kind_of_model(checkpoint: Callable[..., Path], digits: Path, sett
     found, out = inspect(checkpoint({}, **settings), digits / "0.png")
     page = check((out / "index.html").read_text())
     assert len(page.all("canvas")) == 1
-    assert ("it gives no answer" in page.words) == (settings.get("num_classes") == 0)
+    assert ("it makes no predictions" in page.words) == (settings.get("num_classes") == 0)
     assert ("figures/positions" in found["figures"]) == (settings.get("position") != "none")
     assert len(found["distances"]) == (4 if "encoder" in settings else 2)
 
@@ -219,7 +219,7 @@ def test_a_run_shows_its_own_test_images_and_how_it_went(run: Path, tmp_path: Pa
     assert len(found["shown"]) == 4
     assert all(re.fullmatch(r"digits/test\[\d+\], [012]", each["path"]) for each in found["shown"])
     page = check((tmp_path / "out" / "index.html").read_text())
-    for words in ("Trained from scratch on digits", "Test accuracy", "Which classes are taken for which"):
+    for words in ("Trained from scratch on digits", "Test accuracy", "Confusion matrix"):
         assert words in page.words
     assert "pixels in layer 1" in as_text(found)
     assert found["image_size"] == [8, 8]
@@ -247,7 +247,7 @@ def test_a_resnets_run_shows_how_it_went(tmp_path: Path) -> None:
     pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
     found = inspect_checkpoint(tmp_path / "run", [], tmp_path / "out", device="cpu")
     page = check((tmp_path / "out" / "index.html").read_text())
-    for words in ("Trained from scratch on digits", "Which classes are taken for which", "Each class", "Wrong answers"):
+    for words in ("Trained from scratch on digits", "Confusion matrix", "Results by class", "Wrong predictions"):
         assert words in page.words
     assert json.loads((tmp_path / "out" / "result.json").read_text()) == found
     assert as_text(found).startswith("ResNet: ")

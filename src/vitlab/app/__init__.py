@@ -1,6 +1,6 @@
-"""The web page over a checkpoint: drop a image, see the answers and where they look; on loopback, without a network.
+"""The web page of a checkpoint: drop an image, see predictions and attention; on loopback, without a network.
 
-Needs the extra `app` (Gradio); importing this imports neither Gradio nor torch.
+Needs the extra `app` (Gradio). Importing this imports neither Gradio nor torch.
 """
 
 import importlib

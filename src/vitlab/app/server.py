@@ -1,4 +1,4 @@
-"""The page on loopback: one process, one port, nobody else's servers."""
+"""Serves the page on loopback, in one process, without a network."""
 
 import logging
 import os
@@ -12,20 +12,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vitlab.app.page import STYLE, build_page, gradio, theme
+from vitlab.app.page import build_page, gradio, theme
 from vitlab.app.state import Limits
 from vitlab.app.uploads import OnlyUploads
 from vitlab.errors import UserError
+from vitlab.inspect.page import render, static
 
 HOST = "127.0.0.1"
 PORTS = range(7860, 7960)
-"""Tried in this order unless one is given: Gradio's own."""
+"""Tried in this order by default, as Gradio does."""
 SESSIONS = 32
-"""Open pages whose last image is remembered."""
+"""Open pages whose last image is stored."""
 POLICY = "; ".join(
     (
         "default-src 'self'",
-        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",  # Gradio's HTML parts are templates that it compiles
+        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",  # Gradio compiles templates of its HTML parts
         "style-src 'self' 'unsafe-inline'",
         "img-src 'self' data: blob:",
         "font-src 'self' data:",
@@ -36,7 +37,7 @@ POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-"""What the browser may load: from this server and nowhere else."""
+"""The browser loads from this server alone."""
 
 
 def launch(
@@ -49,11 +50,11 @@ def launch(
     device: str = "auto",
     announce: Callable[[str], object] = print,
 ) -> None:
-    """Serves the page over the checkpoint at `path`, or over all that lie in that folder, until it is interrupted.
+    """Serves the page of the checkpoint at `path`, or of all in that folder, until it is interrupted.
 
-    It listens on 127.0.0.1 only, on `port` or the first free of PORTS, and reaches for no network. `announce` is given
-    the address. Images larger than the limits are refused. What is uploaded lies in a folder of its own that
-    goes when the server ends. Raises ValueError for a port in use, a wrong limit, no checkpoint, and without Gradio.
+    It listens on 127.0.0.1 alone, on `port` or the first free of PORTS. `announce` gets the address. Larger images are
+    refused; uploads are stored in a temporary folder. Raises UserError for a port in use, an invalid limit, no
+    checkpoint, and without Gradio.
     """
     gradio()
     limits = Limits(max_megapixels, max_upload_mb)
@@ -63,12 +64,12 @@ def launch(
         address = f"http://{HOST}:{listener.getsockname()[1]}/"
         announce(address)
         if open_browser:
-            webbrowser.open(address)  # which waits in the port's queue until the server is there
+            webbrowser.open(address)  # which waits in the port's queue until the server runs
         serve(app, listener)
 
 
 def listen(port: int | None = None) -> socket.socket:
-    """A socket that listens on loopback. Raises ValueError where the port, or every one of PORTS, is in use."""
+    """A socket that listens on loopback. Raises UserError where the port, or every one of PORTS, is in use."""
     for number in PORTS if port is None else (port,):
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -78,56 +79,56 @@ def listen(port: int | None = None) -> socket.socket:
         except (OSError, OverflowError) as error:
             listener.close()
             if port is not None:
-                raise UserError(f"port {port} of {HOST} cannot be had ({error}); give another, or none.") from error
+                raise UserError(f"port {port} of {HOST} is not available ({error}); give another, or none.") from error
         else:
             return listener
     raise UserError(f"the ports {PORTS.start} to {PORTS.stop - 1} of {HOST} are all in use; give another.")
 
 
 def application(page: Any, limits: Limits, uploads: Path) -> Any:
-    """The page as an ASGI application: Gradio's, without its doors to elsewhere, under `POLICY`. It reads images from
-    the folder `uploads`, and no other file."""
+    """The page as an ASGI application under `POLICY`; it reads no files but images in the folder `uploads`."""
     from fastapi import FastAPI
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     page.state_session_capacity = SESSIONS
-    page.has_launched = True  # it has not, but this is what Gradio asks before it looks where a file lies
+    page.has_launched = True  # without it, Gradio does not check where an uploaded file is
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    head = render("head.html.j2", style=static("viewer.css") + static("app.css"), script=static("viewer.js"))
     app = gradio().mount_gradio_app(
         app, page, "/", server_name=HOST, app_kwargs={"openapi_url": None}, footer_links=[], run_history=False,
-        max_file_size=limits.most_bytes, show_error=True, ssr_mode=False, enable_monitoring=False, pwa=False,
-        mcp_server=False, theme=theme(), css=STYLE,
+        max_file_size=limits.max_bytes, show_error=True, ssr_mode=False, enable_monitoring=False, pwa=False,
+        mcp_server=False, theme=theme(), head=str(head),
     )  # fmt: skip
-    app.add_middleware(OnlyUploads, folder=uploads, limit=limits.most_bytes)
-    app.add_middleware(Guarded)
-    # A page from elsewhere cannot reach in by a name of its own for 127.0.0.1.
+    app.add_middleware(OnlyUploads, folder=uploads, limit=limits.max_bytes)
+    app.add_middleware(SecurityHeaders)
+    # Another page cannot reach this one through a host name of its own for 127.0.0.1.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
     return app
 
 
 def serve(app: Any, listener: socket.socket) -> None:
-    """Answers what comes to `listener` until it is interrupted, by Ctrl-C or a signal to end."""
+    """Serves `listener` until Ctrl-C or SIGTERM."""
     import uvicorn
 
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
     log = logging.getLogger("uvicorn.error")
 
     def running(_record: logging.LogRecord) -> bool:
-        return not server.should_exit  # pages that are still open are cut off at the end, which is no error
+        return not server.should_exit  # open pages are cut off at the end, which is not an error
 
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # in order, so that the uploads go
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the uploads are removed
     log.addFilter(running)
     try:
         server.run(sockets=[listener])
     except KeyboardInterrupt:
-        pass  # the usual way to end it
+        pass
     finally:
         log.removeFilter(running)
 
 
-class Guarded:
-    """Refuses what other pages ask for, and has the browser refuse whatever is not this server's."""
+class SecurityHeaders:
+    """Adds the policy to every response, and refuses requests from pages of other origins."""
 
     HEADERS = (
         (b"content-security-policy", POLICY.encode()),
@@ -139,15 +140,15 @@ class Guarded:
         self.app = app
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def guarded(message: Any) -> None:
+        async def send_with_headers(message: Any) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *self.HEADERS]
             await send(message)
 
-        given = dict(scope.get("headers", ()))
-        own = b"http://" + given.get(b"host", b"")
-        if scope["type"] == "http" and given.get(b"origin", own) != own:
-            await guarded({"type": "http.response.start", "status": 403, "headers": []})
-            await send({"type": "http.response.body", "body": b"This page answers to itself only."})
+        headers = dict(scope.get("headers", ()))
+        origin = b"http://" + headers.get(b"host", b"")
+        if scope["type"] == "http" and headers.get(b"origin", origin) != origin:
+            await send_with_headers({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.body", "body": b"Requests from other origins are refused."})
         else:
-            await self.app(scope, receive, guarded)
+            await self.app(scope, receive, send_with_headers)

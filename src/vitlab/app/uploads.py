@@ -1,7 +1,7 @@
-"""Uploaded files, and the guard at the door that lets requests name no other file.
+"""Checks that requests name no file but an uploaded one.
 
-Gradio takes the place of a file from the request. Mounted on an application, it does not compare it with its upload
-folder, and it fetches what looks like an address.
+Gradio takes the path of a file from the request. Mounted on an application, it does not compare it with its upload
+folder, and it fetches what looks like a URL.
 """
 
 import json
@@ -13,17 +13,17 @@ from vitlab.errors import UserError
 from vitlab.io import check_regular, parse_json, read_regular
 
 POSTED = ("upload", "queue/join", "reset", "cancel")
-"""What the page posts to, below Gradio's /gradio_api/; nothing else is open."""
+"""What the page posts to, below Gradio's /gradio_api/; every other endpoint is closed."""
 BODY_BYTES = 2**20
-"""Largest request that is no upload. A control's values and the place of a file are a few hundred bytes."""
+"""Largest request that is not an upload."""
 
 
 def find_upload(path: str, folder: Path, limit: int) -> Path:
-    """The file at `path`, links followed. Raises UserError unless it is a regular one of at most `limit` bytes that
-    lies below `folder`; nothing outside the folder is looked at, so the error does not tell what there is."""
-    refusal = UserError(f"{path!r} is no file that was dropped here; drop a image on the page.")
+    """The file at `path`, links resolved. Raises UserError unless it is a regular file of at most `limit` bytes inside
+    `folder`; nothing outside the folder is opened or told of."""
+    refusal = UserError(f"{path!r} is not an uploaded file; drop an image on the page.")
     try:
-        inside = os.path.abspath(path)  # noqa: PTH100  (takes `..` out without following links)
+        inside = os.path.abspath(path)  # noqa: PTH100  (removes `..` without following links)
         if not Path(inside).is_relative_to(folder):
             raise refusal
         found = Path(inside).resolve(strict=True)
@@ -31,7 +31,7 @@ def find_upload(path: str, folder: Path, limit: int) -> Path:
             raise refusal
         check_regular(found)
         size = found.stat().st_size
-    except (OSError, RuntimeError, ValueError) as error:  # gone, a loop of links, a NUL, or no regular file
+    except (OSError, RuntimeError, ValueError) as error:  # missing, a loop of links, a NUL, not a regular file
         raise refusal from error
     if size > limit:
         raise UserError(f"{found.name} has {size / 2**20:.1f} MB; at most {limit / 2**20:g} MB are allowed.")
@@ -39,7 +39,7 @@ def find_upload(path: str, folder: Path, limit: int) -> Path:
 
 
 def read_upload(path: str, folder: Path, limit: int) -> bytes:
-    """What an uploaded file holds. Raises UserError as `find_upload` does."""
+    """The bytes of an uploaded file. Raises UserError as `find_upload` does."""
     found = find_upload(path, folder, limit)
     try:
         return read_regular(found, limit)
@@ -48,19 +48,15 @@ def read_upload(path: str, folder: Path, limit: int) -> bytes:
 
 
 def paths_in(request: Any) -> list[Any]:
-    """Every value called "path" in a request's JSON: what Gradio may take for the place of a file."""
-    found, level = [], [request]
-    while level:
-        held = [each for each in level if isinstance(each, dict)]
-        found += [each["path"] for each in held if "path" in each]
-        level = [inner for each in held for inner in each.values()] + [
-            inner for each in level if isinstance(each, list) for inner in each
-        ]
-    return found
+    """Every value of a key "path" in a request's JSON, which Gradio may take for a file."""
+    if isinstance(request, dict):
+        paths = [request["path"]] if "path" in request else []
+        return paths + [path for value in request.values() for path in paths_in(value)]
+    return [path for value in request for path in paths_in(value)] if isinstance(request, list) else []
 
 
 class OnlyUploads:
-    """An ASGI application that hands on what the page itself posts, where it names no file but those below `folder`."""
+    """ASGI middleware that passes on what the page itself posts, if it names no file outside of `folder`."""
 
     def __init__(self, app: Any, folder: Path, limit: int) -> None:
         self.app, self.folder, self.limit = app, folder, limit
@@ -69,10 +65,10 @@ class OnlyUploads:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD"):
             await self.app(scope, receive, send)
             return
-        door = scope["path"].removeprefix("/gradio_api/").rstrip("/")
-        if door not in POSTED:
-            await _refuse(send, 404, "The page has no such door.")
-        elif door == "upload":
+        endpoint = scope["path"].removeprefix("/gradio_api/").rstrip("/")
+        if endpoint not in POSTED:
+            await _refuse(send, 404, "The page has no such endpoint.")
+        elif endpoint == "upload":
             await self.app(scope, receive, send)
         elif (body := await _body(receive)) is None:
             await _refuse(send, 413, f"A request has at most {BODY_BYTES:,} bytes.")
@@ -82,7 +78,7 @@ class OnlyUploads:
             except UserError as error:
                 await _refuse(send, 403, str(error))
             else:
-                await self.app(scope, _again(body, receive), send)
+                await self.app(scope, _replay(body, receive), send)
 
     def _check(self, body: bytes) -> None:
         for path in paths_in(parse_json(body, "the request")):
@@ -100,8 +96,8 @@ async def _body(receive: Any) -> bytes | None:
     return None if len(body) > BODY_BYTES else body
 
 
-def _again(body: bytes, receive: Any) -> Any:
-    """`receive` for the next application: the body, and then what comes after it."""
+def _replay(body: bytes, receive: Any) -> Any:
+    """A `receive` that returns the body again, then what follows it."""
     messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def received() -> Any:

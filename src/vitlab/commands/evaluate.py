@@ -1,4 +1,4 @@
-"""The commands that judge a checkpoint as it is: a test set, few shots, probes, single images."""
+"""The commands that evaluate a checkpoint as it is: on a test set, with few shots, by probes, on single images."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -8,32 +8,10 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.output import (
-    Checkpoint,
-    EvaluationSize,
-    PositionInterpolation,
-    print_note,
-    print_result,
-    print_start,
-)
+from vitlab.commands.output import Checkpoint, print_note, print_result, print_start
+from vitlab.evaluate.options import EvalOptions, FewShotProtocol, ModelOptions, SplitOptions
 
-Mirror = Annotated[
-    bool,
-    tyro.conf.arg(help="Judge each image by the mean of the answers to it and to its mirror image: twice the time."),
-]
-Precision = Annotated[
-    Literal["float32", "bfloat16"],
-    tyro.conf.arg(help="Numbers to compute in; bfloat16 is faster on a GPU and some CPUs, and rounds."),
-]
-TrainSplit = Annotated[
-    Literal["train", "val", "test", "trainval"] | None,
-    tyro.conf.arg(
-        help="Part to learn from. Unless given, train; of your own set without a val split all that the test leaves."
-    ),
-]
-Partial = Annotated[
-    bool, tyro.conf.arg(help="Accept a val folder of imagenet or imagenet_real that lacks images; the result says so.")
-]
+Flat = tyro.conf.arg(name="")  # `--device`, not `--options.device`
 
 
 @dataclass(frozen=True)
@@ -42,24 +20,17 @@ class Evaluate:
 
     checkpoint: Checkpoint
     dataset: str | None = None
-    """Data set, `folder:PATH` or `shards:PATH`; the one that the model was trained on unless given."""
+    """Data set, `folder:PATH` or `shards:PATH`, by default the one that the model was trained on."""
     split: Literal["train", "val", "test", "trainval", "all"] = "test"
     """Part to test on; `all` is every image of the data set once."""
     root: str | None = None
     """Folder that holds a named data set."""
-    image_size: EvaluationSize = None
-    interpolation: PositionInterpolation = None
     resize: int | None = None
-    """Bring the shorter side of each image to so many pixels and test the center; as the data set or the checkpoint
-    says unless given, else the whole image is squashed to size."""
-    batch_size: int = 256
-    """Images at once, in each process."""
-    workers: int = 0
-    on_error: Literal["raise", "skip"] = "raise"
-    mirror: Mirror = False
-    partial: Partial = False
-    precision: Precision = "float32"
-    device: str = "auto"
+    """Resize the shorter side of each image to this many pixels and crop the center, by default as the data set or the
+    checkpoint says; else the whole image is squashed to size."""
+    partial: bool = False
+    """Accept a val folder of imagenet or imagenet_real that lacks images; the result says so."""
+    options: Annotated[EvalOptions, Flat] = EvalOptions(batch_size=256)
     json: bool = False
 
     def run(self) -> int:
@@ -68,15 +39,12 @@ class Evaluate:
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
-            found = evaluate_checkpoint(
-                self.checkpoint, self.dataset, self.split, root=self.root, image_size=self.image_size,
-                interpolation=self.interpolation,
-                say=print_note if world.is_rank_0 else None,
-                resize=self.resize, batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
-                mirror=self.mirror, partial=self.partial, precision=self.precision, device=self.device, world=world,
+            evaluation = evaluate_checkpoint(
+                self.checkpoint, self.dataset, self.split, self.options, root=self.root, resize=self.resize,
+                partial=self.partial, log=print_note if world.is_rank_0 else _ignore, world=world,
             )  # fmt: skip
         if world.is_rank_0:
-            print_result(found.record(), self.json, found.as_table())
+            print_result(evaluation.record(), self.json, evaluation.as_table())
         return 0
 
 
@@ -87,32 +55,11 @@ class Fewshot:
     checkpoint: Checkpoint
     dataset: tuple[str, ...]
     """One data set or several: names, `folder:PATH` or `shards:PATH`."""
-    root: str | None = None
-    """Folder that holds the named data sets."""
-    shots: tuple[int, ...] = (1, 5, 10, 25)
-    """Images of each class to learn from."""
-    l2: tuple[float, ...] | None = None
-    """Strength of the penalty, 2^10 unless given; of several the one that ranks best over the data sets is taken."""
-    seeds: int | None = None
-    """Random draws of those images, 3 unless given."""
-    original: bool = False
-    """The form of the paper's time: the first images of each class, l2 chosen from 2^-10 to 2^19 by rank."""
-    leave_self_out: bool = False
-    """Choose a data set's l2 by the other data sets only."""
-    train_split: TrainSplit = None
-    test_split: Literal["train", "val", "test", "trainval"] = "test"
-    partial: Partial = False
-    test_images: int | None = None
-    """Test on no more images than these, taken evenly from the split."""
-    image_size: EvaluationSize = None
-    interpolation: PositionInterpolation = None
-    batch_size: int = 64
-    workers: int = 0
-    on_error: Literal["raise", "skip"] = "raise"
-    precision: Precision = "float32"
-    device: str = "auto"
+    protocol: Annotated[FewShotProtocol, Flat] = FewShotProtocol()
+    splits: Annotated[SplitOptions, Flat] = SplitOptions()
+    options: Annotated[EvalOptions, Flat] = EvalOptions()
     cache: Path | None = None
-    """Folder for the features; the user's cache folder unless given."""
+    """Folder for the features, by default in the user's cache folder."""
     out: Path | None = None
     """JSON file for the result."""
     json: bool = False
@@ -124,13 +71,8 @@ class Fewshot:
 
         with init_distributed() as world:
             report = fewshot_checkpoint(
-                self.checkpoint, self.dataset, root=self.root, shots=self.shots, l2=self.l2, seeds=self.seeds,
-                original=self.original, leave_self_out=self.leave_self_out, train_split=self.train_split,
-                test_split=self.test_split, partial=self.partial, test_images=self.test_images,
-                image_size=self.image_size, interpolation=self.interpolation,
-                say=print_note if world.is_rank_0 else None,
-                batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
-                precision=self.precision, device=self.device, cache=self.cache, out=self.out, world=world,
+                self.checkpoint, self.dataset, self.protocol, self.splits, self.options, cache=self.cache,
+                out=self.out, log=print_note if world.is_rank_0 else _ignore, world=world,
             )  # fmt: skip
         if world.is_rank_0:
             print_result(report.record(), self.json, report.as_table())
@@ -145,24 +87,14 @@ class Probe:
     dataset: str
     """Data set, `folder:PATH` or `shards:PATH`."""
     kind: Literal["knn", "linear"] = "knn"
-    root: str | None = None
-    """Folder that holds a named data set."""
     k: tuple[int, ...] | None = None
-    """Numbers of neighbors; 1 to 200 unless given."""
+    """Numbers of neighbors, by default 1 to 200."""
     l2: tuple[float, ...] | None = None
     """Strengths of the linear probe's penalty; the best on a held-out part of train is taken."""
-    train_split: TrainSplit = None
-    test_split: Literal["train", "val", "test", "trainval"] = "test"
-    partial: Partial = False
-    image_size: EvaluationSize = None
-    interpolation: PositionInterpolation = None
-    batch_size: int = 64
-    workers: int = 0
-    on_error: Literal["raise", "skip"] = "raise"
-    precision: Precision = "float32"
-    device: str = "auto"
+    splits: Annotated[SplitOptions, Flat] = SplitOptions()
+    options: Annotated[EvalOptions, Flat] = EvalOptions()
     cache: Path | None = None
-    """Folder for the features; the user's cache folder unless given."""
+    """Folder for the features, by default in the user's cache folder."""
     json: bool = False
 
     def run(self) -> int:
@@ -171,16 +103,12 @@ class Probe:
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
-            found = probe_checkpoint(
-                self.checkpoint, self.dataset, self.kind, root=self.root, train_split=self.train_split,
-                test_split=self.test_split, partial=self.partial, ks=self.k, l2=self.l2, image_size=self.image_size,
-                interpolation=self.interpolation,
-                say=print_note if world.is_rank_0 else None,
-                batch_size=self.batch_size, workers=self.workers, on_error=self.on_error,
-                precision=self.precision, device=self.device, cache=self.cache, world=world,
+            probe = probe_checkpoint(
+                self.checkpoint, self.dataset, self.kind, self.splits, self.options, ks=self.k, l2=self.l2,
+                cache=self.cache, log=print_note if world.is_rank_0 else _ignore, world=world,
             )  # fmt: skip
         if world.is_rank_0:
-            print_result(found.record(), self.json, found.as_table())
+            print_result(probe.record(), self.json, probe.as_table())
         return 0
 
 
@@ -192,11 +120,8 @@ class Predict:
     sources: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE ...")]
     """Images, folders of images, or - for the standard input (one image, or paths, one a line)."""
     top: int = 5
-    image_size: EvaluationSize = None
-    interpolation: PositionInterpolation = None
-    mirror: Mirror = False
-    precision: Precision = "float32"
-    device: str = "auto"
+    """Classes per image."""
+    options: Annotated[ModelOptions, Flat] = ModelOptions()
     json: bool = False
 
     def run(self) -> int:
@@ -204,13 +129,13 @@ class Predict:
         from vitlab.evaluate.predict import predict
 
         failed = 0
-        for said in predict(
-            self.checkpoint, self.sources, top=self.top, image_size=self.image_size,
-            interpolation=self.interpolation, mirror=self.mirror, precision=self.precision, device=self.device,
-            say=print_note,
-        ):  # fmt: skip
-            failed += said.error is not None
-            print_result(dataclasses.asdict(said), self.json, said.as_line(), lines=True)
+        for prediction in predict(self.checkpoint, self.sources, self.options, top=self.top, log=print_note):
+            failed += prediction.error is not None
+            print_result(dataclasses.asdict(prediction), self.json, prediction.as_line(), lines=True)
         if failed:
             print_note(f"{failed} images could not be read (named above).")
         return 1 if failed else 0
+
+
+def _ignore(_: str) -> None:
+    """Ranks other than 0 print nothing."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import tyro
 
-from vitlab.config import FewShotConfig
+from vitlab.config import FewShotConfig, TrainConfig
 
 LONG = 60
 """Characters from which on a list of choices is not shown beside its flag; the text names them."""
@@ -153,7 +153,8 @@ def flags(kind: type, given: Any = None, prefix: str = "", group: str = "") -> I
             default = FewShotConfig()  # what a first flag --fewshot.* makes of it
         if dataclasses.is_dataclass(default):
             inner = f"{prefix}{name}." if name else prefix
-            yield from flags(type(default), default, inner, inner.partition(".")[0] or "training")
+            unnamed = "training" if isinstance(default, TrainConfig) else group
+            yield from flags(type(default), default, inner, inner.partition(".")[0] or unnamed)
         elif not any(dataclasses.is_dataclass(each) for each in _members(hint)) and not _is_fixed(hint):
             positional = tyro.conf.Positional in marks
             negated = f"--{prefix}[no-]{name}" if default is True else ""
@@ -183,7 +184,7 @@ def _members(hint: Any) -> list[Any]:
     if typing.get_origin(hint) is typing.Annotated:
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return [each for each in typing.get_args(hint) if each is not type(None)]
+        return [option for each in typing.get_args(hint) if each is not type(None) for option in _members(each)]
     return [hint]
 
 

@@ -12,7 +12,7 @@ from vitlab.commands.output import RunConfig, print_note, print_result, print_st
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.settings import nearest
-from vitlab.train.devices import DEVICES
+from vitlab.train.progress import DEVICES
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ class Study:
         if self.dry_run and (self.processes is not None or self.device != "auto"):
             raise UserError("--processes and --device have no effect with --dry-run.")
         print_start(f"planning the study {self.name} at scale {self.scale}")
-        from vitlab.studies import cost, engine
+        from vitlab.studies import cost, runner
         from vitlab.studies.report import as_text
 
-        out = self.out or Path("runs") / f"study-{self.name}-{self.scale}"
-        plan = engine.plan(STUDIES[self.name], self.scale, out, dataset=self.dataset, root=self.root)
+        study, out = STUDIES[self.name], self.out or Path("runs") / f"study-{self.name}-{self.scale}"
+        plan = runner.plan(study, self.scale, out, dataset=self.dataset, root=self.root)
         if self.dry_run:
             found = cost.cost(plan, self.tflops)
             print_result(found, self.json, f"{format_table(cost.rows(found))}\n{cost.summary(found)}")
             return 0
-        found = engine.run_study(plan, processes=self.processes, device=self.device)
+        found = runner.run_study(study, plan, processes=self.processes, device=self.device)
         print_result(found, self.json, f"{as_text(found)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}")
         if left := plan.leftovers():
             print_note(

@@ -29,17 +29,17 @@ from vitlab.cost.measure import (
     spread,
     time_interleaved,
 )  # fmt: skip
-from vitlab.cost.memory import GIB, PeakMemory, describe_method, free_memory, largest_batch
+from vitlab.cost.peak_memory import GIB, PeakMemory, describe_method, free_memory, largest_batch
 from vitlab.cost.peers import OURS, PACKAGES, Contender, Mode, Work, build, check_installed, variants
 from vitlab.cost.report import CEILING, TITLES, headline, panels
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.load import choose_device
 from vitlab.inspect import figures, plots
 from vitlab.io import replacing_file
 from vitlab.models import ViTConfig, get_config, list_models
 from vitlab.settings import check_fields
-from vitlab.train.precision import cpu_is_faster_in_bfloat16, keep_freed_memory
+from vitlab.train.precision import cpu_is_faster_in_bfloat16, device_name, keep_freed_memory
 from vitlab.train.progress import peak_flops
 from vitlab.train.workdir import write_json
 from vitlab.weights import ParityError
@@ -174,7 +174,7 @@ def _open_record(path: Path, settings: Settings, device: torch.device) -> dict[s
     """The record to continue, or a new one."""
     machine = environment("torch", *(PACKAGES[peer][0] for peer in settings.against))
     del machine["commit"]  # each row has its own
-    machine["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    machine["device"] = device_name(device)
     machine["threads"] = torch.get_num_threads()
     common = ("batch", "against", "dtype", "compile", "seconds", "rounds", "memory", "largest", "profile")
     values = {name: getattr(settings, name) for name in common} | {"against": list(settings.against)}
@@ -287,7 +287,7 @@ def _figures(
     flops = (6 if work.mode == "train" else 2) * work.config.forward_macs
     speeds = {name: spread([work.batch * rate for rate in per_round]) for name, per_round in rates.items()}
     tflops = {name: speed["median"] * flops / 1e12 for name, speed in speeds.items()}
-    peak, ratios = peak_flops(device) if work.dtype == "bfloat16" else None, {}
+    peak, ratios = peak_flops(device_name(device)) if work.dtype == "bfloat16" else None, {}
     for peer in PACKAGES:
         if names := [name for name in variants(peer, work.config) if name in contenders]:
             best = max(names, key=lambda name: speeds[name]["median"])

@@ -22,7 +22,7 @@ from vitlab.models import ModelConfig, ViTConfig, build_model
 from vitlab.models.vit import Model
 from vitlab.settings import nearest
 from vitlab.train.distributed import SINGLE
-from vitlab.train.loop import update
+from vitlab.train.loop import train_step
 from vitlab.train.objectives import create_objective, create_training_model
 from vitlab.train.precision import Precision, resolve_precision
 from vitlab.train.state import create_state
@@ -151,7 +151,7 @@ def training_step(run: TrainConfig, device: torch.device, model: nn.Module | Non
     batch = example_batch(run, device)
 
     def step() -> None:
-        update(run, state, objective, batch, OPTIM.lr, run.batch_size)
+        train_step(run, state, objective, batch, OPTIM.lr, run.batch_size)
 
     return step
 

@@ -1,6 +1,6 @@
 """The cost of a run before it starts: compute, hours, memory of each process, data rate, checkpoint.
 
-Nothing is read and nothing is trained. Memory is counted from the step itself (`train/memory.py`).
+Nothing is read and nothing is trained. Memory is counted from the step itself (`cost/memory.py`).
 """
 
 import dataclasses
@@ -16,18 +16,19 @@ import torch
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.cost.measure import time_interleaved
+from vitlab.cost.memory import Sizes, largest, process_bytes
 from vitlab.cost.peers import training_step
 from vitlab.display import format_table
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.load import choose_device
 from vitlab.pipelines.init_from_checkpoint import by_size
 from vitlab.recipes import pretrain
 from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of
-from vitlab.studies.study import Point, exaflops, updates
-from vitlab.train.devices import DEVICES, device_called
-from vitlab.train.memory import Sizes, largest, moments, process_bytes
-from vitlab.train.precision import keep_freed_memory, resolve_precision
+from vitlab.studies.point import Point, exaflops, updates
+from vitlab.train.optim import state_per_weight
+from vitlab.train.precision import device_name, keep_freed_memory, resolve_precision
+from vitlab.train.progress import DEVICES, find_device
 
 CPU = "cpu"
 DAY = 24 * 3600
@@ -195,7 +196,7 @@ def _read_bench(path: Path, config: TrainConfig, device: str, model_name: str | 
 def _measure(config: TrainConfig, device: str, images_at_once: int, say: Callable[[str], None]) -> tuple[float, str]:
     """What the run's own step achieves on this machine, over a few seconds, on random images."""
     here = choose_device(CPU if device == CPU else "auto")
-    name = torch.cuda.get_device_name(here) if here.type == "cuda" else CPU
+    name = device_name(here)
     _check_device(device, name, "this machine has")
     single = config.single() if isinstance(config, FinetuneConfig) else config
     flops, size = 6 * single.model.inner_macs, min(images_at_once, MAX_IMAGES)
@@ -209,7 +210,7 @@ def _measure(config: TrainConfig, device: str, images_at_once: int, say: Callabl
 
 def _check_device(device: str, torch_name: str, subject: str) -> None:
     """Raises UserError unless torch's name for a device belongs to the requested one."""
-    if device != (CPU if torch_name == CPU else device_called(torch_name)):
+    if device != (CPU if torch_name == CPU else find_device(torch_name)):
         raise UserError(f"{subject} {torch_name}, and --device is {device}; give that device, or --mfu 0.4.")
 
 
@@ -241,7 +242,7 @@ def _memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]:
                 lambda size, count_parts=count_parts: sum(count_parts(size).values()), available, at_once
             )
     return {
-        "checkpoint_bytes": 4 * (1 + moments(config.optim) + bool(config.average_decay)) * sizes.whole,
+        "checkpoint_bytes": 4 * (1 + state_per_weight(config.optim) + bool(config.average_decay)) * sizes.whole,
         "precision": precision,
         "activation_checkpointing": config.activation_checkpointing,
         "images_each": images_each,

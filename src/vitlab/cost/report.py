@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vitlab.cost.memory import GIB
+from vitlab.cost.peak_memory import GIB
 from vitlab.cost.peers import OURS
 from vitlab.inspect.panels import Panel, Series
 

@@ -1,7 +1,7 @@
 """Lists of images to leave out of training: what `vitlab duplicates` writes and `DataConfig.exclude` names.
 
 One image a line, by a name that is the same in every run: its path below the data set's folder (in a shard,
-`train-00.tar/00017.jpg`), its whole path where the set has no folder of its own, or for sets without files its place in
+`train-00.tar/00017.jpg`), its whole path if the set has no folder of its own, or for sets without files its index in
 the source's split (`cifar10/train[17]`).
 """
 
@@ -32,14 +32,19 @@ def image_id(dataset: Dataset, index: int) -> str:
     return str(Path(path).absolute()) if in_a_file else path
 
 
+def image_ids(dataset: Dataset) -> list[str]:
+    """The names of all images."""
+    return [image_id(dataset, i) for i in range(len(dataset))]
+
+
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Writes a text file, whole or not at all; names that are not UTF-8 keep their bytes."""
+    """Writes a text file atomically; names that are not UTF-8 keep their bytes."""
     with replacing_file(path) as file:
         file.writelines(f"{line}\n".encode(errors="surrogateescape") for line in lines)
 
 
 def read_exclusion(path: str | os.PathLike[str]) -> list[str]:
-    """The names in a list, each once. Raises ValueError where there is no such file."""
+    """The names in a list, without repetitions. Raises UserError if it cannot be read."""
     try:
         text = read_regular(path, MAX_LIST_BYTES).decode(errors="surrogateescape")
     except OSError as error:
@@ -51,7 +56,7 @@ def read_exclusion(path: str | os.PathLike[str]) -> list[str]:
 
 
 def identity(path: str | os.PathLike[str]) -> dict[str, str | int]:
-    """What tells one list from another in a run's settings: its length and content, not where it lies."""
+    """What identifies a list in a run's settings: its length and content, not its path."""
     names = read_exclusion(path)
     digest = hashlib.sha256("\n".join(sorted(names)).encode(errors="surrogateescape")).hexdigest()
     return {"listed": len(names), "sha256": digest}
@@ -60,26 +65,23 @@ def identity(path: str | os.PathLike[str]) -> dict[str, str | int]:
 def leave_out(dataset: Dataset, path: str | os.PathLike[str], everything: Callable[[], Dataset]) -> Dataset:
     """`dataset` without the images that the list `path` names.
 
-    everything: the whole training part of the same set, asked only if some names are not in `dataset`: images of its
-    other splits and classes may be listed. Raises ValueError for names that are nowhere, and if nothing is left.
+    everything: the whole training part of the same set, called only if some names are not in `dataset`: images of its
+    other splits and classes may be listed. Raises UserError for names that are nowhere, and if nothing is left.
     """
-    listed = set(read_exclusion(path))
-    ids = [image_id(dataset, i) for i in range(len(dataset))]
-    if strange := listed.difference(ids):
-        whole = everything()
-        strange -= {image_id(whole, i) for i in range(len(whole))}
-    if strange:
-        some = ", ".join(sorted(strange)[:3])
+    listed, ids = set(read_exclusion(path)), image_ids(dataset)
+    unknown = listed.difference(ids)
+    if unknown:
+        unknown -= set(image_ids(everything()))
+    if unknown:
+        first = ", ".join(sorted(unknown)[:3])
         raise UserError(
-            f"{len(strange)} of the {len(listed)} images listed in {path} are not in the training part of "
-            f"{dataset.name}: {some}{', ...' if len(strange) > 3 else ''}. Its names look like {ids[0]}; "
+            f"{len(unknown)} of the {len(listed)} images listed in {path} are not in the training part of "
+            f"{dataset.name}: {first}{', ...' if len(unknown) > 3 else ''}. Its names look like {ids[0]}; "
             f"give the list that was made for this set."
         )
     kept = np.array([i for i, name in enumerate(ids) if name not in listed], np.int64)
     if not len(kept):
         raise UserError(f"{path} lists all {len(ids)} images of {dataset.name} ({dataset.split}): none is left.")
-    logger.warning(
-        "%s (%s): %d of %d images are left out, as %s lists them",
-        dataset.name, dataset.split, len(ids) - len(kept), len(ids), path,
-    )  # fmt: skip
+    left_out, name = len(ids) - len(kept), f"{dataset.name} ({dataset.split})"
+    logger.warning("%s: %d of %d images are left out, as %s lists them", name, left_out, len(ids), path)
     return dataset.take(kept)

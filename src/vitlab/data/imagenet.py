@@ -1,22 +1,23 @@
-"""ImageNet, and the sets that judge its 1,000 classes: ReaL labels, ImageNet-V2, ObjectNet (Tables 2 and 5, App. D.9).
+"""ImageNet, and the test sets of its 1,000 classes: ReaL labels, ImageNet-V2, ObjectNet (Tables 2 and 5, App. D.9).
 
 Class c is the c-th WordNet id in sorted order, as in every published head of 1,000 outputs. None of these sets can be
-fetched without an account or a word of consent, so each is read from the folder in which its owner keeps it.
+downloaded without an account or consent to its terms, so each is read from a folder as its authors publish it.
 """
 
 import collections
 import dataclasses
-import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vitlab.data.dataset import Dataset, Labels, Splits, read_class_folders
+from vitlab.data.dataset import Dataset, Labels, Splits
 from vitlab.data.decode import IMAGE_SUFFIXES, Entry
+from vitlab.data.folder import read_class_folders
 from vitlab.errors import UserError
+from vitlab.io import read_json
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +25,10 @@ CLASSES = 1000
 VAL_IMAGES = 50_000
 SHARED_CLASSES = 113  # of ObjectNet's 313
 BORDER = 2  # pixels at each side of an ObjectNet image that are red, so that nobody trains on it unawares
-NUMBERS = tuple(map(str, range(CLASSES)))  # what the classes are called where a set has no names for them
+NUMBERS = tuple(map(str, range(CLASSES)))  # what the classes are called if a set has no names for them
 
 TEST_RESIZE = {"objectnet": (512, 480)}
-"""Data set -> (shorter side, center) in pixels, where a set is judged in a way of its own: BiT's, which App. D.9
+"""Data set -> (shorter side, center) in pixels, if a set is evaluated at a size of its own: BiT's, which App. D.9
 follows. Other sizes of the center keep the proportion."""
 
 
@@ -38,7 +39,12 @@ class Origin(NamedTuple):
     license: str
 
 
-_V2 = "github.com/modestyachts/ImageNetV2: a folder with imagenetv2-{}-format-val/0 ... 999"
+_V2_DRAWS = {
+    "imagenet_v2": "matched-frequency",
+    "imagenet_v2_threshold": "threshold0.7",
+    "imagenet_v2_top": "top-images",
+}
+_V2_FOLDERS = {name: f"imagenetv2-{draw}-format-val" for name, draw in _V2_DRAWS.items()}
 ORIGINS = {
     "imagenet": Origin(
         "image-net.org (ILSVRC 2012): a folder with train/ and val/, in each 1,000 folders named n01440764 ...",
@@ -48,29 +54,29 @@ ORIGINS = {
         "github.com/google-research/reassessed-imagenet: real.json beside ImageNet's val/",
         "labels Apache-2.0; images as ImageNet",
     ),
-    "imagenet_v2": Origin(_V2.format("matched-frequency"), "labels MIT; images of Flickr's users"),
-    "imagenet_v2_threshold": Origin(_V2.format("threshold0.7"), "labels MIT; images of Flickr's users"),
-    "imagenet_v2_top": Origin(_V2.format("top-images"), "labels MIT; images of Flickr's users"),
+    **{
+        name: Origin(
+            f"github.com/modestyachts/ImageNetV2: a folder with {folder}/0 ... 999",
+            "labels MIT; images of Flickr's users",
+        )
+        for name, folder in _V2_FOLDERS.items()
+    },
     "objectnet": Origin(
         "objectnet.dev: objectnet-1.0.zip, unpacked: a folder with images/ and mappings/",
         "CC BY 4.0, and: never to be trained on; shown on the web only with its red border",
     ),
 }
-_V2_FOLDERS = {
-    "imagenet_v2": "imagenetv2-matched-frequency-format-val",
-    "imagenet_v2_threshold": "imagenetv2-threshold0.7-format-val",
-    "imagenet_v2_top": "imagenetv2-top-images-format-val",
-}
 _NAME_LISTS = ("LOC_synset_mapping.txt", "synset_words.txt")
+_ADD_NAMES = f"add {_NAME_LISTS[0]} with 1,000 lines `n01440764 tench, Tinca tinca`"
 _WNID = re.compile(r"n\d{8}")
 _VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})(?:_n\d{8})?\.jpe?g", re.IGNORECASE)
 
 
 def answers_imagenet(classes: Sequence[str] | None, dataset: str | None) -> bool:
-    """Whether a checkpoint with 1,000 outputs answers with ImageNet's classes, in their order.
+    """Whether the 1,000 outputs of a checkpoint are ImageNet's classes, in their order.
 
-    classes: its names of the outputs; dataset: what it was trained on; both None where it does not say, as Google's
-    and other people's checkpoints, which are taken at their number of outputs.
+    classes: its names of the outputs; dataset: what it was trained on; both None if unknown, as for checkpoints of
+    Google and others, which are assumed to be.
     """
     if dataset is None or dataset in ORIGINS:
         return True
@@ -83,97 +89,89 @@ def answers_imagenet(classes: Sequence[str] | None, dataset: str | None) -> bool
 def imagenet_splits(root: Path | None, download: bool, partial: bool = False) -> Splits:
     """ILSVRC 2012 as `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`; the val is the test split, for it has the labels.
 
-    CLASS is a WordNet id; or a name, where `LOC_synset_mapping.txt` (or `synset_words.txt`) says whose it is. The
-    classes are called by their ids. A split is read, and has to be there, when it is asked for. partial: val may lack
-    classes; train/ or the same list of names then tells which of the 1,000 it has.
+    CLASS is a WordNet id; or a name, if `LOC_synset_mapping.txt` (or `synset_words.txt`) maps it to one. The classes
+    are called by their ids. A split is read, and has to be there, only when requested. partial: val may lack classes;
+    the same list or train/ then gives the 1,000.
     """
     below = ("imagenet", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
     home = _home("imagenet", root, below, ("train", "val"), enough=any)
-    places = {"train": home / "train", "test": home / "val"}
+    folders = {"train": home / "train", "test": home / "val"}
 
     def read(split: str) -> Dataset:
-        wnids = _class_folders(places[split], home, partial and split == "test")
-        dataset = read_class_folders(places[split], "imagenet", split, tuple(wnids))
+        wnids = _class_folders(folders[split], home, partial and split == "test")
+        dataset = read_class_folders(folders[split], "imagenet", split, tuple(wnids))
         dataset = dataclasses.replace(dataset, classes=tuple(wnids.values()))
-        return _partial(dataset, VAL_IMAGES) if split == "test" else dataset
+        return _with_full_size(dataset, VAL_IMAGES) if split == "test" else dataset
 
-    return list(places), read
+    return list(folders), read
 
 
-def _partial(dataset: Dataset, whole: int) -> Dataset:
-    """`dataset` with its full size where that is another than it has, and a warning."""
-    if len(dataset) == whole:
+def _with_full_size(dataset: Dataset, full_size: int) -> Dataset:
+    """`dataset` with its full size, and a warning, if images are missing."""
+    if len(dataset) == full_size:
         return dataset
-    logger.warning("%s: %s of its %s test images are there", dataset.name, f"{len(dataset):,}", f"{whole:,}")
-    return dataclasses.replace(dataset, full_size=whole)
+    logger.warning("%s: %s of its %s test images are there", dataset.name, f"{len(dataset):,}", f"{full_size:,}")
+    return dataclasses.replace(dataset, full_size=full_size)
 
 
-def _class_folders(place: Path, home: Path, partial: bool = False) -> dict[str, str]:
-    """Folder -> WordNet id, in the order of the ids. Raises ValueError unless there are 1,000.
+def _class_folders(path: Path, home: Path, partial: bool) -> dict[str, str]:
+    """Folder -> WordNet id, in the order of the ids. Raises UserError unless there are 1,000.
 
-    partial: `place` may have fewer; the others, which lack a folder, are among the 1,000 all the same.
+    partial: `path` may have fewer; the others, which lack a folder, are among the 1,000 all the same.
     """
-    folders = _folders(place)
-    if not folders and any(_VAL_IMAGE.fullmatch(path.name) for path in place.iterdir()):
-        raise UserError(f"the images of {place} lie side by side: sort them into one folder for each WordNet id")
+    folders = _folders(path)
     if len(folders) != CLASSES and not (partial and folders):
         raise UserError(
-            f"{place} has {len(folders)} class folders and ImageNet 1,000: give --partial to evaluate on a "
-            f"part of val, or folder:PATH for a part as a data set of its own. {_terms('imagenet')}"
+            f"{path} has {len(folders)} class folders, named by WordNet id, and ImageNet 1,000: give --partial to "
+            f"evaluate on a part of val, or folder:PATH for a part as a data set of its own. {_terms('imagenet')}"
         )
-    wnids = {folder: folder for folder in folders}
-    if not all(map(_WNID.fullmatch, folders)):
-        wnids = _wnids_of_names(folders, home)
+    names = _wnids_of_names(home)
+    if all(map(_WNID.fullmatch, folders)):
+        wnids = {folder: folder for folder in folders}
+    else:
+        if unclear := [folder for folder in folders if len(names.get(folder, ())) != 1]:
+            raise UserError(
+                f"{home} does not say which WordNet id the class folder {unclear[0]!r} is ({len(unclear)} such "
+                f"folders), and names do not give the order of a head's 1,000 outputs: rename them, or {_ADD_NAMES}"
+            )
+        wnids = {folder: min(names[folder]) for folder in folders}
     if len(folders) != CLASSES:
-        wnids |= {wnid: wnid for wnid in _all_wnids(home) - set(wnids.values())}
-        if len(wnids) != CLASSES:
-            raise UserError(f"{place} has class folders that are none of ImageNet's 1,000: move them away")
+        listed = set().union(*names.values()) or set(_folders(home / "train") if (home / "train").is_dir() else ())
+        if len(listed) != CLASSES or not listed >= set(wnids.values()):
+            raise UserError(
+                f"which of a head's 1,000 outputs the classes of {path} are is unknown: {_ADD_NAMES}, or train/ with "
+                f"1,000 class folders"
+            )
+        wnids |= {wnid: wnid for wnid in listed - set(wnids.values())}
     return dict(sorted(wnids.items(), key=lambda pair: pair[1]))
 
 
-def _all_wnids(home: Path) -> set[str]:
-    """The 1,000 WordNet ids, from train/ or the list of names."""
-    path = _name_list(home)
-    lines = path.read_text(encoding="utf-8").splitlines() if path else []
-    listed = {line.split()[0] for line in lines if line.strip()}
-    train = home / "train"
-    found = {name for name in listed or (_folders(train) if train.is_dir() else ()) if _WNID.fullmatch(name)}
-    if len(found) != CLASSES:
-        raise UserError(
-            f"{home} does not tell all 1,000 classes, so which of a head's outputs those of val are is unknown: add "
-            f"{_NAME_LISTS[0]} of 1,000 lines `n01440764 tench, Tinca tinca`, or train/ with 1,000 class folders"
-        )
-    return found
-
-
-def _name_list(home: Path) -> Path | None:
-    """The file of lines `n01440764 tench, Tinca tinca`, if there is one."""
-    return next((home / name for name in _NAME_LISTS if (home / name).is_file()), None)
-
-
-def _wnids_of_names(folders: Sequence[str], home: Path) -> dict[str, str]:
-    """Folder -> WordNet id, from the list of names: all names of a line, or the first."""
-    path = _name_list(home)
-    if path is None:
-        raise UserError(
-            f"the class folders of {home} are not called by WordNet ids (n01440764), and names do not tell the order "
-            f"of a head's 1,000 outputs: rename them, or add {_NAME_LISTS[0]} of lines `n01440764 tench, Tinca tinca`"
-        )
-    known: dict[str, set[str]] = collections.defaultdict(set)
-    for line in path.read_text(encoding="utf-8").splitlines():
+def _wnids_of_names(home: Path) -> Mapping[str, set[str]]:
+    """Name -> WordNet ids, from lines `n01440764 tench, Tinca tinca`: all names of a line, the first, and the id."""
+    wnids: dict[str, set[str]] = collections.defaultdict(set)
+    path = next((home / name for name in _NAME_LISTS if (home / name).is_file()), None)
+    for line in path.read_text(encoding="utf-8").splitlines() if path else ():
         wnid, _, names = line.strip().partition(" ")
-        for name in (names, names.partition(",")[0], wnid):
-            known[name].add(wnid)
-    if unclear := [folder for folder in folders if len(known[folder]) != 1]:
-        raise UserError(f"{path} does not say which class {unclear[0]!r} is ({len(unclear)} such folders in {home})")
-    return {folder: min(known[folder]) for folder in folders}
+        if _WNID.fullmatch(wnid):
+            for name in (names, names.partition(",")[0], wnid):
+                wnids[name].add(wnid)
+    return wnids
 
 
 # --------------------------------------------------------------------------------------------- ReaL and V2
 
 
+def _test_only(name: str, read: Callable[[], Dataset]) -> Splits:
+    def read_test(split: str) -> Dataset:
+        if split != "test":
+            raise UserError(f"{name} has no other split than test; {split!r} was requested")
+        return read()
+
+    return ["test"], read_test
+
+
 def real_splits(root: Path | None, download: bool, partial: bool = False) -> Splits:
-    """ImageNet's val with the labels of "Are we done with ImageNet?": all that a image shows, or none.
+    """ImageNet's val with the labels of "Are we done with ImageNet?": all that an image shows, or none.
 
     `real.json` has one list of classes for each image, in the order of the images' numbers. Images with an empty
     list are left out, and counted in `Dataset.left_out`. val/ may be flat or in folders, whose names do not matter.
@@ -181,26 +179,22 @@ def real_splits(root: Path | None, download: bool, partial: bool = False) -> Spl
     """
     home = _home("imagenet_real", root, ("imagenet",), ("real.json", "val"))
 
-    def read(split: str) -> Dataset:
-        _require_test("imagenet_real", split)
-        answers = _read_json(home / "real.json", list)
-        if len(answers) != VAL_IMAGES or not all(map(_are_classes, answers)):
+    def read() -> Dataset:
+        labels = _read_json(home / "real.json", list)
+        if len(labels) != VAL_IMAGES or not all(map(_are_classes, labels)):
             raise UserError(
                 f"{home / 'real.json'} must hold {VAL_IMAGES:,} lists of class numbers (0 to {CLASSES - 1}) and does "
-                f"not: fetch it again. {_terms('imagenet_real')}"
+                f"not: download it again. {_terms('imagenet_real')}"
             )
         images = _val_images(home / "val", partial)
-        used = [number for number in images if answers[number]]
-        sets = Labels.of_lists([answers[number] for number in used])
-        left_out = len(images) - len(used)
+        used = [number for number in images if labels[number]]
+        sets, left_out = Labels.of_lists([labels[number] for number in used]), len(images) - len(used)
         logger.info("imagenet_real: %d of %d images have no label and are left out", left_out, len(images))
-        dataset = Dataset(
-            "imagenet_real", split, NUMBERS, sets.firsts, entries=[images[number] for number in used],
-            label_sets=sets, left_out=left_out,
-        )  # fmt: skip
-        return _partial(dataset, sum(map(bool, answers)))
+        entries = [images[number] for number in used]
+        dataset = Dataset("imagenet_real", "test", NUMBERS, sets.firsts, None, entries, {}, sets, left_out)
+        return _with_full_size(dataset, sum(map(bool, labels)))
 
-    return ["test"], read
+    return _test_only("imagenet_real", read)
 
 
 def _are_classes(labels: Any) -> bool:
@@ -208,19 +202,17 @@ def _are_classes(labels: Any) -> bool:
 
 
 def _val_images(val: Path, partial: bool) -> dict[int, Entry]:
-    """Number, from 0, -> image: ILSVRC2012_val_00000001.JPEG, ... below `val`; all of them, or `partial`, any."""
-    found: dict[int, str] = {}
+    """Number, from 0, -> image: ILSVRC2012_val_00000001.JPEG, ... below `val`; all of them, or if `partial` any."""
+    paths: dict[int, str] = {}
     for parent, _, names in os.walk(val, followlinks=True):
-        found |= {int(match[1]): str(Path(parent, name)) for name in names if (match := _VAL_IMAGE.fullmatch(name))}
-    there = [number for number in range(1, VAL_IMAGES + 1) if number in found]
-    if len(there) < VAL_IMAGES and not (partial and there):
-        missing = next(number for number in range(1, VAL_IMAGES + 1) if number not in found)
+        paths |= {int(match[1]): str(Path(parent, name)) for name in names if (match := _VAL_IMAGE.fullmatch(name))}
+    missing = [number for number in range(1, VAL_IMAGES + 1) if number not in paths]
+    if missing and (not partial or len(missing) == VAL_IMAGES):
         raise UserError(
-            f"{val} lacks {VAL_IMAGES - len(there):,} of {VAL_IMAGES:,} images, first "
-            f"ILSVRC2012_val_{missing:08}.JPEG: the labels go by these names. Give --partial to evaluate on those "
-            f"that are there. {_terms('imagenet')}"
+            f"{val} lacks {len(missing):,} of {VAL_IMAGES:,} images, first ILSVRC2012_val_{missing[0]:08}.JPEG: the "
+            f"labels go by these names. Give --partial to evaluate on those that are there. {_terms('imagenet')}"
         )
-    return {number - 1: Entry(found[number]) for number in there}
+    return {number - 1: Entry(paths[number]) for number in range(1, VAL_IMAGES + 1) if number in paths}
 
 
 def v2_splits(root: Path | None, download: bool, name: str = "imagenet_v2") -> Splits:
@@ -228,16 +220,14 @@ def v2_splits(root: Path | None, download: bool, name: str = "imagenet_v2") -> S
     folder = _V2_FOLDERS[name]
     home = _home(name, root, (folder,), ("0", "999"))
 
-    def read(split: str) -> Dataset:
-        _require_test(name, split)
-        if home.name in _V2_FOLDERS.values() and home.name != folder:
-            right = next(other for other, own in _V2_FOLDERS.items() if own == home.name)
-            raise UserError(f"{home} is not {name} but {right}: ask for that")
-        if odd := sorted(set(_folders(home)) ^ set(NUMBERS)):
-            raise UserError(f"{home} must have the folders 0 to 999 and no others; amiss: {', '.join(odd[:5])}")
-        return read_class_folders(home, name, split, NUMBERS)
+    def read() -> Dataset:
+        if other := next((n for n, f in _V2_FOLDERS.items() if f == home.name and n != name), None):
+            raise UserError(f"{home} is not {name} but {other}: evaluate on that")
+        if wrong := sorted(set(_folders(home)) ^ set(NUMBERS)):
+            raise UserError(f"{home} must have the folders 0 to 999 and no others; wrong: {', '.join(wrong[:5])}")
+        return read_class_folders(home, name, "test", NUMBERS)
 
-    return ["test"], read
+    return _test_only(name, read)
 
 
 # ---------------------------------------------------------------------------------------------- ObjectNet
@@ -246,13 +236,12 @@ def v2_splits(root: Path | None, download: bool, name: str = "imagenet_v2") -> S
 def objectnet_splits(root: Path | None, download: bool) -> Splits:
     """ObjectNet's images of the 113 classes that it shares with ImageNet, without their red border.
 
-    An answer is right if it is any of the ImageNet classes that ObjectNet's own files give to the image's class; the
+    A prediction is right if it is any of the ImageNet classes that ObjectNet's own files give to the image's class; the
     logits of all 1,000 classes take part. The images of other classes are counted in `Dataset.left_out`.
     """
     home = _home("objectnet", root, ("objectnet-1.0",), ("images", "mappings"))
 
-    def read(split: str) -> Dataset:
-        _require_test("objectnet", split)
+    def read() -> Dataset:
         classes = objectnet_classes(home / "mappings")
         images = {folder: _images(home / "images" / folder) for folder in _folders(home / "images")}
         if missing := [folder for folder in classes if not images.get(folder)]:
@@ -261,40 +250,38 @@ def objectnet_splits(root: Path | None, download: bool) -> Splits:
                 f"{missing[0]!r}: unpack the whole archive. {_terms('objectnet')}"
             )
         shared = [(path, labels) for folder, labels in sorted(classes.items()) for path in images[folder]]
-        sets = Labels.of_lists([labels for _, labels in shared])
+        sets, entries = Labels.of_lists([labels for _, labels in shared]), [Entry(p, border=BORDER) for p, _ in shared]
         left_out = sum(map(len, images.values())) - len(shared)
         logger.info("objectnet: %d images of classes that ImageNet has not are left out", left_out)
-        return Dataset(
-            "objectnet", split, NUMBERS, sets.firsts, entries=[Entry(path, border=BORDER) for path, _ in shared],
-            label_sets=sets, left_out=left_out,
-        )  # fmt: skip
+        return Dataset("objectnet", "test", NUMBERS, sets.firsts, None, entries, {}, sets, left_out)
 
-    return ["test"], read
+    return _test_only("objectnet", read)
 
 
 def objectnet_classes(mappings: Path) -> dict[str, list[int]]:
     """Folder of images -> the ImageNet classes that it stands for, from the four files of ObjectNet's `mappings/`.
 
-    A folder has an ObjectNet label; a label that ImageNet shares has ImageNet's names for it, with "; " between them;
-    a name stands in a line of `imagenet_to_label_2012_v2`; and a line (from 0) belongs to a class.
+    A folder has an ObjectNet label; a label that ImageNet shares has ImageNet's names for it, separated by "; "; a name
+    is a line of `imagenet_to_label_2012_v2`; and a line (from 0) belongs to a class.
     """
     labels = _read_json(mappings / "folder_to_objectnet_label.json", dict)
     shared = _read_json(mappings / "objectnet_to_imagenet_1k.json", dict)
     lines = _read_json(mappings / "pytorch_to_imagenet_2012_id.json", dict)
-    names = _read_text(mappings / "imagenet_to_label_2012_v2").splitlines()
+    path = mappings / "imagenet_to_label_2012_v2"
+    names = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     if sorted(lines.values()) != list(range(CLASSES)) or len(names) < CLASSES:
         raise UserError(f"{mappings} does not name 1,000 classes: unpack it again. {_terms('objectnet')}")
     numbers: dict[str, list[int]] = collections.defaultdict(list)
     for number, line in lines.items():
         numbers[names[line].strip()].append(int(number))
-    wanted = {folder: shared[label].split("; ") for folder, label in labels.items() if label in shared}
-    unclear = {name for its in wanted.values() for name in its if len(numbers[name.strip()]) != 1}
-    if unclear or len(wanted) != SHARED_CLASSES:
+    of_folder = {folder: shared[label].split("; ") for folder, label in labels.items() if label in shared}
+    unclear = {name for called in of_folder.values() for name in called if len(numbers[name.strip()]) != 1}
+    if unclear or len(of_folder) != SHARED_CLASSES:
         raise UserError(
-            f"{mappings} maps {len(wanted)} classes to ImageNet's and ObjectNet 1.0 {SHARED_CLASSES}; names that stand "
-            f"for no class, or for two: {sorted(unclear) or 'none'}. {_terms('objectnet')}"
+            f"{mappings} maps {len(of_folder)} classes to ImageNet's and ObjectNet 1.0 {SHARED_CLASSES}; names that "
+            f"stand for no class, or for two: {sorted(unclear) or 'none'}. {_terms('objectnet')}"
         )
-    return {folder: [numbers[name.strip()][0] for name in its] for folder, its in wanted.items()}
+    return {folder: [numbers[name.strip()][0] for name in called] for folder, called in of_folder.items()}
 
 
 # ------------------------------------------------------------------------------------------------- folders
@@ -310,45 +297,30 @@ def _home(
     """`root`, or the first of its sub-folders `below`, that has all (or `any`) of `content`."""
     if root is None:
         raise UserError(f"{name} is not downloaded: give the folder that holds it as the root. {_terms(name)}")
-    places = [root, *(root / folder for folder in below)]
-    for place in places:
-        if enough((place / part).exists() for part in content):
-            return place
+    homes = [root, *(root / folder for folder in below)]
+    for home in homes:
+        if enough((home / part).exists() for part in content):
+            return home
     needed = (" and " if enough is all else " or ").join(content)
-    raise UserError(f"{name} needs {needed}; looked in {', '.join(map(str, places))}. {_terms(name)}")
+    raise UserError(f"{name} needs {needed}; looked in {', '.join(map(str, homes))}. {_terms(name)}")
 
 
 def _terms(name: str) -> str:
     return f"It comes from {ORIGINS[name].source} (license: {ORIGINS[name].license})."
 
 
-def _require_test(name: str, split: str) -> None:
-    if split != "test":
-        raise UserError(f"{name} is there to test and has no other split than test; {split!r} was asked for")
-
-
-def _folders(place: Path) -> list[str]:
-    if not place.is_dir():
-        raise UserError(f"there is no folder {place}: unpack the whole set there")
-    with os.scandir(place) as found:
-        return sorted(entry.name for entry in found if entry.is_dir() and not entry.name.startswith("."))
+def _folders(path: Path) -> list[str]:
+    if not path.is_dir():
+        raise UserError(f"there is no folder {path}: unpack the whole set there")
+    return sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
 
 
 def _images(folder: Path) -> list[str]:
     return sorted(str(path) for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
 
 
-def _read_text(path: Path) -> str:
-    if not path.is_file():
-        raise UserError(f"there is no file {path}: unpack the whole set there")
-    return path.read_text(encoding="utf-8")
-
-
 def _read_json(path: Path, kind: type) -> Any:
-    try:
-        content = json.loads(_read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON ({error}): fetch it again") from error
+    content = read_json(path) if path.is_file() else None
     if not isinstance(content, kind):
-        raise UserError(f"{path} must be a JSON {kind.__name__}, not {str(content)[:60]!r}: fetch it again")
+        raise UserError(f"{path} must be a JSON {kind.__name__}, and is not, or is missing: unpack the whole set there")
     return content

@@ -42,25 +42,27 @@ CLASSES: dict[str, tuple[str, ...]] = {
 
 def fashion_mnist(root: Path | None, download: bool) -> Splits:
     files = {"train": "train-{}-ubyte", "test": "t10k-{}-ubyte"}
+    """Reader of Fashion-MNIST: four idx files, packed or not."""
     home = root or fetch.cache_folder()
     raw = home / "FashionMNIST" / "raw"  # torchvision's layout
-    places = [home, raw] if root else [Path("/usr/share/datasets/fashion-mnist"), raw]
+    folders = [home, raw] if root else [Path("/usr/share/datasets/fashion-mnist"), raw]
 
-    def find(part: str) -> Path | None:
-        return next((p for folder in places for p in (folder / part, folder / f"{part}.gz") if p.is_file()), None)
+    def find(part: str) -> Path:
+        files = (file for folder in folders for file in (folder / part, folder / f"{part}.gz"))
+        if path := next((file for file in files if file.is_file()), None):
+            return path
+        fetch.require_download("fashion_mnist", f"{part} or {part}.gz", folders, download)
+        from torchvision.datasets import FashionMNIST  # slow to import, and seldom needed
+
+        md5 = dict(FashionMNIST.resources)[f"{part}.gz"]
+        fetch.download_file([f"{mirror}{part}.gz" for mirror in FashionMNIST.mirrors], raw, f"md5:{md5}")
+        return raw / f"{part}.gz"
 
     def read(split: str) -> Dataset:
-        parts = [files[split].format(what) for what in ("images-idx3", "labels-idx1")]
-        for part in parts:
-            if not find(part):
-                fetch.require_download("fashion_mnist", f"{part} or {part}.gz", places, download)
-                from torchvision.datasets import FashionMNIST  # slow to import, and seldom needed
-
-                md5 = dict(FashionMNIST.resources)[f"{part}.gz"]
-                fetch.download_file([f"{mirror}{part}.gz" for mirror in FashionMNIST.mirrors], raw, f"md5:{md5}")
-        pixels, labels = (_read_idx(path) for part in parts if (path := find(part)))
+        paths = [find(files[split].format(content)) for content in ("images-idx3", "labels-idx1")]
+        pixels, labels = map(_read_idx, paths)
         if pixels.shape != (len(labels), 28, 28) or labels.max() > 9:
-            raise UserError(f"{find(parts[0])} is not Fashion-MNIST: images {pixels.shape}, labels {labels.shape}")
+            raise UserError(f"{paths[0]} is not Fashion-MNIST: images {pixels.shape}, labels {labels.shape}")
         colors = np.repeat(pixels[..., None], 3, axis=3)
         return Dataset("fashion_mnist", split, CLASSES["fashion_mnist"], labels.astype(np.int64), colors)
 
@@ -72,17 +74,21 @@ def _read_idx(path: Path) -> np.ndarray:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (EOFError, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is damaged or cut off ({error}): fetch it again") from error
-    start = 4 + 4 * data[3] if data[:3] == b"\0\0\x08" else 0
+        raise _corrupt(path, error) from error
+    start = 4 + 4 * data[3] if data[:3] == b"\0\0\x08" and len(data) > 3 else 0
     shape = np.frombuffer(data[4:start], ">u4").tolist()
     if not shape or len(data) != start + math.prod(shape):
-        raise UserError(f"{path} is no whole idx file of bytes (it has {len(data)}): fetch it again")
+        raise _corrupt(path, f"{len(data)} bytes are not an idx file")
     return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+
+
+def _corrupt(path: Path, reason: object) -> UserError:
+    return UserError(f"{path} is corrupt or truncated ({reason}): download it again")
 
 
 @dataclasses.dataclass(frozen=True)
 class Cifar:
-    """Reader of one CIFAR set in its binary version.
+    """Reader of a CIFAR set in its binary version: `Cifar()(root, download)`.
 
     A record is `label_bytes` labels, of which the last counts, and 3 x 32 x 32 bytes of pixels.
     """
@@ -108,21 +114,19 @@ class Cifar:
         return ["train", "test"], read
 
     def _find(self, home: Path, download: bool) -> Path:
-        """The folder with the .bin files, unpacked or downloaded where need be."""
-        every = [file for files in self.files.values() for file in files]
-        for folder in (home, home / self.folder):
-            if all((folder / file).is_file() for file in every):
+        """The folder with the .bin files, which are downloaded and unpacked if missing."""
+        folders = [home, home / self.folder]
+        for folder in folders:
+            if all((folder / file).is_file() for files in self.files.values() for file in files):
                 return folder
         archive = home / self.archive
         if not archive.is_file():
             pickled = [p for n in (self.pickled, self.archive.replace("binary", "python")) if (p := home / n).exists()]
             note = f" ({pickled[0]} is the pickled version, and no pickle is ever loaded)" if pickled else ""
-            fetch.require_download(
-                self.name, f"{self.archive} or its .bin files{note}", [home, home / self.folder], download
-            )
+            fetch.require_download(self.name, f"{self.archive} or its .bin files{note}", folders, download)
             fetch.download_file([f"https://www.cs.toronto.edu/~kriz/{self.archive}"], home, self.digest)
-        if (found := fetch.digest_of(archive, self.digest)) != self.digest:
-            raise UserError(f"{archive} has the sum {found}, not {self.digest}: remove it and fetch it again")
+        if (digest := fetch.digest_of(archive, self.digest)) != self.digest:
+            raise UserError(f"{archive} has the checksum {digest}, not {self.digest}: remove it and download it again")
         with tarfile.open(archive) as tar:
             tar.extractall(home, filter="data")
         return home / self.folder
@@ -131,7 +135,7 @@ class Cifar:
         data = np.fromfile(path, np.uint8)
         size = self.label_bytes + 3 * 32 * 32
         if not data.size or data.size % size:
-            raise UserError(f"{path} is damaged: {data.size} bytes are no whole number of records of {size}")
+            raise _corrupt(path, f"{data.size} bytes are not a whole number of records of {size}")
         records = data.reshape(-1, size)
         if (top := records[:, self.label_bytes - 1].max()) >= len(CLASSES[self.name]):
             raise UserError(f"{path} is not {self.name}: it has the label {top}")
@@ -159,31 +163,22 @@ CIFAR100 = Cifar(
 
 
 def read_mat(path: Path, *names: str) -> list[np.ndarray]:
-    """The arrays `names` of a MATLAB file. Raises `ValueError`."""
+    """The arrays `names` of a MATLAB file. Raises UserError."""
     import scipy.io  # slow to import
     from scipy.io.matlab import MatReadError
 
+    corrupt = (ArithmeticError, EOFError, LookupError, NotImplementedError, OSError, TypeError, ValueError, zlib.error)
     try:
         content = scipy.io.loadmat(path)
-        return [content[name] for name in names]
-    except KeyError as error:
-        raise UserError(f"{path} has no array {error}: it is another file, or was changed") from error
-    except (
-        ArithmeticError,
-        EOFError,
-        LookupError,
-        NotImplementedError,  # what SciPy says of a file of MATLAB 7.3, which none of these sets has
-        OSError,
-        TypeError,
-        ValueError,
-        zlib.error,
-        MatReadError,
-    ) as error:
-        raise UserError(f"{path} is damaged or cut off ({error}): fetch it again") from error
+    except (*corrupt, MatReadError) as error:
+        raise _corrupt(path, error) from error
+    if missing := [name for name in names if name not in content]:
+        raise UserError(f"{path} has no array {missing[0]!r}: it is another file, or was changed")
+    return [content[name] for name in names]
 
 
 def read_svhn(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels uint8 [N, 32, 32, 3] and labels int64 [N] of an SVHN file, where the digit 0 is the label 10."""
+    """Pixels uint8 [N, 32, 32, 3] and labels int64 [N] of an SVHN file, in which the digit 0 is the label 10."""
     pixels, labels = read_mat(path, "X", "y")
     shaped = pixels.dtype == np.uint8 and pixels.shape[:3] == (32, 32, 3) and labels.shape == (pixels.shape[-1], 1)
     if not shaped or not labels.size or labels.min() < 1 or labels.max() > 10:
@@ -192,10 +187,10 @@ def read_svhn(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_h5(path: Path, name: str) -> np.ndarray:
-    """The array `name` of an HDF5 file, or of `path`.gz, which is unpacked beside it first. Raises `ValueError`.
+    """The array `name` of an HDF5 file, or of `path`.gz, which is unpacked beside it first. Raises UserError.
 
-    It is mapped, not read, so that a few images of many cost little. What lies in the file in chunks is therefore
-    written out once, in one piece, as an .npy beside it.
+    It is mapped into memory, so that a few images of many cost little. An array that is stored in chunks is therefore
+    written out once as an .npy beside the file.
     """
     try:
         import h5py
@@ -221,4 +216,4 @@ def read_h5(path: Path, name: str) -> np.ndarray:
                 part.replace(plain)
             return np.load(plain, "r", allow_pickle=False)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is damaged or cut off ({error}): fetch it again") from error
+        raise _corrupt(path, error) from error

@@ -1,4 +1,4 @@
-"""The data sets by name: `DATASETS` is the table, `load_dataset` the one door."""
+"""The data sets by name: `DATASETS` is the table, `load_dataset` reads one."""
 
 import dataclasses
 import difflib
@@ -12,36 +12,41 @@ import numpy as np
 
 from vitlab.data import downloads as fetch
 from vitlab.data import pixels
-from vitlab.data.dataset import Dataset, Splits, folder_splits, join, require_folder
-from vitlab.data.decode import Entry
+from vitlab.data.dataset import Dataset, Splits
 from vitlab.data.exclude import leave_out
+from vitlab.data.folder import folder_splits, require_folder
 from vitlab.data.hub import hub_splits
 from vitlab.data.imagenet import ORIGINS, imagenet_splits, objectnet_splits, real_splits, v2_splits
 from vitlab.data.remote import is_address, remote_splits
 from vitlab.data.shards import shard_splits
-from vitlab.data.subsets import part_of
+from vitlab.data.subsets import (
+    CUSTOM_HELD_OUT,
+    choose_custom_split,
+    choose_split,
+    keep_classes,
+    part_of,
+    stratified_split,
+    val_is_test,
+    warn_once,
+    warn_val_is_test,
+)
 from vitlab.data.vtab import published
 from vitlab.data.vtab.tasks import load_task
 from vitlab.errors import UserError, quoted
-from vitlab.rng import Stream, philox
 
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test", "trainval", "all")
-OWN = ("folder", "shards", "hub")
-"""The kinds of the user's own sets, as in `folder:PATH`."""
-OWN_HELD_OUT = {"val": 0.1, "test": 0.1}
-"""Share of train that stands in for a split that such a set lacks."""
+CUSTOM = ("folder", "shards", "hub")
+"""The kinds of the user's data sets, as in `folder:PATH`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-    """A row of `DATASETS`. `image_size` is (H, W) in pixels; `splits` counts images.
+    """A row of `DATASETS`. `image_size` is (H, W) in pixels, None for any size; `splits` counts images.
 
-    held_out: the splits that the source lacks, with the share of its train that stands in for them
-    (stratified, seeded). `classes`, `image_size` and `splits` are empty where the user's folder decides.
-    num_classes: where their names are not in the table; `splits` has the source's own sizes then. Without `image_size`
-    images are of any size.
+    num_classes: if the table has no names of the `classes`; `splits` has the source's own sizes then. held_out: the
+    splits that the source lacks, with the share of its train that stands in for them (stratified, seeded).
     """
 
     source: str
@@ -49,85 +54,77 @@ class DatasetInfo:
     classes: tuple[str, ...] = ()
     num_classes: int | None = None
     image_size: tuple[int, int] | None = None
-    channels: int = 3
     splits: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    held_out: Mapping[str, float] = dataclasses.field(default_factory=lambda: OWN_HELD_OUT)
+    held_out: Mapping[str, float] = dataclasses.field(default_factory=lambda: CUSTOM_HELD_OUT)
 
 
-def _row(name: str, size: tuple[int, int] | None = None, held_out: Mapping[str, float] | None = None) -> DatasetInfo:
-    """A set of `fetch.SOURCES`, with its splits as published; val is cut from train where there is none."""
+def _published_info(
+    name: str, size: tuple[int, int] | None = None, held_out: Mapping[str, float] | None = None
+) -> DatasetInfo:
+    """A set of `fetch.SOURCES`, with its splits as published; val is cut from train if there is none."""
     source = fetch.SOURCES[name]
-    how = "download, or a folder as published" if source.access == "automatic" else "by hand: a folder as published"
+    access = "download, or a folder as published" if source.access == "automatic" else "by hand: a folder as published"
     splits = {"val" if split == "validation" else split: count for split, count in source.sizes.items()}
-    return DatasetInfo(
-        source=f"{source.page}; {how}",
-        license=source.license,
-        num_classes=source.classes,
-        image_size=size,
-        splits=splits,
-        held_out=held_out or ({} if "val" in splits else {"val": 0.1}),
-    )
+    if held_out is None:
+        held_out = {} if "val" in splits else {"val": 0.1}
+    page = f"{source.page}; {access}"
+    return DatasetInfo(page, source.license, (), source.classes, image_size=size, splits=splits, held_out=held_out)
 
 
-def _thousand(name: str, splits: Mapping[str, int], held_out: Mapping[str, float] | None = None) -> DatasetInfo:
-    """A set that is judged by ImageNet's classes."""
+def _imagenet_info(name: str, splits: Mapping[str, int], held_out: Mapping[str, float] | None = None) -> DatasetInfo:
+    """A set that is evaluated with ImageNet's classes."""
     return DatasetInfo(*ORIGINS[name], num_classes=1000, splits=splits, held_out=held_out or {})
+
+
+def _cifar_info(reader: pixels.Cifar) -> DatasetInfo:
+    return DatasetInfo(
+        source=f"University of Toronto; download, or a folder with {reader.archive} or its .bin files",
+        license="not stated; cite Krizhevsky 2009",
+        classes=pixels.CLASSES[reader.name],
+        image_size=(32, 32),
+        splits={"train": 49_000, "val": 1_000, "test": 10_000},
+        held_out={"val": 0.02},  # Google's fine-tuning trains on train[:98%]
+    )
 
 
 DATASETS: dict[str, DatasetInfo] = {
     "digits": DatasetInfo(
-        classes=tuple("0123456789"),
-        image_size=(8, 8),
-        channels=1,
-        splits={"train": 1259, "val": 179, "test": 359},
         source="scikit-learn, embedded (UCI Optical Recognition of Handwritten Digits); a fixed split",
         license="CC BY 4.0",
+        classes=tuple("0123456789"),
+        image_size=(8, 8),
+        splits={"train": 1259, "val": 179, "test": 359},
         held_out={"val": 0.125},  # 10 % of all, after the fixed test part
     ),
     "fashion_mnist": DatasetInfo(
-        classes=pixels.CLASSES["fashion_mnist"],
-        image_size=(28, 28),
-        channels=1,
-        splits={"train": 54_000, "val": 6_000, "test": 10_000},
         source="Zalando; download, Debian package dataset-fashion-mnist, or a folder with its idx files",
         license="MIT",
+        classes=pixels.CLASSES["fashion_mnist"],
+        image_size=(28, 28),
+        splits={"train": 54_000, "val": 6_000, "test": 10_000},
         held_out={"val": 0.1},
     ),
-    "cifar10": DatasetInfo(
-        classes=pixels.CLASSES["cifar10"],
-        image_size=(32, 32),
-        channels=3,
-        splits={"train": 49_000, "val": 1_000, "test": 10_000},
-        source="University of Toronto; download, or a folder with cifar-10-binary.tar.gz or its .bin files",
-        license="not stated; cite Krizhevsky 2009",
-        held_out={"val": 0.02},  # Google's fine-tuning trains on train[:98%]
-    ),
-    "cifar100": DatasetInfo(
-        classes=pixels.CLASSES["cifar100"],
-        image_size=(32, 32),
-        channels=3,
-        splits={"train": 49_000, "val": 1_000, "test": 10_000},
-        source="University of Toronto; download, or a folder with cifar-100-binary.tar.gz or its .bin files",
-        license="not stated; cite Krizhevsky 2009",
-        held_out={"val": 0.02},
-    ),
-    "caltech101": _row("caltech101"),
-    "dtd": _row("dtd"),
-    "flowers102": _row("flowers102"),
-    "pets": _row("pets"),
-    "sun397": _row("sun397"),
-    "svhn": _row("svhn", (32, 32)),
-    "patch_camelyon": _row("patch_camelyon", (96, 96)),
+    "cifar10": _cifar_info(pixels.CIFAR10),
+    "cifar100": _cifar_info(pixels.CIFAR100),
+    "caltech101": _published_info("caltech101"),
+    "dtd": _published_info("dtd"),
+    "flowers102": _published_info("flowers102"),
+    "pets": _published_info("pets"),
+    "sun397": _published_info("sun397"),
+    "svhn": _published_info("svhn", (32, 32)),
+    "patch_camelyon": _published_info("patch_camelyon", (96, 96)),
     # No split is published: the shares are those of VTAB.
-    "eurosat": _row("eurosat", (64, 64), {"val": 0.2, "test": 0.2}),
-    "resisc45": _row("resisc45", (256, 256), {"val": 0.2, "test": 0.2}),
-    "diabetic_retinopathy": _row("diabetic_retinopathy"),
-    "imagenet": _thousand("imagenet", {"train": 1_281_167, "test": 50_000}, {"val": 0.01}),  # Google's: train[:99%]
-    "imagenet_real": _thousand("imagenet_real", {"test": 46_837}),  # of 50,000; the others have no label
-    "imagenet_v2": _thousand("imagenet_v2", {"test": 10_000}),
-    "imagenet_v2_threshold": _thousand("imagenet_v2_threshold", {"test": 10_000}),
-    "imagenet_v2_top": _thousand("imagenet_v2_top", {"test": 10_000}),
-    "objectnet": _thousand("objectnet", {"test": 18_574}),  # of the 113 classes that it shares with ImageNet
+    "eurosat": _published_info("eurosat", (64, 64), {"val": 0.2, "test": 0.2}),
+    "resisc45": _published_info("resisc45", (256, 256), {"val": 0.2, "test": 0.2}),
+    "diabetic_retinopathy": _published_info("diabetic_retinopathy"),
+    "imagenet": _imagenet_info(
+        "imagenet", {"train": 1_281_167, "test": 50_000}, {"val": 0.01}
+    ),  # Google's: train[:99%]
+    "imagenet_real": _imagenet_info("imagenet_real", {"test": 46_837}),  # of 50,000; the others have no label
+    "imagenet_v2": _imagenet_info("imagenet_v2", {"test": 10_000}),
+    "imagenet_v2_threshold": _imagenet_info("imagenet_v2_threshold", {"test": 10_000}),
+    "imagenet_v2_top": _imagenet_info("imagenet_v2_top", {"test": 10_000}),
+    "objectnet": _imagenet_info("objectnet", {"test": 18_574}),  # of the 113 classes that it shares with ImageNet
     "vtab:TASK": DatasetInfo(
         splits={"train": 800, "val": 200},
         source="the 19 tasks of VTAB-1k, each from its own: `vitlab list vtab`",
@@ -169,18 +166,18 @@ def load_dataset(
 ) -> Dataset:
     """A data set by its name in `DATASETS`, with PATH filled in.
 
-    split: "train", "val", "test", "trainval" or "all". A split that the source lacks is cut from its train part:
+    split: "train", "val", "test", "trainval" or "all". A split that the source lacks is cut from its train split:
     stratified, by `seed`, so that splits never overlap; "trainval" is all but test, and "all" (not of VTAB's tasks)
-    every image of the source once. Of the user's own set (`folder:`, `shards:`, `hub:`) with a val and no test split,
-    val is the test: "val" and "test" are the same images, "train" and "trainval" are train. root: the folder that holds
-    the set, or is to (default: the user's cache); a relative PATH starts there. classes: the labels to keep, relabeled
-    0, 1, ... in the order given; a image stays if it has any of them.
-    on_error: "raise" or "skip" for unreadable images of a set that is decoded into memory here. exclude: a list of
-    images to leave out, as `vitlab duplicates` writes it. part: the share of each class to keep, chosen by
-    `part_seed`, so that a smaller part lies in every larger one (see `part_of`); it is drawn from the whole split, so
-    that `classes` and `exclude` take images from a part and bring no others in. whole_train: "train" of the user's
-    own set gives up nothing for a val split that it lacks. partial: images of the test split of `imagenet` and
-    `imagenet_real` may be missing; `Dataset.full_size` says how many there are in the complete one.
+    every image of the source once. If the user's data set (`folder:`, `shards:`, `hub:`) has val and no test, val is
+    the test: "val" and "test" are the same images, "train" and "trainval" are train.
+    root: the folder that holds the set, or will (default: the user's cache); a relative PATH starts there.
+    classes: the labels to keep, renumbered 0, 1, ... in the order given; an image stays if it has any of them.
+    on_error: "raise" or "skip" for unreadable images of a set that is decoded into memory here.
+    exclude: a list of images to leave out, as `vitlab duplicates` writes it.
+    part: the share of each class to keep, chosen by `part_seed` from the whole split (see `part_of`), so that a smaller
+    part is contained in every larger one, and `classes` and `exclude` only take images away.
+    whole_train: "train" of the user's data set gives up nothing for a val split that it lacks.
+    partial: images of the test split of `imagenet` and `imagenet_real` may be missing; see `Dataset.full_size`.
     """
     if split not in SPLITS:
         raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
@@ -189,16 +186,16 @@ def load_dataset(
     if partial and name not in _PARTIAL_READERS:
         raise UserError(f"partial goes with {' and '.join(_PARTIAL_READERS)}, not with {quoted(name)}; leave it out.")
     kind, _, path = name.partition(":")
+    folder = Path(root).expanduser() if root else None
     if kind == "vtab" and path:
-        dataset = load_task(path, split, Path(root).expanduser() if root else fetch.cache_folder(), download)
-    elif own := _own_splits(name, root):
-        dataset = _choose_own(name, *own, split, seed, whole_train)
+        dataset = load_task(path, split, folder or fetch.cache_folder(), download)
+    elif custom := _custom_splits(name, root):
+        dataset = choose_custom_split(name, *custom, split, seed, whole_train)
         if kind in _PATH_READERS and not is_address(path):
-            dataset = dataclasses.replace(dataset, folder=str(Path(root or "", Path(path).expanduser())))
+            dataset = dataclasses.replace(dataset, folder=str(_resolve(path, root)))
     elif name in _READERS:
-        readers = _PARTIAL_READERS if partial else _READERS
-        present, read = readers[name](Path(root).expanduser() if root else None, download)
-        dataset = _choose(present, read, split, DATASETS[name].held_out, seed)
+        present, read = (_PARTIAL_READERS if partial else _READERS)[name](folder, download)
+        dataset = choose_split(present, read, split, DATASETS[name].held_out, seed)
     else:
         raise UserError(_unknown(name, root))
     if not len(dataset):
@@ -206,65 +203,67 @@ def load_dataset(
     if part is not None:
         dataset = part_of(dataset, part, part_seed)
     if classes is not None:
-        dataset = _keep_classes(dataset, tuple(classes))
+        dataset = keep_classes(dataset, tuple(classes))
     if exclude is not None:
-        whole = functools.partial(
-            load_dataset, name, "all" if kind in OWN else "trainval", root=root, on_error="skip", seed=seed
-        )
-        dataset = leave_out(dataset, exclude, whole)
-    if kind in OWN:
+        whole = "all" if kind in CUSTOM else "trainval"
+        dataset = leave_out(dataset, exclude, lambda: load_dataset(name, whole, root=root, on_error="skip", seed=seed))
+    if kind in CUSTOM:
         _warn_of_small_classes(dataset)
     return dataset.in_memory(on_error)
 
 
 def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
-    """Raises UserError for a name that no data set has, and for a folder that is not there. Reads no data."""
+    """Raises UserError for a name that is not a data set's, and for a missing folder. Reads no data."""
     kind, _, path = name.partition(":")
     if kind in _PATH_READERS and path:
         if not is_address(path):
-            require_folder(Path(root or "", Path(path).expanduser()), _PATH_HOLDS[kind])
+            content = {"folder": "class folders with images", "shards": "shards named train-*.tar"}[kind]
+            require_folder(_resolve(path, root), content)
     elif name not in _READERS and not (kind in ("hub", "vtab") and path):
         raise UserError(_unknown(name, root))
 
 
+def _resolve(path: str, root: str | os.PathLike[str] | None) -> Path:
+    return Path(root or "", Path(path).expanduser())
+
+
 def _unknown(name: str, root: str | os.PathLike[str] | None) -> str:
     hints = []
-    if Path(root or "", Path(name).expanduser()).is_dir():
+    if _resolve(name, root).is_dir():
         hints.append(f"for your own images in the folder {quoted(name)} write {quoted('folder:' + name)}")
     if near := difflib.get_close_matches(name, DATASETS, n=2):
         hints.append(f"the nearest: {', '.join(near)}")
     return "; ".join([f"unknown data set {name!r}", *hints]) + f" (there are {', '.join(DATASETS)})"
 
 
-def _own_splits(name: str, root: str | os.PathLike[str] | None) -> Splits | None:
-    """The splits of the user's own set; None if `name` does not name one."""
+def _custom_splits(name: str, root: str | os.PathLike[str] | None) -> Splits | None:
+    """The splits of the user's data set; None if `name` does not name one."""
     kind, _, path = name.partition(":")
-    if not path or kind not in OWN:
+    if not path or kind not in CUSTOM:
         return None
+    folder = Path(root).expanduser() if root else None
     if kind == "hub":
-        return hub_splits(path, name, Path(root).expanduser() if root else None)
+        return hub_splits(path, name, folder)
     if kind == "shards" and is_address(path):
-        return remote_splits(path, name, Path(root).expanduser() if root else fetch.cache_folder() / "shards")
-    return _PATH_READERS[kind](Path(root or "", Path(path).expanduser()), name)
+        return remote_splits(path, name, folder or fetch.cache_folder() / "shards")
+    return _PATH_READERS[kind](_resolve(path, root), name)
 
 
 def splits_to_copy(name: str, splits: Sequence[str], *, root: str | os.PathLike[str] | None = None) -> list[str]:
-    """`splits` without test where the user's own set has no test and its val is read as such: it is the same images."""
-    own = _own_splits(name, root) if {"val", "test"} <= set(splits) else None
-    if not own or not _val_is_test(own[0]):
+    """`splits` without test if it is the user's val, so the same images."""
+    custom = _custom_splits(name, root) if {"val", "test"} <= set(splits) else None
+    if not custom or not val_is_test(custom[0]):
         return list(splits)
-    _warn_val_is_test(name)
+    warn_val_is_test(name)
     return [split for split in splits if split != "test"]
 
 
-@functools.cache
-def _warn_once(text: str) -> None:
-    """A data set is loaded split by split; what is said of the whole set is said once."""
-    logger.warning(text)
-
-
-def _warn_val_is_test(name: str) -> None:
-    _warn_once(f"{quoted(name)} has val and no test split: val is the test, and is not trained on")
+def _warn_of_small_classes(dataset: Dataset) -> None:
+    counts = np.bincount(dataset.all_labels.values, minlength=len(dataset.classes))
+    if len(small := np.flatnonzero(counts < 2)):
+        named = ", ".join(f"{quoted(dataset.classes[c])} ({counts[c]})" for c in small[:10])
+        more = f", ... ({len(small)} classes)" if len(small) > 10 else ""
+        warn_once(f"{quoted(dataset.name)}: classes with fewer than two images in {dataset.split}: {named}{more}")
 
 
 def require_disjoint(train: Dataset, test: Dataset) -> None:
@@ -275,114 +274,6 @@ def require_disjoint(train: Dataset, test: Dataset) -> None:
             f"{len(common)} of the {len(test)} test images of {quoted(test.name)} are also those to learn from "
             f"({train.split} and {test.split}), first {quoted(min(common))}: choose other splits."
         )
-
-
-def _warn_of_small_classes(dataset: Dataset) -> None:
-    labels = dataset.labels if dataset.label_sets is None else dataset.label_sets.values
-    counts = np.bincount(labels, minlength=len(dataset.classes))
-    if len(small := np.flatnonzero(counts < 2)):
-        named = ", ".join(f"{quoted(dataset.classes[c])} ({counts[c]})" for c in small[:10])
-        more = f", ... ({len(small)} classes)" if len(small) > 10 else ""
-        _warn_once(f"{quoted(dataset.name)}: classes with fewer than two images in {dataset.split}: {named}{more}")
-
-
-# ---------------------------------------------------------------------------------------------------- splits
-
-
-def stratified_split(
-    labels: np.ndarray, shares: Mapping[str, float], seed: int, stream: Stream = Stream.SPLIT
-) -> dict[str, np.ndarray]:
-    """Sorted indices of "train" and of every split in `shares`, which together hold every index once.
-
-    Each class gives each split its share, rounded, and at least one image if it has enough for all splits. (Of
-    several labels the first counts.) A part that is split again needs another `stream` of random numbers.
-    """
-    draws = philox(seed, stream).random_raw(len(labels))
-    order = np.lexsort((draws, labels))  # class by class, shuffled within each
-    counts = np.bincount(labels)
-    place = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    size = np.repeat(counts, counts)
-    parts: dict[str, np.ndarray] = {}
-    start = np.zeros_like(size)
-    for name, share in shares.items():
-        stop = start + np.where(size > len(shares), np.maximum(np.rint(share * size), 1), 0).astype(np.int64)
-        stop = np.minimum(stop, size - 1)  # train keeps one, however large the shares
-        parts[name] = np.sort(order[(place >= start) & (place < stop)])
-        start = stop
-    return parts | {"train": np.sort(order[place >= start])}
-
-
-def _val_is_test(present: Sequence[str]) -> bool:
-    """Whether the val of the user's own set is its test split, for want of another."""
-    return "val" in present and "test" not in present
-
-
-def _choose_own(
-    name: str, present: Sequence[str], read: Callable[[str], Dataset], split: str, seed: int, whole_train: bool
-) -> Dataset:
-    """The asked split of the user's own set: a val without a test is the test, and what is left is cut from train."""
-    if whole_train and split == "train" and "val" not in present:
-        split = "trainval"
-    if _val_is_test(present):
-        if split in ("test", "trainval"):
-            _warn_val_is_test(name)
-        stored = {"test": "val", "trainval": "train"}.get(split, split)
-        return dataclasses.replace(_choose(present, read, stored, {}, seed), split=split)
-    if split == "trainval" and "test" in present and "val" not in present:
-        return dataclasses.replace(_choose(present, read, "train", {}, seed), split=split)
-    return _choose(present, read, split, OWN_HELD_OUT, seed)
-
-
-def _choose(
-    present: Sequence[str],
-    read: Callable[[str], Dataset],
-    split: str,
-    held_out: Mapping[str, float],
-    seed: int,
-) -> Dataset:
-    """The asked split, cut from train where the source lacks it."""
-    if split == "all":  # uncut, so a source without train has it too
-        whole = functools.reduce(join, (_numbered(read(s)) for s in ("train", "val", "test") if s in present))
-        return dataclasses.replace(whole, split=split)
-    missing = {s: share for s, share in held_out.items() if s not in present}
-    if split == "trainval" and "val" not in missing:
-        train, val = (_choose(present, read, s, held_out, seed) for s in ("train", "val"))
-        return dataclasses.replace(join(train, val), split=split)
-    if split in present and (split != "train" or not missing):
-        return _numbered(read(split))
-    train = _numbered(read("train"))
-    parts = stratified_split(train.labels, missing, seed)
-    chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
-    if ":" in train.name:  # the user's own set; what is cut from the others stands in the table
-        lacking, size = " and no ".join(sorted(missing)), f"{len(chosen)} of its {len(train)} images"
-        _warn_once(
-            f"{quoted(train.name)} has no {lacking} split: cut from train, stratified, seed {seed}; {split} has {size}"
-        )
-    return dataclasses.replace(train.take(chosen), split=split)
-
-
-def _numbered(dataset: Dataset) -> Dataset:
-    """A set without files, with names for its images that stay when others are taken from it."""
-    if dataset.entries:
-        return dataset
-    names = [Entry(f"{dataset.name}/{dataset.split}[{i}]", size=0) for i in range(len(dataset))]
-    return dataclasses.replace(dataset, entries=names)
-
-
-def _keep_classes(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
-    count = len(dataset.classes)
-    if not classes or len(set(classes)) < len(classes) or not all(0 <= c < count for c in classes):
-        raise UserError(f"classes must be different numbers from 0 to {count - 1} of {dataset.name}, not {classes}")
-    relabel = np.full(count, -1)
-    relabel[list(classes)] = np.arange(len(classes))
-    names = tuple(dataset.classes[c] for c in classes)
-    if dataset.label_sets is not None:
-        sets = dataset.label_sets.renumber(relabel)
-        kept = dataset.take(np.flatnonzero(sets.counts))
-        sets = sets.take(np.flatnonzero(sets.counts))
-        return dataclasses.replace(kept, classes=names, labels=sets.firsts, label_sets=sets)
-    kept = dataset.take(np.flatnonzero(relabel[dataset.labels] >= 0))
-    return dataclasses.replace(kept, classes=names, labels=relabel[kept.labels].astype(np.int64))
 
 
 # --------------------------------------------------------------------------------------------------- readers
@@ -403,14 +294,16 @@ def _digits(root: Path | None, download: bool) -> Splits:
 
 
 def _published(name: str) -> Callable[[Path | None, bool], Splits]:
-    """Our names for the splits of a reader in `published.py`."""
+    """A reader of `published.py`, with our names of the splits."""
     names = {"val" if split == "validation" else split: split for split in fetch.SOURCES[name].sizes}
     reader: Callable[[Path, str, bool], published.Published] = getattr(published, name)
 
     def splits(root: Path | None, download: bool) -> Splits:
+        folder = root or fetch.cache_folder()
+
         def read(split: str) -> Dataset:
-            dataset, _ = reader(root or fetch.cache_folder(), names[split], download)
-            return dataclasses.replace(dataset, split=split, folder=str(root or fetch.cache_folder()))
+            dataset, _ = reader(folder, names[split], download)
+            return dataclasses.replace(dataset, split=split, folder=str(folder))
 
         return list(names), read
 
@@ -435,4 +328,3 @@ _PARTIAL_READERS: dict[str, Callable[[Path | None, bool], Splits]] = {
     "imagenet_real": functools.partial(real_splits, partial=True),
 }
 _PATH_READERS = {"folder": folder_splits, "shards": shard_splits}
-_PATH_HOLDS = {"folder": "class folders with images", "shards": "shards named train-*.tar"}

@@ -20,7 +20,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, Int64
 
-from vitlab.data.dataset import SPLIT_FOLDERS, Dataset, Labels, Request, Splits
+from vitlab.data.dataset import Dataset, Labels, Request, Splits
+from vitlab.data.folder import SPLIT_FOLDERS
 from vitlab.data.hub_shards import PREFIX, Site, find_site
 from vitlab.data.shard_index import (
     CLASSES,

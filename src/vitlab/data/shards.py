@@ -18,19 +18,10 @@ from typing import IO, BinaryIO, cast
 
 import numpy as np
 
-from vitlab.data.dataset import (
-    MAX_CLASSES,
-    SPLIT_FOLDERS,
-    Dataset,
-    Entries,
-    Labels,
-    Splits,
-    numbered_classes,
-    report_ignored,
-    require_folder,
-)
+from vitlab.data.dataset import MAX_CLASSES, Dataset, Entries, Labels, Splits, numbered_classes
 from vitlab.data.decode import IMAGE_SUFFIXES, Entry, ImageError
 from vitlab.data.downloads import cache_folder
+from vitlab.data.folder import SPLIT_FOLDERS, report_ignored, require_folder
 from vitlab.data.shard_index import (
     CLASSES,
     INDEX,

@@ -1,4 +1,4 @@
-"""The answers to every image of a data set as a table in a file: for a spreadsheet, and to be read back whole."""
+"""The predictions for a whole data set in a CSV file, for spreadsheets and to be read back."""
 
 import csv
 import io
@@ -13,64 +13,61 @@ from vitlab.evaluate.accuracy import Evaluation
 from vitlab.io import replacing_file
 
 COLUMNS = ("image", "truth", "answer", "confidence", "right", "top5", "loss", "labels", "prediction", "index")
-"""truth, answer: names of classes, several with | between them; labels, prediction: their numbers; index: the
-image's place in the data set."""
+"""truth, answer: names of the label and the predicted class; labels, prediction: their numbers. Several labels are
+joined by | and spaces. index: the image's position in the data set."""
 
 
-def write_predictions(path: Path, found: Evaluation, dataset: Dataset) -> None:
-    """Writes `found`, the answers to the images of `dataset`, as CSV; whole or not at all."""
-    sets = found.label_sets or Labels(found.labels, np.arange(len(found.labels) + 1))
+def write_predictions(path: Path, evaluation: Evaluation, dataset: Dataset) -> None:
+    """Writes the predictions for the images of `dataset`; the file is complete or does not appear."""
+    sets = evaluation.label_sets or Labels(evaluation.labels, np.arange(len(evaluation.labels) + 1))
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
-    for row, index in enumerate(found.indices.tolist()):
+    for row, index in enumerate(evaluation.indices.tolist()):
         labels = sets.of(row).tolist()
-        prediction = int(found.predictions[row])
+        prediction = int(evaluation.predictions[row])
         table.writerow((
             image_id(dataset, index),
-            "|".join(found.classes[label] for label in labels),
-            found.classes[prediction],
-            str(found.confidences[row]),
-            int(found.right[row]),
-            int(found.in_top5[row]),
-            str(found.losses[row]),
+            "|".join(evaluation.classes[label] for label in labels),
+            evaluation.classes[prediction],
+            str(evaluation.confidences[row]),
+            int(evaluation.right[row]),
+            int(evaluation.in_top5[row]),
+            str(evaluation.losses[row]),
             " ".join(map(str, labels)),
             prediction,
             index,
         ))  # fmt: skip
     with replacing_file(path) as file:
-        file.write(text.getvalue().encode(errors="surrogateescape"))  # names of files may hold bytes that are no text
+        file.write(text.getvalue().encode(errors="surrogateescape"))  # file names may hold any bytes
 
 
 def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, list[str]]:
-    """What `write_predictions` wrote, but for the counts of images without an answer; and the images' names.
+    """The evaluation that `write_predictions` wrote, without its counts of other images; and the images' names.
 
-    Raises ValueError where the file is something else, or of other classes.
+    Raises UserError for any other file, and for other classes.
     """
     try:
         text = path.read_bytes().decode(errors="surrogateescape")
         head, *lines = csv.reader(io.StringIO(text, newline=""))
         if tuple(head) != COLUMNS:
-            raise UserError(f"its head is {','.join(head)[:60]!r}")
-        rows = [dict(zip(COLUMNS, line, strict=True)) for line in lines]
-        labels = [[int(label) for label in row["labels"].split()] for row in rows]
-        indices, predictions = (
-            np.array([int(row[name]) for row in rows], np.int64) for name in ("index", "prediction")
-        )
-        right, top5 = (np.array([int(row[name]) for row in rows], bool) for name in ("right", "top5"))
-        confidences, losses = (
-            np.array([float(row[name]) for row in rows], np.float32) for name in ("confidence", "loss")
-        )
-        named = all(classes[int(row["prediction"])] == row["answer"] for row in rows)
+            raise ValueError(f"its columns are {','.join(head)[:60]!r}")
+        columns: dict[str, tuple[str, ...]] = dict(zip(head, zip(*lines, strict=True), strict=True))
+
+        def numbers(name: str, dtype: type) -> np.ndarray:
+            return np.array([float(cell) if dtype is np.float32 else int(cell) for cell in columns[name]], dtype)
+
+        predictions = numbers("prediction", np.int64)
+        if [classes[prediction] for prediction in predictions] != list(columns["answer"]):
+            raise ValueError("its classes are not the model's")
+        sets = Labels.of_lists([[int(label) for label in cell.split()] for cell in columns["labels"]])
+        evaluation = Evaluation(
+            classes, numbers("index", np.int64), sets.firsts, predictions, numbers("confidence", np.float32),
+            numbers("loss", np.float32), numbers("right", np.bool_), numbers("top5", np.bool_), skipped=0,
+            label_sets=sets if len(sets.values) > len(lines) else None,
+        )  # fmt: skip
     except (ValueError, IndexError, csv.Error) as error:
         raise UserError(
             f"{path} is not a table of predictions ({error}); remove it, and the run is shown without it."
         ) from error
-    if not named:
-        raise UserError(f"{path} is of other classes than the model's; remove it, and the run is shown without it.")
-    sets = Labels.of_lists(labels)
-    found = Evaluation(
-        classes, indices, sets.firsts, predictions, confidences, losses, right, top5, skipped=0,
-        label_sets=sets if len(sets.values) > len(rows) else None,
-    )  # fmt: skip
-    return found, [row["image"] for row in rows]
+    return evaluation, list(columns["image"])

@@ -1,21 +1,29 @@
-"""How far frozen representations go: nearest neighbors, and a linear (logistic) probe, on cached features."""
+"""Classifiers on frozen features: nearest neighbors, and a linear (logistic) probe."""
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
 
-from vitlab.data.registry import check_source, load_dataset, require_disjoint, stratified_split
+from vitlab.data.registry import check_source
+from vitlab.data.subsets import stratified_split
+from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
-from vitlab.evaluate.accuracy import choose_device
-from vitlab.evaluate.features import cache_folder, check_features, check_options, features, frozen_preprocessing
-from vitlab.evaluate.precision import load_for_judging, noted, recorded
-from vitlab.models.config import Interpolation
+from vitlab.evaluate.accuracy import dtype_record
+from vitlab.evaluate.features import (
+    Features,
+    cache_folder,
+    check_features,
+    features,
+    frozen_preprocessing,
+    load_train_and_test,
+)
+from vitlab.evaluate.load import device_of, load_for_evaluation
+from vitlab.evaluate.options import EvalOptions, SplitOptions
 from vitlab.train.distributed import SINGLE, World
 
 Kind = Literal["knn", "linear"]
@@ -25,11 +33,7 @@ TEMPERATURE = 0.07  # of the neighbors' votes, as in DINO
 L2_GRID = tuple(10.0**power for power in range(-6, 2))
 HELD_OUT = 0.2  # share of each class that l2 is chosen on
 MAX_STEPS = 1000  # of L-BFGS
-
-_SIMILARITIES = 2**24  # numbers that are in memory at a time
-
-
-# --------------------------------------------------------------------------------------------------- nearest neighbors
+MAX_SIMILARITIES = 2**24  # in memory at a time
 
 
 @dataclass(frozen=True)
@@ -41,131 +45,117 @@ class Neighbors:
     majority: dict[int, float]
     """By k: every neighbor has one vote; of equal counts the class with the nearer neighbors wins."""
 
-    def record(self) -> dict[str, Any]:
-        return {"weighted": self.weighted, "majority": self.majority}
-
     def as_table(self) -> str:
-        lines = ["  k  weighted  majority"]
-        return "\n".join([*lines, *(f"{k:3}  {self.weighted[k]:8.2%}  {self.majority[k]:8.2%}" for k in self.weighted)])
+        return format_table([
+            {"k": k, "weighted": f"{self.weighted[k]:.2%}", "majority": f"{self.majority[k]:.2%}"}
+            for k in self.weighted
+        ])  # fmt: skip
 
 
 def knn(
-    train_x: Float[np.ndarray, "n D"],
-    train_labels: Int[np.ndarray, " n"],
-    test_x: Float[np.ndarray, "m D"],
-    test_labels: Int[np.ndarray, " m"],
+    train: Features,
+    test: Features,
     num_classes: int,
     *,
     ks: Sequence[int] | None = None,
     temperature: float = TEMPERATURE,
     device: str | torch.device = "cpu",
 ) -> Neighbors:
-    """Accuracies by the `k` training images of highest cosine similarity; all k of `KS` that there are, unless given.
+    """Accuracies by the k training images of highest cosine similarity, for each of `ks` (default: all possible `KS`).
 
-    Memory stays bounded: a part of the test images at a time. Raises ValueError for a k beyond the training set.
+    Raises UserError for a k larger than the training set.
     """
-    check_features(train_x, train_labels, num_classes)
-    check_features(test_x, test_labels, num_classes)
-    ks = _possible(ks, len(train_x))
-    if not temperature > 0:
-        raise UserError(f"temperature is {temperature}; it must be positive.")
-    known, answers = _directions(train_x, device), torch.from_numpy(train_labels).to(device)
-    right = {True: dict.fromkeys(ks, 0), False: dict.fromkeys(ks, 0)}
-    rows = max(1, _SIMILARITIES // max(len(train_x), num_classes))
-    for start in range(0, len(test_x), rows):
-        asked, labels = _directions(test_x[start : start + rows], device), test_labels[start : start + rows]
-        cosines, nearest = (asked @ known.T).topk(max(ks), dim=1)
-        cosines, classes = cosines.double(), answers[nearest]
-        # Less the highest, which divides all votes by one number and keeps small temperatures finite.
-        weights = ((cosines - cosines[:, :1]) / temperature).exp()
-        # The shares of a vote that break ties add up to less than one vote.
-        single = 1.0 + (1.0 + cosines) / (4.0 * max(ks))
-        for weighted, votes in ((True, weights), (False, single)):
+    check_features(train.x, train.labels, num_classes)
+    check_features(test.x, test.labels, num_classes)
+    ks = check_ks(ks, len(train.x))
+
+    def directions(x: np.ndarray) -> torch.Tensor:
+        return torch.nn.functional.normalize(torch.from_numpy(x).to(device), dim=1)
+
+    train_directions, train_labels = directions(train.x), torch.from_numpy(train.labels).to(device)
+    hits = {"weighted": dict.fromkeys(ks, 0), "majority": dict.fromkeys(ks, 0)}
+    rows = max(1, MAX_SIMILARITIES // max(len(train.x), num_classes))
+    for start in range(0, len(test.x), rows):
+        labels = test.labels[start : start + rows]
+        cosines, nearest = (directions(test.x[start : start + rows]) @ train_directions.T).topk(max(ks), dim=1)
+        cosines, classes = cosines.double(), train_labels[nearest]
+        votes = {
+            # Less the highest cosine: divides all votes by one number and keeps small temperatures finite.
+            "weighted": ((cosines - cosines[:, :1]) / temperature).exp(),
+            # The fractions, which break ties, add up to less than one vote.
+            "majority": 1.0 + (1.0 + cosines) / (4.0 * max(ks)),
+        }
+        for kind, weights in votes.items():
             for k in ks:
-                sums = votes.new_zeros(len(labels), num_classes).scatter_add_(1, classes[:, :k], votes[:, :k])
-                right[weighted][k] += int((sums.argmax(dim=1).cpu().numpy() == labels).sum())
-    shares = {how: {k: count / len(test_x) for k, count in counts.items()} for how, counts in right.items()}
-    return Neighbors(weighted=shares[True], majority=shares[False])
+                sums = weights.new_zeros(len(labels), num_classes).scatter_add_(1, classes[:, :k], weights[:, :k])
+                hits[kind][k] += int((sums.argmax(dim=1).cpu().numpy() == labels).sum())
+    return Neighbors(**{kind: {k: count / len(test.x) for k, count in counts.items()} for kind, counts in hits.items()})
 
 
-def _possible(ks: Sequence[int] | None, images: int) -> list[int]:
+def check_ks(ks: Sequence[int] | None, images: int) -> list[int]:
+    """`ks`, or those of `KS` up to the number of training images. Raises UserError for any other k."""
     ks = [k for k in KS if k <= images] if ks is None else list(ks)
     if not ks or min(ks) < 1 or max(ks) > images:
         raise UserError(f"k is {ks}; give numbers from 1 to the {images} training images.")
     return ks
 
 
-def _check_l2(l2: Sequence[float]) -> None:
-    if not l2 or not all(0 < each < np.inf for each in l2):
-        raise UserError(f"l2 is {tuple(l2)}; give one or more positive numbers.")
-
-
-def _directions(x: np.ndarray, device: str | torch.device) -> torch.Tensor:
-    return torch.nn.functional.normalize(torch.from_numpy(x).to(device), dim=1)
-
-
-# --------------------------------------------------------------------------------------------------------- linear probe
-
-
 @dataclass(frozen=True)
 class Linear:
-    """A logistic regression, its penalty chosen on a held-out part of train, then fitted to all of train."""
+    """A logistic regression fitted to all of train."""
 
     accuracy: float
     """On the test images."""
     l2: float
     held_out: dict[float, float]
-    """Accuracy on the held-out part by l2; empty where one l2 was given."""
+    """Accuracy on the held-out part of train by l2; empty where one l2 was given."""
     converged: bool
     """Whether the last fit ended before its `MAX_STEPS` steps."""
 
-    def record(self) -> dict[str, Any]:
-        return {"accuracy": self.accuracy, "l2": self.l2, "held_out": self.held_out, "converged": self.converged}
-
     def as_table(self) -> str:
-        lines = ["    l2  held-out", *(f"{l2:6g}  {share:8.2%}" for l2, share in self.held_out.items())]
+        rows = [{"l2": f"{l2:g}", "held-out": f"{accuracy:.2%}"} for l2, accuracy in self.held_out.items()]
         note = "" if self.converged else f" (stopped after {MAX_STEPS} steps)"
-        return "\n".join([*(lines if self.held_out else []), f"accuracy {self.accuracy:.2%} with l2 {self.l2:g}{note}"])
+        return "\n".join(
+            [*([format_table(rows)] if rows else []), f"accuracy {self.accuracy:.2%} with l2 {self.l2:g}{note}"]
+        )
 
 
 def linear_probe(
-    train_x: Float[np.ndarray, "n D"],
-    train_labels: Int[np.ndarray, " n"],
-    test_x: Float[np.ndarray, "m D"],
-    test_labels: Int[np.ndarray, " m"],
-    num_classes: int,
-    *,
-    l2: Sequence[float] = L2_GRID,
-    seed: int = 0,
+    train: Features, test: Features, num_classes: int, *, l2: Sequence[float] = L2_GRID, seed: int = 0
 ) -> Linear:
-    """Softmax regression on standardized features by L-BFGS: mean cross-entropy + l2 / 2 |W|^2, the bias free.
+    """Softmax regression on standardized features by L-BFGS: mean cross-entropy + l2 / 2 |W|^2, without the bias.
 
     With two classes scikit-learn fits the difference of their rows alone, on which the same l2 weighs twice as much.
-    Of several `l2` the best on `HELD_OUT` of each class is taken (of equals the largest), by `seed`; then all of train
-    is fitted with it. Raises ValueError where there is nothing to tell apart, or nothing to hold out.
+    Of several `l2` the best on a held-out share of each class is taken (of equals the largest), chosen by `seed`.
+    Raises UserError where there is only one class, or nothing to hold out.
     """
-    check_features(train_x, train_labels, num_classes)
-    check_features(test_x, test_labels, num_classes)
-    _check_l2(l2)
-    if len(np.unique(train_labels)) < 2:
+    check_features(train.x, train.labels, num_classes)
+    check_features(test.x, test.labels, num_classes)
+    check_l2(l2)
+    labels = train.labels
+    if len(np.unique(labels)) < 2:
         raise UserError("all training images are of one class; a probe needs at least two.")
-    mean, std = train_x.mean(axis=0, dtype=np.float64), train_x.std(axis=0, dtype=np.float64) + 1e-5
-    train_x, test_x = (((x - mean) / std).astype(np.float32) for x in (train_x, test_x))
-    shares: dict[float, float] = {}
+    mean, std = train.x.mean(axis=0, dtype=np.float64), train.x.std(axis=0, dtype=np.float64) + 1e-5
+    train_x, test_x = (((x - mean) / std).astype(np.float32) for x in (train.x, test.x))
+    held_out: dict[float, float] = {}
     best = l2[0]
     if len(l2) > 1:
-        parts = stratified_split(train_labels, {"val": HELD_OUT}, seed)
+        parts = stratified_split(labels, {"val": HELD_OUT}, seed)
         fit, val = parts["train"], parts["val"]
         if not len(val):
             raise UserError("every class has one training image, so none can be held out to choose l2; give one l2.")
         model = None
-        for each in sorted(l2, reverse=True):  # from the simplest fit on, each begins where the one before ended
-            model, _ = _fit(train_x[fit], train_labels[fit], each, model)
-            shares[each] = float((model.predict(train_x[val]) == train_labels[val]).mean())
-        best = max(shares, key=lambda each: shares[each])
-    model, converged = _fit(train_x, train_labels, best, None)
-    accuracy = float((model.predict(test_x) == test_labels).mean())
-    return Linear(accuracy, best, shares, converged)
+        for value in sorted(l2, reverse=True):  # each fit starts from that of the next stronger penalty
+            model, _ = _fit(train_x[fit], labels[fit], value, model)
+            held_out[value] = float((model.predict(train_x[val]) == labels[val]).mean())
+        best = max(held_out, key=lambda value: held_out[value])
+    model, converged = _fit(train_x, labels, best, None)
+    return Linear(float((model.predict(test_x) == test.labels).mean()), best, held_out, converged)
+
+
+def check_l2(l2: Sequence[float]) -> None:
+    if not l2 or not all(0 < value < np.inf for value in l2):
+        raise UserError(f"l2 is {tuple(l2)}; give one or more positive numbers.")
 
 
 def _fit(x: np.ndarray, labels: np.ndarray, l2: float, start: Any) -> tuple[Any, bool]:
@@ -178,15 +168,12 @@ def _fit(x: np.ndarray, labels: np.ndarray, l2: float, start: Any) -> tuple[Any,
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ConvergenceWarning)
         model.fit(x, labels)
-    return model, not any(issubclass(each.category, ConvergenceWarning) for each in caught)
-
-
-# ----------------------------------------------------------------------------------------------- a model on a data set
+    return model, not any(issubclass(warning.category, ConvergenceWarning) for warning in caught)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What `probe_checkpoint` found on one data set."""
+    """The result of `probe_checkpoint`."""
 
     checkpoint: str
     dataset: str
@@ -194,87 +181,61 @@ class Probe:
     train_images: int
     test_images: int
     skipped: int
-    """Images that could not be read."""
-    found: Neighbors | Linear
+    """Unreadable images."""
+    result: Neighbors | Linear
     computed_in: str = "float32"
-    """Type of the weights that the features are of."""
+    """Type of the model's weights."""
 
     def record(self) -> dict[str, Any]:
-        numbers = {"train_images": self.train_images, "test_images": self.test_images, "skipped": self.skipped}
-        names = {"checkpoint": self.checkpoint, "dataset": self.dataset, "kind": self.kind}
-        return names | numbers | recorded(self.computed_in) | self.found.record()
+        names = ("checkpoint", "dataset", "kind", "train_images", "test_images", "skipped")
+        return {name: getattr(self, name) for name in names} | dtype_record(self.computed_in) | asdict(self.result)
 
     def as_table(self) -> str:
-        counts = f"{self.train_images} training and {self.test_images} test images"
-        skipped = f" · {self.skipped} could not be read" if self.skipped else ""
-        return f"{self.found.as_table()}\n{quoted(self.dataset)}: {counts}{skipped}{noted(self.computed_in)}"
+        notes = [f"{self.skipped} could not be read"] if self.skipped else []
+        notes += [f"{name.replace('_', ' ')} {value}" for name, value in dtype_record(self.computed_in).items()]
+        counts = f"{quoted(self.dataset)}: {self.train_images} training and {self.test_images} test images"
+        return f"{self.result.as_table()}\n{' · '.join([counts, *notes])}"
 
 
 def probe_checkpoint(
     checkpoint: str | Path,
     dataset: str,
     kind: Kind,
+    splits: SplitOptions = SplitOptions(),
+    options: EvalOptions = EvalOptions(),
     *,
-    root: str | None = None,
-    train_split: str | None = None,
-    test_split: str = "test",
-    partial: bool = False,
     ks: Sequence[int] | None = None,
     l2: Sequence[float] | None = None,
-    image_size: int | None = None,
-    interpolation: Interpolation | None = None,
-    batch_size: int = 64,
-    workers: int = 0,
-    on_error: str = "raise",
-    precision: str = "float32",
-    device: str = "auto",
-    say: Callable[[str], None] | None = None,
     cache: Path | None = None,
+    log: Callable[[str], None] = lambda _: None,
     world: World = SINGLE,
 ) -> Probe:
-    """Probes a checkpoint on a data set; images and the cache of features are those of few-shot evaluation.
+    """Probes a checkpoint on a data set; preprocessing and feature cache are those of few-shot evaluation.
 
-    train_split: unless given, train, with nothing cut off for a val split that the user's own set lacks. partial: as in
-    `load_dataset`. `ks` belongs to "knn", `l2` to "linear"; `say` hears how images are prepared. Raises ValueError for
-    bad settings, data or weights.
+    `ks` is for "knn", `l2` for "linear". Raises UserError for bad settings, data or weights.
     """
     if (ks is not None and kind != "knn") or (l2 is not None and kind != "linear"):
-        raise UserError(f"kind is {kind}: ks belongs to knn and l2 to linear; leave out the other.")
-    _check_l2(L2_GRID if l2 is None else l2)
-    check_options(batch_size)
-    check_source(dataset, root)
-    place = choose_device(world.device(device))
-    loaded = load_for_judging(
-        checkpoint, place, precision, image_size=image_size, interpolation=interpolation, world=world
-    )
+        raise UserError(f"kind is {kind}: ks is for knn and l2 for linear; leave out the other.")
+    check_l2(L2_GRID if l2 is None else l2)
+    check_source(dataset, splits.root)
+    loaded = load_for_evaluation(checkpoint, options, world=world)
     model, prepared = loaded.model, frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
-    if say:
-        say(f"images: {prepared.describe()}")
-    with world.rank_0_first():
-        train = load_dataset(
-            dataset, train_split or "train", root=root, on_error=on_error, whole_train=train_split is None
-        )
-        test = load_dataset(dataset, test_split, root=root, on_error=on_error, partial=partial)
-    if train_split is not None:
-        require_disjoint(train, test)
-    for part in (train, test):
-        if part.label_sets is not None:
-            raise UserError(f"{dataset} has several labels a image in {part.split}; a probe needs one.")
-    if train.classes != test.classes:
-        raise UserError(f"{dataset} has other classes in {train.split} than in {test_split}.")
-    _possible(ks, len(train))  # before the long work
-    known, asked = (
+    log(f"images: {prepared.describe()}")
+    parts = load_train_and_test(dataset, splits, options.on_error, world)
+    classes = len(parts[0].classes)
+    check_ks(ks, len(parts[0]))  # before the long work
+    train, test = (
         features(
-            model, part, preprocessing=prepared, batch_size=batch_size,
-            workers=workers, on_error=on_error, device=place, cache=cache or cache_folder(),
+            model, part, options, preprocessing=prepared, cache=cache or cache_folder(),
             label=f"{dataset} {part.split}", world=world,
         )
-        for part in (train, test)
+        for part in parts
     )  # fmt: skip
-    arrays = (known.x, known.labels, asked.x, asked.labels, len(train.classes))
     if kind == "knn":
-        found = knn(*arrays, ks=ks, device=place)
+        result = knn(train, test, classes, ks=ks, device=device_of(model))
     else:
-        found = linear_probe(*arrays, l2=L2_GRID if l2 is None else l2)
-    skipped = known.skipped + asked.skipped
-    return Probe(str(checkpoint), dataset, kind, len(known.labels), len(asked.labels), skipped, found, precision)
+        result = linear_probe(train, test, classes, l2=L2_GRID if l2 is None else l2)
+    skipped = train.skipped + test.skipped
+    return Probe(
+        str(checkpoint), dataset, kind, len(train.labels), len(test.labels), skipped, result, options.precision
+    )

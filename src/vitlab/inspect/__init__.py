@@ -1,8 +1,6 @@
-"""Sec. 4.5, App. D.7-D.8: looking inside. First numbers (attention, embeddings), then figures, then a page.
+"""Inspection of trained models (Sec. 4.5, App. D.7, App. D.8): numbers, figures, and pages.
 
-Inspection never changes `forward`, and agrees with it. Each name is looked up when it is first used, so that
-importing this package imports neither torch nor matplotlib. `capture` shares its module's name and
-is imported from there: `from vitlab.inspect.capture import capture`.
+Names are imported on first use, so that importing this package imports neither torch nor matplotlib.
 """
 
 import importlib
@@ -29,27 +27,14 @@ if typing.TYPE_CHECKING:
     from vitlab.inspect.report import checkpoint_page as checkpoint_page
     from vitlab.inspect.report import training_page as training_page
 
-HOMES = {
-    "Inspection": "vitlab.inspect.report",
-    "Mistakes": "vitlab.inspect.report",
-    "Phase": "vitlab.inspect.report",
-    "Rollout": "vitlab.inspect.report",
-    "answer_grid": "vitlab.inspect.attention",
-    "answer_weights": "vitlab.inspect.attention",
-    "attention_layers": "vitlab.inspect.attention",
-    "attention_maps": "vitlab.inspect.attention",
-    "attention_rollout": "vitlab.inspect.attention",
-    "checkpoint_page": "vitlab.inspect.report",
-    "filter_components": "vitlab.inspect.embeddings",
-    "filters_of": "vitlab.inspect.embeddings",
-    "mean_attention_distance": "vitlab.inspect.attention",
-    "position_similarity": "vitlab.inspect.embeddings",
-    "positions_of": "vitlab.inspect.embeddings",
-    "token_components": "vitlab.inspect.embeddings",
-    "training_page": "vitlab.inspect.report",
-    "visit_attention": "vitlab.inspect.attention",
-    "write_page": "vitlab.inspect.page",
+NAMES = {
+    "attention": "answer_grid answer_weights attention_layers attention_maps attention_rollout mean_attention_distance "
+    "visit_attention",
+    "embeddings": "filter_components filters_of position_similarity positions_of token_components",
+    "page": "write_page",
+    "report": "Inspection Mistakes Phase Rollout checkpoint_page training_page",
 }
+HOMES = {name: f"vitlab.inspect.{module}" for module, names in NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> typing.Any:

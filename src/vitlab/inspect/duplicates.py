@@ -1,4 +1,4 @@
-"""The page of near-duplicates: pairs side by side, with how far they are from each other and whose they are."""
+"""The page of near-duplicates: pairs of test and training images side by side."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ import numpy as np
 from jaxtyping import UInt8
 
 from vitlab.inspect import overlays
-from vitlab.inspect.page import PageImage, Section, Table, page
+from vitlab.inspect.page import PageImage, page
 
 HEIGHT = 192
-"""Most pixels of a image's longer side on the page."""
+"""Longer side of an image on the page, at most, in pixels."""
 
 
 @dataclass(frozen=True, eq=False)
 class ShownPair:
-    """A test image and the training image that is near to it."""
+    """A test image and a training image near to it."""
 
     test: UInt8[np.ndarray, "H W 3"]
     train: UInt8[np.ndarray, "h w 3"]
@@ -31,77 +31,54 @@ class ShownPair:
     conflict: bool
     """Whether their labels contradict each other."""
 
+    @property
+    def image(self) -> PageImage:
+        mirrored = ", mirrored" if self.flipped else ""
+        labels = self.test_label if self.test_label == self.train_label else f"{self.test_label} | {self.train_label}"
+        warning = "LABELS CONFLICT\n" if self.conflict else ""
+        small = [overlays.fit(image, HEIGHT) for image in (self.test, self.train)]
+        both = overlays.beside(*small, gap=max(max(image.shape[1] for image in small) // 16, 1))
+        return PageImage(
+            overlays.encoded(both),
+            f"Test image {self.test_name} ({self.test_label}) beside training image {self.train_name} "
+            f"({self.train_label}), at distance {self.distance:.3f}{mirrored}.",
+            280,
+            f"{warning}{labels}\ndistance {self.distance:.3f}, {self.bits} bits{mirrored}\n"
+            f"{self.test_name}\n{self.train_name}",
+        )
+
 
 def duplicates_page(
     lead: str,
     numbers: Mapping[str, str],
-    found: Sequence[ShownPair],
+    pairs: Sequence[ShownPair],
     beyond: Sequence[ShownPair],
     conflicts: Sequence[ShownPair],
     *,
     total: int,
     unreadable: Sequence[tuple[str, str]] = (),
 ) -> str:
-    """The page as text, for `write_page`. found: pairs to show, nearest first, of `total`; beyond: those that follow;
-    conflicts: pairs whose labels contradict each other, which stand first.
+    """The page as text, for `write_page`.
 
-    unreadable: path and reason of each image that could not be compared.
+    pairs: those to show, nearest first, of `total`; beyond: those that follow; conflicts: pairs whose labels contradict
+    each other; unreadable: path and reason of each image that could not be compared.
     """
-    sections = [Section("What was found", numbers=numbers)]
-    if conflicts:
-        text = "Pairs whose labels contradict each other: one of the labels is wrong, or the images only look alike."
-        sections.append(Section("Conflicting labels", text, images=[_shown(pair) for pair in conflicts]))
-    text = f"On the left the test image, on the right the training image, the nearest first. {_bands(found)}"
-    if len(found) < total:
-        text += f" The {len(found)} nearest test images are shown, each with its nearest; all {total} pairs are listed."
-    sections.append(
-        Section("Near-duplicates", text if found else "There are none.", images=[_shown(pair) for pair in found])
+    return page(
+        "duplicates.html.j2",
+        "Near-duplicates of test images",
+        lead,
+        results=numbers,
+        pairs=[pair.image for pair in pairs],
+        beyond=[pair.image for pair in beyond],
+        conflicts=[pair.image for pair in conflicts],
+        bands=_bands([pair.distance for pair in pairs]),
+        total=total,
+        unreadable_rows=unreadable,
     )
-    if beyond:
-        text = (
-            "The next ones, which are further apart than the threshold and do not count. If these are duplicates to "
-            "you, raise the threshold; if the last ones above are not, lower it."
-        )
-        sections.append(Section("Just beyond the threshold", text, images=[_shown(pair) for pair in beyond]))
-    if unreadable:
-        name = "Images that could not be read, and were compared with nothing"
-        table = Table(name, ("image", "reason"), unreadable)
-        sections.append(Section("Unreadable images", table=table))
-    return page("Near-duplicates of test images", lead, sections)
 
 
-def _bands(pairs: Sequence[ShownPair]) -> str:
-    """How many of the pairs lie how near."""
-    if not pairs:
-        return ""
-    edges = (0.05, 0.1, 0.15, 0.2)
-    counts = [sum(pair.distance <= edge for pair in pairs) for edge in edges]
-    said = ", ".join(f"{count} up to {edge}" for count, edge in zip(counts, edges, strict=True) if count < len(pairs))
-    return f"Of these {len(pairs)} pairs, by distance: {said}." if said else ""
-
-
-def _shown(pair: ShownPair) -> PageImage:
-    mirrored = ", mirrored" if pair.flipped else ""
-    labels = pair.test_label if pair.test_label == pair.train_label else f"{pair.test_label} | {pair.train_label}"
-    contradiction = "LABELS CONFLICT\n" if pair.conflict else ""
-    caption = (
-        f"{contradiction}{labels}\ndistance {pair.distance:.3f}, {pair.bits} bits{mirrored}\n"
-        f"{pair.test_name}\n{pair.train_name}"
-    )
-    alt = (
-        f"Test image {pair.test_name} ({pair.test_label}) beside training image {pair.train_name} "
-        f"({pair.train_label}), at distance {pair.distance:.3f}{mirrored}."
-    )
-    return PageImage(overlays.encoded(_beside(pair.test, pair.train)), alt, 280, caption)
-
-
-def _beside(left: UInt8[np.ndarray, "H W 3"], right: UInt8[np.ndarray, "h w 3"]) -> UInt8[np.ndarray, "S T 4"]:
-    """Both images on one, centerd, with a transparent gap; small ones pixel for pixel."""
-    both = [overlays.fit(image, HEIGHT) for image in (left, right)]
-    height, width = (max(image.shape[axis] for image in both) for axis in (0, 1))
-    canvas = np.zeros((height, 2 * width + max(width // 16, 1), 4), np.uint8)
-    for image, start in zip(both, (0, canvas.shape[1] - width), strict=True):
-        top, left_edge = (height - image.shape[0]) // 2, start + (width - image.shape[1]) // 2
-        canvas[top : top + image.shape[0], left_edge : left_edge + image.shape[1], :3] = image
-        canvas[top : top + image.shape[0], left_edge : left_edge + image.shape[1], 3] = 255
-    return canvas
+def _bands(distances: Sequence[float]) -> str:
+    """How many pairs are within which distance."""
+    counts = {edge: sum(distance <= edge for distance in distances) for edge in (0.05, 0.1, 0.15, 0.2)}
+    bands = ", ".join(f"{count} up to {edge}" for edge, count in counts.items() if count < len(distances))
+    return f"Of these {len(distances)} pairs, by distance: {bands}." if bands else ""

@@ -1,4 +1,4 @@
-"""Sec. 4.5: what the embeddings have learned: filters of patches, their places (Fig. 7, Fig. 10), what they become."""
+"""What the embeddings have learned (Sec. 4.5): patch filters and positions (Fig. 7, Fig. 10), tokens as colors."""
 
 import numpy as np
 import torch
@@ -11,36 +11,33 @@ from vitlab.models.vit import ViT
 
 
 def filters_of(model: ViT, n: int = 28) -> Float[np.ndarray, "n P P 3"]:
-    """`filter_components` of what meets the image's pixels: the patch embedding's filters or, of a hybrid, those of
-    its ResNet's first convolution, standardized as they convolve. The paper shows 28 of ViT-L/32's."""
+    """`filter_components` of the patch embedding or, of a hybrid, of its ResNet's first convolution (standardized, as
+    it is applied). The paper shows 28 of ViT-L/32's."""
     with torch.no_grad():
         weight = model.embedding.weight if model.stem is None else model.stem.root.standardized()
         return filter_components(weight.float().cpu(), n).numpy()
 
 
 def positions_of(model: ViT) -> Float[np.ndarray, "J h w h2 w2"] | None:
-    """`position_similarity` of every position embedding of absolute places that the model has, learned or fixed.
+    """`position_similarity` of every absolute position embedding, learned or fixed; None where the model has none.
 
-    J is 1, or the number of blocks where each has its own. Of the 2-D kind it is the row's and the column's halves
-    together, as they are added to a token. None for models without positions, and for relative ones: those belong to
-    no place.
+    J is 1, or the number of blocks where each block has its own. Of 2-D embeddings it is that of the sum of both halves
+    as added to a token. Relative positions belong to no patch and return None.
     """
     config = model.config
-    copies = config.depth if config.position_at == "every" else 1
-    tables = [model.position.absolute(layer) for layer in range(copies)]
-    found = [
+    tables = [model.position.absolute(layer) for layer in range(config.depth if config.position_at == "every" else 1)]
+    similarities = [
         position_similarity(table[None].cpu(), config.grid, config.num_prefix_tokens).numpy()
         for table in tables
         if table is not None
     ]
-    return np.stack(found) if found else None
+    return np.stack(similarities) if similarities else None
 
 
 def position_similarity(table: Float[Tensor, "1 T D"], grid: tuple[int, int], prefix: int) -> Float[Tensor, "h w h w"]:
-    """Cosine similarity of every patch's position embedding to every other's (Fig. 7 center, Fig. 10).
+    """Cosine similarity between the position embeddings of all pairs of patches (Fig. 7 center, Fig. 10).
 
-    `similarity[i, j]` is the image of the patch in row i, column j: how near each place is to it. The first
-    `prefix` rows of the table (the class token's) have no place and are left out.
+    `similarity[i, j]` is the map of the patch in row i, column j. The first `prefix` rows of the table are left out.
     """
     if table.shape[1] != prefix + grid[0] * grid[1]:
         raise UserError(
@@ -52,16 +49,15 @@ def position_similarity(table: Float[Tensor, "1 T D"], grid: tuple[int, int], pr
 
 
 def filter_components(weight: Float[Tensor, "D 3 P P"], n: int = 28) -> Float[Tensor, "n P P 3"]:
-    """The first principal components of the D filters that embed the patches, as RGB in [0, 1] (Fig. 7 left).
+    """The first principal components of D filters, largest variance first, as RGB in [0, 1] (Fig. 7 left).
 
-    Each filter is one observation of 3 P^2 numbers; the mean filter is taken off first. Components come
-    largest variance first, each stretched to fill [0, 1] by itself; a component's sign means nothing, and is
-    chosen so that its largest number is positive. There are no more than min(n, D - 1, 3 P^2) of them.
+    Each filter is one observation of 3 P^2 numbers; the mean filter is subtracted first. Each component is stretched to
+    [0, 1] by itself, with the sign that makes its largest number positive. Returns min(n, D - 1, 3 P^2) components.
     """
     filters = weight.detach().float().permute(0, 2, 3, 1).flatten(1)
     n = min(n, filters.shape[0] - 1, filters.shape[1])
     if n < 1:
-        raise UserError(f"no components to show of {filters.shape[0]} filters; ask for n >= 1 of two filters or more.")
+        raise UserError(f"{filters.shape[0]} filters have no components to show; requires two filters and n >= 1.")
     components = torch.linalg.svd(filters - filters.mean(dim=0), full_matrices=False).Vh[:n]
     largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))
     components = components * largest.sign()
@@ -71,17 +67,15 @@ def filter_components(weight: Float[Tensor, "D 3 P P"], n: int = 28) -> Float[Te
 
 
 def token_components(tokens: Float[np.ndarray, "n h w D"]) -> Float[np.ndarray, "n h w 3"]:
-    """The three principal components of patch tokens as red, green and blue in [0, 1]: like colors mark patches that
-    the model takes for alike.
+    """The first three principal components of patch tokens as red, green and blue in [0, 1].
 
-    All n images have one basis, of their own tokens and no others', so that a color means the same in each of
-    them and as much difference as possible is seen. Each component is stretched so that its lowest and highest
-    hundredth are 0 and 1; its sign means nothing, and is chosen so that its number farthest from zero is positive.
-    A component that does not vary (there are fewer than three, say in one image of two patches) is 0.5 everywhere.
+    The basis is that of all tokens of all n images, so a color means the same in each. Each component is stretched from
+    its 1st to its 99th percentile, with the sign that makes its number farthest from zero positive. A component without
+    variance (fewer than three exist in few patches) is 0.5 everywhere.
     """
     patches = tokens.reshape(-1, tokens.shape[-1]).astype(np.float32)
     patches = patches - patches.mean(axis=0, dtype=np.float64).astype(np.float32)
-    # Of both products with itself that have its components, the smaller; in float64, summed up in bounded memory.
+    # The smaller of X X^T and X^T X gives the same components; summed in parts, for float64 takes twice the memory.
     wide = patches.shape[0] < patches.shape[1]
     product = np.zeros((min(patches.shape),) * 2)
     for part in np.array_split(patches, -(-patches.size // 2**22), axis=int(wide)):
@@ -94,7 +88,7 @@ def token_components(tokens: Float[np.ndarray, "n h w D"]) -> Float[np.ndarray, 
             break
         vector = vectors[:, -1 - color]
         scores = vector if wide else patches @ vector
-        farthest = np.abs(scores) >= 0.999 * np.abs(scores).max()  # the first of equals: rounding must not choose
+        farthest = np.abs(scores) >= 0.999 * np.abs(scores).max()  # the first of equals: rounding must not decide
         scores = scores * np.sign(scores[farthest.argmax()])
         low, high = np.quantile(scores, [0.01, 0.99])
         colors[:, color] = ((scores - low) / max(high - low, 1e-30)).clip(0, 1)

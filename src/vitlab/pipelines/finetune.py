@@ -18,9 +18,10 @@ from torch import nn
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.data.dataset import Dataset
-from vitlab.data.registry import stratified_split
+from vitlab.data.subsets import stratified_split
 from vitlab.errors import UserError, quoted
-from vitlab.evaluate.accuracy import Evaluation, choose_device, table
+from vitlab.evaluate.accuracy import Evaluation, format_evaluation
+from vitlab.evaluate.load import choose_device
 from vitlab.models import build_model
 from vitlab.models.config import ImageSize, Interpolation, ViTConfig
 from vitlab.models.init import redraw_head
@@ -73,7 +74,7 @@ class Finetuned:
         for trial in result.get("sweep", ()):
             chosen = "  <- taken" if trial["learning_rate"] == result["learning_rate"] else ""
             lines.append(f"learning rate {trial['learning_rate']:<6g} {_score(trial)}{chosen}")
-        lines.append(table(result["test"]))
+        lines.append(format_evaluation(result["test"]))
         if len(runs := result.get("runs", ())) > 1:
             each = ", ".join(f"{one['accuracy']:.2%}" for one in runs)
             spread = f"{result['accuracy_mean']:.2%} +- {result['accuracy_sd']:.2%}"

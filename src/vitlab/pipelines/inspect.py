@@ -13,9 +13,9 @@ from torch import Tensor
 
 from vitlab.data.decode import ImageError, decode_image
 from vitlab.data.transforms import EvalTransform, pair, to_pixels, to_range
+from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
-from vitlab.evaluate.accuracy import choose_device
-from vitlab.evaluate.features import ImageCounter
+from vitlab.evaluate.load import choose_device
 from vitlab.evaluate.predict import find_images
 from vitlab.inspect.capture import capture
 from vitlab.inspect.drawings import write_drawings
@@ -147,8 +147,7 @@ class _Stream:
     def batches(self) -> Iterator[Float[Tensor, "B 3 H W"]]:
         """Raises ValueError where none of the images can be read."""
         pending: list[Tensor] = []
-        counter = ImageCounter("inspect", len(self.found))
-        with counter:
+        with ProgressDisplay("inspect", len(self.found)) as progress:
             for number, (path, data) in enumerate(self.found, start=1):
                 try:
                     image = self._image(path, data)
@@ -162,7 +161,7 @@ class _Stream:
                 if len(pending) == self.batch_size:
                     yield torch.cat(pending)
                     pending = []
-                    counter.count(number)
+                    progress.update(number)
             if pending:
                 yield torch.cat(pending)
         if not self.names:
@@ -200,7 +199,7 @@ def _result(inspection: Inspection, paths: Sequence[str], top: int) -> dict[str,
         found["shown"] = [
             {
                 "path": path,
-                "answers": [{"class": name, "probability": share} for name, share in inspection.answers(i, top)],
+                "answers": [{"class": name, "probability": share} for name, share in inspection.predictions(i, top)],
             }
             for i, path in enumerate(paths)
         ]

@@ -18,11 +18,14 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import Evaluation, choose_device, evaluate
+from vitlab.evaluate.accuracy import Evaluation, evaluate
 from vitlab.evaluate.fewshot import during_training
+from vitlab.evaluate.load import choose_device
 from vitlab.evaluate.masked import MaskedEvaluation, evaluate_masked, load_masked, save_masked, write_reconstructions
+from vitlab.evaluate.options import LoaderOptions
 from vitlab.evaluate.predictions import write_predictions
 from vitlab.models.vit import Model
+from vitlab.preprocessing import Preprocessing
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import train
@@ -201,7 +204,7 @@ def run(
     `microbatch` is as in `train`."""
     place = check_run(config, workdir, device, world)
     prepared = config.data.preprocessing(config.model.image_size)
-    few_shot = during_training(config, place, world)
+    few_shot = during_training(config, world)
     settings = run_settings(command, start, images.train, config)
     with Workdir(workdir, settings, tensorboard=tensorboard, world=world) as folder:
         since = time.perf_counter()
@@ -281,21 +284,21 @@ def judge_split(
 
     Computes in float32 whatever the run's precision when `model` holds float32 weights.
     """
-    return evaluate(model, dataset, config.model.image_hw, **_options(config, device), device=device, world=world)
+    options, prepared = _loading(config, device)
+    return evaluate(model, dataset, config.model.image_hw, options, preprocessing=prepared, world=world)
 
 
 def _judge(config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device, world: World) -> Any:
     """`judge_split`, or the same for masked patch prediction: a MaskedEvaluation."""
     if isinstance(model, MaskedViT):
-        return evaluate_masked(model, dataset, **_options(config, device), device=device, world=world)
+        options, prepared = _loading(config, device)
+        return evaluate_masked(model, dataset, options, preprocessing=prepared, world=world)
     return judge_split(config, model, dataset, device, world)
 
 
-def _options(config: TrainConfig, device: torch.device) -> dict[str, Any]:
-    prepared = config.data.preprocessing(config.model.image_size)
+def _loading(config: TrainConfig, device: torch.device) -> tuple[LoaderOptions, Preprocessing]:
+    """How the run's evaluation images are read and prepared."""
     # A batch of evaluation does a third of the work of one of training, and keeps nothing.
     size = min(256, 2 * default_microbatch(config, device, 128))
-    return {
-        "preprocessing": prepared, "batch_size": size, "workers": config.data.workers,
-        "on_error": config.data.on_error,
-    }  # fmt: skip
+    data = config.data
+    return LoaderOptions(size, data.workers, data.on_error), data.preprocessing(config.model.image_size)

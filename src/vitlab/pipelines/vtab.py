@@ -17,7 +17,7 @@ from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.data.vtab.tasks import GROUPS, TASKS, task_named
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import choose_device
+from vitlab.evaluate.load import choose_device
 from vitlab.io import find_damage
 from vitlab.pipelines.init_from_checkpoint import adapted, carried, identity
 from vitlab.pipelines.pretrain import Images, run

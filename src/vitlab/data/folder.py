@@ -1,0 +1,159 @@
+"""Image folders: which of their folders are splits, which are classes, and the images below."""
+
+import collections
+import dataclasses
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+
+from vitlab.data.dataset import Dataset, Splits
+from vitlab.data.decode import IMAGE_SUFFIXES, Entry
+from vitlab.errors import UserError, quoted
+
+logger = logging.getLogger(__name__)
+
+SPLIT_FOLDERS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test", "testing"),
+}
+
+
+def folder_splits(path: Path, name: str) -> Splits:
+    """`PATH/CLASS/**/image`, or the same below `train/`, `val/` and `test/`, or other names of `SPLIT_FOLDERS`.
+
+    The classes are the sorted folder names (of `train/`, where there is one); all splits share them.
+    """
+    require_folder(path, "class folders with images, or train/, val/ and test/ with class folders")
+    splits = _split_folders(path) or {"train": path}
+    roots = [splits["train"]] if "train" in splits else list(splits.values())
+    classes = tuple(sorted({folder for root in roots for folder in _subfolders(root)}))
+    if not classes:
+        root = quoted(str(roots[0]))
+        raise UserError(f"{root} has no class folders: expected {root}/CLASS/image.jpg")
+    # Checkpoints need names in valid UTF-8: a byte that is not is written as \xe9.
+    shown = tuple(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in classes)
+
+    def read(split: str) -> Dataset:
+        if split not in splits:
+            raise UserError(
+                f"the folder {path} has {sorted(folder.name for folder in splits.values())} but no train: add "
+                f"{path / 'train'}/CLASS/image.jpg, or use one of its splits ({', '.join([*splits, 'all'])})"
+            )
+        return dataclasses.replace(read_class_folders(splits[split], name, split, classes), classes=shown)
+
+    return list(splits), read
+
+
+def _split_folders(path: Path) -> dict[str, Path]:
+    """Split -> its folder; empty if `path` holds class folders.
+
+    One folder among others that is named like a split and holds images itself is a class.
+    """
+    present = _subfolders(path)
+    named = {split: [path / n for n in present if n.lower() in names] for split, names in SPLIT_FOLDERS.items()}
+    named = {split: folders for split, folders in named.items() if folders}
+    folders = [folder for same in named.values() for folder in same]
+    others = sorted(set(present).difference(folder.name for folder in folders))
+    several = len(named) > 1 and any(map(_subfolders, folders))
+    if not (several or (folders and not others) or any(map(_holds_classes, folders))):
+        return {}
+    for split, same in named.items():
+        if len(same) > 1:
+            names = " and ".join(quoted(str(folder)) for folder in same)
+            raise UserError(f"{names} are both the {split} split: put their images together, or rename one")
+    if len(named) == 1 and any(images_below(path / other, collections.Counter()) for other in others):
+        raise UserError(
+            f"{folders[0]} holds folders, as a split with its classes does, and there are images in {others} beside "
+            f"it. If all of them are classes, give {folders[0].name} another name; if not, move the others away."
+        )
+    if others:
+        logger.warning("%s: the folders %s are not splits and are not read", quoted(str(path)), others)
+    return {split: folder for split, (folder,) in named.items()}
+
+
+def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ...]) -> Dataset:
+    """The images of `PATH/CLASS/`, a folder for each of `classes`; one that is missing is logged."""
+    present, shown = _subfolders(path), quoted(str(path))
+    if unknown := sorted(set(present) - set(classes)):
+        raise UserError(f"{shown} has class folders that train lacks: {unknown}; train's are {list(classes)}")
+    if not present:
+        lacking = "has no class folders" if any(path.iterdir()) else "is empty"
+        raise UserError(f"{shown} {lacking}: add {shown}/CLASS/image.jpg, or remove it to cut {split} from train")
+    if missing := [folder for folder in classes if folder not in present]:
+        first = ", ".join(map(repr, missing[:10])) + (", ..." if len(missing) > 10 else "")
+        logger.warning("%s has no folder for %d of the %d classes: %s", shown, len(missing), len(classes), first)
+    entries: list[Entry] = []
+    labels: list[int] = []
+    ignored = collections.Counter("outside the class folders" for p in path.iterdir() if p.is_file())
+    for label, folder in enumerate(classes):
+        if folder not in present:
+            continue
+        images = images_below(path / folder, ignored)
+        if not images:
+            raise UserError(
+                f"the class folder {quoted(str(path / folder))} holds no images: "
+                f"add some ({', '.join(sorted(IMAGE_SUFFIXES))}) or remove the folder"
+            )
+        entries += map(Entry, images)
+        labels += [label] * len(images)
+    report_ignored(path, ignored)
+    return Dataset(name, split, classes, np.array(labels, np.int64), entries=entries)
+
+
+def images_below(folder: Path, ignored: collections.Counter[str]) -> list[str]:
+    """All images in `folder` and below it, sorted by path; other files are counted by kind in `ignored`.
+
+    Links are followed; hidden folders are not. Raises UserError for a folder that cannot be listed.
+    """
+
+    def fail(error: OSError) -> None:
+        raise UserError(f"cannot list the folder {quoted(str(error.filename))}: {error.strerror}")
+
+    files = []
+    for parent, folders, names in os.walk(folder, onerror=fail, followlinks=True):
+        folders[:] = [name for name in folders if name[0] != "." and not _leads_back(Path(parent, name), folder)]
+        for file in (Path(parent, name) for name in names):
+            if file.name.startswith("."):
+                ignored["hidden"] += 1
+            elif file.suffix.lower() in IMAGE_SUFFIXES:
+                files.append(str(file))
+            else:
+                ignored[file.suffix.lower() or file.name] += 1
+    return sorted(files)
+
+
+def _leads_back(path: Path, top: Path) -> bool:
+    """Whether `path`, below `top`, is a link to a folder that contains it: following it would have no end."""
+    if not path.is_symlink():
+        return False
+    target = path.resolve()
+    return any(above.resolve().is_relative_to(target) for above in path.parents if above.is_relative_to(top))
+
+
+def report_ignored(path: Path, ignored: collections.Counter[str]) -> None:
+    """Logs how many files of each kind are left out."""
+    if ignored:
+        kinds = ", ".join(f"{quoted(kind)} {count}" for kind, count in sorted(ignored.items()))
+        logger.warning("%s: %d files are not images and are left out (%s)", quoted(str(path)), ignored.total(), kinds)
+
+
+def _subfolders(path: Path) -> list[str]:
+    return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
+
+
+def _holds_classes(path: Path) -> bool:
+    """Whether there are folders in it, and no images beside them."""
+    visible = [p for p in path.iterdir() if not p.name.startswith(".")]
+    return not any(p.suffix.lower() in IMAGE_SUFFIXES for p in visible) and any(p.is_dir() for p in visible)
+
+
+def require_folder(path: Path, content: str) -> None:
+    """Raises UserError unless `path` is a folder; `content` says what it should hold."""
+    if not path.is_dir():
+        state = "is a file" if path.exists() else "does not exist"
+        raise UserError(
+            f"the folder {quoted(str(path))} {state} (relative to {Path.cwd()}): give a folder of {content}"
+        )

@@ -1,0 +1,111 @@
+"""Option groups of the evaluations of a checkpoint, for Python and the command line; torch is not imported."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from vitlab.errors import UserError
+from vitlab.models.config import Interpolation
+from vitlab.settings import check_fields
+
+Split = Literal["train", "val", "test", "trainval"]
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How a checkpoint is loaded."""
+
+    image_size: int | None = None
+    """Image side in pixels, by default that of the checkpoint's preprocessing. Position embeddings are interpolated."""
+    interpolation: Interpolation | None = None
+    """Interpolation of position embeddings, by default that of the checkpoint's own library."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Type of weights and activations; bfloat16 is faster on a GPU and some CPUs, and rounds."""
+    device: str = "auto"
+    """auto, cpu, cuda or cuda:1; auto is the first GPU, or the CPU."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How images are read."""
+
+    batch_size: int = 64
+    """Images at once, in each process."""
+    workers: int = 0
+    """Processes that read images; 0 reads in the main process."""
+    on_error: Literal["raise", "skip"] = "raise"
+    """What an unreadable image does: stop, or be left out and counted."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.batch_size < 1 or self.workers < 0:
+            raise UserError(f"batch_size={self.batch_size}, workers={self.workers}: allowed: at least 1 and 0.")
+
+
+@dataclass(frozen=True)
+class EvalOptions(ModelOptions, LoaderOptions):
+    """How a checkpoint is loaded, and how images are read for it."""
+
+    def __post_init__(self) -> None:
+        LoaderOptions.__post_init__(self)
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """What a classifier on frozen features learns from, and what it is tested on."""
+
+    root: str | None = None
+    """Folder that holds a named data set."""
+    train_split: Split | None = None
+    """Split to learn from, by default train, and of your own set without a val split all that the test leaves."""
+    test_split: Split = "test"
+    partial: bool = False
+    """Accept a val folder of imagenet or imagenet_real that lacks images; the result says so."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class FewShotProtocol:
+    """Which images few-shot evaluation learns from, and how the strength of its penalty is chosen."""
+
+    shots: tuple[int, ...] = (1, 5, 10, 25)
+    """Images of each class to learn from."""
+    l2: tuple[float, ...] | None = None
+    """Strength of the penalty, by default 2^10. Of several the one that ranks best over the data sets is taken."""
+    seeds: int | None = None
+    """Random draws of those images, by default 3."""
+    original: bool = False
+    """The form of the paper's time: the first images of each class, l2 chosen from 2^-10 to 2^19 by rank."""
+    leave_self_out: bool = False
+    """Choose a data set's l2 by the other data sets only."""
+    test_images: int | None = None
+    """Test on at most this many images, taken evenly from the split."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.original and (self.l2 is not None or self.seeds is not None):
+            raise UserError("original takes the first images of each class and its own 30 l2; leave out l2 and seeds.")
+        images = 1 if self.test_images is None else self.test_images
+        positive = [*self.shots, *self.l2_grid, len(self.draw_seeds), images]
+        if not (self.shots and self.l2_grid and all(0 < value < math.inf for value in positive)):
+            raise UserError(
+                f"shots={self.shots}, l2={self.l2}, seeds={self.seeds}, test_images={self.test_images}: give at least "
+                f"one of each, all of them positive and finite."
+            )
+
+    @property
+    def l2_grid(self) -> tuple[float, ...]:
+        """The l2 to choose from."""
+        if self.original:
+            return tuple(2.0**power for power in range(-10, 20))
+        return (2.0**10,) if self.l2 is None else self.l2
+
+    @property
+    def draw_seeds(self) -> tuple[int | None, ...]:
+        """The seeds of the draws; None takes the first images of each class."""
+        return (None,) if self.original else tuple(range(3 if self.seeds is None else self.seeds))
