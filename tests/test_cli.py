@@ -222,7 +222,7 @@ WORDS: list[tuple[str, list[str]]] = [
     ("finetune RUN --dataset digits --device quantum", ["device 'quantum' is unknown; give auto, cpu, cuda"]),
     ("finetune RUN --data.nme x", ["--data.nme", "--data.name"]),
     ("finetune model.pt --dataset digits", ["model.pt is a pickle", "never loaded", "convert it to safetensors"]),
-    ("finetune notes.txt --dataset digits", ["notes.txt is no checkpoint", "give a Google .npz"]),
+    ("finetune notes.txt --dataset digits", ["notes.txt is not a checkpoint", "give a Google .npz"]),
     ("finetune other.npz --dataset digits", ["other.npz is no Vision Transformer", "It holds weight"]),
     ("finetune cut.npz --dataset digits", ["cut.npz"]),
     ("finetune lone.safetensors --dataset digits", ["without the config.json"]),
