@@ -26,7 +26,8 @@ from vitlab.commands import COMMANDS
 from vitlab.data import registry as datasets
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
-from vitlab.train.loop import NonFiniteError, StoppedError
+from vitlab.train.loop import NonFiniteError
+from vitlab.train.signals import StoppedError
 from vitlab.weights import ParityError, save_model
 
 

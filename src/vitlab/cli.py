@@ -100,9 +100,10 @@ def _exit_code(error: RuntimeError, command: Command | None) -> int:
     """Prints a known error and returns its exit code; raises an unknown one again, with its traceback."""
     import torch
 
-    from vitlab.studies.engine import StudyError
+    from vitlab.studies.runner import StudyError
     from vitlab.train.distributed import RankError
-    from vitlab.train.loop import NonFiniteError, StoppedError
+    from vitlab.train.loop import NonFiniteError
+    from vitlab.train.signals import StoppedError
     from vitlab.weights import ParityError
 
     if isinstance(error, torch.OutOfMemoryError):

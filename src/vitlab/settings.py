@@ -1,7 +1,4 @@
-"""Settings are frozen dataclasses: checked against their own type hints, and carried through JSON and back.
-
-An unknown or ill-typed setting is an error that names what is allowed, never a silence.
-"""
+"""Settings as frozen dataclasses: checked against their type hints, and converted to JSON data and back."""
 
 import dataclasses
 import difflib
@@ -9,44 +6,88 @@ import sys
 import types
 import typing
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
 
 from vitlab.errors import UserError
 
+RENAMED = {"test_pictures": "test_images"}
+"""Settings that earlier versions wrote under another name: old -> new."""
+REMOVED = {"float8": False, "cuda_graphs": False}
+"""Settings that no longer exist, and the value at which they had no effect."""
+RENAMED_VALUES = {("target", "mean-colour"): "mean-color"}
+"""(setting, old value) -> new value."""
+
 
 def check_fields(config: Any) -> None:
-    """Raises ValueError if a field holds a value outside its declared type."""
-    hints = typing.get_type_hints(type(config))
+    """Raises UserError if a field's value is not of its declared type, or outside the range of `annotated_types`."""
+    hints = typing.get_type_hints(type(config), include_extras=True)
     for item in dataclasses.fields(config):
-        given, hint = getattr(config, item.name), hints[item.name]
-        if not _fits(given, hint):
-            raise UserError(f"{item.name} is {given!r}; allowed: {_spell(hint)}.")
+        value, hint = getattr(config, item.name), hints[item.name]
+        if not _fits(value, hint):
+            raise UserError(f"{item.name} is {value!r}; allowed: {_spell(hint)}.")
 
 
 def _fits(value: Any, hint: Any) -> bool:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        return _fits(value, args[0]) and all(_in_range(value, limit) for limit in args[1:])
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, each) for each in args)
+        return any(_fits(value, option) for option in args)
     if origin is Literal:
         return value in args
     if origin is tuple:
-        each = [args[0]] * len(value) if isinstance(value, tuple) and args[-1] is ... else args
-        return isinstance(value, tuple) and len(value) == len(each) and all(map(_fits, value, each))
-    if hint is float:
-        is_int = isinstance(value, int) and not isinstance(value, bool)
-        return isinstance(value, float) or (is_int and abs(value) <= sys.float_info.max)
+        hints = [args[0]] * len(value) if isinstance(value, tuple) and args[-1] is ... else args
+        return isinstance(value, tuple) and len(value) == len(hints) and all(map(_fits, value, hints))
+    if hint is float:  # finite; an int will do
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
     if hint is int:
         return isinstance(value, int) and not isinstance(value, bool)
     return isinstance(value, hint)
 
 
+def _in_range(value: Any, limit: Any) -> bool:
+    match limit:
+        case Gt(gt):
+            return value > gt
+        case Ge(ge):
+            return value >= ge
+        case Lt(lt):
+            return value < lt
+        case Le(le):
+            return value <= le
+        case _:
+            return True
+
+
 def _spell(hint: Any) -> str:
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Annotated:
+        signs = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+        limits = [(sign, getattr(limit, name, None)) for limit in args[1:] for name, sign in signs.items()]
+        return " ".join(
+            [_spell(args[0]), " and ".join(f"{sign} {bound:g}" for sign, bound in limits if bound is not None)]
+        )
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(_spell(each) for each in args)
+        return " or ".join(_spell(option) for option in args)
     if origin is Literal:
         return ", ".join(map(repr, args))
-    return "None" if hint is type(None) else getattr(hint, "__name__", str(hint)) if not args else str(hint)
+    if origin is tuple:
+        return f"tuple of {', '.join('...' if item is ... else _spell(item) for item in args)}"
+    return "None" if hint is type(None) else "finite float" if hint is float else getattr(hint, "__name__", str(hint))
+
+
+def update_settings(data: dict[str, Any]) -> dict[str, Any]:
+    """Settings that an earlier version has written, under today's names. Removed ones that had an effect stay."""
+    updated = {}
+    for name, value in data.items():
+        if name in REMOVED and value == REMOVED[name]:
+            continue
+        value = update_settings(value) if isinstance(value, dict) else value
+        key = (name, value) if isinstance(value, str) else None
+        updated[RENAMED.get(name, name)] = RENAMED_VALUES.get(key, value) if key else value
+    return updated
 
 
 def to_dict(config: Any) -> dict[str, Any]:
@@ -55,12 +96,11 @@ def to_dict(config: Any) -> dict[str, Any]:
 
 
 def from_dict(kind: Any, data: dict[str, Any]) -> Any:
-    """The inverse of `to_dict`; an unknown key is an error that names the nearest valid one.
+    """The inverse of `to_dict`; raises UserError for an unknown key.
 
-    `kind` is a dataclass, or a union of dataclasses that say in a field `kind` which of them is meant (the first,
-    where it is missing).
+    `kind` is a dataclass, or a union of dataclasses, whose field `kind` selects one (default: the first).
     """
-    kind = _meant(kind, data)
+    kind, data = _select(kind, data), update_settings(data)
     hints = typing.get_type_hints(kind)
     names = [item.name for item in dataclasses.fields(kind)]
     values = {}
@@ -75,16 +115,16 @@ def from_dict(kind: Any, data: dict[str, Any]) -> Any:
 
 def _members(hint: Any) -> list[type]:
     """The dataclasses in a type hint."""
-    alone = [hint] if not typing.get_args(hint) else typing.get_args(hint)
-    return [each for each in alone if dataclasses.is_dataclass(each) and isinstance(each, type)]
+    options = typing.get_args(hint) or [hint]
+    return [option for option in options if dataclasses.is_dataclass(option) and isinstance(option, type)]
 
 
-def _meant(hint: Any, data: dict[str, Any]) -> type:
-    """The dataclass of a union that `data` says it is."""
+def _select(hint: Any, data: dict[str, Any]) -> type:
+    """The dataclass of a union that `data["kind"]` names."""
     members = _members(hint)
     if len(members) == 1:
         return members[0]
-    by_kind = {typing.get_args(typing.get_type_hints(each)["kind"])[0]: each for each in members}
+    by_kind = {typing.get_args(typing.get_type_hints(member)["kind"])[0]: member for member in members}
     given = data.get("kind", next(iter(by_kind)))
     if not isinstance(given, str) or given not in by_kind:
         raise UserError(f"kind is {given!r}; allowed: {', '.join(map(repr, by_kind))}.")

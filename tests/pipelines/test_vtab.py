@@ -20,7 +20,7 @@ from vitlab.pipelines import vtab as module
 from vitlab.pipelines.pretrain import Outcome
 from vitlab.pipelines.vtab import NO_CROP, NO_FLIP, as_table, summary, vtab, without_harm
 from vitlab.train.distributed import RankError, init_distributed
-from vitlab.train.loop import StoppedError
+from vitlab.train.signals import StoppedError
 from vitlab.train.workdir import Workdir
 
 PAIR = ("patch_camelyon", "kitti_distance")

@@ -1,48 +1,60 @@
-"""Studies that have ended, without training: every point with the figures that a test gives it."""
+"""Finished studies without training: results with given metrics, or those that docs/studies records."""
 
-import re
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from vitlab.studies.study import Done, Point, Scale, Study, exaflops
+from vitlab.studies import STUDIES
+from vitlab.studies.cost import model_of
+from vitlab.studies.point import Point, Result, Scale
+from vitlab.studies.report import build_report, study_panels
+from vitlab.studies.spec import Study
+from vitlab.studies.statistics import Results
 
-IMAGES: dict[Scale, int] = {"tiny": 30_000, "gpu": 25_000, "paper": 303_000_000}
-"""Of the training split: half of the classes of Fashion-MNIST and of CIFAR-10, and JFT-300M."""
+RECORDED = Path(__file__).parents[2] / "docs" / "studies"
 
 
 def finished(
-    points: Sequence[Point],
+    study: Study,
     accuracy: Callable[[Point], float],
-    fewshot: Callable[[Point], float] | None = None,
+    held_out: Callable[[Point], float] | None = None,
+    scale: Scale = "tiny",
     examples: int = 30_000,
-) -> list[Done]:
-    """Few-shot accuracy is the accuracy unless told, and grows to it in two evaluations."""
-    found = []
+) -> Results:
+    """Every point with this accuracy, few-shot accuracy and (unless given) held-out accuracy; it grows to them."""
+    points = study.points(scale)
+    by_name = {point.name: point for point in points}
+    runs = []
     for point in points:
-        own, shots = accuracy(point), (fewshot or accuracy)(point)
-        curve = [{"step": 5, "loss": 1.0}] + [{"step": s, "fewshot_5shot": shots * s / 20} for s in (10, 20)]
-        found.append(Done(point, {"accuracy": own, "loss": 1 - own, "fewshot_5shot": shots}, curve, examples))
-    return found
+        value, val = accuracy(point), (held_out or accuracy)(point)
+        records = [
+            {"step": step, "fewshot_5shot": value * step / 20, "val_accuracy": val * step / 20} for step in (10, 20)
+        ]
+        figures = {"accuracy": value, "loss": 2.5, "constant_loss": 4.25}
+        figures |= {"fewshot_5shot": value, "fewshot_10shot": value}
+        images = round(examples * (point.config.data.part or 1))
+        runs.append(Result(point, figures, records, images, model_of(point, by_name)))
+    return Results(tuple(runs))
 
 
 def noise(point: Point, size: float = 1e-3) -> float:
-    """What differs from seed to seed and is the same for all points of a seed."""
+    """A difference between the seeds that all points of a seed share."""
     return size * (point.config.seed - 1)
 
 
-def check_points(study: Study, core_minutes: float = 24.0) -> None:
-    """Names that make folders; seeds; and the time that each scale may take."""
-    for scale, images in IMAGES.items():
-        points = study.points(scale)
-        names = [point.name for point in points]
-        assert len(set(names)) == len(names)
-        assert all(re.fullmatch(r"[\w.-]+", name) for name in names)
-        groups: dict[tuple, list[int]] = {}
-        for point in points:
-            groups.setdefault(tuple(point.labels.items()), []).append(point.config.seed)
-        expected = [0] if scale == "paper" else [0, 1, 2]
-        assert all(sorted(seeds) == expected for seeds in groups.values())
-        whole = 1e18 * sum(exaflops(point.config, images) for point in points)
-        if scale == "tiny":
-            assert whole <= core_minutes * 60 * 36e9
-        if scale == "gpu":
-            assert whole <= 25 * 60 * 100e12
+def report(study: Study, results: Results, scale: Scale = "tiny") -> dict[str, Any]:
+    return build_report(study, scale, results, study_panels(study, results))
+
+
+def recorded(name: str) -> tuple[dict[str, Any], Results]:
+    """The recorded study.json, and its results; metrics.jsonl, which is not recorded, holds the final metrics."""
+    text = (RECORDED / name / "study.json").read_text().replace("colour", "color")
+    study = json.loads(text)
+    by_name = {point.name: point for point in STUDIES[name].points(study["scale"])}
+    runs = []
+    for row in study["points"]:
+        point, figures = by_name[row["name"]], row["figures"]
+        records = [{"step": 1, **figures, "val_accuracy": figures.get("accuracy", 0.0)}]
+        runs.append(Result(point, figures, records, row["examples"], model_of(point, by_name)))
+    return study, Results(tuple(runs))

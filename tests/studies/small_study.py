@@ -1,6 +1,6 @@
 """A study of seconds on the handwritten digits, to be run, killed and compared.
 
-python tests/studies/small_study.py --out DIR [--processes 2]        # run it, or go on with it
+python tests/studies/small_study.py --out DIR [--processes 2]        # run it, or continue it
 python tests/studies/small_study.py --out DIR --kills 20 [--seed 0]  # kill it again and again, and compare
 """
 
@@ -11,22 +11,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
-from vitlab.inspect.panels import Panel, Series
 from vitlab.models.config import ViTConfig
-from vitlab.studies.statistics import difference, estimate, percent
-from vitlab.studies.study import Claim, Done, Point, Report, Scale, Study
+from vitlab.studies.point import Point, Scale
+from vitlab.studies.presets import changed
+from vitlab.studies.spec import Chart, Claim, Study, share
 
 RATES = (1e-3, 1e-2)
 FILES = ("report.md", "study.json", "figure.png", "figure.svg")
+FIRST: dict[str, str | float] = {"what": "digits 0 to 2"}
 
 
-def points(scale: Scale, steps: int = 40) -> list[Point]:
-    """Two rates at two seeds, few-shot accuracy while training, and a fine-tuning of the faster one."""
+def variants(scale: Scale, steps: int = 40) -> list[Point]:
+    """Two rates with few-shot accuracy while training, and a fine-tuning of the faster one."""
     data = DataConfig(
         name="digits", train_split="trainval", eval_split="test", classes=(0, 1, 2), crop="pad", flip=False
     )
@@ -42,57 +41,41 @@ def points(scale: Scale, steps: int = 40) -> list[Point]:
         checkpoint_every=7,
     )
     tuned = FinetuneConfig(
-        model=ViTConfig(image_size=16), data=replace(data, classes=(5, 6, 7)), optim=OptimConfig(name="sgd", lr=0.03),
+        model=ViTConfig(image_size=16), data=changed(data, classes=(5, 6, 7)), optim=OptimConfig(name="sgd", lr=0.03),
         steps=steps, batch_size=16, log_every=5, checkpoint_every=7,
     )  # fmt: skip
-    found = []
-    for seed in (0, 1):
-        for rate in RATES:
-            config = replace(base, seed=seed, optim=replace(base.optim, lr=rate))
-            found.append(Point(f"rate-{rate:g}.seed-{seed}", config, {"rate": rate, "what": "digits 0 to 2"}))
-        labels = {"rate": RATES[1], "what": "digits 5 to 7"}
-        found.append(
-            Point(f"tuned.seed-{seed}", replace(tuned, seed=seed), labels, start=f"rate-{RATES[1]:g}.seed-{seed}")
-        )
-    return found
+    points = [Point(f"rate-{rate:g}", changed(base, optim={"lr": rate}), FIRST | {"rate": rate}) for rate in RATES]
+    labels = {"rate": RATES[1], "what": "digits 5 to 7"}
+    return [*points, Point("tuned", tuned, labels, start=f"rate-{RATES[1]:g}")]
 
 
-def report(done: Sequence[Done]) -> Report:
-    what = {"what": "digits 0 to 2"}
-    each = [estimate(done, "accuracy", rate=rate, **what) for rate in RATES]
-    return Report(
-        lead="Digits at 8 pixels.",
-        columns=("rate", "accuracy", "2-shot on other digits"),
-        rows=[
-            (f"{rate:g}", percent(own), percent(estimate(done, "fewshot_2shot", rate=rate, **what)))
-            for rate, own in zip(RATES, each, strict=True)
-        ],
-        claims=[
-            Claim(
-                "The larger rate is ahead.", "nothing (this is no study of the paper)",
-                difference(done, "accuracy", {"rate": RATES[1], **what}, {"rate": RATES[0], **what}),
-            )
-        ],
-        panels=[
-            Panel(
-                "Accuracy over rate", "rate", "accuracy",
-                [Series("ViT", RATES, [e.mean for e in each], [e.sd for e in each])], log_x=True,
-            )
-        ],
-    )  # fmt: skip
-
-
-SMALL = Study("small", "nothing", "does the machine work?", points, report)
+SMALL = Study(
+    name="small",
+    source="nothing",
+    question="does the machine work?",
+    variants=variants,
+    summary="Digits at 8 pixels.",
+    rows=("what", "rate"),
+    columns={"rate": "rate", "accuracy": share("accuracy"), "2-shot": share("fewshot_2shot", **FIRST)},
+    claims=(
+        Claim(
+            "The larger rate is ahead.", "nothing (this is not a study of the paper)", "accuracy",
+            FIRST | {"rate": RATES[1]}, FIRST | {"rate": RATES[0]},
+        ),
+    ),
+    charts=(Chart("Accuracy over rate", "accuracy", "accuracy", x="rate", lines="what", log_x=True),),
+    seeds=(0, 1),
+)  # fmt: skip
 
 
 def contents(out: Path) -> dict[str, bytes]:
     """The files of a report, and what every point computed."""
-    kept = [out / name for name in FILES] + sorted(out.glob("points/*/metrics.jsonl"))
-    return {path.relative_to(out).as_posix(): path.read_bytes() for path in kept}
+    paths = [out / name for name in FILES] + sorted(out.glob("points/*/metrics.jsonl"))
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in paths}
 
 
 def start(out: Path, processes: int) -> subprocess.Popen[str]:
-    """The study in a process of its own, which others work for."""
+    """The study in a process of its own, which starts workers."""
     command = [sys.executable, __file__, "--out", str(out), "--processes", str(processes)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
@@ -137,9 +120,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     if given.kills is None:
-        from vitlab.studies.engine import plan, run_study
+        from vitlab.studies.runner import plan, run_study
 
-        run_study(plan(SMALL, "tiny", given.out), processes=given.processes, device="cpu")
+        run_study(SMALL, plan(SMALL, "tiny", given.out), processes=given.processes, device="cpu")
         return
     quiet, killed, rng = given.out / "quiet", given.out / "killed", random.Random(given.seed)
     assert start(quiet, given.processes).wait() == 0

@@ -79,7 +79,7 @@ def live(config: TrainConfig, folder: Path, place: dict[str, str]) -> None:
 
     from vitlab.pipelines.pretrain import pretrain
     from vitlab.train.distributed import RankError, init_distributed
-    from vitlab.train.loop import StoppedError
+    from vitlab.train.signals import StoppedError
 
     sys.stderr = folder.with_suffix(".log").open("a", buffering=1)
     torch.set_num_threads(1)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from vitlab.train.compiled import OWN, SHARED, CompileCache, StoppedError, stops_at_once
+from vitlab.train.compiled import OWN, SHARED, CompileCache
+from vitlab.train.signals import StoppedError, stops_at_once
 
 COMPILER = """#!/bin/sh
 # g++, but for the first library of the model: it is left empty, and the process that compiles gets a signal
@@ -34,10 +35,11 @@ folder = Path(os.environ["VITLAB_TEST"])
 (folder / "pid").write_text(str(os.getpid()))
 import torch
 from torch import nn
-from vitlab.train.distributed import SINGLE, Parallel
+from vitlab.train.distributed import SINGLE
+from vitlab.train.parallel import Parallel
 model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
 parallel = Parallel(model, SINGLE, torch.device("cpu"), precision="float32", compiled=True)
-with parallel.exchanging(last=True):
+with parallel.micro_step(last=True):
     parallel.forward(torch.ones(2, 4)).sum().backward()
 """
 RUN = """

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from vitlab.train.logs import Log, checksum_file, damaged_lines, read_log
+from vitlab.train.logs import Log, checksum_file, corrupt_lines, read_log
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def truncate(path: Path, after_step: int) -> list[int]:
 def test_an_undamaged_log(path: Path) -> None:
     assert steps(path) == [1, 2, 3, 4, 5, 6]
     assert json.loads(path.read_text().splitlines()[0]) == {"loss": 1 / 7, "ratio": None, "step": 1}
-    assert damaged_lines(path) == []
+    assert corrupt_lines(path) == []
     assert truncate(path, 4) == []
     assert steps(path) == [1, 2, 3, 4]
     assert checksum_file(path).stat().st_size == 4 * 9
@@ -46,14 +46,14 @@ def test_a_flipped_bit_is_noticed_in_its_line(path: Path, number: int, share: fl
     line = bytearray(lines[number - 1])
     line[int(share * (len(line) - 1))] ^= 1
     path.write_bytes(b"".join([*lines[: number - 1], bytes(line), *lines[number:]]))
-    assert damaged_lines(path) == [number]
+    assert corrupt_lines(path) == [number]
 
 
 def test_a_flipped_bit_in_the_checksums_is_noticed(path: Path) -> None:
     content = bytearray(checksum_file(path).read_bytes())
     content[20] ^= 1
     checksum_file(path).write_bytes(content)
-    assert damaged_lines(path) == [3]
+    assert corrupt_lines(path) == [3]
 
 
 @pytest.mark.parametrize(
@@ -78,10 +78,10 @@ def test_what_a_kill_leaves_is_no_damage(path: Path, half_line: bytes) -> None:
 
 def test_a_log_of_an_older_version_gets_checksums(path: Path) -> None:
     checksum_file(path).unlink()
-    assert damaged_lines(path) == []
+    assert corrupt_lines(path) == []
     Log(path).close()
     path.write_bytes(path.read_bytes().replace(b'"step": 2', b'"step": 3'))
-    assert damaged_lines(path) == [2]
+    assert corrupt_lines(path) == [2]
 
 
 @pytest.mark.parametrize("new", [b'"step": 9}', b'"step" 2}}'])

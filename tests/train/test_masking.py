@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitlab.config import MaskingConfig
 from vitlab.data.dataset import Dataset
-from vitlab.data.loader import Batch, eval_batches, train_batches
+from vitlab.data.loader import eval_batches, train_batches
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.models import ViTConfig
 from vitlab.train.masking import (
@@ -21,11 +21,11 @@ from vitlab.train.masking import (
     MaskedViT,
     class_colors,
     color_classes,
-    corruption,
-    judge,
-    outputs_of,
+    draw_corruption,
+    num_outputs,
     patch_colors,
-    wanted,
+    patch_losses,
+    patch_targets,
 )
 
 MODEL = ViTConfig(image_size=16, patch_size=4, width=16, depth=2, heads=2, mlp_dim=32, num_classes=0)
@@ -35,7 +35,7 @@ TARGETS: tuple[Any, ...] = ("mean-color", "downsized", "regression")
 
 def plans(count: int, patches: int, masking: MaskingConfig, seed: int = 0) -> Tensor:
     draws = np.random.default_rng(seed).random((count, masking.draws(patches)))
-    return corruption(masking, torch.from_numpy(draws), patches)
+    return draw_corruption(masking, torch.from_numpy(draws), patches)
 
 
 def within(found: Tensor | float, share: float, trials: int) -> bool:
@@ -95,7 +95,7 @@ def test_the_other_patch_is_any_other() -> None:
 @given(st.floats(0, 1, exclude_max=True), st.integers(2, 300))
 def test_a_place_is_a_place_whatever_is_drawn(u: float, patches: int) -> None:
     masking = MaskingConfig(masked=0.0, replaced=1.0)
-    plan = corruption(masking, torch.full((1, masking.draws(patches)), u, dtype=torch.float64), patches)
+    plan = draw_corruption(masking, torch.full((1, masking.draws(patches)), u, dtype=torch.float64), patches)
     assert plan.min() >= 0
     assert plan.max() < patches
     assert (plan[..., 0] != plan[..., 1]).all()
@@ -191,7 +191,7 @@ def test_mean_color_by_hand() -> None:
     red = [[40, 160, 31, 32], [120, 80, 32, 32]]
     green = [[0, 20, 64, 0], [10, 10, 0, 64]]
     blue = [[255, 255, 160, 160], [255, 255, 160, 159]]
-    found = wanted(MaskingConfig("mean-color"), 2, image([red, green, blue]), all_kept(2))
+    found = patch_targets(MaskingConfig("mean-color"), 2, image([red, green, blue]), all_kept(2))
     assert found.tolist() == [[[3 * 64 + 7], [8 + 4]]]
 
 
@@ -200,7 +200,7 @@ def test_downsized_by_hand() -> None:
     red = [[8 * x for x in range(16)] for _ in range(8)]
     zero = [[0] * 16 for _ in range(8)]
     green = [[255 if y >= 6 else 0] * 16 for y in range(8)]
-    found = wanted(MaskingConfig("downsized"), 8, image([red, green, zero]), all_kept(2))
+    found = patch_targets(MaskingConfig("downsized"), 8, image([red, green, zero]), all_kept(2))
     # Means of two columns: 4, 20, 36, 52 and 68, 84, 100, 116: levels 0, 0, 1, 1 and 2, 2, 3, 3.
     left, right = [0, 0, 64, 64], [128, 128, 192, 192]
     below = [each + 7 * 8 for each in left], [each + 7 * 8 for each in right]
@@ -213,14 +213,14 @@ def test_downsized_patches_that_four_does_not_divide() -> None:
     # (0 + 120) / 1.5 = 80, (120 + 30) / 1.5 = 100, (96 + 48) / 1.5 = 96, 48 / 1.5 = 32
     colors = patch_colors(image([[row] * 6] * 3), 6, 4)
     torch.testing.assert_close(colors[0, 0, :4, 0], torch.tensor([80.0, 100.0, 96.0, 32.0]), atol=1e-4, rtol=0)
-    found = wanted(MaskingConfig("downsized"), 6, image([[row] * 6] * 3), all_kept(1))
+    found = patch_targets(MaskingConfig("downsized"), 6, image([[row] * 6] * 3), all_kept(1))
     assert found.tolist() == [[4 * [73 * 2, 73 * 3, 73 * 3, 73]]]
 
 
 @pytest.mark.parametrize("patch", [1, 2, 3, 7, 14])
 def test_downsized_of_any_patch(patch: int) -> None:
     images = 2 * torch.rand(2, 3, 2 * patch, 3 * patch) - 1
-    assert wanted(MaskingConfig("downsized"), patch, images, plans(2, 6, MaskingConfig())).shape == (2, 3, 16)
+    assert patch_targets(MaskingConfig("downsized"), patch, images, plans(2, 6, MaskingConfig())).shape == (2, 3, 16)
     cells = patch_colors(images, patch, 4)
     assert cells.shape == (2, 6, 16, 3)
     torch.testing.assert_close(cells.mean(dim=2), patch_colors(images, patch, 1)[:, :, 0], atol=1e-3, rtol=0)
@@ -230,7 +230,7 @@ def test_regression_by_hand() -> None:
     """The pixels of a patch in reading order, each with its three channels, in the images' range."""
     values = torch.arange(3 * 4 * 4, dtype=torch.float32).reshape(3, 4, 4)
     images = image(values.tolist())
-    found = wanted(MaskingConfig("regression"), 2, images, torch.tensor([[[3, 3], [1, -1]]]))
+    found = patch_targets(MaskingConfig("regression"), 2, images, torch.tensor([[[3, 3], [1, -1]]]))
     assert found.shape == (1, 2, 4, 3)
     back = (found * 127.5 + 127.5).round()
     assert back[0, 0].tolist() == [[c * 16 + at for c in range(3)] for at in (10, 11, 14, 15)]
@@ -243,7 +243,7 @@ def test_targets_are_of_the_patch_itself_whatever_stands_there() -> None:
     own = torch.stack([plan[..., 0], plan[..., 0]], dim=2)
     for target in TARGETS:
         masking = MaskingConfig(target)
-        assert torch.equal(wanted(masking, 4, images, plan), wanted(masking, 4, images, own))
+        assert torch.equal(patch_targets(masking, 4, images, plan), patch_targets(masking, 4, images, own))
 
 
 # ----------------------------------------------------------------------------------------------------------- the loss
@@ -253,7 +253,7 @@ def test_cross_entropy_of_every_cell() -> None:
     answers = torch.tensor([[[5, 7], [511, 0]]])
     predictions = torch.randn(1, 2, 2 * 512)
     predictions[0, 0, 512 + 7] = 50.0
-    losses, right = judge(MaskingConfig("downsized"), predictions, answers)
+    losses, right = patch_losses(MaskingConfig("downsized"), predictions, answers)
     logs = predictions.view(1, 2, 2, 512).log_softmax(dim=3)
     torch.testing.assert_close(losses, -logs.gather(3, answers[..., None])[..., 0])
     assert right.tolist()[0][0][1] == 1
@@ -262,7 +262,9 @@ def test_cross_entropy_of_every_cell() -> None:
 
 def test_square_error_of_every_pixel() -> None:
     answers = torch.zeros(1, 1, 2, 3)
-    losses, right = judge(MaskingConfig("regression"), torch.tensor([[[1.0, 2.0, 3.0, 0.0, 0.0, -3.0]]]), answers)
+    losses, right = patch_losses(
+        MaskingConfig("regression"), torch.tensor([[[1.0, 2.0, 3.0, 0.0, 0.0, -3.0]]]), answers
+    )
     torch.testing.assert_close(losses, torch.tensor([[[14 / 3, 3.0]]]))
     assert right.isnan().all()
 
@@ -275,7 +277,7 @@ def test_all_three_kinds_of_corrupted_patches_count_and_no_other(target: Any) ->
     images = 2 * torch.rand(1, 3, 16, 16) - 1
     loss, _ = objective.loss(model, images, plan)
     predictions = model(images, plan)
-    each = judge(masking, predictions, wanted(masking, 4, images, plan))[0].mean(dim=2)[0]
+    each = patch_losses(masking, predictions, patch_targets(masking, 4, images, plan))[0].mean(dim=2)[0]
     assert len(set(each.tolist())) == 4
     torch.testing.assert_close(loss, each.mean())
 
@@ -356,7 +358,7 @@ def test_a_hidden_patch_is_hidden() -> None:
 def test_outputs_for_a_patch_of_16(target: Literal["mean-color", "downsized", "regression"], numbers: int) -> None:
     """One class of 512; 16 of them; 256 regressions of 3 channels (App. B.1.2)."""
     masking = MaskingConfig(target)
-    assert outputs_of(masking, 16) == numbers
+    assert num_outputs(masking, 16) == numbers
     with torch.device("meta"):
         assert MaskedViT(ViTConfig(num_classes=0), masking).predictor.weight.shape == (numbers, 768)
 
@@ -398,18 +400,10 @@ def test_learns_more_than_a_constant(target: Any) -> None:
         optimizer.step()
         losses.append(float(loss.detach()))
     (whole,) = eval_batches(data, EvalTransform(16), batch_size=32)
-    answers = wanted(masking, 4, whole.images, all_kept(N).expand(32, -1, -1))
+    answers = patch_targets(masking, 4, whole.images, all_kept(N).expand(32, -1, -1))
     if target == "regression":
         best = float(answers.flatten(0, 1).var(dim=0, unbiased=False).mean())
     else:
         shares = torch.bincount(answers[..., 0].flatten(), minlength=512) / (32 * N)
         best = float(torch.special.entr(shares).sum())
     assert np.mean(losses[-5:]) < 0.7 * best
-
-
-def test_batches_without_draws_are_our_mistake() -> None:
-    with pytest.raises(AssertionError, match="without draws"):
-        MaskedPatch(MaskingConfig(), MODEL).corrupt(
-            Batch(torch.zeros(1, 3, 16, 16), torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)),
-            np.random.default_rng(0),
-        )

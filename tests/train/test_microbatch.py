@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models import ViTConfig, build_model
@@ -27,34 +26,35 @@ S14 = ViTConfig(image_size=224, patch_size=14, width=384, depth=12, heads=6, mlp
 def test_available_memory_is_what_linux_says(tmp_path: Path) -> None:
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       24578932 kB\nMemAvailable:   1024 kB\nHugePages_Total:       0\n")
-    assert microbatch._available(meminfo) == 2**20
-    assert microbatch._available(tmp_path / "none") is None
+    assert microbatch._bytes_of(meminfo, "MemAvailable") == 2**20
+    assert microbatch._bytes_of(tmp_path / "missing", "MemAvailable") is None
 
 
-def test_limit_of_a_container(tmp_path: Path) -> None:
-    assert microbatch._left_in_cgroup(tmp_path) is None
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("700000\n")
-    (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 200000\n")
-    assert microbatch._left_in_cgroup(tmp_path) == 500_000
-    (tmp_path / "memory.max").write_text("max\n")
-    assert microbatch._left_in_cgroup(tmp_path) is None
-
-
-def test_limit_of_an_older_container(tmp_path: Path) -> None:
-    (tmp_path / "memory").mkdir()
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("1000000\n")
-    (tmp_path / "memory" / "memory.usage_in_bytes").write_text("700000\n")
-    assert microbatch._left_in_cgroup(tmp_path) == 300_000
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")  # "no limit"
-    assert microbatch._left_in_cgroup(tmp_path) is None
+@pytest.mark.parametrize(
+    ("limit", "usage", "unlimited"),
+    [
+        ("memory.max", "memory.current", "max\n"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "9223372036854771712\n"),
+    ],
+)
+def test_limit_of_a_container(tmp_path: Path, limit: str, usage: str, unlimited: str) -> None:
+    assert microbatch._cgroup_room(tmp_path) is None
+    (tmp_path / limit).parent.mkdir(exist_ok=True)
+    (tmp_path / limit).write_text("1000000\n")
+    (tmp_path / usage).write_text("700000\n")
+    assert microbatch._cgroup_room(tmp_path) == 300_000
+    cache = "total_inactive_file" if "/" in limit else "inactive_file"
+    (tmp_path / usage).with_name("memory.stat").write_text(f"anon 5\n{cache} 200000\n")
+    assert microbatch._cgroup_room(tmp_path) == 500_000
+    (tmp_path / limit).write_text(unlimited)
+    assert microbatch._cgroup_room(tmp_path) is None
 
 
 def test_the_smaller_of_system_and_container_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(microbatch, "_available", lambda: 7)
-    monkeypatch.setattr(microbatch, "_left_in_cgroup", lambda: 5)
+    monkeypatch.setattr(microbatch, "_bytes_of", lambda *_: 7)
+    monkeypatch.setattr(microbatch, "_cgroup_room", lambda: 5)
     assert free_memory(CPU) == 5
-    monkeypatch.setattr(microbatch, "_left_in_cgroup", lambda: None)
+    monkeypatch.setattr(microbatch, "_cgroup_room", lambda: None)
     assert free_memory(CPU) == 7
 
 
@@ -70,12 +70,14 @@ def test_size_where_memory_is_no_concern(size: int, share: int, device: str, exp
 
 def test_measured_and_left_as_it_was() -> None:
     model = build_model(SMALL.model, generator=torch.Generator().manual_seed(0))
+    model.eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     cost = measure_step(SMALL, model, CPU)
     assert cost.microbatch == 24
     assert cost.train_seconds > cost.eval_seconds > 0
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
+    assert not any(module.training for module in model.modules())
 
 
 @pytest.mark.parametrize("precision", ["float32", "autocast", "bfloat16"])
@@ -91,7 +93,7 @@ def test_masked_patch_prediction_is_measured() -> None:
 
 
 def test_little_memory_makes_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Halved until what is measured is MEMORY_SHARE of what is free; the processes of a machine share its memory."""
+    """Halved until what is measured is MEMORY_FRACTION of what is free; the processes of a machine share its memory."""
     taken = {24: 24_000_000, 16: 16_000_000, 8: 8_000_000, 4: 4_000_000, 2: 2_000_000, 1: 1_000_000}
     asked: list[int] = []
 
@@ -107,7 +109,7 @@ def test_little_memory_makes_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None
         return 0.1 * images
 
     monkeypatch.setattr(microbatch, "PeakMemory", Measured)
-    monkeypatch.setattr(microbatch._Trial, "seconds", seconds)
+    monkeypatch.setattr(microbatch._TrialStep, "seconds", seconds)
     monkeypatch.setattr(microbatch, "_constant_bytes", lambda *_: 1_000_000)
     model = build_model(SMALL.model)
     for free, processes, expected in (
@@ -120,7 +122,7 @@ def test_little_memory_makes_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None
         assert cost.memory == taken[expected] + 1_000_000
         assert (cost.free, cost.train_seconds) == (free // processes, pytest.approx(0.1))
         if expected > 1:
-            assert cost.memory <= microbatch.MEMORY_SHARE * free / processes
+            assert cost.memory <= microbatch.MEMORY_FRACTION * free / processes
 
 
 def test_what_holds_for_one_image_is_told_where_no_more_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +141,7 @@ def test_what_holds_for_one_image_is_told_where_no_more_fit(monkeypatch: pytest.
         return 0.1 if images == 1 else 50.0
 
     monkeypatch.setattr(microbatch, "PeakMemory", Measured)
-    monkeypatch.setattr(microbatch._Trial, "seconds", seconds)
+    monkeypatch.setattr(microbatch._TrialStep, "seconds", seconds)
     monkeypatch.setattr(microbatch, "_constant_bytes", lambda *_: 0)
     monkeypatch.setattr(microbatch, "free_memory", lambda _: 1_000_000_000)
     cost = measure_step(SMALL, build_model(SMALL.model), CPU)
@@ -181,11 +183,3 @@ def test_described() -> None:
         "micro-batches of 16, 8 images/s, 3.0 of 24.0 GiB free memory"
     )
     assert StepCost(16, 0.001, 0.1, None, None).describe() == "micro-batches of 16, 1,000 images/s"
-
-
-def test_a_model_of_any_kind_is_copied_not_trained() -> None:
-    """Dropout and modes of the model stay."""
-    model = build_model(dataclasses.replace(SMALL.model, dropout=0.5)).eval()
-    measure_step(SMALL, model, CPU)
-    assert not model.training
-    assert not any(module.training for module in model.modules() if isinstance(module, nn.Dropout))

@@ -24,9 +24,9 @@ from vitlab.train.optim import (
     describe_groups,
     is_decayed,
     learning_rate,
-    pack_optimizer,
+    load_optimizer_state,
+    optimizer_state,
     set_learning_rate,
-    unpack_optimizer,
     update_average,
 )
 
@@ -229,11 +229,11 @@ def test_groups_are_described() -> None:
     ]
     kernels = create_optimizer(parameters, OptimConfig(weight_decay=0.1, decay_on="kernels"))
     assert describe_groups(kernels).split("; ") == [
-        "1 tensors, 1,000 numbers, weight decay 0.1",
-        "1 tensors, 20 numbers, weight decay 0",
+        "1 tensors, 1,000 parameters, weight decay 0.1",
+        "1 tensors, 20 parameters, weight decay 0",
     ]
     everything = create_optimizer(parameters, OptimConfig(name="sgd", weight_decay=0.1))
-    assert describe_groups(everything) == "2 tensors, 1,020 numbers, weight decay 0.1"
+    assert describe_groups(everything) == "2 tensors, 1,020 parameters, weight decay 0.1"
 
 
 def test_frozen_parameters_are_left_out() -> None:
@@ -268,7 +268,7 @@ def test_rate_zero_moves_nothing_but_the_memory() -> None:
         weight.grad = torch.ones(3)
         optimizer.step()
         assert torch.equal(weight, torch.ones(3))
-        assert any(tensor.abs().sum() > 0 for tensor in pack_optimizer(optimizer).values())
+        assert any(tensor.abs().sum() > 0 for tensor in optimizer_state(optimizer).values())
 
 
 # --- clipping
@@ -329,10 +329,10 @@ def test_packed_state_continues_bit_for_bit(config: OptimConfig, steps_before: i
     straight = {name: p.detach().clone().requires_grad_() for name, p in ViT(TINY).named_parameters()}
     optimizer = create_optimizer(straight.items(), config)
     advance(straight, optimizer, range(steps_before))
-    packed = {key: value.clone() for key, value in pack_optimizer(optimizer).items()}
+    packed = {key: value.clone() for key, value in optimizer_state(optimizer).items()}
     resumed = {name: p.detach().clone().requires_grad_() for name, p in straight.items()}
     again = create_optimizer(resumed.items(), config)
-    unpack_optimizer(again, packed)
+    load_optimizer_state(again, packed)
 
     advance(straight, optimizer, range(steps_before, steps_before + 4))
     advance(resumed, again, range(steps_before, steps_before + 4))
@@ -344,6 +344,6 @@ def test_state_of_another_model_is_refused() -> None:
     weight = torch.ones(3, requires_grad=True)
     optimizer = create_optimizer([("w", weight)], OptimConfig())
     with pytest.raises(ValueError, match=r"v/exp_avg .*fits no parameter of this model"):
-        unpack_optimizer(optimizer, {"v/exp_avg": torch.zeros(3)})
+        load_optimizer_state(optimizer, {"v/exp_avg": torch.zeros(3)})
     with pytest.raises(ValueError, match=r"w/exp_avg of shape \(4,\)"):
-        unpack_optimizer(optimizer, {"w/exp_avg": torch.zeros(4)})
+        load_optimizer_state(optimizer, {"w/exp_avg": torch.zeros(4)})

@@ -39,9 +39,9 @@ def test_the_model_is_its_own_master(model: ViT, precision: Any) -> None:
     assert list(weights.masters) == [name for name, _ in model.named_parameters()]
     assert all(weights.masters[name] is parameter for name, parameter in model.named_parameters())
     model(IMAGES).sum().backward()
-    weights.collect_gradients()
+    weights.accumulate_gradients()
     assert all(master.grad is not None for master in weights.masters.values())
-    weights.clear_gradients()
+    weights.zero_grad()
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
@@ -69,7 +69,7 @@ def test_small_steps_are_not_lost(model: ViT) -> None:
     for _ in range(100):
         with torch.no_grad():
             master.add_(1e-4)
-        weights.refresh()
+        weights.update_copy()
     assert master[0].item() == pytest.approx(1.01, abs=1e-5)
     assert copy[0].item() == pytest.approx(1.01, abs=0.004)
     assert copy[0].item() > 1
@@ -81,13 +81,13 @@ def test_gradients_add_up_in_float32(model: ViT) -> None:
     for scale in (1.0, 1e-3):
         (model(IMAGES).float().sum() * scale).backward()
         parts.append({name: p.grad.float() for name, p in model.named_parameters() if p.grad is not None})
-        weights.collect_gradients()
+        weights.accumulate_gradients()
         assert all(parameter.grad is None for parameter in model.parameters())
     for name, master in weights.masters.items():
         assert master.grad is not None
         assert master.grad.dtype == torch.float32
         assert torch.equal(master.grad, parts[0][name] + parts[1][name])
-    weights.clear_gradients()
+    weights.zero_grad()
     assert all(master.grad is None for master in weights.masters.values())
 
 

@@ -227,7 +227,7 @@ def test_a_full_disk_says_what_to_do(tmp_path: Path, tensorboard: bool) -> None:
     with Workdir(tmp_path / "run", SETTINGS, tensorboard=tensorboard) as workdir:
         workdir.log_metrics(1, {"loss": 1.0})
         workdir.sync()
-        with pytest.raises(OSError, match=r"work folder .*run \(File too large\)\. Make room .*the last checkpoint"):
+        with pytest.raises(OSError, match=r"work folder .*run \(File too large\)\. Free space .*the last checkpoint"):
             log(workdir)
     whole = (tmp_path / "run" / "metrics.jsonl").read_text()
     assert json.loads(whole.splitlines()[0]) == {"loss": 1.0, "step": 1}
@@ -237,5 +237,5 @@ def test_a_full_disk_says_what_to_do(tmp_path: Path, tensorboard: bool) -> None:
 
 
 def test_settings_that_find_no_room(tmp_path: Path) -> None:
-    with small_disk(), pytest.raises(OSError, match=r"work folder .* \(File too large\)\. Make room"):
+    with small_disk(), pytest.raises(OSError, match=r"work folder .* \(File too large\)\. Free space"):
         Workdir(tmp_path, {"model": "x" * 5000}, tensorboard=False)

@@ -184,7 +184,7 @@ def _members(hint: Any) -> list[Any]:
     if typing.get_origin(hint) is typing.Annotated:
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return [each for each in typing.get_args(hint) if each is not type(None)]
+        return [option for each in typing.get_args(hint) if each is not type(None) for option in _members(each)]
     return [hint]
 
 

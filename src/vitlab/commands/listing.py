@@ -145,7 +145,7 @@ def recipes(pattern: str = "*") -> list[Row]:
 def studies(pattern: str = "*") -> list[Row]:
     """Every study: where it stands in the paper, and what it asks."""
     found = [study for name, study in STUDIES.items() if fnmatch.fnmatchcase(name, pattern)]
-    return [{"study": study.name, "paper": study.source, "about": study.about} for study in found]
+    return [{"study": study.name, "paper": study.source, "about": study.question} for study in found]
 
 
 def models_page() -> str:

@@ -12,7 +12,7 @@ from vitlab.commands.output import RunConfig, print_note, print_result, print_st
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.settings import nearest
-from vitlab.train.devices import DEVICES
+from vitlab.train.progress import DEVICES
 
 
 @dataclass(frozen=True)
@@ -54,16 +54,16 @@ class Study:
         if self.dry_run and (self.processes is not None or self.device != "auto"):
             raise UserError("--processes and --device have no effect with --dry-run.")
         print_start(f"planning the study {self.name} at scale {self.scale}")
-        from vitlab.studies import cost, engine
+        from vitlab.studies import cost, runner
         from vitlab.studies.report import as_text
 
-        out = self.out or Path("runs") / f"study-{self.name}-{self.scale}"
-        plan = engine.plan(STUDIES[self.name], self.scale, out, dataset=self.dataset, root=self.root)
+        study, out = STUDIES[self.name], self.out or Path("runs") / f"study-{self.name}-{self.scale}"
+        plan = runner.plan(study, self.scale, out, dataset=self.dataset, root=self.root)
         if self.dry_run:
             found = cost.cost(plan, self.tflops)
             print_result(found, self.json, f"{format_table(cost.rows(found))}\n{cost.summary(found)}")
             return 0
-        found = engine.run_study(plan, processes=self.processes, device=self.device)
+        found = runner.run_study(study, plan, processes=self.processes, device=self.device)
         print_result(found, self.json, f"{as_text(found)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}")
         if left := plan.leftovers():
             print_note(
@@ -106,7 +106,8 @@ class Bench:
 
     def run(self) -> int:
         print_start(f"measuring {', '.join(self.models) or 'the models of Fig. 12'} at {self.sizes} pixels")
-        from vitlab.cost.bench import FIGURE_12, Settings, bench, table
+        from vitlab.cost.bench import FIGURE_12, Settings, bench
+        from vitlab.cost.report import table
 
         batch = None if self.batch == "auto" else _integers("batch", self.batch)[0]
         settings = Settings(
@@ -157,11 +158,11 @@ class Plan:
 
     def run(self) -> int:
         print_start(f"planning {self.recipe}")
-        from vitlab.cost.plan import as_text, tell
+        from vitlab.cost.plan import estimate, format_estimate
 
-        found = tell(
+        found = estimate(
             self.config, device=self.device, count=self.count, mfu=self.mfu, model_name=self.model_name,
             examples=self.examples, image_kb=self.image_kb, say=print_note,
         )  # fmt: skip
-        print_result(found, self.json, as_text(found))
+        print_result(found, self.json, format_estimate(found))
         return 0

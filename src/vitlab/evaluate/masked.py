@@ -35,12 +35,12 @@ from vitlab.train.masking import (
     COLORS,
     MASK,
     MaskedViT,
-    cells_of,
+    cells_per_side,
     class_colors,
-    corruption,
-    judge,
+    draw_corruption,
     patch_colors,
-    wanted,
+    patch_losses,
+    patch_targets,
 )
 from vitlab.weights import load_model, save_model
 
@@ -97,7 +97,7 @@ def evaluate_masked(
 ) -> MaskedEvaluation:
     """Evaluates `model` on `dataset`, as `evaluate` does a classifier."""
     config, masking = model.config, model.masking
-    device, cells = model.mask.device, cells_of(masking, config.patch_size) ** 2
+    device, cells = model.mask.device, cells_per_side(masking, config.patch_size) ** 2
     # Sums over patches, on the device until the end: no batch waits for the one before.
     measured = torch.zeros(2, dtype=torch.float64, device=device)  # loss, right cells
     counts = torch.zeros(cells, COLORS, dtype=torch.int64, device=device)
@@ -108,11 +108,11 @@ def evaluate_masked(
     ) as batches:
         for batch in batches:
             assert batch.draws is not None
-            plan = corruption(masking, batch.draws, config.num_patches)
-            targets = wanted(masking, config.patch_size, batch.images, plan)
+            plan = draw_corruption(masking, batch.draws, config.num_patches)
+            targets = patch_targets(masking, config.patch_size, batch.images, plan)
             images += len(targets)
             measured += torch.stack(
-                [each.double().sum() for each in judge(masking, model(batch.images, plan), targets)]
+                [each.double().sum() for each in patch_losses(masking, model(batch.images, plan), targets)]
             )
             if masking.target == "regression":
                 values = targets.double()
@@ -203,7 +203,7 @@ def reconstruct(model: MaskedViT, images: Float[Tensor, "n 3 H W"], plan: Int64[
     rows = torch.arange(len(plan), device=plan.device)[:, None]
     masked = (sources == MASK)[..., None, None]
     corrupted = patches[rows, sources.clamp(min=0)].masked_fill(masked, GRAY)
-    targets = wanted(model.masking, patch, images, plan)
+    targets = patch_targets(model.masking, patch, images, plan)
     predictions = model(images, plan).float().unflatten(2, (targets.shape[2], -1))
     if model.masking.target == "regression":
         predicted, best = predictions * 127.5 + 127.5, targets * 127.5 + 127.5
@@ -248,7 +248,7 @@ def write_reconstructions(
     draws = example_uniforms(
         0, np.zeros_like(indices), np.array(indices), masking.draws(config.num_patches), Stream.EXAMPLE_DRAWS
     )
-    plan = corruption(masking, torch.from_numpy(draws).to(model.mask.device), config.num_patches)
+    plan = draw_corruption(masking, torch.from_numpy(draws).to(model.mask.device), config.num_patches)
     images = EvalTransform(config.image_hw, preprocessing or Preprocessing()).apply(decoded).to(model.mask.device)
     with replacing_file(folder / RECONSTRUCTIONS) as file:
         _draw_sheet(reconstruct(model, images, plan)).save(file, format="PNG")

@@ -4,9 +4,9 @@ import dataclasses
 from dataclasses import dataclass
 
 from vitlab.config import FinetuneConfig
+from vitlab.display import format_duration
 from vitlab.models.config import ViTConfig
 from vitlab.train.microbatch import StepCost
-from vitlab.train.progress import duration
 
 SHORT = 120.0
 """Seconds below which nobody needs to be told how to shorten it."""
@@ -67,13 +67,13 @@ class Estimate:
             rows["search"] = (
                 f"{len(config.learning_rates)} learning rates x {config.sweep_steps or self.steps:,} steps of "
                 f"{config.batch_size} images, scored on {self.held_out_images:,} held-out images: "
-                f"{duration(self.search_seconds)}"
+                f"{format_duration(self.search_seconds)}"
             )
         rows["training"] = (
             f"{runs}{self.steps:,} steps of {config.batch_size} images ({passes:.1f} epochs), then the test: "
-            f"{duration(self.run_seconds)}"
+            f"{format_duration(self.run_seconds)}"
         )
-        rows["total"] = f"about {duration(self.seconds)}"
+        rows["total"] = f"about {format_duration(self.seconds)}"
         if self.seconds > SHORT:
             rows["shorter"] = " | ".join(self._shorter())
         return "\n".join(f"  {name:9} {text}" for name, text in rows.items())
@@ -82,15 +82,15 @@ class Estimate:
         """Flags, each with the total that it would leave."""
         ways = []
         if self.held_out_images:
-            ways.append(f"--optim.lr {self.config.optim.lr:g}, without a search: {duration(self.run_seconds)}")
+            ways.append(f"--optim.lr {self.config.optim.lr:g}, without a search: {format_duration(self.run_seconds)}")
         if self.steps > 1:
             fewer = self._with(steps=self.steps // 2, epochs=None)
-            ways.append(f"--steps {self.steps // 2}: {duration(fewer.seconds)}")
+            ways.append(f"--steps {self.steps // 2}: {format_duration(fewer.seconds)}")
         model = self.config.model
         if isinstance(model, ViTConfig) and (side := min(model.image_hw) * 3 // 4 // model.stride * model.stride) >= 64:
             smaller = dataclasses.replace(model, image_size=side)
             share = smaller.forward_macs / model.forward_macs
-            ways.append(f"--image-size {side}: about {duration(share * self.seconds)}")
+            ways.append(f"--image-size {side}: about {format_duration(share * self.seconds)}")
         return ways
 
     def _with(self, **settings: int | None) -> "Estimate":

@@ -1,6 +1,6 @@
-"""Sec. 4.3-4.4, App. D: many runs, one page.
+"""Sec. 4.3-4.4, App. D: the paper's comparisons of many runs.
 
-`STUDIES` are the names that `vitlab study` knows. Nothing here needs torch.
+`STUDIES` are the names that `vitlab study` accepts. Nothing here imports torch.
 """
 
 from vitlab.studies.axial import AXIAL
@@ -13,10 +13,8 @@ from vitlab.studies.regularization import REGULARIZATION
 from vitlab.studies.resolution import RESOLUTION
 from vitlab.studies.scaling import SCALING
 from vitlab.studies.shape import SHAPE
-from vitlab.studies.study import Study
+from vitlab.studies.spec import Study
 
-_IN_ORDER = (
-    DATA_SIZE, REGULARIZATION, SCALING, RESOLUTION, MASKING, OPTIMIZER, SHAPE, HEAD, POSITIONS, AXIAL,
-)  # fmt: skip
-STUDIES: dict[str, Study] = {study.name: study for study in _IN_ORDER}
+_ALL = (DATA_SIZE, REGULARIZATION, SCALING, RESOLUTION, MASKING, OPTIMIZER, SHAPE, HEAD, POSITIONS, AXIAL)
+STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 """In the paper's order."""

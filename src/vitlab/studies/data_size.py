@@ -1,286 +1,193 @@
 """Sec. 4.3, Fig. 3 and 4: how much data a Vision Transformer needs before it is as good as a ResNet."""
 
-import dataclasses
-from collections.abc import Mapping, Sequence
+from typing import Any
 
-from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
-from vitlab.inspect.panels import Panel
-from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitlab.config import FinetuneConfig, TrainConfig
+from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import finetune, pretrain
-from vitlab.studies.small import CARRIED_TO, LEARNED, SMALL_L2, series
-from vitlab.studies.statistics import difference, estimate, over_seeds, percent
-from vitlab.studies.study import SEEDS, Claim, Difference, Done, Point, Report, Scale, Study
+from vitlab.studies.point import Point, Result, Scale
+from vitlab.studies.presets import changed, finetuning, jft, pretraining, resnet, vit
+from vitlab.studies.spec import Chart, Claim, Study, share
+from vitlab.studies.statistics import Results
 
 PARTS = (0.03, 0.1, 0.3, 1.0)
-"""Shares of the pre-training data, each in the next: of JFT's 303 million images the 9, 30, 90 and all of Fig. 4."""
+"""Shares of the pre-training data, nested: of JFT's 303 million images the 9, 30, 90 and all of Fig. 4."""
 GPU_PARTS = (0.01, *PARTS)
+PRETRAINING, FINETUNING = "pre-training", "fine-tuning"
+Candidates = dict[str, tuple[str, str, TrainConfig]]
+"""Name -> family; size (`small` is compared with `small`); pre-training, without part and seed."""
 
-BEST = "best_fewshot"
-"""The figure that `early_stopped` adds."""
+
+def early_stopped(result: Result) -> float:
+    """Metric: few-shot accuracy at the evaluation with the best accuracy on held-out images.
+
+    It is the only regularizer in Fig. 4: the last weights of a model may have memorized its few images.
+    """
+    config = result.point.config
+    assert config.fewshot is not None
+    metric = f"fewshot_{config.fewshot.shots[0]}shot"
+    evaluations = [record for record in result.records if metric in record]
+    return max(evaluations, key=lambda record: record[f"{config.data.eval_split}_accuracy"])[metric]
+
 
 MEASURES = (
-    ("pre-training", BEST, "few-shot accuracy on other classes"),
-    ("fine-tuning", "accuracy", "fine-tuned accuracy on other classes"),
+    (PRETRAINING, early_stopped, "few-shot accuracy on other classes"),
+    (FINETUNING, "accuracy", "fine-tuned accuracy on other classes"),
 )
-"""What is measured of which run: Fig. 4 and Fig. 3."""
+"""Fig. 4 and Fig. 3."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A model of the study and how it is pre-trained, but for the part and the seed."""
+def variants(scale: Scale) -> list[Point]:
+    """Every model on every part with the same settings and steps, as in the paper; then fine-tuned.
 
-    family: str
-    size: str
-    """What it is compared by: `small` with `small`, `large` with `large`."""
-    config: TrainConfig
-
-
-def points(scale: Scale) -> list[Point]:
-    """Every model on every part with the same settings, as the paper has it, and the same steps; then fine-tuned.
-
-    At `tiny` only what has learned from the least and from the most data is fine-tuned.
+    At `tiny` only the models of the least and the most data are fine-tuned.
     """
+    candidates, parts, after = _settings(scale)
+    before, tuned = [], []
+    for name, (family, size, config) in candidates.items():
+        for part in parts:
+            labels = {"model": name, "family": family, "size": size, "part": part}
+            start = f"{name.replace('/', '-').replace('+', '-')}.{100 * part:g}"
+            before.append(Point(start, changed(config, data={"part": part}), labels | {"run": PRETRAINING}))
+            if scale != "tiny" or part in (parts[0], parts[-1]):
+                tuned.append(Point(f"{start}.finetuned", after, labels | {"run": FINETUNING}, start=start))
+    return before + tuned
+
+
+def _settings(scale: Scale) -> tuple[Candidates, tuple[float, ...], FinetuneConfig]:
     match scale:
-        case "tiny":
-            after = _small_finetuning("fashion_mnist", part=0.01, steps=100, batch_size=32)
-            return _all(_tiny_models(), PARTS, after, tuned=(PARTS[0], PARTS[-1]), seeds=SEEDS)
-        case "gpu":
-            after = _small_finetuning("cifar10", part=0.1, steps=300, batch_size=128)
-            return _all(_gpu_models(), GPU_PARTS, after, tuned=GPU_PARTS, seeds=SEEDS)
+        case "tiny":  # 2 to 8 million multiply-accumulates an image
+            return _tiny(), PARTS, finetuning(scale, part=0.01, steps=100, batch_size=32)
+        case "gpu":  # 24 to 185 million
+            return _gpu(), GPU_PARTS, finetuning(scale, part=0.1, steps=300, batch_size=128)
         case "paper":
-            after = finetune.imagenet()
-            after = dataclasses.replace(after, model=ViTConfig(image_size=384), average_decay=None)
-            return _all(_paper_models(), PARTS, after, tuned=PARTS, seeds=(0,))
+            return _paper(), PARTS, changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
 
 
-def _tiny_models() -> dict[str, Candidate]:
-    """Fashion-MNIST at its 28 pixels: 2 to 8 million multiply-accumulates a image."""
-    base = _small_pretraining("fashion_mnist", steps=600, batch_size=64)
-    hybrid = _vit(28, 1, width=64, depth=2, stem=ResNetBody((1, 1), width=32))
+def _tiny() -> Candidates:
+    hybrid = vit(28, 1, 64, 2, stem=ResNetBody((1, 1), width=32))
     return {
-        "ViT-64/7": Candidate("ViT", "small", _with(base, _vit(28, 7, width=64, depth=4))),
-        "ViT-96/7": Candidate("ViT", "large", _with(base, _vit(28, 7, width=96, depth=6))),
-        "R8x0.5": Candidate("ResNet", "small", _with(base, _resnet(28, (1, 1), width=32))),
-        "R14x0.5": Candidate("ResNet", "large", _with(base, _resnet(28, (2, 2), width=32))),
-        "R8x0.5+ViT-64": Candidate("hybrid", "small", _with(base, hybrid)),
+        "ViT-64/7": ("ViT", "small", _small("tiny", vit(28, 7, 64, 4))),
+        "ViT-96/7": ("ViT", "large", _small("tiny", vit(28, 7, 96, 6))),
+        "R8x0.5": ("ResNet", "small", _small("tiny", resnet(28, (1, 1)))),
+        "R14x0.5": ("ResNet", "large", _small("tiny", resnet(28, (2, 2)))),
+        "R8x0.5+ViT-64": ("hybrid", "small", _small("tiny", hybrid)),
     }
 
 
-def _gpu_models() -> dict[str, Candidate]:
-    """CIFAR-10 at its 32 pixels: 24 to 185 million multiply-accumulates a image."""
-    base = _small_pretraining("cifar10", steps=2500, batch_size=512)
-    hybrid = _vit(32, 1, width=192, depth=6, stem=ResNetBody((2, 2), width=64))
+def _gpu() -> Candidates:
+    hybrid = vit(32, 1, 192, 6, stem=ResNetBody((2, 2), width=64))
     return {
-        "ViT-128/4": Candidate("ViT", "small", _with(base, _vit(32, 4, width=128, depth=6))),
-        "ViT-192/4": Candidate("ViT", "large", _with(base, _vit(32, 4, width=192, depth=9))),
-        "R14x1": Candidate("ResNet", "small", _with(base, _resnet(32, (2, 2), width=64))),
-        "R26x1.5": Candidate("ResNet", "large", _with(base, _resnet(32, (2, 2, 2, 2), width=96))),
-        "R14x1+ViT-192": Candidate("hybrid", "small", _with(base, hybrid)),
+        "ViT-128/4": ("ViT", "small", _small("gpu", vit(32, 4, 128, 6))),
+        "ViT-192/4": ("ViT", "large", _small("gpu", vit(32, 4, 192, 9))),
+        "R14x1": ("ResNet", "small", _small("gpu", resnet(32, (2, 2), width=64))),
+        "R26x1.5": ("ResNet", "large", _small("gpu", resnet(32, (2, 2, 2, 2), width=96))),
+        "R14x1+ViT-192": ("hybrid", "small", _small("gpu", hybrid)),
     }
 
 
-def _paper_models() -> dict[str, Candidate]:
+def _small(scale: Scale, model: ModelConfig) -> TrainConfig:
+    """The held-out images choose the evaluation that counts."""
+    steps = 600 if scale == "tiny" else 2500
+    images = {"train_split": "train", "eval_split": "val", "pad": 3}
+    return pretraining(scale, model, steps, data=images, fewshot={"test_images": 1000}, eval_every=steps // 5)
+
+
+def _paper() -> Candidates:
     """Fig. 4's models as Table 3 trains them; every part gets the steps of 7 epochs of the whole.
 
-    Deviation: the paper fine-tunes (Fig. 3) what has learned from ImageNet, ImageNet-21k and JFT, not from parts of
-    JFT; those runs are the three functions of `recipes.pretrain`.
+    Deviation: the paper fine-tunes (Fig. 3) models of ImageNet, ImageNet-21k and JFT, not of parts of JFT; those runs
+    are the three functions of `recipes.pretrain`.
     """
     steps = round(7 * 303e6 / pretrain.BATCH_SIZE)
-    shots = FewShotConfig(dataset="imagenet", test_split="test", shots=(5,))
 
-    def row(name: str) -> TrainConfig:
-        return dataclasses.replace(pretrain.jft(name), epochs=None, steps=steps, eval_every=steps // 20, fewshot=shots)
+    def row(name: str, **model: Any) -> TrainConfig:
+        return changed(jft(name, **model), epochs=None, steps=steps, eval_every=steps // 20)
 
-    base = row("ViT-B/32")
-    assert isinstance(base.model, ViTConfig)
-    halved = dataclasses.replace(
-        base.model, width=base.model.width // 2, heads=base.model.heads // 2, mlp_dim=base.model.mlp_dim // 2,
-        representation_size=base.model.width // 2,
-    )  # fmt: skip
     return {
-        "ViT-b/32": Candidate("ViT", "half", _with(base, halved)),
-        "ViT-B/32": Candidate("ViT", "small", base),
-        "ViT-L/32": Candidate("ViT", "medium", row("ViT-L/32")),
-        "ViT-L/16": Candidate("ViT", "large", row("ViT-L/16")),
-        "R50x1": Candidate("ResNet", "small", row("R50x1")),
-        "R152x2": Candidate("ResNet", "large", row("R152x2")),
+        "ViT-b/32": ("ViT", "half", row("ViT-B/32", width=384, heads=6, mlp_dim=1536)),
+        "ViT-B/32": ("ViT", "small", row("ViT-B/32")),
+        "ViT-L/32": ("ViT", "medium", row("ViT-L/32")),
+        "ViT-L/16": ("ViT", "large", row("ViT-L/16")),
+        "R50x1": ("ResNet", "small", row("R50x1")),
+        "R152x2": ("ResNet", "large", row("R152x2")),
     }
 
 
-def _with(config: TrainConfig, model: ModelConfig) -> TrainConfig:
-    return dataclasses.replace(config, model=model)
+def _images(results: Results) -> dict[float, int]:
+    """Part -> images that the pre-training learns from."""
+    before = results.study.where(run=PRETRAINING)
+    return {float(run.point.labels["part"]): run.examples for run in before}
 
 
-def _vit(side: int, patch_size: int, *, width: int, depth: int, stem: ResNetBody | None = None) -> ViTConfig:
-    return ViTConfig(
-        image_size=side, patch_size=patch_size, width=width, depth=depth, heads=4, mlp_dim=2 * width,
-        num_classes=len(LEARNED), pool="gap", gelu="erf", position_std=1.0, head_std=0.1, stem=stem,
-    )  # fmt: skip
+def _columns(results: Results) -> dict[str, Any]:
+    metrics = {run: (metric, title) for run, metric, title in MEASURES}
+    columns: dict[str, Any] = {"model": "model", "measured, %": lambda row: metrics[row.labels["run"]][1]}
+    for part, count in _images(results).items():
+        columns[f"{count:,} images"] = lambda row, part=part: share(metrics[row.labels["run"]][0], part=part)(row)
+    return columns
 
 
-def _resnet(side: int, layers: tuple[int, ...], width: int) -> ResNetConfig:
-    """The name counts three layers a unit, the root and the head, and the width in 64 channels."""
-    return ResNetConfig(image_size=side, num_classes=len(LEARNED), body=ResNetBody(layers, width=width, version="v2"))
-
-
-def _small_pretraining(name: str, steps: int, batch_size: int) -> TrainConfig:
-    """Five classes, judged by few-shot accuracy on five others; the held-out images choose the moment."""
-    return TrainConfig(
-        data=DataConfig(name=name, classes=LEARNED, crop="pad", pad=3),
-        optim=OptimConfig(lr=1e-3, weight_decay=0.05, warmup_steps=steps // 10, clip_norm=1.0),
-        fewshot=FewShotConfig(
-            classes=CARRIED_TO, test_split="test", shots=(5,), l2=SMALL_L2, seeds=10, test_images=1000
-        ),
-        steps=steps,
-        batch_size=batch_size,
-        log_every=100,
-        eval_every=steps // 5,
-    )
-
-
-def _small_finetuning(name: str, part: float, steps: int, batch_size: int) -> FinetuneConfig:
-    return FinetuneConfig(
-        model=ViTConfig(image_size=28 if name == "fashion_mnist" else 32, patch_size=4),
-        data=DataConfig(
-            name=name, train_split="trainval", eval_split="test", classes=CARRIED_TO, crop="pad", pad=3, part=part
-        ),
-        optim=OptimConfig(name="sgd", lr=0.03, warmup_steps=steps // 10, clip_norm=1.0),
-        steps=steps,
-        batch_size=batch_size,
-    )
-
-
-def _all(
-    models: Mapping[str, Candidate],
-    parts: Sequence[float],
-    after: FinetuneConfig,
-    *,
-    tuned: Sequence[float],
-    seeds: Sequence[int],
-) -> list[Point]:
-    found = []
-    for seed in seeds:
-        for name, each in models.items():
-            for part in parts:
-                data = dataclasses.replace(each.config.data, part=part)
-                labels = {"model": name, "family": each.family, "size": each.size, "part": part}
-                start = f"{name.replace('/', '-').replace('+', '-')}.{100 * part:g}.seed-{seed}"
-                config = dataclasses.replace(each.config, data=data, seed=seed)
-                found.append(Point(start, config, labels | {"run": "pre-training"}))
-                if part in tuned:
-                    config = dataclasses.replace(after, seed=seed)
-                    labels = labels | {"run": "fine-tuning"}
-                    found.append(Point(start.replace(".seed", ".finetuned.seed"), config, labels, start=start))
-    return found
-
-
-# -------------------------------------------------------------------------------------------------------------- report
-
-
-def early_stopped(done: Done) -> Done:
-    """The same with `BEST`: few-shot accuracy at the evaluation with the best accuracy on held-out images.
-
-    The paper's one regularizer in Fig. 4: without it a model that has learned its few images by heart would be judged.
-    """
-    config = done.point.config
-    if config.fewshot is None:
-        return done
-    measured = f"fewshot_{config.fewshot.shots[0]}shot"
-    judged = [record for record in done.records if measured in record]
-    best = max(judged, key=lambda record: record[f"{config.data.eval_split}_accuracy"])
-    return dataclasses.replace(done, figures={**done.figures, BEST: best[measured]})
-
-
-def growth(
-    done: Sequence[Done], figure: str, one: Mapping[str, str], other: Mapping[str, str], parts: tuple[float, float]
-) -> Difference:
-    """How much more the figure of `one` rises from the first of these parts to the second than that of `other`.
-
-    By seed: a difference of differences, with its interval over seeds.
-    """
-
-    least, most = parts
-
-    def rise(seed: Sequence[Done], labels: Mapping[str, str]) -> float:
-        return estimate(seed, figure, part=most, **labels).mean - estimate(seed, figure, part=least, **labels).mean
-
-    return over_seeds(done, lambda seed: rise(seed, one) - rise(seed, other))
-
-
-def report(done: Sequence[Done]) -> Report:
-    """Fig. 4 (few-shot) and Fig. 3 (fine-tuned): a row and a curve for each model, accuracy over images learned."""
-    done = [early_stopped(each) for each in done]
-    models = list(dict.fromkeys(str(each.point.labels["model"]) for each in done))
-    images = {float(each.point.labels["part"]): each.examples for each in done if not each.point.start}
-    rows, panels = [], []
-    for run, figure, title in MEASURES:
-        drawn = []
-        for model in models:
-            own = [each for each in done if (each.point.labels["model"], each.point.labels["run"]) == (model, run)]
-            parts = sorted({float(each.point.labels["part"]) for each in own})
-            found = {part: estimate(own, figure, part=part) for part in parts}
-            rows.append([model, title, *(percent(found[part]) if part in found else "" for part in images)])
-            drawn.append(series(model, [images[part] for part in parts], list(found.values())))
-        panels.append(Panel(title[:1].upper() + title[1:], "images learned from", "accuracy", drawn, log_x=True))
-    columns = ["model", "measured, %", *(f"{count:,} images" for count in images.values())]
-    return Report(_lead(done), columns, rows, _claims(done, (min(images), max(images))), panels)
-
-
-def _claims(done: Sequence[Done], parts: tuple[float, float]) -> list[Claim]:
-    least, most = parts
-    found = []
+def _claims(results: Results) -> list[Claim]:
+    least, most = ({"part": part} for part in (min(_images(results)), max(_images(results))))
+    claims = []
     for size, names in (("small", "ViT-B/32 and R50x1"), ("large", "ViT-L/16 and R152x2")):
-        vit, resnet = ({"run": "pre-training", "family": family, "size": size} for family in ("ViT", "ResNet"))
-        of, read = f"of the {size} models", f"of {names}, on 9 and 300 million images (Fig. 4, no figures)"
-        found += [
+        vits, resnets = ({"run": PRETRAINING, "family": family, "size": size} for family in ("ViT", "ResNet"))
+        models, paper = f"of the {size} models", f"of {names}, on 9 and 300 million images (Fig. 4, no numbers)"
+        claims += [
             Claim(
-                f"With the least data the ResNet is ahead, {of}.", f"the ResNet, {read}",
-                difference(done, BEST, resnet | {"part": least}, vit | {"part": least}),
+                f"With the least data the ResNet is ahead, {models}.",
+                f"the ResNet, {paper}",
+                early_stopped,
+                resnets | least,
+                vits | least,
             ),
             Claim(
-                f"More data brings the ViT more than the ResNet, {of}.", f"the ViT, {read}",
-                growth(done, BEST, vit, resnet, parts),
+                f"More data brings the ViT more than the ResNet, {models}.",
+                f"the ViT, {paper}",
+                early_stopped,
+                (vits | most, resnets | least),
+                (vits | least, resnets | most),
             ),
             Claim(
-                f"With all data the ViT is ahead, {of}.", f"the ViT, {read}",
-                difference(done, BEST, vit | {"part": most}, resnet | {"part": most}),
+                f"With all data the ViT is ahead, {models}.",
+                f"the ViT, {paper}",
+                early_stopped,
+                vits | most,
+                resnets | most,
             ),
-        ]  # fmt: skip
-    for run, figure, title in MEASURES:
+        ]
+    for run, metric, title in MEASURES:
         large, small = ({"run": run, "family": "ViT", "size": size} for size in ("large", "small"))
-        found.append(Claim(
-            f"More data brings the larger ViT more than the smaller one: {title}.",
-            "ViT-L/16 is behind ViT-B/16 after ImageNet and ahead after JFT (Fig. 3, Table 5)",
-            growth(done, figure, large, small, parts),
-        ))  # fmt: skip
-    return found
-
-
-def _lead(done: Sequence[Done]) -> str:
-    before, after = done[0].point.config, next(each for each in done if each.point.start)
-    tuned = after.point.config
-    assert before.fewshot is not None
-    seeds = len({each.seed for each in done})
-    return (
-        f"Every model learns {before.data.name}{_classes(before.data.classes)} from nested parts of it, always for "
-        f"{before.total_steps(done[0].examples):,} steps of {before.batch_size} and with the same settings. Its "
-        f"{before.fewshot.shots[0]}-shot accuracy is on {before.fewshot.dataset or before.data.name}"
-        f"{_classes(before.fewshot.classes)}, at the evaluation with the best accuracy on held-out images; its "
-        f"fine-tuned accuracy is that of the last weights, tuned on {after.examples:,} images of {tuned.data.name}"
-        f"{_classes(tuned.data.classes)} for {tuned.total_steps(after.examples):,} steps of {tuned.batch_size}. "
-        f"{seeds} seed{'s' if seeds > 1 else ''}."
-    )
-
-
-def _classes(classes: tuple[int, ...] | None) -> str:
-    return "" if classes is None else f"'s classes {', '.join(map(str, classes))}"
+        text = f"More data brings the larger ViT more than the smaller one: {title}."
+        paper = "ViT-L/16 is behind ViT-B/16 after ImageNet and ahead after JFT (Fig. 3, Table 5)"
+        claims.append(Claim(text, paper, metric, (large | most, small | least), (large | least, small | most)))
+    return claims
 
 
 DATA_SIZE = Study(
     name="data-size",
     source="Fig. 3, Fig. 4, Sec. 4.3",
-    about="How much data does a ViT need before it is as good as a ResNet?",
-    points=points,
-    report=report,
+    question="How much data does a ViT need before it is as good as a ResNet?",
+    variants=variants,
+    summary="Every model learns from nested parts of the data, always for as many steps and with the same settings. "
+    "Its few-shot accuracy is that of the evaluation with the best accuracy on held-out images, its fine-tuned "
+    "accuracy that of the last weights.",
+    rows=("run", "model"),
+    columns=_columns,
+    claims=_claims,
+    charts=tuple(
+        Chart(
+            title.capitalize(),
+            "accuracy",
+            metric,
+            x=lambda group: _images(group)[float(group.labels["part"])],
+            lines="model",
+            where=lambda group, run=run: group.labels["run"] == run,
+            x_label="images learned from",
+            log_x=True,
+        )
+        for run, metric, title in MEASURES
+    ),
 )

@@ -1,170 +1,119 @@
-"""Sec. 4.3: what weight decay, dropout and label smoothing give a ViT on little data, and on more of it."""
+"""Sec. 4.3: what weight decay, dropout and label smoothing bring a ViT on little data, and on more."""
 
-import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
-
-from vitlab.config import DataConfig, OptimConfig, TrainConfig
-from vitlab.inspect.panels import Panel
-from vitlab.models.config import ViTConfig
+from vitlab.config import TrainConfig
 from vitlab.recipes import pretrain
-from vitlab.studies.small import held_out, series
-from vitlab.studies.statistics import difference, estimate, over_seeds, percent
-from vitlab.studies.statistics import points as in_points
-from vitlab.studies.study import SEEDS, Claim, Difference, Done, Point, Report, Scale, Study
-
-
-@dataclass(frozen=True)
-class Regularizers:
-    """What Sec. 4.3 tunes on the smaller data sets."""
-
-    decay: float = 0.0
-    dropout: float = 0.0
-    smoothing: float = 0.0
-
+from vitlab.studies.point import Point, Scale, held_out
+from vitlab.studies.presets import changed, pretraining, vit
+from vitlab.studies.spec import Chart, Claim, Study, share
+from vitlab.studies.statistics import Difference, Results
 
 PLAIN, ALL = "none", "all three"
+
+
+def _regularizers(decay: float = 0.0, dropout: float = 0.0, smoothing: float = 0.0) -> dict[str, Any]:
+    return {"optim": {"weight_decay": decay}, "model": {"dropout": dropout}, "label_smoothing": smoothing}
+
+
 PAPER = {
-    PLAIN: Regularizers(),
-    "decay 0.03": Regularizers(decay=0.03),
-    "decay 0.1": Regularizers(decay=0.1),
-    "decay 0.3": Regularizers(decay=0.3),
-    "dropout 0.1": Regularizers(dropout=0.1),
-    "smoothing 1e-4": Regularizers(smoothing=1e-4),
-    ALL: Regularizers(decay=0.3, dropout=0.1, smoothing=1e-4),
+    PLAIN: _regularizers(),
+    "decay 0.03": _regularizers(decay=0.03),
+    "decay 0.1": _regularizers(decay=0.1),
+    "decay 0.3": _regularizers(decay=0.3),
+    "dropout 0.1": _regularizers(dropout=0.1),
+    "smoothing 1e-4": _regularizers(smoothing=1e-4),
+    ALL: _regularizers(decay=0.3, dropout=0.1, smoothing=1e-4),
 }
-"""Table 3's decays and dropout, and the smoothing of the authors' later recipes, for none is printed."""
-
+"""Table 3's decays and dropout; the smoothing is that of the authors' later recipes, for the paper prints none."""
 SMALL = {
-    PLAIN: Regularizers(),
-    "decay 0.3": Regularizers(decay=0.3),
-    "decay 1": Regularizers(decay=1.0),
-    "decay 3": Regularizers(decay=3.0),
-    "dropout 0.1": Regularizers(dropout=0.1),
-    "smoothing 0.1": Regularizers(smoothing=0.1),
-    ALL: Regularizers(decay=1.0, dropout=0.1, smoothing=0.1),
+    PLAIN: _regularizers(),
+    "decay 0.3": _regularizers(decay=0.3),
+    "decay 1": _regularizers(decay=1.0),
+    "decay 3": _regularizers(decay=3.0),
+    "dropout 0.1": _regularizers(dropout=0.1),
+    "smoothing 0.1": _regularizers(smoothing=0.1),
+    ALL: _regularizers(decay=1.0, dropout=0.1, smoothing=0.1),
 }
-"""Deviation: larger decays than Table 3's. A step takes rate x decay off a parameter, so that over the paper's 94,000
-steps on ImageNet 0.3 divides by exp(42) what no gradient renews, and over some hundred steps by next to nothing."""
+"""Deviation: larger decays than Table 3's. A step takes rate x decay off a parameter: over the paper's 94,000 steps on
+ImageNet 0.3 divides by exp(42) what no gradient renews, over some hundred steps by next to nothing."""
+PARTS: dict[Scale, dict[str, float]] = {"tiny": {"2 %": 0.02, "50 %": 0.5}, "gpu": {"5 %": 0.05, "100 %": 1.0}}
 
-TINY_PARTS, GPU_PARTS = {"2 %": 0.02, "50 %": 0.5}, {"5 %": 0.05, "100 %": 1.0}
 
+def variants(scale: Scale) -> list[Point]:
+    """A ViT with every setting on two amounts of data, nested, with as many steps on both.
 
-def points(scale: Scale) -> list[Point]:
-    """A ViT with every setting on two amounts of data, nested, with as many steps on both; three seeds each.
-
-    In the paper, ViT-B/16 on ImageNet and on ImageNet-21k by Table 3's recipe, once each.
+    In the paper, ViT-B/16 on ImageNet and on ImageNet-21k by Table 3's recipes.
     """
     if scale == "paper":
         runs = {"ImageNet": pretrain.imagenet("ViT-B/16"), "ImageNet-21k": pretrain.imagenet21k("ViT-B/16")}
-        return [_point(data, name, _with(run, how)) for data, run in runs.items() for name, how in PAPER.items()]
+    else:
+        runs = {name: _small(scale, part) for name, part in PARTS[scale].items()}
     return [
-        _point(data, name, _with(_small(scale, part, seed), how))
-        for data, part in (TINY_PARTS if scale == "tiny" else GPU_PARTS).items()
-        for name, how in SMALL.items()
-        for seed in SEEDS
+        Point(
+            f"{name.removesuffix(' %')}.{setting.replace(' ', '-')}",
+            changed(run, **changes),
+            {"data": name, "setting": setting},
+        )
+        for name, run in runs.items()
+        for setting, changes in (PAPER if scale == "paper" else SMALL).items()
     ]
 
 
-def _point(data: str, setting: str, config: TrainConfig) -> Point:
-    name = f"{data.removesuffix(' %')}.{setting.replace(' ', '-')}.seed-{config.seed}"
-    return Point(name, config, {"data": data, "setting": setting})
+def _small(scale: Scale, part: float) -> TrainConfig:
+    """All classes; the images are neither shifted nor mirrored, which would be a fourth regularizer."""
+    model = vit(28, 7, 64, 4) if scale == "tiny" else vit(32, 4, 192, 8, heads=6, mlp_ratio=4)
+    images = {"train_split": "train", "eval_split": "val", "part": part, "classes": None, "crop": "none", "pad": 4}
+    steps = 600 if scale == "tiny" else 3000
+    return pretraining(scale, changed(model, num_classes=10), steps, data=images | {"flip": False}, fewshot=None)
 
 
-def _with(config: TrainConfig, how: Regularizers) -> TrainConfig:
-    assert isinstance(config.model, ViTConfig), "dropout is a ViT's"
-    return dataclasses.replace(
-        config,
-        model=dataclasses.replace(config.model, dropout=how.dropout),
-        optim=dataclasses.replace(config.optim, weight_decay=how.decay),
-        label_smoothing=how.smoothing,
-    )
+def tuned(results: Results, amount: str | float) -> str | float:
+    """The setting with the best accuracy on held-out images, in the mean over seeds."""
+    return results.best("setting", held_out, data=amount)
 
 
-def _small(scale: Scale, part: float, seed: int) -> TrainConfig:
-    """The images as they are, neither shifted nor mirrored: that would be a fourth regularizer."""
-    tiny = scale == "tiny"
-    model = ViTConfig(
-        image_size=28, patch_size=7, width=64, depth=4, heads=4, mlp_dim=128, num_classes=10, pool="gap", gelu="erf",
-        position_std=1.0, head_std=0.1,
-    )  # fmt: skip
-    if not tiny:
-        model = dataclasses.replace(model, image_size=32, patch_size=4, width=192, depth=8, heads=6, mlp_dim=768)
-    return TrainConfig(
-        model=model,
-        data=DataConfig(
-            name="fashion_mnist" if tiny else "cifar10", train_split="train", eval_split="val", part=part,
-            crop="none", flip=False,
-        ),
-        optim=OptimConfig(lr=1e-3, schedule="cosine", warmup_steps=60 if tiny else 300, clip_norm=1.0),
-        steps=600 if tiny else 3000,
-        batch_size=64 if tiny else 512,
-        seed=seed,
-        log_every=100,
-    )  # fmt: skip
+def _gain(amount: str | float) -> Any:
+    """Cell: what the row's setting gains over none."""
+
+    def cell(row: Results) -> str:
+        setting = {"data": amount, "setting": row.labels["setting"]}
+        gain: Difference = row.study.difference("accuracy", setting, {"data": amount, "setting": PLAIN})
+        return "" if row.labels["setting"] == PLAIN else str(gain)
+
+    return cell
 
 
-def tuned(done: Sequence[Done], data: str) -> str:
-    """The setting with the best accuracy on held-out images, in the mean over seeds; of equals the first."""
-    settings = _settings(done)
-    return settings[int(np.argmax([held_out(done, data=data, setting=each).mean for each in settings]))]
+def _columns(results: Results) -> dict[str, Any]:
+    columns: dict[str, Any] = {"setting": "setting"}
+    for amount in results.values("data"):
+        columns |= {
+            f"held out, {amount}": share(held_out, data=amount),
+            f"accuracy, {amount}": share("accuracy", data=amount),
+            f"gain over none, {amount}, points": _gain(amount),
+        }
+    return columns
 
 
-def _settings(done: Sequence[Done]) -> list[str]:
-    return list(dict.fromkeys(str(each.point.labels["setting"]) for each in done))
-
-
-def report(done: Sequence[Done]) -> Report:
-    """A row for each setting; for each amount of data its accuracies, and what it gains over none."""
-    amounts = list(dict.fromkeys(str(each.point.labels["data"]) for each in done))
-    settings, rows, drawn = _settings(done), [], []
-    for setting in settings:
-        row = [setting]
-        for data in amounts:
-            group = {"data": data, "setting": setting}
-            row += [percent(held_out(done, **group)), percent(estimate(done, "accuracy", **group))]
-            row.append("" if setting == PLAIN else in_points(_gain(done, data, setting)))
-        rows.append(tuple(row))
-    for data in amounts:
-        found = [estimate(done, "accuracy", data=data, setting=setting) for setting in settings]
-        drawn.append(series(data, range(len(settings)), found))
-    told = ("held out, {}", "accuracy, {}", "gain over none, points")
-    return Report(
-        _lead(done), ("setting", *(name.format(data) for data in amounts for name in told)), rows,
-        _claims(done, *amounts), [Panel("Regularizers alone and together", "", "accuracy, %", drawn, ticks=settings)],
-    )  # fmt: skip
-
-
-def _lead(done: Sequence[Done]) -> str:
-    config, seeds = done[0].point.config, sorted({each.seed for each in done})
-    counts = dict.fromkeys(f"{each.examples:,}" for each in done)
-    length = f"{config.steps} steps of {config.batch_size}" if config.steps else f"batch {config.batch_size}"
-    return (
-        f"A ViT learns {config.data.name} from {' and from '.join(counts)} images ({length}, seeds "
-        f"{', '.join(map(str, seeds))}), without and with each of the regularizers that Sec. 4.3 tunes on the smaller "
-        f"data sets, and with three of them at once. Tuned means the setting with the best accuracy on held-out "
-        f"images; gains are of test accuracy over none, paired by seed, with their bootstrap interval."
-    )
-
-
-def _gain(done: Sequence[Done], data: str, setting: str) -> Difference:
-    return difference(done, "accuracy", {"data": data, "setting": setting}, {"data": data, "setting": PLAIN})
-
-
-def _claims(done: Sequence[Done], little: str, much: str) -> list[Claim]:
-    best = {data: tuned(done, data) for data in (little, much)}
+def _claims(results: Results) -> list[Claim]:
+    little, much = results.values("data")
+    best = {amount: tuned(results, amount) for amount in (little, much)}
+    chosen = {amount: {"data": amount, "setting": best[amount]} for amount in best}
+    plain = {amount: {"data": amount, "setting": PLAIN} for amount in best}
     return [
         Claim(
             f"With little data ({little}) tuned regularizers raise the accuracy (chosen: {best[little]}).",
-            "weight decay, dropout and smoothing tuned to boost the smaller data sets (Sec. 4.3); no figure is printed",
-            _gain(done, little, best[little]),
+            "weight decay, dropout and smoothing tuned to boost the smaller data sets (Sec. 4.3); no number is printed",
+            "accuracy",
+            chosen[little],
+            plain[little],
         ),
         Claim(
             f"They gain more with little data than with much ({much}; chosen there: {best[much]}).",
             "Table 3: decay 0.3 and dropout on ImageNet, 0.03 and dropout on ImageNet-21k, 0.1 and none on JFT-300M",
-            over_seeds(done, lambda part: _gain(part, little, best[little]).mean - _gain(part, much, best[much]).mean),
+            "accuracy",
+            (chosen[little], plain[much]),
+            (plain[little], chosen[much]),
         ),
     ]
 
@@ -172,7 +121,15 @@ def _claims(done: Sequence[Done], little: str, much: str) -> list[Claim]:
 REGULARIZATION = Study(
     name="dropout-decay-smoothing",
     source="Sec. 4.3",
-    about="Do weight decay, dropout and label smoothing help a ViT on little data, and on more?",
-    points=points,
-    report=report,
+    question="Do weight decay, dropout and label smoothing help a ViT on little data, and on more?",
+    variants=variants,
+    summary="A ViT learns from little data and from more, without and with each of the regularizers that Sec. 4.3 "
+    "tunes on the smaller data sets, and with all three. Tuned means the setting with the best accuracy on held-out "
+    "images; gains are of test accuracy over none, paired by seed, with their bootstrap interval.",
+    rows=("setting",),
+    columns=_columns,
+    claims=_claims,
+    charts=(
+        Chart("Regularizers alone and together", "accuracy, %", "accuracy", x="setting", lines="data", categories=True),
+    ),
 )

@@ -1,22 +1,22 @@
-"""Sec. 4.4: what a family of models makes of its compute."""
+"""Sec. 4.4, Fig. 5, Table 6: which family of models makes the most of its pre-training compute."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from vitlab.config import DataConfig, FewShotConfig, OptimConfig, TrainConfig
-from vitlab.errors import UserError
+from vitlab.config import TrainConfig
 from vitlab.inspect.panels import Panel, Series, front
-from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitlab.models.config import ModelConfig, ResNetConfig
 from vitlab.models.registry import get_config
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import pretrain
-from vitlab.studies.small import SMALL_L2
-from vitlab.studies.statistics import estimate, over_seeds, percent
-from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
+from vitlab.studies.point import Point, Scale
+from vitlab.studies.presets import FEWSHOT, changed, jft, pretraining, resnet, vit
+from vitlab.studies.spec import Chart, Claim, Study, share
+from vitlab.studies.statistics import Results
 
 FAMILIES = ("ViT", "hybrid", "ResNet")
 
@@ -34,6 +34,10 @@ class PaperRun:
     pets: float
     flowers: float
     exaflops: int
+
+    @property
+    def family(self) -> str:
+        return "hybrid" if "+" in self.model else "ViT" if self.model.startswith("ViT") else "ResNet"
 
     @property
     def average(self) -> float:
@@ -62,46 +66,35 @@ TABLE6 = (
     PaperRun("R50+ViT-L/16", 14, 87.12, 89.76, 99.31, 93.89, 97.36, 99.11, 1668),
 )
 
-# The families in small. Of 28 pixels patches of 7 and 4 leave 16 and 49 tokens; of 224, /32 and /16 leave 49 and 196.
-# ResNets and stems have a stage or two, for the images are an eighth as wide.
-_VIT = ViTConfig(
-    image_size=28, patch_size=4, width=64, depth=3, heads=4, mlp_dim=128, num_classes=5, pool="gap", gelu="erf",
-    position_std=1.0, head_std=0.1,
-)  # fmt: skip
-_SMALL_RESNET = ResNetConfig(image_size=28, num_classes=5, body=ResNetBody((1,), width=32, version="v2"))
-TINY: dict[str, ModelConfig] = {
-    "ViT-2x48-7": dataclasses.replace(_VIT, patch_size=7, width=48, depth=2, mlp_dim=96),
-    "ViT-3x64-7": dataclasses.replace(_VIT, patch_size=7),
-    "ViT-3x64-4": _VIT,
-    "hybrid-2x48": dataclasses.replace(_VIT, patch_size=1, width=48, depth=2, mlp_dim=96, stem=ResNetBody((), 32)),
-    "hybrid-3x64": dataclasses.replace(_VIT, patch_size=1, stem=ResNetBody((1,), 32)),
-    "ResNet-1": _SMALL_RESNET,
-    "ResNet-1-1": dataclasses.replace(_SMALL_RESNET, body=ResNetBody((1, 1), 32, "v2")),
-    "ResNet-2-2": dataclasses.replace(_SMALL_RESNET, body=ResNetBody((2, 2), 32, "v2")),
+# Of 28 pixels, patches of 7 and 4 leave 16 and 49 tokens; of 224, /32 and /16 leave 49 and 196. ResNets and stems have
+# a stage or two, for the images are an eighth as wide.
+MODELS: dict[str, dict[str, ModelConfig]] = {
+    "tiny": {
+        "ViT-2x48-7": vit(28, 7, 48, 2),
+        "ViT-3x64-7": vit(28, 7, 64, 3),
+        "ViT-3x64-4": vit(28, 4, 64, 3),
+        "hybrid-2x48": vit(28, 1, 48, 2, stem=ResNetBody((), 32)),
+        "hybrid-3x64": vit(28, 1, 64, 3, stem=ResNetBody((1,), 32)),
+        "ResNet-1": resnet(28, (1,)),
+        "ResNet-1-1": resnet(28, (1, 1)),
+        "ResNet-2-2": resnet(28, (2, 2)),
+    },
+    "gpu": {
+        "ViT-6x192-8": vit(32, 8, 192, 6, heads=3, mlp_ratio=4),
+        "ViT-6x192-4": vit(32, 4, 192, 6, heads=3, mlp_ratio=4),
+        "ViT-8x384-4": vit(32, 4, 384, 8, heads=6, mlp_ratio=4),
+        "hybrid-6x192": vit(32, 1, 192, 6, heads=3, mlp_ratio=4, stem=ResNetBody((2,), 64)),
+        "hybrid-8x384": vit(32, 1, 384, 8, heads=6, mlp_ratio=4, stem=ResNetBody((3,), 64)),
+        "ResNet-3-4": resnet(32, (3, 4), width=64),
+        "ResNet-3-4-6": resnet(32, (3, 4, 6), width=64),
+        "ResNet-3-4-6x2": resnet(32, (3, 4, 6), width=128),
+    },
 }
-
-_BIG_VIT = dataclasses.replace(_VIT, image_size=32, width=384, depth=8, heads=6, mlp_dim=1536)
-_BIG_RESNET = ResNetConfig(image_size=32, num_classes=5, body=ResNetBody((3, 4), 64, "v2"))
-GPU: dict[str, ModelConfig] = {
-    "ViT-6x192-8": dataclasses.replace(_BIG_VIT, patch_size=8, width=192, depth=6, heads=3, mlp_dim=768),
-    "ViT-6x192-4": dataclasses.replace(_BIG_VIT, width=192, depth=6, heads=3, mlp_dim=768),
-    "ViT-8x384-4": _BIG_VIT,
-    "hybrid-6x192": dataclasses.replace(
-        _BIG_VIT, patch_size=1, width=192, depth=6, heads=3, mlp_dim=768, stem=ResNetBody((2,), 64)
-    ),
-    "hybrid-8x384": dataclasses.replace(_BIG_VIT, patch_size=1, stem=ResNetBody((3,), 64)),
-    "ResNet-3-4": _BIG_RESNET,
-    "ResNet-3-4-6": dataclasses.replace(_BIG_RESNET, body=ResNetBody((3, 4, 6), 64, "v2")),
-    "ResNet-3-4-6x2": dataclasses.replace(_BIG_RESNET, body=ResNetBody((3, 4, 6), 128, "v2")),
-}
-
-LEARNED, NEW = (3, 4, 6, 7, 9), (0, 1, 2, 5, 8)
-"""Half of the classes are learned, transfer is judged on the others: another half than `small.LEARNED`, for which
-few-shot accuracy rises with the length of the training (seen in trials of one seed).
-
-Fashion-MNIST: dress, coat, shirt, sneaker, boot; T-shirt, trouser, pullover, sandal, bag.
-CIFAR-10: cat, deer, frog, horse, truck; plane, car, bird, dog, ship."""
-TINY_STEPS, GPU_STEPS = (300, 900), (900, 2700)
+STEPS = {"tiny": (300, 900), "gpu": (900, 2700)}
+LEARNED, TRANSFER = (3, 4, 6, 7, 9), (0, 1, 2, 5, 8)
+"""Classes of pre-training and of transfer: another half than in `presets`, for which few-shot accuracy rises with the
+length of the training (seen in trials of one seed). Fashion-MNIST: dress, coat, shirt, sneaker, boot; then T-shirt,
+trouser, pullover, sandal, bag. CIFAR-10: cat, deer, frog, horse, truck; then plane, car, bird, dog, ship."""
 
 
 def family(model: ModelConfig) -> str:
@@ -111,94 +104,73 @@ def family(model: ModelConfig) -> str:
     return "ViT" if model.stem is None else "hybrid"
 
 
-def points(scale: Scale) -> list[Point]:
-    """Every model at every length, with three seeds; at the paper's scale the 18 runs of Table 6, once each."""
+def variants(scale: Scale) -> list[Point]:
+    """Every model at every length; at the paper's scale the 18 runs of Table 6.
+
+    One learning rate and weight decay for all, with Adam; in the paper the largest rate is 5 times the smallest.
+    """
     if scale == "paper":
         return [_point(run.model.replace("/", "-"), f"{run.epochs}-epochs", _paper(run)) for run in TABLE6]
-    models, lengths = (TINY, TINY_STEPS) if scale == "tiny" else (GPU, GPU_STEPS)
-    # One rate and one decay for all, by Adam: in the paper the largest rate is 5 times the smallest.
-    warmup = TINY_STEPS[0] // 10 if scale == "tiny" else 300
-    optim = OptimConfig(lr=1e-3, weight_decay=0.05, schedule="cosine", warmup_steps=warmup, clip_norm=1.0)
+    warmup = {"warmup_steps": 30 if scale == "tiny" else 300}
     return [
-        _point(name, f"{steps}-steps", pretraining(scale, model, optim, steps, seed))
-        for name, model in models.items()
-        for steps in lengths
-        for seed in SEEDS
+        _point(name, f"{steps}-steps", transfer_pretraining(scale, model, steps, optim=warmup))
+        for name, model in MODELS[scale].items()
+        for steps in STEPS[scale]
     ]
 
 
 def _point(model: str, length: str, config: TrainConfig) -> Point:
     labels = {"family": family(config.model), "model": model, "length": length.replace("-", " ")}
-    return Point(f"{model}.{length}.seed-{config.seed}", config, labels)
+    return Point(f"{model}.{length}", config, labels)
 
 
-def pretraining(
-    scale: Scale, model: ModelConfig, optim: OptimConfig, steps: int, seed: int, *, held_out: bool = False
-) -> TrainConfig:
-    """Half of the classes are learned; transfer is few-shot accuracy on the other half.
-
-    held_out: judges while training on images of val, to choose a setting by, and not on the test images.
-    """
-    tiny = scale == "tiny"
-    learned, judged = ("train", "val") if held_out else ("trainval", "test")
-    return TrainConfig(
-        model=model,
-        data=DataConfig(
-            name="fashion_mnist" if tiny else "cifar10", train_split=learned, eval_split=judged, classes=LEARNED,
-            crop="pad", pad=2 if tiny else 4, flip=True,
-        ),
-        optim=optim,
-        steps=steps,
-        batch_size=64 if tiny else 512,
-        fewshot=FewShotConfig(classes=NEW, test_split="test", shots=(5, 10), l2=SMALL_L2, seeds=20),
-        seed=seed,
-        log_every=100,
-    )  # fmt: skip
+def transfer_pretraining(scale: Scale, model: ModelConfig, steps: int, **changes: Any) -> TrainConfig:
+    """A pre-training on this half of the classes, with few-shot accuracy on the other half."""
+    fewshot = {"classes": TRANSFER, "shots": (5, 10), "seeds": 20}
+    return changed(pretraining(scale, model, steps, data={"classes": LEARNED}, fewshot=fewshot), **changes)
 
 
 def _paper(run: PaperRun) -> TrainConfig:
-    """A run of Table 6 by Table 3's recipe. R200x3, which has no row there, is trained as R152x2.
+    """A run of Table 6 by Table 3's recipe. R200x3, which has no row there, is trained like R152x2.
 
-    Deviation: judged by few-shot accuracy on ImageNet; the accuracies of Table 6 take a `vitlab finetune` of every
+    Deviation: evaluated by few-shot accuracy on ImageNet; the accuracies of Table 6 take a `vitlab finetune` of every
     model on each of the data sets.
     """
-    if run.model in pretrain.JFT:
-        config = pretrain.jft(run.model)
-    else:
-        config = pretrain.jft("R152x2")
+    config = jft(run.model if run.model in pretrain.JFT else "R152x2", shots=(5, 10))
+    if run.model not in pretrain.JFT:
         head = {"num_classes": config.model.num_classes, "head_bias": config.model.head_bias}
-        config = dataclasses.replace(config, model=get_config(run.model, **head))
-    fewshot = FewShotConfig(dataset="imagenet", test_split="test", shots=(5, 10))
-    return dataclasses.replace(config, epochs=float(run.epochs), fewshot=fewshot)
+        config = replace(config, model=get_config(run.model, **head))
+    return replace(config, epochs=float(run.epochs))
 
 
-# ------------------------------------------------------------------------------------------- comparing two families
+# Comparing two families
 
 Runs = Sequence[tuple[float, float]]
 """(exaFLOPs, accuracy) of several runs."""
 
 
-def gap(ours: Runs, theirs: Runs, place: float = 0.5) -> float:
-    """By how much the best accuracy that `ours` reach with some compute exceeds that of `theirs` with as much.
+def gap(ours: Runs, theirs: Runs, position: float = 0.5) -> float:
+    """By how much the best accuracy of `ours` exceeds that of `theirs` at the same compute.
 
-    place: where in the range of compute that both cover, on a logarithmic scale: 0 is the least, 1 the most. Between
-    two runs the accuracy is on the straight line over the logarithm of compute, and a run that another beats with less
-    compute does not count.
-    Raises ValueError where the two have no compute in common.
+    position: within the range of compute that both cover, on a logarithmic scale: 0 is the least, 1 the most. Accuracy
+    is interpolated linearly over the logarithm of compute; runs that another beats with less compute do not count.
+    Raises ValueError where the ranges do not overlap.
     """
     low = max(min(cost for cost, _ in runs) for runs in (ours, theirs))
     high = min(max(cost for cost, _ in runs) for runs in (ours, theirs))
     if low > high:
-        raise UserError(f"one family's cheapest run takes {low:g} exaFLOPs, the other's dearest {high:g}: no overlap.")
-    at = (1 - place) * math.log(low) + place * math.log(high)
+        raise ValueError(
+            f"the cheapest run of one takes {low:g} exaFLOPs, the dearest of the other {high:g}: no overlap."
+        )
+    at = (1 - position) * math.log(low) + position * math.log(high)
     reached = [np.interp(at, *_curve(runs)) for runs in (ours, theirs)]
     return float(reached[0] - reached[1])
 
 
 def saving(ours: Runs, theirs: Runs) -> float | None:
-    """How many times the compute of `ours` `theirs` take to be as accurate, in the middle of the accuracies of both.
+    """How many times the compute of `ours` `theirs` take for the accuracy in the middle of the range that both reach.
 
-    None where there is no accuracy that both reach.
+    None where the ranges do not overlap.
     """
     curves = [_curve(runs) for runs in (ours, theirs)]
     low, high = max(gains[0] for _, gains in curves), min(gains[-1] for _, gains in curves)
@@ -220,102 +192,89 @@ def growth(runs: Runs) -> float:
     return max(gain for cost, gain in runs if cost == most) - max(gain for cost, gain in runs if cost <= most / 2)
 
 
-# --------------------------------------------------------------------------------------------------------- the report
+# The report
 
 
-def report(done: Sequence[Done]) -> Report:
-    """A row for every model and length; the paper's figure in our numbers, and in its own beside it."""
-    rows = []
-    drawn = {kind: ([], [], []) for kind in FAMILIES}
-    for model, length in dict.fromkeys((each.point.labels["model"], each.point.labels["length"]) for each in done):
-        group = {"model": model, "length": length}
-        one = next(each for each in done if group.items() <= each.point.labels.items())
-        kind, shots = str(one.point.labels["family"]), estimate(done, "fewshot_5shot", **group)
-        rows.append((
-            kind, str(model), str(length), f"{one.point.config.model.num_parameters:,}", f"{one.exaflops:.2g}",
-            percent(shots), percent(estimate(done, "fewshot_10shot", **group)),
-            percent(estimate(done, "accuracy", **group)),
-        ))  # fmt: skip
-        for values, value in zip(drawn[kind], (one.exaflops, shots.mean, shots.sd), strict=True):
-            values.append(value)
-    ours = Panel(
-        "Measured here", "pre-training exaFLOPs", "5-shot accuracy, %",
-        [Series(kind, *values) for kind, values in drawn.items() if values[0]], log_x=True, front=True,
-    )  # fmt: skip
-    return Report(
-        lead=_lead(done),
-        columns=("family", "model", "length", "parameters", "exaFLOPs", "5-shot", "10-shot", "accuracy"),
-        rows=rows,
-        claims=_claims(done),
-        panels=(ours, paper_panel()),
-    )
+def _runs(results: Results, kind: str) -> Runs:
+    """(exaFLOPs, 5-shot accuracy) of a family, the mean over the seeds."""
+    groups = results.where(family=kind).groups("model", "length")
+    return [(group.runs[0].exaflops, group.mean(FEWSHOT).mean) for group in groups]
+
+
+def _printed(kind: str) -> Runs:
+    """(exaFLOPs, Average-5 in percent) of a family's rows in Table 6."""
+    return [(float(run.exaflops), run.average) for run in TABLE6 if run.family == kind]
 
 
 def paper_panel() -> Panel:
     """Fig. 5, left: Average-5 of Table 6."""
     series = []
     for kind in FAMILIES:
-        runs = [run for run in TABLE6 if family(get_config(run.model)) == kind]
-        names = [run.model.removeprefix("R50+").removeprefix("ViT-") for run in runs]
-        series.append(Series(kind, [run.exaflops for run in runs], [run.average / 100 for run in runs], notes=names))
-    return Panel(
-        "The paper (Table 6)", "pre-training exaFLOPs", "average of five data sets, %", series, log_x=True, front=True
-    )
+        names = [run.model for run in TABLE6 if run.family == kind]
+        costs, averages = zip(*_printed(kind), strict=True)
+        notes = [name.removeprefix("R50+").removeprefix("ViT-") for name in names]
+        series.append(Series(kind, costs, [average / 100 for average in averages], notes=notes))
+    title, x_label, y_label = "The paper (Table 6)", "pre-training exaFLOPs", "average of five data sets, %"
+    return Panel(title, x_label, y_label, series, log_x=True, front=True)
 
 
-def _lead(done: Sequence[Done]) -> str:
-    config, seeds = done[0].point.config, sorted({each.seed for each in done})
-    ours = saving(_runs(done, "ViT"), _runs(done, "ResNet"))
-    theirs = saving(_printed("ViT"), _printed("ResNet"))
+def _summary(results: Results) -> str:
+    ours = saving(_runs(results, "ViT"), _runs(results, "ResNet"))
+    paper = saving(_printed("ViT"), _printed("ResNet"))
     here = "there is no accuracy that both reach" if ours is None else f"it is {ours:.1f} times"
     return (
-        f"Models of three families learn classes of {config.data.name} (batch {config.batch_size}, seeds "
-        f"{', '.join(map(str, seeds))}) and are judged by few-shot accuracy on classes that they have not seen. "
-        f"Compute is 6 x multiply-accumulates of a forward pass x images, as in Table 6. For the accuracy in the "
-        f"middle of the range that both families reach, ResNets take {theirs:.1f} times the compute of ViTs in "
-        f"Table 6; here {here}."
+        "Models of three families, pre-trained with different amounts of compute: 6 x multiply-accumulates of a "
+        "forward pass x images, as in Table 6. For the accuracy in the middle of the range that both families reach, "
+        f"ResNets take {paper:.1f} times the compute of ViTs in Table 6; here {here}."
     )
 
 
-def _claims(done: Sequence[Done]) -> list[Claim]:
-    vit, hybrid, resnet = _printed("ViT"), _printed("hybrid"), _printed("ResNet")
-    return [
-        Claim(
-            "With as much compute, in the middle of the range that both cover, ViTs transfer better than ResNets.",
-            f"2 to 4 times less compute for the same (Sec. 4.4); {gap(vit, resnet):.2f} points there in Table 6",
-            over_seeds(done, lambda part: gap(_runs(part, "ViT"), _runs(part, "ResNet"))),
-        ),
-        Claim(
-            "With the least compute that both cover, hybrids transfer better than ViTs.",
-            f"slightly, at small budgets (Sec. 4.4); {gap(hybrid, vit, 0.0):.2f} points there in Table 6",
-            over_seeds(done, lambda part: gap(_runs(part, "hybrid"), _runs(part, "ViT"), 0.0)),
-        ),
-        Claim(
-            "ViTs do not saturate: the run with most compute transfers better than all with at most half of it.",
-            f"no saturation within the range tried (Sec. 4.4); {growth(vit):.2f} points in Table 6",
-            over_seeds(done, lambda part: growth(_runs(part, "ViT"))),
-        ),
-    ]  # fmt: skip
-
-
-def _printed(kind: str) -> list[tuple[float, float]]:
-    """(exaFLOPs, Average-5 in percent) of a family's rows in Table 6."""
-    return [(float(run.exaflops), run.average) for run in TABLE6 if family(get_config(run.model)) == kind]
-
-
-def _runs(done: Sequence[Done], kind: str) -> list[tuple[float, float]]:
-    """(exaFLOPs, 5-shot accuracy) of a family, the mean over the seeds."""
-    found: dict[float, list[float]] = {}
-    for each in done:
-        if each.point.labels["family"] == kind:
-            found.setdefault(each.exaflops, []).append(each.figures["fewshot_5shot"])
-    return [(compute, float(np.mean(values))) for compute, values in found.items()]
-
-
+VIT, HYBRID, RESNET = map(_printed, FAMILIES)
 SCALING = Study(
     name="scaling",
     source="Fig. 5, Table 6",
-    about="Which family makes the most of its compute: ViT, hybrid or ResNet?",
-    points=points,
-    report=report,
+    question="Which family makes the most of its compute: ViT, hybrid or ResNet?",
+    variants=variants,
+    summary=_summary,
+    rows=("model", "length"),
+    columns={
+        "family": "family",
+        "model": "model",
+        "length": "length",
+        "parameters": lambda row: f"{row.model.num_parameters:,}",
+        "exaFLOPs": lambda row: f"{row.runs[0].exaflops:.2g}",
+        "5-shot": share(FEWSHOT),
+        "10-shot": share("fewshot_10shot"),
+        "accuracy": share("accuracy"),
+    },
+    claims=(
+        Claim(
+            "With as much compute, in the middle of the range that both cover, ViTs transfer better than ResNets.",
+            f"2 to 4 times less compute for the same (Sec. 4.4); {gap(VIT, RESNET):.2f} points there in Table 6",
+            per_seed=lambda seed: gap(_runs(seed, "ViT"), _runs(seed, "ResNet")),
+        ),
+        Claim(
+            "With the least compute that both cover, hybrids transfer better than ViTs.",
+            f"slightly, at small budgets (Sec. 4.4); {gap(HYBRID, VIT, 0.0):.2f} points there in Table 6",
+            per_seed=lambda seed: gap(_runs(seed, "hybrid"), _runs(seed, "ViT"), 0.0),
+        ),
+        Claim(
+            "ViTs do not saturate: the run with most compute transfers better than all with at most half of it.",
+            f"no saturation within the range tried (Sec. 4.4); {growth(VIT):.2f} points in Table 6",
+            per_seed=lambda seed: growth(_runs(seed, "ViT")),
+        ),
+    ),
+    charts=(
+        Chart(
+            "Measured here",
+            "5-shot accuracy, %",
+            FEWSHOT,
+            x=lambda group: group.runs[0].exaflops,
+            lines="family",
+            x_label="pre-training exaFLOPs",
+            log_x=True,
+            front=True,
+        ),
+        paper_panel(),
+    ),
 )

@@ -1,23 +1,27 @@
 """Fig. 8, App. D.2: which dimension of a Vision Transformer to enlarge, when there is compute for more."""
 
-from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from vitlab.inspect.panels import Panel
+from vitlab.config import TrainConfig
 from vitlab.models.config import ViTConfig
-from vitlab.studies.small import FEWSHOT, gpu, gpu_vit, groups, jft, series, tiny, tiny_vit, told
-from vitlab.studies.statistics import Estimate, difference, estimate, percent
-from vitlab.studies.study import SEEDS, Claim, Done, Point, Report, Scale, Study
+from vitlab.studies.point import Point, Scale
+from vitlab.studies.presets import FEWSHOT, comparison, jft, vit
+from vitlab.studies.spec import Chart, Claim, Study, share
+from vitlab.studies.statistics import Results
 
 DIMENSIONS = {
-    "depth": "depth", "width": "width", "mlp": "width of the MLP", "patch": "patch side", "all": "all together"
-}  # fmt: skip
+    "depth": "depth",
+    "width": "width",
+    "mlp": "width of the MLP",
+    "patch": "patch side",
+    "all": "all together",
+}
 """Each is varied alone, the last with all others; `base` is the point where they meet."""
 
-# The paper's base has 8 blocks, D = 1024, MLPs of 2048 and patches of 32 pixels; these are two in small. Which values
-# it tried is not printed: ours span about the tenfold compute of Fig. 8. Heads keep their width.
-TINY = tiny_vit(width=32, depth=2, heads=2, mlp_dim=64)
-GPU = gpu_vit(width=128, depth=4, heads=4, mlp_dim=256, patch_size=8)
+# The paper's base has 8 blocks, D = 1024, MLPs of 2048 and patches of 32 pixels; the other two are small versions of
+# it. The paper does not print which values it tried: these span about the tenfold compute of Fig. 8. The width of a
+# head stays the same.
 SHAPES: dict[Scale, dict[str, list[dict[str, Any]]]] = {
     "tiny": {
         "base": [{}],
@@ -25,10 +29,7 @@ SHAPES: dict[Scale, dict[str, list[dict[str, Any]]]] = {
         "width": [{"width": width, "heads": width // 16} for width in (64, 96, 128)],
         "mlp": [{"mlp_dim": hidden} for hidden in (128, 256, 512)],
         "patch": [{"patch_size": side} for side in (14, 4)],
-        "all": [
-            {"depth": 3, "width": 48, "heads": 3, "mlp_dim": 96, "patch_size": 4},
-            {"depth": 4, "width": 48, "heads": 3, "mlp_dim": 96, "patch_size": 4},
-        ],
+        "all": [{"depth": depth, "width": 48, "heads": 3, "mlp_dim": 96, "patch_size": 4} for depth in (3, 4)],
     },
     "gpu": {
         "base": [{}],
@@ -55,116 +56,108 @@ SHAPES: dict[Scale, dict[str, list[dict[str, Any]]]] = {
 }
 
 
-def points(scale: Scale) -> list[Point]:
-    """The base and every variation, at three seeds; at the paper's scale at one."""
-    seeds = SEEDS if scale != "paper" else SEEDS[:1]
-    return [
-        _point(scale, dimension, changes, seed)
-        for seed in seeds
-        for dimension, variations in SHAPES[scale].items()
-        for changes in variations
-    ]
+def variants(scale: Scale) -> list[Point]:
+    """The base and every variation."""
+    points = []
+    for dimension, variations in SHAPES[scale].items():
+        for changes in variations:
+            config = _config(scale, changes)
+            model = config.model
+            assert isinstance(model, ViTConfig)
+            shape = f"L{model.depth}-D{model.width}-M{model.mlp_dim}-P{model.patch_size}"
+            name = dimension if dimension == "base" else f"{dimension}.{shape}"
+            points.append(Point(name, config, {"dimension": dimension, "shape": shape}))
+    return points
 
 
-def _point(scale: Scale, dimension: str, changes: dict[str, Any], seed: int) -> Point:
+def _config(scale: Scale, changes: dict[str, Any]) -> TrainConfig:
     match scale:
-        case "tiny":  # 42 runs, 21 TFLOP in all: 10 minutes of one core at 36 GFLOP/s
-            config = tiny(tiny_vit(**_of(TINY) | changes), seed, steps=800)
-        case "gpu":  # 39 runs, 13 PFLOP in all: two minutes at 100 TFLOP/s, but the deep ones are small kernels, many
-            config = gpu(gpu_vit(**_of(GPU) | changes), seed, steps=2500)
+        case "tiny":  # 42 runs, 21 TFLOP in total: 10 minutes of one core at 36 GFLOP/s
+            return comparison(scale, replace(vit(28, 7, 32, 2, heads=2), **changes), 800)
+        case (
+            "gpu"
+        ):  # 39 runs, 13 PFLOP in total: 2 minutes at 100 TFLOP/s, more for the many small kernels of deep ones
+            return comparison(scale, replace(vit(32, 8, 128, 4), **changes), 2500)
         case "paper":
-            config = jft("ViT-L/32", **{"depth": 8, "mlp_dim": 2048} | changes)
-    assert isinstance(config.model, ViTConfig)
-    shape = _shape(config.model)
-    labels = {"dimension": dimension, "shape": shape}
-    name = dimension if dimension == "base" else f"{dimension}.{shape}"
-    return Point(f"{name}.seed-{seed}", config, labels)
+            base: dict[str, Any] = {"depth": 8, "mlp_dim": 2048}
+            return jft("ViT-L/32", **base | changes)
 
 
-def _of(base: ViTConfig) -> dict[str, Any]:
-    return {name: getattr(base, name) for name in ("depth", "width", "heads", "mlp_dim", "patch_size")}
+def _base(results: Results) -> Results:
+    return results.study.where(dimension="base")
 
 
-def _shape(model: ViTConfig) -> str:
-    return f"L{model.depth}-D{model.width}-M{model.mlp_dim}-P{model.patch_size}"
+def compute(group: Results) -> float:
+    """Multiply-accumulates of a forward pass, relative to the base."""
+    return group.model.forward_macs / _base(group).model.forward_macs
 
 
-def report(done: Sequence[Done]) -> Report:
-    """A row for every shape, and both accuracies over compute, as Fig. 8."""
-    rows, costs = [], compute(done)
-    for dimension, shape in groups(done, "dimension", "shape"):
-        own = {"dimension": dimension, "shape": shape}
-        model = next(each.point.config.model for each in done if each.point.labels == own)
-        assert isinstance(model, ViTConfig)
-        rows.append((
-            DIMENSIONS.get(str(dimension), "the base"), str(model.depth), str(model.width), str(model.mlp_dim),
-            str(model.patch_size), f"{model.num_parameters:,}", f"{costs[shape]:.2f}",
-            percent(estimate(done, FEWSHOT, **own)), percent(estimate(done, "accuracy", **own)),
-        ))  # fmt: skip
-    return Report(
-        lead=f"A base ViT, and others that differ from it in one dimension, or in all; compute is that of a forward "
-        f"pass, relative to the base's. The paper does not print which values it tried. {told(done)}",
-        columns=("varied", "depth", "width", "MLP", "patch", "parameters", "compute", "5-shot, %", "accuracy, %"),
-        rows=rows,
-        claims=_claims(done, costs),
-        panels=[_panel(done, costs, FEWSHOT, "5-shot accuracy"), _panel(done, costs, "accuracy", "test accuracy")],
-    )
+def _lines(group: Results) -> list[str]:
+    """The base belongs to every line."""
+    dimension = group.labels["dimension"]
+    return list(DIMENSIONS.values()) if dimension == "base" else [DIMENSIONS[str(dimension)]]
 
 
-Costs = Mapping[str | float, float]
-
-
-def compute(done: Sequence[Done]) -> dict[str | float, float]:
-    """Of every shape, multiply-accumulates of a forward pass in those of the base."""
-    macs = {each.point.labels["shape"]: each.point.config.model.forward_macs for each in done}
-    (base,) = {each.point.labels["shape"] for each in done if each.point.labels["dimension"] == "base"}
-    return {shape: count / macs[base] for shape, count in macs.items()}
-
-
-def _by_compute(done: Sequence[Done], costs: Costs, dimension: str) -> list[str | float]:
-    """The shapes along a dimension, the base among them, from the cheapest to the dearest."""
-    shapes = [shape for own, shape in groups(done, "dimension", "shape") if own in (dimension, "base")]
-    return sorted(shapes, key=lambda shape: costs[shape])
-
-
-def _claims(done: Sequence[Done], costs: Costs) -> list[Claim]:
-    deepest, widest, largest = (_by_compute(done, costs, dimension)[-1] for dimension in ("depth", "width", "all"))
-    finest = _by_compute(done, costs, "patch")[-1]
-    (base,) = (shape for dimension, shape in groups(done, "dimension", "shape") if dimension == "base")
-    drawn = "(Fig. 8; its values are not printed)"
-
-    def claims(more: str | float, less: str | float, text: str, paper: str) -> list[Claim]:
-        """By few-shot accuracy, as Fig. 8, and by accuracy on pre-training's own task."""
-        return [
-            Claim(f"{text}, {by}.", f"{paper} {drawn}", difference(done, figure, {"shape": more}, {"shape": less}))
-            for figure, by in ((FEWSHOT, "5-shot"), ("accuracy", "on its own task"))
-        ]
-
-    deep, wide = f"{costs[deepest]:.1f} times the base's compute", f"{costs[widest]:.1f} times"
+def _claims(results: Results) -> list[Claim]:
+    groups = {dimension: results.where(dimension=dimension).groups() for dimension in DIMENSIONS}
+    largest = {dimension: max(members, key=compute) for dimension, members in groups.items()}
+    base, times = _base(results).labels, {dimension: f"{compute(group):.1f}" for dimension, group in largest.items()}
+    claims = [
+        (
+            f"Depth is worth more than width: the deepest ViT, at {times['depth']} times the base's compute, is better "
+            f"than the widest, at {times['width']} times",
+            "width brings the smallest changes",
+            "depth",
+            largest["width"].labels,
+        ),
+        (
+            f"Depth helps, at {times['depth']} times the base's compute",
+            "depth is what improves most, up to 64 layers",
+            "depth",
+            base,
+        ),
+        (
+            f"Smaller patches help, at {times['patch']} times the compute",
+            "robust improvements without more parameters",
+            "patch",
+            base,
+        ),
+        (
+            f"All together help, at {times['all']} times the compute",
+            "scaling all dimensions in proportion improves robustly",
+            "all",
+            base,
+        ),
+    ]
     return [
-        *claims(deepest, widest, f"Depth is worth more than width: the deepest ViT, at {deep}, is better than the "
-                f"widest, at {wide}", "width brings the smallest changes"),
-        *claims(deepest, base, f"Depth helps, at {deep}", "depth is what improves most, up to 64 layers"),
-        *claims(finest, base, f"Smaller patches help, at {costs[finest]:.1f} times the compute",
-                "robust improvements without more parameters"),
-        *claims(largest, base, f"All together help, at {costs[largest]:.1f} times the compute",
-                "scaling all dimensions in proportion improves robustly"),
-    ]  # fmt: skip
-
-
-def _panel(done: Sequence[Done], costs: Costs, figure: str, name: str) -> Panel:
-    drawn = []
-    for dimension, title in DIMENSIONS.items():
-        shapes = _by_compute(done, costs, dimension)
-        figures: list[Estimate] = [estimate(done, figure, shape=shape) for shape in shapes]
-        drawn.append(series(title, [costs[shape] for shape in shapes], figures))
-    return Panel(f"Shape: {name}", "relative compute", name, drawn, log_x=True)
+        Claim(f"{text}, {by}.", f"{paper} (Fig. 8; its values are not printed)", metric, largest[more].labels, less)
+        for text, paper, more, less in claims
+        for metric, by in ((FEWSHOT, "5-shot"), ("accuracy", "on its own task"))
+    ]
 
 
 SHAPE = Study(
     name="shape",
     source="Fig. 8, App. D.2",
-    about="Which is worth its compute: depth, width, width of the MLPs, smaller patches, or all together?",
-    points=points,
-    report=report,
+    question="Which is worth its compute: depth, width, width of the MLPs, smaller patches, or all together?",
+    variants=variants,
+    summary="A base ViT and others that differ from it in one dimension, or in all. Compute is that of a forward pass, "
+    "relative to the base's. The paper does not print which values it tried.",
+    rows=("dimension", "shape"),
+    columns={
+        "varied": lambda row: DIMENSIONS.get(str(row.labels["dimension"]), "the base"),
+        **{
+            title: lambda row, name=name: str(getattr(row.model, name))
+            for title, name in (("depth", "depth"), ("width", "width"), ("MLP", "mlp_dim"), ("patch", "patch_size"))
+        },
+        "parameters": lambda row: f"{row.model.num_parameters:,}",
+        "compute": lambda row: f"{compute(row):.2f}",
+        "5-shot, %": share(FEWSHOT),
+        "accuracy, %": share("accuracy"),
+    },
+    claims=_claims,
+    charts=tuple(
+        Chart(f"Shape: {title}", title, metric, x=compute, lines=_lines, x_label="relative compute", log_x=True)
+        for title, metric in (("5-shot accuracy", FEWSHOT), ("test accuracy", "accuracy"))
+    ),
 )

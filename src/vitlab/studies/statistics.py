@@ -1,33 +1,33 @@
-"""Means over seeds, and what can be said of a difference between two of them.
+"""Means over seeds, differences between two groups of runs, and bootstrap intervals. Imports no torch.
 
-A seed is one run: its own initial weights, order of the images and crops. The test images are the same throughout,
-so an interval here says how far another seed might lead, and nothing of other test images or other data.
+A seed sets the initial weights, the order of the images and the crops. The test images are the same for all seeds, so
+an interval says how far another seed might be, and nothing about other test images.
 
-Few seeds carry little. The percentile interval of three is from the smallest of the three differences to the largest
-(for the smallest mean that can be drawn, three times the smallest, has a chance of 1 in 27, more than 2.5 %): it holds
-the middle of all differences in 75 of 100 such studies, not in 95. Where there is no difference at all, all three
-seeds point the same way once in four times. That of five seeds holds it in about 85 of 100, and of one there is none.
+Intervals of few seeds are narrow. With three, the percentile interval spans the three differences (the smallest
+resampled mean has a chance of 1 in 27, more than 2.5 %): it covers the true mean in 75 % of studies, not in 95 %. Five
+seeds cover it in about 85 %; one seed has no interval.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float
 
-from vitlab.errors import UserError
-from vitlab.studies.study import Difference, Done
+from vitlab.models.config import ModelConfig
+from vitlab.studies.point import Labels, Metric, Result
 
 DRAWS = 10_000
-"""Resamples, where there are more than so many in all; else each is taken once, and chance has no part in it."""
+"""Resamples. Where there are fewer in all, each is taken once, without randomness."""
 COVERAGE = 0.95
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure over seeds."""
+    """A metric over seeds."""
 
     values: tuple[float, ...]
     """In the order of the seeds."""
@@ -38,54 +38,144 @@ class Estimate:
 
     @property
     def sd(self) -> float:
-        """Standard deviation (n - 1); 0 of a single value."""
+        """Standard deviation (n - 1); 0 for a single value."""
         return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else 0.0
 
-
-def estimate(done: Sequence[Done], figure: str, **labels: str | float) -> Estimate:
-    """The figure of every point that has these labels (and any others), by seed.
-
-    Raises ValueError where there is no such point, or one of them has no such figure.
-    """
-    return Estimate(tuple(value for _, value in _values(done, figure, labels)))
+    def __str__(self) -> str:
+        """In percent: "92.1 ± 0.3"; for a single value "92.1"."""
+        mean = f"{100 * self.mean:.1f}"
+        return f"{mean} ± {100 * self.sd:.1f}" if len(self.values) > 1 else mean
 
 
-def difference(
-    done: Sequence[Done],
-    figure: str,
-    more: Mapping[str, str | float],
-    less: Mapping[str, str | float],
-) -> Difference:
-    """By how much the figure of the points with the labels `more` exceeds that of those with the labels `less`.
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference with its 95 % bootstrap interval."""
 
-    Paired by seed: of each seed that both have, the mean over its points of the one less that of the other; then the
-    mean over seeds, and its percentile bootstrap interval over seeds.
-    Raises ValueError where a side has no point or no such figure, or the two have no seed in common.
-    """
-    above, below = _by_seed(done, figure, more), _by_seed(done, figure, less)
-    seeds = sorted(above.keys() & below.keys())
-    if not seeds:
-        raise UserError(
-            f"no seed has points of both {dict(more)} (seeds {sorted(above)}) and {dict(less)} (seeds {sorted(below)})."
-        )
-    return _over([above[seed] - below[seed] for seed in seeds])
+    mean: float
+    low: float
+    high: float
+    """Bounds of the interval; infinite for a single pair."""
+    pairs: int
+    """Number of seeds."""
+
+    def verdict(self, expected: Literal["more", "equal"] = "more") -> str:
+        """`shows`, `not clear` or `contradicted`; for groups that should be equal, `shows` or `differ`.
+
+        The interval decides; a single seed shows nothing.
+        """
+        low, high = self.low, self.high
+        if not (math.isfinite(low) and math.isfinite(high)):
+            return "not clear"
+        if expected == "equal":
+            return "shows" if low <= 0 <= high else "differ"
+        return "shows" if low > 0 else "contradicted" if high < 0 else "not clear"
+
+    def __str__(self) -> str:
+        """In percentage points: "+2.1 (1.3 to 2.8)"; for a single pair "+2.1 (one seed)"."""
+        mean, low, high = (round(100 * value, 1) + 0.0 for value in (self.mean, self.low, self.high))  # no "-0.0"
+        return f"{mean:+.1f} (one seed)" if self.pairs == 1 else f"{mean:+.1f} ({low:.1f} to {high:.1f})"
 
 
-def over_seeds(done: Sequence[Done], of: Callable[[Sequence[Done]], float]) -> Difference:
-    """What `of` says of the points of each seed, where it is a difference already: mean and interval over seeds."""
-    seeds = sorted({each.seed for each in done})
-    return _over([of([each for each in done if each.seed == seed]) for seed in seeds])
+@dataclass(frozen=True)
+class Results:
+    """Results of a study, or of a part of its points: a table's row, or a group that differs only by the seed."""
+
+    runs: tuple[Result, ...]
+    whole: "Results | None" = None
+    """All results of the study; None for these themselves."""
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self.runs)
+
+    @property
+    def study(self) -> "Results":
+        return self.whole or self
+
+    @property
+    def labels(self) -> Labels:
+        """Labels of the first run."""
+        return self.runs[0].point.labels
+
+    @property
+    def model(self) -> ModelConfig:
+        """Model of the first run."""
+        return self.runs[0].config.model
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({run.seed for run in self.runs})
+
+    def select(self, keep: Callable[[Result], bool]) -> "Results":
+        """The runs for which `keep` is true, possibly none."""
+        return Results(tuple(filter(keep, self.runs)), self.study)
+
+    def where(self, **labels: str | float) -> "Results":
+        """The runs with these labels (and any others); raises ValueError where there is none."""
+        chosen = self.select(lambda run: labels.items() <= run.point.labels.items())
+        if not chosen.runs:
+            known = sorted({f"{name}={value!r}" for run in self.runs for name, value in run.point.labels.items()})
+            raise ValueError(f"no point has the labels {labels}; the points have {', '.join(known) or 'none'}.")
+        return chosen
+
+    def values(self, label: str) -> list[str | float]:
+        """The distinct values of a label, in the order of the points."""
+        return list(dict.fromkeys(run.point.labels[label] for run in self.runs if label in run.point.labels))
+
+    def groups(self, *names: str) -> "list[Results]":
+        """The runs grouped by these labels, or by all labels if none is given, in the order of the points.
+
+        Runs that lack one of the labels are left out.
+        """
+        groups: dict[tuple, list[Result]] = {}
+        for run in self.runs:
+            labels = run.point.labels
+            if all(name in labels for name in names):
+                key = tuple(labels[name] for name in names) if names else tuple(labels.items())
+                groups.setdefault(key, []).append(run)
+        return [Results(tuple(runs), self.study) for runs in groups.values()]
+
+    def mean(self, metric: Metric, **labels: str | float) -> Estimate:
+        """The metric of every run with these labels, ordered by seed."""
+        return Estimate(tuple(run.metric(metric) for run in sorted(self.where(**labels), key=lambda run: run.seed)))
+
+    def best(self, label: str, metric: Metric, **labels: str | float) -> str | float:
+        """The value of `label` with the highest mean of the metric, among the runs with these other labels."""
+        runs = self.where(**labels)
+        return max(runs.values(label), key=lambda value: runs.mean(metric, **{label: value}).mean)
+
+    def difference(
+        self, metric: Metric, more: Labels | Sequence[Labels], less: Labels | Sequence[Labels]
+    ) -> Difference:
+        """By how much the metric of the group `more` exceeds that of the group `less`, paired by seed.
+
+        For two groups on each side it is a difference of differences: more[0] + more[1] - less[0] - less[1].
+        """
+        above, below = (_groups(side) for side in (more, less))
+        sides = [self.where(**labels) for labels in (*above, *below)]
+        seeds = set.intersection(*(set(side.seeds) for side in sides))
+        if not seeds:
+            raise ValueError(f"no seed has points of both {more} and {less}.")
+
+        def measure(runs: Results) -> float:
+            high, low = (sum(runs.mean(metric, **labels).mean for labels in side) for side in (above, below))
+            return high - low
+
+        return self.select(lambda run: run.seed in seeds).over_seeds(measure)
+
+    def over_seeds(self, measure: "Callable[[Results], float]") -> Difference:
+        """Mean and interval of a difference that is measured on the runs of each seed."""
+        values = np.array([measure(self.select(lambda run, seed=seed: run.seed == seed)) for seed in self.seeds])
+        return Difference(float(values.mean()), *interval(values), len(values))
 
 
-def _over(differences: Sequence[float]) -> Difference:
-    values = np.array(differences)
-    return Difference(float(values.mean()), *interval(values), len(values))
+def _groups(side: Labels | Sequence[Labels]) -> list[Labels]:
+    return [side] if isinstance(side, Mapping) else list(side)
 
 
 def interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
     """Bounds of the percentile bootstrap interval of the mean: infinite for one value, NaN where one is not finite.
 
-    The bounds are means that some resample has, not points between two of them.
+    The bounds are means of resamples, not interpolated between two of them.
     """
     count = len(values)
     if count == 1:
@@ -99,40 +189,3 @@ def interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
     means = values[drawn].mean(axis=1)
     low, high = np.quantile(means, [(1 - COVERAGE) / 2, (1 + COVERAGE) / 2], method="inverted_cdf")
     return float(low), float(high)
-
-
-def percent(estimate: Estimate) -> str:
-    """Mean and standard deviation of a share: "92.1 ± 0.3"; of a single value "92.1"."""
-    mean = f"{100 * estimate.mean:.1f}"
-    return f"{mean} ± {100 * estimate.sd:.1f}" if len(estimate.values) > 1 else mean
-
-
-def points(difference: Difference) -> str:
-    """A difference of shares in percentage points: "+2.1 (1.3 to 2.8)"; of a single pair "+2.1 (one seed)"."""
-    mean = f"{_tenths(difference.mean):+.1f}"
-    if difference.pairs == 1:
-        return f"{mean} (one seed)"
-    return f"{mean} ({_tenths(difference.low):.1f} to {_tenths(difference.high):.1f})"
-
-
-def _tenths(share: float) -> float:
-    """In percent to one decimal, without a zero below zero."""
-    return round(100 * share, 1) + 0.0
-
-
-def _values(done: Sequence[Done], figure: str, labels: Mapping[str, str | float]) -> list[tuple[int, float]]:
-    """(seed, figure) of the points with these labels, by seed."""
-    absent = object()
-    found = [each for each in done if all(each.point.labels.get(name, absent) == labels[name] for name in labels)]
-    if not found:
-        known = sorted({f"{name}={value!r}" for each in done for name, value in each.point.labels.items()})
-        raise UserError(f"no point has the labels {dict(labels)}; the points have {', '.join(known) or 'none'}.")
-    for each in found:
-        if figure not in each.figures:
-            raise UserError(f"{each.point.name} has no figure {figure!r}; it has {', '.join(sorted(each.figures))}.")
-    return sorted(((each.seed, float(each.figures[figure])) for each in found), key=lambda pair: pair[0])
-
-
-def _by_seed(done: Sequence[Done], figure: str, labels: Mapping[str, str | float]) -> dict[int, float]:
-    pairs = _values(done, figure, labels)
-    return {seed: float(np.mean([value for at, value in pairs if at == seed])) for seed, _ in pairs}

@@ -1,15 +1,14 @@
-"""Save and restore a whole run: atomic, verified, exact.
+"""Saves and restores a whole run: atomic, verified, exact.
 
-A checkpoint is a folder `step-000000123` with two files: `state.safetensors` (every tensor) and `state.json`
-(the rest, with the size and SHA-256 of the tensors' file and a checksum of its own). It is written aside,
-flushed to the disk and renamed: a folder of that name is whole, or was damaged later, which reading notices.
+A checkpoint is a folder `step-000000123` with two files: `state.safetensors` (all tensors) and `state.json` (the rest,
+with size and SHA-256 of the first file and a checksum of its own). It is written under another name, flushed to disk
+and renamed. So a folder of that name is complete; if it was damaged later, reading it raises an error.
 """
 
 import hashlib
 import json
 import os
 import shutil
-import types
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.io import sync
+from vitlab.io import sha256, sync
+from vitlab.train.distributed import SINGLE, World
 
 FORMAT = 1
 TENSORS, STATE = "state.safetensors", "state.json"
@@ -33,140 +33,138 @@ class CorruptCheckpointError(UserError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One saved moment of a run: after `step` updates."""
+    """A run after `step` updates."""
 
     path: Path
     step: int
     tensors: dict[str, Tensor]
     """On the CPU, with the dtypes and shapes that were saved."""
     state: dict[str, Any]
-    """Plain data."""
+    """JSON data."""
 
 
 def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], keep: int) -> Path:
-    """Writes the checkpoint of `step` under `folder` and deletes all but the last `keep`; returns its folder.
+    """Writes the checkpoint of `step` in `folder` and deletes all but the last `keep`; returns its folder.
 
-    A valid checkpoint of the same step stays as it is, for a run makes the same one again. Only one process
-    may write, and it clears up what a killed one left behind.
-    Raises OSError if the disk is full or forbids it; the checkpoints before are untouched then.
+    A valid checkpoint of the same step is left as it is: the run is deterministic. Only one process may write; it also
+    removes what a killed one has left. Raises OSError, and leaves the earlier checkpoints untouched.
     """
     final = folder / f"step-{step:09d}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _clear(folder)
+        _remove_temporary(folder)
         if not (final.is_dir() and _is_valid(final)):
-            aside = folder / f"tmp-{final.name}"
-            _write(aside, step, tensors, state)
+            new = folder / f"tmp-{final.name}"
+            _write(new, step, tensors, state)
             if final.exists():
-                final.rename(folder / f"tmp-damaged-{final.name}")
-            aside.rename(final)
+                final.rename(folder / f"tmp-corrupt-{final.name}")
+            new.rename(final)
             sync(folder)
-        # Later ones are damaged, or this run would have started from them: they count for nothing.
-        for old in [path for path in _steps(folder) if path.name <= final.name][keep:]:
+        # Later ones are corrupt, or this run would have resumed from them: they do not count.
+        for old in [path for path in _checkpoints(folder) if path.name <= final.name][keep:]:
             old.rename(folder / f"tmp-old-{old.name}")
-        _clear(folder)
+        _remove_temporary(folder)
     except (OSError, SafetensorError) as error:
         raise OSError(
-            f"the checkpoint of step {step} could not be written under {folder}: {error}. The ones before it "
-            f"are untouched; make room or allow writing, then start the same command again."
+            f"the checkpoint of step {step} cannot be written in {folder}: {error}. The earlier ones are untouched; "
+            f"free space or allow writing, then start the same command again."
         ) from error
     return final
 
 
 class CheckpointWriter:
-    """Writes checkpoints beside the training, one at a time; use it in a `with` statement.
+    """Writes checkpoints in a thread, one at a time; a context manager, whose end waits for the last.
 
-    Its end waits for the last. An error in writing is raised by the next call, or at the end.
+    An error in writing is raised by the next call, or at the end.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
         self._folder, self._keep = folder, keep
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._under_way: Future[Path] | None = None
+        self._pending: Future[Path] | None = None
 
     def save(self, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
-        """Copies all that is given, and returns while it is being written (see `save_checkpoint`)."""
+        """Copies all arguments and returns while they are written (see `save_checkpoint`)."""
         self.wait()
         copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
-        self._under_way = self._thread.submit(save_checkpoint, self._folder, step, copies, dict(state), self._keep)
+        self._pending = self._thread.submit(save_checkpoint, self._folder, step, copies, dict(state), self._keep)
 
     def check(self) -> None:
-        """Raises what went wrong in writing, if anything did by now."""
-        if self._under_way is not None and self._under_way.done():
+        """Raises the error of the last write, if it has failed by now."""
+        if self._pending is not None and self._pending.done():
             self.wait()
 
     def wait(self) -> None:
-        """Until the last checkpoint is on the disk."""
-        if self._under_way is not None:
-            under_way, self._under_way = self._under_way, None
-            under_way.result()
+        """Waits until the last checkpoint is on disk."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            pending.result()
 
     def __enter__(self) -> "CheckpointWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is None:
                 self.wait()
         finally:
-            self._thread.shutdown()  # waits as well, so that nothing writes to a folder that was let go
+            self._thread.shutdown()  # also waits, so that nothing writes to a folder whose lock was released
 
 
-def load_latest(folder: Path, on_damaged: Callable[[Path, str], None]) -> Checkpoint | None:
-    """The newest checkpoint under `folder` that is whole, or None where there is none at all.
+def load_latest(folder: Path, say: Callable[[str], None], world: World = SINGLE) -> Checkpoint | None:
+    """The newest valid checkpoint in `folder`, the same on every rank; None if there are no checkpoints.
 
-    `on_damaged` is told of each that had to be passed over, and why. Removes what a killed process left half written.
-    Raises ValueError if none is whole.
+    Rank 0 verifies them and tells `say` about each that it skips. Removes what a killed process has left. Raises
+    UserError if none is valid.
     """
-    _clear(folder)
+    checkpoint = _latest_valid(folder, say) if world.is_rank_0 else None
+    name = world.broadcast_object(lambda: checkpoint and checkpoint.path.name)
+    return checkpoint or (read_checkpoint(folder / name) if name else None)
+
+
+def _latest_valid(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
+    _remove_temporary(folder)
     reasons = []
-    for path in _steps(folder):
+    for path in _checkpoints(folder):
         try:
             return read_checkpoint(path)
         except CorruptCheckpointError as error:
-            on_damaged(path, str(error))
+            say(f"{path.name} is corrupt and skipped: {error}")
             reasons.append(f"{path.name}: {error}")
     if reasons:
         raise UserError(
-            f"every checkpoint in {folder} is damaged ({'; '.join(reasons)}). Put back a good copy of one, "
-            f"or delete the folder to train from the beginning."
+            f"every checkpoint in {folder} is corrupt ({'; '.join(reasons)}). Restore one from a backup, or delete the "
+            f"folder to train from the beginning."
         )
     return None
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in the folder `path`, verified.
-
-    Raises DamagedCheckpointError if it is not what was written, ValueError if a later version wrote it.
-    """
+    """The verified checkpoint in the folder `path`. Raises CorruptCheckpointError; UserError for a later format."""
     record = _verify(path)
     try:
-        # Cloned, because the file's memory is neither aligned nor our own.
+        # Cloned, because the file's memory is not aligned.
         tensors = {name: tensor.clone() for name, tensor in load_file(path / TENSORS).items()}
     except SafetensorError as error:
         raise CorruptCheckpointError(f"{TENSORS} cannot be read: {error}") from error
     return Checkpoint(path, record["step"], tensors, record["state"])
 
 
-def _write(aside: Path, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
-    aside.mkdir()
-    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, aside / TENSORS)
-    sync(aside / TENSORS)
-    with (aside / TENSORS).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    size = (aside / TENSORS).stat().st_size
-    record = {"format": FORMAT, "step": step, "state": state, "bytes": size, "sha256": digest}
-    with (aside / STATE).open("w") as file:
-        json.dump(record | {"checksum": _checksum(record)}, file, indent=1, sort_keys=True)
-        file.flush()
-        os.fsync(file.fileno())
-    sync(aside)
+def _write(folder: Path, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any]) -> None:
+    folder.mkdir()
+    file = folder / TENSORS
+    save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, file)
+    sync(file)
+    record = {"format": FORMAT, "step": step, "state": state, "bytes": file.stat().st_size, "sha256": sha256(file)}
+    with (folder / STATE).open("w") as output:
+        json.dump(record | {"checksum": _checksum(record)}, output, indent=1, sort_keys=True)
+        output.flush()
+        os.fsync(output.fileno())
+    sync(folder)
 
 
 def _verify(path: Path) -> dict[str, Any]:
-    """The record in `state.json`, if both files agree with it."""
+    """The record in `state.json`, if both files match it."""
     try:
         record = json.loads((path / STATE).read_bytes())
         checksum = record.pop("checksum")
@@ -174,15 +172,14 @@ def _verify(path: Path) -> dict[str, Any]:
             raise CorruptCheckpointError(f"{STATE} does not match its checksum")
         if record["format"] != FORMAT:
             raise UserError(
-                f"{path} has format {record['format']} and this version reads format {FORMAT}; continue the "
-                f"run with the version of vitlab that wrote it."
+                f"{path} has format {record['format']}, and this version reads format {FORMAT}; continue the run with "
+                f"the version of vitlab that wrote it."
             )
         size = (path / TENSORS).stat().st_size
         if size != record["bytes"]:
-            raise CorruptCheckpointError(f"{TENSORS} has {size} bytes where {record['bytes']} were written")
-        with (path / TENSORS).open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
-                raise CorruptCheckpointError(f"{TENSORS} does not match its checksum")
+            raise CorruptCheckpointError(f"{TENSORS} has {size} bytes instead of {record['bytes']}")
+        if sha256(path / TENSORS) != record["sha256"]:
+            raise CorruptCheckpointError(f"{TENSORS} does not match its checksum")
     except OSError as error:
         raise CorruptCheckpointError(f"{Path(error.filename or path).name}: {error.strerror}") from error
     except (UnicodeDecodeError, json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
@@ -198,16 +195,16 @@ def _is_valid(path: Path) -> bool:
     return True
 
 
-def _clear(folder: Path) -> None:
+def _remove_temporary(folder: Path) -> None:
     """Deletes what is half written or half deleted."""
-    for leftover in folder.glob("tmp-*"):
-        shutil.rmtree(leftover)
+    for path in folder.glob("tmp-*"):
+        shutil.rmtree(path)
 
 
 def _checksum(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
-def _steps(folder: Path) -> list[Path]:
-    """Folders of checkpoints, newest first."""
+def _checkpoints(folder: Path) -> list[Path]:
+    """The folders of checkpoints, newest first."""
     return sorted(folder.glob("step-" + "[0-9]" * 9), reverse=True)

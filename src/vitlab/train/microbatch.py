@@ -1,4 +1,4 @@
-"""How many images go through the model at once: chosen for the memory that is free, and measured before training."""
+"""How many images go through the model at once: chosen for the free memory, and measured before training."""
 
 import copy
 import ctypes
@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,17 +18,20 @@ from torch.utils.checkpoint import checkpoint
 
 from vitlab.config import TrainConfig
 from vitlab.data.loader import Batch
-from vitlab.train.distributed import blocks
-from vitlab.train.memory import moments
+from vitlab.display import format_rate
 from vitlab.train.objectives import create_objective
-from vitlab.train.precision import Precision, keep_freed_memory, resolve_precision
-from vitlab.train.progress import per_second
+from vitlab.train.optim import state_per_weight
+from vitlab.train.parallel import model_blocks
+from vitlab.train.precision import device_name, keep_freed_memory, resolve_precision
+from vitlab.train.workdir import Workdir
 
-MEMORY_SHARE = 0.4
-"""Share of the free memory that a training may take; the rest is for evaluation, data loading and other programs."""
+MEMORY_FRACTION = 0.4
+"""Fraction of the free memory for training; the rest is for evaluation, data loading and other programs."""
 CPU_FLOPS = 1e12
-"""Most work of a micro-batch on a CPU, some seconds of two cores. Larger ones are no faster there and take more memory,
+"""Largest work of a micro-batch on a CPU, some seconds on two cores. Larger ones are no faster there, take more memory,
 and a request to stop waits for the end of one."""
+SMALL_FLOPS = 1e11
+"""Work of a batch so small that nothing has to be measured."""
 GIB = 2**30
 
 
@@ -38,41 +42,202 @@ class StepCost:
     microbatch: int
     """Images that go through the model at once."""
     train_seconds: float
-    """Seconds that training takes for an image: forward and backward pass."""
+    """Seconds per image of training: forward and backward pass."""
     eval_seconds: float
-    """Seconds that evaluation takes for an image: forward pass in float32."""
+    """Seconds per image of evaluation: forward pass in float32."""
     memory: int | None
-    """Bytes that training adds to what the process holds already; None where it cannot be measured."""
+    """Bytes that training adds to those of the process; None where they cannot be measured."""
     free: int | None
-    """Bytes that were free before; None where the system does not tell."""
+    """Bytes that were free before; None where the system does not say."""
 
     def describe(self) -> str:
         """`micro-batches of 16, 9.1 images/s, 2.1 of 22.0 GiB free memory`"""
         of_free = "" if self.free is None else f" of {self.free / GIB:.1f}"
         memory = "" if self.memory is None else f", {self.memory / GIB:.1f}{of_free} GiB free memory"
-        return f"micro-batches of {self.microbatch}, {per_second(1 / self.train_seconds)} images/s{memory}"
+        return f"micro-batches of {self.microbatch}, {format_rate(1 / self.train_seconds)} images/s{memory}"
+
+
+def choose_microbatch(
+    config: TrainConfig, workdir: Workdir, model: nn.Module, device: torch.device, measured: int | None
+) -> int:
+    """Images per forward pass of each rank, the same on all: `config.microbatch` if given.
+
+    Otherwise that of the run so far on the same device, so that it continues to the bit; what the caller has
+    `measured`; a rank's whole shard of a small batch; or what is measured now. It is not a setting of the run, which
+    may continue on a machine with other memory.
+    """
+    world = workdir.world
+    shard = -(-config.batch_size // world.world_size)
+    runtime = {"device": device_name(device), "processes": world.world_size}
+
+    def choose() -> int:
+        saved = workdir.read_runtime()
+        if config.microbatch is not None:
+            return config.microbatch
+        if saved.items() >= runtime.items():
+            return int(saved["microbatch"])
+        if measured is not None:
+            return measured
+        size = default_microbatch(config, device, shard)
+        small = size == shard and shard * 6 * config.model.forward_macs < SMALL_FLOPS
+        return size if small else measure_step(config, model, device, world.world_size).microbatch
+
+    size = world.broadcast_object(lambda: min(choose(), shard))
+    workdir.write_runtime({**runtime, "microbatch": size})
+    return size
+
+
+def default_microbatch(config: TrainConfig, device: torch.device, shard: int) -> int:
+    """Images at once where memory does not matter: a rank's `shard` of a batch, on a CPU no more than useful."""
+    if device.type != "cpu":
+        return shard
+    useful = max(int(CPU_FLOPS / (6 * config.model.forward_macs)), 1)
+    return shard if useful >= shard else 2 ** (useful.bit_length() - 1)
+
+
+def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, processes: int = 1) -> StepCost:
+    """Chooses the micro-batch of each of `processes` ranks and measures it; `model` stays unchanged.
+
+    `config.microbatch` is taken if given. Otherwise it is `default_microbatch`, halved until training needs at most
+    MEMORY_FRACTION of the free memory, or one image is left.
+    """
+    if device.type == "cpu":
+        keep_freed_memory()
+    free = free_memory(device)
+    if free is not None and device.type == "cpu":
+        free //= processes
+    shard = -(-config.batch_size // processes)
+    constant = _constant_bytes(config, model, shard)
+    peak, step = PeakMemory(device), _TrialStep(config, model, device)
+    step.seconds(1)
+    single = step.seconds(1), peak.bytes()
+    seconds, used = single
+    size = min(config.microbatch or default_microbatch(config, device, shard), shard)
+    room = None if free is None else MEMORY_FRACTION * free - constant
+    while config.microbatch is None and size > 1 and room is not None and used is not None and size * used > room:
+        size = _half(size)
+    while size > 1:
+        try:
+            seconds, used = step.seconds(size) / size, peak.bytes()
+        except torch.OutOfMemoryError:
+            used = None if config.microbatch else int(room or 0) + 1
+            torch.cuda.empty_cache()
+        if config.microbatch is not None or room is None or used is None or used <= room:
+            break
+        size = _half(size)
+        seconds, used = single  # of one image, if nothing larger fits
+        peak = PeakMemory(device)
+    few = min(size, 8)
+    eval_seconds = step.eval_seconds(few) / few
+    return StepCost(size, seconds, eval_seconds, None if used is None else used + constant, free)
+
+
+def _half(size: int) -> int:
+    """The largest power of two below `size`."""
+    return 2 ** ((size - 1).bit_length() - 1)
+
+
+def _constant_bytes(config: TrainConfig, model: nn.Module, shard: int) -> int:
+    """Memory that does not depend on the micro-batch: gradients, optimizer state, average, a checkpoint's copy of these
+    and of the weights, and two batches of images."""
+    weights = 4 * sum(parameter.numel() for parameter in model.parameters())
+    copies = state_per_weight(config.optim) + int(config.average_decay is not None)
+    height, width = config.model.image_hw
+    return weights * (2 + 2 * copies) + 2 * shard * 3 * height * width * 4
+
+
+class _TrialStep:
+    """Forward and backward passes of a copy of the model, as in training."""
+
+    def __init__(self, config: TrainConfig, model: nn.Module, device: torch.device) -> None:
+        self._config, self._device = config, device
+        self._precision = resolve_precision(config.precision, device)
+        self._model = copy.deepcopy(model).to(device).train()
+        if self._precision == "bfloat16":
+            self._model.to(torch.bfloat16)
+        for block in model_blocks(self._model) if config.activation_checkpointing else ():
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+
+    def seconds(self, images: int) -> float:
+        """Seconds of a forward and backward pass of so many images."""
+        device, objective = self._device, create_objective(self._config)
+        labels = torch.zeros(images, dtype=torch.int64, device=device)
+        draws = torch.full((images, objective.draws), 0.5, dtype=torch.float64, device=device)
+        inputs = torch.zeros(images, 3, *self._config.model.image_hw, device=device)
+        batch = Batch(inputs, labels, labels, draws=draws if objective.draws else None)
+        inputs, targets = objective.corrupt(batch, np.random.default_rng(0))
+
+        def step() -> None:
+            with torch.autocast(device.type, torch.bfloat16, enabled=self._precision == "autocast"):
+                loss = objective.loss(self._model, inputs, targets)[0]
+            torch.autograd.grad(loss, list(self._model.parameters()), allow_unused=True)
+
+        return self._timed(step)
+
+    @torch.inference_mode()
+    def eval_seconds(self, images: int) -> float:
+        """Seconds of a forward pass in float32, as in evaluation."""
+        self._model.float().eval()
+        inputs = torch.zeros(images, 3, *self._config.model.image_hw, device=self._device)
+        forward = getattr(self._model, "vit", self._model)
+        forward(inputs[:1])
+        return self._timed(lambda: forward(inputs))
+
+    def _timed(self, work: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        work()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        return max(time.perf_counter() - start, 1e-9)
+
+
+class PeakMemory:
+    """The largest memory use since its creation: of a GPU, or of this process."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._base: int | None = None
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self._base = torch.cuda.memory_allocated(device)
+            return
+        gc.collect()
+        if trim := getattr(ctypes.CDLL(None) if sys.platform.startswith("linux") else None, "malloc_trim", None):
+            trim(0)  # freed memory that glibc keeps would be used first, and not be counted
+        try:
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+        except OSError:
+            return
+        self._base = _bytes_of(Path("/proc/self/status"), "VmRSS")
+
+    def bytes(self) -> int | None:
+        """Bytes above those at the start; None where the system does not say."""
+        if self._base is None:
+            return None
+        if self._device.type == "cuda":
+            return max(torch.cuda.max_memory_allocated(self._device) - self._base, 0)
+        peak = _bytes_of(Path("/proc/self/status"), "VmHWM")
+        return None if peak is None else max(peak - self._base, 0)
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes of memory that are free on a GPU, or for this process on the CPU; None where the system does not tell."""
+    """Bytes that are free on a GPU, or for this process on the CPU; None where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    limits = [room for room in (_available(), _left_in_cgroup()) if room is not None]
+    limits = [room for room in (_bytes_of(Path("/proc/meminfo"), "MemAvailable"), _cgroup_room()) if room is not None]
     if not limits and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2]  # macOS: half of what is built in
     return min(limits, default=None)
 
 
-def _available(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """What Linux says can be allocated without swapping."""
-    if not meminfo.is_file():
-        return None
-    lines = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-    return int(lines["MemAvailable"].split()[0]) * 1024 if "MemAvailable" in lines else None
+def _bytes_of(file: Path, name: str) -> int | None:
+    """A size in a file of /proc, which gives them as `Name:   123 kB`."""
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None)
 
 
-def _left_in_cgroup(root: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a container's limit (cgroup v2 or v1) leaves; its page cache can be dropped, so it counts as free."""
+def _cgroup_room(root: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What a container's limit (cgroup v2 or v1) leaves. Its page cache can be dropped and counts as free."""
     for limit, usage, cache in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -85,162 +250,3 @@ def _left_in_cgroup(root: Path = Path("/sys/fs/cgroup")) -> int | None:
             stat = dict(line.split() for line in statistics.read_text().splitlines()) if statistics.is_file() else {}
             return max(int(most) - int((root / usage).read_text()) + int(stat.get(cache, 0)), 0)
     return None
-
-
-def default_microbatch(config: TrainConfig, device: torch.device, share: int) -> int:
-    """Images at once where memory is no concern: the process's `share` of a batch, on a CPU no more than is useful."""
-    if device.type != "cpu":
-        return share
-    at_once = max(int(CPU_FLOPS / (6 * config.model.forward_macs)), 1)
-    return share if at_once >= share else 2 ** (at_once.bit_length() - 1)
-
-
-@dataclass
-class _Trial:
-    """A copy of the model that computes micro-batches as the training will, without changing anything."""
-
-    config: TrainConfig
-    model: nn.Module
-    device: torch.device
-    precision: Precision
-
-    @classmethod
-    def of(cls, config: TrainConfig, model: nn.Module, device: torch.device) -> "_Trial":
-        precision = resolve_precision(config.precision, device)
-        made = copy.deepcopy(model).to(device).train()
-        if precision == "bfloat16":
-            made.to(torch.bfloat16)
-        for block in blocks(made) if config.activation_checkpointing else ():
-            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-        return cls(config, made, device, precision)
-
-    def seconds(self, images: int) -> float:
-        """Forward and backward pass of so many images."""
-        config, objective = self.config, create_objective(self.config)
-        labels = torch.zeros(images, dtype=torch.int64, device=self.device)
-        draws = None
-        if objective.draws:
-            draws = torch.full((images, objective.draws), 0.5, dtype=torch.float64, device=self.device)
-        inputs = torch.zeros(images, 3, *config.model.image_hw, device=self.device)
-        batch = Batch(inputs, labels, labels, draws=draws)
-        inputs, targets = objective.corrupt(batch, np.random.default_rng(0))
-        with _Clock(self.device) as clock:
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "autocast"):
-                loss = objective.loss(self.model, inputs, targets)[0]
-            # not `backward`: nothing is learned here
-            torch.autograd.grad(loss, list(self.model.parameters()), allow_unused=True)
-        return clock.seconds
-
-    @torch.inference_mode()
-    def eval_seconds(self, images: int) -> float:
-        """Forward pass in float32, as evaluation computes."""
-        self.model.float().eval()
-        inputs = torch.zeros(images, 3, *self.config.model.image_hw, device=self.device)
-        forward = getattr(self.model, "vit", self.model)
-        forward(inputs[:1])
-        with _Clock(self.device) as clock:
-            forward(inputs)
-        return clock.seconds
-
-
-class _Clock:
-    """Seconds of what is within, until the device has done it."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.seconds = 0.0
-
-    def __enter__(self) -> "_Clock":
-        self._start = time.perf_counter()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        self.seconds = max(time.perf_counter() - self._start, 1e-9)
-
-
-class PeakMemory:
-    """The most memory in use from its creation on: of a GPU by torch, or of this process."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._base: int | None = None
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            self._base = torch.cuda.memory_allocated(device)
-            return
-        gc.collect()
-        if trim := getattr(ctypes.CDLL(None) if sys.platform.startswith("linux") else None, "malloc_trim", None):
-            trim(0)  # freed memory that glibc keeps would be used first, and not be seen
-        try:
-            Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
-        except OSError:
-            return
-        self._base = _status("VmRSS")
-
-    def bytes(self) -> int | None:
-        """Bytes above those at the start; None where the system does not tell."""
-        if self._base is None:
-            return None
-        peak = torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else _status("VmHWM")
-        return None if peak is None else max(peak - self._base, 0)
-
-
-def _status(name: str) -> int | None:
-    """A size in /proc/self/status, in bytes."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return None
-
-
-def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, processes: int = 1) -> StepCost:
-    """Chooses the micro-batch of each of `processes` processes and measures it; `model` stays as it is.
-
-    `config.microbatch`, where it is given, is taken as it is. Otherwise it is `default_microbatch`, halved until a
-    training with it needs at most MEMORY_SHARE of the memory that is free, or one image is left.
-    """
-    if device.type == "cpu":
-        keep_freed_memory()
-    free = free_memory(device)
-    if free is not None and device.type == "cpu":
-        free //= processes
-    share = -(-config.batch_size // processes)
-    constant = _constant_bytes(config, model, share)
-    peak, trial = PeakMemory(device), _Trial.of(config, model, device)
-    trial.seconds(1)
-    single = trial.seconds(1), peak.bytes()
-    seconds, taken = single
-    size = min(config.microbatch or default_microbatch(config, device, share), share)
-    room = None if free is None else MEMORY_SHARE * free - constant
-    while config.microbatch is None and size > 1 and room is not None and taken is not None and size * taken > room:
-        size = _half(size)
-    while size > 1:
-        try:
-            seconds, taken = trial.seconds(size) / size, peak.bytes()
-        except torch.OutOfMemoryError:
-            taken = None if config.microbatch else int(room or 0) + 1
-            torch.cuda.empty_cache()
-        if config.microbatch is not None or room is None or taken is None or taken <= room:
-            break
-        size = _half(size)
-        seconds, taken = single  # of one image, where nothing larger fits
-        peak = PeakMemory(device)
-    few = min(size, 8)
-    eval_seconds = trial.eval_seconds(few) / few
-    return StepCost(size, seconds, eval_seconds, None if taken is None else taken + constant, free)
-
-
-def _half(size: int) -> int:
-    """The largest power of two below `size`."""
-    return 2 ** ((size - 1).bit_length() - 1)
-
-
-def _constant_bytes(config: TrainConfig, model: nn.Module, share: int) -> int:
-    """What a training holds whatever its micro-batch: gradients, optimizer state and average, a checkpoint's copy of
-    the weights and of these, and two batches of images."""
-    weights = 4 * sum(parameter.numel() for parameter in model.parameters())
-    kept = moments(config.optim) + int(config.average_decay is not None)
-    height, width = config.model.image_hw
-    return weights * (2 + 2 * kept) + 2 * share * 3 * height * width * 4

@@ -1,8 +1,8 @@
 """What a run minimizes, and the model that it trains for it.
 
-An objective draws its randomness once for the whole batch, then scores any part of it: `corrupt(batch, rng)` makes the
-targets (mixup, or what is hidden of a image), `loss(model, images, targets)` gives the mean loss and metrics of a
-micro-batch; the loop weighs micro-batches by their size, so accumulation changes nothing.
+`corrupt(batch, rng)` draws the randomness of a whole batch once (mixup, or which patches are masked);
+`loss(model, images, targets)` returns the mean loss and accuracy of any part of it. The loop weighs micro-batches by
+their size, so accumulation changes nothing.
 """
 
 from collections.abc import Callable
@@ -27,35 +27,34 @@ LossKind = Literal["softmax", "sigmoid"]
 
 
 def create_training_model(config: TrainConfig, generator: torch.Generator | None = None) -> Model | MaskedViT:
-    """A fresh model of what `config` trains: its model alone, or with the parts that masked patch prediction adds."""
+    """A new model: the config's, within a MaskedViT for masked patch prediction."""
     if config.masking is None:
         return build_model(config.model, generator=generator)
-    assert isinstance(config.model, ViTConfig), "the settings have been checked"
+    assert isinstance(config.model, ViTConfig)
     return MaskedViT(config.model, config.masking, generator=generator)
 
 
 def create_objective(config: TrainConfig) -> "Classification | MaskedPatch":
-    """What `config` minimizes."""
+    """The objective of the run."""
     if config.masking is None:
         return Classification(config.model.num_classes, config.loss, config.label_smoothing, config.mixup)
-    assert isinstance(config.model, ViTConfig), "the settings have been checked"
+    assert isinstance(config.model, ViTConfig)
     return MaskedPatch(config.masking, config.model)
 
 
 @dataclass(frozen=True)
 class Classification:
-    """Softmax or sigmoid cross-entropy on K classes, one or several a image, with label smoothing and mixup."""
+    """Softmax or sigmoid cross-entropy on K classes, one or several per image, with label smoothing and mixup."""
 
     num_classes: int
     kind: LossKind = "softmax"
     label_smoothing: float = 0.0
     mixup: float = 0.0
     draws = 0
-    """Uniform numbers that each example has to bring."""
+    """Uniform numbers that the loader draws for each example."""
 
     def corrupt(self, batch: Batch, rng: np.random.Generator) -> tuple[Float[Tensor, "B 3 H W"], Tensor]:
-        """(images, targets): class numbers [B]; bool [B, K] where images have several labels; with mixup shares of
-        classes, float [B, K]."""
+        """(images, targets). Targets are classes [B]; bool [B, K] for several labels; float [B, K] with mixup."""
         targets = batch.labels if batch.targets is None else batch.targets
         if not self.mixup:
             return batch.images, targets
@@ -64,30 +63,24 @@ class Classification:
     def loss(
         self, model: Callable[..., Tensor], images: Float[Tensor, "B 3 H W"], targets: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """(mean loss, share of correct top-1 answers), both 0-d.
-
-        Of several labels any one is correct; under mixup, any that has the largest share.
-        """
+        """(mean loss, top-1 accuracy), 0-d. Of several labels any is correct; with mixup, any of largest weight."""
         logits = model(images).float()
-        said = logits.detach().argmax(dim=1)
+        predicted = logits.detach().argmax(dim=1)
         if targets.ndim == 1:
-            correct = said == targets
+            correct = predicted == targets
         else:
-            correct = targets.gather(1, said[:, None])[:, 0] == targets.amax(dim=1)
+            correct = targets.gather(1, predicted[:, None])[:, 0] == targets.amax(dim=1)
         return classification_loss(logits, targets, self.kind, self.label_smoothing), correct.float().mean()
 
 
 def class_targets(
     targets: Int[Tensor, " B"] | Bool[Tensor, "B K"], classes: int, kind: LossKind
 ) -> Float[Tensor, "B K"]:
-    """The targets of a loss as numbers: 1 for every label of a image, 0 for the rest.
-
-    For a softmax, which has one answer to give, k labels get 1/k each (as Mahajan et al. 2018 do with hashtags).
-    """
+    """Float targets: 1 for every label of an image; for a softmax, 1/k for each of k labels (Mahajan et al. 2018)."""
     if targets.ndim == 1:
         return F.one_hot(targets, classes).float()
-    shares = targets.float()
-    return shares / shares.sum(dim=1, keepdim=True) if kind == "softmax" else shares
+    labels = targets.float()
+    return labels / labels.sum(dim=1, keepdim=True) if kind == "softmax" else labels
 
 
 def classification_loss(
@@ -98,9 +91,9 @@ def classification_loss(
 ) -> Float[Tensor, ""]:
     """Mean over images of the cross-entropy between targets and logits.
 
-    targets: class numbers; or, bool, all labels of each image (see `class_shares`); or shares of classes.
-    Softmax: smoothing spreads its share evenly over all classes. Sigmoid, as in Google's pre-training: binary
-    cross-entropies are summed over classes, and smoothing s makes the targets 1 - s and s.
+    targets: classes; or, bool, all labels of each image (see `class_targets`); or weights of classes. Softmax:
+    smoothing spreads its fraction evenly over all classes. Sigmoid, as in Google's pre-training: binary cross-entropies
+    are summed over classes, and smoothing s makes the targets 1 - s and s.
     """
     if targets.dtype == torch.bool or (targets.ndim == 1 and kind == "sigmoid"):
         targets = class_targets(targets, logits.shape[1], kind).to(logits.dtype)

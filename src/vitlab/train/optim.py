@@ -1,6 +1,6 @@
 """The optimizers of the paper's time, schedules, clipping and the Polyak average (Sec. 4.1, App. B.1).
 
-Everything works on float32 master parameters, and nothing here waits for the device.
+All work on float32 master weights, and none waits for the device.
 """
 
 import math
@@ -14,13 +14,13 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitlab.config import OptimConfig
 from vitlab.errors import UserError
-from vitlab.train.distributed import is_sharded
+from vitlab.train.parallel import is_sharded
 
 
 def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
-    """The rate of the update after `step` others: a pure function, so that a resumed run needs no state.
+    """The rate of the update that follows `step` others: a pure function, so that a resumed run needs no state.
 
-    Counting from 0 as optax does, the first update of a warm-up has rate 0 and moves nothing.
+    As in optax, the first update of a warm-up has rate 0 and changes nothing.
     """
     warmup = config.warmup_steps
     progress = min(max((step - warmup) / max(total_steps - warmup, 1), 0.0), 1.0)
@@ -39,15 +39,14 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Gives every group of parameters the rate of this step."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
 def is_decayed(name: str, parameter: Tensor, config: OptimConfig) -> bool:
-    """Whether weight decay shrinks this parameter.
+    """Whether weight decay applies to this parameter.
 
-    `kernels` are the matrices and patch filters: no bias, LayerNorm, class token or position embedding.
+    `kernels` are matrices and patch filters: no bias, LayerNorm, class token or position embedding.
     """
     if config.weight_decay == 0:
         return False
@@ -55,7 +54,7 @@ def is_decayed(name: str, parameter: Tensor, config: OptimConfig) -> bool:
 
 
 class DecoupledSGD(torch.optim.SGD):
-    """Momentum SGD whose decay takes lr * decay * p off a parameter p; torch's goes through the momentum."""
+    """Momentum SGD with p <- p - lr * decay * p; torch's weight decay goes through the momentum."""
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         with torch.no_grad():
@@ -67,19 +66,18 @@ class DecoupledSGD(torch.optim.SGD):
 
 
 def create_optimizer(named_parameters: Iterable[tuple[str, Tensor]], config: OptimConfig) -> torch.optim.Optimizer:
-    """Adam or momentum SGD with decoupled decay, in at most two groups: decayed, and not.
+    """Adam or momentum SGD with decoupled weight decay, in at most two groups: decayed, and not.
 
-    Adam is Flax's of the paper's time, which torch calls AdamW: bias-corrected, epsilon outside the root, and
-    lr * weight_decay * p taken off. SGD's momentum starts with the whole first gradient, without Nesterov.
+    Adam is Flax's of the paper's time, torch's AdamW: bias-corrected, epsilon outside the root, decoupled decay. SGD's
+    momentum starts with the whole first gradient, without Nesterov.
     """
     named = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
-    decays = [is_decayed(name, parameter, config) for name, parameter in named]
+    decay_key = "weight_decay" if config.name == "adam" else "decay"
     groups: list[dict[str, Any]] = []
     for decayed in (True, False):
-        members = [pair for pair, each in zip(named, decays, strict=True) if each == decayed]
+        members = [(name, parameter) for name, parameter in named if is_decayed(name, parameter, config) == decayed]
         if members:
-            key = "weight_decay" if config.name == "adam" else "decay"
-            groups.append({"params": members, key: config.weight_decay if decayed else 0.0})
+            groups.append({"params": members, decay_key: config.weight_decay if decayed else 0.0})
     fused = all(parameter.device.type in ("cpu", "cuda") for _, parameter in named)
     if config.name == "adam":
         betas = (config.beta1, config.beta2)
@@ -88,13 +86,18 @@ def create_optimizer(named_parameters: Iterable[tuple[str, Tensor]], config: Opt
     return DecoupledSGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
 
 
+def state_per_weight(config: OptimConfig) -> int:
+    """How many numbers of optimizer state each weight has."""
+    return 2 if config.name == "adam" else int(config.momentum > 0)
+
+
 def describe_groups(optimizer: torch.optim.Optimizer) -> str:
-    """Each group's tensors and numbers, and how they decay, in one line."""
+    """Tensors, size and weight decay of each group, in one line."""
     lines = []
     for group in optimizer.param_groups:
-        numbers = sum(parameter.numel() for parameter in group["params"])
+        size = sum(parameter.numel() for parameter in group["params"])
         decay = group.get("decay", group.get("weight_decay"))
-        lines.append(f"{len(group['params'])} tensors, {numbers:,} numbers, weight decay {decay:g}")
+        lines.append(f"{len(group['params'])} tensors, {size:,} parameters, weight decay {decay:g}")
     return "; ".join(lines)
 
 
@@ -102,10 +105,10 @@ def describe_groups(optimizer: torch.optim.Optimizer) -> str:
 def clip_by_global_norm(parameters: Iterable[Tensor], max_norm: float | None) -> Float[Tensor, ""]:
     """Scales all gradients so that their joint L2 norm is at most `max_norm`; returns the norm before.
 
-    Divides by the norm itself as optax does, where torch's own function adds 1e-6 to it.
+    Divides by the norm itself, as optax does; torch's own function adds 1e-6 to it.
     """
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(grads)  # of sharded gradients: over all processes, once it is asked for whole
+    norm = torch.nn.utils.get_total_norm(grads)  # of sharded gradients a DTensor, whose full tensor is the global norm
     if max_norm is not None:
         torch._foreach_mul_(grads, (max_norm / norm).clamp(max=1.0))  # pyright: ignore[reportPrivateImportUsage]
     return norm
@@ -116,8 +119,8 @@ def update_average(average: Sequence[Tensor], parameters: Sequence[Tensor], deca
     get_ema_multi_avg_fn(decay)(list(average), list(parameters), 0)
 
 
-def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What the optimizer remembers: `parameter/quantity` -> tensor. Its settings are the run's config."""
+def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer state as `parameter/quantity` -> tensor. Its settings are the run's config."""
     return {
         f"{name}/{quantity}": value
         for group in optimizer.param_groups
@@ -127,21 +130,21 @@ def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
-def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `pack_optimizer`, for an optimizer made from the same config.
+def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """The inverse of `optimizer_state`, for an optimizer of the same config.
 
-    Raises ValueError if a tensor belongs to no parameter, or has another shape.
+    Raises UserError for a tensor without a parameter, or of another shape.
     """
     names = [name for group in optimizer.param_groups for name in group["param_names"]]
     shapes = [parameter.shape for group in optimizer.param_groups for parameter in group["params"]]
-    places = {name: place for place, name in enumerate(names)}
+    numbers = {name: number for number, name in enumerate(names)}
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         name, _, quantity = key.rpartition("/")
-        if name not in places or (value.ndim and value.shape != shapes[places[name]]):
+        if name not in numbers or (value.ndim and value.shape != shapes[numbers[name]]):
             raise UserError(
-                f"the optimizer's {key} of shape {tuple(value.shape)} fits no parameter of this model; "
-                f"the state was saved by a run of another model. Start this one in another work folder."
+                f"the optimizer state {key} of shape {tuple(value.shape)} fits no parameter of this model; a run of "
+                f"another model saved it. Use another work folder."
             )
-        state.setdefault(places[name], {})[quantity] = value
+        state.setdefault(numbers[name], {})[quantity] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

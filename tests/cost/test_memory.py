@@ -13,12 +13,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
+from vitlab.cost.memory import FusedAttention, Memory, Sizes, largest, process_bytes, step_bytes
 from vitlab.data.loader import Batch
 from vitlab.models.config import ResNetConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
-from vitlab.train.distributed import SINGLE, Parallel
-from vitlab.train.memory import FusedAttention, Memory, Sizes, largest, moments, process_bytes, step_bytes
+from vitlab.train.distributed import SINGLE
 from vitlab.train.objectives import create_objective, create_training_model
+from vitlab.train.optim import state_per_weight
+from vitlab.train.parallel import Parallel
 from vitlab.train.precision import Precision
 
 VIT = ViTConfig(image_size=32, patch_size=4, width=64, depth=2, heads=4, mlp_dim=128, num_classes=10)
@@ -225,7 +227,11 @@ def test_parts_of_a_process_that_holds_all() -> None:
     assert (lower["copies"], lower["gradients"]) == (whole // 2, whole + whole // 2)
     sgd = change(config, optim=OptimConfig(name="sgd"), average_decay=None)
     assert (parts(sgd)["optimizer"], parts(sgd)["average"]) == (whole, 0)
-    assert [moments(each) for each in (OptimConfig(), sgd.optim, OptimConfig(name="sgd", momentum=0.0))] == [2, 1, 0]
+    assert [state_per_weight(each) for each in (OptimConfig(), sgd.optim, OptimConfig(name="sgd", momentum=0.0))] == [
+        2,
+        1,
+        0,
+    ]
 
 
 def test_shared_by_more_each_holds_less() -> None:

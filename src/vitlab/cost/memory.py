@@ -5,8 +5,7 @@ content, while every piece of memory is noted as it comes and goes. That costs a
 size. What a GPU does otherwise (autocast's casts, attention and dropout in one kernel) the meta device does not do by
 itself: `AsOn` does it in its place.
 
-Not counted: the workspace of the libraries, gaps of the allocator, the driver's own; what torch.compile saves; and what
-`float8` (copies of a product's factors while it is computed) and `cuda_graphs` (memory of their own) take besides.
+Not counted: the workspace of the libraries, gaps of the allocator, the driver's own, and what torch.compile saves.
 """
 
 import functools
@@ -26,11 +25,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from vitlab.config import OptimConfig, TrainConfig
+from vitlab.config import TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.models.attention import MatmulAttention, attention_path
-from vitlab.train.distributed import blocks
 from vitlab.train.objectives import create_objective, create_training_model
+from vitlab.train.optim import state_per_weight
+from vitlab.train.parallel import model_blocks
 from vitlab.train.precision import Precision
 
 
@@ -62,7 +62,7 @@ class Sizes:
     def of(cls, config: TrainConfig) -> "Sizes":
         with torch.device("meta"):
             model = create_training_model(config)
-        within = [sum(p.numel() for p in block.parameters()) for block in blocks(model)]
+        within = [sum(p.numel() for p in block.parameters()) for block in model_blocks(model)]
         whole = sum(p.numel() for p in model.parameters())
         return cls(whole, max(within, default=0), whole - sum(within))
 
@@ -94,17 +94,12 @@ def process_bytes(
         "copies": copies,
         "gathered": gathered,
         "gradients": gradients,
-        "optimizer": moments(config.optim) * own,
+        "optimizer": state_per_weight(config.optim) * own,
         "average": own if config.average_decay else 0,
         "images": 2 * share * 3 * height * across * 4,  # this step's and the next one's
         "activations": counted.activations,
         "work": counted.work,
     }
-
-
-def moments(optim: OptimConfig) -> int:
-    """Numbers that the optimizer remembers of each weight."""
-    return 2 if optim.name == "adam" else int(optim.momentum > 0)
 
 
 def largest(total: Callable[[int], int], room: int, fails: int) -> int:
@@ -138,7 +133,7 @@ def step_bytes(config: TrainConfig, num_images: int, precision: Precision, devic
         again = functools.partial(
             checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: (nullcontext(), as_on())
         )
-        for block in blocks(model):
+        for block in model_blocks(model):
             block.forward = functools.partial(again, block.forward)
     parameters, objective = list(model.parameters()), create_objective(config)
     height, width = config.model.image_hw

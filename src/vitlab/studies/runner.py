@@ -1,0 +1,272 @@
+"""Runs a study: each point once, in several processes, wherever it was interrupted; then writes its report.
+
+A point's folder is `OUT/points/NAME-DIGEST`, where the digest covers everything that the result depends on: a changed
+recipe gives new folders to the points that it affects, and the others are not run again.
+"""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vitlab.config import FinetuneConfig
+from vitlab.display import ProgressDisplay
+from vitlab.errors import UserError
+from vitlab.evaluate.load import choose_device
+from vitlab.io import find_damage, lock_file
+from vitlab.models.config import ModelConfig
+from vitlab.pipelines.finetune import sweep_and_finetune
+from vitlab.pipelines.pretrain import pretrain
+from vitlab.settings import from_dict
+from vitlab.studies.point import Point, Result, Scale, digest
+from vitlab.studies.presets import changed
+from vitlab.studies.report import write_report
+from vitlab.studies.spec import Study
+from vitlab.studies.statistics import Results
+from vitlab.train.loop import NonFiniteError
+from vitlab.train.signals import StoppedError, stop_signals
+from vitlab.train.workdir import write_json
+
+USER_ERROR = 2
+"""Exit code of a worker that met invalid settings or data; the last line of its log says which."""
+POLL = 0.5
+"""Seconds between two looks at the other processes."""
+FAILED = "failed.json"
+SPAWN = multiprocessing.get_context("spawn")
+
+
+class StudyError(RuntimeError):
+    """Some points of a study could not be finished; the others are kept."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study's points at one scale, and their folders. Workers receive it, so it holds no functions."""
+
+    study: str
+    """Name of the study."""
+    scale: Scale
+    points: tuple[Point, ...]
+    out: Path
+    folders: dict[str, Path]
+    """Point name -> folder."""
+
+    def finished(self, name: str) -> bool:
+        folder = self.folders[name]
+        return (folder / "result.json").is_file() and not find_damage(folder, ("result.json",))
+
+    def failure(self, name: str) -> str | None:
+        """Why the point has no result: its training diverged, or that of a point which it starts from."""
+        path = self.folders[name] / FAILED
+        if path.is_file():
+            return json.loads(path.read_bytes())["why"]
+        start = next(point.start for point in self.points if point.name == name)
+        return f"it starts from {start}, which failed" if start and self.failure(start) else None
+
+    @property
+    def open_points(self) -> list[Point]:
+        """Those that are not finished and have not failed."""
+        return [point for point in self.points if not self.finished(point.name) and not self.failure(point.name)]
+
+    def result(self, point: Point) -> Result:
+        """The result of a finished point."""
+        folder = self.folders[point.name]
+        result = json.loads((folder / "result.json").read_bytes())
+        settings = json.loads((folder / "config.json").read_bytes())
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        figures = {name: value for record in records for name, value in record.items() if name.startswith("fewshot_")}
+        figures |= {name: value for name, value in result["test"].items() if isinstance(value, (int, float))}
+        return Result(point, figures, records, settings["examples"], from_dict(ModelConfig, settings["model"]))
+
+    @property
+    def results(self) -> Results:
+        """All results, once every point is finished."""
+        return Results(tuple(map(self.result, self.points)))
+
+    def leftovers(self) -> list[Path]:
+        """Folders of points that do not belong to the study with these settings and data."""
+        return [path for path in sorted(self.out.glob("points/*-????????")) if path not in self.folders.values()]
+
+
+def plan(study: Study, scale: Scale, out: Path, *, dataset: str | None = None, root: str | None = None) -> Plan:
+    """The study's points at this scale; `dataset` and `root` replace the points' own."""
+    points = study.points(scale)
+    names = {point.config.data.name for point in points}
+    if dataset is not None and len(names) > 1:
+        raise UserError(
+            f"--dataset {dataset}: the study {study.name} has several data sets at this scale "
+            f"({', '.join(sorted(names))}); leave --dataset out."
+        )
+    points = tuple(_on_data(point, dataset, root and str(Path(root).expanduser())) for point in points)
+    by_name = {point.name: point for point in points}
+    folders = {name: out / "points" / f"{name}-{digest(point, by_name)}" for name, point in by_name.items()}
+    return Plan(study.name, scale, points, out, folders)
+
+
+def _on_data(point: Point, dataset: str | None, root: str | None) -> Point:
+    """The point on this data set, with this folder for all data that it needs."""
+    config, fewshot = point.config, point.config.fewshot
+    given = {name: value for name, value in (("name", dataset), ("root", root)) if value is not None}
+    if root is not None and fewshot is not None and fewshot.dataset is not None:
+        config = changed(config, fewshot={"root": root})
+    return replace(point, config=changed(config, data=given))
+
+
+# In one process
+
+
+def work(plan: Plan, device: str = "auto") -> None:
+    """Runs every point that no other process holds until none is open; any number of processes may do so at once.
+
+    A point that diverges does not stop the others. Raises StoppedError, UserError and OSError as a run does.
+    """
+    while open_points := plan.open_points:
+        if not any(_try_point(plan, point, device) for point in open_points):
+            time.sleep(POLL)
+
+
+def _try_point(plan: Plan, point: Point, device: str) -> bool:
+    """Runs the point, unless its start is not finished or another process holds it."""
+    if point.start and not plan.finished(point.start):
+        return False
+    folder = plan.folders[point.name]
+    lock = lock_file(folder.parent / ".claims" / folder.name)
+    if lock is None:
+        return False
+    with lock:
+        if not plan.finished(point.name) and not plan.failure(point.name):
+            try:
+                _run(plan, point, device)
+            except NonFiniteError as error:
+                write_json(folder / FAILED, {"why": str(error)})
+    return True
+
+
+def _run(plan: Plan, point: Point, device: str) -> None:
+    folder = plan.folders[point.name]
+    if point.start is None:
+        pretrain(point.config, folder, device=device, tensorboard=False)
+    else:
+        assert isinstance(point.config, FinetuneConfig), "a point with a start is a fine-tuning"
+        start, size = plan.folders[point.start], point.config.model.image_size
+        sweep_and_finetune(start, point.config, folder, image_size=size, device=device, tensorboard=False)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+
+
+# In several processes
+
+
+def run_study(study: Study, plan: Plan, *, processes: int | None = None, device: str = "auto") -> dict[str, Any]:
+    """Runs the open points of a study, writes its report to `plan.out` and returns what study.json holds.
+
+    processes: None takes one per core at the scale `tiny` (each with one thread, so that the results do not depend on
+    their number), 4 that share the device at `gpu`, else 1.
+    Raises StudyError if points diverged, StoppedError after a signal (the same call continues), and UserError.
+    """
+    if processes is not None and processes < 1:
+        raise UserError(f"processes is {processes}; give at least 1.")
+    choose_device(device)  # refuses a missing device before anything starts
+    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    count = processes or {"tiny": cores, "gpu": min(4, cores), "paper": 1}[plan.scale]
+    if plan.open_points:
+        plan.out.mkdir(parents=True, exist_ok=True)
+        threads = 1 if plan.scale == "tiny" else max(1, cores // count)
+        with _workers(plan, min(count, len(plan.open_points)), device, threads) as workers:
+            _watch(plan, workers)
+    if failures := {point.name: why for point in plan.points if (why := plan.failure(point.name))}:
+        lines = "\n".join(f"  {name}: {why}" for name, why in failures.items())
+        raise StudyError(
+            f"{len(failures)} of {len(plan.points)} points failed:\n{lines}\nThe others are kept. Remove a point's "
+            f"folder in {plan.out / 'points'} to run it again."
+        )
+    return write_report(study, plan.scale, plan.results, plan.out)
+
+
+@contextlib.contextmanager
+def _workers(plan: Plan, count: int, device: str, threads: int) -> Iterator[list[BaseProcess]]:
+    """Processes that work on the plan; all have ended on exit."""
+    logs = [plan.out / f"worker-{number}.log" for number in range(count)]
+    workers: list[BaseProcess] = [SPAWN.Process(target=_worker, args=(plan, device, threads, log)) for log in logs]
+    try:
+        for worker in workers:
+            worker.start()
+        yield workers
+    finally:
+        while alive := [worker for worker in workers if worker.is_alive()]:
+            for worker in alive:  # it saves and ends; repeated, for a signal between two runs may be lost
+                worker.terminate()
+            alive[0].join(POLL)
+
+
+def _worker(plan: Plan, device: str, threads: int, log: Path) -> None:
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    try:
+        work(plan, device)
+    except StoppedError as error:
+        raise SystemExit(143) from error
+    except (ValueError, OSError) as error:
+        sys.stderr.write(f"vitlab: {error}\n")
+        raise SystemExit(USER_ERROR) from error
+
+
+def _end_with_parent() -> None:
+    """Saves and ends this process once its parent has ended, in whatever way."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    while True:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(POLL)
+
+
+def _watch(plan: Plan, workers: list[BaseProcess]) -> None:
+    """Shows which points are finished until all workers have ended."""
+    total, finished = len(plan.points), {point.name for point in plan.points if plan.finished(point.name)}
+    with stop_signals() as stop, ProgressDisplay(plan.study, total, "points") as display:
+        running = True
+        while running:
+            if stop.wait(POLL):
+                raise StoppedError(
+                    f"stopped and saved with {len(finished)} of {total} points done; the same command continues."
+                )
+            running = any(worker.is_alive() for worker in workers)  # before looking for finished points
+            for point in plan.points:
+                if point.name not in finished and plan.finished(point.name):
+                    finished.add(point.name)
+                    display.say(f"{len(finished)}/{total} {point.name}: {_headline(plan.result(point))}")
+            display.update(len(finished))
+            for number, worker in enumerate(workers):
+                if worker.exitcode and not stop.is_set():  # Ctrl-C reaches the workers as well
+                    raise _failure(plan.out / f"worker-{number}.log", worker.exitcode)
+
+
+def _headline(result: Result) -> str:
+    names = [name for name in result.figures if name == "accuracy" or name.startswith("fewshot_")] or ["loss"]
+    return ", ".join(f"{name} {result.figures[name]:.4f}" for name in names)
+
+
+def _failure(log: Path, code: int) -> Exception:
+    """The error of a failed worker, from the end of its log."""
+    text = log.read_text(errors="replace").strip()
+    if code == USER_ERROR:
+        return UserError(text.rpartition("vitlab: ")[2])
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    last = text.rpartition("\n")[2]
+    return StudyError(f"a process of the study {how}: {last} (its log: {log}). The same command continues.")

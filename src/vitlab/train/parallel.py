@@ -1,0 +1,145 @@
+"""A model in training on all ranks: DDP or FSDP2, activation checkpointing, torch.compile."""
+
+import contextlib
+import functools
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from vitlab.models.encoder import Block, Branch
+from vitlab.models.resnet import Bottleneck
+from vitlab.train.compiled import CompileCache, compile_cache
+from vitlab.train.distributed import World
+from vitlab.train.precision import Precision
+from vitlab.train.signals import stops_at_once
+
+
+def model_blocks(model: nn.Module) -> list[nn.Module]:
+    """The repeated parts of a model, none inside another: encoder blocks and the units of a ResNet or a stem."""
+    return [module for module in model.modules() if isinstance(module, (Block, Bottleneck))]
+
+
+class Parallel:
+    """A model in training on all ranks; call `forward` instead of the model.
+
+    By default (DDP) each rank has the whole model and gradients are averaged during the backward pass. With `fsdp`
+    (FSDP2) each rank has a shard of every weight, gradient and optimizer state, and a block's weights are gathered when
+    needed. The changes to a model come in the only order that works: with `fsdp`, each block is `compiled`; `recompute`
+    (activation checkpointing of blocks); sharding or DDP; without `fsdp`, the whole model is `compiled`. Every shape is
+    compiled separately unless batches are `uneven`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        world: World,
+        device: torch.device,
+        *,
+        precision: Precision,
+        fsdp: bool = False,
+        recompute: bool = False,
+        compiled: bool = False,
+        uneven: bool = False,
+    ) -> None:
+        self.world = world
+        self.sharded = fsdp and world.world_size > 1
+        self.forward: Callable[..., Any] = model
+        self._ddp: DistributedDataParallel | None = None
+        self._model = model
+        self._compiling: CompileCache | None = None  # until the first step is over
+        if device.type == "cuda" and device.index is not None:
+            torch.cuda.set_device(device)  # where NCCL looks for this rank's device
+        dynamic = None if uneven else False
+        if compiled:
+            self._compiling = compile_cache(world.broadcast_object(lambda: secrets.token_hex(8)))
+        if self.sharded and compiled:
+            _compile_blocks(model, device, dynamic)
+        for block in model_blocks(model) if recompute else ():
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        if self.sharded:
+            self._shard(model, device, precision)
+            return
+        if world.world_size > 1 and precision != "bfloat16":  # a bfloat16 copy has its gradients averaged in float32
+            ids = [device.index] if device.type == "cuda" else None
+            self._ddp = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
+            self.forward = self._ddp
+        if compiled:
+            self.forward = torch.compile(self.forward, dynamic=dynamic)
+
+    def _shard(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
+        """FSDP2: each block, then the rest. Gradients are summed in float32."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        mesh = init_device_mesh(device.type, (self.world.world_size,))
+        policy = MixedPrecisionPolicy()
+        if precision != "float32":
+            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+        for module in [*model_blocks(model), model]:
+            fully_shard(module, mesh=mesh, mp_policy=policy)
+
+    @contextlib.contextmanager
+    def micro_step(self, last: bool) -> Iterator[None]:
+        """A forward and backward pass. Ranks exchange gradients only in that of the `last` micro-batch.
+
+        Raises StoppedError at a signal in the first step of a compiled model, whose compilation may take minutes.
+        """
+        if self.sharded:
+            self._model.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue]  # an FSDPModule's
+        with contextlib.ExitStack() as stack:
+            if self._compiling is not None:
+                stack.enter_context(stops_at_once())
+            if self._ddp is not None and not last:
+                stack.enter_context(self._ddp.no_sync())
+            yield
+        if self._compiling is not None and last:
+            self.world.barrier()  # the others compile into the same folder
+            self._compiling.publish()
+            self._compiling = None
+
+    def average_gradients(self, gradients: Iterable[Tensor]) -> None:
+        """Averages a step's gradients over ranks, where the backward pass has not."""
+        if self._ddp is None and not self.sharded:
+            self.world.all_reduce_mean(gradients)
+
+
+def _compile_blocks(model: nn.Module, device: torch.device, dynamic: bool | None) -> None:
+    """Compiles each block separately, all to the same code.
+
+    Their only difference, the rate of stochastic depth, becomes a tensor: a number would be part of the code, and torch
+    keeps few versions of it.
+    """
+    for branch in (module for module in model.modules() if isinstance(module, Branch)):
+        branch.skip = torch.tensor(branch.skip, dtype=torch.float32, device=device)
+    for block in model_blocks(model):
+        block.forward = torch.compile(block.forward, dynamic=dynamic)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each rank has only a shard of it (a DTensor)."""
+    return hasattr(tensor, "device_mesh")
+
+
+def full_tensor(tensor: Tensor) -> Tensor:
+    """All of a sharded tensor, on every rank (a collective); any other tensor as it is."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def local_shard(tensor: Tensor) -> Tensor:
+    """This rank's shard of a sharded tensor, sharing its memory; any other tensor as it is."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """A full tensor, present on every rank, sharded as `like`; unchanged where `like` is not sharded."""
+    if not is_sharded(like):
+        return tensor
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(like, DTensor)
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)

@@ -1,0 +1,64 @@
+"""SIGTERM and Ctrl-C in a run: it saves itself and ends, and the same command continues it."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+
+class StoppedError(RuntimeError):
+    """The run was asked to stop (SIGTERM, Ctrl-C); it is saved, and the same command continues it."""
+
+
+class _Interrupted(BaseException):
+    """A signal. Not an Exception, which torch.compile would wrap in one of its own."""
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and the first Ctrl-C set, instead of ending the process."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+
+    def request_stop(number: int, _: Any) -> None:
+        if event.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        event.set()
+
+    previous = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield event
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def stops_at_once() -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the code inside at once, with StoppedError: for the compilation before a run's first step,
+    which takes minutes and changes nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(number: int, frame: Any) -> None:
+        if callable(handler := previous[number]):
+            handler(number, frame)  # stops the run after the step where this exception gets lost, as in a destructor
+        raise _Interrupted
+
+    previous: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for number in previous:
+            signal.signal(number, interrupt)
+        yield
+    except _Interrupted:
+        raise StoppedError(
+            "stopped while the model was compiled, before the first step; the same command continues from the last "
+            "checkpoint."
+        ) from None
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

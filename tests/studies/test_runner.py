@@ -1,0 +1,241 @@
+"""Points are run once, wherever they were interrupted and however many processes work on them."""
+
+import dataclasses
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_study import FILES, SMALL, contents, gone, holders, kill_at, start, steps_done, variants
+
+from vitlab.config import FewShotConfig
+from vitlab.io import lock_file
+from vitlab.models.config import ViTConfig
+from vitlab.pipelines import pretrain as run_module
+from vitlab.studies.point import Point
+from vitlab.studies.presets import changed
+from vitlab.studies.report import write_report
+from vitlab.studies.runner import FAILED, Plan, StudyError, plan, run_study, work
+from vitlab.train.loop import NonFiniteError
+from vitlab.train.signals import StoppedError
+from vitlab.train.workdir import write_json
+
+
+def planned(out: Path, change: Callable[[list[Point]], Sequence[Point]] = list, **given: Any) -> Plan:
+    """The small study with short runs, its points changed."""
+    study = dataclasses.replace(SMALL, variants=lambda scale: change(variants(scale, steps=4)))
+    return plan(study, "tiny", out, **given)
+
+
+def with_config(points: list[Point], index: int, **changes: Any) -> list[Point]:
+    points[index] = dataclasses.replace(points[index], config=changed(points[index].config, **changes))
+    return points
+
+
+@pytest.fixture(scope="module")
+def quiet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small study, undisturbed in this process; its report is written."""
+    whole = plan(SMALL, "tiny", tmp_path_factory.mktemp("quiet"))
+    work(whole, "cpu")
+    write_report(SMALL, whole.scale, whole.results, whole.out)
+    return whole.out
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Points end at once; the names of those that ran."""
+    ran: list[str] = []
+
+    def run(plan: Plan, point: Point, device: str) -> None:
+        ran.append(point.name)
+        write_json(plan.folders[point.name] / "result.json", {})
+
+    monkeypatch.setattr("vitlab.studies.runner._run", run)
+    monkeypatch.setattr("vitlab.studies.runner.POLL", 0.01)
+    return ran
+
+
+def test_every_point_is_run_and_reported(quiet: Path) -> None:
+    whole = plan(SMALL, "tiny", quiet)
+    assert whole.open_points == []
+    results = whole.results.runs
+    assert [result.point for result in results] == SMALL.points("tiny")
+    for result in results:
+        assert 0 <= result.figures["accuracy"] <= 1
+        assert result.records[-1]["step"] == 40
+        assert result.examples > 300
+    first, tuned = results[0], results[2]
+    assert first.figures["fewshot_2shot"] == first.records[-1]["fewshot_2shot"]
+    assert "fewshot_2shot" not in tuned.figures
+    assert tuned.exaflops > 3 * first.exaflops  # at twice the resolution
+    assert isinstance(tuned.model, ViTConfig)
+    assert (tuned.model.width, tuned.model.image_size, tuned.model.num_classes) == (16, 16, 3)
+    assert not list(quiet.glob("points/*/checkpoints"))
+    assert all((quiet / name).is_file() for name in FILES)
+
+
+def test_killed_with_its_processes_it_ends_the_same(quiet: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed"
+    assert kill_at(out, 2, steps_done(quiet) // 2, 0.1)
+    assert holders(out)
+    assert gone(holders(out), 120)  # none continues by itself
+    assert start(out, 2).wait() == 0
+    assert contents(out) == contents(quiet)
+
+
+def test_sigterm_saves_and_the_same_call_continues(quiet: Path, tmp_path: Path) -> None:
+    life = start(tmp_path, 1)
+    while steps_done(tmp_path) < 3 and life.poll() is None:
+        time.sleep(0.01)
+    life.send_signal(signal.SIGTERM)
+    _, text = life.communicate(timeout=200)
+    assert life.returncode == 1  # a traceback of StoppedError: the command line turns it into 143
+    assert "stopped and saved with" in text
+    assert gone(holders(tmp_path), 60)
+    assert list(tmp_path.glob("points/*/checkpoints/*"))
+    work(plan(SMALL, "tiny", tmp_path), "cpu")
+    ours, theirs = (sorted(out.glob("points/*/metrics.jsonl")) for out in (tmp_path, quiet))
+    assert [path.read_bytes() for path in ours] == [path.read_bytes() for path in theirs]
+
+
+def test_finished_points_are_not_run_again(quiet: Path, simulated: list[str]) -> None:
+    whole = plan(SMALL, "tiny", quiet)
+    before = (quiet / "study.json").read_bytes()
+    work(whole, "cpu")
+    assert run_study(SMALL, whole, device="cpu") == json.loads(before)
+    assert simulated == []
+    assert (quiet / "study.json").read_bytes() == before
+
+
+def test_a_changed_recipe_runs_its_points_and_those_that_start_from_them(tmp_path: Path, simulated: list[str]) -> None:
+    before = planned(tmp_path)
+    work(before, "cpu")
+    after = planned(tmp_path, lambda points: with_config(points, 1, steps=6))
+    simulated.clear()
+    work(after, "cpu")
+    names = [f"{name}.seed-{seed}" for seed in (0, 1) for name in ("rate-0.01", "tuned")]
+    assert simulated == names
+    assert {path.name for path in after.leftovers()} == {before.folders[name].name for name in names} & {
+        path.parent.name for path in tmp_path.glob("points/*/result.json")
+    }
+    assert len(after.leftovers()) == 4
+
+
+def test_a_point_that_another_process_holds_is_left_to_it(
+    tmp_path: Path, simulated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = planned(tmp_path)
+    name = short.points[1].name
+    held = short.folders[name].parent / ".claims" / short.folders[name].name
+
+    def lock(path: Path) -> object:
+        """As if another process held it until the others are finished, and then had finished it."""
+        if path == held and len(simulated) < 4:
+            return None
+        if path == held:
+            write_json(short.folders[name] / "result.json", {})
+        return lock_file(path)
+
+    monkeypatch.setattr("vitlab.studies.runner.lock_file", lock)
+    work(short, "cpu")
+    assert sorted(simulated) == sorted(point.name for point in short.points if point.name != name)
+
+
+def test_a_point_that_diverges_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(plan: Plan, point: Point, device: str) -> None:
+        if point.name == "rate-0.01.seed-1":
+            raise NonFiniteError("the loss is not finite at step 3")
+        write_json(plan.folders[point.name] / "result.json", {})
+
+    monkeypatch.setattr("vitlab.studies.runner._run", run)
+    short = planned(tmp_path)
+    work(short, "cpu")
+    assert short.open_points == []
+    assert len(list(tmp_path.glob("points/*/result.json"))) == 4
+    with pytest.raises(StudyError, match="2 of 6 points") as raised:
+        run_study(SMALL, short, device="cpu")
+    assert "rate-0.01.seed-1: the loss is not finite at step 3" in str(raised.value)
+    assert "tuned.seed-1: it starts from rate-0.01.seed-1, which failed" in str(raised.value)
+    (short.folders["rate-0.01.seed-1"] / FAILED).unlink()
+    assert [point.name for point in short.open_points] == ["rate-0.01.seed-1", "tuned.seed-1"]
+
+
+def test_a_failure_is_passed_down_a_chain(tmp_path: Path) -> None:
+    def chain(points: list[Point]) -> list[Point]:
+        """Each starts from the one before."""
+        first, _, tuned = points
+        second = dataclasses.replace(tuned, name="second", start=first.name)
+        return [first, second, dataclasses.replace(tuned, name="third", start="second")]
+
+    whole = planned(tmp_path, chain)
+    for seed in (0, 1):
+        write_json(whole.folders[f"rate-0.001.seed-{seed}"] / FAILED, {"why": "it diverged"})
+    assert whole.open_points == []
+    assert whole.failure("third.seed-0") == "it starts from second.seed-0, which failed"
+
+
+def test_a_stop_in_the_last_evaluation_of_a_run_stops_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not be lost between two runs."""
+    short = planned(tmp_path, lambda points: points[:1])
+    judge = run_module._judge
+
+    def judge_and_stop(*arguments: Any) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+        return judge(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_module, "_judge", judge_and_stop)
+        with pytest.raises(StoppedError, match="step 4/4"):
+            work(short, "cpu")
+    assert len(short.open_points) == len(short.points)
+    work(short, "cpu")
+    assert short.open_points == []
+
+
+def test_data_of_the_user(tmp_path: Path) -> None:
+    own = planned(tmp_path, dataset="fashion_mnist", root="somewhere/")
+    assert {(p.config.data.name, p.config.data.root) for p in own.points} == {("fashion_mnist", "somewhere")}
+    assert not set(own.folders.values()) & set(planned(tmp_path).folders.values())
+    assert own.points[0].config.fewshot is not None
+    assert own.points[0].config.fewshot.root is None  # the run's own data set has its folder
+    with pytest.raises(ValueError, match=r"several data sets.*cifar10, digits"):
+        planned(tmp_path, lambda points: with_config(points, 0, data={"name": "cifar10"}), dataset="fashion_mnist")
+
+
+def test_the_users_folder_is_for_the_few_shot_data_too(tmp_path: Path) -> None:
+    fewshot = FewShotConfig(dataset="imagenet", test_split="test")
+    point, *_ = planned(tmp_path, lambda points: with_config(points, 0, fewshot=fewshot), root="somewhere").points
+    assert point.config.fewshot is not None
+    assert (point.config.data.root, point.config.fewshot.root) == ("somewhere", "somewhere")
+
+
+def test_missing_data_is_the_users_error(tmp_path: Path) -> None:
+    wrong = plan(SMALL, "tiny", tmp_path, dataset="folder:nowhere")
+    with pytest.raises(ValueError, match="nowhere"):
+        run_study(SMALL, wrong, processes=1, device="cpu")
+    assert gone(holders(tmp_path), 60)
+
+
+def test_a_worker_that_dies_ends_the_study_with_its_reason(tmp_path: Path) -> None:
+    life = start(tmp_path, 2)
+    while not holders(tmp_path) and life.poll() is None:
+        time.sleep(0.01)
+    victim, *_ = holders(tmp_path)
+    os.kill(victim, signal.SIGKILL)
+    _, text = life.communicate(timeout=200)
+    assert life.returncode == 1
+    assert "killed by signal 9" in text
+    assert gone(holders(tmp_path), 60)
+
+
+@pytest.mark.parametrize(("processes", "device", "word"), [(0, "cpu", "processes is 0"), (1, "tpu", "tpu")])
+def test_invalid_settings(tmp_path: Path, processes: int, device: str, word: str) -> None:
+    with pytest.raises(ValueError, match=word):
+        run_study(SMALL, planned(tmp_path), processes=processes, device=device)
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,339 @@
+"""A model trained by several ranks: the same as by one, sharded or not, and stopped together."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from stopping import stop_at
+from torch import Tensor
+
+from vitlab.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
+from vitlab.data.loader import Batch
+from vitlab.data.registry import load_dataset
+from vitlab.errors import UserError
+from vitlab.models import ViTConfig, build_model
+from vitlab.models.resnet_config import ResNetBody
+from vitlab.settings import to_dict
+from vitlab.train import checkpoint, loop
+from vitlab.train.distributed import SINGLE, RankError, World, init_distributed
+from vitlab.train.loop import NonFiniteError, train
+from vitlab.train.objectives import create_training_model
+from vitlab.train.parallel import Parallel, full_tensor, is_sharded, local_shard, model_blocks
+from vitlab.train.signals import StoppedError
+from vitlab.train.state import create_state
+from vitlab.train.workdir import Workdir
+
+InRanks = Callable[[int, Callable[[], Any]], list[Any]]
+
+MODEL = ViTConfig(image_size=16, patch_size=4, width=16, depth=2, heads=2, mlp_dim=32, num_classes=10)
+CONFIG = TrainConfig(
+    model=MODEL,
+    data=DataConfig(name="digits", crop="inception", min_area=0.3, flip=False),
+    optim=OptimConfig(lr=2e-3, weight_decay=0.05, warmup_steps=3, clip_norm=0.5),
+    steps=20,
+    batch_size=24,
+    microbatch=7,
+    average_decay=0.9,
+    log_every=1,
+    checkpoint_every=5,
+    precision="float32",
+)
+digits = functools.cache(lambda: load_dataset("digits", "train"))
+
+
+def trained(config: TrainConfig, folder: Path, world: World = SINGLE, evaluate: Any = None) -> dict[str, Tensor]:
+    model = create_training_model(config, torch.Generator().manual_seed(0))
+    with Workdir(folder, to_dict(config), tensorboard=False, world=world) as workdir:
+        done = train(config, workdir, model, digits(), evaluate, world=world)
+    return {name: tensor.clone() for name, tensor in done.state_dict().items()}
+
+
+def trained_by(count: int, config: TrainConfig, folder: Path, in_ranks: InRanks, **more: Any) -> list[Any]:
+    def job() -> Any:
+        with init_distributed() as world:
+            return {name: tensor.numpy() for name, tensor in trained(config, folder, world, **more).items()}
+
+    digits()
+    return in_ranks(count, job)
+
+
+def records(folder: Path, key: str = "loss") -> list[float]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line[key] for line in lines if key in line]
+
+
+def largest(one: dict[str, Any], two: dict[str, Any]) -> float:
+    assert one.keys() == two.keys()
+    return max(float(np.abs(np.asarray(one[name]) - np.asarray(two[name])).max()) for name in one)
+
+
+@pytest.mark.parametrize("fsdp", [False, True], ids=["DDP", "FSDP"])
+def test_two_processes_equal_one(fsdp: bool, tmp_path: Path, in_ranks: InRanks) -> None:
+    """The loss to 1e-6 over 20 steps at the same global batch, with micro-batches, clipping, decay and average; each
+    process ends with the same weights, and the checkpoint is one that a single process writes."""
+    config = dataclasses.replace(CONFIG, fsdp=fsdp)
+    one = trained(config, tmp_path / "one")
+    first, second = trained_by(2, config, tmp_path / "two", in_ranks)
+    assert len(records(tmp_path / "two")) == 20
+    for key, bound in (("loss", 1e-6), ("grad_norm", 1e-5), ("accuracy", 1e-7), ("epoch", 0)):
+        assert records(tmp_path / "two", key) == pytest.approx(records(tmp_path / "one", key), abs=bound)
+    assert largest(first, second) == 0
+    # Adam divides by the root of second moments that begin at zero, and blows rounding up
+    assert largest(first, one) < 2e-4
+    saved = [load_file(tmp_path / name / "checkpoints/step-000000020/state.safetensors") for name in ("one", "two")]
+    assert {name: value.shape for name, value in saved[0].items()} == {n: v.shape for n, v in saved[1].items()}
+
+
+@pytest.mark.parametrize(("precision", "fsdp"), [("bfloat16", False), ("autocast", True)], ids=["DDP", "FSDP"])
+def test_lower_precision_by_two(precision: Any, fsdp: bool, tmp_path: Path, in_ranks: InRanks) -> None:
+    """Also with fixed positions, which are no weights, and convolutions in front."""
+    model = dataclasses.replace(
+        MODEL, image_size=32, patch_size=1, position="sincos2d", stem=ResNetBody((1,), 32), encoder="axial"
+    )
+    config = dataclasses.replace(
+        CONFIG, model=model, precision=precision, fsdp=fsdp, steps=3, optim=OptimConfig(name="sgd", lr=0.05)
+    )
+    trained(config, tmp_path / "one")
+    first, second = trained_by(2, config, tmp_path / "two", in_ranks)
+    assert largest(first, second) == 0
+    assert records(tmp_path / "two") == pytest.approx(records(tmp_path / "one"), rel=5e-3)
+
+
+def test_masked_patch_prediction_by_two(tmp_path: Path, in_ranks: InRanks) -> None:
+    """What is hidden of a image does not depend on the process that it comes to."""
+    model = dataclasses.replace(MODEL, num_classes=0)
+    config = dataclasses.replace(CONFIG, model=model, masking=MaskingConfig(), steps=4, fsdp=True)
+    trained(config, tmp_path / "one")
+    first, second = trained_by(2, config, tmp_path / "two", in_ranks)
+    assert largest(first, second) == 0
+    assert records(tmp_path / "two") == pytest.approx(records(tmp_path / "one"), abs=2e-6)
+
+
+COUNT_GRAPHS = """
+import functools, itertools, json, torch
+from torch._dynamo.utils import counters
+from vitlab.models import ViTConfig, build_model
+from vitlab.train.distributed import init_distributed
+from vitlab.train.parallel import Parallel
+
+torch.compile = functools.partial(torch.compile, backend="aot_eager")  # no C++ compiler is needed to count
+found = []
+with init_distributed() as world:
+    for recompute, rate in itertools.product((False, True), (0.0, 0.1)):
+        torch.compiler.reset()
+        counters.clear()
+        config = ViTConfig(
+            image_size=16, patch_size=4, width=16, depth=12, heads=2, mlp_dim=32, num_classes=10, stochastic_depth=rate
+        )
+        model = build_model(config, generator=torch.Generator().manual_seed(0)).train()
+        parallel = Parallel(
+            model, world, torch.device("cpu"), precision="float32", fsdp=True, recompute=recompute, compiled=True
+        )
+        for last in (False, True):
+            with parallel.micro_step(last):
+                parallel.forward(torch.zeros(4, 3, 16, 16)).sum().backward()
+        found.append([recompute, rate, counters["stats"]["unique_graphs"], dict(counters["frames"])])
+print(json.dumps(found))
+"""
+
+
+def test_sharded_blocks_are_compiled(tmp_path: Path) -> None:
+    """All twelve by one graph; with stochastic depth by a second, for the first block's rate is 0. In processes that
+    check no types, which would break the graphs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2"}
+    place |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", COUNT_GRAPHS], stdout=subprocess.PIPE, text=True,
+            env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    for process in started:
+        out, _ = process.communicate(timeout=500)
+        assert json.loads(out) == [
+            [recompute, rate, graphs, {"total": graphs, "ok": graphs}]
+            for recompute in (False, True)
+            for rate, graphs in ((0.0, 1), (0.1, 2))
+        ]
+
+
+def test_goes_on_with_another_number(tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
+    """1 process, then 2, then 1: as one alone all the way; each example of the epoch once, whoever it came to."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    batches = loop.train_batches
+
+    def noted(*given: Any, start: int, rank: int, **more: Any) -> Any:
+        def note(step: int, batch: Batch) -> Batch:
+            (seen / f"{step:04d}.{rank}").write_text(json.dumps(batch.indices.tolist()))
+            return batch
+
+        steps = range(start // config.batch_size, 1000)
+        return map(note, steps, batches(*given, start=start, rank=rank, **more))
+
+    monkeypatch.setattr(loop, "train_batches", noted)
+    config = dataclasses.replace(CONFIG, fsdp=True, batch_size=120, microbatch=None, steps=12, checkpoint_every=100)
+    one = trained(config, tmp_path / "one")
+    alone = {path.name: json.loads(path.read_text()) for path in seen.iterdir()}
+    for path in seen.iterdir():
+        path.unlink()
+
+    signals = loop.stop_signals
+    monkeypatch.setattr(loop, "stop_signals", stop_at(5))
+    with pytest.raises(StoppedError, match="step 4/12"):
+        trained(config, tmp_path / "three")
+    monkeypatch.setattr(loop, "stop_signals", stop_at(4))
+    answers = trained_by(2, config, tmp_path / "three", in_ranks)
+    assert [type(answer) for answer in answers] == [StoppedError, StoppedError]
+    assert "saved at step 7/12" in str(answers[0])
+    for path in seen.glob("0007.*"):
+        path.unlink()  # of the step that was not made
+    monkeypatch.setattr(loop, "stop_signals", signals)
+    three = trained(config, tmp_path / "three")
+    assert largest(three, one) < 2e-4
+    assert records(tmp_path / "three") == pytest.approx(records(tmp_path / "one"), abs=1e-5)
+    for step in range(12):
+        parts = [json.loads(path.read_text()) for path in sorted(seen.glob(f"{step:04d}.*"))]
+        assert len(parts) == (2 if 4 <= step < 7 else 1)
+        assert [*itertools.chain(*parts)] == alone[f"{step:04d}.0"]
+    epoch = [index for step in range(10) for index in alone[f"{step:04d}.0"]]
+    assert len(set(epoch)) == len(epoch) == 1200
+
+
+def test_a_signal_to_one_stops_all_at_the_same_step(tmp_path: Path, in_ranks: InRanks) -> None:
+    calls = itertools.count(1)  # in each process its own
+
+    def evaluate(model: torch.nn.Module) -> dict[str, float]:
+        if next(calls) == 6 and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGTERM)
+        return {}
+
+    config = dataclasses.replace(CONFIG, eval_every=1)
+    one, two = trained_by(2, config, tmp_path / "run", in_ranks, evaluate=evaluate)
+    assert (type(one), type(two)) == (StoppedError, StoppedError)
+    assert str(one) == str(two)
+    assert "at step 6/20" in str(one)
+    assert (tmp_path / "run/checkpoints/step-000000006/state.json").exists()
+
+
+def test_a_stop_waits_for_the_checkpoint(tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
+    """On every process: torchrun kills those that are left when one has ended."""
+    save = checkpoint.save_checkpoint
+
+    def slow(*given: Any) -> Path:
+        time.sleep(1)
+        return save(*given)
+
+    monkeypatch.setattr(checkpoint, "save_checkpoint", slow)
+    monkeypatch.setattr(loop, "stop_signals", stop_at(1))
+    digits()
+
+    def job() -> bool:
+        with init_distributed() as world:
+            with pytest.raises(StoppedError):
+                trained(CONFIG, tmp_path / "run", world)
+            return (tmp_path / "run/checkpoints/step-000000000/state.json").exists()
+
+    assert in_ranks(2, job) == [True, True]
+
+
+def test_only_the_first_keeps_the_whole_of_a_sharded_state(in_ranks: InRanks) -> None:
+    def job() -> tuple[set[str], dict[str, Any]]:
+        with init_distributed() as world:
+            config = dataclasses.replace(CONFIG, fsdp=True)
+            model = create_training_model(config, torch.Generator().manual_seed(0))
+            state = create_state(config, model, torch.device("cpu"), world)
+            kept = state.tensors(keep=world.is_rank_0)
+            return set(kept), {name: list(tensor.shape) for name, tensor in kept.items() if is_sharded(tensor)}
+
+    (one, sharded), (two, _) = in_ranks(2, job)
+    assert {"sums", "weights/head.weight", "average/head.weight"} <= one
+    assert sharded == {}
+    assert two == {"sums"}
+
+
+def test_not_finite_in_one_share(tmp_path: Path, in_ranks: InRanks, monkeypatch: Any) -> None:
+    """All stop at the step, and each keeps what it had of the batch."""
+    batches = loop.train_batches
+
+    def broken(*given: Any, start: int, rank: int, **more: Any) -> Any:
+        for step, batch in enumerate(batches(*given, start=start, rank=rank, **more), start // CONFIG.batch_size):
+            if step == 4 and rank == 1:
+                batch.images[0, 0, 0, 0] = torch.nan
+            yield batch
+
+    monkeypatch.setattr(loop, "train_batches", broken)
+    answers = trained_by(2, CONFIG, tmp_path / "run", in_ranks)
+    assert [type(answer) for answer in answers] == [NonFiniteError, NonFiniteError]
+    kept = [load_file(tmp_path / f"run/nonfinite/step-000000005{end}.safetensors") for end in ("", ".process-1")]
+    assert [bool(each["images"].isfinite().all()) for each in kept] == [True, False]
+    assert len(kept[0]["indices"]) == len(kept[1]["indices"]) == 12
+    assert not set(kept[0]["indices"].tolist()) & set(kept[1]["indices"].tolist())
+
+
+def test_a_folder_that_the_others_do_not_see(tmp_path: Path, in_ranks: InRanks) -> None:
+    def job() -> None:
+        with init_distributed() as world:
+            trained(CONFIG, tmp_path / ("here" if world.is_rank_0 else "elsewhere"), world)
+
+    digits()
+    first, second = in_ranks(2, job)
+    assert type(first) is RankError
+    assert type(second) is UserError
+    assert "rank 1 of 2 does not see the work folder" in str(second)
+    assert "file system that all machines share" in str(first)
+
+
+def test_the_parts_of_a_sharded_model(in_ranks: InRanks) -> None:
+    """Half of every weight on each process, put together by `whole`."""
+
+    def job() -> tuple[int, int, bool]:
+        with init_distributed() as world:
+            model = build_model(MODEL, generator=torch.Generator().manual_seed(0))
+            before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            Parallel(model, world, torch.device("cpu"), precision="float32", fsdp=True)
+            own = sum(local_shard(tensor.detach()).numel() for tensor in model.parameters())
+            same = all(torch.equal(full_tensor(tensor), before[name]) for name, tensor in model.state_dict().items())
+            return own, sum(tensor.numel() for tensor in before.values()), same
+
+    (one, total, same), (two, _, same_there) = in_ranks(2, job)
+    assert one + two == total
+    assert abs(one - two) < 0.1 * total
+    assert same
+    assert same_there
+
+
+def test_activation_checkpointing_changes_nothing_but_memory(tmp_path: Path) -> None:
+    model = dataclasses.replace(MODEL, dropout=0.2, stem=ResNetBody((1,), 32), image_size=32, patch_size=1)
+    config = dataclasses.replace(CONFIG, model=model, steps=3)
+    plain = trained(config, tmp_path / "plain")
+    again = trained(dataclasses.replace(config, activation_checkpointing=True), tmp_path / "again")
+    assert largest(plain, again) == 0
+    kept = []
+    for recompute in (False, True):
+        built = build_model(dataclasses.replace(model, depth=6), generator=torch.Generator().manual_seed(0))
+        parallel = Parallel(built, SINGLE, torch.device("cpu"), precision="float32", recompute=recompute)
+        assert len(model_blocks(built)) == 7
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):  # noqa: B023
+            parallel.forward(torch.zeros(4, 3, 32, 32))
+        kept.append(sum(sizes))
+    assert kept[1] < 0.3 * kept[0]
