@@ -133,7 +133,8 @@ def test_what_is_no_regular_file_is_unreadable(sets: Path, tmp_path: Path) -> No
     irregular("pipe", tmp_path / "set" / "train" / "cat" / "x\ny.jpg", tmp_path)
     found = duplicates(f"folder:{tmp_path}/set", f"folder:{tmp_path}/set", tmp_path / "out")
     (left,) = found["unreadable"]
-    assert (Path(left["path"]).name, left["reason"]) == ("x\ny.jpg", "it is a named pipe, not a regular file")
+    assert Path(left["path"]).name == "x\ny.jpg"
+    assert left["reason"].startswith("it is a named pipe")
     assert r"x\ny.jpg': it is a named pipe" in as_text(found, tmp_path)
 
 

@@ -132,7 +132,8 @@ def test_what_is_no_regular_file_is_left_out(checkpoint: Callable[..., Path], di
     found, _ = inspect(checkpoint(), digits)
     assert found["images"] == 5
     (left,) = found["unreadable"]
-    assert left == {"path": str(digits / "x\ny.png"), "reason": "it is a named pipe, not a regular file"}
+    assert left["path"] == str(digits / "x\ny.png")
+    assert left["reason"].startswith("it is a named pipe")
     assert f"{left['path']!r}: cannot be read: it is a named pipe" in as_text(found)
 
 
