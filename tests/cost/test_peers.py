@@ -23,7 +23,7 @@ from vitlab.cost.peers import (
     variants,
 )  # fmt: skip
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig
-from vitlab.weights import ParityError, timm_write
+from vitlab.weights import ParityError, folder
 
 VIT = ViTConfig(image_size=16, patch_size=8, width=16, depth=2, heads=2, mlp_dim=24, num_classes=5)
 RESNET = ResNetConfig(
@@ -93,12 +93,12 @@ def test_attention_is_what_the_name_says(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_different_logits_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    write = timm_write.safetensors.torch.save_file
+    write = folder.safetensors.torch.save_file
 
     def spoiled(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
         write({name: tensor * 1.1 for name, tensor in tensors.items()}, path, metadata)
 
-    monkeypatch.setattr(timm_write.safetensors.torch, "save_file", spoiled)
+    monkeypatch.setattr(folder.safetensors.torch, "save_file", spoiled)
     with pytest.raises(ParityError, match="timm, fused attention differs"):
         build(TIMM[0], Work(VIT, "infer", 2, "float32"))
 
