@@ -1,9 +1,9 @@
-"""Sec. 3.2: a trained model carried to another image size and another task."""
+"""A trained model at another image size and for another task (Sec. 3.2)."""
 
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +11,9 @@ from torch import Tensor
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.position import interpolate_offsets, resize_positions
+from vitlab.weights.layout import check_choice
+
+PreLogits = Literal["keep", "drop"]
 
 
 def adapt(
@@ -20,27 +23,18 @@ def adapt(
     image_size: ImageSize | None = None,
     num_classes: int | None = None,
     reset_head: bool = False,
-    pre_logits: Literal["keep", "drop"] = "keep",
+    pre_logits: PreLogits = "keep",
     head_bias: float = 0.0,
     interpolation: Interpolation | None = None,
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Configuration and parameters for another image size or task; what is given stays as it is.
+    """Configuration and parameters for another image size or task; the options are those of `load_model`.
 
-    `image_size`: another one interpolates the position embeddings by the configuration's own method, or by
-    `interpolation`, which then becomes the configuration's; the class token's row is kept. `num_classes`, `reset_head`:
-    another number of classes means a new head, and so does `reset_head` with the same number, which a new task needs as
-    well; 0 classes mean no head. A new head is zero, its bias `head_bias`. `pre_logits="drop"` leaves out the hidden
-    layer before the head, as Google's fine-tuning does; the head that was trained on it must go as well.
-
-    Raises ValueError for a size that the patch does not divide, or a head left without what it was trained
-    on.
+    An `interpolation` becomes the configuration's; the class token's position row is unchanged. Raises UserError for a
+    size that the patch does not divide, and for a head without the hidden layer that it was trained on.
     """
-    for name, given, allowed in (
-        ("pre_logits", pre_logits, ("keep", "drop")),
-        ("interpolation", interpolation, get_args(Interpolation)),
-    ):
-        if given is not None and given not in allowed:
-            raise UserError(f"{name} is {given!r}; allowed: {', '.join(map(repr, allowed))}.")
+    check_choice("pre_logits", pre_logits, PreLogits)
+    if interpolation is not None:
+        check_choice("interpolation", interpolation, Interpolation)
     state = dict(state)
     new = dataclasses.replace(
         config,
@@ -51,7 +45,7 @@ def adapt(
     if isinstance(new, ViTConfig) and pre_logits == "drop" and new.representation_size:
         if not reset_head and config.num_classes:
             raise UserError(
-                f"pre_logits='drop' leaves out the layer that the head of {config.num_classes} classes was "
+                f"pre_logits='drop' removes the layer that the head of {config.num_classes} classes was "
                 f"trained on; add reset_head=True for a new head, or num_classes=0 for none."
             )
         new = dataclasses.replace(new, representation_size=None)
@@ -66,19 +60,19 @@ def adapt(
 
 
 def _resize(config: ModelConfig, new: ModelConfig, state: dict[str, Tensor]) -> None:
-    """Brings what depends on the grid to `new`'s."""
+    """Interpolates what depends on the grid, in place."""
     if isinstance(config, ViTConfig) and isinstance(new, ViTConfig) and new.grid != config.grid:
         state.update(resize_positions(state, config, new.grid, new.position_interpolation))
     if isinstance(config, ResNetConfig) and isinstance(new, ResNetConfig) and config.body.mixing == "axial":
         for name in [name for name in state if name.endswith("_offsets")]:
-            stage, unit = map(int, name.split(".")[2:4])
-            entered = config.body.units()[sum(config.body.layers[:stage]) + unit]
-            old_side, side = (entered.grid(each.image_hw)["row_" in name] for each in (config, new))
+            stage, number = map(int, name.split(".")[2:4])
+            unit = config.body.units()[sum(config.body.layers[:stage]) + number]
+            old_side, side = (unit.grid(hw)["row_" in name] for hw in (config.image_hw, new.image_hw))
             state[name] = interpolate_offsets(state[name][None], (old_side, 1), (side, 1))[0]
 
 
 def _reset_head(config: ModelConfig, state: dict[str, Tensor]) -> None:
-    """Puts zero heads into `state`, as many as the model has."""
+    """Puts the model's heads into `state`, with zero weights."""
     like = state["norm.bias"] if "norm.bias" in state else next(iter(state.values()))
     for head in ("head", "head_distilled"):
         state.pop(f"{head}.weight", None)
@@ -90,22 +84,22 @@ def _reset_head(config: ModelConfig, state: dict[str, Tensor]) -> None:
 
 
 def fold_normalization(state: dict[str, Tensor], mean: Sequence[float], std: Sequence[float]) -> dict[str, Tensor]:
-    """Parameters that take images in [-1, 1] and give what the given ones do for (image in [0, 1] - mean) / std.
+    """Parameters that compute on images in [-1, 1] what the given ones do on (image in [0, 1] - mean) / std.
 
     Deviation: other code normalizes the images. The patch embedding is linear and touches no padding, so this is the
-    same but for rounding, and every model here takes what the paper's take. Raises ValueError for a
-    model with a convolutional stem, whose padding and standardized weights leave no place for it.
+    same but for rounding, and every model takes what the paper's take. Raises UserError for a convolutional stem, whose
+    padding and standardized weights allow no such change.
     """
-    if len(mean) != 3 or len(std) != 3 or not all(each > 0 for each in std):
+    if len(mean) != 3 or len(std) != 3 or not all(value > 0 for value in std):
         raise UserError(f"mean {list(mean)} and std {list(std)} must be three numbers each, std positive.")
-    if all(math.isclose(each, 0.5, abs_tol=1e-4) for each in (*mean, *std)):
+    if all(math.isclose(value, 0.5, abs_tol=1e-4) for value in (*mean, *std)):
         return state
     if "embedding.weight" not in state or any(name.startswith("stem.") for name in state):
         raise UserError(
-            f"the checkpoint wants images normalized by mean {list(mean)} and std {list(std)}; that can be folded "
+            f"the checkpoint requires images normalized by mean {list(mean)} and std {list(std)}; that can be folded "
             f"into a plain ViT's patch embedding, not into a ResNet. Only mean and std of 0.5 are supported there."
         )
     weight = state["embedding.weight"].double()
-    center, scale = (torch.tensor(each, dtype=torch.float64).view(3, 1, 1) for each in (mean, std))
+    center, scale = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (mean, std))
     bias = state["embedding.bias"].double() + (weight * ((0.5 - center) / scale)).sum(dim=(1, 2, 3))
     return {**state, "embedding.weight": (weight / (2 * scale)).float(), "embedding.bias": bias.float()}

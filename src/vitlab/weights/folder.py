@@ -1,118 +1,130 @@
-"""Our own format: a folder with the weights and a card that says what they are.
+"""Folders of weights and JSON: our own format, and what those of timm and Hugging Face have in common with it.
 
-    model.safetensors   the parameters, by the names of `Model.state_dict()`
-    config.json         format and version, the model's configuration, the weights' checksum, and `extra`
+    model.safetensors   the parameters; here by the names of `Model.state_dict()`
+    config.json         here: format and version, the model's configuration, SHA-256 of the weights, and `extra`
 
-`extra` is what a user of the model should know. By convention: `classes`, the names of the outputs in order;
-`preprocessing`, how test images are brought to size (`Preprocessing.to_card`); `source`, where the weights come from.
+`extra` is free. By convention: `classes`, the names of the outputs in order; `preprocessing`, how evaluation images are
+prepared (`Preprocessing.to_card`); `source`, where the weights come from.
 """
 
 import hashlib
 import json
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import safetensors
 import safetensors.torch
-import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.io import JSON_BYTES, check_regular, open_regular, read_json, replacing_folder
-from vitlab.models import ModelConfig, ViTConfig, build_model
+from vitlab.models import ModelConfig, ViTConfig
 from vitlab.models.vit import Model
 from vitlab.settings import from_dict, to_dict
-from vitlab.weights.shapes import check_shapes, some
+from vitlab.weights.layout import check_shapes, cpu_state, parameter_shapes, preview
 
 FORMAT, VERSION = "vitlab model", 1
 WEIGHTS, CARD = "model.safetensors", "config.json"
+RETRY = "take another copy of the folder"
 
 
-def write_folder(model: Model, folder: Path | str, extra: dict[str, Any]) -> None:
-    """Writes all of the folder or nothing; a model that stands there is replaced, anything else refused."""
-    folder = Path(folder)
-    card: dict[str, Any] = {
-        "format": FORMAT,
-        "version": VERSION,
-        "model": to_dict(model.config),
-        "extra": extra,
-    }
+def write_folder(model: Model, folder: Path, extra: Mapping[str, Any]) -> None:
+    """Writes our format, atomically: replaces a saved model, and raises UserError for a folder of anything else."""
+    card = {"format": FORMAT, "version": VERSION, "model": to_dict(model.config), "extra": dict(extra)}
     check_classes(extra, model.config)
-    check_replaceable(folder, (WEIGHTS, CARD))
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
-    with replacing_folder(folder) as aside:
-        weights = aside / WEIGHTS
-        safetensors.torch.save_file(state, weights, metadata={"format": "pt"})
-        weights.chmod(aside.stat().st_mode & 0o666)  # safetensors lets only the owner read
-        card["sha256"] = _sha256(weights)
-        (aside / CARD).write_text(to_json(card))
+    write_files(folder, cpu_state(model), {CARD: card}, add_checksum=True)
 
 
 def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """The configuration and the parameters; raises ValueError where they do not fit or a byte has changed."""
-    card = read_card(folder)
+    """Configuration and parameters of our format. Raises UserError where they do not fit or a byte has changed."""
+    card, weights = read_card(folder), folder / WEIGHTS
     try:
         config = from_dict(ModelConfig, card["model"])
     except ValueError as error:
-        raise UserError(f"{folder / CARD} describes no model that can be built: {error}") from error
+        raise UserError(f"{folder / CARD} describes an invalid model: {error}") from error
     check_classes(card["extra"], config, str(folder / CARD))
-    weights = folder / WEIGHTS
-    _check_bytes(weights, config)
+    what = f"{folder / CARD} describes a model of {config.num_parameters:,} parameters"
+    _check_size(weights, config, what)
     if _sha256(weights) != card["sha256"]:
-        raise UserError(
-            f"{weights} is damaged: it is not the file that was written with {CARD} (the checksums differ). "
-            f"Take another copy or checkpoint."
-        )
-    try:
-        state = safetensors.torch.load_file(weights)
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{weights} is no safetensors file: {error}") from error
-    if len(state) < _blocks(config):
-        raise UserError(
-            f"{folder / CARD} describes a model of {_blocks(config):,} blocks, but the arrays do not fit (there are "
-            f"{len(state)} of them): take another copy of the folder."
-        )
-    with torch.device("meta"):
-        expected = {name: tuple(tensor.shape) for name, tensor in build_model(config).state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in state.items()}
-    check_shapes(f"{folder / CARD} describes a model of {config.num_parameters:,} parameters", expected, found)
+        raise UserError(f"{weights} is corrupt: its SHA-256 is not the one in {CARD}; {RETRY}.")
+    state = read_safetensors(weights)
+    body = config.stem if isinstance(config, ViTConfig) else config.body
+    blocks = (config.depth if isinstance(config, ViTConfig) else 0) + (sum(body.layers) if body else 0)
+    if len(state) < blocks:  # before a module is built for each of them
+        raise UserError(f"{what} in {blocks:,} blocks, but the arrays do not fit (there are {len(state)}); {RETRY}.")
+    check_shapes(what, parameter_shapes(config), {name: tuple(tensor.shape) for name, tensor in state.items()})
     return config, state
 
 
 def read_card(folder: Path) -> dict[str, Any]:
-    """What `config.json` says, checked to be ours."""
+    """The content of our `config.json`, validated but for the model's configuration."""
     path = folder / CARD
-    try:
-        card = read_json(path)
-    except (OSError, UserError) as error:
-        raise UserError(f"{path} cannot be read ({error}); take another copy of the folder.") from error
-    if not isinstance(card, dict) or card.get("format") != FORMAT:
-        keys = sorted(map(str, card)) if isinstance(card, dict) else []
+    card = read_settings(path)
+    if card.get("format") != FORMAT:
         raise UserError(
-            f"{folder} holds a {CARD} of something else (its keys: {some(keys) or 'none'}); load_model reads those of "
-            f"save_model, timm and Hugging Face."
+            f"{folder} holds a {CARD} of another program (its keys: {preview(sorted(card)) or 'none'}); supported are "
+            f"those of save_model, timm and Hugging Face."
         )
     if card.get("version") != VERSION:
-        raise UserError(
-            f"{path} is of version {card.get('version')!r}, and this vitlab reads version {VERSION}: take "
-            f"the vitlab that wrote it, or a later one."
-        )
-    wrong = [
-        name
-        for name, kind in (("model", dict), ("extra", dict), ("sha256", str))
-        if not isinstance(card.get(name), kind)
-    ]
+        raise UserError(f"{path} has version {card.get('version')!r}; this vitlab reads version {VERSION}: update it.")
+    types = {"model": dict, "extra": dict, "sha256": str}
+    wrong = [name for name, kind in types.items() if not isinstance(card.get(name), kind)]
     if wrong:
-        raise UserError(f"{path} lacks {', '.join(wrong)}; it is damaged: take another copy of the folder.")
+        raise UserError(f"{path} lacks {', '.join(wrong)}; {RETRY}.")
     if not isinstance(card["extra"].get("classes"), list | None):
-        given = repr(card["extra"]["classes"])[:40]
-        raise UserError(f"{path} says extra.classes={given}; it is a list of one name for each output, or left out.")
+        raise UserError(f"{path}: extra.classes must be a list with one name for each output, or left out.")
     return card
 
 
-def check_classes(extra: dict[str, Any], config: ModelConfig, where: str = "extra['classes']") -> None:
-    """Raises ValueError where `extra` names more or fewer classes than the model has outputs; `where` is its name."""
+# ------------------------------------------------------------------------------------------------ for all formats
+
+
+def write_files(
+    folder: Path, state: Mapping[str, Tensor], files: Mapping[str, dict[str, Any]], add_checksum: bool = False
+) -> None:
+    """Writes the weights and JSON files by name, all or nothing; with `add_checksum` the weights' goes into the card.
+
+    Replaces a model in `folder`. Raises UserError for a folder that has other files, and for values that are not JSON.
+    """
+    if folder.is_file():
+        raise UserError(f"{folder} is a file; give the name of a folder to write the model into.")
+    others = {path.name for path in folder.iterdir()} - {WEIGHTS, *files} if folder.is_dir() else set()
+    if others:
+        raise UserError(f"{folder} already holds {preview(sorted(others))}; give a new folder, or that of a model.")
+    texts = {name: to_json(content) for name, content in files.items()}
+    with replacing_folder(folder) as new:
+        weights = new / WEIGHTS
+        contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
+        safetensors.torch.save_file(contiguous, weights, metadata={"format": "pt"})
+        weights.chmod(new.stat().st_mode & 0o666)  # safetensors makes it readable to the owner alone
+        if add_checksum:
+            texts[CARD] = to_json(files[CARD] | {"sha256": _sha256(weights)})
+        for name, text in texts.items():
+            (new / name).write_text(text)
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        check_regular(path)
+        return safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UserError(f"{path} cannot be read as safetensors ({error}); get the file again.") from error
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The JSON object in a file."""
+    try:
+        settings = read_json(path)
+    except (OSError, UserError) as error:
+        raise UserError(f"{path} cannot be read ({error}); get the file again.") from error
+    if not isinstance(settings, dict):
+        raise UserError(f"{path} does not hold a JSON object; get the file again.")
+    return settings
+
+
+def check_classes(extra: Mapping[str, Any], config: ModelConfig, where: str = "extra['classes']") -> None:
+    """Raises UserError unless `extra` names as many classes as the model has outputs, or none."""
     classes = extra.get("classes")
     if classes is not None and len(classes) != config.num_classes:
         raise UserError(
@@ -121,48 +133,25 @@ def check_classes(extra: dict[str, Any], config: ModelConfig, where: str = "extr
         )
 
 
-def check_replaceable(folder: Path, names: Collection[str]) -> None:
-    """Raises ValueError where writing files called `names` would put them beside, or in place of, something else."""
-    if folder.is_dir():
-        others = sorted(path.name for path in folder.iterdir() if path.name not in names)
-        if not others:
-            return
-        raise UserError(f"{folder} already holds {some(others)}; give a new folder, or one with a saved model.")
-    if folder.exists():
-        raise UserError(f"{folder} is a file; give the name of a folder to write the model into.")
-
-
-def to_json(card: dict[str, Any]) -> str:
-    """The card in ASCII, for the names of folders in it may be no text; raises ValueError for what JSON cannot say."""
+def to_json(content: Any) -> str:
+    """JSON in ASCII, because the names of folders in it may not be valid text. Raises UserError for other values."""
     try:
-        return json.dumps(card, indent=2, allow_nan=False) + "\n"
+        return json.dumps(content, indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
-        raise UserError(f"extra can only hold what JSON can say: {error}") from error
+        raise UserError(f"extra can only hold what JSON can represent: {error}") from error
 
 
 def _sha256(path: Path) -> str:
-    try:
-        with open_regular(path) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error}); take another copy of the folder.") from error
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
 
 
-def _check_bytes(weights: Path, config: ModelConfig) -> None:
-    """Raises UserError where the file is too small or too large for the model, before either is looked at closer."""
+def _check_size(weights: Path, config: ModelConfig, what: str) -> None:
+    """Raises UserError where the file is too small or too large for the model, before anything is allocated."""
     try:
         check_regular(weights)
         size = weights.stat().st_size
     except OSError as error:
-        raise UserError(f"{weights} cannot be read ({error}); take another copy of the folder.") from error
+        raise UserError(f"{weights} cannot be read ({error}); {RETRY}.") from error
     if not config.num_parameters <= size <= 8 * config.num_parameters + JSON_BYTES:  # a byte each, or float64 and names
-        raise UserError(
-            f"{weights} is damaged, or of another model: it has {size:,} bytes, and {CARD} describes a model of "
-            f"{config.num_parameters:,} parameters. Take another copy of the folder."
-        )
-
-
-def _blocks(config: ModelConfig) -> int:
-    """How many blocks or units it is built of; each has arrays of its own."""
-    body = config.stem if isinstance(config, ViTConfig) else config.body
-    return (config.depth if isinstance(config, ViTConfig) else 0) + (sum(body.layers) if body else 0)
+        raise UserError(f"{what}, and {weights} is corrupt or of another model: it has {size:,} bytes; {RETRY}.")

@@ -1,12 +1,11 @@
-"""An `.npz` of Google's as arrays by name, and the layout of each array against ours.
+"""Google's `.npz` as arrays by name, and the layout of each array against ours.
 
-Kernels are (in, out), of convolutions (height, width, in, out), with the heads apart where there are any: (D, k, Dh)
-for q, k and v, (k, Dh, D) for the output. A GroupNorm's arrays are (1, 1, 1, C) in some files and (C) in others.
-numpy stores bfloat16 as two bytes without a type, `V2`.
+Kernels are (in, out), of convolutions (height, width, in, out), with separate heads where there are any: (D, k, Dh) for
+q, k and v, (k, Dh, D) for the output. The arrays of a GroupNorm are (1, 1, 1, C) in some files and (C) in others. NumPy
+stores bfloat16 as two bytes without a type, `V2`.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,46 +15,33 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.io import ARCHIVE_DAMAGE, outline_npz, reading_npz, replacing_file
-from vitlab.weights.shapes import some
+from vitlab.weights.layout import Layout, Slot
 
 Spelling = Literal["stored", "linen", "big_vision"]
-"""How the arrays are named: `vitlab.weights.google` has the table."""
+"""How the arrays are named: see the table in `vitlab.weights.google`."""
 
 PREFIXES = ("opt/target/", "params/")
-"""What may stand in front of every name; beside them stands an optimizer's state."""
+"""Possible prefixes of all names; beside them is an optimizer state."""
 
 
-@dataclass(frozen=True)
-class Slot:
-    """One of Google's arrays, and the parameter of ours that holds it."""
-
-    shape: tuple[int, ...]
-    ours: str
-    third: int | None = None
-    """0, 1 or 2 for q, k and v, which are one parameter of ours."""
-
-
-def dense(theirs: str, ours: str, shape: tuple[int, ...]) -> dict[str, Slot]:
+def dense(theirs: str, ours: str, shape: tuple[int, ...]) -> Layout:
     """The arrays of a layer with a bias."""
-    return {
-        f"{theirs}/kernel": Slot(shape, f"{ours}.weight"),
-        f"{theirs}/bias": Slot(shape[-1:], f"{ours}.bias"),
-    }
+    return {f"{theirs}/kernel": Slot(shape, f"{ours}.weight"), f"{theirs}/bias": Slot(shape[-1:], f"{ours}.bias")}
 
 
 def to_ours(name: str, array: Tensor) -> Tensor:
-    """The array that Google calls `name`, in the layout of the parameter of ours that holds it."""
+    """A copy of the array that Google calls `name`, in the layout of our parameter."""
     if name.endswith("head/conv2d/kernel"):
-        return array.flatten(0, 2).T  # BiT's head, (1, 1, in, out) -> (out, in)
-    if name.endswith("/kernel") and array.ndim == 4:
-        return array.permute(3, 2, 0, 1)  # (h, w, in, out) -> (out, in, h, w)
-    if name.endswith("/out/kernel"):
-        return array.flatten(0, 1).T  # (k, Dh, D) -> (D, k Dh)
-    if name.endswith("/kernel"):
-        return array.flatten(1).T  # (D, k, Dh) -> (k Dh, D); (in, out) -> (out, in)
-    if name.endswith(("/bias", "/scale", "/beta", "/gamma")):
-        return array.flatten()  # (k, Dh) -> (k Dh); (1, 1, 1, C) -> (C)
-    return array
+        array = array.flatten(0, 2).T  # BiT's head, (1, 1, in, out) -> (out, in)
+    elif name.endswith("/kernel") and array.ndim == 4:
+        array = array.permute(3, 2, 0, 1)  # (h, w, in, out) -> (out, in, h, w)
+    elif name.endswith("/out/kernel"):
+        array = array.flatten(0, 1).T  # (k, Dh, D) -> (D, k Dh)
+    elif name.endswith("/kernel"):
+        array = array.flatten(1).T  # (D, k, Dh) -> (k Dh, D); (in, out) -> (out, in)
+    elif name.endswith(("/bias", "/scale", "/beta", "/gamma")):
+        array = array.flatten()  # (k, Dh) -> (k Dh); (1, 1, 1, C) -> (C)
+    return array.clone(memory_format=torch.contiguous_format)
 
 
 def to_google(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
@@ -66,65 +52,39 @@ def to_google(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a GroupNorm's array however it is stored; any other is returned as it is."""
+    """(1, 1, 1, C) as (C); any other shape as it is."""
     return shape[3:] if len(shape) == 4 and shape[:3] == (1, 1, 1) else shape
 
 
-def need(path: Path, arrays: Mapping[str, Tensor], wanted: Mapping[str, int], what: str) -> None:
-    """Raises ValueError unless the arrays that sizes are read from are there, with so many axes and not empty."""
-    for name, ndim in wanted.items():
-        if name not in arrays or arrays[name].ndim != ndim or not arrays[name].numel():
-            found = f"of shape {tuple(arrays[name].shape)}" if name in arrays else "missing"
-            raise UserError(
-                f"{path} is no {what} of Google's: {name} is {found}, where an array of {ndim} axes is needed. It "
-                f"holds {some(sorted(arrays)) or 'nothing'}."
-            )
-
-
-def last_axis(arrays: Mapping[str, Tensor], name: str) -> int | None:
-    """The length of an array's last axis; None where there is no such array or axis."""
-    return arrays[name].shape[-1] if name in arrays and arrays[name].ndim else None
-
-
-def outline_arrays(path: Path) -> dict[str, Tensor]:
-    """As `read_npz`, but the arrays are zeros that take no memory: to see what the file holds before it is read."""
+def read_npz(path: Path, outline: bool = False) -> dict[str, Tensor]:
+    """The model's arrays by name, without a prefix; with `outline`, zeros of the same shapes that take no memory."""
     try:
-        arrays = _of_model(outline_npz(path))
+        if outline:
+            arrays = _select_model(outline_npz(path))
+        else:
+            with reading_npz(path) as archive:
+                arrays = _select_model(archive)
     except ARCHIVE_DAMAGE as error:
-        raise _damaged(path, error) from error
+        raise UserError(
+            f"{path} cannot be read as an .npz of plain arrays ({error}). It is corrupt, or holds pickled objects, "
+            f"which are never loaded; get the file again."
+        ) from error
     return {name: _to_torch(path, name, array) for name, array in arrays.items()}
-
-
-def read_npz(path: Path) -> dict[str, Tensor]:
-    """The model's arrays by name, without the prefix that they stand under."""
-    try:
-        with reading_npz(path) as archive:
-            arrays = _of_model(archive)
-    except ARCHIVE_DAMAGE as error:
-        raise _damaged(path, error) from error
-    return {name: _to_torch(path, name, array) for name, array in arrays.items()}
-
-
-def _of_model(archive: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    names, prefix = list(archive), ""
-    for each in PREFIXES:
-        inside = [name for name in names if name.startswith(prefix + each)]
-        names, prefix = (inside, prefix + each) if inside else (names, prefix)
-    return {name.removeprefix(prefix): archive[name] for name in names}
-
-
-def _damaged(path: Path, error: BaseException) -> UserError:
-    return UserError(
-        f"{path} cannot be read as an .npz of plain arrays ({error}). It is damaged, or holds pickled objects, which "
-        f"are never loaded; get the file again."
-    )
 
 
 def write_npz(path: Path, arrays: Mapping[str, Tensor]) -> None:
-    """All of the file or nothing."""
+    """Writes the file, all or nothing."""
     plain: dict[str, Any] = {name: _to_numpy(array) for name, array in arrays.items()}
     with replacing_file(path) as file:
         np.savez(file, **plain)
+
+
+def _select_model(archive: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    names, prefix = list(archive), ""
+    for part in PREFIXES:
+        inside = [name for name in names if name.startswith(prefix + part)]
+        names, prefix = (inside, prefix + part) if inside else (names, prefix)
+    return {name.removeprefix(prefix): archive[name] for name in names}
 
 
 def _to_torch(path: Path, name: str, array: np.ndarray | bytes) -> Tensor:
@@ -133,8 +93,8 @@ def _to_torch(path: Path, name: str, array: np.ndarray | bytes) -> Tensor:
             return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
         if array.dtype in (np.float16, np.float32, np.float64):
             return torch.from_numpy(array)
-    given = array.dtype if isinstance(array, np.ndarray) else "no array"
-    raise UserError(f"{path}: {name} is {given}; weights are arrays of float16, bfloat16, float32 or float64.")
+    dtype = array.dtype if isinstance(array, np.ndarray) else "not an array"
+    raise UserError(f"{path}: {name} is {dtype}; weights are arrays of float16, bfloat16, float32 or float64.")
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:

@@ -1,0 +1,132 @@
+"""Hugging Face's preprocessor_config.json, read and written."""
+
+import logging
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from vitlab.errors import UserError
+from vitlab.models import ModelConfig
+from vitlab.models.config import ImageSize
+from vitlab.preprocessing import Interpolation, Preprocessing
+from vitlab.weights.folder import read_settings
+
+logger = logging.getLogger(__name__)
+
+IMAGES = "preprocessor_config.json"
+HALF = [0.5] * 3, [0.5] * 3
+IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+_SHORTEST = {"resample": 3, "size": {"shortest_edge": 224}, "crop_size": 224, "do_center_crop": True}
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "ViT": {"resample": 2, "size": 224},
+    "DeiT": {"resample": 3, "size": 256, "crop_size": 224, "do_center_crop": True},
+    "Bit": _SHORTEST,
+    "CLIP": _SHORTEST,
+}
+"""Defaults of their image processors."""
+PROCESSOR_OF = {"vit": "ViT", "deit": "DeiT", "dinov2": "Bit", "dinov2_with_registers": "Bit", "bit": "Bit"}
+RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
+"""Pillow's numbers."""
+
+
+def read_images(folder: Path) -> dict[str, Any]:
+    """The settings in a folder; empty where there are none."""
+    return read_settings(folder / IMAGES) if (folder / IMAGES).is_file() else {}
+
+
+def read_preprocessing(images: dict[str, Any], kind: str, folder: Path) -> Preprocessing:
+    """What their image processor does with these settings.
+
+    Where it leaves images at different sizes, or pads them with black, they are squashed to size instead, with a
+    warning. Raises UserError for invalid settings.
+    """
+    name = str(images.get("image_processor_type") or images.get("feature_extractor_type") or PROCESSOR_OF.get(kind))
+    name = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name)
+    images = PROCESSORS.get(name, PROCESSORS["ViT"]) | images
+    mean, std = read_normalization(images, kind)
+    size, crop = images["size"], images.get("do_center_crop")
+    if name in ("Bit", "CLIP") and isinstance(size, int):
+        size = {"shortest_edge": size}
+    shortest = size.get("shortest_edge") if isinstance(size, dict) and "longest_edge" not in size else None
+    squashed = None if shortest else read_size({"size": size})
+    image_size = read_size(images) if crop else squashed
+    if images.get("resample") not in RESAMPLE:
+        raise UserError(f"{folder / IMAGES} says resample={images.get('resample')!r}; allowed: Pillow's 0 to 5.")
+    resize = shortest or (squashed if isinstance(squashed, int) and squashed != image_size else None)
+    fits = image_size and (resize is None or (isinstance(resize, int) and resize >= max(_pair(image_size))))
+    if not images.get("do_resize", True) or not fits or not (shortest or squashed):
+        names = ("do_resize", "size", "do_center_crop", "crop_size")
+        settings = ", ".join(f"{name}={images.get(name)!r}" for name in names)
+        logger.warning("%s: images are squashed to size: %s gives no one size", folder / IMAGES, settings)
+        resize = None
+    return Preprocessing(
+        image_size=image_size,
+        resize=resize,
+        keep_aspect=bool(shortest) or resize is None,
+        interpolation=RESAMPLE[images["resample"]],
+        crop_offset="floor",
+        mean=tuple(map(float, mean)),
+        std=tuple(map(float, std)),
+    )
+
+
+def read_normalization(images: dict[str, Any], kind: str) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation, of images in [0, 1]."""
+    if not images:
+        return IMAGENET if kind.startswith("d") else HALF
+    factor = images.get("rescale_factor", 1 / 255) if images.get("do_rescale", True) else 1.0
+    if not isinstance(factor, float) or not math.isclose(factor, 1 / 255, rel_tol=1e-3):
+        raise UserError(f"{IMAGES} does not bring images to [0, 1] (rescale_factor 1/255) before it normalizes.")
+    if not images.get("do_normalize", True):
+        return [0.0] * 3, [1.0] * 3
+    mean, std = images.get("image_mean"), images.get("image_std")
+    for values in (mean, std):
+        if not isinstance(values, list) or not all(isinstance(value, float | int) for value in values):
+            raise UserError(f"{IMAGES} lacks image_mean and image_std; add those that the model was trained with.")
+    assert mean is not None
+    assert std is not None
+    return mean, std
+
+
+def read_size(images: dict[str, Any]) -> ImageSize | None:
+    """The size of the processed images, where it is given."""
+    size = images.get("crop_size" if images.get("do_center_crop") else "size")
+    return to_size([size.get("height"), size.get("width")] if isinstance(size, dict) else size)
+
+
+def to_size(size: Any) -> Any:
+    """An image size as in our configurations; None for anything else."""
+    if isinstance(size, list) and len(size) == 2 and all(isinstance(side, int) for side in size):
+        return size[0] if size[0] == size[1] else tuple(size)
+    return size if isinstance(size, int) else None
+
+
+def _pair(size: ImageSize) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else size
+
+
+def image_settings(config: ModelConfig, card: dict[str, Any]) -> dict[str, Any]:
+    """The settings for a model with this card. Their processors always antialias, and have no area averaging."""
+    prepared = Preprocessing.read(card, "extra", config.image_size)
+    assert prepared.image_size is not None
+    crop_size = size = dict(zip(("height", "width"), _pair(prepared.image_size), strict=True))
+    if prepared.resize is not None:
+        size = {"shortest_edge": prepared.resize}
+        size = size if prepared.keep_aspect else dict.fromkeys(("height", "width"), prepared.resize)
+    resample = Image.Resampling["BILINEAR" if prepared.is_google else prepared.interpolation.upper()]
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_resize": True,
+        "size": size,
+        "resample": int(resample),
+        "do_center_crop": prepared.resize is not None,
+        "crop_size": crop_size,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": HALF[0],
+        "image_std": HALF[1],
+    }

@@ -1,0 +1,149 @@
+"""Layout tables: which array of a file holds which parameter. A format has one, for reading and for writing."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from vitlab.errors import UserError
+from vitlab.models import ModelConfig, ResNetBody, build_model
+from vitlab.models.vit import Model
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One array of a file: its shape there, and the parameter that it holds, or the rows of it."""
+
+    shape: tuple[int, ...]
+    ours: str
+    rows: tuple[int, int | None] = (0, None)
+
+    def select(self, state: Mapping[str, Tensor]) -> Tensor:
+        return state[self.ours][slice(*self.rows)]
+
+
+Layout = dict[str, Slot]
+"""Name in the file -> slot. The slots of one parameter follow each other in the order of its rows."""
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every entry of the state of `config`'s model."""
+    with torch.device("meta"):
+        return {name: tuple(tensor.shape) for name, tensor in build_model(config).state_dict().items()}
+
+
+def renamed_layout(config: ModelConfig, rename: Callable[[str], Mapping[str, int]]) -> Layout:
+    """The layout of a format that stores our arrays under other names.
+
+    `rename` maps a name of ours to the names in the file -> their shares of the rows, in order.
+    """
+    layout = {}
+    for ours, (rows, *rest) in parameter_shapes(config).items():
+        shares, start = rename(ours), 0
+        for name, share in shares.items():
+            stop = start + rows * share // sum(shares.values())
+            layout[name] = Slot((stop - start, *rest), ours, (start, stop))
+            start = stop
+    return layout
+
+
+def read_state(
+    layout: Layout, arrays: dict[str, Tensor], convert: Callable[[str, Tensor], Tensor] | None = None
+) -> dict[str, Tensor]:
+    """The state that `arrays`, which are consumed, hold; `convert` brings an array to our layout."""
+    parts: dict[str, list[Tensor]] = {}
+    for name, slot in layout.items():
+        array = arrays.pop(name)
+        parts.setdefault(slot.ours, []).append(convert(name, array) if convert else array)
+    return {ours: part[0] if len(part) == 1 else torch.cat(part) for ours, part in parts.items()}
+
+
+def write_state(layout: Layout, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays of a file that holds `state`, in our layout but of the shapes of the file."""
+    return {name: slot.select(state).reshape(slot.shape).clone() for name, slot in layout.items()}
+
+
+def cpu_state(model: Model) -> dict[str, Tensor]:
+    """The state of a model on the CPU, without gradients."""
+    return {name: tensor.detach().cpu() for name, tensor in model.state_dict().items()}
+
+
+# -------------------------------------------------------------------------------------------------------- checks
+
+
+def check_shapes(what: str, expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises UserError with every array that is missing, unknown or of another shape."""
+    problems = {
+        "missing": [name for name in expected if name not in actual],
+        "unknown": [name for name in actual if name not in expected],
+        "of another shape": [
+            f"{name} has shape {actual[name]} instead of {shape}"
+            for name, shape in expected.items()
+            if actual.get(name, shape) != shape
+        ],
+    }
+    complaints = [f"{len(names)} {kind}: {preview(names)}" for kind, names in problems.items() if names]
+    if complaints:
+        raise UserError(f"{what}, but the arrays do not fit ({'; '.join(complaints)}).")
+
+
+def check_arrays(what: str, layout: Layout, arrays: Mapping[str, Tensor]) -> None:
+    """`check_shapes` of the arrays of a file."""
+    expected = {name: slot.shape for name, slot in layout.items()}
+    check_shapes(what, expected, {name: tuple(array.shape) for name, array in arrays.items()})
+
+
+def check_choice(name: str, value: Any, literal: Any) -> None:
+    """Raises UserError unless `value` is one of a Literal's."""
+    if value not in get_args(literal):
+        raise UserError(f"{name} is {value!r}; allowed: {', '.join(map(repr, get_args(literal)))}.")
+
+
+def preview(names: Collection[str], most: int = 12) -> str:
+    """The first few of many names, and the number of the others."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(list(names)[:most]) + more
+
+
+def require_shape(where: str, arrays: Mapping[str, Tensor], name: str, ndim: int) -> tuple[int, ...]:
+    """The shape of an array that sizes are read from. Raises UserError where it is missing, empty or of other ndim."""
+    if name not in arrays or arrays[name].ndim != ndim or not arrays[name].numel():
+        problem = f"has shape {tuple(arrays[name].shape)}" if name in arrays else "is missing"
+        raise UserError(
+            f"{where} does not hold a supported model: {name} {problem}, and an array of {ndim} dimensions is "
+            f"required. The file has {preview(sorted(arrays)) or 'no arrays'}."
+        )
+    return tuple(arrays[name].shape)
+
+
+def num_rows(arrays: Mapping[str, Tensor], name: str) -> int:
+    """Length of the first dimension; 0 where the array is missing."""
+    return arrays[name].shape[0] if name in arrays and arrays[name].ndim else 0
+
+
+def count_units(keys: Collection[tuple[str, str]]) -> tuple[int, ...]:
+    """Units of each stage of a ResNet, from the (stage, unit) numbers in names of arrays."""
+    stages = [stage for stage, _ in set(keys)]
+    return tuple(stages.count(stage) for stage in sorted(set(stages), key=int))
+
+
+Support = tuple[bool, str]
+"""Whether a format has a setting, and what it has."""
+
+
+def one_of(value: Any, *allowed: Any) -> Support:
+    return value in allowed, " or ".join(map(repr, allowed))
+
+
+def check_supported(
+    library: str, config: ModelConfig | ResNetBody, support: Mapping[str, Support], prefix: str = ""
+) -> None:
+    """Raises UserError for the first setting that a format cannot represent."""
+    for name, (ok, allowed) in support.items():
+        if not ok:
+            raise UserError(
+                f"the model has {prefix}{name}={getattr(config, name)!r}, which {library} cannot represent; it has "
+                f"{allowed}. Use save_model (`--to vitlab`), which keeps every setting."
+            )

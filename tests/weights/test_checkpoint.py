@@ -1,0 +1,121 @@
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from vitlab.errors import UserError
+from vitlab.models.vit import ViT
+from vitlab.preprocessing import Preprocessing
+from vitlab.weights import class_names, convert, load_card, load_checkpoint, load_model, save_model
+from vitlab.weights.google import write_google
+
+
+def test_options_reach_the_model(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    save_model(tiny(representation_size=6), tmp_path / "saved")
+    options: dict[str, Any] = {"image_size": 20, "head_bias": -2.0, "dropout": 0.25}
+    model = load_model(tmp_path / "saved", reset_head=True, pre_logits="drop", **options)
+    assert model.config == tiny(**options).config
+    assert isinstance(model, ViT)
+    assert model.dropout.p == 0.25
+    assert torch.equal(model(torch.randn(2, 3, 20, 20)), torch.full((2, 5), -2.0))
+    with pytest.raises(ValueError, match=r"dropout is 1\.5"):
+        load_model(tmp_path / "saved", dropout=1.5)
+
+
+def test_loaded_weights_are_trainable_and_separate(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    write_google(tiny(), tmp_path / "vit.npz")
+    random_state = torch.get_rng_state()
+    model = load_model(tmp_path / "vit.npz")
+    assert torch.equal(torch.get_rng_state(), random_state)  # draws no random numbers
+    model(torch.randn(2, 3, 12, 12)).sum().backward()
+    assert len({parameter.data_ptr() for parameter in model.parameters()}) == len(list(model.parameters()))
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        assert parameter.is_contiguous()
+
+
+# --- convert -----------------------------------------------------------------------------------------------------
+
+
+def test_convert_destroys_neither_its_source_nor_other_files(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    save_model(tiny(), tmp_path / "run" / "model", extra={"source": "here"})
+    (tmp_path / "notes.npz").write_text("mine")
+    before = (tmp_path / "run" / "model" / "config.json").read_bytes()
+    for source, place in (("run/model", "run/model"), ("run", "run/model"), ("run/model", "run/../run/model")):
+        with pytest.raises(ValueError, match="is the source"):
+            convert(tmp_path / source, tmp_path / place, to="timm")
+    with pytest.raises(ValueError, match="is a folder"):
+        convert(tmp_path / "run" / "model", tmp_path, to="google")
+    with pytest.raises(ValueError, match=r"notes\.npz exists"):
+        convert(tmp_path / "run", tmp_path / "notes.npz", to="google")
+    assert (tmp_path / "notes.npz").read_text() == "mine"
+    assert (tmp_path / "run" / "model" / "config.json").read_bytes() == before
+
+
+def test_convert_to_another_size(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    save_model(tiny(), tmp_path / "saved", extra={"eval_resize": 16, "classes": list("abcde")})
+    report = convert(tmp_path / "saved", tmp_path / "wide", to="vitlab", image_size=(12, 20))
+    assert load_model(tmp_path / "wide").config.image_size == (12, 20)
+    prepared = Preprocessing.google((12, 20), 27)  # 16 of 12 pixels
+    card = {"classes": list("abcde"), "source": str(tmp_path / "saved"), "preprocessing": prepared.to_card()}
+    assert load_card(tmp_path / "wide") == card
+    assert report["difference"] == 0
+    assert report["parameters"] == load_model(tmp_path / "wide").config.num_parameters
+
+
+@pytest.mark.parametrize(("to", "block"), [("timm", "blocks.1."), ("huggingface", "encoder.layer.1.")])
+def test_missing_blocks_are_noticed(tmp_path: Path, tiny: Callable[..., ViT], to: Any, block: str) -> None:
+    """The depth is counted from the tensors, and must be that of the card."""
+    save_model(tiny(), tmp_path / "saved")
+    convert(tmp_path / "saved", tmp_path / "theirs", to=to)
+    weights = tmp_path / "theirs" / "model.safetensors"
+    state = safetensors.torch.load_file(weights)
+    safetensors.torch.save_file({name: tensor for name, tensor in state.items() if block not in name}, weights)
+    with pytest.raises(ValueError, match=r"(depth|num_hidden_layers)=2 and the (tensors|arrays) are for 1"):
+        load_model(tmp_path / "theirs")
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_an_unknown_format_is_refused(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    save_model(tiny(), tmp_path / "saved")
+    with pytest.raises(ValueError, match="'keras'; allowed: 'google'"):
+        convert(tmp_path / "saved", tmp_path / "out", to="keras")  # pyright: ignore[reportArgumentType]
+
+
+# --- cards -------------------------------------------------------------------------------------------------------
+
+
+def test_a_card_is_read_without_the_weights(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    prepared = Preprocessing(12, 16, interpolation="bicubic")
+    save_model(tiny(), tmp_path / "saved", extra={"preprocessing": prepared.to_card()})
+    (tmp_path / "saved" / "model.safetensors").write_bytes(b"corrupt")
+    assert load_card(tmp_path / "saved", image_size=24) == {"preprocessing": prepared.at(24).to_card()}
+    assert class_names({}, 2) == ("0", "1")
+    assert class_names({"classes": ["a", 3]}, 2) == ("a", "3")
+
+
+@pytest.mark.parametrize("card", [{"eval_resize": -3}, {"eval_resize": 10**12}, {"preprocessing": {"resize": -3}}])
+@pytest.mark.usefixtures("unchecked")
+def test_invalid_preprocessing_is_refused(tmp_path: Path, tiny: Callable[..., ViT], card: dict[str, Any]) -> None:
+    save_model(tiny(), tmp_path / "saved", extra=card)
+    with pytest.raises(UserError, match=r"saved: its (eval_resize|preprocessing) cannot be used: resize is -?\d+"):
+        load_card(tmp_path / "saved")
+
+
+def test_a_checkpoint_is_loaded_at_its_evaluation_size(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    model = tiny(image_size=20, position_interpolation="bicubic")
+    save_model(model, tmp_path / "saved", extra={"preprocessing": Preprocessing(12, 16).to_card(), "source": "here"})
+    checkpoint = load_checkpoint(tmp_path / "saved")
+    assert (checkpoint.model.config.image_size, checkpoint.preprocessing) == (12, Preprocessing(12, 16))
+    assert checkpoint.card["source"] == "here"
+    images = torch.randn(2, 3, 12, 12)
+    expected = load_model(tmp_path / "saved", image_size=12, interpolation="bicubic")
+    assert torch.equal(checkpoint.model(images), expected(images))
+    larger = load_checkpoint(tmp_path / "saved", image_size=24, interpolation="corners")
+    assert larger.preprocessing == Preprocessing(24, 32)
+    assert larger.model.config == dataclasses.replace(model.config, image_size=24, position_interpolation="corners")
+    assert load_model(tmp_path / "saved").config == model.config

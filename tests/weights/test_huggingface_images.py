@@ -1,0 +1,86 @@
+"""Image settings of their folders; their own processors are the reference."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from peers import check_prepared, photographs
+from PIL import Image
+
+from vitlab.preprocessing import Preprocessing
+from vitlab.weights.huggingface import card_huggingface
+
+PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    # model_type, their class, and its settings
+    "vit": ("vit", "ViTImageProcessor", {}),
+    "vit bicubic": ("vit", "ViTImageProcessor", {"size": {"height": 384, "width": 384}, "resample": 3}),
+    "vit oblong": ("vit", "ViTImageProcessor", {"size": {"height": 160, "width": 224}}),
+    "deit": ("deit", "DeiTImageProcessor", {}),
+    "deit large": ("deit", "DeiTImageProcessor", {"size": {"height": 438, "width": 438}, "crop_size": 384}),
+    "dinov2": ("dinov2", "BitImageProcessor", {"size": {"shortest_edge": 256}, "crop_size": 224}),
+    "bit": ("bit", "BitImageProcessor", {"size": {"shortest_edge": 448}, "crop_size": 448, "resample": 2}),
+}
+
+
+def write(folder: Path, kind: str, settings: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    (folder / "preprocessor_config.json").write_text(json.dumps({**half, **settings}))
+
+
+@pytest.mark.parametrize("case", PROCESSORS)
+def test_images_are_prepared_as_by_their_processor(tmp_path: Path, shared: Path, case: str) -> None:
+    kind, name, settings = PROCESSORS[case]
+    write(tmp_path, kind, {})
+    processor: Any = getattr(transformers, name)(**settings, image_mean=[0.0] * 3, image_std=[1.0] * 3)
+    processor.save_pretrained(tmp_path)
+    inputs = photographs(shared)
+    pillow: Any = getattr(transformers, f"{name}Pil").from_pretrained(tmp_path)
+    expected = [torch.as_tensor(np.array(pillow(Image.fromarray(image)).pixel_values[0])) for image in inputs]
+    check_prepared(card_huggingface(tmp_path), inputs, expected)
+    # Their processor by torchvision differs from that by Pillow in few values by two gray levels.
+    tensors = [torch.from_numpy(image).permute(2, 0, 1) for image in inputs]
+    expected = [processor(tensor, return_tensors="pt").pixel_values[0] for tensor in tensors]
+    check_prepared(card_huggingface(tmp_path), inputs, expected, levels=2, off=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "line"),
+    [
+        ("vit", {"feature_extractor_type": "ViTFeatureExtractor", "size": 224}, "squash to 224x224 (bilinear, antia"),
+        ("deit", {"size": 256, "crop_size": 224}, "resize 256x256 (bicubic, antialias), center crop 224x224"),
+        ("dinov2", {"size": 256}, "resize 256 (bicubic, antialias), center crop 224x224"),
+        ("bit", {"crop_size": [160, 224], "size": 240}, "resize 240 (bicubic, antialias), center crop 160x224"),
+    ],
+)
+def test_older_and_shorter_settings(tmp_path: Path, kind: str, settings: dict[str, Any], line: str) -> None:
+    write(tmp_path, kind, settings)
+    assert Preprocessing.read(card_huggingface(tmp_path), "").describe().startswith(line)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_resize": False, "do_center_crop": False},
+        {"size": {"shortest_edge": 224}, "do_center_crop": False},
+        {"size": {"shortest_edge": 200}, "do_center_crop": True, "crop_size": 224},
+        {"size": {"shortest_edge": 224, "longest_edge": 500}},
+    ],
+)
+def test_settings_without_one_size_warn(
+    tmp_path: Path, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, "vit", settings)
+    assert card_huggingface(tmp_path)["preprocessing"]["resize"] is None
+    assert "squashed" in caplog.text
+
+
+@pytest.mark.parametrize("settings", [{"resample": 9}, {"size": -5}, {"size": 10**9}])
+def test_invalid_settings_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
+    write(tmp_path, "vit", settings)
+    with pytest.raises(ValueError, match=r"resample=9; allowed|image_size is -5|image_size is 1000000000"):
+        card_huggingface(tmp_path)
