@@ -213,8 +213,8 @@ cost/doctor.py: A container without shared memory, in which workers will die, is
 pytest cost/test_doctor.py -k problem
 
 app/uploads.py: The web page reads any file that a link in its upload folder leads to.
-- if not found.is_relative_to(folder.resolve()):
-+ if not found.is_absolute():
+- if not file.is_relative_to(folder.resolve()):
++ if not file.is_absolute():
 pytest app/test_uploads.py
 
 app/server.py: The web page listens to the whole network.
