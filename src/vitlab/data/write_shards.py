@@ -138,9 +138,6 @@ def write_shards(
     return summary(folder)
 
 
-# ------------------------------------------------------------------------------------------- which goes where
-
-
 def deal(labels: Int[np.ndarray, " n"], shards: int, seed: int) -> list[Int[np.ndarray, " m"]]:
     """Which images each of the shards holds, in order: an equal share of each class, give or take one, and shuffled."""
     draws = philox(seed, Stream.SHARD_ASSIGNMENT).random_raw(2 * len(labels)).reshape(2, -1)
@@ -161,9 +158,6 @@ def _count_shards(dataset: Dataset, settings: ShardSettings) -> int:
             continue  # it is reported when it is to be written
     mean = (np.mean(sizes) if sizes else 0) + 3 * tarfile.BLOCKSIZE  # with its headers and its label
     return min(max(1, round(len(dataset) * mean / ((settings.megabytes or 100.0) * 1e6))), len(dataset))
-
-
-# ---------------------------------------------------------------------------------------------- the images
 
 
 def encode(dataset: Dataset, index: int, settings: ShardSettings) -> tuple[str, bytes]:
@@ -189,9 +183,6 @@ def _save(image: Image.Image, kind: str, **options: int) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()
-
-
-# -------------------------------------------------------------------------------------------------- the tars
 
 
 class _Tar(NamedTuple):
@@ -294,9 +285,6 @@ def _write_places(path: Path, tars: list[_Tar]) -> None:
     counts = np.concatenate([tar.labels.counts for tar in tars])
     labels = labels_of(np.concatenate([tar.labels.values for tar in tars]), counts)
     write_places(path, Places.joined([tar.places for tar in tars]), labels)
-
-
-# ---------------------------------------------------------------------------------- interruption and resuming
 
 
 def _identity(split: str, dataset: Dataset) -> str:
