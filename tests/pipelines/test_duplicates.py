@@ -134,8 +134,8 @@ def test_what_is_no_regular_file_is_unreadable(sets: Path, tmp_path: Path) -> No
     found = duplicates(f"folder:{tmp_path}/set", f"folder:{tmp_path}/set", tmp_path / "out")
     (left,) = found["unreadable"]
     assert Path(left["path"]).name == "x\ny.jpg"
-    assert "is a named pipe" in left["reason"]
-    assert r"x\ny.jpg': " in as_text(found, tmp_path)
+    assert left["reason"].startswith("it is a named pipe")
+    assert r"x\ny.jpg': it is a named pipe" in as_text(found, tmp_path)
 
 
 def test_splits_that_share_images(sets: Path, tmp_path: Path) -> None:
