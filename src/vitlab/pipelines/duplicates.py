@@ -58,15 +58,15 @@ def duplicates(
     if (train, train_root) == (test, test_root):
         require_disjoint(here, there)
     with _progress() as report:
-        found = find_duplicates(
+        search = find_duplicates(
             here, there, limit=min(1.3 * threshold, LARGEST), cache=out / "thumbnails", workers=workers, report=report
         )
-    pairs = [pair for pair in found.pairs if pair.distance <= threshold]
-    result = _summary(found, pairs, here, there, threshold)
+    pairs = [pair for pair in search.pairs if pair.distance <= threshold]
+    result = _summary(search, pairs, here, there, threshold)
     write_lines(out / "duplicates.jsonl", [json.dumps(_record(pair, here, there)) for pair in pairs])
     write_lines(out / "exclude.txt", [image_id(here, i) for i in sorted({pair.train for pair in pairs})])
     shown = _nearest(pairs, SHOWN)
-    beyond = _nearest([pair for pair in found.pairs if pair.distance > threshold], 24)
+    beyond = _nearest([pair for pair in search.pairs if pair.distance > threshold], 24)
     conflicts = [pair for pair in pairs if _conflict(pair, here, there)][:SHOWN]
     lead = (
         f"Images of {train} ({train_split}) that are, but for size, compression, brightness, a narrow crop or a "
@@ -75,7 +75,7 @@ def duplicates(
     )
     text = duplicates_page(
         lead, _numbers(result), *([_shown(pair, here, there) for pair in part] for part in (shown, beyond, conflicts)),
-        total=len(pairs), unreadable=[(each["path"], each["reason"]) for each in result["unreadable"]],
+        total=len(pairs), unreadable=[(image["path"], image["reason"]) for image in result["unreadable"]],
     )  # fmt: skip
     write_page(out / "report.html", text)
     write_json(out / "result.json", result)
@@ -87,22 +87,22 @@ def as_text(result: dict[str, Any], out: Path) -> str:
     lines = [f"{name}: {value}" for name, value in _numbers(result).items()]
     if left := result["unreadable"]:
         lines.append(f"{len(left)} images could not be read:")
-        lines += [f"  {quoted(each['path'])}: {each['reason']}" for each in left]
+        lines += [f"  {quoted(image['path'])}: {image['reason']}" for image in left]
     lines.append(f"leave out in training: --data.exclude {out / 'exclude.txt'} · to look at: {out / 'report.html'}")
     return "\n".join(lines)
 
 
 def _summary(
-    found: Duplicates, pairs: Sequence[Pair], here: Dataset, there: Dataset, threshold: float
+    search: Duplicates, pairs: Sequence[Pair], here: Dataset, there: Dataset, threshold: float
 ) -> dict[str, Any]:
     unreadable = [
         {"path": dataset.path(i), "reason": reason}
-        for dataset, side in ((there, found.test), (here, found.train))
+        for dataset, side in ((there, search.test), (here, search.train))
         for i, reason in side.unreadable.items()
     ]
     return {
-        "train": {"name": here.name, "split": here.split, "images": len(here), "flat": len(found.train.flat)},
-        "test": {"name": there.name, "split": there.split, "images": len(there), "flat": len(found.test.flat)},
+        "train": {"name": here.name, "split": here.split, "images": len(here), "flat": len(search.train.flat)},
+        "test": {"name": there.name, "split": there.split, "images": len(there), "flat": len(search.test.flat)},
         "threshold": threshold,
         "pairs": len(pairs),
         "test_images": len({pair.test for pair in pairs}),

@@ -52,32 +52,30 @@ def inspect_checkpoint(
     distances, the first `shown` are on the page with their `top` predictions; unreadable images are skipped and named.
     Without sources, a finished run shows its own test images, and the page of any other checkpoint only its card,
     filters and position embeddings. The page of a run also shows its training; that of a ResNet only this.
-    `image_size` and `interpolation` are as in `load_checkpoint`; `say` receives how images are prepared.
+    `say` receives how images are prepared.
 
-    In `out`: index.html, which loads nothing else; figures/NAME.png, .svg and .npz; result.json, which is returned.
-    Raises UserError for any other ResNet, for a missing path, and where no image can be read.
+    In `out`: index.html; figures/NAME.png, .svg and .npz; result.json, which is returned. Raises UserError for a
+    ResNet with images or without a run, for a missing path, and where no image can be read.
     """
     out = Path(out)
     _check(out, {"shown": shown, "top": top, "batch_size": batch_size})
-    place = choose_device(device)
+    torch_device = choose_device(device)
     loaded = load_checkpoint(checkpoint, image_size=image_size, interpolation=interpolation)
     model, preprocessing = loaded.model, loaded.preprocessing
     runs = [Run.read(folder) for folder in run_folders(checkpoint)]
     card = loaded.card | {"preprocessing": preprocessing.to_card()}
-    inspection, names = Inspection(checkpoint=str(checkpoint), config=model.config, card=card), []
+    inspection, stream = Inspection(checkpoint=str(checkpoint), config=model.config, card=card), None
     if isinstance(model, ViT):
         images = list(find_images(sources)) if sources else _test_images(runs, shown)
         stream = _Stream(images, EvalTransform(model.config.image_hw, preprocessing), shown, batch_size)
         if images and say:
             say(f"images: {preprocessing.describe()}")
-        captured = capture(model.to(place), stream.batches(), keep=shown) if images else None
-        names = stream.names
         inspection = replace(
             inspection,
             filters=filters_of(model),
             positions=positions_of(model),
-            capture=captured,
-            names=["/".join(Path(name).parts[-2:]) for name in names],
+            capture=capture(model.to(torch_device), stream.batches(), keep=shown) if images else None,  # fills stream
+            names=["/".join(Path(name).parts[-2:]) for name in stream.names],
             images=stream.images,
             unreadable=stream.unreadable,
         )
@@ -90,10 +88,9 @@ def inspect_checkpoint(
     phases = [run.phase(f"{run.folder.name}: {run.title}" if len(runs) > 1 else None) for run in runs]
     write_drawings(figures, out / "figures")
     write_page(out / "index.html", checkpoint_page(inspection, figures, top=top, phases=phases))
-    result = _result(inspection, names, top) | {
-        "figures": [f"figures/{figure.name}" for figure in figures],
-        "page": str((out / "index.html").resolve()),
-    }
+    result = _result(inspection, stream.names if stream else [], top)
+    result["figures"] = [f"figures/{figure.name}" for figure in figures]
+    result["page"] = str((out / "index.html").resolve())
     write_json(out / "result.json", result)
     return result
 
