@@ -7,7 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vitlab.cost import circumstances as measured
+from vitlab.cost.measure import environment
 
 
 def circumstances(arguments: Any, *libraries: ModuleType, **further: Any) -> dict[str, Any]:
@@ -19,7 +19,7 @@ def circumstances(arguments: Any, *libraries: ModuleType, **further: Any) -> dic
     return {
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
-        **measured.circumstances(),
+        **environment(),
         **{library.__name__: library.__version__ for library in libraries},
         **further,
         "arguments": given,

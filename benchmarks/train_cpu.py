@@ -23,9 +23,8 @@ import torch
 import tyro
 from circumstances import circumstances
 
-from vitlab.cost.ceiling import product_step, products
-from vitlab.cost.peers import OURS, PEERS, Work, build
-from vitlab.cost.timing import in_turn, ratio, spread
+from vitlab.cost.measure import count_products, products_step, ratio, spread, time_interleaved
+from vitlab.cost.peers import OURS, Work, build, variants
 from vitlab.models.attention import cpu_units
 from vitlab.models.config import ViTConfig
 from vitlab.train.precision import keep_freed_memory
@@ -60,19 +59,19 @@ class Arguments:
 def compare(name: str, arguments: Arguments) -> dict[str, Any]:
     """All contenders on one shape, in turn; medians, quartiles and ratios."""
     config, size = SHAPES[name]
-    work, device = Work(config, "train", size, "bfloat16", arguments.compile), torch.device("cpu")
-    contenders = [build(each, work) for each in (OURS, *PEERS["timm"])]
+    work, peers = Work(config, "train", size, "bfloat16", arguments.compile), variants("timm", config)
+    contenders = [build(each, work) for each in (OURS, *peers)]
     steps = {each.name: each.step for each in contenders}
-    ceiling = product_step(products(config, size, training=True), torch.bfloat16, device)
-    rates = in_turn(steps | {CEILING: ceiling}, device, arguments.seconds, arguments.rounds, lambda _: None)
+    ceiling = products_step(count_products(config, size, training=True), torch.bfloat16, torch.device("cpu"))
+    rates = time_interleaved(steps | {CEILING: ceiling}, arguments.seconds, arguments.rounds, lambda _: None)
     speeds = {each: spread([size * rate for rate in found]) for each, found in rates.items()}
     flops = 6 * config.forward_macs
     return {
         "shape": name,
         "batch": size,
-        "given": {each.name: each.given for each in contenders},
+        "given": {each.name: each.settings for each in contenders},
         "images_per_s": speeds,
-        "ratio": {peer: ratio(rates[OURS], rates[peer]) for peer in PEERS["timm"]},
+        "ratio": {peer: ratio(rates[OURS], rates[peer]) for peer in peers},
         "vitlab_tflops": speeds[OURS]["median"] * flops / 1e12,
         "ceiling_tflops": speeds[CEILING]["median"] * flops / 1e12,
     }

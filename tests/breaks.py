@@ -183,8 +183,8 @@ evaluate/ridge.py: The constant feature of few-shot regression is 1 where it is 
 pytest evaluate/test_ridge.py
 
 inspect/attention.py: The rollout leaves out the identity of the residual connection.
-- rows = (rows + below) / 2 if residual else below
-+ rows = below
+- rows = (rows + mixed) / 2 if residual else mixed
++ rows = mixed
 pytest inspect/test_attention.py -k rollout
 
 inspect/attention.py: Attention distance is told in patches, not in pixels.
@@ -193,8 +193,8 @@ inspect/attention.py: Attention distance is told in patches, not in pixels.
 pytest inspect/test_attention.py -k distance
 
 inspect/page.py: A name with a quotation mark can end an attribute of a report's page and begin another.
-- return html.escape(value.encode(errors="replace").decode(), quote=True)
-+ return html.escape(value.encode(errors="replace").decode(), quote=False)
+- autoescape=True,
++ autoescape=False,
 pytest inspect/test_page.py -k escaped
 
 studies/statistics.py: A study claims to show a difference whose interval holds zero.
@@ -203,8 +203,8 @@ studies/statistics.py: A study claims to show a difference whose interval holds 
 pytest studies/test_statistics.py -k interval
 
 cost/plan.py: The hours of a plan are the same however many devices share the work.
-- seconds = work * 1e18 / (rate.flops * count)
-+ seconds = work * 1e18 / rate.flops
+- seconds = exa * 1e18 / (flops * count)
++ seconds = exa * 1e18 / flops
 pytest cost/test_plan.py -k hours
 
 cost/doctor.py: A container without shared memory, in which workers will die, is no problem.

@@ -106,7 +106,8 @@ class Bench:
 
     def run(self) -> int:
         print_start(f"measuring {', '.join(self.models) or 'the models of Fig. 12'} at {self.sizes} pixels")
-        from vitlab.cost.bench import FIGURE_12, Settings, bench, table
+        from vitlab.cost.bench import FIGURE_12, Settings, bench
+        from vitlab.cost.report import table
 
         batch = None if self.batch == "auto" else _integers("batch", self.batch)[0]
         settings = Settings(
@@ -157,11 +158,11 @@ class Plan:
 
     def run(self) -> int:
         print_start(f"planning {self.recipe}")
-        from vitlab.cost.plan import as_text, tell
+        from vitlab.cost.plan import estimate, format_estimate
 
-        found = tell(
+        found = estimate(
             self.config, device=self.device, count=self.count, mfu=self.mfu, model_name=self.model_name,
             examples=self.examples, image_kb=self.image_kb, say=print_note,
         )  # fmt: skip
-        print_result(found, self.json, as_text(found))
+        print_result(found, self.json, format_estimate(found))
         return 0

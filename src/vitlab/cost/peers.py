@@ -1,16 +1,15 @@
-"""One step of a model in training or inference, ours and the same model's in timm, Hugging Face and OpenVINO.
+"""One step of a model in training or inference: ours, and the same model's in timm and Hugging Face.
 
-All compute with the same weights on the same batch in the same dtype; before anything is timed, a peer's answers are
-held against ours. Of each peer there are variants (how it computes attention); its best one is what counts.
+All contenders have the same weights, batch and dtype. Before a peer is timed, its logits are compared with ours. Each
+peer has two variants, with fused attention and with plain matrix products; the faster one counts.
 """
 
 import importlib
 import importlib.util
 import tempfile
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -20,33 +19,29 @@ from vitlab.config import OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ViTConfig, build_model
-from vitlab.models.attention import attention_path
 from vitlab.models.vit import Model
+from vitlab.settings import nearest
 from vitlab.train.distributed import SINGLE
 from vitlab.train.loop import train_step
-from vitlab.train.objectives import create_objective
+from vitlab.train.objectives import create_objective, create_training_model
 from vitlab.train.precision import Precision, resolve_precision
 from vitlab.train.state import create_state
 from vitlab.weights import ParityError
 
 Mode = Literal["train", "infer"]
 OURS = "vitlab"
-PEERS: dict[str, tuple[str, ...]] = {
-    "timm": ("timm, fused attention", "timm, attention as products"),
-    "huggingface": ("huggingface, fused attention", "huggingface, attention as products"),
-    "openvino": ("openvino",),
-}
-"""Each peer and its variants; the first is its default."""
-NEEDS = {"timm": "timm>=1.0.20", "huggingface": "transformers>=5", "openvino": "openvino>=2026.1"}
-"""What to install for each."""
-MODULES = {"timm": "timm", "huggingface": "transformers", "openvino": "openvino"}
+PACKAGES = {"timm": ("timm", ">=1.0.20"), "huggingface": ("transformers", ">=5")}
+"""Peer -> its package and the version to install."""
+VARIANTS = ("fused attention", "attention as products")
 OPTIM = OptimConfig(lr=1e-5, weight_decay=0.05, clip_norm=1.0)
-"""The update that all make: torch's fused AdamW, at a rate at which random labels do no harm."""
+"""The update that all contenders make, with torch's fused AdamW."""
+MAX_DIFFERENCE = 1e-3
+"""Of a peer's logits from ours in float32, relative to their norm."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What every contender does alike."""
+    """What every contender computes."""
 
     config: ModelConfig
     mode: Mode
@@ -58,56 +53,60 @@ class Work:
 
 @dataclass(frozen=True)
 class Contender:
-    """A model ready to run: `step` goes once through the batch; in inference it returns the logits."""
+    """A model ready to run. `step` goes once through the batch; in inference it returns the logits."""
 
     name: str
-    given: str
-    """With which settings it runs."""
+    settings: str
+    """A description of the settings it runs with."""
     step: Callable[[], Tensor | None]
 
 
-def variants(peer: str, work: Work) -> tuple[str, ...]:
-    """The names by which `build` knows a peer's ways to do this work; without attention there is no choice, and
-    OpenVINO does not train."""
-    if peer == "openvino" and work.mode == "train":
-        return ()
-    return PEERS[peer] if isinstance(work.config, ViTConfig) else PEERS[peer][:1]
+def variants(peer: str, config: ModelConfig) -> tuple[str, ...]:
+    """The names of a peer's contenders. A model without attention has one."""
+    return tuple(f"{peer}, {variant}" for variant in VARIANTS[: 2 if isinstance(config, ViTConfig) else 1])
 
 
 def check_installed(peer: str) -> None:
-    """Raises ValueError where the peer's package is not there, saying how to get it."""
-    if importlib.util.find_spec(MODULES[peer]) is None:
-        raise UserError(f"--against {peer} needs {MODULES[peer]}: pip install '{NEEDS[peer]}'")
+    """Raises UserError for an unknown peer and for one whose package is not installed."""
+    if peer not in PACKAGES:
+        raise UserError(f"unknown peer {peer!r}; {nearest(peer, PACKAGES)}.")
+    package, version = PACKAGES[peer]
+    if importlib.util.find_spec(package) is None:
+        raise UserError(f"--against {peer} requires {package}: pip install '{package}{version}'")
 
 
 def build(name: str, work: Work) -> Contender:
-    """The contender of that name, ours or a variant of a peer.
+    """The contender of that name: `vitlab`, or one of `variants`.
 
-    Raises ValueError for a model that the peer cannot be, ParityError where its answers are not ours.
+    Raises UserError for a model that the peer does not support, ParityError where its logits differ from ours.
     """
-    device, model = torch.device(work.device), _model(work.config)
+    device, model = torch.device(work.device), example_model(work.config)
+    precision = training_precision(work.dtype, device)
+    run = TrainConfig(
+        model=work.config, optim=OPTIM, steps=10**9, batch_size=work.batch, precision=precision, compile=work.compile
+    )
     if name == OURS:
-        return _ours(work, model, device)
-    peer = next(peer for peer, names in PEERS.items() if name in names)
+        if work.mode == "infer":
+            return Contender(OURS, f"weights and images in {work.dtype}", _inference_step(work, model, device))
+        step = training_step(run, device, model)
+        return Contender(OURS, f"the step of vitlab pretrain, precision {precision}, gradients clipped at 1", step)
+    peer, _, variant = name.partition(", ")
     check_installed(peer)
-    images = _images(work.config, 2)
-    with torch.inference_mode():
-        expected = model(images)
-    if peer == "openvino":
-        return _openvino(name, work, model, images, expected)
-    theirs = {"timm": _timm, "huggingface": _huggingface}[peer](model, name == PEERS[peer][0])
-    with torch.inference_mode():
-        _check_equal(name, expected, theirs(images), within=1e-3)
-    theirs = theirs.to(device)
-    told = name.partition(", ")[2] if isinstance(work.config, ViTConfig) else "its only way"
+    theirs = {"timm": _timm, "huggingface": _huggingface}[peer](model, variant == VARIANTS[0])
+    _check_equal(name, model, theirs)
+    variant = variant if isinstance(work.config, ViTConfig) else "its only variant"
     if work.mode == "infer":
-        return Contender(name, f"weights and images in {work.dtype}, {told}", _inference(work, theirs, device))
+        return Contender(name, f"weights and images in {work.dtype}, {variant}", _inference_step(work, theirs, device))
     cast = "bfloat16 autocast" if work.dtype == "bfloat16" else "float32"
-    return Contender(name, f"{cast}, fused AdamW, gradients clipped at 1, {told}", _training(work, theirs, device))
+    step = _peer_training_step(work, theirs.to(device), example_batch(run, device))
+    return Contender(name, f"{cast}, fused AdamW, gradients clipped at 1, {variant}", step)
 
 
-def _model(config: ModelConfig) -> Model:
-    """Ours, the same at every call, with a head that tells images apart (a fresh one answers 0)."""
+# --------------------------------------------------------------------------------------------------------------- ours
+
+
+def example_model(config: ModelConfig) -> Model:
+    """Our model, the same at every call, with a random head: a fresh one returns zeros."""
     generator = torch.Generator().manual_seed(0)
     model = build_model(config, generator=generator).eval()
     if model.head is not None:
@@ -115,76 +114,88 @@ def _model(config: ModelConfig) -> Model:
     return model
 
 
-def _images(
+def example_images(
     config: ModelConfig, count: int, device: torch.device | None = None, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Some, again and again: what a large batch takes is to be taken on the device."""
-    few = torch.rand(min(count, 64), 3, *config.image_hw, generator=torch.Generator().manual_seed(1)) * 2 - 1
-    return few.to(device, dtype).repeat(-(-count // 64), 1, 1, 1)[:count]
+    """Random images. Repeated after 64, so that a large batch takes memory on the device only."""
+    images = torch.rand(min(count, 64), 3, *config.image_hw, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    return images.to(device, dtype).repeat(-(-count // 64), 1, 1, 1)[:count]
 
 
-def _check_equal(name: str, ours: Tensor, theirs: Tensor, within: float) -> None:
-    error = float((ours - theirs.float()).norm() / ours.norm())
-    if not error <= within:
-        raise ParityError(f"{name} answers otherwise than vitlab with the same weights, by {error:.1e} of the answers' "
-                          f"norm; nothing is timed.")  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------------- ours
+def example_batch(run: TrainConfig, device: torch.device) -> Batch:
+    """Images in float32, random labels, and the random numbers that masking needs."""
+    generator, size, objective = torch.Generator().manual_seed(2), run.batch_size, create_objective(run)
+    labels = torch.randint(max(run.model.num_classes, 1), (size,), generator=generator)
+    draws = torch.rand(size, objective.draws, dtype=torch.float64, generator=generator) if objective.draws else None
+    return Batch(
+        example_images(run.model, size, device),
+        labels.to(device),
+        torch.arange(size, device=device),
+        draws=None if draws is None else draws.to(device),
+    )
 
 
 def training_precision(dtype: str, device: torch.device) -> Precision:
-    """Of our training in this dtype: what `vitlab pretrain` would take here by itself."""
+    """The precision of our training in this dtype: with bfloat16 what `vitlab pretrain` chooses here."""
     if dtype == "float32":
         return "float32"
-    own = resolve_precision("auto", device)
-    return "bfloat16" if own == "float32" else own
+    automatic = resolve_precision("auto", device)
+    return "bfloat16" if automatic == "float32" else automatic
 
 
-def training_batch(work: Work, device: torch.device) -> Batch:
-    """Images in float32, random labels."""
-    generator = torch.Generator().manual_seed(2)
-    labels = torch.randint(max(work.config.num_classes, 1), (work.batch,), generator=generator)
-    indices = torch.arange(work.batch)
-    return Batch(_images(work.config, work.batch, device), labels.to(device), indices.to(device))
-
-
-def _ours(work: Work, model: Model, device: torch.device) -> Contender:
-    path = _path(work, device) if isinstance(work.config, ViTConfig) else "no"
-    model = model.to(device)
-    if work.mode == "infer":
-        said = f"weights and images in {work.dtype}, {path} attention"
-        return Contender(OURS, said, _inference(work, model, device))
-    precision = training_precision(work.dtype, device)
-    run = TrainConfig(
-        model=work.config, optim=OPTIM, steps=10**9, batch_size=work.batch, precision=precision, compile=work.compile
-    )
-    state, objective, batch = (
-        create_state(run, model, device, SINGLE),
-        create_objective(run),
-        training_batch(work, device),
-    )
-    said = f"the step of vitlab pretrain, precision {precision}, gradients clipped at 1, {path} attention"
+def training_step(run: TrainConfig, device: torch.device, model: nn.Module | None = None) -> Callable[[], None]:
+    """The step of `vitlab pretrain` with these settings, again and again on one random batch."""
+    if model is None:
+        model = create_training_model(run, torch.Generator().manual_seed(0))
+    state, objective = create_state(run, model.to(device), device, SINGLE), create_objective(run)
+    batch = example_batch(run, device)
 
     def step() -> None:
-        train_step(run, state, objective, batch, OPTIM.lr, work.batch)
+        train_step(run, state, objective, batch, OPTIM.lr, run.batch_size)
 
-    return Contender(OURS, said, step)
-
-
-def _path(work: Work, device: torch.device) -> str:
-    config = work.config
-    assert isinstance(config, ViTConfig)
-    of_one = config.num_tokens**2 if config.encoder != "axial" else config.num_patches * max(config.grid)
-    numbers = work.batch * config.heads * of_one
-    return attention_path(device.type, work.mode == "train", getattr(torch, work.dtype), numbers)
+    return step
 
 
-# ------------------------------------------------------------------------------------------------------- peers
+def _inference_step(work: Work, model: nn.Module, device: torch.device) -> Callable[[], Tensor]:
+    """A forward pass, of our model and of peers alike."""
+    dtype = getattr(torch, work.dtype)
+    images = example_images(work.config, work.batch, device, dtype)
+    model = model.to(device, dtype).eval()
+    forward = compile_for_inference(model, images) if work.compile else model
+
+    def step() -> Tensor:
+        with torch.no_grad():
+            return forward(images)
+
+    return step
+
+
+@torch.no_grad()
+def compile_for_inference(model: nn.Module, images: Tensor) -> Callable[[Tensor], Tensor]:
+    """torch.compile for batches of this shape. On a CPU the weights are frozen into the layout its products prefer."""
+    from torch._inductor import config as inductor  # takes seconds
+
+    compiled = torch.compile(model, dynamic=False)
+    # Dynamo reads this setting before the options of a compilation are in force, so it must be set from outside.
+    with inductor.patch(freezing=images.device.type == "cpu"):
+        compiled(images)
+    return compiled
+
+
+# -------------------------------------------------------------------------------------------------------------- peers
+
+
+def _check_equal(name: str, ours: Model, theirs: nn.Module) -> None:
+    images = example_images(ours.config, 2)
+    with torch.inference_mode():
+        expected, logits = ours(images), theirs(images)
+    difference = float((expected - logits.float()).norm() / expected.norm())
+    if not difference <= MAX_DIFFERENCE:
+        raise ParityError(f"{name} differs from vitlab with the same weights, by {difference:.1e} of the logits' norm.")
 
 
 class _Logits(nn.Module):
-    """A Hugging Face model that answers with its logits alone."""
+    """A Hugging Face model that returns only its logits."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -212,86 +223,28 @@ def _huggingface(model: Model, fused: bool) -> nn.Module:
     transformers.utils.logging.disable_progress_bar()
     from vitlab.weights.huggingface import write_huggingface
 
-    chosen = {"attn_implementation": "sdpa" if fused else "eager"} if isinstance(model.config, ViTConfig) else {}
+    attention = {"attn_implementation": "sdpa" if fused else "eager"} if isinstance(model.config, ViTConfig) else {}
     with tempfile.TemporaryDirectory() as folder:
         write_huggingface(model, folder, {})
-        made = transformers.AutoModelForImageClassification.from_pretrained(folder, dtype=torch.float32, **chosen)
-    return _Logits(made).eval()
+        auto_model = transformers.AutoModelForImageClassification
+        return _Logits(auto_model.from_pretrained(folder, dtype=torch.float32, **attention)).eval()
 
 
-def _inference(work: Work, model: nn.Module, device: torch.device) -> Callable[[], Tensor]:
-    """One pass over the batch, of ours and of torch's peers alike."""
-    dtype = getattr(torch, work.dtype)
-    images = _images(work.config, work.batch, device, dtype)
-    model = model.to(dtype).eval()
-    forward = compiled_for_inference(model, images) if work.compile else model
-
-    def step() -> Tensor:
-        with torch.no_grad():
-            return forward(images)
-
-    return step
-
-
-@torch.no_grad()
-def compiled_for_inference(model: nn.Module, images: Tensor) -> Callable[[Tensor], Tensor]:
-    """torch.compile for batches of this shape; on a CPU with the weights frozen in, in the order its products want."""
-    from torch._inductor import config as inductor  # takes seconds
-
-    compiled = torch.compile(model, dynamic=False)
-    # Dynamo asks for this setting before the options of a compilation are in force, so it has to be set from outside.
-    with inductor.patch(freezing=images.device.type == "cpu"):
-        compiled(images)
-    return compiled
-
-
-def _training(work: Work, model: nn.Module, device: torch.device) -> Callable[[], None]:
-    """A step as a user of the peer writes it."""
-    batch, parameters = training_batch(work, device), list(model.parameters())
+def _peer_training_step(work: Work, model: nn.Module, batch: Batch) -> Callable[[], None]:
+    """A training step as a user of the peer writes it."""
+    parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=OPTIM.lr, weight_decay=OPTIM.weight_decay, fused=True)
     forward = torch.compile(model.train()) if work.compile else model.train()
-    largest_norm = OPTIM.clip_norm
-    assert largest_norm is not None
+    max_norm = OPTIM.clip_norm
+    assert max_norm is not None
 
     def step() -> None:
         optimizer.zero_grad()
-        with torch.autocast(device.type, torch.bfloat16, enabled=work.dtype == "bfloat16"):
+        with torch.autocast(batch.images.device.type, torch.bfloat16, enabled=work.dtype == "bfloat16"):
             loss = F.cross_entropy(forward(batch.images), batch.labels)
         for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
             parameter.grad = gradient
-        torch.nn.utils.clip_grad_norm_(parameters, largest_norm)
+        torch.nn.utils.clip_grad_norm_(parameters, max_norm)
         optimizer.step()
 
     return step
-
-
-def _openvino(name: str, work: Work, model: Model, example: Tensor, expected: Tensor) -> Contender:
-    """Our model, converted; its engine runs it on the CPU with as many threads as torch, one stream."""
-    if torch.device(work.device).type != "cpu":
-        raise UserError("OpenVINO runs on the CPU alone; leave it out, or give --device cpu.")
-    openvino: Any = importlib.import_module("openvino")
-    images = _images(work.config, work.batch)
-    hints = {"float32": "f32", "bfloat16": "bf16"}
-    settings = {
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
-    }
-    core = openvino.Core()
-    with torch.inference_mode(), warnings.catch_warnings(action="ignore"):  # of tracing, which fixes sizes
-        graph = openvino.convert_model(model, example_input=example)
-
-    def prepared(batch: Tensor, dtype: str) -> Callable[[], Tensor]:
-        graph.reshape([batch.shape[0], 3, *work.config.image_hw])
-        told = settings | {"INFERENCE_PRECISION_HINT": hints[dtype]}
-        request = core.compile_model(graph, "CPU", told).create_infer_request()
-        shared = openvino.Tensor(batch.numpy(), shared_memory=True)
-
-        def step() -> Tensor:
-            request.infer(shared)
-            return torch.from_numpy(request.get_output_tensor().data)
-
-        return step
-
-    _check_equal(name, expected, prepared(example, "float32")(), within=1e-3)
-    step = prepared(images, work.dtype)
-    return Contender(name, f"our model converted, {work.dtype}, hint LATENCY, one stream", step)
