@@ -64,7 +64,7 @@ def stirred(model: nn.Module) -> Any:
 VIT_ARGS: dict[str, Any] = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_ratio": 1.5}
 OBLONG = {**VIT_ARGS, "img_size": (16, 24), "num_classes": 5}
 HYBRID = {"img_size": 64, "embed_dim": 32, "depth": 1, "num_heads": 4, "num_classes": 5}
-BIT = {"channels": (128, 256, 512, 1024), "stem_chs": 32, "num_classes": 5}
+TIMM_BIT = {"channels": (128, 256, 512, 1024), "stem_chs": 32, "num_classes": 5}
 
 
 def made(name: str, **args: Any) -> Any:

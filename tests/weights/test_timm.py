@@ -11,9 +11,9 @@ import pytest
 import timm
 import torch
 from peers import (
-    BIT,
     HYBRID,
     OBLONG,
+    TIMM_BIT,
     VIT_ARGS,
     bare,
     check_equal,
@@ -66,7 +66,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "hybrid": ("vit_base_r50_s16_384", {**HYBRID, "img_size": (32, 48)}, {"image_size": (32, 48)}),
     "bit": (
         "resnetv2_50x1_bit",
-        {**BIT, "pretrained_cfg_overlay": {"input_size": (3, 37, 64)}},
+        {**TIMM_BIT, "pretrained_cfg_overlay": {"input_size": (3, 37, 64)}},
         {"image_size": (37, 64)},
     ),
 }
@@ -116,7 +116,7 @@ def test_a_bare_file_has_the_usual_heads_and_normalization(tmp_path: Path, width
 
 def test_a_bare_resnet_is_for_224_pixels(tmp_path: Path) -> None:
     with torch.device("meta"):
-        theirs = timm.create_model("resnetv2_50x1_bit", **{**BIT, "num_classes": 0}).to_empty(device="cpu")
+        theirs = timm.create_model("resnetv2_50x1_bit", **{**TIMM_BIT, "num_classes": 0}).to_empty(device="cpu")
     config, _ = read_timm(bare(theirs, tmp_path / "bit.safetensors"))
     assert isinstance(config, ResNetConfig)
     assert (config.image_size, config.num_classes) == (224, 0)

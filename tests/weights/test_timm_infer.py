@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import timm
 import torch
-from peers import BIT, OBLONG, bare, made, saved
+from peers import OBLONG, TIMM_BIT, bare, made, saved
 from safetensors.torch import save_file
 
 from vitlab.weights.timm import read_timm
@@ -67,8 +67,8 @@ def test_other_models_are_refused(tmp_path: Path, name: str, args: dict[str, Any
 @pytest.mark.parametrize(
     ("name", "args", "extra"),
     [
-        ("resnetv2_50x1_bit", BIT, {"output_stride": 16}),
-        ("resnetv2_50x1_bit", BIT, {"avg_down": True}),
+        ("resnetv2_50x1_bit", TIMM_BIT, {"output_stride": 16}),
+        ("resnetv2_50x1_bit", TIMM_BIT, {"avg_down": True}),
         ("vit_tiny_patch16_224", OBLONG, {"block_fn": "ParallelThingsBlock"}),
         ("vit_tiny_patch16_224", OBLONG, {"in_chans": 1}),
     ],
