@@ -92,10 +92,10 @@ data/remote.py: Remote shards come in the same order in every epoch.
 + philox(seed, Stream.REMOTE_ORDER)
 pytest data/test_remote.py -k order
 
-data/store.py: A shard is taken although its SHA-256 is not that of the index.
-- if found == file.sha256 or not file.sha256:
-+ if found:
-pytest data/test_store.py
+data/downloads.py: A shard is taken although its SHA-256 is not that of the index.
+- if actual == digest:
++ if actual or not digest:
+pytest data/test_downloads.py
 
 data/dedup.py: Mirrored copies are not found among the duplicates.
 - ((False, thumbs), (True, mirrored(thumbs)))
@@ -167,20 +167,20 @@ recipes/pretrain.py: Table 3's learning rate of ViT-L/16 on JFT is another.
 + "ViT-L/16": (14.0, 6e-4),
 pytest recipes/test_pretrain.py
 
-pipelines/init_from_checkpoint.py: BiT's rule takes half the steps for exactly 500,000 images.
+pipelines/automatic.py: BiT's rule takes half the steps for exactly 500,000 images.
 - 10_000 if examples < 500_000 else 20_000
 + 10_000 if examples <= 500_000 else 20_000
-pytest pipelines/test_init_from_checkpoint.py
+pytest pipelines/test_automatic.py
 
 evaluate/accuracy.py: Top-5 accuracy is that of six answers.
 - logits.topk(min(5, logits.shape[1]), dim=1)
 + logits.topk(min(6, logits.shape[1]), dim=1)
 pytest evaluate/test_accuracy.py -k figures
 
-evaluate/ridge.py: The constant feature of few-shot regression is 1 where it is learnt and 100 where it is tested.
+evaluate/fewshot.py: The constant feature of few-shot regression is 1 where it is learnt and 100 where it is tested.
 - np.full(len(x), BIAS)])
 + np.ones(len(x))])
-pytest evaluate/test_ridge.py
+pytest evaluate/test_fewshot.py -k scores
 
 inspect/attention.py: The rollout leaves out the identity of the residual connection.
 - rows = (rows + mixed) / 2 if residual else mixed
@@ -213,8 +213,8 @@ cost/doctor.py: A container without shared memory, in which workers will die, is
 pytest cost/test_doctor.py -k problem
 
 app/uploads.py: The web page reads any file that a link in its upload folder leads to.
-- if not found.is_relative_to(folder.resolve()):
-+ if not found.is_absolute():
+- if not file.is_relative_to(folder.resolve()):
++ if not file.is_absolute():
 pytest app/test_uploads.py
 
 app/server.py: The web page listens to the whole network.

@@ -62,7 +62,7 @@ def test_a_table_for_people(tmp_path: Path) -> None:
 def test_a_run_leaves_them(pretrained: Outcome, workdir: Path) -> None:
     back, _ = read_predictions(workdir / PREDICTIONS, pretrained.test.classes)
     assert back.record() == pretrained.test.record()
-    again = evaluate(pretrained.model, pretrained.images.test, (8, 8))
+    again = evaluate(pretrained.model, pretrained.splits.test, (8, 8))
     np.testing.assert_array_equal(back.confidences, again.confidences)
 
 

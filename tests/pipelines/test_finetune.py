@@ -14,26 +14,18 @@ import torch
 from PIL import Image
 
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
-from vitlab.data.dataset import Dataset
 from vitlab.data.registry import load_dataset
-from vitlab.data.subsets import stratified_split
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model
 from vitlab.models.position import interpolate_positions
 from vitlab.models.vit import Model, ViT
 from vitlab.pipelines import finetune as room
 from vitlab.pipelines import pretrain as run
-from vitlab.pipelines.finetune import (
-    Finetuned,
-    best_rate,
-    finetune,
-    hold_out,
-    sweep_and_finetune,
-)
+from vitlab.pipelines.finetune import Finetuned, finetune, sweep_and_finetune
 from vitlab.pipelines.pretrain import Outcome
+from vitlab.pipelines.sweep import best_rate, hold_out
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.finetune import own
-from vitlab.train.loop import NonFiniteError
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_card, load_model, save_model
 from vitlab.weights.google import write_google
@@ -206,18 +198,18 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[str, int]], list[
     trained: list[tuple[str, int]] = []
     judged: list[str] = []
     for module in (run, room):
-        train, judge_split = module.train, module.judge_split
+        train, evaluate_split = module.train, module.evaluate_split
 
         def watched_train(*given: Any, train: Any = train, **options: Any) -> Model:
             trained.append((options["label"], len(options["dataset"])))
             return train(*given, **options)
 
-        def watched_judge(*given: Any, judge_split: Any = judge_split) -> Any:
+        def watched_judge(*given: Any, evaluate_split: Any = evaluate_split) -> Any:
             judged.append(given[2].split)
-            return judge_split(*given)
+            return evaluate_split(*given)
 
         monkeypatch.setattr(module, "train", watched_train)
-        monkeypatch.setattr(module, "judge_split", watched_judge)
+        monkeypatch.setattr(module, "evaluate_split", watched_judge)
     return trained, judged
 
 
@@ -236,7 +228,7 @@ def test_search_then_runs_on_all_of_train(
     trained, judged = watch(monkeypatch)
     told: list[TrainConfig] = []
     longer = dataclasses.replace(whole, steps=60)
-    done = protocol(workdir, longer, tmp_path / "out", on_settings=told.append, say=said.append)
+    done = protocol(workdir, longer, tmp_path / "out", on_settings=told.append, log=said.append)
     train = load_dataset("digits", "trainval", classes=(3, 4, 5, 6))
     rest, held = hold_out(train, 0.25, 0)
     assert trained == [("rate 1e-06", len(rest)), ("rate 0.1", len(rest)), ("run 0", len(train)), ("run 1", len(train))]
@@ -352,7 +344,7 @@ def test_a_head_that_starts_wide(
 @pytest.mark.usefixtures("pretrained")
 def test_fresh_positions_are_no_part_of_a_plain_run(workdir: Path, whole: FinetuneConfig, tmp_path: Path) -> None:
     single = dataclasses.replace(whole, learning_rates=(), runs=1, fresh_positions=True)
-    with pytest.raises(ValueError, match="fresh positions, head_std and automatic settings are for sweep_and_finetune"):
+    with pytest.raises(ValueError, match="fresh_positions, head_std, automatic, are for sweep_and_finetune"):
         finetune(workdir, single, tmp_path / "out")
 
 
@@ -380,7 +372,7 @@ def test_what_the_whole_leaves(workdir: Path, whole: FinetuneConfig, tmp_path: P
     assert load_card(tmp_path / "out")["classes"] == ["3", "4", "5", "6"]
     assert not (tmp_path / "out" / "sweep" / "lr-0.1" / "model").exists()
     lines = done.summary(tmp_path / "out").splitlines()
-    taken = [line for line in lines if line.endswith("  <- taken")]
+    taken = [line for line in lines if line.endswith("  <- chosen")]
     assert len(taken) == 1
     assert taken[0].startswith(f"learning rate {best:<6g} ")
     assert "% of 144 held-out images right, loss " in taken[0]
@@ -483,7 +475,7 @@ def test_a_rate_that_diverges_is_not_taken(
     workdir: Path, whole: FinetuneConfig, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = dataclasses.replace(whole, steps=3, runs=1, learning_rates=(0.1, 1e30))
-    done = protocol(workdir, config, tmp_path / "out", say=said.append)
+    done = protocol(workdir, config, tmp_path / "out", log=said.append)
     assert done.result["sweep"][1] == {"learning_rate": 1e30, "accuracy": None}
     assert done.result["learning_rate"] == 0.1
     assert any("not finite at step" in line for line in said)
@@ -499,14 +491,14 @@ def test_a_rate_that_diverges_is_not_taken(
 def test_a_rate_whose_last_update_broke_the_weights_is_not_taken(
     workdir: Path, whole: FinetuneConfig, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judge_split = room.judge_split
+    evaluate_split = room.evaluate_split
 
     def broken(config: TrainConfig, *given: Any) -> Any:
-        found = judge_split(config, *given)
+        found = evaluate_split(config, *given)
         return dataclasses.replace(found, losses=found.losses * np.nan) if config.optim.lr == 0.1 else found
 
-    monkeypatch.setattr(room, "judge_split", broken)
-    done = protocol(workdir, dataclasses.replace(whole, steps=2, runs=1), tmp_path, say=said.append)
+    monkeypatch.setattr(room, "evaluate_split", broken)
+    done = protocol(workdir, dataclasses.replace(whole, steps=2, runs=1), tmp_path, log=said.append)
     assert "learning rate 0.1: diverged" in said
     assert done.result["sweep"][1] == {"learning_rate": 0.1, "accuracy": None}
     assert done.result["learning_rate"] == 1e-6
@@ -516,8 +508,8 @@ def test_a_rate_whose_last_update_broke_the_weights_is_not_taken(
 def test_shortened_search_says_so(workdir: Path, whole: FinetuneConfig, said: list[str], tmp_path: Path) -> None:
     optim = dataclasses.replace(whole.optim, warmup_steps=6)
     config = dataclasses.replace(whole, runs=1, sweep_steps=4, optim=optim, average_decay=0.9)
-    protocol(workdir, config, tmp_path, say=said.append)
-    assert "Deviation: the search takes 4 steps a rate; the paper's takes the run's own 12" in said
+    protocol(workdir, config, tmp_path, log=said.append)
+    assert "Deviation: the search takes 4 steps per rate; the paper's takes the run's own 12" in said
     for part, steps, warmup, decay in (("sweep/lr-0.1", 4, 2, 0.9**3), ("run-0", 12, 6, 0.9)):
         settings = json.loads((tmp_path / part / "config.json").read_text())
         assert (settings["steps"], settings["optim"]["warmup_steps"]) == (steps, warmup)
@@ -535,48 +527,6 @@ def test_length_in_epochs_counts_all_of_train_in_the_search_too(
     assert expected != steps(len(train))
     for part in ("sweep/lr-0.1", "run-0"):
         assert json.loads((tmp_path / part / "metrics.jsonl").read_text().splitlines()[-1])["step"] == expected
-
-
-def test_best_rate() -> None:
-    def score(lr: float, accuracy: float | None, loss: float = 1.0) -> dict[str, Any]:
-        return {"learning_rate": lr, "accuracy": accuracy, "loss": loss}
-
-    assert best_rate([score(0.03, 0.5), score(0.003, 0.9), score(0.01, 0.7)]) == 0.003
-    assert best_rate([score(0.03, 0.9), score(0.01, 0.9), score(0.003, 0.8)]) == 0.01  # of equals the smaller
-    assert best_rate([score(0.03, 0.9, 0.2), score(0.01, 0.9, 0.3), score(0.003, 0.8, 0.1)]) == 0.03  # or less sure
-    assert best_rate([score(0.03, None), score(0.01, 0.0)]) == 0.01
-    with pytest.raises(NonFiniteError, match=r"diverged at every learning rate \(0\.03, 0\.1\); try smaller"):
-        best_rate([score(0.03, None), score(0.1, None)])
-
-
-def numbered(labels: np.ndarray) -> Dataset:
-    """A set whose image i has the value i."""
-    pixels = np.arange(len(labels), dtype=np.uint8)[:, None, None, None].repeat(3, axis=3)
-    return Dataset("made", "trainval", ("a", "b", "c"), labels, pixels)
-
-
-def test_held_out_part_is_stratified_seeded_and_apart() -> None:
-    train = numbered(np.repeat([0, 1, 2], [100, 40, 10]))
-    rest, held = hold_out(train, 0.1, 7)
-    assert np.bincount(held.labels).tolist() == [10, 4, 1]
-    assert held.split == "held_out"
-    assert rest.pixels is not None
-    assert held.pixels is not None
-    values = np.concatenate([rest.pixels.ravel()[::3], held.pixels.ravel()[::3]])
-    assert sorted(values) == list(range(150))  # every image once, on one side
-    again, other = hold_out(train, 0.1, 7)[1], hold_out(train, 0.1, 8)[1]
-    assert again.pixels is not None
-    assert other.pixels is not None
-    assert np.array_equal(again.pixels, held.pixels)
-    assert not np.array_equal(other.pixels, held.pixels)
-    cut = stratified_split(train.labels, {"val": 0.1}, 7)["val"]  # as val is cut from train
-    as_cut = train.take(cut).pixels
-    assert as_cut is not None
-    assert not np.array_equal(as_cut, held.pixels)
-    large = hold_out(numbered(np.array([0, 0, 1, 1, 1])), 0.9, 0)[0]
-    assert np.bincount(large.labels).tolist() == [1, 1]  # no class is lost to train on
-    with pytest.raises(ValueError, match=r"leaves 3 images of made to train on and 0 to judge by"):
-        hold_out(numbered(np.array([0, 1, 2])), 0.5, 0)
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -646,7 +596,7 @@ def test_folder_that_nobody_prepared(
         precision="float32", learning_rates=(0.01, 0.1), held_out=0.2, automatic=("image_size",),
     )  # fmt: skip
     trained, _ = watch(monkeypatch)
-    done = protocol(workdir, config, tmp_path / "out", say=said.append)
+    done = protocol(workdir, config, tmp_path / "out", log=said.append)
     result = done.result
     listed = {Path(each["path"]).relative_to(folder).as_posix(): each["reason"] for each in result["unreadable"]}
     assert list(listed) == BROKEN
@@ -688,7 +638,7 @@ def test_what_it_will_take_is_told_before_training(
         return train(*given, **options)
 
     monkeypatch.setattr(room, "train", first_told)
-    protocol(workdir, whole, tmp_path / "out", say=said.append)
+    protocol(workdir, whole, tmp_path / "out", log=said.append)
     (told,) = [line for line in said if line.startswith("what this will take:")]
     assert "582 training and 145 test images, 4 classes" in told
     assert "2 learning rates x 12 steps of 16 images, scored on 144 held-out images: " in told
@@ -696,7 +646,7 @@ def test_what_it_will_take_is_told_before_training(
     assert "measured  micro-batches of 16, " in told
     assert "total     about 0:0" in told
     said.clear()
-    protocol(workdir, whole, tmp_path / "out", say=said.append)
+    protocol(workdir, whole, tmp_path / "out", log=said.append)
     assert not any("what this will take" in line for line in said)
 
 
@@ -705,7 +655,7 @@ def test_what_it_will_take_is_told_before_training(
 def test_cheap_errors_come_before_the_data(
     wrong: str, workdir: Path, whole: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "load_images", lambda *_: pytest.fail("the data was read"))
+    monkeypatch.setattr(room, "load_splits", lambda *_: pytest.fail("the data was read"))
     (tmp_path / "something").mkdir()
     (tmp_path / "something" / "else.txt").write_text("else")
     checkpoint, out, size, device = workdir, tmp_path / "out", None, "cpu"
@@ -793,6 +743,6 @@ def test_test_images_are_prepared_as_the_checkpoint_says(pretrained: Outcome, sa
         own(), data=DataConfig(classes=(3, 4), crop="none"), steps=1, batch_size=8, learning_rates=(), sweep_steps=None,
         automatic=("image_size", "preprocessing"),
     )  # fmt: skip
-    protocol(tmp_path / "checkpoint", config, tmp_path / "out", say=said.append)
+    protocol(tmp_path / "checkpoint", config, tmp_path / "out", log=said.append)
     assert f"test images: {prepared.describe()}" in said
     assert Preprocessing.read(load_card(tmp_path / "out"), "card") == prepared

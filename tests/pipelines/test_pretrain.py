@@ -21,7 +21,7 @@ from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
 from vitlab.evaluate.accuracy import evaluate
 from vitlab.pipelines import pretrain as run
-from vitlab.pipelines.pretrain import Images, Outcome, pretrain, readable, unreadable
+from vitlab.pipelines.pretrain import Outcome, Splits, drop_unreadable, pretrain, unreadable_record
 from vitlab.settings import to_dict
 from vitlab.train.distributed import World, init_distributed
 from vitlab.train.workdir import Workdir
@@ -43,7 +43,7 @@ def test_what_it_leaves(config: TrainConfig, pretrained: Outcome, workdir: Path)
     }  # fmt: skip
     assert not (workdir / "tensorboard").exists()
     settings = json.loads((workdir / "config.json").read_text())
-    examples = len(pretrained.images.train)
+    examples = len(pretrained.splits.train)
     expected = {"command": "pretrain", "start": None, "examples": examples, **to_dict(config)}
     assert settings == json.loads(json.dumps(expected))
     assert json.loads((workdir / "result.json").read_text()) == pretrained.result
@@ -211,7 +211,7 @@ def test_curves_for_the_viewer(config: TrainConfig, tmp_path: Path) -> None:
     assert list((tmp_path / "tensorboard").glob("events.*"))
 
 
-def images(folder: Path, size: int, *splits: str) -> Images:
+def images(folder: Path, size: int, *splits: str) -> Splits:
     """A folder's splits of two classes; in each, one image of ten is broken."""
     for split in splits:
         for name in ("ants", "bees"):
@@ -220,7 +220,7 @@ def images(folder: Path, size: int, *splits: str) -> Images:
                 Image.new("RGB", (size, size), (40 * number,) * 3).save(folder / split / name / f"{number}.png")
         (folder / split / "bees" / "2.png").write_bytes(b"")
     found = [load_dataset(f"folder:{folder}", split, on_error="skip") for split in splits]
-    return Images(found[0], found[-2], found[-1])
+    return Splits(found[0], found[-2], found[-1])
 
 
 @pytest.mark.parametrize("size", [8, 100])
@@ -228,13 +228,13 @@ def test_readable_leaves_out_what_cannot_be_read(size: int, tmp_path: Path) -> N
     """Also of images so small that they are held in memory, where they were read before."""
     given = images(tmp_path, size, "train", "val", "test")
     assert (given.train.pixels is None) == (size == 100)
-    kept = readable(given)
+    kept = drop_unreadable(given)
     for before, after in ((given.train, kept.train), (given.val, kept.val), (given.test, kept.test)):
         assert len(before) == 10
         assert after.labels.tolist() == [0] * 5 + [1] * 4
         assert all(np.array_equal(after.image(i), before.image(i + (i > 6))) for i in range(9))
-    assert unreadable(given) == {}
-    assert unreadable(kept) == {
+    assert unreadable_record(given) == {}
+    assert unreadable_record(kept) == {
         "unreadable": [
             {"path": str(tmp_path / split / "bees" / "2.png"), "reason": "the file is empty (zero bytes)"}
             for split in ("test", "train", "val")
@@ -248,7 +248,7 @@ def test_split_that_serves_twice_is_read_once(tmp_path: Path, monkeypatch: pytes
     read: list[int] = []
     image = type(given.test).image
     monkeypatch.setattr(type(given.test), "image", lambda self, index: read.append(index) or image(self, index))
-    kept = readable(given)
+    kept = drop_unreadable(given)
     assert kept.val is kept.test
     assert len(read) == 20
 
@@ -270,7 +270,7 @@ def test_the_first_reads_for_all(
 
     def job() -> tuple[list[int], list[str]]:
         with init_distributed() as world:
-            kept = readable(given, world)
+            kept = drop_unreadable(given, world)
             return [len(each) for each in (kept.train, kept.val, kept.test)], [str(e) for e in kept.unreadable or ()]
 
     first, second = in_ranks(2, job)
@@ -291,24 +291,24 @@ def test_nothing_readable(tmp_path: Path) -> None:
     for path in tmp_path.rglob("*.png"):
         path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"none of the 10 images of folder:.* \(train\) can be read"):
-        readable(given)
+        drop_unreadable(given)
 
 
 def test_part_is_of_the_training_split_alone(config: TrainConfig, tmp_path: Path) -> None:
     """The same images at every start, and others for another seed; what is judged on stays whole."""
-    plain = run.load_images(config.data)
+    plain = run.load_splits(config.data)
     data = dataclasses.replace(config.data, part=0.1)
-    images = run.load_images(data)
+    images = run.load_splits(data)
     expected = load_dataset("digits", "train", classes=(0, 1, 2), part=0.1)
     assert ids(images.train) == ids(expected)
     assert len(images.train) == sum(round(0.1 * count) for count in np.bincount(plain.train.labels).tolist())
     assert (len(images.val), len(images.test)) == (len(plain.val), len(plain.test))
-    same_split = run.load_images(dataclasses.replace(data, eval_split=data.train_split))
+    same_split = run.load_splits(dataclasses.replace(data, eval_split=data.train_split))
     assert (len(same_split.train), len(same_split.val)) == (len(images.train), len(plain.train))
-    assert ids(run.load_images(dataclasses.replace(data, part_seed=1)).train) != ids(images.train)
+    assert ids(run.load_splits(dataclasses.replace(data, part_seed=1)).train) != ids(images.train)
     listed = tmp_path / "exclude.txt"
     listed.write_text(f"{images.train.path(3)}\n{next(i for i in ids(plain.train) if i not in ids(expected))}\n")
-    both = run.load_images(dataclasses.replace(data, exclude=str(listed)))
+    both = run.load_splits(dataclasses.replace(data, exclude=str(listed)))
     assert ids(both.train) == [name for name in ids(images.train) if name != images.train.path(3)]
 
 
@@ -337,7 +337,7 @@ def test_run_on_a_part_continues_and_is_no_other_run(
         raise CrashError
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "_judge", crash)  # at step 10, before its checkpoint
+        patch.setattr(run, "evaluate_split", crash)  # at step 10, before its checkpoint
         with pytest.raises(CrashError):
             again(chosen, tmp_path / "stopped")
     assert same_weights(again(chosen, tmp_path / "stopped").model, whole.model)
@@ -349,15 +349,15 @@ def test_run_on_a_part_continues_and_is_no_other_run(
 
 def test_listed_images_are_left_out_of_training_alone(config: TrainConfig, tmp_path: Path) -> None:
     """Their number and the list's content are settings of the run; where the list lies is not enough."""
-    plain = run.load_images(config.data)
+    plain = run.load_splits(config.data)
     listed = tmp_path / "exclude.txt"
     listed.write_text(f"{plain.train.path(0)}\n{plain.train.path(5)}\n")
     data = dataclasses.replace(config.data, exclude=str(listed))
-    images = run.load_images(data)
+    images = run.load_splits(data)
     assert len(images.train) == len(plain.train) - 2
     assert images.train.path(0) == plain.train.path(1)
     assert (len(images.val), len(images.test)) == (len(plain.val), len(plain.test))
-    same_split = run.load_images(dataclasses.replace(data, eval_split=data.train_split))
+    same_split = run.load_splits(dataclasses.replace(data, eval_split=data.train_split))
     assert (len(same_split.train), len(same_split.val)) == (len(plain.train) - 2, len(plain.train))
     chosen = dataclasses.replace(config, data=data)
     settings = run.run_settings("pretrain", None, images.train, chosen)

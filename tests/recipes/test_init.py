@@ -11,7 +11,7 @@ from vitlab.models import ResNetBody, ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.pipelines import pretrain as run
 from vitlab.pipelines.finetune import finetune
-from vitlab.pipelines.pretrain import Outcome, load_images, pretrain
+from vitlab.pipelines.pretrain import Outcome, load_splits, pretrain
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.weights import save_model
 
@@ -20,7 +20,7 @@ from vitlab.weights import save_model
 def _digits_are_read_once() -> None:
     """Every recipe's stand-in for its data is the same."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(run, "load_images", functools.cache(load_images))
+    patch.setattr(run, "load_splits", functools.cache(load_splits))
 
 
 def shrunken(config: TrainConfig) -> TrainConfig:

@@ -183,14 +183,14 @@ def test_a_stop_in_the_last_evaluation_of_a_run_stops_the_study(
 ) -> None:
     """It must not be lost between two runs."""
     short = planned(tmp_path, lambda points: points[:1])
-    judge = run_module._judge
+    judge = run_module.evaluate_split
 
     def judge_and_stop(*arguments: Any) -> Any:
         signal.raise_signal(signal.SIGTERM)
         return judge(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "_judge", judge_and_stop)
+        patch.setattr(run_module, "evaluate_split", judge_and_stop)
         with pytest.raises(StoppedError, match="step 4/4"):
             work(short, "cpu")
     assert len(short.open_points) == len(short.points)

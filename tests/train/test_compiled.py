@@ -1,18 +1,14 @@
-"""A compile cache that survives kills, and compiling that a signal stops."""
+"""A compile cache that survives kills."""
 
 import fcntl
 import os
-import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from vitlab.train.compiled import OWN, SHARED, CompileCache
-from vitlab.train.signals import StoppedError, stops_at_once
 
 COMPILER = """#!/bin/sh
 # g++, but for the first library of the model: it is left empty, and the process that compiles gets a signal
@@ -104,39 +100,6 @@ def test_processes_of_one_job_use_one_folder(root: Path) -> None:
     assert names(second.folder) == {"file"}
     second.close()
     assert list(root.iterdir()) == []
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_at_once(number: signal.Signals) -> None:
-    told: list[int] = []
-
-    def work() -> None:
-        with stops_at_once():
-            os.kill(os.getpid(), number)
-            time.sleep(60)
-
-    before = signal.signal(number, lambda given, _: told.append(given))
-    try:
-        with pytest.raises(StoppedError, match="the same command continues"):
-            work()
-        assert told == [number]
-        os.kill(os.getpid(), number)
-        assert told == [number, number]  # the handler from before is back
-    finally:
-        signal.signal(number, before)
-
-
-def test_another_thread_gets_no_signals() -> None:
-    done: list[bool] = []
-
-    def enter() -> None:
-        with stops_at_once():
-            done.append(True)
-
-    thread = threading.Thread(target=enter)
-    thread.start()
-    thread.join()
-    assert done == [True]
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ class Finetune:
         with init_distributed() as world:
             done = sweep_and_finetune(
                 self.checkpoint, self.config, workdir, image_size=self.image_size, interpolation=self.interpolation,
-                device=self.device, say=print_note if world.is_rank_0 else None, world=world,
+                device=self.device, log=print_note if world.is_rank_0 else lambda _: None, world=world,
             )  # fmt: skip
         if world.is_rank_0:
             print_result(done.result, self.json, done.summary(workdir))

@@ -21,7 +21,7 @@ from vitlab.cost.peers import training_step
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.evaluate.load import choose_device
-from vitlab.pipelines.init_from_checkpoint import by_size
+from vitlab.pipelines.automatic import bit_hyperrule
 from vitlab.recipes import pretrain
 from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of
@@ -65,7 +65,7 @@ def estimate(
     if isinstance(config, FinetuneConfig) and config.automatic:
         if examples is None:
             raise UserError("this recipe depends on the number of training images; give it with --examples.")
-        config = by_size(config, examples)
+        config = bit_hyperrule(config, examples)
     _check_count(config.batch_size, count)
     config = dataclasses.replace(config, model=model_of(Point("plan", config, {}), {}))
     total_images = examples or config.batch_size  # with a fixed number of steps any number will do

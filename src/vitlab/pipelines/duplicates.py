@@ -1,25 +1,24 @@
-"""Near-duplicates of test images in a training set: found, listed for `DataConfig.exclude`, and shown on a page."""
+"""Near-duplicates of test images in a training set: a list for `DataConfig.exclude`, and a page."""
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from vitlab.data.dataset import Dataset
 from vitlab.data.dedup import Duplicates, Pair, find_duplicates
 from vitlab.data.exclude import image_id, write_lines
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.data.similarity import LARGEST, THRESHOLD
+from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
 from vitlab.inspect.duplicates import ShownPair, duplicates_page
 from vitlab.inspect.page import write_page
 from vitlab.train.workdir import write_json
 
 SHOWN = 300
-"""Most pairs on the page; further ones are in the list only."""
+"""Maximum number of pairs on the page."""
 
 
 def duplicates(
@@ -37,30 +36,28 @@ def duplicates(
     """Finds the images of `train` that are near-duplicates of images of `test`, and writes four files to `out`.
 
     duplicates.jsonl: every pair, the nearest first; exclude.txt: the training images of these pairs, for
-    `DataConfig.exclude`; report.html: the pairs side by side; result.json: what is returned, counts and what could not
-    be compared. threshold: the largest distance of a pair (`vitlab.data.similarity.distances`). workers: threads that
-    read images. Thumbnails stay in `out`/thumbnails: the same call on the same images goes on from there.
+    `DataConfig.exclude`; report.html: the pairs side by side; result.json: the returned counts and the images that
+    could not be compared. Thumbnails stay in `out`/thumbnails, from which the same call continues.
+    threshold: the largest distance of a pair (`vitlab.data.similarity.distances`). workers: threads that read images.
     """
     out = Path(out)
     if not 0 < threshold <= LARGEST:
-        raise UserError(
-            f"the threshold is {threshold}; it must be above 0 and at most {LARGEST}. Usual is {THRESHOLD}."
-        )
+        raise UserError(f"threshold is {threshold}; it must be above 0 and at most {LARGEST} (default: {THRESHOLD}).")
     if workers < 0:
-        raise UserError(f"workers={workers} must not be negative.")
+        raise UserError(f"workers is {workers}; it must not be negative.")
     if (train, train_root, train_split) == (test, test_root, test_split):
         raise UserError(
-            f"{test} ({test_split}) was given twice: every image is its own duplicate. Name another set or split."
+            f"{test} ({test_split}) was given twice: every image is its own duplicate. Give another data set or split."
         )
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; give the name of a folder.")
+        raise UserError(f"{out} is a file; give a folder.")
     for name, root in ((train, train_root), (test, test_root)):
         check_source(name, root)
     here = load_dataset(train, train_split, root=train_root, on_error="skip")
     there = load_dataset(test, test_split, root=test_root, on_error="skip")
     if (train, train_root) == (test, test_root):
         require_disjoint(here, there)
-    with _Progress() as report:
+    with _progress() as report:
         found = find_duplicates(
             here, there, limit=min(1.3 * threshold, LARGEST), cache=out / "thumbnails", workers=workers, report=report
         )
@@ -174,30 +171,16 @@ def _shown(pair: Pair, here: Dataset, there: Dataset) -> ShownPair:
     )  # fmt: skip
 
 
-class _Progress:
-    """Bars on a terminal, a line for each tenth elsewhere."""
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress display for each stage of the search, one after the other."""
+    with contextlib.ExitStack() as stack:
+        current: list[ProgressDisplay] = []
 
-    def __init__(self) -> None:
-        console = self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bars = Progress(*columns, console=console) if console.is_terminal else None
-        self._tasks: dict[str, TaskID] = {}
-        self._tenths: dict[str, int] = {}
+        def report(stage: str, done: int, total: int) -> None:
+            if not current or current[0].label != stage:
+                stack.close()
+                current[:] = [stack.enter_context(ProgressDisplay(stage, total))]
+            current[0].update(done)
 
-    def __enter__(self) -> Callable[[str, int, int], None]:
-        if self._bars:
-            self._bars.start()
-        return self._hear
-
-    def __exit__(self, *_: object) -> None:
-        if self._bars:
-            self._bars.stop()
-
-    def _hear(self, what: str, done: int, total: int) -> None:
-        if self._bars:
-            if what not in self._tasks:
-                self._tasks[what] = self._bars.add_task(what, total=total)
-            self._bars.update(self._tasks[what], completed=done)
-        elif (tenth := 10 * done // total) > self._tenths.get(what, 0):
-            self._tenths[what] = tenth
-            self._console.print(f"{what} {done:,} of {total:,}", markup=False)
+        yield report

@@ -1,4 +1,4 @@
-"""A run from its config to its result: train, test, and leave a model that `vitlab.load_model` reads."""
+"""A run from its config to its result: train, test, and save a model that `vitlab.load_model` reads."""
 
 import dataclasses
 import time
@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from vitlab.config import DataConfig, TrainConfig
-from vitlab.data import exclude as exclusion
+from vitlab.data import exclude
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
+from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.evaluate.accuracy import Evaluation, evaluate
 from vitlab.evaluate.fewshot import during_training
@@ -25,7 +26,6 @@ from vitlab.evaluate.masked import MaskedEvaluation, evaluate_masked, load_maske
 from vitlab.evaluate.options import LoaderOptions
 from vitlab.evaluate.predictions import write_predictions
 from vitlab.models.vit import Model
-from vitlab.preprocessing import Preprocessing
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import train
@@ -37,108 +37,109 @@ from vitlab.weights import load_model, save_model
 
 OnSettings = Callable[[TrainConfig], None]
 PREDICTIONS = "predictions.csv"
-"""In a run's folder: its answers to the test images."""
-Judged = TypeVar("Judged", bound=Evaluation | MaskedEvaluation)
+"""In a run's folder: the predictions for the test images."""
+AnyEvaluation = TypeVar("AnyEvaluation", bound=Evaluation | MaskedEvaluation)
 
 
 @dataclass(frozen=True)
-class Images:
-    """The splits that a run needs, each loaded once."""
+class Splits:
+    """The data sets of a run, each loaded once."""
 
     train: Dataset
     val: Dataset
     test: Dataset
     unreadable: tuple[ImageError, ...] | None = None
-    """What `readable` found and left out; None where it has not looked."""
+    """What `drop_unreadable` has dropped; None where it was not called."""
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[Judged]):
-    """What a finished run leaves. `Judged` is a MaskedEvaluation after masked patch prediction, else an Evaluation."""
+class Outcome(Generic[AnyEvaluation]):
+    """What a finished run leaves."""
 
     config: TrainConfig
     """The complete settings."""
-    images: Images
+    splits: Splits
     model: Model
-    """Of masked patch prediction, the plain ViT."""
-    test: Judged
+    """After masked patch prediction, the plain ViT."""
+    test: AnyEvaluation
     result: dict[str, Any]
     """The content of `result.json`: the same however often the run was interrupted."""
 
     def summary(self, workdir: Path) -> str:
-        """The test's figures and where things lie."""
-        seen = "" if self.config.masking is None else f" · images: {workdir / 'reconstructions.png'}"
-        return f"{self.test.as_table()}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{seen}"
+        """The test's figures, and the paths of model and curves."""
+        images = "" if self.config.masking is None else f" · images: {workdir / 'reconstructions.png'}"
+        return f"{self.test.as_table()}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{images}"
 
 
-def load_images(data: DataConfig, world: World = SINGLE) -> Images:
-    """The run's training and evaluation splits, and the test split; with several processes the first loads them first.
+def load_splits(data: DataConfig, world: World = SINGLE) -> Splits:
+    """The training, evaluation and test splits of a run; `exclude` and `part` apply to the training split only."""
 
-    `exclude` and `part` are for what is learned from: they never change what a run is judged on.
-    """
-
-    def load(split: str, **fewer: Any) -> Dataset:
+    def load(split: str, **options: Any) -> Dataset:
         return load_dataset(
             data.name, split, root=data.root, classes=data.classes, on_error=data.on_error, partial=data.partial,
-            **fewer,
+            **options,
         )  # fmt: skip
 
     with world.rank_0_first():
-        judged = {split: load(split) for split in dict.fromkeys((data.eval_split, "test"))}
-        train = judged.get(data.train_split) if data.exclude is None and data.part is None else None
-        if train is None:
-            train = load(data.train_split, exclude=data.exclude, part=data.part, part_seed=data.part_seed or 0)
-    if data.train_split == "val":  # it is the test of a set of the user's own that has no other
-        require_disjoint(train, judged["test"])
-    return Images(train, judged[data.eval_split], judged["test"])
+        splits = {split: load(split) for split in dict.fromkeys((data.eval_split, "test"))}
+        train_set = splits.get(data.train_split) if data.exclude is None and data.part is None else None
+        if train_set is None:
+            train_set = load(data.train_split, exclude=data.exclude, part=data.part, part_seed=data.part_seed or 0)
+    if data.train_split == "val":  # of your own data set without a test split, val is the test
+        require_disjoint(train_set, splits["test"])
+    return Splits(train_set, splits[data.eval_split], splits["test"])
 
 
-def readable(images: Images, world: World = SINGLE, say: Callable[[str], None] = lambda _: None) -> Images:
-    """The same without what cannot be read: every image is decoded once, and the failures are listed; `say` hears how
-    far it is.
+def drop_unreadable(splits: Splits, world: World = SINGLE) -> Splits:
+    """The splits without unreadable images, which are listed; every image is decoded once.
 
-    With several processes the first decodes them for all: sets that differed between them could not be shared out.
+    Rank 0 decodes for all, so that all processes have the same images.
     """
-    found: dict[str, ImageError] = {}
+    errors: dict[str, ImageError] = {}
 
-    def failures(dataset: Dataset) -> list[tuple[int, str, str]]:
-        def attempt(index: int) -> ImageError | None:
-            try:
-                dataset.image(index)
-            except ImageError as error:
-                return error
-            return None
-
-        if dataset.pixels is not None:
-            errors = {i: dataset.failures.get(i) for i in range(len(dataset))}
-        else:
-            errors, heard = {}, time.monotonic()
-            say(f"checking that the {len(dataset):,} images of {dataset.split} can be read")
-            # In blocks, or millions of tasks would wait.
-            blocks = np.array_split(np.arange(len(dataset)), len(dataset) // 512 + 1)
-            with ThreadPoolExecutor() as pool:  # decoding leaves the interpreter's lock
-                for block in blocks:
-                    errors |= dict(zip(block.tolist(), pool.map(attempt, block.tolist()), strict=True))
-                    if time.monotonic() - heard > 10:
-                        heard = time.monotonic()
-                        say(f"checked {len(errors):,} of {len(dataset):,} images")
-        return [(i, error.path, error.reason) for i, error in errors.items() if error]
-
-    def without_failures(dataset: Dataset) -> Dataset:
-        failed = world.broadcast_object(lambda: failures(dataset))
-        found.update({path: ImageError(path, reason) for _, path, reason in failed})
-        kept = dataset.take(np.setdiff1d(np.arange(len(dataset)), [i for i, *_ in failed]))
-        if not len(kept):
+    def readable(dataset: Dataset) -> Dataset:
+        failures = world.broadcast_object(lambda: _find_unreadable(dataset))
+        errors.update({path: ImageError(path, reason) for _, path, reason in failures})
+        if len(failures) == len(dataset):
             raise UserError(f"none of the {len(dataset)} images of {dataset.name} ({dataset.split}) can be read.")
-        return kept
+        return dataset.take(np.setdiff1d(np.arange(len(dataset)), [index for index, *_ in failures]))
 
-    train, test = without_failures(images.train), without_failures(images.test)
-    val = test if images.val is images.test else without_failures(images.val)
-    return Images(train, val, test, tuple(found[path] for path in sorted(found)))
+    train_set, test = readable(splits.train), readable(splits.test)
+    val = test if splits.val is splits.test else readable(splits.val)
+    return Splits(train_set, val, test, tuple(errors[path] for path in sorted(errors)))
 
 
-def fitted(config: TrainConfig, dataset: Dataset) -> TrainConfig:
-    """`config` with as many outputs as the data set has classes; masked patch prediction knows none."""
+def _find_unreadable(dataset: Dataset) -> list[tuple[int, str, str]]:
+    """Index, path and reason of every image that cannot be decoded."""
+
+    def error_of(index: int) -> ImageError | None:
+        try:
+            dataset.image(index)
+        except ImageError as error:
+            return error
+        return None
+
+    errors = dict(dataset.failures)
+    if dataset.pixels is None:
+        display = ProgressDisplay(f"checking that the images of {dataset.split} can be read", len(dataset))
+        with display, ThreadPoolExecutor() as pool:  # decoding releases the GIL
+            for start in range(0, len(dataset), 512):  # millions of tasks at once would fill the memory
+                block = range(start, min(start + 512, len(dataset)))
+                found = zip(block, pool.map(error_of, block), strict=True)
+                errors |= {index: error for index, error in found if error is not None}
+                display.update(block.stop)
+    return [(index, error.path, error.reason) for index, error in errors.items()]
+
+
+def unreadable_record(splits: Splits) -> dict[str, list[dict[str, str]]]:
+    """The dropped images as plain data for `result.json`; nothing where none were sought."""
+    if splits.unreadable is None:
+        return {}
+    return {"unreadable": [{"path": error.path, "reason": error.reason} for error in splits.unreadable]}
+
+
+def fit_classes(config: Any, dataset: Dataset) -> Any:
+    """`config` with as many outputs as the data set has classes; masked patch prediction has none."""
     if config.masking is not None:
         return config
     model = dataclasses.replace(config.model, num_classes=len(dataset.classes))
@@ -146,12 +147,12 @@ def fitted(config: TrainConfig, dataset: Dataset) -> TrainConfig:
 
 
 def check_run(config: TrainConfig, workdir: str | Path, device: str, world: World = SINGLE) -> torch.device:
-    """The device of a run. Raises UserError for what can be refused without its data: asked before that is read."""
-    place = choose_device(world.device(device))
+    """The device of a run. Raises UserError for what can be refused before the data is read."""
+    torch_device = choose_device(world.device(device))
     world.check_batch_size(config.batch_size)
     config.data.preprocessing(config.model.image_size)  # a wrong size
     check_folder(Path(workdir))
-    return place
+    return torch_device
 
 
 def pretrain(
@@ -163,24 +164,24 @@ def pretrain(
     on_settings: OnSettings | None = None,
     world: World = SINGLE,
 ) -> Outcome[Any]:
-    """Trains a freshly initialized model as `config` says, for the classes of its data set, then tests it.
+    """Trains a newly initialized model as `config` says, for the classes of its data set, then tests it.
 
-    The same call on the same folder continues an interrupted run, and only tests again where the run has ended.
-    `on_settings` hears the settings once they are complete. Several `world` do it together, see `train`.
+    The same call on the same folder continues an interrupted run; a finished run is only tested again. `on_settings`
+    receives the complete settings.
     """
     check_run(config, workdir, device, world)
     check_source(config.data.name, config.data.root)
     if config.data.exclude is not None:
-        exclusion.read_exclusion(config.data.exclude)
+        exclude.read_exclusion(config.data.exclude)
     if config.fewshot is not None and config.fewshot.dataset is not None:
         check_source(config.fewshot.dataset, config.fewshot.root)
-    images = load_images(config.data, world)
-    config = fitted(config, images.train)
+    splits = load_splits(config.data, world)
+    config = fit_classes(config, splits.train)
     if on_settings:
         on_settings(config)
     generator = torch.Generator().manual_seed(config.seed)
     return run(
-        config, workdir, images, lambda: create_training_model(config, generator), command="pretrain",
+        config, workdir, splits, lambda: create_training_model(config, generator), command="pretrain",
         device=device, tensorboard=tensorboard, world=world,
     )  # fmt: skip
 
@@ -188,7 +189,7 @@ def pretrain(
 def run(
     config: TrainConfig,
     workdir: str | Path,
-    images: Images,
+    splits: Splits,
     create: Callable[[], Model | MaskedViT],
     *,
     command: str,
@@ -199,106 +200,93 @@ def run(
     microbatch: int | None = None,
     world: World = SINGLE,
 ) -> Outcome[Any]:
-    """Trains what `create()` makes and tests it; `start` says which weights those were, `label` what to call it.
+    """Trains the model of `create()` and tests it. `start` identifies its initial weights, `label` names the progress.
 
-    `microbatch` is as in `train`."""
-    place = check_run(config, workdir, device, world)
-    prepared = config.data.preprocessing(config.model.image_size)
+    `microbatch` is as in `train`.
+    """
+    torch_device = check_run(config, workdir, device, world)
     few_shot = during_training(config, world)
-    settings = run_settings(command, start, images.train, config)
+    evaluations: list[Evaluation | MaskedEvaluation] = []  # the last one is of the weights that training returns
+
+    def evaluate_val(model: nn.Module) -> dict[str, float]:
+        evaluations[:] = [evaluate_split(config, model, splits.val, torch_device, world)]
+        figures = {f"{config.data.eval_split}_{name}": value for name, value in evaluations[0].figures().items()}
+        return figures | few_shot(_plain(model))
+
+    settings = run_settings(command, start, splits.train, config)
     with Workdir(workdir, settings, tensorboard=tensorboard, world=world) as folder:
-        since = time.perf_counter()
-
-        # The latest; the last of a training is of the weights that it returns.
-        judged: list[Evaluation | MaskedEvaluation] = []
-
-        def judge(model: nn.Module) -> dict[str, float]:
-            judged[:] = [_judge(config, model, images.val, place, world)]
-            figures = {f"{config.data.eval_split}_{name}": value for name, value in judged[0].figures().items()}
-            return figures | few_shot(_plain(model))
-
+        began = time.perf_counter()
         if folder.trained:
             model = load_model(folder.path / "model") if config.masking is None else load_masked(folder.path)
-            model = model.to(place)
+            model = model.to(torch_device)
         else:
             folder.check_checkpoints()
             model = train(
-                config, folder, create(), dataset=images.train, evaluate=judge, device=place,
+                config, folder, create(), dataset=splits.train, evaluate=evaluate_val, device=torch_device,
                 label=label or command, microbatch=microbatch, world=world,
             )  # fmt: skip
-        if judged and images.val is images.test:
-            test = judged[0]
+        if evaluations and splits.val is splits.test:
+            test: Any = evaluations[0]
         else:
-            test = _judge(config, model, images.test, place, world)
-        if (
-            folder.writes
-            and isinstance(test, Evaluation)
-            and not (folder.finished and (folder.path / PREDICTIONS).exists())
-        ):
-            write_predictions(folder.path / PREDICTIONS, test, images.test)
-        result = {"test": test.record(), **unreadable(images)}
-        if folder.writes and not folder.finished:
-            card = {
-                "dataset": config.data.name,
-                "root": config.data.root,
-                "class_indices": config.data.classes,
-                "preprocessing": prepared.to_card(),
-                "start": start,
-            }
-            if isinstance(model, MaskedViT):
-                save_masked(model, folder.path, extra=card)
-                write_reconstructions(model, images.test, folder.path, preprocessing=prepared)
-            else:
-                card |= {"classes": list(images.test.classes), "test_accuracy": test.accuracy}
-                save_model(model, folder.path / "model", extra=card)
-            steps = config.total_steps(len(images.train))
-            if not folder.damaged:  # else they are those of the first time
-                folder.log_speed(steps, {"run_seconds": time.perf_counter() - since})
-            folder.write_result(result)
-        world.broadcast_object(lambda: None)  # nobody goes on before all is written
-    return Outcome(config, images, _plain(model), test, result)
+            test = evaluate_split(config, model, splits.test, torch_device, world)
+        result = {"test": test.record(), **unreadable_record(splits)}
+        if folder.writes:
+            complete = folder.finished and (folder.path / PREDICTIONS).exists()
+            if isinstance(test, Evaluation) and not complete:
+                write_predictions(folder.path / PREDICTIONS, test, splits.test)
+            if not folder.finished:
+                _write_model(config, folder.path, splits, model, test, start)
+                if not folder.damaged:  # else the time is that of the first training
+                    seconds = time.perf_counter() - began
+                    folder.log_speed(config.total_steps(len(splits.train)), {"run_seconds": seconds})
+                folder.write_result(result)
+        world.broadcast_object(lambda: None)  # a barrier: all is written
+    return Outcome(config, splits, _plain(model), test, result)
+
+
+def _write_model(
+    config: TrainConfig,
+    folder: Path,
+    splits: Splits,
+    model: Any,
+    test: Evaluation | MaskedEvaluation,
+    start: str | None,
+) -> None:
+    preprocessing = config.data.preprocessing(config.model.image_size)
+    card = {
+        "dataset": config.data.name,
+        "root": config.data.root,
+        "class_indices": config.data.classes,
+        "preprocessing": preprocessing.to_card(),
+        "start": start,
+    }
+    if isinstance(test, MaskedEvaluation):
+        save_masked(model, folder, extra=card)
+        write_reconstructions(model, splits.test, folder, preprocessing=preprocessing)
+    else:
+        card |= {"classes": list(splits.test.classes), "test_accuracy": test.accuracy}
+        save_model(model, folder / "model", extra=card)
 
 
 def _plain(model: nn.Module) -> Any:
-    """The model itself, without what masked patch prediction adds."""
+    """The model without the parts of masked patch prediction."""
     return model.vit if isinstance(model, MaskedViT) else model
 
 
-def run_settings(command: str, start: str | None, train: Dataset, config: TrainConfig) -> dict[str, Any]:
-    """What `config.json` says of a run, and a run that continues must say again."""
-    listed = {} if config.data.exclude is None else {"excluded": exclusion.identity(config.data.exclude)}
-    return {"command": command, "start": start, "examples": len(train), **listed, **to_dict(config)}
+def run_settings(command: str, start: str | None, train_set: Dataset, config: TrainConfig) -> dict[str, Any]:
+    """The content of `config.json`, which must be the same when a run continues."""
+    excluded = {} if config.data.exclude is None else {"excluded": exclude.identity(config.data.exclude)}
+    return {"command": command, "start": start, "examples": len(train_set), **excluded, **to_dict(config)}
 
 
-def unreadable(images: Images) -> dict[str, list[dict[str, str]]]:
-    """The images left out as plain data for `result.json`: path and reason of each; nothing if none were sought."""
-    if images.unreadable is None:
-        return {}
-    return {"unreadable": [{"path": error.path, "reason": error.reason} for error in images.unreadable]}
-
-
-def judge_split(
+def evaluate_split(
     config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device, world: World = SINGLE
-) -> Evaluation:
-    """Evaluates with the run's own test images: size, resize, workers and policy for unreadable ones.
-
-    Computes in float32 whatever the run's precision when `model` holds float32 weights.
-    """
-    options, prepared = _loading(config, device)
-    return evaluate(model, dataset, config.model.image_hw, options, preprocessing=prepared, world=world)
-
-
-def _judge(config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device, world: World) -> Any:
-    """`judge_split`, or the same for masked patch prediction: a MaskedEvaluation."""
+) -> Any:
+    """An Evaluation of the model in its own precision, or a MaskedEvaluation; images are prepared as `config` says."""
+    # A batch of evaluation does a third of the work of one of training, and stores no activations.
+    batch_size = min(256, 2 * default_microbatch(config, device, 128))
+    options = LoaderOptions(batch_size, config.data.workers, config.data.on_error)
+    preprocessing = config.data.preprocessing(config.model.image_size)
     if isinstance(model, MaskedViT):
-        options, prepared = _loading(config, device)
-        return evaluate_masked(model, dataset, options, preprocessing=prepared, world=world)
-    return judge_split(config, model, dataset, device, world)
-
-
-def _loading(config: TrainConfig, device: torch.device) -> tuple[LoaderOptions, Preprocessing]:
-    """How the run's evaluation images are read and prepared."""
-    # A batch of evaluation does a third of the work of one of training, and keeps nothing.
-    size = min(256, 2 * default_microbatch(config, device, 128))
-    data = config.data
-    return LoaderOptions(size, data.workers, data.on_error), data.preprocessing(config.model.image_size)
+        return evaluate_masked(model, dataset, options, preprocessing=preprocessing, world=world)
+    return evaluate(model, dataset, config.model.image_hw, options, preprocessing=preprocessing, world=world)

@@ -8,7 +8,6 @@ import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from vitlab.display import ProgressDisplay, format_duration, format_rate
 
@@ -138,26 +137,3 @@ class TrainProgress(ProgressDisplay):
         rate = images / max(time.monotonic() - self._last_record, 1e-9)
         speed = f" · {format_rate(rate)} img/s · ETA {format_duration(images_left / rate)}" if rate else ""
         self.update(step, f"step {step:.1f}/{self.total}{speed}")
-
-
-# Until evaluate/ uses vitlab.display.
-duration = format_duration
-
-
-class Progress(ProgressDisplay):
-    def __init__(self, label: str, total_steps: int, quiet: bool = False) -> None:
-        super().__init__(label, total_steps, quiet=quiet)
-        self.total_steps, self._on_terminal = total_steps, self.on_terminal
-
-    def show(self, metrics: Mapping[str, float | int], speed: Mapping[str, float]) -> None:
-        self.update(metrics["step"], force=True)
-
-
-def counted(batches: Any, total: int, label: str, quiet: bool = False) -> Iterator[Any]:
-    with ProgressDisplay(label, total, quiet=quiet) as display:
-        done = 0
-        for batch in batches:
-            yield batch
-            done += len(batch.labels)
-            if done < total:
-                display.update(done)
