@@ -150,7 +150,7 @@ OWN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "units": (lambda folder: edited(folder, stem=STEM), "units together"),
     "stages": (lambda folder: edited(folder, stem={"layers": [1] * 5000}), "5000 stages"),
     "kind": (lambda folder: edited(folder, kind=[]), "kind is []"),
-    "names": (lambda folder: edited(folder, extra={"classes": 5}), "extra.classes=5"),
+    "names": (lambda folder: edited(folder, extra={"classes": 5}), "extra.classes must be a list"),
     "deep names": (lambda folder: (folder / "config.json").write_text(DEEP), "levels deep"),
     "a long card": (lambda folder: sparse(folder / "config.json", 3 * 2**30), "at most 16,777,216"),
     "long weights": (lambda folder: sparse(folder / "model.safetensors", 2**40), "1,099,511,627,776 bytes"),
@@ -203,9 +203,12 @@ ARCHIVES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a header": (lambda path: write_zeros(path, ["params/x"], "(1099511627776,)", 4), "has 16 bytes, which"),
     "blocks of nothing": (
         lambda path: write_zeros(path, ["Transformer/encoderblock/x", "embedding/kernel"], "(1000000000, 0)", 0),
-        "is no Vision Transformer",
+        "does not hold a supported model",
     ),
-    "units": (lambda path: write_zeros(path, [f"block{'9' * 5000}/unit1/x", "conv_root/kernel"], "(1,)", 1), "ResNet"),
+    "units": (
+        lambda path: write_zeros(path, [f"block{'9' * 5000}/unit1/x", "conv_root/kernel"], "(1,)", 1),
+        "conv_root/kernel",
+    ),
 }
 
 
@@ -237,10 +240,16 @@ def wide(width: int) -> dict[str, np.ndarray]:
 
 
 FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "numbers for files": (lambda f: huggingface(f, index={"weight_map": {"a": 5, "b": "c"}}), "lists 5, which is no"),
-    "lists for files": (lambda f: huggingface(f, index={"weight_map": {"a": ["x"]}}), "lists ['x'], which is no file"),
+    "numbers for files": (lambda f: huggingface(f, index={"weight_map": {"a": 5, "b": "c"}}), "lists 5, which is not"),
+    "lists for files": (
+        lambda f: huggingface(f, index={"weight_map": {"a": ["x"]}}),
+        "lists ['x'], which is not a file",
+    ),
     "a file elsewhere": (lambda f: huggingface(f, index={"weight_map": {"a": "../../x"}}), "lists '../../x', which"),
-    "the folder above": (lambda f: huggingface(f, index={"weight_map": {"a": ".."}}), "lists '..', which is no file"),
+    "the folder above": (
+        lambda f: huggingface(f, index={"weight_map": {"a": ".."}}),
+        "lists '..', which is not a file",
+    ),
     "a deep index": (lambda f: huggingface(f, index='{"weight_map":' * 100_000), "levels deep"),
     "a long index": (
         lambda f: (huggingface(f, index={}), sparse(f / "model.safetensors.index.json", 3 * 10**9)),

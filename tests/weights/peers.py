@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import safetensors.torch
+import timm
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import save_file
 from sklearn.datasets import load_sample_images
+from timm.models import save_for_hf
 from torch import Tensor, nn
 
 from vitlab.data.transforms import EvalTransform
@@ -56,6 +59,30 @@ def stirred(model: nn.Module) -> Any:
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
     return model.eval()
+
+
+VIT_ARGS: dict[str, Any] = {"patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4, "mlp_ratio": 1.5}
+OBLONG = {**VIT_ARGS, "img_size": (16, 24), "num_classes": 5}
+HYBRID = {"img_size": 64, "embed_dim": 32, "depth": 1, "num_heads": 4, "num_classes": 5}
+TIMM_BIT = {"channels": (128, 256, 512, 1024), "stem_chs": 32, "num_classes": 5}
+
+
+def made(name: str, **args: Any) -> Any:
+    return stirred(timm.create_model(name, **args))
+
+
+def saved(model: Any, folder: Path, args: dict[str, Any]) -> Path:
+    """The folder that timm itself writes for the hub."""
+    args = {name: value for name, value in args.items() if name != "pretrained_cfg_overlay"}
+    save_for_hf(model, str(folder), model_args=args, safe_serialization=True)
+    return folder
+
+
+def bare(model: nn.Module, path: Path, **changes: Any) -> Path:
+    """The parameters alone, some changed and some (...) removed."""
+    state = {**model.state_dict(), **changes}
+    save_file({name: tensor.clone() for name, tensor in state.items() if tensor is not ...}, path)
+    return path
 
 
 def faint(model: Any) -> Any:

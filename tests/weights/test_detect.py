@@ -101,7 +101,7 @@ def test_folders_of_something_else(tmp_path: Path) -> None:
     check(rf"holds no checkpoint; {ALLOWED}")
     (tmp_path / "metrics.jsonl").write_text("")
     (tmp_path / "config.json").write_text("{}")
-    check("an unfinished training")
+    check("training that has not ended")
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "config.json").write_text('{"model_type": "vit"}')
     check(r"holds no model\.safetensors")

@@ -20,7 +20,7 @@ from vitlab.weights.layout import parameter_shapes
 VITS = ("vit_testing", "vit_tiny_rep", "vit_tiny_gap", "vit_epsprobe", "hybrid_small")
 BIG_VISION = ("bv_mu16_gap_learn", "bv_S16_gap_learn", "bv_S16_gap_sincos2d_rep")
 LARGE = pytest.param("ViT-B_16-gap-norep", marks=pytest.mark.slow)
-SPELLINGS = ("stored", "linen", "big_vision")
+SPELLINGS: tuple[Any, ...] = ("stored", "linen", "big_vision")
 TABLE = "Transformer/posembed_input/pos_embedding"
 
 
@@ -121,7 +121,8 @@ def test_names_and_shapes_are_those_of_every_published_vit(shared: Path) -> None
         assert isinstance(config, ViTConfig)
         if path.name.startswith("imagenet21k__"):  # only these have the hidden layer of pre-training
             config = dataclasses.replace(config, representation_size=config.width)
-        for spelling, key in (("stored", "stored_prelinen"), ("linen", "linen")):
+        keys: dict[Any, str] = {"stored": "stored_prelinen", "linen": "linen"}
+        for spelling, key in keys.items():
             layout = google_layout(config, spelling)
             assert {name: list(slot.shape) for name, slot in layout.items()} == theirs[key], path.name
         hybrids.append(config.stem is not None)
@@ -205,7 +206,8 @@ def test_every_kind_is_read_back(
 
 def test_group_norms_are_read_in_both_shapes(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
     model = tiny(stem=ResNetBody((1,), 32), patch_size=1)
-    for spelling, shape in (("stored", (1, 1, 1, 32)), ("linen", (32,))):
+    shapes: dict[Any, tuple[int, ...]] = {"stored": (1, 1, 1, 32), "linen": (32,)}
+    for spelling, shape in shapes.items():
         write_spelled(model, tmp_path / "vit.npz", spelling)
         arrays = arrays_of(tmp_path / "vit.npz")
         assert arrays["block1/unit1/gn1/scale"].shape == shape
@@ -370,7 +372,8 @@ def test_arrays_that_sizes_are_read_from(written: tuple[Path, Arrays], changes: 
     path, arrays = written
     ((name, shape),) = changes.items()
     del arrays[name]
-    np.savez(path, **arrays, **({name: np.zeros(shape, np.float32)} if shape else {}))
+    arrays |= {name: np.zeros(shape, np.float32)} if shape else {}
+    np.savez(path, **arrays)
     with pytest.raises(ValueError, match=problem):
         read_google(path)
 
@@ -385,8 +388,9 @@ def test_arrays_of_a_hybrid_that_do_not_fit(tmp_path: Path, tiny: Callable[..., 
         ("embedding/kernel", (1, 1, 3, 8), r"\(1, 1, 3, 8\) instead of \(1, 1, 128, 8\)"),
         ("conv_root/kernel", (7, 7, 3, 48), "32 groups"),
     ):
-        changed = {each: value for each, value in arrays.items() if each != name}
-        np.savez(path, **changed, **({name: np.zeros(array, np.float32)} if array else {}))
+        changed: Arrays = {key: value for key, value in arrays.items() if key != name}
+        changed |= {name: np.zeros(array, np.float32)} if array else {}
+        np.savez(path, **changed)
         with pytest.raises(ValueError, match=problem):
             read_google(path)
 

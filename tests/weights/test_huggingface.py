@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,7 @@ from peers import (
     theirs,
 )
 
-from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, build_model
-from vitlab.models.vit import ViT
+from vitlab.models import ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_checkpoint, load_model
 from vitlab.weights.huggingface import (
@@ -254,123 +252,3 @@ def test_dinov2_is_evaluated_at_its_own_size(tmp_path: Path, name: str) -> None:
     wrong: Any = "bicubic" if "Registers" in name else "bicubic_antialias"
     with pytest.raises(AssertionError):
         check_equal(load_checkpoint(tmp_path, interpolation=wrong).model.forward_features(inputs), tokens, within=0.01)
-
-
-# --- writing -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("settings", "kind"),
-    [
-        ({}, "vit"),
-        ({"gelu": "erf", "layer_norm_eps": 1e-3, "image_size": (8, 12)}, "vit"),
-        ({"position": "2d"}, "vit"),
-        ({"position": "none"}, "vit"),
-        ({"position": "sincos2d", "position_at": "stem", "class_position": False}, "vit"),
-        ({"class_position": False}, "vit"),
-        ({"representation_size": 6, "num_classes": 0}, "vit"),
-        ({"distilled": True}, "deit"),
-        ({"distilled": True, "class_position": False, "image_size": (8, 12)}, "deit"),
-        ({"registers": 1, "position": "2d", "image_size": (8, 12)}, "deit"),
-        ({"registers": 1, "representation_size": 6, "num_classes": 0}, "deit"),
-        ({"pool": "token+gap", "mlp_dim": 16}, "dinov2"),
-        ({"layer_scale": 0.5, "class_position": False, "mlp_dim": 16}, "dinov2"),
-        ({"layer_scale": 0.5, "num_classes": 0, "mlp_dim": 16}, "dinov2"),
-        ({"registers": 3, "pool": "token+gap", "layer_scale": 0.5, "mlp_dim": 24}, "dinov2_with_registers"),
-        ({"registers": 2, "position": "2d", "mlp_dim": 24}, "dinov2_with_registers"),
-    ],
-)
-@torch.no_grad()
-def test_their_code_loads_our_vits(
-    tmp_path: Path, tiny: Callable[..., ViT], settings: dict[str, Any], kind: str
-) -> None:
-    model = tiny(**settings)
-    write_huggingface(model, tmp_path, {})
-    assert json.loads((tmp_path / CARD).read_text())["model_type"] == kind
-    inputs = images(model.config.image_size)
-    expected = model(inputs)
-    check_equal(answer(from_pretrained(tmp_path, model.config.num_classes > 0), inputs), expected)
-    check_equal(loaded(*read_huggingface(tmp_path))(inputs), expected)
-
-
-@pytest.mark.parametrize(("version", "eps", "num_classes"), [("v2", 1e-10, 7), ("v2", 1e-5, 0), ("v1", 1e-10, 7)])
-@torch.no_grad()
-def test_their_code_loads_our_resnets(tmp_path: Path, version: Any, eps: float, num_classes: int) -> None:
-    body = ResNetBody((1, 2), 32, version, weight_eps=eps, weight_eps_on="variance", group_norm_eps=1e-5)
-    model = randomize(build_model(ResNetConfig(image_size=(46, 37), body=body, num_classes=num_classes)))
-    write_huggingface(model, tmp_path, {})
-    inputs = faint_images()
-    check_equal(answer(from_pretrained(tmp_path, num_classes > 0), inputs), model(inputs), within=1e-4)
-    assert read_huggingface(tmp_path)[0].image_size == (46, 37)
-    check_equal(loaded(*read_huggingface(tmp_path))(inputs), model(inputs), within=1e-4)
-
-
-def test_their_processor_prepares_images_for_our_model(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
-    image = torch.randint(0, 256, (3, 12, 12), dtype=torch.uint8)
-    write_huggingface(tiny(), tmp_path, {})
-    prepared = transformers.AutoImageProcessor.from_pretrained(tmp_path)(image, return_tensors="pt")["pixel_values"]
-    torch.testing.assert_close(prepared[0], image / 127.5 - 1, atol=1e-5, rtol=0)
-    names = ["tench", "crane", "cat", "crane", "Grüße"]
-    write_huggingface(tiny(), tmp_path, {"eval_resize": 14, "classes": names})
-    card = card_huggingface(tmp_path)
-    assert card["classes"] == names
-    assert Preprocessing.read(card, "").describe().startswith("resize 14 (bilinear, antialias), center crop 12x12")
-    assert from_pretrained(tmp_path, head=True).config.id2label == dict(enumerate(names))
-    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
-    image = torch.randint(0, 256, (3, 28, 40), dtype=torch.uint8)
-    assert processor(image, return_tensors="pt")["pixel_values"].shape == (1, 3, 12, 12)
-
-
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"pool": "gap"}, "pool='gap'"),
-        ({"position": "relative", "position_at": "every"}, "position='relative'"),
-        ({"position_at": "every"}, "position_at='every'"),
-        ({"encoder": "axial"}, "encoder='axial'"),
-        ({"stem": ResNetBody((1,), 32), "patch_size": 1, "image_size": 8}, "stem=ResNetBody"),
-        ({"representation_size": 6}, "representation_size=6"),
-        ({"representation_size": 6, "registers": 2, "num_classes": 0}, "representation_size=6"),
-        ({"distilled": True, "layer_scale": 1.0}, "distilled=True"),
-        ({"distilled": True, "num_classes": 0}, "num_classes=0"),
-        ({"layer_scale": 1.0}, "mlp_dim=12.*cannot represent.*--to vitlab"),
-        ({"layer_scale": 1.0, "mlp_dim": 16, "image_size": (8, 12)}, r"image_size=\(8, 12\)"),
-    ],
-)
-def test_unsupported_vits_are_not_written(
-    tmp_path: Path, tiny: Callable[..., ViT], settings: dict[str, Any], name: str
-) -> None:
-    with pytest.raises(ValueError, match=name):
-        write_huggingface(tiny(**settings), tmp_path / "new", {})
-    assert not (tmp_path / "new").exists()
-
-
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({}, "weight_eps_on='std'"),
-        ({"group_norm_eps": 1e-6}, "group_norm_eps=1e-06"),
-        ({"pool_padding": "-inf"}, "pool_padding='-inf'"),
-        ({"mixing": "axial"}, "mixing='axial'"),
-        ({"weight_eps_on": "variance", "weight_eps": 0.0}, "weight_eps=0.0"),
-    ],
-)
-def test_unsupported_resnets_are_not_written(tmp_path: Path, settings: dict[str, Any], name: str) -> None:
-    body = ResNetBody(**{"layers": (1,), "width": 64, "version": "v2", "group_norm_eps": 1e-5, **settings})
-    with pytest.raises(ValueError, match=name):
-        write_huggingface(build_model(ResNetConfig(image_size=16, body=body)), tmp_path, {})
-
-
-def test_only_a_model_is_replaced(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
-    folder = tmp_path / "model"
-    write_huggingface(tiny(), folder, {})
-    before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert sorted(before) == [CARD, "model.safetensors", IMAGES]
-    with pytest.raises(ValueError, match="2 classes and the model has 5 outputs"):
-        write_huggingface(tiny(), folder, {"classes": ["a", "b"]})
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    write_huggingface(tiny(num_classes=0), folder, {})
-    assert (folder / "model.safetensors").read_bytes() != before["model.safetensors"]
-    (folder / "README.md").touch()
-    with pytest.raises(ValueError, match=r"already holds README\.md"):
-        write_huggingface(tiny(), folder, {})

@@ -97,7 +97,7 @@ def test_classes_and_preprocessing_are_written(tmp_path: Path, resize: int | Non
     config = ViTConfig(image_size=16, patch_size=8, width=16, depth=1, heads=4, mlp_dim=8, num_classes=5)
     extra = {"classes": ["a", "b", "ç", "d", "e"], "eval_resize": resize, "source": "digits"}
     write_timm(build_model(config), tmp_path, extra)
-    theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
+    theirs: Any = timm.create_model(f"local-dir:{tmp_path}", pretrained=True)
     assert theirs.pretrained_cfg["label_names"] == extra["classes"]
     transform: Any = create_transform(**resolve_data_config(model=theirs))
     size = transform.transforms[0].size

@@ -73,7 +73,8 @@ def _find_in_folder(folder: Path) -> tuple[Format, Path]:
         raise _refuse_pickle(folder / pickles[0])
     if not has_weights and names & {"metrics.jsonl", "checkpoints"}:
         raise UserError(
-            f"{folder} is the work folder of an unfinished training: there is no model/ in it. Run its command again."
+            f"{folder} is the work folder of a training that has not ended: there is no model/ in it. Run its command "
+            f"again to finish it."
         )
     if "config.json" not in names:
         raise UserError(f"{folder} holds no checkpoint; give {READABLE}.")
