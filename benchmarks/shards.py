@@ -40,7 +40,7 @@ from PIL import Image
 from vitlab.data import shards
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import train_batches
-from vitlab.data.shard_index import INDEX, File, Listing, write_places
+from vitlab.data.shard_index import INDEX, File, ShardIndex, write_places
 from vitlab.data.transforms import TrainTransform
 
 IN_A_SHARD = 10_000
@@ -82,10 +82,10 @@ def write(folder: Path, records: int) -> None:
 def write_list(folder: Path) -> None:
     """The two files by which the set becomes one of ours."""
     tars = sorted(folder.glob("*.tar"))
-    places, labels = shards.look_through(tars)
+    places, labels = shards.scan(tars)
     write_places(folder / "train.index.npz", places, labels)
     files = tuple(File.of(tar, int(count)) for tar, count in zip(tars, places.records, strict=True))
-    Listing({"train": files}, (File.of(folder / "train.index.npz"),), {}, {}).write(folder / INDEX)
+    ShardIndex({"train": files}, (File.of(folder / "train.index.npz"),), {}, {}).write(folder / INDEX)
 
 
 def own_memory(process: int | str = "self") -> float:

@@ -6,6 +6,7 @@ import io
 import re
 import tarfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,7 +45,8 @@ class Server(http.server.ThreadingHTTPServer):
     """Serves a folder on 127.0.0.1.
 
     asked, sent: how often each file was asked for, and bytes of each. stops: the bytes after which it cuts off a file,
-    one number for each time. ranges: whether it knows parts of files. dead: it hangs up without a word.
+    one number for each time. ranges: whether it knows parts of files. dead: it hangs up without a word. status,
+    redirect: what it says to every request instead. pause: seconds after every thousand bytes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -53,6 +55,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.sent: Counter[str] = Counter()
         self.stops: dict[str, list[int]] = {}
         self.ranges, self.dead = True, False
+        self.status, self.redirect, self.pause = 200, "", 0.0
 
     @property
     def address(self) -> str:
@@ -62,30 +65,40 @@ class Server(http.server.ThreadingHTTPServer):
 class _Answer(http.server.SimpleHTTPRequestHandler):
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> object:
         path = Path(self.translate_path(self.path))
         if self.server.dead:
             self.close_connection = True
-            return
+            return None
         self.server.asked[path.name] += 1
+        if self.server.status != 200:
+            return self.send_error(self.server.status)
+        if self.server.redirect:
+            self.send_response(302)
+            self.send_header("Location", self.server.redirect)
+            return self.end_headers()
         if not path.is_file():
-            self.send_error(404)
-            return
-        data, start = path.read_bytes(), 0
-        asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if asked and self.server.ranges:
-            start = int(asked[1])
+            return self.send_error(404)
+        data = path.read_bytes()
+        size = len(data)
+        requested = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        if requested and self.server.ranges:
+            start, stop = int(requested[1]), min(int(requested[2]) + 1, size)
+            data = data[start:stop]
             self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+            self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
         else:
             self.send_response(200)
-        self.send_header("Content-Length", str(len(data) - start))
+        self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         stops = self.server.stops.get(path.name)
-        part = data[start:][: stops.pop(0)] if stops else data[start:]
+        part = data[: stops.pop(0)] if stops else data
         self.server.sent[path.name] += len(part)
-        self.wfile.write(part)
+        for start in range(0, len(part), 1000 if self.server.pause else max(len(part), 1)):
+            self.wfile.write(part[start : start + 1000] if self.server.pause else part)
+            time.sleep(self.server.pause)
         self.close_connection = True
+        return None
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
         pass

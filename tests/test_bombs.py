@@ -313,14 +313,14 @@ TARS: dict[str, tuple[Callable[[Path], Any], str]] = {
     },
     "a list of labels": (
         lambda path: tar_of(path, a_jpg=IMAGE, a_labels_json=b"[50000000]"),
-        "each is below 1,048,576",
+        "each below 1,048,576",
     ),
     "a deep list": (lambda path: tar_of(path, a_jpg=IMAGE, a_labels_json=DEEP.encode()), "list of class numbers"),
     "a label of 1 TiB": (
         lambda path: tar_of(path, a_jpg=IMAGE, a_cls=(2**40, b"3")),
-        "said to have 1,099,511,627,776 bytes",
+        "has 1,099,511,627,776 bytes",
     ),
-    "a image of 1 TiB": (lambda path: tar_of(path, a_jpg=(2**40, IMAGE)), "said to have 1,099,511,627,776 bytes"),
+    "a image of 1 TiB": (lambda path: tar_of(path, a_jpg=(2**40, IMAGE)), "has 1,099,511,627,776 bytes"),
     "a name of 1 TiB": (
         lambda path: path.write_bytes(header(tarfile.GNUTYPE_LONGNAME, 2**40) + bytes(10240)),
         "a header of 1,099,511,",
@@ -331,7 +331,7 @@ TARS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a place beyond all": (
         lambda path: path.write_bytes(header(tarfile.REGTYPE, 2**80) + bytes(10240)),
-        "is damaged or cut off",
+        "is corrupt or cut off",
     ),
     "a comment of digits": (
         lambda path: path.write_bytes(
@@ -373,12 +373,12 @@ def text_for(part: str, new: str) -> Callable[[Path], Any]:
     return lambda folder: (folder / "index.json").write_text((folder / "index.json").read_text().replace(part, new))
 
 
-WRONG = "is missing or damaged"
+WRONG = "is missing or corrupt"
 SETS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a long index": (lambda f: sparse(f / "index.json", 3 * 10**9, b"{"), "3,000,000,000 bytes"),
     "a deep index": (lambda f: (f / "index.json").write_text(DEEP), "levels deep"),
-    "a number without end": (text_for('"bytes": ', '"bytes": 1e999, "b": '), "is no list of shards"),
-    "a file elsewhere": (text_for('"file": "train', '"file": "../train'), "is no plain name of a file"),
+    "a number without end": (text_for('"bytes": ', '"bytes": 1e999, "b": '), "is not an index of shards"),
+    "a file elsewhere": (text_for('"file": "train', '"file": "../train'), "is not a plain file name"),
     "places": (lambda f: write_zeros(f / "train.index.npz", ["shards", "records"], "(1099511627776,)", 4), WRONG),
     "places of zeros": (
         lambda f: write_zeros(f / "train.index.npz", [f"x{i}" for i in range(96)], "(4096, 4096)", 2**24),
@@ -421,7 +421,7 @@ def test_no_set_is_read_from_what_is_no_file(tmp_path: Path, name: str, kind: st
     if name == "list.txt":
         check(lambda: read_exclusion(folder / name), "only regular files")
     else:
-        check(lambda: load_dataset(f"shards:{(folder / name).parent}", "train"), "regular file")
+        check(lambda: load_dataset(f"shards:{(folder / name).parent}", "train"), "only regular files")
 
 
 def test_a_list_has_an_end(tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def test_a_list_has_an_end(tmp_path: Path) -> None:
 def test_a_pattern_of_names_has_an_end() -> None:
     for pattern in (f"a-{{0..{HUGE}}}.tar", "{0..99999}{0..99999}.tar"):
         check(lambda pattern=pattern: expand(pattern), "names more than 1,000,000 tars")
-    check(lambda: expand(f"a-{{0..{'9' * 5000}}}.tar"), "is no range and no list")
+    check(lambda: expand(f"a-{{0..{'9' * 5000}}}.tar"), "expected a range")
 
 
 def make_special(path: Path, kind: str) -> None:

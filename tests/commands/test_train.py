@@ -83,7 +83,7 @@ def test_pretrain_from_a_web_server(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a process that reads images; and what is said where there is no server any more."""
-    monkeypatch.setattr("vitlab.data.store.PAUSE", 0.0)
+    monkeypatch.setattr("vitlab.data.downloads.PAUSE", 0.0)
     write_folders(tmp_path / "pets", {"ant": 20, "bee": 20})
     assert call(capsys, "shard", "folder:pets", "out", "--records", "8")[0] == 0
     with serving(tmp_path / "out") as server:
@@ -95,6 +95,6 @@ def test_pretrain_from_a_web_server(
         assert len(list((tmp_path / "kept").rglob("*.tar"))) == 6
     code, _, err = call(capsys, "pretrain", "tiny-digits", "--data.name", f"shards:{server.address}", *small)
     assert code == 2
-    assert f"cannot fetch {server.address}/index.json" in err
+    assert f"cannot download {server.address}/index.json" in err
     assert "tried 6 times" in err
     assert "Traceback" not in err

@@ -1,126 +1,199 @@
-"""What is missing is asked for by name; what was downloaded is found; what cannot be had says where it comes from."""
+"""A download is whole and right, or the message says what is wrong; whatever the server does in between."""
 
 import hashlib
+import multiprocessing
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
+import aiohttp
+import fsspec
+import numpy as np
 import pytest
-import torchvision.datasets
+from shard_files import Server, serving
 
-from vitlab.data import downloads as fetch
-from vitlab.data.downloads import SOURCES
+from vitlab.data import downloads
+from vitlab.data.downloads import cache_folder, download, read_small
+from vitlab.errors import UserError
+
+DATA = np.random.default_rng(0).bytes(300_000)
+SHA256 = f"sha256:{hashlib.sha256(DATA).hexdigest()}"
 
 
-def test_the_table_is_complete() -> None:
-    assert len(SOURCES) == 16
-    for name, source in SOURCES.items():
-        assert source.page.startswith("http")
-        assert source.license
-        assert source.folders
-        assert source.sizes["train"] > (source.classes or 2) > 1, name
-        assert source.sizes.keys() <= {"train", "validation", "test"}
-        assert source.access in ("automatic", "by hand", "license")
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads, "PAUSE", 0.0)
+    monkeypatch.setattr(downloads, "BLOCK", 100_000)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    (tmp_path / "served").mkdir()
+    (tmp_path / "served" / "0.tar").write_bytes(DATA)
+    with serving(tmp_path / "served") as started:
+        yield started
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("size", [None, len(DATA)])
+@pytest.mark.parametrize("digest", [SHA256, f"md5:{hashlib.md5(DATA).hexdigest()}", ""])
+def test_a_file_is_downloaded_once(server: Server, tmp_path: Path, digest: str, size: int | None) -> None:
+    target = tmp_path / "out" / "0.tar"
+    for _ in range(2):
+        download(f"{server.address}/0.tar", target, digest, size)
+        assert target.read_bytes() == DATA
+        assert server.sent["0.tar"] == len(DATA)
+    assert names(target.parent) == ["0.tar"]
+    target.write_bytes(b"damaged")
+    download(f"{server.address}/0.tar", target, digest)
+    assert target.read_bytes() == (DATA if digest else b"damaged")
+
+
+def test_any_file_system_of_fsspec(tmp_path: Path) -> None:
+    fsspec.filesystem("memory").pipe("/bucket/0.tar", DATA)
+    download("memory://bucket/0.tar", tmp_path / "0.tar", SHA256)
+    assert (tmp_path / "0.tar").read_bytes() == DATA
+    assert read_small("memory://bucket/none") is None
+    with pytest.raises(UserError, match="memory://bucket/none"):
+        download("memory://bucket/none", tmp_path / "none")
+    with pytest.raises(UserError, match=r"pip install 'vitlab\[data\]'"):
+        download("s3://bucket/0.tar", tmp_path / "none")
+    with pytest.raises(UserError, match="expected https"):
+        download("nonsense://x", tmp_path / "none")
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_broken_connection_is_resumed(server: Server, tmp_path: Path, ranges: bool) -> None:
+    server.ranges = ranges
+    server.stops["0.tar"] = [100_000, 50, 50_000]
+    download(f"{server.address}/0.tar", tmp_path / "0.tar", SHA256, len(DATA))
+    assert (tmp_path / "0.tar").read_bytes() == DATA
+    assert server.sent["0.tar"] < (400_000 if ranges else 500_000)
+
+
+@pytest.mark.parametrize("part", [DATA[:200_000], bytes(50_000), bytes(len(DATA)), bytes(len(DATA) + 9)])
+def test_a_killed_download_is_resumed_or_begun_again(server: Server, tmp_path: Path, part: bytes) -> None:
+    """Again, if what is left of it is of another file."""
+    (tmp_path / ".0.tar.part").write_bytes(part)
+    download(f"{server.address}/0.tar", tmp_path / "0.tar", SHA256, len(DATA))
+    assert (tmp_path / "0.tar").read_bytes() == DATA
+    if DATA.startswith(part):
+        assert server.sent["0.tar"] == 100_000
+
+
+def test_a_wrong_digest_is_refused(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "served" / "0.tar").write_bytes(DATA[:-1] + b"x")
+    with pytest.raises(UserError, match=rf"0.tar has the sha256 [0-9a-f]{{64}}, expected {SHA256[7:]}"):
+        download(f"{server.address}/0.tar", tmp_path / "0.tar", SHA256)
+    assert not (tmp_path / "0.tar").exists()
+
+
+def test_a_server_that_stops_for_good(server: Server, tmp_path: Path) -> None:
+    """The error comes after six attempts in a row, and what has arrived stays for the next call."""
+    url = f"{server.address}/0.tar"
+    server.stops["0.tar"] = [0, 0, 0, 0, 0, 100_000, *([0] * 100)]
+    with pytest.raises(UserError, match=r"0.tar \(.*tried 6 times\)"):
+        download(url, tmp_path / "0.tar", SHA256, len(DATA))
+    assert server.asked["0.tar"] == 12
+    server.stops.clear()
+    download(url, tmp_path / "0.tar", SHA256, len(DATA))
+    assert server.sent["0.tar"] == len(DATA)
+    server.shutdown()
+    server.server_close()
+    for call in (lambda: download(url, tmp_path / "1.tar"), lambda: read_small(url)):
+        with pytest.raises(UserError, match=r"cannot download http://127.*0.tar \(.*; tried 6 times\)"):
+            call()
+
+
+def test_what_does_not_exist(server: Server, tmp_path: Path) -> None:
+    assert read_small(f"{server.address}/index.json") is None
+    with pytest.raises(UserError, match=r"9.tar \(404: .*check the address"):
+        download(f"{server.address}/9.tar", tmp_path / "9.tar", size=5)
+    assert server.asked["9.tar"] == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(401, "HF_TOKEN"), (403, "HF_TOKEN"), (400, "400: .*check the address")]
+)
+def test_other_refusals_are_permanent(server: Server, tmp_path: Path, status: int, message: str) -> None:
+    server.status = status
+    with pytest.raises(UserError, match=message):
+        download(f"{server.address}/0.tar", tmp_path / "0.tar", size=5)
+    assert server.asked["0.tar"] == 1
+
+
+def test_a_small_file_is_bounded(server: Server) -> None:
+    assert read_small(f"{server.address}/0.tar", len(DATA)) == DATA
+    with pytest.raises(UserError, match="more than 1,000 bytes"):
+        read_small(f"{server.address}/0.tar", 1000)
+
+
+def test_a_slow_server_has_a_limit(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of time for each block, so that one that trickles is given up too."""
+    monkeypatch.setattr(downloads, "TIMEOUT", 0.2)
+    monkeypatch.setattr(downloads, "TRIES", 2)
+    server.pause = 0.05
+    with pytest.raises(UserError, match="tried 2 times"):
+        download(f"{server.address}/0.tar", tmp_path / "0.tar", size=len(DATA))
+
+
+@pytest.mark.parametrize("location", ["file:///etc/hostname", "ftp://127.0.0.1/x", "data:text/plain,x"])
+def test_no_redirect_leaves_the_web(server: Server, tmp_path: Path, location: str) -> None:
+    server.redirect = location
+    with pytest.raises(UserError, match="tried 6 times"):
+        download(f"{server.address}/0.tar", tmp_path / "0.tar", size=5)
+
+
+def test_a_target_that_cannot_be_written(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"cannot write .*file/0.tar"):
+        download(f"{server.address}/0.tar", tmp_path / "file" / "0.tar")
+
+
+def test_processes_and_threads_share_a_folder(server: Server, tmp_path: Path) -> None:
+    """One of them downloads, the others wait for it; after a fork the connections are new ones."""
+    calls = [(f"{server.address}/0.tar", tmp_path / "0.tar", SHA256)] * 6
+    download(f"{server.address}/0.tar", tmp_path / "before.tar")
+    with multiprocessing.get_context("fork").Pool(3) as pool:
+        pool.starmap(download, calls, chunksize=1)
+    threads = [threading.Thread(target=download, args=(*call[:1], tmp_path / "1.tar", SHA256)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (tmp_path / "0.tar").read_bytes() == (tmp_path / "1.tar").read_bytes() == DATA
+    assert server.sent["0.tar"] == 3 * len(DATA)
+
+
+def test_a_cancelled_download_does_not_wait(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads, "PAUSE", 60.0)
+    cancelled = threading.Event()
+    server.dead = True
+    threading.Timer(0.1, cancelled.set).start()
+    with pytest.raises(UserError, match="no longer needed"):
+        download(f"{server.address}/0.tar", tmp_path / "0.tar", size=5, cancelled=cancelled)
+
+
+def test_addresses_with_spaces_and_other_letters(server: Server, tmp_path: Path) -> None:
+    folder = tmp_path / "served" / "my flowers [2] Blümchen"
+    folder.mkdir()
+    (folder / "é 1.tar").write_bytes(b"flowers")
+    for address in ("my flowers [2] Blümchen/é 1.tar", "my%20flowers%20%5B2%5D%20Bl%C3%BCmchen/%C3%A9%201.tar"):
+        assert read_small(f"{server.address}/{address}") == b"flowers"
+
+
+def test_proxies_of_the_environment_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    filesystem, _ = downloads._filesystem("https://example.com/x")
+    assert filesystem.client_kwargs["trust_env"]  # pyright: ignore[reportAttributeAccessIssue]
+    assert isinstance(filesystem.client_kwargs["timeout"], aiohttp.ClientTimeout)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert fetch.cache_folder() == tmp_path / "vitlab"
+    assert cache_folder() == tmp_path / "vitlab"
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert fetch.cache_folder() == tmp_path / ".cache" / "vitlab"
-
-
-def test_without_a_network_the_message_says_what_to_fetch(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"could not download \(http://127.0.0.1:9/x.gz: .*put it into"):
-        fetch.download_file(["http://127.0.0.1:9/x.gz"], tmp_path, "md5:" + "0" * 32)
-
-
-def test_a_file_is_fetched_until_it_is_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served = {"http://a/x": b"wrong", "http://b/x": b"right"}
-
-    def download_url(url: str, folder: str, name: str) -> None:
-        asked.append(url)
-        if not Path(folder, name).exists():  # as torchvision's, which keeps what is there
-            Path(folder, name).write_bytes(served[url])
-
-    asked: list[str] = []
-    monkeypatch.setattr("torchvision.datasets.utils.download_url", download_url)
-    digest = f"sha256:{hashlib.sha256(b'right').hexdigest()}"
-    (tmp_path / "x").write_bytes(b"damaged")
-    (tmp_path / "x.part").write_bytes(b"ri")
-    for _ in range(2):  # the second time it is there
-        fetch.download_file(list(served), tmp_path, digest)
-    assert asked == list(served)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"x": b"right"}
-    (tmp_path / "x").unlink()
-    with pytest.raises(ValueError, match=r"http://a/x: it has the sum sha256:[0-9a-f]{64}, not sha256:[0-9a-f]{64}\)"):
-        fetch.download_file(["http://a/x"], tmp_path, digest)
-    assert not any(tmp_path.iterdir())
-
-
-def test_torchvision_without_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torchvision.datasets.DTD, "_URL", "http://127.0.0.1:9/dtd.tar.gz")
-    with pytest.raises(ValueError, match=f"could not download DTD .*fetch it elsewhere and unpack it into {tmp_path}"):
-        fetch.download_by_torchvision("DTD", tmp_path)
-
-
-@pytest.mark.parametrize("place", [".", "oxford-iiit-pet", "pets"])
-def test_a_set_is_found_where_it_may_lie(tmp_path: Path, place: str) -> None:
-    for part in SOURCES["pets"].needed:
-        path = tmp_path / place / part
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    assert fetch.locate("pets", "train", tmp_path, False, "OxfordIIITPet") == tmp_path / place
-    (tmp_path / place / "annotations" / "test.txt").unlink()
-    with pytest.raises(
-        ValueError, match=r"pets needs annotations/test.txt \(from .*CC BY-SA 4.0\); .*allow the download"
-    ):
-        fetch.locate("pets", "train", tmp_path, False, "OxfordIIITPet")
-
-
-def test_patterns_and_alternatives(tmp_path: Path) -> None:
-    home = tmp_path / "dmlab"
-    home.mkdir()
-    needed = ["a-*.bin", "b or b.gz"]
-    (home / "b.txt").touch()
-    with pytest.raises(ValueError, match=r"dmlab needs a-\*.bin and b or b.gz \(from"):
-        fetch.locate("dmlab", "train", tmp_path, True, needed=needed)
-    (home / "b.gz").touch()
-    with pytest.raises(ValueError, match=r"dmlab needs a-\*.bin \(from"):
-        fetch.locate("dmlab", "train", tmp_path, True, needed=needed)
-    (home / "a-1.bin").touch()
-    assert fetch.locate("dmlab", "train", tmp_path, True, needed=needed) == home
-    (home / "b.gz").rename(home / "b")
-    assert fetch.locate("dmlab", "train", home, True, needed=needed) == home
-
-
-def test_what_is_downloaded_is_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def serve(urls: list[str], folder: Path, digest: str) -> None:
-        asked.append((folder, digest))
-        folder.mkdir(exist_ok=True)
-        (folder / urls[0].rpartition("/")[2]).touch()
-
-    monkeypatch.setattr(fetch, "download_file", serve)
-    with pytest.raises(ValueError, match=r"svhn was downloaded, but x.mat is not in .*: fetch it by hand"):
-        fetch.locate("svhn", "train", tmp_path, True, {"http://a/y.mat": "md5:1"}, ["x.mat"])
-    home = fetch.locate("svhn", "train", tmp_path, True, {"http://a/x.mat": "md5:2"}, ["x.mat"])
-    assert asked == [(home, "md5:1"), (home, "md5:2")]
-    assert home == tmp_path / "svhn"
-
-
-def test_by_hand_only(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"resisc45 needs airplane and wetland .*has to be fetched by hand; .*NWPU"):
-        fetch.locate("resisc45", "train", tmp_path, True)
-    with pytest.raises(ValueError, match=r"kitti needs .*has, after consent to its license, to be fetched by hand"):
-        fetch.locate("kitti", "train", tmp_path, True)
-
-
-def test_a_split_that_is_none(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="eurosat has the splits train, not 'test'"):
-        fetch.locate("eurosat", "test", tmp_path, True, "EuroSAT")
-
-
-def test_torchvision_has_the_classes_that_download() -> None:
-    for name in ("Caltech101", "DTD", "Flowers102", "OxfordIIITPet", "SUN397", "EuroSAT"):
-        assert callable(getattr(torchvision.datasets, name))
+    assert cache_folder() == tmp_path / ".cache" / "vitlab"

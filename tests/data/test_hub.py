@@ -19,7 +19,7 @@ from vitlab.data.loader import train_batches
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform
 
-REASON = "needs the package datasets (pip install 'vitlab[hub]')"
+REASON = "needs the package datasets (pip install 'vitlab[data]')"
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_what_cannot_be_had(hub: Any, tmp_path: Path) -> None:
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"needs the package datasets, .*: pip install 'vitlab\[hub\]'"):
+    with pytest.raises(ValueError, match=r"needs the package datasets, .*: pip install 'vitlab\[data\]'"):
         load_dataset("hub:owner/name", "train")
     with pytest.raises(ValueError, match=r"hub:no name is no name on the hub and no folder .*: write hub:OWNER/NAME"):
         load_dataset("hub:no name", "train")

@@ -4,24 +4,23 @@ import hashlib
 import http.server
 import json
 import logging
-import sys
 import threading
-import urllib.request
+import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
+import huggingface_hub
 import numpy as np
 import pytest
 from shard_files import Server, pair, serving, write_folders, write_shard
 
-from vitlab.data import store
-from vitlab.data.hub_shards import find_site
+from vitlab.data import downloads
 from vitlab.data.registry import load_dataset
-from vitlab.data.remote import _split_of
+from vitlab.data.remote import _split_of, hub_address
 from vitlab.data.write_shards import ShardSettings, write_shards
+from vitlab.errors import UserError
 
-huggingface_hub = pytest.importorskip("huggingface_hub")
 COMMIT = "c0ffee" * 6 + "beef"
 
 
@@ -33,6 +32,7 @@ class Hub(http.server.BaseHTTPRequestHandler):
     files: ClassVar[Server]
     shown: ClassVar[list[str | None]]
     commit: ClassVar[str] = COMMIT
+    wrong: ClassVar[bool] = False  # it lists other checksums
 
     def do_GET(self) -> None:
         path, _, _ = self.path.partition("?")
@@ -46,12 +46,13 @@ class Hub(http.server.BaseHTTPRequestHandler):
             self._say(401, {"error": "Invalid credentials"}, {"X-Error-Message": "Invalid credentials"})
         elif "nothing" in parts:
             self._say(404, {"error": "Repository not found"}, {"X-Error-Code": "RepoNotFound"})
-        elif parts[:2] == ["api", "datasets"] and (len(parts) == 4 or parts[4:] in (["revision", "v2"],)):
+        elif parts[:2] == ["api", "datasets"] and parts[4:] in ([], ["revision", "v2"], ["revision", self.commit]):
             self._say(200, {"id": "/".join(parts[2:4]), "sha": self.commit, "siblings": []})
         elif parts[:2] == ["api", "datasets"] and parts[4] == "revision":
             self._say(404, {"error": f"Invalid rev id: {parts[5]}"}, {"X-Error-Code": "RevisionNotFound"})
-        elif parts[:2] == ["api", "datasets"] and parts[4:] == ["tree", self.commit]:
-            self._say(200, [self._listed(file) for file in sorted(self.folder.rglob("*"))])
+        elif parts[:2] == ["api", "datasets"] and parts[4:6] == ["tree", self.commit]:
+            folder = self.folder.joinpath(*parts[6:])
+            self._say(200 if folder.is_dir() else 404, [self._listed(file) for file in sorted(folder.glob("*"))])
         elif parts[0] == "datasets" and parts[3:5] == ["resolve", self.commit] and not path.endswith(".tar"):
             self._say(307, {}, {"Location": path.replace("resolve", "resolved")})
         elif parts[0] == "datasets" and parts[3:5] in (["resolve", self.commit], ["resolved", self.commit]):
@@ -59,12 +60,20 @@ class Hub(http.server.BaseHTTPRequestHandler):
         else:
             self._say(404, {"error": "Entry not found"}, {"X-Error-Code": "EntryNotFound"})
 
+    def do_POST(self) -> None:
+        """What is asked for by path."""
+        self.shown.append(self.headers.get("Authorization"))
+        data = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        paths = urllib.parse.parse_qs(data)["paths"] if "paths=" in data else json.loads(data)["paths"]
+        self._say(200, [self._listed(self.folder / path) for path in paths if (self.folder / path).exists()])
+
     def _listed(self, file: Path) -> dict[str, object]:
         name = file.relative_to(self.folder).as_posix()
         if file.is_dir():
             return {"type": "directory", "path": name, "oid": "0" * 40}
         data = file.read_bytes()
-        lfs: dict[str, object] = {"oid": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
+        digest = "0" * 64 if self.wrong else hashlib.sha256(data).hexdigest()
+        lfs: dict[str, object] = {"oid": digest, "size": len(data), "pointerSize": 130}
         listed: dict[str, object] = {"type": "file", "path": name, "oid": "0" * 40, "size": len(data)}
         return listed | ({"lfs": lfs} if file.suffix == ".tar" else {})
 
@@ -87,8 +96,9 @@ Start = Callable[[Path], type[Hub]]
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Starts a hub whose repositories hold a folder's files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(store, "PAUSE", 0.0)
-    find_site.cache_clear()
+    monkeypatch.setattr(downloads, "PAUSE", 0.0)
+    hub_address.cache_clear()
+    huggingface_hub.HfFileSystem.clear_instance_cache()
     ended: list[Callable[[], object]] = []
 
     def begin(folder: Path) -> type[Hub]:
@@ -97,7 +107,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), hub)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
-        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        template = f"{address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", template)
         ended.extend((lambda: files.__exit__(None, None, None), server.shutdown, server.server_close, thread.join))
         return hub
 
@@ -107,7 +120,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
 
 
 def test_a_set_that_shard_wrote(start: Start, tmp_path: Path) -> None:
-    """Its `index.json` holds there as well; a image is fetched with its shard, and from the commit alone."""
+    """Its `index.json` holds there as well; an image is downloaded with its shard, and from the commit alone."""
     write_folders(tmp_path / "in", {"ant": 20, "bee": 10})
     write_shards(f"folder:{tmp_path / 'in'}", tmp_path / "out", ShardSettings(records=4))
     hub = start(tmp_path / "out")
@@ -116,7 +129,7 @@ def test_a_set_that_shard_wrote(start: Start, tmp_path: Path) -> None:
     assert not any(name.endswith(".tar") for name in hub.files.asked)
     for i in range(len(near)):
         np.testing.assert_array_equal(far.image(i), near.image(i))
-    assert f"/datasets/ants/hill/resolve/{COMMIT}/train-" in far.path(0)
+    assert far.path(0).startswith(f"hf://datasets/ants/hill@{COMMIT}/train-")
     assert len(load_dataset("shards:hub:ants/hill@v2", "train")) == len(near)
     few = load_dataset("shards:hub:ants/hill/{train,val,test}-{000000..000000}.tar", "train")
     assert [few.path(i) for i in range(len(few))] == [p for p in map(far.path, range(len(far))) if "train-000000" in p]
@@ -125,14 +138,13 @@ def test_a_set_that_shard_wrote(start: Start, tmp_path: Path) -> None:
 def test_tars_of_others_with_the_hubs_sums(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No pattern is needed; the token is shown to the hub and not to the server that it sends one to."""
+    """No pattern is needed; the token goes to the hub and not to the server that it redirects to."""
     caplog.set_level(logging.WARNING)
     place = tmp_path / "place"
     for shard in range(3):
         write_shard(place / "wds" / f"ants-train-{shard}.tar", [m for i in range(4) for m in pair(f"{i}", i % 2, i)])
     write_shard(place / "wds" / "ants-validation-0.tar", pair("v", 1, 99))
     write_shard(place / "wds" / "ants-test-0.tar", pair("t", 1, 98))
-    write_shard(place / "other" / "0.tar", pair("o", 0))
     hub = start(place)
     heard: list[str | None] = []
     original = http.server.SimpleHTTPRequestHandler.translate_path
@@ -141,91 +153,71 @@ def test_tars_of_others_with_the_hubs_sums(
         "translate_path",
         lambda self, path: heard.append(self.headers.get("Authorization")) or original(self, path),
     )
-    with pytest.raises(ValueError, match=r"there is no data set ants/secret on the hub, or not .* HF_TOKEN"):
+    with pytest.raises(UserError, match=r"ants/secret.*HF_TOKEN"):
         load_dataset("shards:hub:ants/secret/wds", "train")
     monkeypatch.setenv("HF_TOKEN", "hf_good")
+    huggingface_hub.HfFileSystem.clear_instance_cache()
     for _ in range(2):
         train = load_dataset("shards:hub:ants/secret/wds", "train")
         assert (len(train), train.labels.tolist()) == (12, [0, 1] * 6)
         assert int(load_dataset("shards:hub:ants/secret/wds", "val").image(0)[0, 0, 0]) == 99
-    assert caplog.text.count("fetching its shards once") == 5
-    assert set(hub.shown[1:]) == {"Bearer hf_good"}
+    assert caplog.text.count("downloading its shards once") == 5
+    assert hub.shown[-1] == "Bearer hf_good"
     assert set(heard) == {None}
-    assert "hf_good" not in repr(find_site("hub:ants/secret/wds"))
-    with pytest.raises(ValueError, match="ants/secret has no tars; it has some in other, wds: give that"):
+    with pytest.raises(UserError, match=r"neither index.json nor a tar at .*ants/secret"):
         load_dataset("shards:hub:ants/secret", "train")
-    with pytest.raises(ValueError, match="ants/secret has no tars in wsd; it has some in other, wds"):
-        load_dataset("shards:hub:ants/secret/wsd", "train")
 
 
 def test_a_commit_that_leaves_the_tars_alone(start: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is fetched again; names with spaces, and an `index.json` of others, are no hindrance."""
+    """Nothing is downloaded again; names with spaces, and an `index.json` of others, are no hindrance."""
     caplog.set_level(logging.WARNING)
     write_shard(tmp_path / "place" / "my train 0.tar", [m for i in range(20) for m in pair(f"{i}", i % 2, i)])
     (tmp_path / "place" / "index.json").write_text('{"shardlist": []}')
     hub = start(tmp_path / "place")
     first = load_dataset("shards:hub:ants/hill", "train")
-    assert "its shards by their names: train 1" in caplog.text
-    asked = hub.files.asked["my%20train%200.tar"] + hub.files.asked["my train 0.tar"]
+    assert "by their names: train 1" in caplog.text
+    sent = sum(hub.files.sent.values())
     hub.commit = "d00d" * 10
-    find_site.cache_clear()
+    hub_address.cache_clear()
     again = load_dataset("shards:hub:ants/hill", "train")
     assert again.path(0) == first.path(0).replace(COMMIT, hub.commit)
     np.testing.assert_array_equal(again.image(0), first.image(0))
-    assert hub.files.asked["my%20train%200.tar"] + hub.files.asked["my train 0.tar"] == asked == 1
+    assert sum(hub.files.sent.values()) - sent < 1000  # the `index.json`
 
 
-def test_the_token_goes_round_by_a_proxy_too() -> None:
-    """A proxy takes the place of `host` in a request: the addresses themselves are compared."""
-    request = urllib.request.Request("http://hub.example/a")
-    request.add_unredirected_header("Authorization", "Bearer hf_good")
-    request.set_proxy("127.0.0.1:9", "http")
-    for address, shown in {"http://hub.example/b": True, "http://cdn.example/b": False}.items():
-        new = store._Redirect().redirect_request(request, None, 302, "", {}, address)
-        assert new is not None
-        assert new.has_header("Authorization") == shown
-
-
-def test_a_tar_that_is_not_what_the_hub_says(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tar_that_is_not_what_the_hub_says(start: Start, tmp_path: Path) -> None:
     write_shard(tmp_path / "place" / "train-0.tar", pair("a", 0))
-    start(tmp_path / "place")
-    monkeypatch.setattr(Hub, "_listed", lambda self, file: _wrong(original(self, file)))
-    with pytest.raises(ValueError, match=r"train-0.tar has the sha256 .*, not 0000"):
+    start(tmp_path / "place").wrong = True
+    with pytest.raises(UserError, match=r"train-0.tar has the sha256 .*, expected 0000"):
         load_dataset("shards:hub:ants/hill", "train")
 
 
-original = Hub._listed
-
-
-def _wrong(listed: dict[str, object]) -> dict[str, object]:
-    return listed | {"lfs": {"oid": "0" * 64, "size": listed["size"], "pointerSize": 130}}
-
-
-def test_what_is_not_there(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("hub:ants", "expected shards:hub:OWNER/NAME"),
+        ("hub:ants/expired", "ants/expired.*`hf auth login`"),
+        ("hub:ants/nothing", "ants/nothing.*check the address"),
+        ("hub:ants/hill@v9", "ants/hill@v9.*check the address"),
+        ("hub:ants/hill", "neither index.json nor a tar"),
+    ],
+)
+def test_what_is_not_there(start: Start, tmp_path: Path, spec: str, message: str) -> None:
     (tmp_path / "empty").mkdir()
     start(tmp_path / "empty")
-    for spec, words in {
-        "hub:ants": "shards:hub:ants is no place on the hub: write shards:hub:OWNER/NAME",
-        "hub:ants/expired": r"cannot be asked for ants/expired \(.*: log in again \(`hf auth login`",
-        "hub:ants/nothing": "there is no data set ants/nothing on the hub",
-        "hub:ants/hill@v9": "ants/hill has no revision 'v9'",
-        "hub:ants/hill": "ants/hill has no tars; where it is no set of shards, hub:ants/hill reads it",
-    }.items():
-        with pytest.raises(ValueError, match=words):
-            find_site(spec)
-    write_shard(tmp_path / "empty" / "0.tar", pair("a", 0))
-    with pytest.raises(ValueError, match=r"cannot fetch .*index.json \(the server says 401 .*consent, on its page"):
+    with pytest.raises(UserError, match=message):
+        load_dataset(f"shards:{spec}", "train")
+
+
+def test_gated_and_unreachable(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_shard(tmp_path / "set" / "0.tar", pair("a", 0))
+    start(tmp_path / "set")
+    with pytest.raises(UserError, match=r"ants/gated.*access is restricted"):
         load_dataset("shards:hub:ants/gated", "train")
-    find_site.cache_clear()
+    hub_address.cache_clear()
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ValueError, match=r"the hub cannot be asked for ants/hill \(.*\): try again later"):
-        find_site("hub:ants/hill")
-
-
-def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ValueError, match=r"needs the package huggingface-hub.*pip install 'vitlab\[hub\]'"):
-        find_site("hub:ants/hill")
+    with pytest.raises(UserError, match=r"ants/hill.*tried 6 times"):
+        load_dataset("shards:hub:ants/hill", "train")
 
 
 @pytest.mark.parametrize(

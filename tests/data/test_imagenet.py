@@ -241,7 +241,7 @@ def test_v2_folders_are_numbers_not_words(name: str, folder: str, tmp_path: Path
 def objectnet(tmp_path: Path) -> Path:
     """313 classes, of which the first 113 are ImageNet's; the class c of ImageNet stands in line 999 - c.
 
-    "Alarm clock" is two of ImageNet's classes; three images of it, one of each other class. A image is gray, in a
+    "Alarm clock" is two of ImageNet's classes; three images of it, one of each other class. An image is gray, in a
     red border of 2 pixels.
     """
     home = tmp_path / "objectnet-1.0"

@@ -273,7 +273,7 @@ def test_a_batch_without_any_readable_image(on_disk: Dataset) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_share_without_any_readable_image(on_disk: Dataset, workers: int) -> None:
-    """Of one of two processes: the other has a image. What stands in has all that a image has, but no place."""
+    """Of one of two processes: the other has an image. What stands in has all that an image has, but no place."""
     sets = Labels.of_lists([[i % 3, (i + 1) % 3] for i in range(11)])
     data = dataclasses.replace(on_disk, classes=("a", "b", "c"), labels=sets.firsts, label_sets=sets)
     four = data.take(np.array([4, 7, 5, 6]))

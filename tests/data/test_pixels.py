@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import scipy.io
 
-from vitlab.data import downloads as fetch
 from vitlab.data import pixels
 from vitlab.data import registry as datasets
 from vitlab.data.dataset import Dataset
@@ -71,13 +70,12 @@ def test_fashion_mnist_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     write_fashion(tmp_path / "served", packed=True)
     asked = []
 
-    def serve(urls: list[str], folder: Path, digest: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        name = urls[0].rpartition("/")[2]
-        (folder / name).write_bytes((tmp_path / "served" / name).read_bytes())
-        asked.append((name, len(digest)))
+    def serve(url: str, target: Path, digest: str) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((tmp_path / "served" / url.rpartition("/")[2]).read_bytes())
+        asked.append((target.name, len(digest)))
 
-    monkeypatch.setattr(fetch, "download_file", serve)
+    monkeypatch.setattr(pixels, "download_file", serve)
     for _ in range(2):
         assert len(load_dataset("fashion_mnist", "test", root=tmp_path / "root")) == 20
     assert asked == [("t10k-images-idx3-ubyte.gz", 36), ("t10k-labels-idx1-ubyte.gz", 36)]
@@ -143,12 +141,12 @@ def test_cifar_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     md5 = pack(tmp_path / "made", tmp_path / "served.tar.gz", "cifar-10-batches-bin")
     monkeypatch.setitem(datasets._READERS, "cifar10", dataclasses.replace(pixels.CIFAR10, digest=f"md5:{md5}"))
 
-    def serve(urls: list[str], folder: Path, digest: str) -> None:
+    def serve(url: str, target: Path, digest: str) -> None:
         assert digest == f"md5:{md5}"
-        folder.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "served.tar.gz").rename(folder / urls[0].rpartition("/")[2])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "served.tar.gz").rename(target)
 
-    monkeypatch.setattr(fetch, "download_file", serve)
+    monkeypatch.setattr(pixels, "download_file", serve)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for _ in range(2):  # the second time there is nothing left to fetch
         assert len(load_dataset("cifar10", "test")) == 200

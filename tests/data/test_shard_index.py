@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from vitlab.data.dataset import Labels
 from vitlab.data.shard_index import (
     File,
-    Listing,
     Places,
+    ShardIndex,
     check_as_text,
     check_shards,
     class_names,
-    read_listing,
+    parse_index,
     read_places,
     write_places,
 )
@@ -27,16 +27,13 @@ ROWS = st.lists(st.tuples(ROWS, st.lists(st.integers(0, 2**31 - 1), min_size=1, 
 
 
 def places_of(rows: list[Any], records: list[int]) -> tuple[Places, Labels]:
-    names = [row[0][2].encode() for row in rows]
-    places = Places.of_lists(
-        [f"train-{i}.tar" for i in range(len(records))],
-        records,
-        np.array([row[0][0] for row in rows], np.int64),
-        np.array([row[0][1] for row in rows], np.int64),
-        np.frombuffer(b"".join(names), np.uint8),
-        np.array([*map(len, names)], np.int64),
-    )
-    return places, Labels.of_lists([row[1] for row in rows])
+    members = [(name, offset, size) for (offset, size, name), _ in rows]
+    starts = np.cumsum([0, *records])
+    parts = [
+        Places.of_shard(f"train-{i}.tar", members[start : start + n])
+        for i, (start, n) in enumerate(zip(starts, records, strict=False))
+    ]
+    return Places.joined(parts), Labels.of_lists([row[1] for row in rows])
 
 
 def told(places: Places, labels: Labels) -> list[tuple[Any, ...]]:
@@ -89,7 +86,7 @@ def test_damage_is_seen(tmp_path: Path) -> None:
         assert read_places(path) is None, name
 
 
-LISTING = Listing(
+SHARD_INDEX = ShardIndex(
     {"train": (File("train-000000.tar", 2048, "0" * 64, 2),), "test": ()},
     (File("classes.json", 9, "1" * 64),),
     {"train": 1},
@@ -99,29 +96,32 @@ LISTING = Listing(
 
 def test_a_listing_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "index.json"
-    LISTING.write(path)
-    assert read_listing(path.read_bytes(), "it") == LISTING
-    assert [file.file for file in LISTING.files] == ["train-000000.tar", "classes.json"]
+    SHARD_INDEX.write(path)
+    assert parse_index(path.read_bytes(), "it") == SHARD_INDEX
+    assert [file.file for file in SHARD_INDEX.files] == ["train-000000.tar", "classes.json"]
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda c: [], "it is no list of shards"),
+        (lambda c: [], "it is not an index of shards"),
         (lambda c: {**c, "format": "else"}, "its format is 'else', not 'vitlab-shards-1'"),
         (lambda c: {k: v for k, v in c.items() if k != "shards"}, "KeyError: 'shards'"),
-        (lambda c: {**c, "shards": {"train": [{**c["shards"]["train"][0], "file": "../up.tar"}]}}, "'../up.tar' is no"),
-        (lambda c: {**c, "beside": [{**c["beside"][0], "file": ".hidden"}]}, "'.hidden' is no plain name of a file"),
+        (
+            lambda c: {**c, "shards": {"train": [{**c["shards"]["train"][0], "file": "../up.tar"}]}},
+            "'../up.tar' is not",
+        ),
+        (lambda c: {**c, "beside": [{**c["beside"][0], "file": ".hidden"}]}, "'.hidden' is not a plain file name"),
         (lambda c: {**c, "beside": [{**c["beside"][0], "bytes": "many"}]}, "invalid literal"),
     ],
 )
 def test_other_content_is_refused(tmp_path: Path, change: Any, message: str) -> None:
-    LISTING.write(tmp_path / "index.json")
+    SHARD_INDEX.write(tmp_path / "index.json")
     content = change(json.loads((tmp_path / "index.json").read_bytes()))
     with pytest.raises(ValueError, match=message):
-        read_listing(json.dumps(content).encode(), "it")
-    with pytest.raises(ValueError, match="it is no list of shards"):
-        read_listing(b"<html>", "it")
+        parse_index(json.dumps(content).encode(), "it")
+    with pytest.raises(ValueError, match="it is not an index of shards"):
+        parse_index(b"<html>", "it")
 
 
 def test_check_shards(tmp_path: Path) -> None:
@@ -131,12 +131,12 @@ def test_check_shards(tmp_path: Path) -> None:
     files = [File.of(tmp_path / name, 1) for name in names]
     with pytest.raises(ValueError, match=r"has no index.json: give a folder that `vitlab shard` wrote"):
         check_shards(tmp_path)
-    Listing({"train": tuple(files[:2]), "test": tuple(files[2:])}, (), {}, {}).write(tmp_path / "index.json")
+    ShardIndex({"train": tuple(files[:2]), "test": tuple(files[2:])}, (), {}, {}).write(tmp_path / "index.json")
     heard = []
     found = check_shards(tmp_path, lambda *words: heard.append(words))
     assert found == {"folder": str(tmp_path), "files": 4, "bytes": 52, "wrong": {}}
     assert heard == [(13, 52), (26, 52), (39, 52), (52, 52)]
-    assert check_as_text(found) == f"all 4 files of {tmp_path} are as index.json says"
+    assert check_as_text(found) == f"all 4 files of {tmp_path} match index.json"
     (tmp_path / names[0]).write_bytes(b"what is in It")
     (tmp_path / names[1]).write_bytes(b"what is")
     (tmp_path / names[2]).unlink()
@@ -145,8 +145,8 @@ def test_check_shards(tmp_path: Path) -> None:
     assert f"{names[2]} is missing\n" in check_as_text(found)
     wrong = found["wrong"]
     assert wrong.keys() == {*names[:3], "train-000002.tar"}
-    assert wrong[names[0]] == f"has the sha256 {File.of(tmp_path / names[0]).sha256}, not {files[0].sha256}"
-    assert wrong[names[1]] == "has 7 bytes, not 13"
+    assert wrong[names[0]] == f"has the sha256 {File.of(tmp_path / names[0]).sha256}, expected {files[0].sha256}"
+    assert wrong[names[1]] == "has 7 bytes, expected 13"
     assert (wrong[names[2]], wrong["train-000002.tar"]) == ("is missing", "is not listed")
 
 

@@ -80,12 +80,12 @@ def test_shards_without_names_count_their_classes_on_train(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        ([("a.png", b"x")], "1 keys lack a image or a .cls, first 'a'"),
-        ([("a.cls", b"0")], "1 keys lack a image or a .cls, first 'a'"),
-        (pair("a", "cat"), "must hold a class number .* not b'cat'"),
+        ([("a.png", b"x")], "1 keys lack an image or a .cls, first 'a'"),
+        ([("a.cls", b"0")], "1 keys lack an image or a .cls, first 'a'"),
+        (pair("a", "cat"), "must hold a class number.* not b'cat'"),
         (pair("a", -1), "must hold a class number"),
         (pair("a", ""), "must hold a class number"),
-        (pair("a", "1;2"), r"or several: 3 17 42; not b'1;2'"),
+        (pair("a", "1;2"), "or several.* not b'1;2'"),
         ([("a.txt", b"x")], "no images in"),
         (pair("a", 0) + pair("a", 1), "more than one image or .cls of the key 'a'"),
     ],
@@ -101,7 +101,7 @@ def test_a_cut_shard_is_never_read_in_part(tmp_path: Path, keep: int) -> None:
     whole = tmp_path / "train-0.tar"
     write_shard(whole, pair("a", 0) + pair("b", 1))  # four members of 1,024 bytes each, then the end
     whole.write_bytes(whole.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"train-0\.tar is damaged or cut off"):
+    with pytest.raises(ValueError, match=r"train-0\.tar is corrupt or cut off"):
         load_dataset(f"shards:{tmp_path}", "trainval")
 
 
@@ -154,7 +154,7 @@ def test_a_list_of_labels_counts_before_the_cls(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["[]", "3", "[-1]", "[true]", "[1.5]", "{"])
 def test_bad_lists_of_labels(tmp_path: Path, text: str) -> None:
     write_shard(tmp_path / "train-0.tar", [*pair("a", 3), ("a.labels.json", text.encode())])
-    with pytest.raises(ValueError, match=r"a.labels.json must hold a list of class numbers, \[3, 17, 42\], not b"):
+    with pytest.raises(ValueError, match=r"a.labels.json must hold a list of class numbers"):
         load_dataset(f"shards:{tmp_path}", "trainval")
 
 
@@ -248,11 +248,11 @@ def test_large_sets_are_looked_through_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     labels = many(tmp_path)
-    monkeypatch.setattr(shards, "KEPT", 40)
+    monkeypatch.setattr(shards, "CACHE_FROM", 40)
     first = whole(tmp_path)
     looked = []
-    look_through = shards.look_through
-    monkeypatch.setattr(shards, "look_through", lambda tars: looked.append(tars) or look_through(tars))
+    scan = shards.scan
+    monkeypatch.setattr(shards, "scan", lambda tars: looked.append(tars) or scan(tars))
     again = whole(tmp_path)
     assert not looked
     assert again.labels.tolist() == first.labels.tolist()
@@ -266,10 +266,10 @@ def test_large_sets_are_looked_through_once(
     write_shard(tmp_path / "train-1.tar", pair("z", 6, 200, 70))  # another shard under the same name
     assert whole(tmp_path).labels.tolist()[-1] == 6
     assert len(looked) == 2
-    monkeypatch.setattr(shards, "KEPT", 10)
+    monkeypatch.setattr(shards, "CACHE_FROM", 10)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "train-0.tar"))  # nothing can be kept there
     assert len(whole(tmp_path)) == 21
-    assert "cannot keep what was found" in caplog.text
+    assert "cannot cache the scan" in caplog.text
 
 
 def test_many_small_images_are_not_all_decoded_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,4 +291,4 @@ def test_a_file_is_not_closed_while_it_is_read(tmp_path: Path, monkeypatch: pyte
         return pread(number, size, offset)
 
     monkeypatch.setattr(os, "pread", pread_late)
-    assert shards.read_at(str(tmp_path / "a"), 2, 3) == b"aaa"
+    assert shards._opened(str(tmp_path / "a")).read(2, 3) == b"aaa"

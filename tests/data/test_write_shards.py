@@ -269,7 +269,7 @@ def test_leftovers_of_another_call_are_no_part_of_it(
 ) -> None:
     """Neither of other settings, nor of other images under the same name."""
     write_shards(f"folder:{pets}", tmp_path / "whole", SMALL)
-    monkeypatch.setattr(module, "_write_index", lambda *_: 1 / 0)
+    monkeypatch.setattr(module, "_write_places", lambda *_: 1 / 0)
     for settings, change in ((ShardSettings(records=10, seed=1), False), (SMALL, True)):
         before = (pets / "cat" / "000.jpg").read_bytes()
         if change:
@@ -287,7 +287,7 @@ def test_leftovers_of_another_call_are_no_part_of_it(
 def test_a_tar_that_was_damaged_meanwhile_is_written_again(
     pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_write_index", lambda *_: 1 / 0)
+    monkeypatch.setattr(module, "_write_places", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
     monkeypatch.undo()
@@ -304,7 +304,9 @@ def test_a_finished_set_is_let_be(pets: Path, tmp_path: Path) -> None:
     before = (tmp_path / "out" / "train-000000.tar").stat().st_mtime_ns
     assert write_shards(f"folder:{pets}", tmp_path / "out", SMALL) == made
     assert (tmp_path / "out" / "train-000000.tar").stat().st_mtime_ns == before
-    with pytest.raises(ValueError, match=r"out already holds a set of shards, written with other settings \(size\)"):
+    with pytest.raises(
+        ValueError, match=r"out already holds a data set in shards, written with other settings \(size\)"
+    ):
         write_shards(f"folder:{pets}", tmp_path / "out", ShardSettings(records=10, size=32))
     with pytest.raises(ValueError, match="pets is not empty; give the name of a new folder"):
         write_shards(f"folder:{pets}", pets, SMALL)
@@ -334,7 +336,7 @@ def test_two_do_not_write_the_same_set(pets: Path, tmp_path: Path) -> None:
             other.join()
 
     write_shards(f"folder:{pets}", tmp_path / "out", SMALL, report=begin_another)
-    assert re.match(r"another process is writing .*out; let it finish", heard.get(timeout=10))
+    assert re.match(r"another process is writing .*out", heard.get(timeout=10))
     assert not check_shards(tmp_path / "out")["wrong"]
     assert {path.name for path in tmp_path.iterdir()} == {"pets", "out"}
 
@@ -365,7 +367,7 @@ def test_a_set_that_is_not_whole_is_not_read(pets: Path, tmp_path: Path, change:
             (out / "train-000003.tar").write_bytes(tar.read_bytes())
         case "index":
             (out / "train.index.npz").write_bytes(b"")
-    message = "train.index.npz is missing or damaged" if change == "index" else "index.json does not fit the shards"
+    message = "train.index.npz is missing or corrupt" if change == "index" else "index.json does not match the shards"
     with pytest.raises(ValueError, match=message):
         load_dataset(f"shards:{out}", "train")
 
@@ -376,8 +378,8 @@ def test_a_set_that_is_not_whole_is_not_read(pets: Path, tmp_path: Path, change:
         ({"size": 0}, "size is 0"),
         ({"quality": 101}, "quality is 101"),
         ({"records": 5, "megabytes": 1.0}, "both limit a tar; give one"),
-        ({"records": 0}, "a tar holds something"),
-        ({"megabytes": 0.0}, "a tar holds something"),
+        ({"records": 0}, "expected more than 0"),
+        ({"megabytes": 0.0}, "expected more than 0"),
         ({"seed": -1}, "seed is -1"),
     ],
 )

@@ -35,29 +35,23 @@ AXIAL = ViTConfig(
 BASE = ViTConfig(image_size=(8, 12), patch_size=4, width=16, depth=2, heads=2, mlp_dim=16, num_classes=5)
 KINDS = {
     "class token, wider than high": SMALL,
-    "mean over patches": replace(BASE, pool="gap", heads=4),
     "no positions, one head, pre-logits, no head": replace(
         BASE, heads=1, num_classes=0, position="none", representation_size=8, gelu="erf"
     ),
     "dropout": replace(BASE, dropout=0.5, stochastic_depth=0.5),
     "hybrid": replace(BASE, image_size=(32, 48), patch_size=1, stem=ResNetBody((1, 1), width=32)),
-    "hybrid with the root alone": replace(BASE, image_size=16, patch_size=2, stem=ResNetBody((), width=32)),
     "relative positions": replace(BASE, position="relative", position_at="every", position_std=1.0),
     "relative positions, shared, registers": replace(
         BASE, position="relative", position_at="shared", position_std=1.0, registers=2, pool="gap"
     ),
-    "positions in every block": replace(BASE, position_at="every"),
     "2-D positions in every block": replace(BASE, position="2d", position_at="every", registers=1),
-    "2-D positions, shared": replace(BASE, position="2d", position_at="shared"),
     "sin-cos, MAP head": replace(BASE, position="sincos2d", pool="map"),
     "MAP head, registers": replace(BASE, pool="map", registers=3),
-    "registers, LayerScale": replace(BASE, registers=4, layer_scale=0.5),
     "distillation token": replace(BASE, distilled=True),
     "class token and mean, class without a place": replace(BASE, pool="token+gap", class_position=False),
     "axial": AXIAL,
     "axial, higher than wide, mean": replace(AXIAL, image_size=(20, 8), pool="gap"),
     "axial, registers and distillation token": replace(AXIAL, distilled=True, registers=2),
-    "axial, one row": replace(AXIAL, image_size=(4, 20)),
     "axial hybrid": replace(AXIAL, image_size=(24, 16), patch_size=1, stem=ResNetBody((1,), width=32), pool="map"),
 }
 

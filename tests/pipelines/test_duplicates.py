@@ -118,12 +118,12 @@ def test_bad_input(sets: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="given twice"):
         duplicates(name, name, tmp_path, train_split="test")
     for threshold in (0.0, 0.6, float("nan")):
-        with pytest.raises(ValueError, match=r"the threshold is .*at most 0\.5"):
+        with pytest.raises(ValueError, match=r"threshold is .*at most 0\.5"):
             duplicates(name, name, tmp_path, threshold=threshold)
-    with pytest.raises(ValueError, match="workers=-1 must not be negative"):
+    with pytest.raises(ValueError, match="workers is -1"):
         duplicates(name, name, tmp_path, workers=-1)
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="is a file; give the name of a folder"):
+    with pytest.raises(ValueError, match="is a file; give a folder"):
         duplicates(name, name, tmp_path / "file")
 
 
@@ -133,7 +133,8 @@ def test_what_is_no_regular_file_is_unreadable(sets: Path, tmp_path: Path) -> No
     irregular("pipe", tmp_path / "set" / "train" / "cat" / "x\ny.jpg", tmp_path)
     found = duplicates(f"folder:{tmp_path}/set", f"folder:{tmp_path}/set", tmp_path / "out")
     (left,) = found["unreadable"]
-    assert (Path(left["path"]).name, left["reason"]) == ("x\ny.jpg", "it is a named pipe, not a regular file")
+    assert Path(left["path"]).name == "x\ny.jpg"
+    assert left["reason"].startswith("it is a named pipe")
     assert r"x\ny.jpg': it is a named pipe" in as_text(found, tmp_path)
 
 

@@ -103,7 +103,7 @@ def test_a_data_set_that_has_gone(folder_run: Path) -> None:
     shutil.rmtree(folder_run.parent / "set")
     phase = Run.read(folder_run).phase("A name", "A sentence.")
     assert phase.name == "A name"
-    assert phase.explanation.startswith("A sentence.\n\nThe images answered wrong cannot be shown: the folder ")
+    assert phase.explanation.startswith("A sentence.\n\nThe wrong predictions cannot be shown: ")
     assert phase.mistakes is None
     assert phase.confusion is not None
 

@@ -22,7 +22,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.inspect.capture import capture
 from vitlab.inspect.drawings import FIGURES
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, build_model
-from vitlab.pipelines.inspect import MOST, as_text, inspect_checkpoint
+from vitlab.pipelines.inspect import DISTANCE_IMAGES, as_text, inspect_checkpoint
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_model, save_model
@@ -63,7 +63,7 @@ def inspect(checkpoint: Path, *sources: Path | str, **options: Any) -> tuple[dic
 def test_a_run_s_own_result_is_not_written_over(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run, tmp_path / "run")
     before = (tmp_path / "run" / "result.json").read_bytes()
-    with pytest.raises(ValueError, match=r"run holds a run or a model; give another folder, say .*run/look"):
+    with pytest.raises(ValueError, match=r"holds a run or a model.*run/look"):
         inspect_checkpoint(tmp_path / "run", [], tmp_path / "run", device="cpu")
     assert (tmp_path / "run" / "result.json").read_bytes() == before
     inspect_checkpoint(tmp_path / "run", [], tmp_path / "run" / "look", device="cpu")
@@ -132,7 +132,8 @@ def test_what_is_no_regular_file_is_left_out(checkpoint: Callable[..., Path], di
     found, _ = inspect(checkpoint(), digits)
     assert found["images"] == 5
     (left,) = found["unreadable"]
-    assert left == {"path": str(digits / "x\ny.png"), "reason": "it is a named pipe, not a regular file"}
+    assert left["path"] == str(digits / "x\ny.png")
+    assert left["reason"].startswith("it is a named pipe")
     assert f"{left['path']!r}: cannot be read: it is a named pipe" in as_text(found)
 
 
@@ -152,7 +153,7 @@ def test_without_images(checkpoint: Callable[..., Path]) -> None:
     assert "shown" not in found
     page = check((out / "index.html").read_text())
     assert f"{found['parameters']:,}" in page.words
-    assert as_text(found).splitlines() == ["ViT/4: 4,547 parameters, 8.31e-05 GMACs a image", found["page"]]
+    assert as_text(found).splitlines() == ["ViT/4: 4,547 parameters, 8.31e-05 GMACs an image", found["page"]]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_what_cannot_be_looked_into(checkpoint: Callable[..., Path], digits: Pat
     with pytest.raises(ValueError, match="there is no file or folder"):
         inspect(folder, tmp_path / "nowhere")
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="is a file; give the name of a folder"):
+    with pytest.raises(ValueError, match="is a file; give a folder"):
         inspect_checkpoint(folder, [str(digits)], tmp_path / "file")
     body = ResNetBody((1, 1), width=32, version="v2")
     save_model(build_model(ResNetConfig(image_size=16, body=body, num_classes=3)), tmp_path / "resnet")
@@ -215,7 +216,7 @@ def test_what_cannot_be_looked_into(checkpoint: Callable[..., Path], digits: Pat
 
 def test_a_run_shows_its_own_test_images_and_how_it_went(run: Path, tmp_path: Path) -> None:
     found = inspect_checkpoint(run, [], tmp_path / "out", shown=4, device="cpu")
-    assert found["images"] == min(MOST, len(load_dataset("digits", "test", classes=(0, 1, 2))))
+    assert found["images"] == min(DISTANCE_IMAGES, len(load_dataset("digits", "test", classes=(0, 1, 2))))
     assert len(found["shown"]) == 4
     assert all(re.fullmatch(r"digits/test\[\d+\], [012]", each["path"]) for each in found["shown"])
     page = check((tmp_path / "out" / "index.html").read_text())

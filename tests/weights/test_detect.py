@@ -152,7 +152,7 @@ def test_a_hub_is_queried_once(tmp_path: Path, tiny: Callable[..., ViT], monkeyp
         save_model(tiny(width=8 * len(queries)), folder, extra={"source": f"commit {len(queries)}"})
         return folder
 
-    monkeypatch.setattr("vitlab.weights.fetch.fetch", fetch)
+    monkeypatch.setattr("vitlab.weights.hub.download_checkpoint", fetch)
     checkpoint = load_checkpoint("hub:a/queried-once")
     model, card = load_model("hub:a/queried-once", image_size=24), load_card("hub:a/queried-once", image_size=24)
     assert queries == ["hub:a/queried-once"]

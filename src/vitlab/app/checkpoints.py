@@ -36,8 +36,8 @@ def find_checkpoints(path: str | Path) -> dict[str, str]:
     place = Path(path)
     if str(path).startswith(("hub:", "timm:")) or _is_checkpoint(place):
         return {str(path) if ":" in str(path) else place.resolve().name: str(path)}
-    if place.is_dir() and (found := [entry for entry in sorted(place.iterdir()) if _is_checkpoint(entry)]):
-        return {entry.name: str(entry) for entry in found}
+    if place.is_dir() and (entries := [entry for entry in sorted(place.iterdir()) if _is_checkpoint(entry)]):
+        return {entry.name: str(entry) for entry in entries}
     load_card(path)  # raises with the reason: missing, a pickle, a training that has not ended
     raise UserError(f"{path} holds no checkpoint; give one or a folder of them: {READABLE}.")
 

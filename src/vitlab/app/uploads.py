@@ -20,31 +20,31 @@ BODY_BYTES = 2**20
 
 def find_upload(path: str, folder: Path, limit: int) -> Path:
     """The file at `path`, links resolved. Raises UserError unless it is a regular file of at most `limit` bytes inside
-    `folder`; nothing outside the folder is opened or told of."""
+    `folder`; nothing outside the folder is opened or reported."""
     refusal = UserError(f"{path!r} is not an uploaded file; drop an image on the page.")
     try:
         inside = os.path.abspath(path)  # noqa: PTH100  (removes `..` without following links)
         if not Path(inside).is_relative_to(folder):
             raise refusal
-        found = Path(inside).resolve(strict=True)
-        if not found.is_relative_to(folder.resolve()):
+        file = Path(inside).resolve(strict=True)
+        if not file.is_relative_to(folder.resolve()):
             raise refusal
-        check_regular(found)
-        size = found.stat().st_size
+        check_regular(file)
+        size = file.stat().st_size
     except (OSError, RuntimeError, ValueError) as error:  # missing, a loop of links, a NUL, not a regular file
         raise refusal from error
     if size > limit:
-        raise UserError(f"{found.name} has {size / 2**20:.1f} MB; at most {limit / 2**20:g} MB are allowed.")
-    return found
+        raise UserError(f"{file.name} has {size / 2**20:.1f} MB; at most {limit / 2**20:g} MB are allowed.")
+    return file
 
 
 def read_upload(path: str, folder: Path, limit: int) -> bytes:
     """The bytes of an uploaded file. Raises UserError as `find_upload` does."""
-    found = find_upload(path, folder, limit)
+    file = find_upload(path, folder, limit)
     try:
-        return read_regular(found, limit)
+        return read_regular(file, limit)
     except OSError as error:
-        raise UserError(f"{found.name} cannot be read ({error.strerror}); drop it again.") from error
+        raise UserError(f"{file.name} cannot be read ({error.strerror}); drop it again.") from error
 
 
 def paths_in(request: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from vitlab.config import PositiveFloat, PositiveInt
 from vitlab.cost.measure import (
     commit,
     copy_bandwidth,
@@ -63,19 +64,19 @@ class Settings:
 
     models: tuple[str, ...] = FIGURE_12
     """Names or shell patterns."""
-    sizes: tuple[int, ...] = SIZES
+    sizes: tuple[PositiveInt, ...] = SIZES
     """Image sides in pixels."""
     mode: Literal["train", "infer", "both"] = "infer"
-    batch: int | None = None
+    batch: PositiveInt | None = None
     """None is the power of two at which ours is fastest."""
     against: tuple[str, ...] = ()
     """Peers."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     compile: bool = False
-    seconds: float = 1.0
+    seconds: PositiveFloat = 1.0
     """Length of a round of one contender."""
-    rounds: int = 7
-    memory: float | None = None
+    rounds: PositiveInt = 7
+    memory: PositiveFloat | None = None
     """GiB that a step may take besides torch itself. None: 4 on a CPU, all of a GPU."""
     largest: bool = True
     """Search the largest batch that fits into that memory."""
@@ -88,12 +89,6 @@ class Settings:
             check_installed(peer)
         if self.batch is None and not self.largest:
             raise UserError("--batch auto requires the largest batch; drop --no-largest, or give a number.")
-        for name in ("batch", "seconds", "rounds", "memory"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < float("inf"):
-                raise UserError(f"{name} is {value}; it must be positive and finite.")
-        if not self.sizes or min(self.sizes) < 1:
-            raise UserError(f"sizes are {self.sizes}; give image sides in pixels, each at least 1.")
         if self.profile and self.mode == "infer":
             raise UserError("--profile reports the parts of a training step; give --mode train or both.")
 

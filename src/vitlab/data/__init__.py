@@ -1,9 +1,9 @@
-"""Sec. 4.1: images in, batches out.
+"""Data: images in, batches out (Sec. 4.1).
 
-`datasets.py` names the sets, `sources.py` finds images (in tars: `shards.py`; in tars on a web server: `remote.py`,
-on the hub: `hub_shards.py`; in other sets of the hub: `hub.py`), `images.py` reads them, `transforms.py` crops and
-scales them, `loader.py` puts them in order. Names are imported on first use, so that importing this package does not
-import torch.
+`registry.py` names the data sets, `dataset.py` has their type. They come from image folders (`folder.py`), ImageNet's
+layouts (`imagenet.py`), files of pixels (`pixels.py`), tars (`shards.py`; on a server `remote.py`), the Hugging Face
+hub (`hub.py`) and VTAB-1k's sources (`vtab/`). `decode.py` reads images, `transforms.py` crops and resizes them,
+`loader.py` puts them in order. Names are imported on first use, so that this package does not import torch.
 """
 
 import importlib

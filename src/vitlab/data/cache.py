@@ -1,4 +1,4 @@
-"""What was computed from images and is kept on disk: whose it is, and whole or not there."""
+"""Caches of what was computed from images: a digest that identifies the images, and intact arrays or none."""
 
 import hashlib
 import os
@@ -10,17 +10,17 @@ from vitlab.data.dataset import Dataset
 from vitlab.io import ARCHIVE_DAMAGE, reading_npz
 
 
-def digest_images(start: str, dataset: Dataset, places: range, stats: dict[str, bytes]) -> str:
-    """SHA-256 of `start` and the images at `places`: it changes with any of them. Labels are no part of it.
+def digest_images(start: str, dataset: Dataset, indices: range, stats: dict[str, bytes]) -> str:
+    """SHA-256 of `start` and the images `indices`: it changes with any of them, not with their labels.
 
-    Of images in memory the bytes count; of those in files what they are called, their sizes and their times.
-    `stats` remembers the files from one call to the next.
+    Of images in memory the bytes count; of those in files their paths, sizes and times. `stats` caches what is known
+    of files from one call to the next.
     """
     digest = hashlib.sha256(start.encode())
-    part = slice(places.start, places.stop)
+    part = slice(indices.start, indices.stop)
     if dataset.pixels is not None:
         pixels = np.ascontiguousarray(dataset.pixels[part])
-        broken = [i - places.start for i in dataset.failures if i in places]
+        broken = [i - indices.start for i in dataset.failures if i in indices]
         digest.update(f"{pixels.dtype} {pixels.shape} {sorted(broken)}".encode())
         digest.update(pixels.data)
     else:
@@ -33,14 +33,14 @@ def digest_images(start: str, dataset: Dataset, places: range, stats: dict[str, 
 
 def _stat(file: str) -> bytes:
     try:
-        found = os.stat(file)  # noqa: PTH116  (a Path for each of a million files would cost more than the question)
+        stat = os.stat(file)  # noqa: PTH116  (a Path for each of a million files would cost more than the question)
     except OSError:
         return f"{file}\0missing".encode(errors="surrogateescape")  # reading it says what is wrong with it
-    return f"{os.path.abspath(file)}\0{found.st_size}\0{found.st_mtime_ns}".encode(errors="surrogateescape")  # noqa: PTH100
+    return f"{os.path.abspath(file)}\0{stat.st_size}\0{stat.st_mtime_ns}".encode(errors="surrogateescape")  # noqa: PTH100
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray] | None:
-    """The arrays `names` of an .npz; None where it is not there, lacks one, or has a byte that its checksums deny."""
+    """The arrays `names` of an .npz; None if it is missing, lacks one, or does not match its checksums."""
     try:
         with reading_npz(path) as arrays:
             assert arrays.zip is not None  # it is open

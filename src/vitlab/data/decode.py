@@ -69,8 +69,8 @@ def read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
             return file.read(size)
     except OSError as error:
         raise ImageError(path, error.strerror or str(error)) from error
-    except UserError as error:
-        raise ImageError(path, str(error)) from error
+    except UserError as error:  # not a regular file
+        raise ImageError(path, f"it {str(error).removeprefix(path).strip()}") from error
 
 
 def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, max_pixels: int = MAX_PIXELS) -> np.ndarray:

@@ -1,8 +1,7 @@
-"""Near-duplicates of test images in a training set, which would make a test easier than it seems (Sec. 4.1).
+"""Near-duplicates of test images in a training set, which make a test easier than it seems (Sec. 4.1).
 
-What is alike, `vitlab.data.similarity` says. A set is read in shards of `SHARD` images, whose thumbnails are kept on
-disk: an interrupted search goes on, and memory holds one shard of the training set, whatever its size, and the
-thumbnails of the test set.
+`similarity.py` compares two images. A set is read in shards of `SHARD` images, whose thumbnails are cached: an
+interrupted search continues, and memory holds one shard of the training set and the thumbnails of the test set.
 """
 
 import json
@@ -22,43 +21,42 @@ from vitlab.data.similarity import SIDE, THRESHOLD, alike, candidates, distances
 from vitlab.io import write_arrays
 
 FLAT = 2.0
-"""Thumbnails whose gray values (0-255) deviate by less have nothing to compare, and are left out and counted."""
+"""Thumbnails whose gray values (0-255) have a smaller deviation show nothing to compare: left out and counted."""
 SHARD = 16_384
-"""Images whose thumbnails are one file, and are in memory together."""
+"""Images whose thumbnails are in one file, and in memory together."""
 
 Report = Callable[[str, int, int], None]
-"""Hears what is being done, how many images of it are done, and of how many."""
+"""Called with what is being done, how many images of it are done, and of how many."""
+View = tuple[bool, np.ndarray, np.ndarray]
+"""Whether mirrored, thumbnails uint8 [M, S, S], and their hashes uint64 [2, M]."""
 
 
 class Pair(NamedTuple):
-    """Images `train` and `test` of their sets (places), `distance` apart, their hashes by `bits` of 64."""
+    """Images `train` and `test` (indices in their sets), `distance` apart, their hashes by `bits` of 64.
+
+    flipped: whether one is the other mirrored.
+    """
 
     train: int
     test: int
     distance: float
     bits: int
     flipped: bool
-    """Whether the one is the other mirrored."""
-
-
-Look = tuple[bool, np.ndarray, np.ndarray]
-"""Whether mirrored, thumbnails uint8 [M, S, S], and their hashes uint64 [2, M]."""
 
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """What became of a set's images."""
+    """The number of a set's images; indices of those with nothing to compare (`flat`) and, with the reason, of those
+    that could not be read."""
 
     images: int
     flat: list[int] = field(default_factory=list)
-    """Places of the images that show nothing to compare (`FLAT`)."""
     unreadable: dict[int, str] = field(default_factory=dict)
-    """Places of those that could not be read, and why."""
 
 
 @dataclass(frozen=True, eq=False)
 class Duplicates:
-    """The pairs that are near each other, the nearest first, and what could not be compared."""
+    """The pairs, the nearest first, and what could not be compared."""
 
     pairs: list[Pair]
     train: Side
@@ -74,39 +72,40 @@ def find_duplicates(
     workers: int = 0,
     report: Report = lambda *_: None,
 ) -> Duplicates:
-    """All pairs of a image of `train` and one of `test` whose distance is at most `limit`.
+    """All pairs of an image of `train` and one of `test` whose distance is at most `limit`.
 
-    cache: folder for the thumbnails; the same call on the same images reads them from there. workers: threads that
+    cache: folder for the thumbnails, from which the same call on the same images reads them. workers: threads that
     read images.
     """
-    there, parts = Side(len(test)), []
-    for start, thumbs in _shards(test, cache, "test", there, workers, report):
-        parts.append((start + np.arange(len(thumbs)), thumbs))
-    usable = [(places[keep], thumbs[keep]) for places, thumbs in parts for keep in [_usable(there, places)]]
-    places, thumbs = (np.concatenate(each) for each in zip(*usable, strict=True))
-    looks = both_ways(thumbs)
+    test_side, parts = Side(len(test)), []
+    for start, thumbs in _shards(test, cache, "test", test_side, workers, report):
+        indices = start + np.arange(len(thumbs))
+        usable = _usable(test_side, indices)
+        parts.append((indices[usable], thumbs[usable]))
+    test_indices, thumbs = map(np.concatenate, zip(*parts, strict=True))
+    views = both_ways(thumbs)
     best: dict[tuple[int, int], Pair] = {}
-    here = Side(len(train))
-    for start, shard in _shards(train, cache, "train", here, workers, report):
-        keep = np.flatnonzero(_usable(here, start + np.arange(len(shard))))
-        for pair in near(shard[keep], looks, limit):
-            where = int(start + keep[pair.train]), int(places[pair.test])
-            found = pair._replace(train=where[0], test=where[1])
-            best[where] = min(best.get(where, found), found, key=lambda p: (p.distance, p.flipped))
+    train_side = Side(len(train))
+    for start, shard in _shards(train, cache, "train", train_side, workers, report):
+        usable = np.flatnonzero(_usable(train_side, start + np.arange(len(shard))))
+        for near_pair in near(shard[usable], views, limit):
+            key = int(start + usable[near_pair.train]), int(test_indices[near_pair.test])
+            pair = near_pair._replace(train=key[0], test=key[1])
+            best[key] = min(best.get(key, pair), pair, key=lambda p: (p.distance, p.flipped))
         report("compared", min(start + SHARD, len(train)), len(train))
-    return Duplicates(sorted(best.values(), key=lambda p: (p.distance, p.test, p.train)), here, there)
+    return Duplicates(sorted(best.values(), key=lambda p: (p.distance, p.test, p.train)), train_side, test_side)
 
 
-def both_ways(thumbs: UInt8[np.ndarray, "M S S"]) -> list[Look]:
+def both_ways(thumbs: UInt8[np.ndarray, "M S S"]) -> list[View]:
     """Test thumbnails with their hashes, as they are and mirrored: what `near` compares with."""
     return [(flipped, x, hashes(x)) for flipped, x in ((False, thumbs), (True, mirrored(thumbs)))]
 
 
-def near(shard: UInt8[np.ndarray, "N S S"], looks: list[Look], limit: float = THRESHOLD) -> Iterator[Pair]:
-    """The pairs of a thumbnail of `shard` and one of `looks` that are at most `limit` apart, by their places there."""
-    own = hashes(shard)
-    for flipped, thumbs, theirs in looks:
-        i, j, bits = candidates(own, theirs)
+def near(shard: UInt8[np.ndarray, "N S S"], views: list[View], limit: float = THRESHOLD) -> Iterator[Pair]:
+    """The pairs of a thumbnail of `shard` and one of `views` that are at most `limit` apart, by their indices there."""
+    shard_hashes = hashes(shard)
+    for flipped, thumbs, test_hashes in views:
+        i, j, bits = candidates(shard_hashes, test_hashes)
         left = alike(shard, thumbs, i, j)
         i, j, bits = i[left], j[left], bits[left]
         distance = distances(thumbs, shard, j, i)
@@ -114,45 +113,44 @@ def near(shard: UInt8[np.ndarray, "N S S"], looks: list[Look], limit: float = TH
             yield Pair(int(i[n]), int(j[n]), round(float(distance[n]), 4), int(bits[n]), flipped)
 
 
-def _usable(side: Side, places: np.ndarray) -> Bool[np.ndarray, " n"]:
-    return ~np.isin(places, [*side.flat, *side.unreadable])
+def _usable(side: Side, indices: np.ndarray) -> Bool[np.ndarray, " n"]:
+    return ~np.isin(indices, [*side.flat, *side.unreadable])
 
 
 def _shards(
     dataset: Dataset, cache: Path | None, name: str, side: Side, workers: int, report: Report
 ) -> Iterator[tuple[int, UInt8[np.ndarray, "n S S"]]]:
-    """First place and thumbnails of each shard, from the cache where they are there; `side` hears what is amiss."""
+    """First index and thumbnails of each shard, from the cache if possible; `side` collects what is left out."""
     stats: dict[str, bytes] = {}
     for start in range(0, len(dataset), SHARD):
-        places = range(start, min(start + SHARD, len(dataset)))
-        key = digest_images(f"thumbnails 2, {SIDE}", dataset, places, stats) if cache else ""
+        indices = range(start, min(start + SHARD, len(dataset)))
+        key = digest_images(f"thumbnails 2, {SIDE}", dataset, indices, stats) if cache else ""
         file = cache and cache / f"{name}-{start // SHARD:05d}.npz"
-        kept = read_arrays(file, "key", "thumbs", "unreadable") if file else None
-        if kept and str(kept[0]) == key:
-            thumbs, reasons = kept[1], json.loads(str(kept[2]))
+        cached = read_arrays(file, "key", "thumbs", "unreadable") if file else None
+        if cached and str(cached[0]) == key:
+            thumbs, reasons = cached[1], json.loads(str(cached[2]))
         else:
-            thumbs, reasons = _thumbnails(dataset, places, workers)
+            thumbs, reasons = _thumbnails(dataset, indices, workers)
             if file:
-                write_arrays(
-                    file, {"key": np.array(key), "thumbs": thumbs, "unreadable": np.array(json.dumps(reasons))}
-                )
+                unreadable = np.array(json.dumps(reasons))
+                write_arrays(file, {"key": np.array(key), "thumbs": thumbs, "unreadable": unreadable})
         side.unreadable.update((start + int(i), reason) for i, reason in reasons.items())
         flat = thumbs.std(axis=(1, 2), dtype=np.float32) < FLAT
         side.flat.extend(start + i for i in np.flatnonzero(flat).tolist() if str(i) not in reasons)
-        report(f"{name}: read", places.stop, len(dataset))
+        report(f"{name}: read", indices.stop, len(dataset))
         yield start, thumbs
 
 
-def _thumbnails(dataset: Dataset, places: range, workers: int) -> tuple[np.ndarray, dict[str, str]]:
-    """Thumbnails of the images at `places`, and the reason why for each, counted from 0, that could not be read."""
+def _thumbnails(dataset: Dataset, indices: range, workers: int) -> tuple[np.ndarray, dict[str, str]]:
+    """Thumbnails of the images `indices`, and for each, counted from 0, that could not be read, the reason."""
     reasons: dict[str, str] = {}
 
-    def read(place: int) -> np.ndarray:
+    def read(index: int) -> np.ndarray:
         try:
-            return thumbnail(dataset.image(place))
+            return thumbnail(dataset.image(index))
         except ImageError as error:
-            reasons[str(place - places.start)] = error.reason
+            reasons[str(index - indices.start)] = error.reason
             return np.zeros((SIDE, SIDE), np.uint8)
 
     with ThreadPoolExecutor(max(1, workers)) as pool:  # Pillow decodes and scales outside of Python's lock
-        return np.stack(list(pool.map(read, places))), reasons
+        return np.stack(list(pool.map(read, indices))), reasons

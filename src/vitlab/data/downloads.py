@@ -1,284 +1,222 @@
-"""Published sets: where they come from, how they lie on disk, how a missing one is asked for or fetched."""
+"""The download path of the whole project: any address that fsspec opens, resumed, checked, and whole or not there.
 
+`https://`, `s3://`, `gs://`, `hf://` and `memory://` are the same to everything here. Checkpoints of the Hugging Face
+hub go into the cache of huggingface_hub instead (`weights/hub.py`).
+"""
+
+import fcntl
 import hashlib
-import http.client
-import logging
 import os
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, BinaryIO, TypeVar
 
-from vitlab.data import web
+from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
+from vitlab.io import JSON_BYTES
 
-logger = logging.getLogger(__name__)
+BLOCK = 2**23
+"""Bytes per request: what a broken connection loses, and what must arrive within TIMEOUT."""
+TIMEOUT = 600.0
+"""Seconds for one request; a server that sends BLOCK more slowly counts as gone."""
+TRIES = 6
+"""Attempts without a byte after which a server counts as gone."""
+PAUSE = 0.5
+"""Seconds before the second attempt; every further pause is twice as long."""
 
-
-class Source(NamedTuple):
-    """Where a set comes from and how it lies on disk.
-
-    folders: where it may lie below the root; what is downloaded goes to the first, which is torchvision's. needed:
-    what such a folder holds, as for `locate`; none where that depends on the split. sizes: images of each split of
-    TFDS. classes: None where the tasks say what they are. access: "automatic" (downloaded when asked for), "by hand",
-    or "license" (by hand, after consent to its terms).
-    """
-
-    page: str
-    license: str
-    folders: tuple[str, ...]
-    needed: tuple[str, ...]
-    sizes: Mapping[str, int]
-    classes: int | None = None
-    access: str = "automatic"
-
-
-SOURCES: dict[str, Source] = {
-    "caltech101": Source(
-        page="https://data.caltech.edu/records/mzrjq-6wc02",
-        license="CC BY 4.0",
-        folders=("caltech101/101_ObjectCategories", "101_ObjectCategories", "caltech-101/101_ObjectCategories"),
-        needed=("BACKGROUND_Google", "yin_yang"),
-        sizes={"train": 3060, "test": 6084},
-        classes=102,
-    ),
-    "cifar100": Source(
-        page="https://www.cs.toronto.edu/~kriz/cifar.html",
-        license="not stated; cite Krizhevsky 2009",
-        folders=("cifar-100-binary",),
-        needed=("train.bin", "test.bin"),
-        sizes={"train": 50_000, "test": 10_000},
-        classes=100,
-    ),
-    "dtd": Source(
-        page="https://www.robots.ox.ac.uk/~vgg/data/dtd",
-        license="for research",
-        folders=("dtd/dtd", "dtd"),
-        needed=("images", "labels/train1.txt", "labels/val1.txt", "labels/test1.txt"),
-        sizes={"train": 1880, "validation": 1880, "test": 1880},
-        classes=47,
-    ),
-    "flowers102": Source(
-        page="https://www.robots.ox.ac.uk/~vgg/data/flowers/102",
-        license="not stated; cite Nilsback and Zisserman 2008",
-        folders=("flowers-102",),
-        needed=("jpg", "imagelabels.mat", "setid.mat"),
-        sizes={"train": 1020, "validation": 1020, "test": 6149},
-        classes=102,
-    ),
-    "pets": Source(
-        page="https://www.robots.ox.ac.uk/~vgg/data/pets",
-        license="CC BY-SA 4.0",
-        folders=("oxford-iiit-pet",),
-        needed=("images", "annotations/trainval.txt", "annotations/test.txt"),
-        sizes={"train": 3680, "test": 3669},
-        classes=37,
-    ),
-    "svhn": Source(
-        page="http://ufldl.stanford.edu/housenumbers",
-        license="for non-commercial use",
-        folders=("svhn",),
-        needed=(),  # the file of the split
-        sizes={"train": 73_257, "test": 26_032},
-        classes=10,
-    ),
-    "sun397": Source(
-        page="https://vision.princeton.edu/projects/2010/SUN",
-        license="not stated; cite Xiao et al. 2010",
-        folders=("SUN397",),
-        needed=("ClassName.txt",),
-        sizes={"train": 76_128, "validation": 10_875, "test": 21_750},
-        classes=397,
-    ),
-    "patch_camelyon": Source(
-        page="https://zenodo.org/records/2546921",
-        license="CC0",
-        folders=("pcam",),
-        needed=(),  # the two files of the split
-        sizes={"train": 262_144, "validation": 32_768, "test": 32_768},
-        classes=2,
-    ),
-    "eurosat": Source(
-        page="https://github.com/phelber/EuroSAT",
-        license="MIT",
-        folders=("eurosat/2750", "2750", "EuroSAT_RGB"),
-        needed=("AnnualCrop", "SeaLake"),
-        sizes={"train": 27_000},
-        classes=10,
-    ),
-    "resisc45": Source(
-        page="https://gcheng-nwpu.github.io (NWPU-RESISC45.rar, to be unpacked)",
-        license="not stated; cite Cheng et al. 2017",
-        folders=("NWPU-RESISC45",),
-        needed=("airplane", "wetland"),
-        sizes={"train": 31_500},
-        classes=45,
-        access="by hand",
-    ),
-    "diabetic_retinopathy": Source(
-        page="https://www.kaggle.com/c/diabetic-retinopathy-detection (train, test and trainLabels.csv, unpacked) and "
-        "https://storage.googleapis.com/kaggle-forum-message-attachments/90528/2877/retinopathy_solution.csv",
-        license="the competition's rules, to be accepted there",
-        folders=("diabetic_retinopathy_detection", "diabetic-retinopathy-detection"),
-        needed=(),  # the list and the folder of the split
-        sizes={"train": 35_126, "validation": 10_906, "test": 42_670},
-        classes=5,
-        access="license",
-    ),
-    "clevr": Source(
-        page="https://cs.stanford.edu/people/jcjohns/clevr (CLEVR_v1.0.zip, 18 GB, to be unpacked)",
-        license="CC BY 4.0",
-        folders=("CLEVR_v1.0", "clevr/CLEVR_v1.0"),
-        needed=(),  # the images and the scenes of the split
-        sizes={"train": 70_000, "validation": 15_000},
-        access="by hand",
-    ),
-    "dmlab": Source(
-        page="https://storage.googleapis.com/dmlab-vtab/dmlab.tar.gz (3 GB, to be unpacked)",
-        license="not stated; cite Zhai et al. 2019",
-        folders=("dmlab",),
-        needed=(),  # the files of the split
-        sizes={"train": 65_550, "validation": 22_628, "test": 22_735},
-        access="by hand",
-    ),
-    "kitti": Source(
-        page="https://www.cvlibs.net/datasets/kitti/eval_object.php (the left color images data_object_image_2.zip, "
-        "12 GB, the labels data_object_label_2.zip, and for the mapping the development kit devkit_object.zip, all to "
-        "be unpacked)",
-        license="CC BY-NC-SA 3.0",
-        folders=("kitti", "KITTI", "Kitti/raw"),
-        needed=("training/image_2", "training/label_2", "mapping/train_rand.txt", "mapping/train_mapping.txt"),
-        sizes={"train": 6_347, "validation": 423, "test": 711},
-        access="license",
-    ),
-    "dsprites": Source(
-        page="https://github.com/google-deepmind/dsprites-dataset",
-        license="Apache-2.0",
-        folders=("dsprites", "dsprites-dataset"),
-        needed=("dsprites_ndarray_co1sh3sc6or40x32y32_64x64.npz",),
-        sizes={"train": 737_280},
-    ),
-    "smallnorb": Source(
-        page="https://cs.nyu.edu/~ylclab/data/norb-v1.0-small",
-        license="for research, not to be sold",
-        folders=("smallnorb", "norb-v1.0-small"),
-        needed=(),  # the two files of the split
-        sizes={"train": 24_300, "test": 24_300},
-    ),
+REQUEST_ERRORS = {
+    "aiohttp": "ClientError",
+    "huggingface_hub.errors": "HTTPError",
+    "botocore.exceptions": "BotoCoreError",
+    "gcsfs.retry": "HttpError",
 }
-"""The sets of VTAB. Those with `classes` are sets of their own as well; of the others there are the tasks only."""
+"""The errors of file systems that are no OSError."""
+Report = Callable[[int, int], None]
+"""Receives how much is done, and of how much."""
+Result = TypeVar("Result")
 
 
 def cache_folder() -> Path:
-    """Where sets lie that are given no root."""
+    """The folder of downloads and caches: `$XDG_CACHE_HOME/vitlab`, by default `~/.cache/vitlab`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "vitlab"
 
 
-def require_split(name: str, split: str) -> None:
-    """Raise `ValueError` for a split that TFDS does not have."""
-    if split not in SOURCES[name].sizes:
-        raise UserError(f"{name} has the splits {', '.join(SOURCES[name].sizes)}, not {split!r}")
+def download(
+    url: str,
+    target: Path,
+    digest: str = "",
+    size: int | None = None,
+    cancelled: threading.Event | None = None,
+    quiet: bool = False,
+) -> None:
+    """Downloads `url` to the file `target`, unless it is there already with that digest.
 
-
-def locate(
-    name: str,
-    split: str,
-    root: Path,
-    download: bool,
-    get: str | Mapping[str, str] | None = None,
-    needed: Sequence[str] = (),
-) -> Path:
-    """The folder, `root` or one that `SOURCES` tells below it, that has all of `needed`.
-
-    needed: paths or patterns; " or " stands between those of which one is enough. `SOURCES` says what unless given.
-    get: what downloads a set whose access is automatic: a class of torchvision.datasets, or the URLs of its files with
-    the digest of each.
+    digest: "md5:..." or "sha256:...", or "" for none. size: of the file in bytes, where it is known. cancelled: once it
+    is set, the download is given up. quiet: shows no progress.
+    The bytes are collected in `.NAME.part` beside `target`. An interrupted download is resumed, and a process that
+    finds another one downloading waits for it. Raises UserError.
     """
-    require_split(name, split)
-    source = SOURCES[name]
-    assert (get is None) == (source.access != "automatic"), name
-    places = list(dict.fromkeys([root, *(root / folder for folder in (*source.folders, name))]))
-    home, missing = _nearest(places, needed or source.needed)
-    if not missing:
-        return home
-    what = f"{' and '.join(missing)} (from {source.page}; license: {source.license})"
-    if get is None:
-        consent = ", after consent to its license," if source.access == "license" else ""
-        raise UserError(
-            f"{name} needs {what}, which has{consent} to be fetched by hand; looked in {', '.join(map(str, places))}: "
-            "put it there, or give another root"
-        )
-    require_download(name, what, places, download)
-    if isinstance(get, str):
-        download_by_torchvision(get, root)
-    else:
-        for url, digest in get.items():
-            download_file([url], places[1], digest)
-    home, missing = _nearest(places, needed or source.needed)
-    if missing:
-        raise UserError(f"{name} was downloaded, but {' and '.join(missing)} is not in {home}: fetch it by hand")
-    return home
+    part_path = target.with_name(f".{target.name}.part")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        while not (target.exists() and digest_of(target, digest) == digest):
+            with part_path.open("a+b") as part:
+                # Threads and processes exclude each other. Unlocked explicitly, as forked processes share the lock.
+                fcntl.flock(part, fcntl.LOCK_EX)
+                try:
+                    if _is_at(part, part_path):  # else another process has moved it to `target` meanwhile
+                        _complete(url, part, digest, size, cancelled, quiet)
+                        os.fsync(part.fileno())
+                        part_path.replace(target)
+                finally:
+                    fcntl.flock(part, fcntl.LOCK_UN)
+    except OSError as error:
+        raise UserError(f"cannot write {target}, the download of {url}: {error.strerror or error}") from error
 
 
-def _nearest(places: Sequence[Path], needed: Sequence[str]) -> tuple[Path, list[str]]:
-    """The place that lacks least, the first of several, and what it lacks."""
-    assert needed
-    lacking = [
-        [part for part in needed if not any(any(place.glob(each)) for each in part.split(" or "))] for place in places
-    ]
-    return min(zip(places, lacking, strict=True), key=lambda found: len(found[1]))
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.fstat(file.fileno()).st_ino == path.stat().st_ino
+    except FileNotFoundError:
+        return False
 
 
-def require_download(name: str, what: str, places: Sequence[Path], download: bool) -> None:
-    """Raise `ValueError` unless what the set `name` lacks in `places` may be downloaded."""
-    looked = f"{name} needs {what}; looked in {', '.join(map(str, places))}"
-    if not download:
-        raise UserError(f"{looked}: put it there, give another root, or allow the download")
-    logger.warning("%s: downloading it", looked)
+def _complete(
+    url: str, part: BinaryIO, digest: str, size: int | None, cancelled: threading.Event | None, quiet: bool
+) -> None:
+    """Appends to `part` what it lacks. A result with another digest is downloaded again once, from the start."""
+    if size is None:
+        size = retry(url, lambda filesystem, path: filesystem.info(path)["size"], cancelled)
+    actual = ""
+    for _ in range(2):
+        if size is None:  # the server does not say, so no range of it can be requested
+            part.truncate(0)
+            part.write(retry(url, lambda filesystem, path: filesystem.cat_file(path), cancelled))
+        else:
+            with ProgressDisplay(f"downloading {url}", size, "bytes", quiet) as display:
+                while (start := part.seek(0, os.SEEK_END)) < size:
+                    data = _read_block(url, start, min(start + BLOCK, size), cancelled)
+                    part.write(data if len(data) <= BLOCK else data[start:])  # some servers always send the whole file
+                    display.update(part.tell())
+        part.seek(0)
+        actual = _digest(part, digest)
+        if actual == digest:
+            return
+        part.truncate(0)  # it may have begun with a part of another file
+    raise UserError(
+        f"{url} has the {actual.replace(':', ' ')}, expected {digest.partition(':')[2]}: the file is corrupt on the "
+        f"server, or was replaced; download it elsewhere"
+    )
 
 
-def download_file(urls: Sequence[str], folder: Path, digest: str) -> None:
-    """Put a file into `folder`, unless it is there, from the first of `urls` that has it right.
+def _read_block(url: str, start: int, end: int, cancelled: threading.Event | None) -> bytes:
+    def read(filesystem: Any, path: str) -> bytes:
+        data = filesystem.cat_file(path, start=start, end=end)
+        if not data:
+            raise OSError("the server sends less than the file's size")
+        return data
 
-    digest: "md5:..." or "sha256:...".
+    return retry(url, read, cancelled)
+
+
+def read_small(url: str, limit: int = JSON_BYTES) -> bytes | None:
+    """The content of a file of at most `limit` bytes; None if it does not exist. Raises UserError."""
+
+    def read(filesystem: Any, path: str) -> bytes:
+        with filesystem.open(path, "rb") as file:
+            return file.read(limit + 1)
+
+    data = retry(url, read, missing=None)
+    if data is not None and len(data) > limit:
+        raise UserError(f"{url} has more than {limit:,} bytes; check the address")
+    return data
+
+
+_REQUIRED: Any = object()
+
+
+def retry(
+    url: str,
+    operation: Callable[[Any, str], Result],
+    cancelled: threading.Event | None = None,
+    missing: Any = _REQUIRED,
+) -> Result:
+    """The result of `operation(filesystem, path)`, tried TRIES times unless the error is permanent.
+
+    missing: what is returned for a file that does not exist (default: raise UserError).
     """
-    from torchvision.datasets.utils import download_url  # slow to import, and seldom needed
-
-    errors = []
-    for url in urls:
-        path = folder / url.rpartition("/")[2]
-        part = path.with_name(f"{path.name}.part")
+    cancelled = cancelled or threading.Event()
+    last: BaseException | None = None
+    for attempt in range(TRIES):
+        if cancelled.wait(PAUSE * 2 ** (attempt - 1) if attempt else 0):
+            raise UserError(f"{url} is no longer needed")
         try:
-            if path.is_file() and digest_of(path, digest) == digest:
-                return
-            part.unlink(missing_ok=True)  # what is left of a run that was killed
-            with web.guarded_urlopen():
-                download_url(url, str(folder), part.name)
-            if (found := digest_of(part, digest)) == digest:
-                part.replace(path)
-                return
-            errors.append(f"{url}: it has the sum {found}, not {digest}")
-        except (OSError, RuntimeError, http.client.HTTPException, UserError) as error:  # no network, or a refusal
-            errors.append(f"{url}: {error}")
-        finally:
-            part.unlink(missing_ok=True)
-    raise UserError(f"could not download ({'; '.join(errors)}): fetch the file elsewhere and put it into {folder}")
+            return operation(*_filesystem(url))
+        except UserError:
+            raise
+        except _request_errors() as error:
+            # fsspec reports any failure of a first request as a missing file, whose cause is the real one.
+            last = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+            status, reason = _status(last), _first_line(last)
+            if status in (404, 410) and missing is not _REQUIRED:
+                return missing
+            if status in (401, 403):
+                raise UserError(
+                    f"cannot download {url} ({reason}): access is restricted. On the Hugging Face hub, accept the "
+                    f"terms on the page of the repository and log in (`hf auth login`, or the variable HF_TOKEN)"
+                ) from error
+            if status is not None and 400 <= status < 500 and status not in (408, 416, 425, 429):
+                raise UserError(f"cannot download {url} ({status}: {reason}): check the address") from error
+    raise UserError(
+        f"cannot download {url} ({_first_line(last)}; tried {TRIES} times): check the address and the network. The "
+        f"same command resumes the download"
+    ) from last
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    """The file system of an address and the path in it. fsspec caches it per thread and process, so forks are safe."""
+    from fsspec.core import url_to_fs  # slow to import
+
+    options: dict[str, Any] = {}
+    if url.startswith(("http://", "https://")):
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=TIMEOUT, sock_connect=60.0, sock_read=60.0)
+        options = {"client_kwargs": {"trust_env": True, "timeout": timeout}}  # trust_env: proxies
+    try:
+        return url_to_fs(url, **options)
+    except ImportError as error:
+        raise UserError(f"{url} cannot be opened ({error}): pip install 'vitlab[data]'") from error
+    except ValueError as error:
+        raise UserError(f"{url} cannot be opened ({error}); expected https://, s3://, gs:// or hf://") from error
+
+
+def _request_errors() -> tuple[type[BaseException], ...]:
+    """What the file systems that have been used raise when a request fails."""
+    modules = ((sys.modules.get(module), name) for module, name in REQUEST_ERRORS.items())
+    return OSError, *(getattr(module, name) for module, name in modules if module is not None)
+
+
+def _first_line(error: BaseException | None) -> str:
+    return next(iter(str(error).splitlines()), "").rstrip(".:") or type(error).__name__
+
+
+def _status(error: BaseException) -> int | None:
+    """The HTTP status behind an error, if there is one."""
+    status = getattr(error, "status", None) or getattr(getattr(error, "response", None), "status_code", None)
+    if isinstance(status, int):
+        return status
+    return 403 if isinstance(error, PermissionError) else 404 if isinstance(error, FileNotFoundError) else None
 
 
 def digest_of(path: Path, like: str) -> str:
-    """The digest of a file in the form of `like`: "md5:..." or "sha256:..."."""
-    kind = like.partition(":")[0]
+    """The digest of a file in the form of `like`, "md5:..." or "sha256:..."; "" for "", which every file has."""
     with path.open("rb") as file:
-        return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}"
+        return _digest(file, like)
 
 
-def download_by_torchvision(dataset: str, root: Path) -> None:
-    """Let the class `dataset` of torchvision.datasets fetch and unpack its set below `root`. Raises `ValueError`."""
-    import torchvision.datasets  # slow to import, and seldom needed
-
-    try:
-        with web.guarded_urlopen():
-            getattr(torchvision.datasets, dataset)(root, download=True)
-    except (OSError, RuntimeError, http.client.HTTPException, UserError) as error:
-        raise UserError(
-            f"torchvision could not download {dataset} ({error}): fetch it elsewhere and unpack it into {root}"
-        ) from error
+def _digest(file: BinaryIO, like: str) -> str:
+    kind = like.partition(":")[0]
+    return f"{kind}:{hashlib.file_digest(file, kind).hexdigest()}" if kind else ""  # pyright: ignore[reportArgumentType]

@@ -118,7 +118,7 @@ def _load(repository: str, name: str, config: str | None, revision: str | None, 
         from datasets.exceptions import DatasetNotFoundError, DatasetsError
     except ModuleNotFoundError as error:
         raise UserError(
-            f"{name} needs the package datasets, which is not installed: pip install 'vitlab[hub]'."
+            f"{name} needs the package datasets, which is not installed: pip install 'vitlab[data]'."
         ) from error
     found: Any
     try:

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data import downloads as fetch
 from vitlab.data.dataset import Dataset, Splits
+from vitlab.data.downloads import cache_folder, digest_of
+from vitlab.data.downloads import download as download_file
+from vitlab.data.vtab.sources import require_download
 from vitlab.errors import UserError
 from vitlab.io import replacing_file
 
@@ -43,7 +45,7 @@ CLASSES: dict[str, tuple[str, ...]] = {
 def fashion_mnist(root: Path | None, download: bool) -> Splits:
     files = {"train": "train-{}-ubyte", "test": "t10k-{}-ubyte"}
     """Reader of Fashion-MNIST: four idx files, packed or not."""
-    home = root or fetch.cache_folder()
+    home = root or cache_folder()
     raw = home / "FashionMNIST" / "raw"  # torchvision's layout
     folders = [home, raw] if root else [Path("/usr/share/datasets/fashion-mnist"), raw]
 
@@ -51,11 +53,12 @@ def fashion_mnist(root: Path | None, download: bool) -> Splits:
         files = (file for folder in folders for file in (folder / part, folder / f"{part}.gz"))
         if path := next((file for file in files if file.is_file()), None):
             return path
-        fetch.require_download("fashion_mnist", f"{part} or {part}.gz", folders, download)
+        looked = ", ".join(map(str, folders))
+        require_download(f"fashion_mnist needs {part} or {part}.gz; looked in {looked}", download)
         from torchvision.datasets import FashionMNIST  # slow to import, and seldom needed
 
         md5 = dict(FashionMNIST.resources)[f"{part}.gz"]
-        fetch.download_file([f"{mirror}{part}.gz" for mirror in FashionMNIST.mirrors], raw, f"md5:{md5}")
+        download_file(f"{FashionMNIST.mirrors[0]}{part}.gz", raw / f"{part}.gz", f"md5:{md5}")
         return raw / f"{part}.gz"
 
     def read(split: str) -> Dataset:
@@ -102,7 +105,7 @@ class Cifar:
     files: Mapping[str, Sequence[str]]
 
     def __call__(self, root: Path | None, download: bool) -> Splits:
-        home = root or fetch.cache_folder()
+        home = root or cache_folder()
 
         def read(split: str) -> Dataset:
             folder = self._find(home, download)
@@ -123,9 +126,10 @@ class Cifar:
         if not archive.is_file():
             pickled = [p for n in (self.pickled, self.archive.replace("binary", "python")) if (p := home / n).exists()]
             note = f" ({pickled[0]} is the pickled version, and no pickle is ever loaded)" if pickled else ""
-            fetch.require_download(self.name, f"{self.archive} or its .bin files{note}", folders, download)
-            fetch.download_file([f"https://www.cs.toronto.edu/~kriz/{self.archive}"], home, self.digest)
-        if (digest := fetch.digest_of(archive, self.digest)) != self.digest:
+            looked = ", ".join(map(str, folders))
+            require_download(f"{self.name} needs {self.archive} or its .bin files{note}; looked in {looked}", download)
+            download_file(f"https://www.cs.toronto.edu/~kriz/{self.archive}", archive, self.digest)
+        if (digest := digest_of(archive, self.digest)) != self.digest:
             raise UserError(f"{archive} has the checksum {digest}, not {self.digest}: remove it and download it again")
         with tarfile.open(archive) as tar:
             tar.extractall(home, filter="data")

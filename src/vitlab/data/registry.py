@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data import downloads as fetch
 from vitlab.data import pixels
 from vitlab.data.dataset import Dataset, Splits
+from vitlab.data.downloads import cache_folder
 from vitlab.data.exclude import leave_out
 from vitlab.data.folder import folder_splits, require_folder
 from vitlab.data.hub import hub_splits
@@ -30,7 +30,8 @@ from vitlab.data.subsets import (
     warn_once,
     warn_val_is_test,
 )
-from vitlab.data.vtab import published
+from vitlab.data.vtab import readers
+from vitlab.data.vtab.sources import SOURCES
 from vitlab.data.vtab.tasks import load_task
 from vitlab.errors import UserError, quoted
 
@@ -61,8 +62,8 @@ class DatasetInfo:
 def _published_info(
     name: str, size: tuple[int, int] | None = None, held_out: Mapping[str, float] | None = None
 ) -> DatasetInfo:
-    """A set of `fetch.SOURCES`, with its splits as published; val is cut from train if there is none."""
-    source = fetch.SOURCES[name]
+    """A set of `SOURCES`, with its splits as published; val is cut from train if there is none."""
+    source = SOURCES[name]
     access = "download, or a folder as published" if source.access == "automatic" else "by hand: a folder as published"
     splits = {"val" if split == "validation" else split: count for split, count in source.sizes.items()}
     if held_out is None:
@@ -142,7 +143,7 @@ DATASETS: dict[str, DatasetInfo] = {
         license="yours",
     ),
     "hub:OWNER/NAME": DatasetInfo(
-        source="a set of the Hugging Face hub (pip install 'vitlab[hub]'), or a folder of its package datasets; "
+        source="a set of the Hugging Face hub (pip install 'vitlab[data]'), or a folder of its package datasets; "
         "OWNER/NAME?image=COLUMN&label=COLUMN&config=NAME&revision=NAME where it does not go without saying",
         license="of each set",
     ),
@@ -188,7 +189,7 @@ def load_dataset(
     kind, _, path = name.partition(":")
     folder = Path(root).expanduser() if root else None
     if kind == "vtab" and path:
-        dataset = load_task(path, split, folder or fetch.cache_folder(), download)
+        dataset = load_task(path, split, folder or cache_folder(), download)
     elif custom := _custom_splits(name, root):
         dataset = choose_custom_split(name, *custom, split, seed, whole_train)
         if kind in _PATH_READERS and not is_address(path):
@@ -245,7 +246,7 @@ def _custom_splits(name: str, root: str | os.PathLike[str] | None) -> Splits | N
     if kind == "hub":
         return hub_splits(path, name, folder)
     if kind == "shards" and is_address(path):
-        return remote_splits(path, name, folder or fetch.cache_folder() / "shards")
+        return remote_splits(path, name, folder or cache_folder() / "shards")
     return _PATH_READERS[kind](_resolve(path, root), name)
 
 
@@ -294,12 +295,12 @@ def _digits(root: Path | None, download: bool) -> Splits:
 
 
 def _published(name: str) -> Callable[[Path | None, bool], Splits]:
-    """A reader of `published.py`, with our names of the splits."""
-    names = {"val" if split == "validation" else split: split for split in fetch.SOURCES[name].sizes}
-    reader: Callable[[Path, str, bool], published.Published] = getattr(published, name)
+    """A reader of `vtab/readers.py`, with our names of the splits."""
+    names = {"val" if split == "validation" else split: split for split in SOURCES[name].sizes}
+    reader: Callable[[Path, str, bool], readers.Published] = getattr(readers, name)
 
     def splits(root: Path | None, download: bool) -> Splits:
-        folder = root or fetch.cache_folder()
+        folder = root or cache_folder()
 
         def read(split: str) -> Dataset:
             dataset, _ = reader(folder, names[split], download)
@@ -321,7 +322,7 @@ _READERS: dict[str, Callable[[Path | None, bool], Splits]] = {
     "imagenet_v2_threshold": functools.partial(v2_splits, name="imagenet_v2_threshold"),
     "imagenet_v2_top": functools.partial(v2_splits, name="imagenet_v2_top"),
     "objectnet": objectnet_splits,
-    **{name: _published(name) for name, source in fetch.SOURCES.items() if source.classes and name != "cifar100"},
+    **{name: _published(name) for name, source in SOURCES.items() if source.classes and name != "cifar100"},
 }
 _PARTIAL_READERS: dict[str, Callable[[Path | None, bool], Splits]] = {
     "imagenet": functools.partial(imagenet_splits, partial=True),

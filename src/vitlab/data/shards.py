@@ -1,17 +1,15 @@
-"""Sets in WebDataset tars ("shards"): found, looked through once, and read in place.
+"""Data sets in WebDataset tars ("shards"): found, scanned once, and read in place.
 
-What is known of a million images is a few arrays; no object is made for a image before it is asked for, and the
+What is known of a million images is a few arrays; no object is made for an image before it is needed, and the
 processes that read images share those arrays or copy them whole.
 """
 
-import array
 import collections
 import functools
 import hashlib
 import logging
 import os
 import tarfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, BinaryIO, cast
@@ -26,33 +24,33 @@ from vitlab.data.shard_index import (
     CLASSES,
     INDEX,
     MAX_IMAGE_BYTES,
-    Listing,
     Places,
+    ShardIndex,
     class_names,
-    listing_of,
+    labels_of,
+    read_index,
     read_places,
     write_places,
 )
+from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.io import check_regular, open_regular, parse_json
 
 logger = logging.getLogger(__name__)
 
 OPEN_SHARDS = 256
-"""Most tars that a process keeps open."""
-KEPT = 20_000
-"""Splits of so many images or more are looked through once, and what was found is kept in the cache folder."""
+"""Largest number of tars that a process keeps open."""
+CACHE_FROM = 20_000
+"""Splits of at least so many images are scanned once, and the result is cached."""
 MAX_LABEL_BYTES, MAX_HEADER_BYTES = 2**20, 2**14
 """Largest member of a tar that holds labels, and largest header that names a member."""
-TOLD = 30.0
-"""Seconds between two lines that say how far the looking through has come."""
 
 
 # ------------------------------------------------------------------------------------------------- in place
 
 
 class OpenFile:
-    """An open file, closed when nobody has it any more: not while it is read, though another thread lets go of it."""
+    """An open file, closed when nobody refers to it: not while it is read, though another thread lets go of it."""
 
     def __init__(self, path: str) -> None:
         check_regular(path)
@@ -69,13 +67,8 @@ class OpenFile:
 _opened = functools.lru_cache(OPEN_SHARDS)(OpenFile)
 
 
-def read_at(path: str, offset: int, size: int) -> bytes:
-    """Bytes of a file that stays open for the next time; from several threads and, after a fork, processes alike."""
-    return _opened(path).read(offset, size)
-
-
 class ShardEntry(Entry):
-    """A image in a tar. `file` is what the tar is called, and `read_at` reads from the tar that is called so."""
+    """An image in a tar. `file` is the tar's name, and `read_at` reads from the tar of that name."""
 
     read_at: Callable[[str, int, int], bytes]
 
@@ -119,8 +112,8 @@ class ShardEntries(Entries):
         return entry
 
     def read_at(self, file: str, offset: int, size: int) -> bytes:
-        """Bytes of the tar that is called `file`."""
-        return read_at(file, offset, size)
+        """Bytes of the tar `file`, which stays open; from several threads and, after a fork, processes alike."""
+        return _opened(file).read(offset, size)
 
 
 # --------------------------------------------------------------------------------------------------- finding
@@ -132,7 +125,7 @@ def shard_splits(path: Path, name: str) -> Splits:
     A `KEY.cls` holds the number of the image's class, or of several classes, with spaces or commas between them; or a
     `KEY.labels.json` does, as a list. Class names come from `classes.json` (a list, in label order) or are the numbers
     up to train's largest label. Where there is an `index.json`, as `vitlab shard` writes it, the tars must be those it
-    lists, and are not looked through.
+    lists, and are not scanned.
     """
     require_folder(path, "shards named train-*.tar (and val-*.tar, test-*.tar)")
     tars = {
@@ -142,18 +135,17 @@ def shard_splits(path: Path, name: str) -> Splits:
     }
     for tar in (tar for files in tars.values() for tar in files):
         check_regular(tar)
-    there = sorted(tar.name for tar in path.glob("*.tar"))
-    lacking = f"the folder {path} has no train-*.tar (its tars: {there}): name shards by split"
+    missing = f"the folder {path} has no train-*.tar (its tars: {sorted(tar.name for tar in path.glob('*.tar'))})"
     if not tars:
-        raise UserError(lacking)
-    listing = listing_of(path / INDEX) if (path / INDEX).exists() else None
-    _opened.cache_clear()  # what lies there now counts
+        raise UserError(f"{missing}: name shards by split")
+    index = read_index(path / INDEX) if (path / INDEX).exists() else None
+    _opened.cache_clear()  # of files that were there before
 
     @functools.cache
     def find(split: str) -> tuple[Places, Labels]:
         if split not in tars:
-            raise UserError(lacking)
-        return _listed(path, split, tars[split], listing) if listing else _looked_through(path, split, tars[split])
+            raise UserError(f"{missing}: name shards by split")
+        return _indexed(path, split, tars[split], index) if index else _scanned(path, split, tars[split])
 
     def read(split: str) -> Dataset:
         return labeled(name, split, class_names(path / CLASSES), find, lambda p: ShardEntries(str(path), p))
@@ -168,121 +160,101 @@ def labeled(
     find: Callable[[str], tuple[Places, Labels]],
     entries: Callable[[Places], ShardEntries],
 ) -> Dataset:
-    """A split of shards whose labels are among `classes`; without names, of as many as train has."""
+    """A split of shards whose labels are among `classes`; without names, among as many as train has."""
     places, labels = find(split)
-    found = entries(places)
+    images = entries(places)
     if not classes:
-        known = labels if split == "train" else find("train")[1]
-        classes = numbered_classes(int(known.values.max()), f"{name}, train,")
+        train = labels if split == "train" else find("train")[1]
+        classes = numbered_classes(int(train.values.max()), f"{name}, train,")
     if (top := labels.values.max()) >= len(classes):
-        where = found[int(np.searchsorted(labels.offsets, labels.values.argmax(), side="right")) - 1].path
-        raise UserError(f"{where} has the label {top}, but train's classes are 0 to {len(classes) - 1}")
-    several = labels if labels.counts.max() > 1 else None
-    return Dataset(name, split, classes, labels.firsts, entries=found, label_sets=several, folder=found.folder)
+        path = images[int(np.searchsorted(labels.offsets, labels.values.argmax(), side="right")) - 1].path
+        raise UserError(f"{path} has the label {top}, but train's classes are 0 to {len(classes) - 1}")
+    label_sets = labels if labels.counts.max() > 1 else None
+    return Dataset(name, split, classes, labels.firsts, entries=images, label_sets=label_sets, folder=images.folder)
 
 
-def _listed(path: Path, split: str, tars: Sequence[Path], listing: Listing) -> tuple[Places, Labels]:
-    """A split as `index.json` has it. Raises `ValueError` where the files are others."""
-    there = {tar.name: tar.stat().st_size for tar in tars}
-    listed = {file.file: file.bytes for file in listing.shards.get(split, ())}
-    if there != listed:
-        wrong = sorted(file for file, _ in there.items() ^ listed.items())
-        raise UserError(
-            f"{path / INDEX} does not fit the shards beside it ({', '.join(wrong[:3])}{', ...' if wrong[3:] else ''}): "
-            f"fetch or write the set again; if the tars are right, remove {INDEX}, and they are looked through"
-        )
+def _indexed(path: Path, split: str, tars: Sequence[Path], index: ShardIndex) -> tuple[Places, Labels]:
+    """A split as `index.json` lists it. Raises UserError where the files are others."""
+    actual = {tar.name: tar.stat().st_size for tar in tars}
+    listed = {file.file: file.bytes for file in index.shards.get(split, ())}
+    advice = f"get or write the data set again; or, if the tars are right, remove {INDEX}, and they are scanned"
+    if actual != listed:
+        wrong = sorted({file for file, _ in actual.items() ^ listed.items()})
+        raise UserError(f"{path / INDEX} does not match the shards beside it ({', '.join(wrong[:3])}): {advice}")
     found = read_places(path / f"{split}.index.npz")
     if found is None or found[0].shards != tuple(listed):
-        raise UserError(
-            f"{path / f'{split}.index.npz'} is missing or damaged: fetch or write it again; or remove {INDEX}, and the "
-            f"tars are looked through"
-        )
+        raise UserError(f"{path / f'{split}.index.npz'} is missing or corrupt: {advice}")
     return found[0], found[1]
 
 
-def _looked_through(path: Path, split: str, tars: Sequence[Path]) -> tuple[Places, Labels]:
-    """A split without `index.json`: looked through now, or what is kept of it if its files are still the same."""
+def _scanned(path: Path, split: str, tars: Sequence[Path]) -> tuple[Places, Labels]:
+    """A split without `index.json`: the cached result of a scan, if the tars are the same, or of a scan now."""
     stats = [tar.stat() for tar in tars]
     stamps = np.array([(stat.st_size, stat.st_mtime_ns) for stat in stats], np.int64)
     key = hashlib.sha256(f"{path.absolute()}\0{split}".encode(errors="surrogateescape")).hexdigest()
-    kept = cache_folder() / "shard-indexes" / f"{key[:32]}.npz"
-    if kept.exists() and (found := read_places(kept, "stamps")):
-        places, labels, (before,) = found
-        if places.shards == tuple(tar.name for tar in tars) and np.array_equal(before, stamps):
+    cached = cache_folder() / "shard-indexes" / f"{key[:32]}.npz"
+    if cached.exists() and (found := read_places(cached, "stamps")):
+        places, labels, (known,) = found
+        if places.shards == tuple(tar.name for tar in tars) and np.array_equal(known, stamps):
             return places, labels
-    places, labels = look_through(tars)
-    if len(places) >= KEPT:
+    places, labels = scan(tars)
+    if len(places) >= CACHE_FROM:
         try:
-            write_places(kept, places, labels, stamps=stamps)
+            write_places(cached, places, labels, stamps=stamps)
         except OSError as error:
-            logger.warning("%s: cannot keep what was found in %s shards (%s)", kept, len(tars), error.strerror)
+            logger.warning("%s: cannot cache the scan of %s shards (%s)", cached, len(tars), error.strerror)
     return places, labels
 
 
-# ------------------------------------------------------------------------------------------- looking through
+# -------------------------------------------------------------------------------------------------- scanning
 
 
-def look_through(tars: Sequence[Path]) -> tuple[Places, Labels]:
-    """The images of some tars, and their labels. Raises `ValueError`."""
-    records: list[int] = []
-    numbers, sizes, lengths = array.array("q"), array.array("q"), array.array("q")
-    values, counts = array.array("q"), array.array("q")
-    letters = bytearray()
+def scan(tars: Sequence[Path]) -> tuple[Places, Labels]:
+    """The images of some tars, and their labels. Raises UserError."""
+    parts: list[Places] = []
+    values, counts = [], []
     ignored: collections.Counter[str] = collections.Counter()
-    told = time.monotonic()
-    for done, tar in enumerate(tars):
-        if time.monotonic() - told > TOLD:
-            told = time.monotonic()
-            logger.warning("%s: looking through the shards, %d of %d", tar.parent, done, len(tars))
-        images, labels = _look_through_one(tar, ignored)
-        if unpaired := sorted(images.keys() ^ labels.keys()):
-            raise UserError(f"{tar}: {len(unpaired)} keys lack a image or a .cls, first {unpaired[0]!r}")
-        records.append(len(images))
-        for key, (member, offset, size) in images.items():
-            encoded = member.encode(errors="surrogateescape")
-            letters += encoded
-            for column, number in ((lengths, len(encoded)), (numbers, offset), (sizes, size)):
-                column.append(number)
-            values.extend(labels[key])
-            counts.append(len(labels[key]))
+    with ProgressDisplay(f"scanning {tars[0].parent}", len(tars), "shards") as display:
+        for done, tar in enumerate(tars):
+            display.update(done)
+            images, labels = _scan_tar(tar, ignored)
+            if unpaired := sorted(images.keys() ^ labels.keys()):
+                raise UserError(f"{tar}: {len(unpaired)} keys lack an image or a .cls, first {unpaired[0]!r}")
+            parts.append(Places.of_shard(tar.name, list(images.values())))
+            values.append(np.array([label for key in images for label in labels[key]], np.int64))
+            counts.append(np.array([len(labels[key]) for key in images], np.int64))
     report_ignored(tars[0].parent, ignored)
-    if not numbers:
+    if not any(map(len, parts)):
         raise UserError(f"no images in {', '.join(map(str, tars))}: expected KEY.jpg|png|webp with KEY.cls")
-    offset, size, length, value, count = (
-        np.array(column, np.int64) for column in (numbers, sizes, lengths, values, counts)
-    )
-    places = Places.of_lists(
-        [tar.name for tar in tars], records, offset, size, np.frombuffer(bytes(letters), np.uint8), length
-    )
-    return places, Labels(value, np.concatenate([[0], np.cumsum(count, dtype=np.int64)]))
+    return Places.joined(parts), labels_of(np.concatenate(values), np.concatenate(counts))
 
 
-def _look_through_one(
+def _scan_tar(
     path: Path, ignored: collections.Counter[str]
 ) -> tuple[dict[str, tuple[str, int, int]], dict[str, list[int]]]:
-    """Key -> name, place and size of the image, and key -> labels. The tar is read once and never unpacked."""
+    """Key -> name, offset and size of the image, and key -> labels. The tar is read once and never unpacked."""
     images: dict[str, tuple[str, int, int]] = {}
-    labels: dict[str, dict[str, list[int]]] = {kind: {} for kind in _LABELS}
+    labels: dict[str, dict[str, list[int]]] = {kind: {} for kind in _LABEL_PARSERS}
     try:
         with open_regular(path) as file, tarfile.open(fileobj=cast(IO[bytes], _Headers(file)), mode="r:") as tar:
             while member := tar.next():
-                tar.members = []  # pyright: ignore[reportAttributeAccessIssue]  # or they would all be kept
+                tar.members = []  # pyright: ignore[reportAttributeAccessIssue]  # or they would all stay in memory
                 if not member.isfile():
                     continue
                 folder, slash, base = member.name.rpartition("/")
                 stem, _, kind = base.partition(".")
-                key = folder + slash + stem
-                if kind not in _LABELS and f".{kind.lower()}" not in IMAGE_SUFFIXES:
+                key, parse = folder + slash + stem, _LABEL_PARSERS.get(kind)
+                if parse is None and f".{kind.lower()}" not in IMAGE_SUFFIXES:
                     ignored[f".{kind}"] += 1
                     continue
-                if key in (labels[kind] if kind in _LABELS else images):
+                if key in (labels[kind] if parse else images):
                     raise UserError(f"{path} has more than one image or .cls of the key {key!r}: keys are unique")
-                most = MAX_LABEL_BYTES if kind in _LABELS else MAX_IMAGE_BYTES
-                if member.size > most:
-                    raise UserError(f"{path}/{member.name} is said to have {member.size:,} bytes; at most {most:,}")
-                if kind in _LABELS:
+                limit = MAX_LABEL_BYTES if parse else MAX_IMAGE_BYTES
+                if member.size > limit:
+                    raise UserError(f"{path}/{member.name} has {member.size:,} bytes by its header; at most {limit:,}")
+                if parse:
                     file.seek(member.offset_data)
-                    labels[kind][key] = _LABELS[kind](file.read(member.size), f"{path}/{member.name}")
+                    labels[kind][key] = parse(file.read(member.size), f"{path}/{member.name}")
                 else:
                     images[key] = (member.name, member.offset_data, member.size)
             file.seek(tar.offset)
@@ -290,8 +262,8 @@ def _look_through_one(
                 raise tarfile.ReadError("it ends without the closing block")
     except UserError:
         raise
-    except (tarfile.TarError, ValueError, OverflowError) as error:  # the others for numbers that are none, or too large
-        raise UserError(f"the shard {path} is damaged or cut off ({error}): fetch or write it again") from error
+    except (tarfile.TarError, ValueError, OverflowError) as error:  # the last two for invalid numbers in headers
+        raise UserError(f"the shard {path} is corrupt or cut off ({error}): get or write it again") from error
     return images, labels["cls"] | labels["labels.json"]
 
 
@@ -307,29 +279,28 @@ class _Headers:
         return self._file.read(size)
 
 
-def _labels(text: bytes, path: str) -> list[int]:
+def _parse_cls(text: bytes, path: str) -> list[int]:
     """The class numbers in `text`, each once."""
     words = text.replace(b",", b" ").split()
-    if not words or not all(word.isdigit() and len(word) < 16 and int(word) < MAX_CLASSES for word in words):
-        raise UserError(
-            f"{path} must hold a class number (0, 1, 2, ...), or several: 3 17 42; not {text[:40]!r}; each is below "
-            f"{MAX_CLASSES:,}"
-        )
-    return list(dict.fromkeys(map(int, words)))
+    return _checked([int(word) if word.isdigit() and len(word) < 16 else -1 for word in words], text, path)
 
 
-def _labels_of_list(text: bytes, path: str) -> list[int]:
+def _parse_list(text: bytes, path: str) -> list[int]:
     try:
         numbers = parse_json(text, path)
     except UserError:
         numbers = None
-    numbers = numbers if isinstance(numbers, list) else []
-    if not numbers or not all(type(n) is int and 0 <= n < MAX_CLASSES for n in numbers):
-        raise UserError(
-            f"{path} must hold a list of class numbers, [3, 17, 42], not {text[:40]!r}; each is below {MAX_CLASSES:,}"
+    return _checked(numbers if isinstance(numbers, list) else [], text, path)
+
+
+def _checked(numbers: list, text: bytes, path: str) -> list[int]:
+    if not numbers or not all(type(number) is int and 0 <= number < MAX_CLASSES for number in numbers):
+        form = (
+            "a list of class numbers, [3, 17, 42]" if path.endswith("json") else "a class number, or several: 3 17 42"
         )
+        raise UserError(f"{path} must hold {form}, each below {MAX_CLASSES:,}; not {text[:40]!r}")
     return list(dict.fromkeys(numbers))
 
 
-_LABELS = {"cls": _labels, "labels.json": _labels_of_list}
-"""The members that hold labels, and how each is read; a list counts before a `.cls`."""
+_LABEL_PARSERS = {"cls": _parse_cls, "labels.json": _parse_list}
+"""The members that hold labels, and how each is read; a list has precedence over a `.cls`."""

@@ -1,8 +1,8 @@
-"""How alike two images are: near-duplicates are found by a hash, and confirmed by a distance (Sec. 4.1).
+"""How similar two images are: near-duplicates are proposed by a hash and confirmed by a distance (Sec. 4.1).
 
-Both compare thumbnails. The hash proposes pairs (`candidates`, `alike`), for which comparing is cheap; the distance
-lays the two images over each other (`distances`). Alike are images that were resized, recompressed, brightened,
-turned gray, cropped by up to about 8 % of a side, and all of these mirrored; not what was turned or cropped by more.
+Both compare thumbnails. The hash proposes pairs (`candidates`, `alike`), which is cheap; the distance aligns the two
+images (`distances`). Similar are images that were resized, recompressed, brightened, made gray, cropped by up to about
+8 % of a side, and all of these mirrored; not those that were rotated or cropped by more.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 SIDE = 32
 """Side of a thumbnail in pixels."""
 CENTER = 0.94
-"""Share of each side that the second hash of a image sees: it meets the first hash of a cropped copy."""
+"""Share of each side that the second hash of an image sees: it meets the first hash of a cropped copy."""
 COMPARED = ((0, 0), (0, 1), (1, 0))
 """Which hash of the one image is compared with which of the other: 0 all of it, 1 its center."""
 RADIUS = 18
@@ -52,11 +52,11 @@ def _views() -> Float[np.ndarray, "2 F S"]:
     """Matrices from a thumbnail's axis to its low frequencies (DCT-II): of all of it, and of its center."""
     ys, xs = _lowest(64)
     frequency = np.arange(max(ys.max(), xs.max()) + 1)
-    place = (np.arange(SIDE) + 0.5) / SIDE
-    dct = np.cos(np.pi * frequency[:, None] * place) * np.where(frequency == 0, 0.5**0.5, 1)[:, None]
-    center = ((place - 0.5) * CENTER + 0.5) * SIDE - 0.5
-    look = np.maximum(1 - np.abs(center[:, None] - np.arange(SIDE)), 0)  # linear interpolation
-    return np.stack([dct, dct @ look])
+    position = (np.arange(SIDE) + 0.5) / SIDE
+    dct = np.cos(np.pi * frequency[:, None] * position) * np.where(frequency == 0, 0.5**0.5, 1)[:, None]
+    center = ((position - 0.5) * CENTER + 0.5) * SIDE - 0.5
+    lookup = np.maximum(1 - np.abs(center[:, None] - np.arange(SIDE)), 0)  # linear interpolation
+    return np.stack([dct, dct @ lookup])
 
 
 def hashes(thumbs: UInt8[np.ndarray, "N S S"]) -> UInt64[np.ndarray, "2 N"]:
@@ -65,14 +65,14 @@ def hashes(thumbs: UInt8[np.ndarray, "N S S"]) -> UInt64[np.ndarray, "2 N"]:
     Brightness and contrast leave them as they are; resizing and compression change few.
     """
     ys, xs = _lowest(64)
-    found = np.empty((2, len(thumbs)), np.uint64)
+    bits = np.empty((2, len(thumbs)), np.uint64)
     for view, matrix in enumerate(_views()):
         for start in range(0, len(thumbs), 4096):
             part = slice(start, start + 4096)
             waves = (matrix @ thumbs[part].astype(np.float64) @ matrix.T)[:, ys, xs]
-            packed = np.packbits(waves > 1e-6, axis=1)  # a wave that is not there is 0, up to rounding
-            found[view, part] = np.ascontiguousarray(packed).view(np.uint64)[:, 0]
-    return found
+            packed = np.packbits(waves > 1e-6, axis=1)  # a missing wave is 0, up to rounding
+            bits[view, part] = np.ascontiguousarray(packed).view(np.uint64)[:, 0]
+    return bits
 
 
 def mirrored(thumbs: UInt8[np.ndarray, "N S S"]) -> UInt8[np.ndarray, "N S S"]:
@@ -85,11 +85,11 @@ def candidates(
 ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"], UInt8[np.ndarray, " n"]]:
     """Pairs (train, test, bits that differ) of which a hash differs in at most `radius` bits from one of the other's.
 
-    Every pair is looked at: a million times ten thousand are three times 10^10 comparisons of 64 bits, a few seconds
-    each on one core. Blocks are small enough to stay in the processor's cache.
+    Every pair is compared: a million by ten thousand are three times 10^10 comparisons of 64 bits, a few seconds each
+    on one core. Blocks are small enough to stay in the processor's cache.
     """
     rows, columns = 8, 8192
-    found: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    pairs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for left in range(0, train.shape[1], columns):
         here = train[:, left : left + columns]
         differ = np.empty((rows, here.shape[1]), np.uint64)
@@ -104,35 +104,37 @@ def candidates(
                 np.minimum(least[:n], bits[:n], out=least[:n])
             if np.less_equal(least[:n], radius, out=near[:n]).any():
                 row, column = near[:n].nonzero()
-                found.append((column + left, row + top, least[row, column]))
-    if not found:
+                pairs.append((column + left, row + top, least[row, column]))
+    if not pairs:
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
-    trains, tests, bits = map(np.concatenate, zip(*found, strict=True))
+    trains, tests, bits = map(np.concatenate, zip(*pairs, strict=True))
     return trains, tests, bits
 
 
 def alike(
-    train: UInt8[np.ndarray, "N S S"], test: UInt8[np.ndarray, "M S S"], i: Int64[np.ndarray, " n"],
+    train: UInt8[np.ndarray, "N S S"],
+    test: UInt8[np.ndarray, "M S S"],
+    i: Int64[np.ndarray, " n"],
     j: Int64[np.ndarray, " n"],
-) -> Bool[np.ndarray, " n"]:  # fmt: skip
-    """Which pairs (train i, test j) stay in question: their lowest frequencies themselves, not only signs, correlate.
+) -> Bool[np.ndarray, " n"]:
+    """Which pairs (train i, test j) remain: their lowest frequencies themselves, not only the signs, correlate.
 
-    A hundredth of the cost of `distances`, which takes what is left.
+    It has a hundredth of the cost of `distances`, which takes what remains.
     """
     ys, xs = _lowest(WAVES)
 
     def waves(thumbs: np.ndarray, matrix: np.ndarray) -> np.ndarray:
-        found = (matrix @ thumbs.astype(np.float32) @ matrix.T)[:, ys, xs]
-        return found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-6)
+        lowest = (matrix @ thumbs.astype(np.float32) @ matrix.T)[:, ys, xs]
+        return lowest / np.maximum(np.linalg.norm(lowest, axis=1, keepdims=True), 1e-6)
 
     views = [matrix.astype(np.float32) for matrix in _views()]
     trains, tests = ([waves(thumbs, matrix) for matrix in views] for thumbs in (train, test))
-    kept = np.zeros(len(i), bool)
+    similar = np.zeros(len(i), bool)
     for one, other in COMPARED:
         for start in range(0, len(i), 65_536):
             part = slice(start, start + 65_536)
-            kept[part] |= np.einsum("nf,nf->n", trains[one][i[part]], tests[other][j[part]]) >= ALIKE
-    return kept
+            similar[part] |= np.einsum("nf,nf->n", trains[one][i[part]], tests[other][j[part]]) >= ALIKE
+    return similar
 
 
 # ------------------------------------------------------------------------------------------ distances
@@ -147,10 +149,10 @@ def distances(
     """How far thumbnails are apart, for pairs (one i, other j): 0 the same, 1.41 unrelated, 2 a negative.
 
     The second of each pair is shifted and scaled along both axes until it fits the first; over the part that both show,
-    both are brought to mean 0 and deviation 1, and the distance is the root of their mean squared difference.
-    Infinite where already a look at an eighth or a quarter of the resolution tells the two apart (`LEVELS`).
+    both are normalized to mean 0 and deviation 1, and the distance is the root of their mean squared difference.
+    Infinite if the two already differ at an eighth or a quarter of the resolution (`LEVELS`).
     """
-    found = np.full(len(i), np.inf, np.float32)
+    result = np.full(len(i), np.inf, np.float32)
     for start in range(0, len(i), 2048):
         rows = torch.arange(start, min(start + 2048, len(i)))
         a, b = (torch.from_numpy(x[k[start : start + 2048]]).float() for x, k in ((one, i), (other, j)))
@@ -163,8 +165,8 @@ def distances(
             distance = (2 * (1 - correlation)).clamp(min=0).sqrt()
             near = distance <= most
             rows, a, b, warp, distance = rows[near], a[near], b[near], warp[near], distance[near]
-        found[rows.numpy()] = distance.numpy()
-    return found
+        result[rows.numpy()] = distance.numpy()
+    return result
 
 
 def _shrink(x: Float[Tensor, "n S S"], side: int) -> Float[Tensor, "n side side"]:
@@ -201,20 +203,20 @@ def _fit(
     six images, whose coefficients over the gain are the change.
     """
     half = a.shape[1] / 2
-    place = (torch.arange(a.shape[1]) + 0.5) / half - 1  # the pixels' centers in [-1, 1]
-    look, seen = [], []
+    center = (torch.arange(a.shape[1]) + 0.5) / half - 1  # of the pixels, in [-1, 1]
+    lookup, inside = [], []
     for axis in (0, 1):
-        at = warp[:, 2 * axis, None] * place + warp[:, 2 * axis + 1, None]
-        seen.append((at.abs() <= 1).float())
+        at = warp[:, 2 * axis, None] * center + warp[:, 2 * axis + 1, None]
+        inside.append((at.abs() <= 1).float())
         pixel = ((at + 1) * half - 0.5).clamp(0, a.shape[1] - 1)
-        look.append((1 - (pixel[:, :, None] - torch.arange(a.shape[1])).abs()).clamp(min=0))  # linear interpolation
-    rows, columns = look[0], look[1].mT
+        lookup.append((1 - (pixel[:, :, None] - torch.arange(a.shape[1])).abs()).clamp(min=0))  # linear interpolation
+    rows, columns = lookup[0], lookup[1].mT
     dy, dx = torch.gradient(b, spacing=1 / half, dim=(1, 2))
     down, right = rows @ dy @ columns, rows @ dx @ columns
     basis = torch.stack(
-        [rows @ b @ columns, torch.ones_like(a), down * place[:, None], down, right * place, right], dim=3
+        [rows @ b @ columns, torch.ones_like(a), down * center[:, None], down, right * center, right], dim=3
     ).flatten(1, 2)
-    weight = (seen[0][:, :, None] * seen[1][:, None, :]).flatten(1)
+    weight = (inside[0][:, :, None] * inside[1][:, None, :]).flatten(1)
     target, area = a.flatten(1), weight.sum(1)
     mean_a, mean_b = ((weight * x).sum(1) / area for x in (target, basis[:, :, 0]))
     target, basis[:, :, 0] = target - mean_a[:, None], basis[:, :, 0] - mean_b[:, None]

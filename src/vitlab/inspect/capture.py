@@ -65,11 +65,11 @@ def capture(model: Model, batches: Iterable[Float[Tensor, "_ 3 H W"]], *, keep: 
     parts: list[dict[str, np.ndarray]] = []
     for images in batches:
         if len(images):
-            kept = max(min(len(images), keep - count), 0)
-            batch_distances, part = _capture_batch(model, images.to(device), kept, distances)
+            shown = max(min(len(images), keep - count), 0)
+            batch_distances, part = _capture_batch(model, images.to(device), shown, distances)
             count += len(images)
             total += batch_distances.double().sum(dim=0).cpu()
-            if kept:
+            if shown:
                 parts.append(part)
     if not count:
         raise UserError("there are no images; give at least one.")
@@ -88,11 +88,11 @@ def capture(model: Model, batches: Iterable[Float[Tensor, "_ 3 H W"]], *, keep: 
 
 @torch.no_grad()
 def _capture_batch(
-    model: ViT, images: Float[Tensor, "B 3 H W"], kept: int, patch_distances: Float[Tensor, "N N"]
+    model: ViT, images: Float[Tensor, "B 3 H W"], shown: int, patch_distances: Float[Tensor, "N N"]
 ) -> tuple[Float[Tensor, "B L k"], dict[str, np.ndarray]]:
-    """Mean attention distances in each image, and the arrays of the first `kept` images by name."""
+    """Mean attention distances in each image, and the arrays of the first `shown` images by name."""
     grid = model.config.grid
-    weights = answer_weights(model, images[:kept]) if kept else None
+    weights = answer_weights(model, images[:shown]) if shown else None
     distances: list[Tensor] = []
     heads: list[Tensor] = []
     means: list[Tensor] = []  # over heads, of each layer: all together about as large as one layer's maps
@@ -100,8 +100,8 @@ def _capture_batch(
     def visit(_layer: int, attention: Tensor) -> None:
         distances.append(head_distances(attention, patch_distances))
         if weights is not None:
-            heads.append(answer_grid(attention[:kept], weights, grid))
-            means.append(attention[:kept].mean(dim=1))
+            heads.append(answer_grid(attention[:shown], weights, grid))
+            means.append(attention[:shown].mean(dim=1))
 
     tokens = visit_attention(model, images, visit)
     if not tokens.isfinite().all():
@@ -110,15 +110,15 @@ def _capture_batch(
     if weights is None:
         return image_distances, {}
     rollout, plain = (rollout_rows(weights[:, None], means, residual)[:, 0] for residual in (True, False))
-    tokens = tokens[:kept]
+    tokens = tokens[:shown]
     with evaluation_mode(model):
-        logits = model.forward_head(tokens).float() if model.config.num_classes else tokens.new_zeros(kept, 0)
+        logits = model.forward_head(tokens).float() if model.config.num_classes else tokens.new_zeros(shown, 0)
     tensors = {
         "heads": torch.stack(heads, dim=1),
         "rollout": rollout[:, -len(patch_distances) :].unflatten(1, grid),
         "rollout_plain": plain[:, -len(patch_distances) :].unflatten(1, grid),
         "patches": tokens[:, model.config.num_prefix_tokens :].unflatten(1, grid),
-        "image_distances": image_distances[:kept],
+        "image_distances": image_distances[:shown],
         "probabilities": torch.softmax(logits, dim=-1),
     }
     return image_distances, {name: tensor.float().cpu().numpy() for name, tensor in tensors.items()}

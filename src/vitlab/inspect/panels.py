@@ -1,4 +1,4 @@
-"""What a study's figure shows, as plain data: `plots` draws it."""
+"""The contents of a study's figure as plain data; `plots` draws it."""
 
 import math
 from collections.abc import Sequence
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Series:
-    """Points of a figure that belong together; `spread` is drawn as a bar of so much up and down."""
+    """Points of one series; `spread` is drawn as an error bar."""
 
     name: str
     x: Sequence[float | int]
     y: Sequence[float | int]
     spread: Sequence[float | int] = ()
     notes: Sequence[str] = ()
-    """A word beside each point."""
+    """Text beside each point."""
     dashed: bool = False
 
     def __post_init__(self) -> None:
@@ -26,7 +26,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes. The points of a series are joined by a line, unless x is no number, or the front is drawn."""
+    """One pair of axes. The points of a series are joined by a line, unless x is a name or the front is drawn."""
 
     title: str
     x_label: str
@@ -35,29 +35,29 @@ class Panel:
     log_x: bool = False
     log_y: bool = False
     ticks: Sequence[str] = ()
-    """Names of the places 0, 1, 2, ... where x is no number."""
+    """Names of x = 0, 1, 2, ... where x is not a number."""
     front: bool = False
-    """Draw the Pareto front: what no other point beats in both."""
+    """Draws the Pareto front."""
     percent: bool = True
-    """Whether y is a share."""
+    """Whether y is a fraction, shown in percent."""
 
     def __post_init__(self) -> None:
-        places = [x for each in self.series for x in each.x]
-        assert not self.log_x or all(x > 0 for x in places), f"{self.title}: no place for 0 on a logarithmic axis"
-        values = [y for each in self.series for y in each.y]
+        xs = [x for series in self.series for x in series.x]
+        assert not self.log_x or all(x > 0 for x in xs), f"{self.title}: no place for 0 on a logarithmic axis"
+        values = [y for series in self.series for y in series.y]
         assert not self.log_y or all(y > 0 for y in values), f"{self.title}: no place for 0 on a logarithmic axis"
         assert not (self.log_y and self.percent), f"{self.title}: a share has no logarithmic axis"
-        assert not self.ticks or set(places) <= set(range(len(self.ticks))), f"{self.title}: a place without a name"
+        assert not self.ticks or set(xs) <= set(range(len(self.ticks))), f"{self.title}: a place without a name"
 
 
 def front(points: Sequence[tuple[float | int, float | int]]) -> list[tuple[float | int, float | int]]:
-    """The (cost, gain) that no other beats, by cost: each has more gain than all that cost as much or less.
+    """The (cost, gain) of the Pareto front, by cost: each has more gain than all that cost as much or less.
 
-    Points that are not finite do not take part.
+    Points that are not finite are ignored.
     """
-    best, kept = -math.inf, []
+    best, points_of_front = -math.inf, []
     for cost, gain in sorted(filter(lambda point: all(map(math.isfinite, point)), points), key=lambda p: (p[0], -p[1])):
         if gain > best:
             best = gain
-            kept.append((cost, gain))
-    return kept
+            points_of_front.append((cost, gain))
+    return points_of_front

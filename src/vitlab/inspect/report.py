@@ -201,17 +201,17 @@ class Inspection:
 
 def draw(inspection: Inspection) -> list[Drawing]:
     """The figures of the paper for which there are numbers."""
-    found, config, capture = [], inspection.config, inspection.capture
+    drawn, config, capture = [], inspection.config, inspection.capture
     if not isinstance(config, ViTConfig):
-        return found
+        return drawn
     if inspection.filters is not None:
-        found.append(drawings.filters(inspection.filters, hybrid=config.stem is not None))
+        drawn.append(drawings.filters(inspection.filters, hybrid=config.stem is not None))
     if inspection.positions is not None:
-        found.append(drawings.positions(inspection.positions))
+        drawn.append(drawings.positions(inspection.positions))
     if capture is not None:
-        found.append(drawings.distances(capture.distances, capture.layers, _uniform(config), name_of(config)))
-        found += [drawings.heads(capture, inspection.names[0]), *drawings.pairs(capture, inspection.images)]
-    return found
+        drawn.append(drawings.distances(capture.distances, capture.layers, _uniform(config), name_of(config)))
+        drawn += [drawings.heads(capture, inspection.names[0]), *drawings.pairs(capture, inspection.images)]
+    return drawn
 
 
 def checkpoint_page(

@@ -94,9 +94,9 @@ def _peaks(
     pixels = np.zeros(maps.shape[:2])
     pixels[1:, 0], pixels[1:, 1:] = distances.mean(axis=1), distances
     peaks: list[tuple[int, int, float, float]] = []
-    for each, distance in zip(maps.reshape(-1, *maps.shape[2:]), pixels.ravel(), strict=True):
-        row, column = divmod(int(each.argmax()), each.shape[1])
-        peaks.append((row + 1, column + 1, round(100 * float(each.max()), 1), round(float(distance), 1)))
+    for attention, distance in zip(maps.reshape(-1, *maps.shape[2:]), pixels.ravel(), strict=True):
+        row, column = divmod(int(attention.argmax()), attention.shape[1])
+        peaks.append((row + 1, column + 1, round(100 * float(attention.max()), 1), round(float(distance), 1)))
     return peaks
 
 

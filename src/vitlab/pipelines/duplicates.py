@@ -1,25 +1,24 @@
-"""Near-duplicates of test images in a training set: found, listed for `DataConfig.exclude`, and shown on a page."""
+"""Near-duplicates of test images in a training set: a list for `DataConfig.exclude`, and a page."""
 
+import contextlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from vitlab.data.dataset import Dataset
 from vitlab.data.dedup import Duplicates, Pair, find_duplicates
 from vitlab.data.exclude import image_id, write_lines
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.data.similarity import LARGEST, THRESHOLD
+from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
 from vitlab.inspect.duplicates import ShownPair, duplicates_page
 from vitlab.inspect.page import write_page
 from vitlab.train.workdir import write_json
 
 SHOWN = 300
-"""Most pairs on the page; further ones are in the list only."""
+"""Maximum number of pairs on the page."""
 
 
 def duplicates(
@@ -37,39 +36,37 @@ def duplicates(
     """Finds the images of `train` that are near-duplicates of images of `test`, and writes four files to `out`.
 
     duplicates.jsonl: every pair, the nearest first; exclude.txt: the training images of these pairs, for
-    `DataConfig.exclude`; report.html: the pairs side by side; result.json: what is returned, counts and what could not
-    be compared. threshold: the largest distance of a pair (`vitlab.data.similarity.distances`). workers: threads that
-    read images. Thumbnails stay in `out`/thumbnails: the same call on the same images goes on from there.
+    `DataConfig.exclude`; report.html: the pairs side by side; result.json: the returned counts and the images that
+    could not be compared. Thumbnails stay in `out`/thumbnails, from which the same call continues.
+    threshold: the largest distance of a pair (`vitlab.data.similarity.distances`). workers: threads that read images.
     """
     out = Path(out)
     if not 0 < threshold <= LARGEST:
-        raise UserError(
-            f"the threshold is {threshold}; it must be above 0 and at most {LARGEST}. Usual is {THRESHOLD}."
-        )
+        raise UserError(f"threshold is {threshold}; it must be above 0 and at most {LARGEST} (default: {THRESHOLD}).")
     if workers < 0:
-        raise UserError(f"workers={workers} must not be negative.")
+        raise UserError(f"workers is {workers}; it must not be negative.")
     if (train, train_root, train_split) == (test, test_root, test_split):
         raise UserError(
-            f"{test} ({test_split}) was given twice: every image is its own duplicate. Name another set or split."
+            f"{test} ({test_split}) was given twice: every image is its own duplicate. Give another data set or split."
         )
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; give the name of a folder.")
+        raise UserError(f"{out} is a file; give a folder.")
     for name, root in ((train, train_root), (test, test_root)):
         check_source(name, root)
     here = load_dataset(train, train_split, root=train_root, on_error="skip")
     there = load_dataset(test, test_split, root=test_root, on_error="skip")
     if (train, train_root) == (test, test_root):
         require_disjoint(here, there)
-    with _Progress() as report:
-        found = find_duplicates(
+    with _progress() as report:
+        search = find_duplicates(
             here, there, limit=min(1.3 * threshold, LARGEST), cache=out / "thumbnails", workers=workers, report=report
         )
-    pairs = [pair for pair in found.pairs if pair.distance <= threshold]
-    result = _summary(found, pairs, here, there, threshold)
+    pairs = [pair for pair in search.pairs if pair.distance <= threshold]
+    result = _summary(search, pairs, here, there, threshold)
     write_lines(out / "duplicates.jsonl", [json.dumps(_record(pair, here, there)) for pair in pairs])
     write_lines(out / "exclude.txt", [image_id(here, i) for i in sorted({pair.train for pair in pairs})])
     shown = _nearest(pairs, SHOWN)
-    beyond = _nearest([pair for pair in found.pairs if pair.distance > threshold], 24)
+    beyond = _nearest([pair for pair in search.pairs if pair.distance > threshold], 24)
     conflicts = [pair for pair in pairs if _conflict(pair, here, there)][:SHOWN]
     lead = (
         f"Images of {train} ({train_split}) that are, but for size, compression, brightness, a narrow crop or a "
@@ -78,7 +75,7 @@ def duplicates(
     )
     text = duplicates_page(
         lead, _numbers(result), *([_shown(pair, here, there) for pair in part] for part in (shown, beyond, conflicts)),
-        total=len(pairs), unreadable=[(each["path"], each["reason"]) for each in result["unreadable"]],
+        total=len(pairs), unreadable=[(image["path"], image["reason"]) for image in result["unreadable"]],
     )  # fmt: skip
     write_page(out / "report.html", text)
     write_json(out / "result.json", result)
@@ -90,22 +87,22 @@ def as_text(result: dict[str, Any], out: Path) -> str:
     lines = [f"{name}: {value}" for name, value in _numbers(result).items()]
     if left := result["unreadable"]:
         lines.append(f"{len(left)} images could not be read:")
-        lines += [f"  {quoted(each['path'])}: {each['reason']}" for each in left]
+        lines += [f"  {quoted(image['path'])}: {image['reason']}" for image in left]
     lines.append(f"leave out in training: --data.exclude {out / 'exclude.txt'} · to look at: {out / 'report.html'}")
     return "\n".join(lines)
 
 
 def _summary(
-    found: Duplicates, pairs: Sequence[Pair], here: Dataset, there: Dataset, threshold: float
+    search: Duplicates, pairs: Sequence[Pair], here: Dataset, there: Dataset, threshold: float
 ) -> dict[str, Any]:
     unreadable = [
         {"path": dataset.path(i), "reason": reason}
-        for dataset, side in ((there, found.test), (here, found.train))
+        for dataset, side in ((there, search.test), (here, search.train))
         for i, reason in side.unreadable.items()
     ]
     return {
-        "train": {"name": here.name, "split": here.split, "images": len(here), "flat": len(found.train.flat)},
-        "test": {"name": there.name, "split": there.split, "images": len(there), "flat": len(found.test.flat)},
+        "train": {"name": here.name, "split": here.split, "images": len(here), "flat": len(search.train.flat)},
+        "test": {"name": there.name, "split": there.split, "images": len(there), "flat": len(search.test.flat)},
         "threshold": threshold,
         "pairs": len(pairs),
         "test_images": len({pair.test for pair in pairs}),
@@ -174,30 +171,16 @@ def _shown(pair: Pair, here: Dataset, there: Dataset) -> ShownPair:
     )  # fmt: skip
 
 
-class _Progress:
-    """Bars on a terminal, a line for each tenth elsewhere."""
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A progress display for each stage of the search, one after the other."""
+    with contextlib.ExitStack() as stack:
+        current: list[ProgressDisplay] = []
 
-    def __init__(self) -> None:
-        console = self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bars = Progress(*columns, console=console) if console.is_terminal else None
-        self._tasks: dict[str, TaskID] = {}
-        self._tenths: dict[str, int] = {}
+        def report(stage: str, done: int, total: int) -> None:
+            if not current or current[0].label != stage:
+                stack.close()
+                current[:] = [stack.enter_context(ProgressDisplay(stage, total))]
+            current[0].update(done)
 
-    def __enter__(self) -> Callable[[str, int, int], None]:
-        if self._bars:
-            self._bars.start()
-        return self._hear
-
-    def __exit__(self, *_: object) -> None:
-        if self._bars:
-            self._bars.stop()
-
-    def _hear(self, what: str, done: int, total: int) -> None:
-        if self._bars:
-            if what not in self._tasks:
-                self._tasks[what] = self._bars.add_task(what, total=total)
-            self._bars.update(self._tasks[what], completed=done)
-        elif (tenth := 10 * done // total) > self._tenths.get(what, 0):
-            self._tenths[what] = tenth
-            self._console.print(f"{what} {done:,} of {total:,}", markup=False)
+        yield report

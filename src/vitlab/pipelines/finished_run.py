@@ -1,4 +1,4 @@
-"""What the folders of finished runs tell: curves, answers to the test images, and which images those were."""
+"""Reading finished runs: settings, training curves, predictions for the test images, and these images."""
 
 import contextlib
 import json
@@ -26,75 +26,75 @@ from vitlab.weights import load_card
 
 logger = logging.getLogger(__name__)
 READ = ("config.json", "metrics.jsonl", "predictions.csv", "model/config.json")
-"""Files of a run that are read here."""
+"""Files of a run that are read."""
 MISTAKES = 24
-"""Most wrong answers shown."""
+"""Maximum number of wrong predictions on a page."""
 
 
 def run_folders(path: str | Path) -> list[Path]:
-    """The folders of the finished runs in `path`: itself, or its run-0, run-1, ...; none for anything else."""
+    """The finished runs in `path`: the folder itself, or its run-0, run-1, ...; empty for anything else."""
     path = Path(path)
-    places = [path, *sorted(path.glob("run-*"))] if path.is_dir() else []
-    return [place for place in places if (place / PREDICTIONS).is_file() and (place / "result.json").is_file()]
+    folders = [path, *sorted(path.glob("run-*"))] if path.is_dir() else []
+    return [folder for folder in folders if all((folder / name).is_file() for name in (PREDICTIONS, "result.json"))]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its settings, its records, and its answers to the test images."""
+    """A finished run."""
 
     folder: Path
     settings: dict[str, Any]
     """config.json."""
     card: dict[str, Any]
-    """That of its model."""
+    """The card of its model."""
     test: Evaluation
     names: Sequence[str]
-    """Of the test images, as `image_id` has them."""
+    """`image_id` of each test image."""
 
     @classmethod
     def read(cls, folder: Path) -> "Run":
-        """Raises ValueError where the folder holds no finished run, or a damaged one; warns of other damage."""
-        for name, what in find_damage(folder, READ).items():
-            logger.warning("%s %s: run its command again to make again what can be", folder / name, what)
+        """Raises UserError for corrupt predictions; warns of files that do not match their checksums."""
+        for name, damage in find_damage(folder, READ).items():
+            logger.warning("%s %s: run its command again to restore what can be computed again", folder / name, damage)
         settings = json.loads((folder / "config.json").read_bytes())
         card = load_card(folder)
         test, names = read_predictions(folder / PREDICTIONS, tuple(card["classes"]))
         return cls(folder, settings, card, test, names)
 
     @property
-    def seen(self) -> tuple[int, int]:
-        """Height and width in pixels at which the model was tested."""
+    def image_hw(self) -> tuple[int, int]:
+        """Height and width at which the model was tested."""
         size = self.settings["model"]["image_size"]
         return pair(size if isinstance(size, int) else tuple(size))
 
     def images(self, rows: Int[np.ndarray, " n"]) -> dict[int, UInt8[np.ndarray, "H W 3"]]:
-        """The test images in these rows of `test`, as the model saw them; one that cannot be read is left out.
+        """Row of `test` -> preprocessed test image, without images that are missing or cannot be read.
 
-        Raises ValueError where the data set is not to be had.
+        Raises UserError where the data set is missing.
         """
         card = self.card
         data = load_dataset(card["dataset"], "test", root=card["root"], classes=card["class_indices"], on_error="skip")
-        transform = EvalTransform(self.seen, Preprocessing.read(card, str(self.folder)))
-        places = {image_id(data, i): i for i in range(len(data))}
-        found = {}
+        transform = EvalTransform(self.image_hw, Preprocessing.read(card, str(self.folder)))
+        indices = {image_id(data, i): i for i in range(len(data))}
+        images = {}
         for row in map(int, rows):
             with contextlib.suppress(KeyError, ImageError):
-                image = data.image(places[self.names[row]])
-                found[row] = to_pixels(transform.apply([image]))[0]
-        return found
+                image = data.image(indices[self.names[row]])
+                images[row] = to_pixels(transform.apply([image]))[0]
+        return images
 
     @property
     def title(self) -> str:
-        """What the run did."""
+        """The run in a few words."""
         verb = "Trained from scratch on" if self.settings["command"] == "pretrain" else "Fine-tuned on"
         return f"{verb} {self.card['dataset']}"
 
     def one_of_each(self, most: int) -> Int[np.ndarray, " n"]:
-        """Rows of the first test image of each class, of the first `most` classes."""
+        """Rows of the first test image of each of the first `most` classes."""
         return np.unique(self.test.labels, return_index=True)[1][:most]
 
     def phase(self, name: str | None = None, explanation: str | None = None) -> Phase:
-        """The run as a page shows it: figures, curves, confusions, each class, the surest wrong answers."""
+        """The run for a page: curves, confusion matrix, each class, the most confident wrong predictions."""
         test = self.test
         wrong = np.flatnonzero(~test.right)
         wrong = wrong[np.argsort(-test.confidences[wrong], kind="stable")][:MISTAKES]
@@ -102,8 +102,12 @@ class Run:
             shown = self.images(wrong)
             missing = ""
         except ValueError as error:
-            shown, missing = {}, f"\n\nThe images answered wrong cannot be shown: {error}"
+            shown, missing = {}, f"\n\nThe wrong predictions cannot be shown: {error}"
         rows = [row for row in wrong.tolist() if row in shown]
+        mistakes = None
+        if not missing and (rows or not len(wrong)):
+            images = np.stack([shown[row] for row in rows]) if rows else np.zeros((0, *self.image_hw, 3), np.uint8)
+            mistakes = Mistakes(images, test.predictions[rows], test.labels[rows], test.confidences[rows])
         records = read_log(self.folder / "metrics.jsonl")
         return Phase(
             name=name or self.title,
@@ -117,8 +121,5 @@ class Run:
             classes=test.classes,
             confusion=test.confusion if test.label_sets is None else None,
             per_class=test.per_class(),
-            mistakes=None if missing or (len(wrong) and not rows) else Mistakes(
-                np.stack([shown[row] for row in rows]) if rows else np.zeros((0, *self.seen, 3), np.uint8),
-                test.predictions[rows], test.labels[rows], test.confidences[rows],
-            ),
-        )  # fmt: skip
+            mistakes=mistakes,
+        )

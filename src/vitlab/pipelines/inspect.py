@@ -1,8 +1,8 @@
-"""Looking inside one checkpoint: a page, every figure of the paper as a file, and the numbers behind them."""
+"""Inspecting one checkpoint: a page, every figure of the paper as a file, and the arrays behind them."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ from vitlab.pipelines.finished_run import Run, run_folders
 from vitlab.train.workdir import write_json
 from vitlab.weights import load_checkpoint
 
-MOST = 128
-"""Images that a run's attention distances are over, as in App. D.7."""
+DISTANCE_IMAGES = 128
+"""Test images of a run over which attention distances are averaged, as in App. D.7."""
 
 
 def inspect_checkpoint(
@@ -46,116 +46,120 @@ def inspect_checkpoint(
     device: str = "auto",
     say: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
-    """Looks into a Vision Transformer or a hybrid while it sees images; writes a page, figures and numbers to `out`.
+    """Captures a Vision Transformer or a hybrid on images; writes a page, figures and arrays to `out`.
 
-    `sources` are files, folders (searched through) or `-` for the standard input; all of their images count for the
-    attention distances, the first `shown` stand on the page, each with its `top` answers. Images that cannot be read
-    are left out and named. Without sources, a finished run shows test images of its own, and the page of any other
-    checkpoint what needs none: its card, filters and position embeddings. A run's page also tells how the run went.
-    `image_size` and `interpolation` are as in `load_checkpoint`; `say` hears how images are prepared.
+    sources: files, folders (searched recursively) or `-` for the standard input. All images count for the attention
+    distances, the first `shown` are on the page with their `top` predictions; unreadable images are skipped and named.
+    Without sources, a finished run shows its own test images, and the page of any other checkpoint only its card,
+    filters and position embeddings. The page of a run also shows its training; that of a ResNet only this.
+    `say` receives how images are prepared.
 
-    In `out`: index.html, which needs no network; figures/NAME.png, .svg and .npz; result.json, which is returned.
-    A ResNet has no attention to look at, so of its run the page only tells how it went. Raises ValueError for any other
-    ResNet, for a path that is not there, and where no image can be read.
+    In `out`: index.html; figures/NAME.png, .svg and .npz; result.json, which is returned. Raises UserError for a
+    ResNet with images or without a run, for a missing path, and where no image can be read.
     """
     out = Path(out)
-    for name, value in (("shown", shown), ("top", top), ("batch_size", batch_size)):
-        if value < 1:
-            raise UserError(f"{name} is {value}; give at least 1.")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; give the name of a folder.")
-    if (out / "config.json").exists():  # its result.json is another
-        raise UserError(f"{out} holds a run or a model; give another folder, say {out / 'look'}.")
-    place = choose_device(device)
+    _check(out, {"shown": shown, "top": top, "batch_size": batch_size})
+    torch_device = choose_device(device)
     loaded = load_checkpoint(checkpoint, image_size=image_size, interpolation=interpolation)
     model, preprocessing = loaded.model, loaded.preprocessing
-    card = loaded.card | {"preprocessing": preprocessing.to_card()}
     runs = [Run.read(folder) for folder in run_folders(checkpoint)]
-    phases = [run.phase(f"{run.folder.name}: {run.title}" if len(runs) > 1 else None) for run in runs]
-    shown_as = {"checkpoint": str(checkpoint), "config": model.config, "card": card}
-    names: list[str] = []
+    card = loaded.card | {"preprocessing": preprocessing.to_card()}
+    inspection, stream = Inspection(checkpoint=str(checkpoint), config=model.config, card=card), None
     if isinstance(model, ViT):
-        found = list(find_images(sources)) if sources else _own_images(runs, shown)  # a missing one is told at once
-        stream = _Stream(found, EvalTransform(model.config.image_hw, preprocessing), shown, batch_size)
-        if found and say:
+        images = list(find_images(sources)) if sources else _test_images(runs, shown)
+        stream = _Stream(images, EvalTransform(model.config.image_hw, preprocessing), shown, batch_size)
+        if images and say:
             say(f"images: {preprocessing.describe()}")
-        seen = capture(model.to(place), stream.batches(), keep=shown) if found else None
-        names = stream.names
-        inspection = Inspection(
-            **shown_as, filters=filters_of(model), positions=positions_of(model), capture=seen,
-            names=[_short(name) for name in names], images=stream.images, unreadable=stream.unreadable,
-        )  # fmt: skip
-    elif runs and not sources:
-        inspection = Inspection(**shown_as)
-    else:
-        raise UserError(
-            f"{checkpoint} is a ResNet, which has no attention to look at; give a Vision Transformer or a hybrid, or "
-            f"the folder of a ResNet's run and no images, to see how the run went."
+        inspection = replace(
+            inspection,
+            filters=filters_of(model),
+            positions=positions_of(model),
+            capture=capture(model.to(torch_device), stream.batches(), keep=shown) if images else None,  # fills stream
+            names=["/".join(Path(name).parts[-2:]) for name in stream.names],
+            images=stream.images,
+            unreadable=stream.unreadable,
         )
-    drawn = draw(inspection)
-    write_drawings(drawn, out / "figures")
-    write_page(out / "index.html", checkpoint_page(inspection, drawn, top=top, phases=phases))
-    result = _result(inspection, names, top) | {
-        "figures": [f"figures/{drawing.name}" for drawing in drawn],
-        "page": str((out / "index.html").resolve()),
-    }
+    elif sources or not runs:
+        raise UserError(
+            f"{checkpoint} is a ResNet, which has no attention; give a Vision Transformer or a hybrid, or the folder "
+            "of a ResNet's run without images, to see its training."
+        )
+    figures = draw(inspection)
+    phases = [run.phase(f"{run.folder.name}: {run.title}" if len(runs) > 1 else None) for run in runs]
+    write_drawings(figures, out / "figures")
+    write_page(out / "index.html", checkpoint_page(inspection, figures, top=top, phases=phases))
+    result = _result(inspection, stream.names if stream else [], top)
+    result["figures"] = [f"figures/{figure.name}" for figure in figures]
+    result["page"] = str((out / "index.html").resolve())
     write_json(out / "result.json", result)
     return result
 
 
+def _check(out: Path, counts: dict[str, int]) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise UserError(f"{name} is {value}; give at least 1.")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give a folder.")
+    if (out / "config.json").exists():  # its result.json would be overwritten
+        raise UserError(f"{out} holds a run or a model; give another folder, for example {out / 'look'}.")
+
+
 def as_text(result: dict[str, Any]) -> str:
-    """A result in a few lines, for people."""
-    lines = [f"{result['model']}: {result['parameters']:,} parameters, {result['gmacs']:.3g} GMACs a image"]
+    """A result in a few lines."""
+    lines = [f"{result['model']}: {result['parameters']:,} parameters, {result['gmacs']:.3g} GMACs an image"]
     if distances := result.get("distances"):
-        means = [f"{np.mean(far):.1f} pixels in layer {name}" for name, far in distances.items()]
-        said = ", ".join(dict.fromkeys((means[0], means[-1])))
+        means = [f"{np.mean(heads):.1f} pixels in layer {name}" for name, heads in distances.items()]
         images = "1 image" if result["images"] == 1 else f"{result['images']:,} images"
-        lines.append(f"mean attention distance over {images}: {said}")
-    for each in result["unreadable"]:
-        lines.append(f"{quoted(each['path'])}: cannot be read: {each['reason']}")
+        lines.append(f"mean attention distance over {images}: {', '.join(dict.fromkeys((means[0], means[-1])))}")
+    for image in result["unreadable"]:
+        lines.append(f"{quoted(image['path'])}: cannot be read: {image['reason']}")
     return "\n".join([*lines, result["page"]])
 
 
-def _own_images(runs: Sequence[Run], shown: int) -> list[tuple[str, np.ndarray]]:
-    """Up to MOST test images of the first run, by name and class, as its model sees them: one of each class, then the
-    others in order. None where there is no run, or where its images are not to be had, as its part of the page tells.
+def _test_images(runs: Sequence[Run], shown: int) -> list[tuple[str, np.ndarray]]:
+    """Up to DISTANCE_IMAGES test images of the first run by name and class, preprocessed: one of each class first.
+
+    Empty without a run, or where its data set is missing; its part of the page says so.
     """
     for run in runs[:1]:
         first = run.one_of_each(shown)
-        rows = np.concatenate([first, np.setdiff1d(np.arange(len(run.test.labels)), first)])[: max(shown, MOST)]
+        rest = np.setdiff1d(np.arange(len(run.test.labels)), first)
+        rows = np.concatenate([first, rest])[: max(shown, DISTANCE_IMAGES)]
         with contextlib.suppress(ValueError):
             images = run.images(rows)
-            truths = [run.test.classes[label] for label in run.test.labels]
-            return [(f"{run.names[row]}, {truths[row]}", images[row]) for row in map(int, rows) if row in images]
+            classes = [run.test.classes[label] for label in run.test.labels]
+            return [(f"{run.names[row]}, {classes[row]}", images[row]) for row in map(int, rows) if row in images]
     return []
 
 
 @dataclass
 class _Stream:
-    """Images on their way into a model. What is known of them when they are through is kept here."""
+    """Reads and preprocesses images in batches, and remembers those to show."""
 
-    found: Sequence[tuple[str, Path | bytes | np.ndarray]]
-    """Name, and where it is, or itself as the model sees it."""
+    sources: Sequence[tuple[str, Path | bytes | np.ndarray]]
+    """Name, and file, encoded image, or preprocessed pixels."""
     transform: EvalTransform
     shown: int
     batch_size: int
     names: list[str] = field(default_factory=list)
-    """Of the first `shown` images, and they themselves, as the model sees them."""
+    """Of the first `shown` images; `images` are their preprocessed pixels."""
     images: list[np.ndarray] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
+    """Name and reason."""
 
     def batches(self) -> Iterator[Float[Tensor, "B 3 H W"]]:
-        """Raises ValueError where none of the images can be read."""
+        """Raises UserError where no image can be read."""
         pending: list[Tensor] = []
-        with ProgressDisplay("inspect", len(self.found)) as progress:
-            for number, (path, data) in enumerate(self.found, start=1):
+        with ProgressDisplay("inspect", len(self.sources)) as progress:
+            for number, (name, source) in enumerate(self.sources, start=1):
                 try:
-                    image = self._image(path, data)
+                    image = self._image(name, source)
                 except ImageError as error:
-                    self.unreadable.append((path, error.reason))
+                    self.unreadable.append((name, error.reason))
                     continue
                 if len(self.names) < self.shown:
-                    self.names.append(path)
+                    self.names.append(name)
                     self.images.append(to_pixels(image)[0])
                 pending.append(image)
                 if len(pending) == self.batch_size:
@@ -165,42 +169,34 @@ class _Stream:
             if pending:
                 yield torch.cat(pending)
         if not self.names:
-            path, reason = self.unreadable[0]
-            raise UserError(f"none of the {len(self.found)} images can be read; the first, {quoted(path)}: {reason}.")
+            name, reason = self.unreadable[0]
+            raise UserError(f"none of the {len(self.sources)} images can be read; the first, {quoted(name)}: {reason}.")
 
-    def _image(self, path: str, data: Path | bytes | np.ndarray) -> Float[Tensor, "1 3 H W"]:
-        if not isinstance(data, np.ndarray):
-            return self.transform.apply([decode_image(data, path=path)])
-        if data.shape[:2] != pair(self.transform.image_size):
-            return self.transform.apply([data])  # the model is looked at in another size than its own
-        return to_range(torch.from_numpy(data).permute(2, 0, 1)[None].float())
-
-
-def _short(path: str) -> str:
-    """A image's file and folder."""
-    return "/".join(Path(path).parts[-2:])
+    def _image(self, name: str, source: Path | bytes | np.ndarray) -> Float[Tensor, "1 3 H W"]:
+        if not isinstance(source, np.ndarray):
+            return self.transform.apply([decode_image(source, path=name)])
+        if source.shape[:2] != pair(self.transform.image_size):
+            return self.transform.apply([source])  # the model is inspected at another size than its own
+        return to_range(torch.from_numpy(source).permute(2, 0, 1)[None].float())
 
 
-def _result(inspection: Inspection, paths: Sequence[str], top: int) -> dict[str, Any]:
-    config, seen = inspection.config, inspection.capture
-    found: dict[str, Any] = {
+def _result(inspection: Inspection, names: Sequence[str], top: int) -> dict[str, Any]:
+    config, captured = inspection.config, inspection.capture
+    result: dict[str, Any] = {
         "checkpoint": inspection.checkpoint,
         "model": name_of(config),
         "image_size": list(config.image_hw),
         "parameters": config.num_parameters,
         "gmacs": config.forward_macs / 1e9,
-        "images": seen.count if seen else 0,
-        "unreadable": [{"path": path, "reason": reason} for path, reason in inspection.unreadable],
+        "images": captured.count if captured else 0,
+        "unreadable": [{"path": name, "reason": reason} for name, reason in inspection.unreadable],
     }
     if isinstance(config, ViTConfig):
-        found["grid"] = list(config.grid)
-    if seen:
-        found["distances"] = dict(zip(seen.layers, seen.distances.tolist(), strict=True))
-        found["shown"] = [
-            {
-                "path": path,
-                "answers": [{"class": name, "probability": share} for name, share in inspection.predictions(i, top)],
-            }
-            for i, path in enumerate(paths)
+        result["grid"] = list(config.grid)
+    if captured:
+        result["distances"] = dict(zip(captured.layers, captured.distances.tolist(), strict=True))
+        result["shown"] = [
+            {"path": name, "answers": [{"class": c, "probability": p} for c, p in inspection.predictions(i, top)]}
+            for i, name in enumerate(names)
         ]
-    return found
+    return result

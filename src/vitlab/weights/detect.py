@@ -34,9 +34,9 @@ def find_checkpoint(given: Path | str) -> tuple[Format, Path]:
 @functools.cache
 def _fetch(spec: str) -> Path:
     """The local copy of a hub's checkpoint; fetched once per process, so that card and weights are of one commit."""
-    from vitlab.weights.fetch import fetch
+    from vitlab.weights.hub import download_checkpoint
 
-    return fetch(spec)
+    return download_checkpoint(spec)
 
 
 def _find_file(path: Path) -> tuple[Format, Path]:

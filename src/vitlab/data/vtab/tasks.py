@@ -1,8 +1,8 @@
 """VTAB-1k: 19 tasks of 1,000 training examples, in the benchmark's own splits.
 
 The benchmark takes its splits from TensorFlow Datasets (TFDS): `train[:800]`, the first 200 of a validation part, the
-test part whole. What comes first there is no accident of some machine: a split's examples lie sorted by the MD5 sum of
-the split's name and the key that the set's builder gives the example (`benchmark_order`), whatever the number of
+test part whole. What comes first does not depend on the machine: a split's examples are sorted by the MD5 sum of the
+split's name and the key that the data set's builder gives the example (`benchmark_order`), whatever the number of
 files, and none of these builders turns that off. So the splits are computed here without TensorFlow.
 
 How sure that is. Rule and keys were read in the source of TFDS 4.9, and compared with what others have published:
@@ -12,18 +12,15 @@ authors wrote out of TFDS (2022) agree in every name compared, 12 to 89 a task: 
 Retinopathy) the names compared have sums as low as they must. For SVHN, dSprites and SmallNORB, whose keys are plain
 counters, nothing to compare with was found, nor for the order of Caltech101, Flowers102 and KITTI.
 
-Two sets had other splits in the paper's time: TFDS 4.0 (2020) hashed the whole paths of EuroSAT's and Resisc45's
+Two data sets had other splits in the paper's time: TFDS 4.0 (2020) hashed the whole paths of EuroSAT's and Resisc45's
 images, so that each machine had an order of its own. KITTI was split anew in November 2020 (711 test images, 632
 or 634 before): older numbers do not compare.
-
-`python -m vitlab.data.vtab.tasks` writes the files in splits/ anew, from the keys that are known without the data.
 """
 
 import contextlib
 import dataclasses
 import functools
 import hashlib
-import importlib
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -32,14 +29,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitlab.data import downloads as fetch
 from vitlab.data.dataset import Dataset, join
 from vitlab.data.decode import Entry
+from vitlab.data.vtab.sources import SOURCES, Source
 from vitlab.errors import UserError
 from vitlab.settings import nearest
 
 if TYPE_CHECKING:
-    from vitlab.data.vtab.published import Published
+    from vitlab.data.vtab.readers import Published
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +50,7 @@ COUNTS = {"train": TRAIN, "val": VAL, "trainval": TRAIN + VAL}
 class Task:
     """One task. `val` and `test` say in which TFDS split that part starts, and where; test runs to the split's end.
 
-    csv: the benchmark's name for it. folder: what PyTorch's users call it. source: the set that its images are from.
+    csv: the benchmark's name for it. folder: what PyTorch's users call it. source: the data set of its images.
     """
 
     csv: str
@@ -65,8 +62,8 @@ class Task:
     test: tuple[str, int] = ("test", 0)
 
     @property
-    def origin(self) -> fetch.Source:
-        return fetch.SOURCES[self.source]
+    def origin(self) -> Source:
+        return SOURCES[self.source]
 
     @property
     def test_size(self) -> int:
@@ -74,8 +71,8 @@ class Task:
         return self.origin.sizes[self.test[0]] - self.test[1]
 
     def how(self) -> str:
-        """How its data is had, in a line."""
-        ways = {"automatic": "downloaded when asked for", "by hand": "by hand", "license": "by hand, with consent"}
+        """How its data is obtained, in a line."""
+        ways = {"automatic": "downloaded when needed", "by hand": "by hand", "license": "by hand, with consent"}
         return f"{ways[self.origin.access]}, from {self.origin.page}; license: {self.origin.license}"
 
 
@@ -114,7 +111,7 @@ TASKS: dict[str, Task] = {
 
 
 def task_named(name: str) -> Task:
-    """The row of `TASKS`. Raises ValueError that names the nearest."""
+    """The row of `TASKS`. Raises UserError that names the nearest."""
     if name not in TASKS:
         raise UserError(f"unknown VTAB task {name!r}; {nearest(name, TASKS)}. `vitlab list vtab` shows all.")
     return TASKS[name]
@@ -123,32 +120,32 @@ def task_named(name: str) -> Task:
 def load_task(name: str, split: str, root: Path, download: bool = True) -> Dataset:
     """A part of a task: "train" (800), "val" (200), "trainval" (both) or "test" (all of it).
 
-    root: the folder that holds the sets as their authors publish them, or, found first, the lists and images that
-    PyTorch's users have: ROOT/{folder}/{train800,val200,train800val200,test}.txt with lines `images/x.jpg 3`. Where one
-    of these lists is missing, a published set comes first.
-    Raises ValueError where data is missing or is not the published one.
+    root: the folder that holds the data sets as their authors publish them, or, with precedence, the lists and images
+    that PyTorch's users have: ROOT/{folder}/{train800,val200,train800val200,test}.txt with lines `images/x.jpg 3`.
+    Where one of these lists is missing, a published data set has precedence.
+    Raises UserError where data is missing or is not the published one.
     """
     task = task_named(name)
     if split not in LISTS:
         raise UserError(f"the split must be one of {', '.join(LISTS)}, not {split!r}")
-    folder = listed_folder(task, root)
-    if folder and not _has_all_lists(folder):
-        with contextlib.suppress(UserError):  # a stray list beside the published set does not hide it
+    folder, complete = _find_lists(task, root)
+    if folder and not complete:
+        with contextlib.suppress(UserError):  # a stray list beside the published data set does not hide it
             return _from_published(name, task, split, root, download=False)
     if folder:
         logger.warning(
             "vtab:%s (%s) is read from the lists in %s, whose splits are taken as they are", name, split, folder
         )
         return _from_list(name, task, split, folder)
-    logger.info("vtab:%s (%s) is read from the published set in %s", name, split, root)
+    logger.info("vtab:%s (%s) is read from the published data set in %s", name, split, root)
     return _from_published(name, task, split, root, download)
 
 
 def found(name: str, root: Path) -> str:
     """What `load_task` would read without a download: "lists", "published", or "-" for nothing."""
     task = task_named(name)
-    folder = listed_folder(task, root)
-    if folder and _has_all_lists(folder):
+    folder, complete = _find_lists(task, root)
+    if complete:
         return "lists"
     try:
         _from_published(name, task, "train", root, download=False)
@@ -160,26 +157,24 @@ def found(name: str, root: Path) -> str:
 # ---------------------------------------------------------------------------------------------------- lists
 
 
-def listed_folder(task: Task, root: Path) -> Path | None:
-    """Where the task's lists lie below `root`, if they do."""
-    places = [root / task.folder, root / "vtab-1k" / task.folder]
-    return next((place for place in places if any((place / name).is_file() for name in LISTS.values())), None)
-
-
-def _has_all_lists(folder: Path) -> bool:
-    return all((folder / each).is_file() for each in LISTS.values())
+def _find_lists(task: Task, root: Path) -> tuple[Path | None, bool]:
+    """Where the task's lists lie below `root`, if they do, and whether all do."""
+    for folder in (root / task.folder, root / "vtab-1k" / task.folder):
+        present = [(folder / file).is_file() for file in LISTS.values()]
+        if any(present):
+            return folder, all(present)
+    return None, False
 
 
 def _from_list(name: str, task: Task, split: str, folder: Path) -> Dataset:
-    labels, entries = _read_list(folder / LISTS[split], task.classes)
-    wanted = COUNTS.get(split)
-    if wanted and len(labels) != wanted:
-        raise UserError(f"{folder / LISTS[split]} has {len(labels)} lines, not the {wanted} of VTAB-1k: fetch it again")
-    if split == "test" and len(labels) != task.test_size:
-        logger.warning(
-            "%s has %d images and the benchmark's test part %d: accuracies do not compare with others'",
-            folder / LISTS[split], len(labels), task.test_size,
-        )  # fmt: skip
+    path = folder / LISTS[split]
+    labels, entries = _read_list(path, task.classes)
+    count = COUNTS.get(split)
+    if count and len(labels) != count:
+        raise UserError(f"{path} has {len(labels)} lines, not the {count} of VTAB-1k: download it again")
+    if split == "test" and len(labels) != (size := task.test_size):
+        text = "%s has %d images and the benchmark's test part %d: accuracies do not compare with others'"
+        logger.warning(text, path, len(labels), size)
     classes = tuple(str(number) for number in range(task.classes))
     return Dataset(f"vtab:{name}", split, classes, labels, entries=entries)
 
@@ -191,15 +186,15 @@ def _read_list(path: Path, classes: int) -> tuple[np.ndarray, list[Entry]]:
     for number, line in enumerate(path.read_text().splitlines(), 1):
         image, _, label = line.rpartition(" ")
         if not image or not label.isdecimal() or len(label) > 9 or int(label) >= classes:
-            raise UserError(f"{path}, line {number}: {line!r} is no image and label from 0 to {classes - 1}")
+            raise UserError(f"{path}, line {number}: {line!r} is not an image and a label below {classes}")
         labels.append(int(label))
         entries.append(Entry(str(path.parent / image)))
     if entries and not Path(entries[0].file).is_file():
-        raise UserError(f"{path} names {entries[0].file}, which is not there: fetch the images as well")
+        raise UserError(f"{path} lists {entries[0].file}, which is missing: get the images as well")
     return np.array(labels, np.int64), entries
 
 
-# ------------------------------------------------------------------------------------------- published sets
+# -------------------------------------------------------------------------------------- published data sets
 
 
 def _from_published(name: str, task: Task, split: str, root: Path, download: bool) -> Dataset:
@@ -212,42 +207,40 @@ def _from_published(name: str, task: Task, split: str, root: Path, download: boo
         keys = read(part).keys
         if task.source not in SPLITS_SHA256:
             return read(part).dataset.take(benchmark_order(keys, part)[start : start + count])
-        place = {key: position for position, key in enumerate(keys)}
+        position = {key: i for i, key in enumerate(keys)}
         wanted = stored_splits(task.source)[kind]
-        if strange := [key for key in wanted if key not in place]:
-            raise UserError(f"vtab:{name}: {root} lacks the {part} image {strange[0]!r}; fetch the set again")
-        return read(part).dataset.take(np.array([place[key] for key in wanted], np.int64))
+        if missing := [key for key in wanted if key not in position]:
+            raise UserError(f"vtab:{name}: {root} lacks the {part} image {missing[0]!r}; get the data set again")
+        return read(part).dataset.take(np.array([position[key] for key in wanted], np.int64))
 
     if split == "test":
         part, start = task.test
-        found = read(part).dataset.take(benchmark_order(read(part).keys, part)[start:])
+        dataset = read(part).dataset.take(benchmark_order(read(part).keys, part)[start:])
     else:
-        pieces = []
-        if split in ("train", "trainval"):
-            pieces.append(head("train", 0, TRAIN, "train800"))
-        if split in ("val", "trainval"):
-            pieces.append(head(*task.val, VAL, "val200"))
-        found = functools.reduce(join, pieces)
-    return dataclasses.replace(found, name=f"vtab:{name}", split=split)
+        heads = {"train": ("train", 0, TRAIN, "train800"), "val": (*task.val, VAL, "val200")}
+        names = ("train", "val") if split == "trainval" else (split,)
+        dataset = functools.reduce(join, (head(*heads[name]) for name in names))
+    return dataclasses.replace(dataset, name=f"vtab:{name}", split=split)
 
 
 def _reader(name: str, task: Task) -> "Callable[[Path, str, bool], Published]":
-    """The function of the task's name that reads a TFDS split of the published set."""
-    home = "structured" if task.group == "structured" else "published"
-    return getattr(importlib.import_module(f"vitlab.data.vtab.{home}"), name)
+    """The function of the task's name that reads a TFDS split of the published data set."""
+    from vitlab.data.vtab import readers, structured  # slow to import
+
+    return getattr(structured if task.group == "structured" else readers, name)
 
 
-def _checked(name: str, task: Task, part: str, found: "Published") -> "Published":
-    """Refuses a set that is not the whole published one: another number of images would be another split."""
-    wanted = task.origin.sizes[part]
-    if len(found.keys) != wanted or len(set(found.keys)) != wanted:
+def _checked(name: str, task: Task, part: str, published: "Published") -> "Published":
+    """Refuses a data set that is not the whole published one: another number of images would be another split."""
+    size = task.origin.sizes[part]
+    if len(published.keys) != size or len(set(published.keys)) != size:
         raise UserError(
-            f"vtab:{name}: the {part} part has {len(found.keys)} images and the published one {wanted}; "
-            f"fetch it again, {task.how()}"
+            f"vtab:{name}: the {part} part has {len(published.keys)} images and the published one {size}; get it "
+            f"again, {task.how()}"
         )
-    assert len(found.dataset) == wanted, f"{name}: {len(found.dataset)} images for {wanted} keys"
-    assert len(found.dataset.classes) == task.classes, f"{name}: {len(found.dataset.classes)} classes"
-    return found
+    assert len(published.dataset) == size, f"{name}: {len(published.dataset)} images for {size} keys"
+    assert len(published.dataset.classes) == task.classes, f"{name}: {len(published.dataset.classes)} classes"
+    return published
 
 
 # --------------------------------------------------------------------------------------------------- splits
@@ -261,9 +254,9 @@ def benchmark_order(keys: Sequence[str], salt: str) -> np.ndarray:
     start = hashlib.md5(salt.encode())
     sums = []
     for key in keys:
-        one = start.copy()
-        one.update(key.replace("\\", "/").encode())
-        sums.append(one.digest())
+        md5 = start.copy()
+        md5.update(key.replace("\\", "/").encode())
+        sums.append(md5.digest())
     return np.array(sorted(range(len(keys)), key=sums.__getitem__), np.int64)
 
 
@@ -281,57 +274,9 @@ SPLITS_SHA256 = {
 
 
 def stored_splits(source: str, folder: Path = Path(__file__).parent / "splits") -> dict[str, list[str]]:
-    """The keys of "train800" and of "val200" in their order. Raises ValueError for a file that was changed."""
+    """The keys of "train800" and of "val200" in their order. Raises UserError for a file that was changed."""
     path = folder / f"{source}.json"
     data = path.read_bytes()
-    if (found := hashlib.sha256(data).hexdigest()) != SPLITS_SHA256[source]:
-        raise UserError(f"{path} has the SHA-256 sum {found}, not {SPLITS_SHA256[source]}: install vitlab again")
+    if (digest := hashlib.sha256(data).hexdigest()) != SPLITS_SHA256[source]:
+        raise UserError(f"{path} has the SHA-256 {digest}, expected {SPLITS_SHA256[source]}: install vitlab again")
     return json.loads(data)
-
-
-def _task_of(source: str) -> Task:
-    return next(task for task in TASKS.values() if task.source == source)
-
-
-def computed_splits(source: str) -> dict[str, list[str]]:
-    """What `stored_splits` must hold, from the keys themselves."""
-    part, start = _task_of(source).val
-
-    def head(part: str, start: int, count: int) -> list[str]:
-        keys = known_keys(source, part)
-        return [keys[i] for i in benchmark_order(keys, part)[start : start + count]]
-
-    return {"train800": head("train", 0, TRAIN), "val200": head(part, start, VAL)}
-
-
-_EUROSAT = {
-    "AnnualCrop": 3_000, "Forest": 3_000, "HerbaceousVegetation": 3_000, "Highway": 2_500, "Industrial": 2_500,
-    "Pasture": 2_000, "PermanentCrop": 2_500, "Residential": 3_000, "River": 2_500, "SeaLake": 3_000,
-}  # fmt: skip
-_RESISC45 = """
-    airplane airport baseball_diamond basketball_court beach bridge chaparral church circular_farmland cloud
-    commercial_area dense_residential desert forest freeway golf_course ground_track_field harbor industrial_area
-    intersection island lake meadow medium_residential mobile_home_park mountain overpass palace parking_lot railway
-    railway_station rectangular_farmland river roundabout runway sea_ice ship snowberg sparse_residential stadium
-    storage_tank tennis_court terrace thermal_power_station wetland
-"""
-
-
-def known_keys(source: str, part: str) -> list[str]:
-    """The keys of a TFDS split, for a set whose keys are known without its data."""
-    count = _task_of(source).origin.sizes[part]
-    if source == "clevr":
-        return [f"CLEVR_{'val' if part == 'validation' else part}_{i:06d}.png" for i in range(count)]
-    if source == "patch_camelyon":
-        return [f"{'valid' if part == 'validation' else part}_{i}" for i in range(count)]
-    if source == "eurosat":
-        return [f"{kind}_{kind}_{i}.jpg" for kind, n in _EUROSAT.items() for i in range(1, n + 1)]
-    if source == "resisc45":
-        return [f"{kind}_{kind}_{i:03d}.jpg" for kind in _RESISC45.split() for i in range(1, 701)]
-    return [str(i) for i in range(count)]
-
-
-if __name__ == "__main__":
-    for each in SPLITS_SHA256:
-        target = Path(__file__).parent / "splits" / f"{each}.json"
-        target.write_text(json.dumps(computed_splits(each), indent=0) + "\n")

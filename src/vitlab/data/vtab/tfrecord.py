@@ -1,137 +1,70 @@
 """TFRecord files of `tf.train.Example` messages, read without TensorFlow.
 
 A record is the length of its message (8 bytes), a checksum of these (4), the message, and a checksum of that (4),
-all little-endian. A message is protobuf: an Example holds Features, a map of names to lists of bytes, floats or
-int64. Bytes are answered with their place in the file, so that a image in it need not be read to be found.
+all little-endian. Byte strings are returned as places in the file, so that an image need not be read to be found.
 """
 
 import functools
 from collections.abc import Iterator
 from mmap import mmap
 from pathlib import Path
+from typing import Any
 
 from vitlab.errors import UserError
 
-Data = bytes | mmap
 Values = list[slice] | list[int]
 """What a feature holds: places of byte strings in the file, or int64 numbers. Lists of floats are left out."""
 
-
-def examples(data: Data, path: Path) -> Iterator[dict[str, Values]]:
-    """The features of every record in `data`, which are the contents of the file `path`.
-
-    Raises ValueError where a record is damaged or cut off. The checksum of a message is not worked out, for it would
-    take longer than all else here: damage within a image is left to its decoder.
-    """
-    start = 0
-    while start < len(data):
-        length, stored = data[start : start + 8], data[start + 8 : start + 12]
-        stop = start + 12 + int.from_bytes(length, "little")
-        if stop + 4 > len(data) or masked_crc32c(length) != int.from_bytes(stored, "little"):
-            raise UserError(f"{path} is damaged or cut off at byte {start} of {len(data)}: fetch it again")
-        try:
-            yield _features(data, slice(start + 12, stop))
-        except (IndexError, UnicodeDecodeError, _NoMessageError) as error:
-            raise UserError(f"{path} holds no tf.train.Example at byte {start}: fetch it again") from error
-        start = stop + 4
-
-
-def masked_crc32c(data: bytes) -> int:
-    """The checksum of the format: CRC-32C (Castagnoli), rotated and shifted by a constant."""
-    table, crc = _crc32c_table(), 0xFFFFFFFF
-    for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+_BYTES, _INT64, _STRING, _MESSAGE = 12, 3, 9, 11  # types of protobuf's fields
+_MESSAGES = {  # message -> its fields: name, number, type, and the message that it holds
+    "BytesList": [("value", 1, _BYTES, "")],
+    "Int64List": [("value", 1, _INT64, "")],
+    "Feature": [("bytes_list", 1, _MESSAGE, "BytesList"), ("int64_list", 3, _MESSAGE, "Int64List")],
+    "Entry": [("key", 1, _STRING, ""), ("value", 2, _MESSAGE, "Feature")],  # of the map from names to features
+    "Features": [("feature", 1, _MESSAGE, "Entry")],
+    "Example": [("features", 1, _MESSAGE, "Features")],
+}
+_REPEATED = ("BytesList", "Int64List", "Features")
 
 
 @functools.cache
-def _crc32c_table() -> list[int]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return table
+def _example_class() -> Any:
+    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+    file = descriptor_pb2.FileDescriptorProto(name="vitlab/example.proto", package="vitlab", syntax="proto3")
+    for name, fields in _MESSAGES.items():
+        message = file.message_type.add(name=name)
+        for field, number, kind, inner in fields:
+            added = message.field.add(name=field, number=number, type=kind, label=3 if name in _REPEATED else 1)
+            if inner:
+                added.type_name = f".vitlab.{inner}"  # pyright: ignore[reportArgumentType]
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("vitlab.Example"))
 
 
-# -------------------------------------------------------------------------------------------------- protobuf
+def examples(data: bytes | mmap, path: Path) -> Iterator[dict[str, Values]]:
+    """The features of every record in `data`, the content of the file `path`. Raises UserError for corrupt records.
+
+    Checksums are not computed: that would take longer than all else here, and an image is checked by its decoder.
+    """
+    from google.protobuf.message import DecodeError
+
+    start = 0
+    while start < len(data):
+        stop = start + 12 + int.from_bytes(data[start : start + 8], "little")
+        if stop + 4 > len(data):
+            raise UserError(f"{path} is corrupt or cut off at byte {start} of {len(data)}: download it again")
+        content = bytes(data[start + 12 : stop])
+        try:
+            example = _example_class().FromString(content)
+        except DecodeError as error:
+            raise UserError(f"{path} does not hold a tf.train.Example at byte {start}: download it again") from error
+        yield {entry.key: _values(entry.value, content, start + 12) for entry in example.features.feature}
+        start = stop + 4
 
 
-class _NoMessageError(Exception):
-    """Bytes that are no protobuf message."""
-
-
-def _features(data: Data, message: slice) -> dict[str, Values]:
-    """Example = {1: Features}, Features = {1: map entry, repeated}, map entry = {1: name, 2: Feature}."""
-    features: dict[str, Values] = {}
-    for _, whole in _fields(data, message):
-        for _, entry in _fields(data, _bytes(whole)):
-            named = dict(_fields(data, _bytes(entry)))
-            features[data[_bytes(named.get(1))].decode()] = _values(data, _bytes(named.get(2)))
-    return features
-
-
-def _values(data: Data, feature: slice) -> Values:
-    """Feature = one of {1: bytes list}, {2: float list}, {3: int64 list}; a list = {1: value, repeated}."""
-    values: list[slice] = []
-    numbers: list[int] = []
-    for kind, content in _fields(data, feature):
-        for _, value in _fields(data, _bytes(content)) if kind in (1, 3) else ():
-            if kind == 1:
-                values.append(_bytes(value))
-            elif isinstance(value, int):
-                numbers.append(_signed(value))
-            else:  # the usual form: all numbers of the list behind each other
-                at = value.start
-                while at < value.stop:
-                    number, at = _varint(data, at)
-                    numbers.append(_signed(number))
-    return values or numbers
-
-
-def _fields(data: Data, message: slice) -> Iterator[tuple[int, slice | int]]:
-    """Field numbers with their values: an int, or the place of anything longer. Fixed-size numbers are left out."""
-    at = message.start
-    while at < message.stop:
-        tag, at = _varint(data, at)
-        number, kind = tag >> 3, tag & 7
-        if kind == 0:
-            value, at = _varint(data, at)
-            yield number, value
-        elif kind == 2:
-            size, at = _varint(data, at)
-            if at + size > message.stop:
-                raise _NoMessageError
-            yield number, slice(at, at + size)
-            at += size
-        elif kind in (1, 5):
-            at += 8 if kind == 1 else 4
-        else:
-            raise _NoMessageError
-    if at > message.stop:
-        raise _NoMessageError
-
-
-def _varint(data: Data, at: int) -> tuple[int, int]:
-    """Seven bits a byte, the lowest first, the top bit set on all but the last; and where it ends."""
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise _NoMessageError
-
-
-def _signed(value: int) -> int:
-    return value - 2**64 if value >= 2**63 else value
-
-
-def _bytes(value: slice | int | None) -> slice:
-    if not isinstance(value, slice):
-        raise _NoMessageError
-    return value
+def _values(feature: Any, content: bytes, offset: int) -> Values:
+    places = [offset + content.find(value) for value in feature.bytes_list.value]
+    slices = [slice(at, at + len(value)) for at, value in zip(places, feature.bytes_list.value, strict=True)]
+    return slices or list(feature.int64_list.value)

@@ -1,0 +1,106 @@
+"""The published data sets of VTAB: where each comes from, how it lies on disk, and how it is found or downloaded."""
+
+import logging
+import shutil
+import tarfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from vitlab.data.downloads import download as download_file
+from vitlab.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+
+class Source(NamedTuple):
+    """Where a data set comes from and how it lies on disk.
+
+    sizes: images of each split of TFDS. folders: where it may lie below the root, besides its name; downloads go to
+    ROOT/NAME. required: split (or "all") -> what such a folder holds; " or " stands between alternatives, and * for any
+    letters. files: split (or "all") -> the URLs and digests of what is downloaded; archives are unpacked. classes: None
+    where the tasks have their own. access: "automatic" (downloaded when needed), "by hand", or "license" (by hand,
+    after consent to its terms).
+    """
+
+    page: str
+    license: str
+    sizes: Mapping[str, int]
+    folders: Sequence[str]
+    required: Mapping[str, Sequence[str]]
+    files: Mapping[str, Sequence[tuple[str, str]]] = {}
+    classes: int | None = None
+    access: str = "automatic"
+
+
+SOURCES = {
+    name: Source(**row) for name, row in tomllib.loads((Path(__file__).parent / "sources.toml").read_text()).items()
+}
+"""The data sets of VTAB. Those with `classes` are data sets of their own as well; of the others there are the tasks."""
+
+
+def require_split(name: str, split: str) -> None:
+    """Raises UserError for a split that TFDS does not have."""
+    if split not in SOURCES[name].sizes:
+        raise UserError(f"{name} has the splits {', '.join(SOURCES[name].sizes)}, not {split!r}")
+
+
+def locate(name: str, split: str, root: Path, download: bool) -> Path:
+    """The folder, `root` or one below it, that holds a split of the data set `name`, which may be downloaded there."""
+    require_split(name, split)
+    source = SOURCES[name]
+    required = source.required.get(split) or source.required["all"]
+    folders = list(dict.fromkeys([root, *(root / folder for folder in (*source.folders, name))]))
+    folder, missing = _nearest(folders, required)
+    if not missing:
+        return folder
+    need = f"{name} needs {' and '.join(missing)} (from {source.page}; license: {source.license})"
+    looked = f"looked in {', '.join(map(str, folders))}"
+    if source.access != "automatic":
+        consent = ", after consent to its license," if source.access == "license" else ""
+        raise UserError(
+            f"{need}, which has{consent} to be downloaded by hand; {looked}: put it there, or give another root"
+        )
+    require_download(f"{need}; {looked}", download)
+    for url, digest in source.files.get(split) or source.files["all"]:
+        file = root / name / url.rpartition("/")[2]
+        download_file(url, file, digest)
+        _unpack(file)
+    folder, missing = _nearest(folders, required)
+    if missing:
+        raise UserError(f"{name} was downloaded, but {' and '.join(missing)} is not in {folder}: download it by hand")
+    return folder
+
+
+def require_download(need: str, allowed: bool) -> None:
+    """Raises UserError unless what is needed may be downloaded."""
+    if not allowed:
+        raise UserError(f"{need}: put it there, give another root, or allow the download")
+    logger.warning("%s: downloading it", need)
+
+
+def _nearest(folders: Sequence[Path], required: Sequence[str]) -> tuple[Path, list[str]]:
+    """The folder that lacks least, the first of several, and what it lacks."""
+    lacking = [
+        [part for part in required if not any(any(folder.glob(name)) for name in part.split(" or "))]
+        for folder in folders
+    ]
+    return min(zip(folders, lacking, strict=True), key=lambda pair: len(pair[1]))
+
+
+def _unpack(archive: Path) -> None:
+    """Unpacks an archive, and archives within it, and removes them; other files stay."""
+    if not archive.name.endswith((".zip", ".tar.gz", ".tgz")):
+        return
+    folder = archive.parent
+    try:
+        if archive.suffix == ".zip":
+            shutil.unpack_archive(archive, folder)
+        else:
+            shutil.unpack_archive(archive, folder, filter="data")
+    except (shutil.ReadError, tarfile.TarError, OSError, EOFError) as error:
+        raise UserError(f"{archive} cannot be unpacked ({error}): remove it and download it again") from error
+    archive.unlink()
+    for inner in folder.glob("*/*.tar.gz"):
+        _unpack(inner)
