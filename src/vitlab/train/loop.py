@@ -1,12 +1,11 @@
 """The training loop: every run of every model goes through `train`.
 
-Batches, augmentation, mixup and dropout are pure functions of (seed, step, example). A checkpoint therefore holds only
-weights, optimizer state, the Polyak average and the sums of the current record, and a resumed run computes the same
-bits as one that was never stopped.
+Batches, augmentation, mixup and dropout are pure functions of (seed, step, example). A checkpoint holds only weights,
+optimizer state, Polyak average and the sums of the current record, and a resumed run computes the same bits.
 
-With several ranks each computes its shard of every batch, and all hold the same state after each step. The batch, the
-learning rate and the order of examples do not depend on their number: a checkpoint of eight ranks continues on one.
-Only dropout's masks, and mixup's partners within a shard, are drawn by each rank for itself.
+Each of several ranks computes its shard of every batch, and all hold the same state after each step. Batches, learning
+rate and order do not depend on their number: a checkpoint of eight ranks continues on one. Only dropout's masks, and
+mixup's partners within a shard, are drawn by each rank for itself.
 """
 
 import functools
@@ -32,7 +31,7 @@ from vitlab.train.microbatch import choose_microbatch
 from vitlab.train.objectives import Classification, MaskedPatch, create_objective, create_training_model
 from vitlab.train.optim import clip_by_global_norm, describe_groups, learning_rate, set_learning_rate, update_average
 from vitlab.train.parallel import full_tensor, local_shard
-from vitlab.train.precision import device_name, keep_freed_memory
+from vitlab.train.precision import device_name
 from vitlab.train.progress import Speed, TrainProgress, peak_flops
 from vitlab.train.signals import StoppedError, stop_signals
 from vitlab.train.state import TrainState, create_state
@@ -60,17 +59,12 @@ def train(
 ) -> AnyModel:
     """Trains `model` on `dataset` as `config` says, or continues the run in `workdir`; returns the model in float32.
 
-    The returned weights are the Polyak average where there is one. `evaluate(model)` receives such a model every
-    `eval_every` steps, on every rank, and returns figures to record. `microbatch` is the number of images per forward
-    pass where the caller has measured it. SIGTERM or Ctrl-C ends the run within one micro-batch: the step under way is
-    dropped and the last complete one saved. Raises StoppedError then, NonFiniteError, and UserError for bad settings.
+    The weights returned, and given to `evaluate(model)` every `eval_every` steps on every rank, are the Polyak average
+    if there is one. `microbatch`: images per forward pass, if the caller has measured it. SIGTERM or Ctrl-C ends the
+    run within one micro-batch, and saves the last complete step: StoppedError. Also raises NonFiniteError.
     """
     device = torch.device(device)
-    if device.type == "cpu":
-        keep_freed_memory()
-    if config.masking is None and len(dataset.classes) != config.model.num_classes:
-        given, needed = config.model.num_classes, len(dataset.classes)
-        raise UserError(f"the model has {given} classes and {config.data.name} has {needed}; set model.num_classes.")
+    check_classes(config, dataset)
     steps = config.total_steps(len(dataset))
     microbatch = choose_microbatch(config, workdir, model, device, microbatch)
     state = create_state(config, model.to(device), device, world)
@@ -88,36 +82,43 @@ def train(
         while state.step < steps:
             with run.speed.waiting_for_data():
                 batch = next(batches)
-            # The one exchange of a step that the host waits for. All ranks learn here whether one was asked to stop,
-            # so that none waits for one that has left.
+            # The one exchange that the host waits for: all ranks stop at the same step, and none waits for another.
             stopping, num_images, skipped = world.all_reduce(stop.is_set(), len(batch.indices), batch.skipped)
-            if not num_images:
-                raise UserError(f"none of the {skipped} images of a batch can be read; the log lists them.")
+            check_images(num_images, skipped)
             lr = learning_rate(config.optim, state.step, steps)
             go_on = functools.partial(run.go_on, num_images)
             if stopping or not train_step(config, state, objective, batch, lr, num_images, microbatch, go_on):
                 run.save()
                 raise run.stopped()
-            state.skipped += skipped
-            run.speed.images += num_images
-            run.tick()
+            run.count(num_images, skipped)
             last = state.step == steps
-            logging = last or state.step % config.log_every == 0
-            saving = last or state.step % config.checkpoint_every == 0
+            logging, saving = (last or state.step % n == 0 for n in (config.log_every, config.checkpoint_every))
             if logging or saving or device.type == "cpu":  # on a GPU this waits for the device
                 run.check_finite()
             writer.check()
-            # Metrics come before the checkpoint of their step: were a run killed in between, it would resume from an
-            # earlier step and record them again. In the other order they would be lost.
+            # Metrics before the checkpoint: a run killed in between repeats the step and its record. In the other order
+            # the record would be lost.
             if logging:
                 run.log(lr)
             if last or (config.eval_every and state.step % config.eval_every == 0):
                 run.evaluate_model()
             if saving:
                 run.save()
-            if last and world.all_reduce(stop.is_set())[0]:  # the caller may have more to do, which is not to begin
-                raise run.stopped()
+        if world.all_reduce(stop.is_set())[0]:  # the caller may have more to do, which is not to begin
+            raise run.stopped()
     return cast(AnyModel, trained_model(config, state))
+
+
+def check_images(num_images: int, skipped: int) -> None:
+    if not num_images:
+        raise UserError(f"none of the {skipped} images of a batch can be read; the log lists them.")
+
+
+def check_classes(config: TrainConfig, dataset: Dataset) -> None:
+    """Raises UserError unless the model has as many outputs as the data set has classes."""
+    given, needed = config.model.num_classes, len(dataset.classes)
+    if config.masking is None and given != needed:
+        raise UserError(f"the model has {given} classes and {config.data.name} has {needed}; set model.num_classes.")
 
 
 def train_step(
@@ -132,9 +133,8 @@ def train_step(
 ) -> bool:
     """One update: forward and backward pass in micro-batches, clipping, optimizer step. Returns whether it was made.
 
-    `batch` is this rank's shard of the `num_images` in all; `microbatch` images go through the model at once (default:
-    all). Between micro-batches `go_on(fraction of the step done)` says whether to continue, equally often on every
-    rank; if not, the state is as before.
+    `batch` is this rank's shard of `num_images` in all; `microbatch` images go through the model at once (default all).
+    Between micro-batches `go_on(fraction done)` says whether to continue; if not, the state is as before.
     """
     weights, parallel, world = state.weights, state.parallel, state.parallel.world
     rng = generator(config.seed, Stream.STEP, epoch=state.step)
@@ -146,16 +146,15 @@ def train_step(
         for inputs, labels in zip(images.split(size), targets.split(size), strict=True)
     ]
     if world.world_size > 1:
-        # Every rank makes the same number of passes, for each gathers sharded weights and exchanges requests to stop.
+        # Every rank makes the same number of passes, for each is a collective (sharded weights, requests to stop).
         # A shard that has lost unreadable images is filled up with passes over one image of weight 0.
         passes = -(-config.batch_size // (world.world_size * size))
         pieces += [(images[:1], targets[:1], 0)] * (passes - len(pieces))
     weights.zero_grad()
     totals = torch.zeros(2, dtype=torch.float64, device=images.device)  # loss and accuracy
     for number, (inputs, labels, count) in enumerate(pieces, 1):
-        # `loss` is a mean over this micro-batch, and DDP and FSDP2 average gradients over ranks. So that the sum is the
-        # gradient of the mean over the global batch, each image has to weigh 1 / num_images: count / num_images
-        # for the micro-batch, times world_size against the average.
+        # `loss` is a mean over the micro-batch, and ranks average their gradients. For the gradient of the mean over
+        # the global batch the micro-batch weighs count / num_images, times world_size against the average.
         scale = count * world.world_size / num_images
         with parallel.micro_step(last=number == len(pieces)):
             with weights.autocast():
@@ -244,7 +243,7 @@ class _Run:
         self.speed = Speed(6.0 * self.config.model.forward_macs, peak and peak * self.world.world_size)
 
     def resume(self) -> None:
-        """Restores the last valid checkpoint, the one that rank 0 chooses, and describes the run."""
+        """Restores the last valid checkpoint, and describes the run."""
         config, state, world, say = self.config, self.state, self.world, self.progress.say
         warmup, steps = config.optim.warmup_steps, self.total_steps
         if warmup >= steps:
@@ -263,6 +262,12 @@ class _Run:
         step = self.state.step + fraction
         left = (self.total_steps - step) * self.config.batch_size
         self.progress.tick(step, self.speed.images + num_images * fraction, left)
+
+    def count(self, num_images: int, skipped: int) -> None:
+        """Counts a complete step."""
+        self.state.skipped += skipped
+        self.speed.images += num_images
+        self.tick()
 
     def go_on(self, num_images: int, fraction: float) -> bool:
         """Whether no rank has been asked to stop, after this fraction of a step."""

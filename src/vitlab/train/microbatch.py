@@ -66,6 +66,8 @@ def choose_microbatch(
     `measured`; a rank's whole shard of a small batch; or what is measured now. It is not a setting of the run, which
     may continue on a machine with other memory.
     """
+    if device.type == "cpu":
+        keep_freed_memory()
     world = workdir.world
     shard = -(-config.batch_size // world.world_size)
     runtime = {"device": device_name(device), "processes": world.world_size}
