@@ -218,7 +218,7 @@ def natural(name: str, listed: Path | None) -> dict[str, Any]:
 
 
 def write_list(path: Path, pairs: Sequence[dedup.Pair], train: Dataset, test: Dataset) -> None:
-    """The pairs within the threshold, nearest first. A image is known, in whatever order one has the set, by SHA-256
+    """The pairs within the threshold, nearest first. An image is known, in whatever order one has the set, by SHA-256
     of its RGB bytes (their first 16 digits)."""
 
     def known(dataset: Dataset, index: int) -> str:

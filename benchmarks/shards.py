@@ -67,7 +67,7 @@ def write(folder: Path, records: int) -> None:
         buffer = io.BytesIO()
         Image.new("L", (SIDE, SIDE), label).save(buffer, "PNG")
         images.append(buffer.getvalue())
-    print(f"{np.mean([*map(len, images)]):.0f} bytes a image")
+    print(f"{np.mean([*map(len, images)]):.0f} bytes an image")
     for shard, start in enumerate(range(0, records, IN_A_SHARD)):
         with (folder / f"train-{shard:06d}.tar").open("wb") as file:
             for number in range(start, min(start + IN_A_SHARD, records)):

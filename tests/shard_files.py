@@ -65,7 +65,7 @@ class Server(http.server.ThreadingHTTPServer):
 class _Answer(http.server.SimpleHTTPRequestHandler):
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def do_GET(self) -> object:
+    def do_GET(self) -> None:
         path = Path(self.translate_path(self.path))
         if self.server.dead:
             self.close_connection = True

@@ -261,7 +261,7 @@ FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda f: huggingface(f, {"architecture": "x", "model_args": {"num_heads": 2**40 + 1}}, **wide(1)),
         "the nearest that do",
     ),
-    "a image": (
+    "an image": (
         lambda f: huggingface(f, {"architecture": "x", "model_args": {"img_size": 2**40}}, **wide(1)),
         "the arrays do not fit",
     ),
@@ -329,7 +329,7 @@ TARS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda path: tar_of(path, a_jpg=IMAGE, a_cls=(2**40, b"3")),
         "has 1,099,511,627,776 bytes",
     ),
-    "a image of 1 TiB": (lambda path: tar_of(path, a_jpg=(2**40, IMAGE)), "has 1,099,511,627,776 bytes"),
+    "an image of 1 TiB": (lambda path: tar_of(path, a_jpg=(2**40, IMAGE)), "has 1,099,511,627,776 bytes"),
     "a name of 1 TiB": (
         lambda path: path.write_bytes(header(tarfile.GNUTYPE_LONGNAME, 2**40) + bytes(10240)),
         "a header of 1,099,511,",

@@ -225,7 +225,7 @@ def test_a_process_keeps_few_files_open(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_images_are_read_alike_in_spawned_processes(tmp_path: Path) -> None:
-    """No object for each image is sent along: what is sent grows by some bytes a image."""
+    """No object for each image is sent along: what is sent grows by some bytes an image."""
     many(tmp_path, 40)
     many(tmp_path / "more", 400)
     data, more = (whole(path) for path in (tmp_path, tmp_path / "more"))

@@ -125,7 +125,7 @@ def test_the_bytes_are_the_same_each_time(pets: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a" / "train-000000.tar") as tar:
         assert {(m.mtime, m.uid, m.gid, m.uname, m.mode) for m in tar} == {(0, 0, 0, "", 0o644)}
         names = tar.getnames()
-    assert names[::2] == [f"{name.partition('.')[0]}.cls" for name in names[1::2]]  # a image's members stand together
+    assert names[::2] == [f"{name.partition('.')[0]}.cls" for name in names[1::2]]  # an image's members stand together
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=300), st.integers(1, 9), st.integers(0, 2**64 - 1))

@@ -47,6 +47,13 @@ def test_read_back_whole(sets: Labels | None, tmp_path: Path) -> None:
         assert all((back.label_sets.of(i) == sets.of(i)).all() for i in range(len(sets)))
 
 
+def test_the_column_of_earlier_versions(tmp_path: Path) -> None:
+    write_predictions(tmp_path / "p.csv", *made())
+    text = (tmp_path / "p.csv").read_text()
+    (tmp_path / "p.csv").write_text(text.replace("image,", "picture,", 1))
+    assert read_predictions(tmp_path / "p.csv", CLASSES)[1][0] == "made/test[0]"
+
+
 def test_a_table_for_people(tmp_path: Path) -> None:
     evaluation, dataset = made()
     write_predictions(tmp_path / "p.csv", evaluation, dataset)

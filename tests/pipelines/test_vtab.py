@@ -29,7 +29,7 @@ TESTED = {"patch_camelyon": 30, "kitti_distance": 50}
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tasks in lists: the class of a image is how bright it is; the second's val images have wrong labels."""
+    """Two tasks in lists: the class of an image is how bright it is; the second's val images have wrong labels."""
     root = tmp_path_factory.mktemp("vtab")
     for name, tested in TESTED.items():
         folder, classes = root / TASKS[name].folder, TASKS[name].classes

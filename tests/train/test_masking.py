@@ -177,7 +177,7 @@ def test_the_middle_of_a_class() -> None:
 
 
 def image(values: list) -> Tensor:
-    """A image [1, 3, H, W] in [-1, 1] of values in [0, 255]."""
+    """An image [1, 3, H, W] in [-1, 1] of values in [0, 255]."""
     return (torch.tensor(values, dtype=torch.float32)[None] - 127.5) / 127.5
 
 

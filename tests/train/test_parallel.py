@@ -114,7 +114,7 @@ def test_lower_precision_by_two(precision: Any, fsdp: bool, tmp_path: Path, in_r
 
 
 def test_masked_patch_prediction_by_two(tmp_path: Path, in_ranks: InRanks) -> None:
-    """What is hidden of a image does not depend on the process that it comes to."""
+    """What is hidden of an image does not depend on the process that it comes to."""
     model = dataclasses.replace(MODEL, num_classes=0)
     config = dataclasses.replace(CONFIG, model=model, masking=MaskingConfig(), steps=4, fsdp=True)
     trained(config, tmp_path / "one")

@@ -26,7 +26,7 @@ SPLIT_NAMES = {"train": ("train",), "val": ("validation", "val", "valid", "dev")
 
 
 class HubEntry(Entry):
-    """A image of an Arrow file, `file`; `called` is what it is called."""
+    """An image of an Arrow file, `file`; `called` is what it is called."""
 
     called: str
     stored: dict[str, Any] | None  # "bytes", or the "path" of a file; None where the row has no image

@@ -50,6 +50,7 @@ def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, 
     try:
         text = path.read_bytes().decode(errors="surrogateescape")
         head, *lines = csv.reader(io.StringIO(text, newline=""))
+        head = ["image" if name == "picture" else name for name in head]  # its name in earlier versions
         if tuple(head) != COLUMNS:
             raise ValueError(f"its columns are {','.join(head)[:60]!r}")
         columns: dict[str, tuple[str, ...]] = dict(zip(head, zip(*lines, strict=True), strict=True))

@@ -133,7 +133,7 @@ class Unit:
         return 4 * self.inner
 
     def grid(self, image_hw: tuple[int, int]) -> tuple[int, int]:
-        """Places down and across of its input, for a image of this size."""
+        """Places down and across of its input, for an image of this size."""
         return _halved(image_hw, self.reached)
 
     @property

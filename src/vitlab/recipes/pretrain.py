@@ -43,7 +43,7 @@ IMAGENET21K = {"ViT-B/16": 90.0, "ViT-B/32": 90.0, "ViT-L/16": 90.0, "ViT-L/32":
 
 
 def jft(model: str = "ViT-B/16") -> TrainConfig:
-    """JFT-300M: 18,291 classes, several labels a image, no dropout."""
+    """JFT-300M: 18,291 classes, several labels an image, no dropout."""
     epochs, lr = JFT[_row(model, JFT, "JFT")]
     return TrainConfig(
         model=_model(model, num_classes=18_291, dropout=0.0),

@@ -24,7 +24,7 @@ QUALITY = 72
 
 
 class EyeEntry(Entry):
-    """A image ROOT/btgraham-300/SPLIT/NAME, made from ROOT/SPLIT/NAME where it is not there yet."""
+    """An image ROOT/btgraham-300/SPLIT/NAME, made from ROOT/SPLIT/NAME where it is not there yet."""
 
     __slots__ = ()
 
