@@ -16,7 +16,7 @@ def test_converted_and_exported(run: Path, image: Path, capsys: pytest.CaptureFi
     assert done["difference"] < 1e-5
     code, out, _ = call(capsys, "convert", "as-timm", "ours", "--to", "vitlab")
     assert code == 0
-    assert f"{done['parameters']:,} parameters in vitlab's format" in out
+    assert f"{done['parameters']:,} parameters in the format of vitlab" in out
     first, last = (answer(capsys, "predict", each, str(image), "--top", "3") for each in (str(run), "ours"))
     assert [name for name, _ in first["top"]] == [name for name, _ in last["top"]]
     report = answer(capsys, "export", str(run), "--to", "torch-export", "--out", "run.pt2")
@@ -34,7 +34,7 @@ def test_shard(tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytes
     with tarfile.open("out/train-000000.tar") as tar:
         assert {Path(name).suffix for name in tar.getnames()} == {".cls", ".jpg"}
     code, out, _ = call(capsys, "shard", "shards:out", "--check")
-    assert (code, out) == (0, "all 9 files of out are as index.json says\n")
+    assert (code, out) == (0, "all 9 files of out match index.json\n")
     assert answer(capsys, "shard", "folder:pets", "test-only", "--split", "test")["splits"].keys() == {"test"}
     Path("out/val-000000.tar").write_bytes(b"")
     code, out, _ = call(capsys, "shard", "shards:out", "--check", "--json")

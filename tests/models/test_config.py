@@ -99,7 +99,7 @@ def test_a_size_that_a_hybrid_cannot_cut_names_the_nearest(
         ({"stochastic_depth": 1.0}, r"stochastic_depth is 1.0; it must lie in \[0, 1\)"),
         ({"registers": -1}, "registers is -1; it must be 0"),
         ({"layer_norm_eps": -1.0}, "layer_norm_eps=-1.0 must be positive"),
-        ({"layer_scale": float("nan")}, "layer_scale=nan finite or None"),
+        ({"layer_scale": float("nan")}, "layer_scale is nan; allowed: finite float or None"),
         ({"head_std": -0.1}, "head_std is -0.1; it must be 0 or more"),
         ({"position_std": -1.0}, "position_std is -1.0"),
         ({"position": "relative"}, "give position_at='every' or 'shared'"),
@@ -134,7 +134,7 @@ def test_a_resnet_that_cannot_be_built_says_what_is_allowed() -> None:
         ({"width": "768"}, "width is '768'; allowed: int"),
         ({"depth": True}, "depth is True; allowed: int"),
         ({"image_size": (224, 224, 3)}, "image_size is .* allowed: int or"),
-        ({"dropout": None}, "dropout is None; allowed: float"),
+        ({"dropout": None}, "dropout is None; allowed: finite float"),
     ],
 )
 def test_a_wrong_type_says_what_is_allowed(

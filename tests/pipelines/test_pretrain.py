@@ -281,7 +281,7 @@ def test_the_first_reads_for_all(
 
 def test_a_batch_that_the_processes_cannot_share(config: TrainConfig, tmp_path: Path) -> None:
     """Refused before the folder holds its settings, so that a better batch may be given."""
-    with pytest.raises(ValueError, match=r"batch_size=.* is that of all 7 processes"):
+    with pytest.raises(ValueError, match=r"batch_size=.* is the global batch of 7 processes"):
         pretrain(dataclasses.replace(config, batch_size=32), tmp_path / "run", device="cpu", world=World(0, 7))
     assert not (tmp_path / "run").exists()
 

@@ -83,7 +83,7 @@ def test_last_checkpoint_damaged(run: Run, quiet: tuple[Run, float]) -> None:
     content[len(content) // 2] ^= 4
     (newest / "state.safetensors").write_bytes(content)
     run.finish()
-    assert f"{newest.name} is damaged and passed over: state.safetensors does not match" in run.said()
+    assert f"{newest.name} is corrupt and skipped: state.safetensors does not match" in run.said()
     assert differing(untouched.folder, run.folder) == []
 
 
