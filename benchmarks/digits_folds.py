@@ -4,7 +4,7 @@
 
 The recipe was chosen with the test split in sight, so its accuracy there is optimistic. Here the 1,438 other images
 are cut into `--folds` parts with the same share of each class; for each of them the recipe as it is learns from the
-rest and is tested on it once. Together that judges every image once, by models that had a fifth less to learn from.
+rest and is tested on it once. Together that evaluates every image once, by models that had a fifth less to learn from.
 The test split is never read. With `--runs FOLDER` the runs are kept there, and those that have ended stay as they are.
 """
 

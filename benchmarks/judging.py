@@ -2,7 +2,7 @@
 
     python benchmarks/judging.py shards:data/flowers102 --out benchmarks/results/judging.json
 
-A model with random weights and a head for the data set's classes judges the same images through `evaluate`, in each
+A model with random weights and a head for the data set's classes evaluates the same images through `evaluate`, in each
 precision in turn, round after round; `reading` is the same without a model: images decoded and brought to size.
 """
 

@@ -73,7 +73,7 @@ def process_bytes(
 ) -> dict[str, int]:  # fmt: skip
     """Bytes of one of `count` processes, by what they are, at the fullest moment of a step; so many `images` at once.
 
-    Whole (DDP): float32 weights, gradients, in whose memory they are exchanged, and all that the optimizer remembers.
+    Whole (DDP): float32 weights, gradients, in whose memory they are exchanged, and the optimizer state.
     Sharded (FSDP2): a part of each. Besides, gathered in the precision of the products, what stands in no block, the
     block at work and the one fetched ahead; and the gradients of the first two, the block's also in float32, as they
     are added up. Until a step's last micro-batch gradients are kept whole, and in float32.

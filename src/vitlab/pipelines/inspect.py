@@ -135,7 +135,7 @@ def _test_images(runs: Sequence[Run], shown: int) -> list[tuple[str, np.ndarray]
 
 @dataclass
 class _Stream:
-    """Reads and preprocesses images in batches, and remembers those to show."""
+    """Reads and preprocesses images in batches, and keeps those to show."""
 
     sources: Sequence[tuple[str, Path | bytes | np.ndarray]]
     """Name, and file, encoded image, or preprocessed pixels."""

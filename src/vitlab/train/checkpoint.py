@@ -114,7 +114,7 @@ class CheckpointWriter:
 def load_latest(folder: Path, say: Callable[[str], None], world: World = SINGLE) -> Checkpoint | None:
     """The newest valid checkpoint in `folder`, the same on every rank; None if there are no checkpoints.
 
-    Rank 0 verifies them and tells `say` about each that it skips. Removes what a killed process has left. Raises
+    Rank 0 verifies them and reports each that it skips to `say`. Removes what a killed process has left. Raises
     UserError if none is valid.
     """
     checkpoint = _latest_valid(folder, say) if world.is_rank_0 else None
