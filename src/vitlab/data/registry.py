@@ -30,9 +30,8 @@ from vitlab.data.subsets import (
     warn_once,
     warn_val_is_test,
 )
-from vitlab.data.vtab import readers
 from vitlab.data.vtab.sources import SOURCES
-from vitlab.data.vtab.tasks import load_task
+from vitlab.data.vtab.tasks import load_task, read_published
 from vitlab.errors import UserError, quoted
 
 logger = logging.getLogger(__name__)
@@ -295,15 +294,14 @@ def _digits(root: Path | None, download: bool) -> Splits:
 
 
 def _published(name: str) -> Callable[[Path | None, bool], Splits]:
-    """A reader of `vtab/readers.py`, with our names of the splits."""
+    """A data set of `vtab/readers.py`, with our names of the splits."""
     names = {"val" if split == "validation" else split: split for split in SOURCES[name].sizes}
-    reader: Callable[[Path, str, bool], readers.Published] = getattr(readers, name)
 
     def splits(root: Path | None, download: bool) -> Splits:
         folder = root or cache_folder()
 
         def read(split: str) -> Dataset:
-            dataset, _ = reader(folder, names[split], download)
+            dataset, _ = read_published(name, folder, names[split], download)
             return dataclasses.replace(dataset, split=split, folder=str(folder))
 
         return list(names), read
