@@ -15,7 +15,7 @@ import numpy as np
 
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import Entry
-from vitlab.data.pixels import CIFAR100, read_h5, read_mat, read_svhn
+from vitlab.data.pixels import cifar_splits, read_h5, read_mat, read_svhn
 from vitlab.data.vtab.retinopathy import PREPARED, EyeEntry
 from vitlab.data.vtab.sources import SOURCES
 
@@ -50,7 +50,7 @@ def caltech101(folder: Path, split: str) -> Published:
 
 def cifar100(folder: Path, split: str) -> Published:
     """The binary version; a key is the number of the record."""
-    return numbered(CIFAR100(folder, False)[1](split))
+    return numbered(cifar_splits("cifar100", folder, False)[1](split))
 
 
 def dtd(folder: Path, split: str) -> Published:
