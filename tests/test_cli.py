@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -300,9 +301,10 @@ WORDS: list[tuple[str, list[str]]] = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def wrong_things(tmp_path: Path, run: Path) -> None:
-    """What the words of the table stand for, in the working folder."""
+@pytest.fixture(scope="module")
+def bad_input_folder(tmp_path_factory: pytest.TempPathFactory, run: Path) -> Path:
+    """A folder with the files that the tables of bad input name."""
+    tmp_path = tmp_path_factory.mktemp("bad-input")
     for name, count in (("images/cats", 3), ("images/dogs", 0), ("other/ants", 5), ("other/bees", 5)):
         (tmp_path / name).mkdir(parents=True)
         for number in range(count):
@@ -319,12 +321,20 @@ def wrong_things(tmp_path: Path, run: Path) -> None:
     (tmp_path / "mixed" / "model.safetensors").write_bytes(weights)
     (tmp_path / "unfinished" / "checkpoints").mkdir(parents=True)
     (tmp_path / "unfinished" / "config.json").write_text("{}")
+    return tmp_path
 
 
-@pytest.mark.usefixtures("wrong_things")
 @pytest.mark.parametrize(("words", "expected"), WORDS, ids=[words or "nothing" for words, _ in WORDS])
-def test_bad_input(words: str, expected: list[str], run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input(
+    words: str,
+    expected: list[str],
+    run: Path,
+    bad_input_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Says what was given, what is allowed and what to do; exit code 2, no traceback, nothing trained."""
+    monkeypatch.chdir(bad_input_folder)
     code, out, err = call(capsys, *(str(run) if word == "RUN" else word for word in words.split()))
     assert (code, out) == (2, "")
     for text in expected:
@@ -332,6 +342,7 @@ def test_bad_input(words: str, expected: list[str], run: Path, capsys: pytest.Ca
     assert "Traceback" not in err
     assert "tyro" not in err.lower()
     assert not any(log.stat().st_size for log in Path().glob("runs/*/metrics.jsonl"))
+    shutil.rmtree("runs", ignore_errors=True)
 
 
 CHEAP = [
@@ -371,11 +382,17 @@ CHEAP = [
 ]
 
 
-@pytest.mark.usefixtures("wrong_things")
 @pytest.mark.parametrize(("words", "said"), CHEAP, ids=[words for words, _ in CHEAP])
-def test_what_is_wrong_without_the_data_is_told_before_it_is_read(
-    words: str, said: str, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_errors_that_need_no_data_come_before_it_is_read(
+    words: str,
+    said: str,
+    run: Path,
+    bad_input_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.chdir(bad_input_folder)
+
     def read(*_: Any, **__: Any) -> Any:
         raise AssertionError("the data was read")
 
@@ -521,7 +538,7 @@ def test_a_process_of_torchrun_is_killed() -> None:
 
 def test_terminated_and_continued(capsys: pytest.CaptureFixture[str]) -> None:
     """SIGTERM saves and ends with 143; the same command continues, to the same bytes as a run left alone."""
-    argv = ["pretrain", "tiny-digits", "--steps", "300", *SMALL, "--mixup", "0.2", "--average-decay", "0.9"]
+    argv = ["pretrain", "tiny-digits", "--steps", "120", *SMALL, "--mixup", "0.2", "--average-decay", "0.9"]
     argv += ["--model.dropout", "0.1", "--microbatch", "5", "--eval-every", "25"]
     started = process(*argv, "--workdir", "stopped")
     log = Path("stopped/metrics.jsonl")
@@ -529,7 +546,7 @@ def test_terminated_and_continued(capsys: pytest.CaptureFixture[str]) -> None:
     started.send_signal(signal.SIGTERM)
     _, err = started.communicate()
     assert started.returncode == 143, err.decode()
-    assert re.search(r"vitlab: stopped and saved at step \d+/300; the same command continues\.", err.decode())
+    assert re.search(r"vitlab: stopped and saved at step \d+/120; the same command continues\.", err.decode())
     assert b"Traceback" not in err
     code, _, err = call(capsys, *argv, "--workdir", "stopped")
     assert code == 0
