@@ -77,7 +77,7 @@ def _dataset(name: str, info: "DatasetInfo") -> Row:
     unknown = "yours" if ":PATH" in name else "varied"
     return {
         "dataset": name,
-        "classes": len(info.classes) or info.num_classes or unknown,
+        "classes": info.num_classes or unknown,
         "size": "x".join(map(str, info.image_size)) if info.image_size else unknown,
         "splits": ", ".join(f"{split} {count:,}" for split, count in info.splits.items()) or unknown,
         "held out": ", ".join(f"{split} {_percent(share)}" for split, share in info.held_out.items()) or "-",

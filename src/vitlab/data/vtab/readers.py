@@ -19,7 +19,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.decode import Entry
 from vitlab.data.downloads import download as download_file
 from vitlab.data.exclude import MAX_LIST_BYTES
-from vitlab.data.pixels import CIFAR100, read_h5, read_mat, read_svhn
+from vitlab.data.pixels import cifar_splits, read_h5, read_mat, read_svhn
 from vitlab.data.vtab.retinopathy import PREPARED, EyeEntry
 from vitlab.data.vtab.sources import SOURCES, locate, require_download, require_split
 from vitlab.errors import UserError
@@ -71,7 +71,7 @@ def caltech101(root: Path, split: str, download: bool) -> Published:
 def cifar100(root: Path, split: str, download: bool) -> Published:
     """The binary version; a key is the number of the record."""
     require_split("cifar100", split)
-    return _numbered(CIFAR100(root, download)[1](split))
+    return _numbered(cifar_splits("cifar100", root, download)[1](split))
 
 
 def dtd(root: Path, split: str, download: bool) -> Published:
