@@ -396,8 +396,8 @@ def test_what_is_wrong_without_the_data_is_told_before_it_is_read(
     def read(*_: Any, **__: Any) -> Any:
         raise AssertionError("the data was read")
 
-    monkeypatch.setitem(datasets._READERS, "digits", read)
-    monkeypatch.setattr(datasets, "load_task", read)
+    monkeypatch.setattr(datasets, "digits_splits", read)
+    monkeypatch.setattr("vitlab.data.vtab.tasks.load_task", read)
     for module in ("vitlab.evaluate.predict", "vitlab.pipelines.inspect"):
         monkeypatch.setattr(f"{module}.find_images", read)
     code, _, err = call(capsys, *(str(run) if word == "RUN" else word for word in words.split()))

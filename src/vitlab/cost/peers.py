@@ -22,11 +22,11 @@ from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ViTConfig, build_model
 from vitlab.models.vit import Model
 from vitlab.settings import nearest
+from vitlab.train.checkpoint import create_state
 from vitlab.train.distributed import SINGLE
 from vitlab.train.loop import train_step
 from vitlab.train.objectives import create_objective, create_training_model
 from vitlab.train.precision import Precision, resolve_precision
-from vitlab.train.state import create_state
 from vitlab.weights import ParityError
 
 Mode = Literal["train", "infer"]

@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from vitlab.data.decode import Entry, ImageError
-from vitlab.data.vtab.gray import GrayEntry
 from vitlab.errors import UserError
 
 MEMORY_SIDE = 64  # pixels: sets of one size up to this side are decoded once, if they stay below ...
@@ -178,9 +177,8 @@ class Dataset:
 
         With `on_error="raise"` the first unreadable image is raised; with "skip" it is left to the loader.
         """
-        packed = bool(self.entries) and isinstance(self.entries[0], GrayEntry)  # in memory, in fewer bytes
         remote = isinstance(self.entries, Entries) and not self.entries.near
-        if packed or self.pixels is not None or remote or len(self) > MEMORY_FILES:
+        if self.pixels is not None or remote or len(self) > MEMORY_FILES:
             return self
         pixels, failures = None, {}
         for i in range(len(self)):
