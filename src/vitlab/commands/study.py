@@ -8,7 +8,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.commands.info import List
-from vitlab.commands.output import RunConfig, print_note, print_result, print_start
+from vitlab.commands.output import Device, Json, RunConfig, print_note, print_result, print_start
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.settings import nearest
@@ -37,8 +37,8 @@ class Study:
     """Runs at the same time; default: one for each core (tiny), 4 (gpu) or 1 (paper)."""
     tflops: float | None = None
     """For --dry-run: achieved TFLOP/s of the device."""
-    device: str = "auto"
-    json: bool = False
+    device: Device = "auto"
+    json: Json = False
 
     def run(self) -> int:
         from vitlab.studies import STUDIES
@@ -80,6 +80,7 @@ class Bench:
     models: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="MODEL ...")] = ()
     """Names or shell patterns (`vitlab list models`); default: the eight of Fig. 12."""
     mode: Literal["infer", "train", "both"] = "infer"
+    """Inference, training steps, or both."""
     sizes: str = "64,128,224,384,512"
     """Image sides in pixels, separated by commas; the nearest that the model's patches divide is taken."""
     batch: str = "auto"
@@ -93,14 +94,15 @@ class Bench:
     seconds: float = 1.0
     """Length of a round of one model."""
     rounds: int = 7
+    """Timed rounds of each contender."""
     memory: float | None = None
     """GiB that a step may take; default: 4 on a CPU, all of a GPU."""
     largest: bool = True
     """Search the largest batch that fits into that memory."""
     out: Path = Path("bench")
     """Folder for bench.json and bench.png."""
-    device: str = "auto"
-    json: bool = False
+    device: Device = "auto"
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"measuring {', '.join(self.models) or 'the models of Fig. 12'} at {self.sizes} pixels")
@@ -151,7 +153,7 @@ class Plan:
     """Images of the training split; required if `vitlab list datasets` does not give it."""
     image_kb: float = 110.0
     """Size of a stored image in kB; 110 is a photo of 500 x 375 pixels as JPEG."""
-    json: bool = False
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"planning {self.recipe}")
