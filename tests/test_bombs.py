@@ -257,7 +257,7 @@ TARS: dict[str, tuple[Damage, str]] = {
         for label in ("50000000", "9" * 5000, "3 50000000", "-1", "[1]", "")
     },
     "labels": (lambda path: write_tar(path, a_jpg=JPEG, a_labels_json=b"[50000000]"), "each below 1,048,576"),
-    "deep labels": (lambda path: write_tar(path, a_jpg=JPEG, a_labels_json=DEEP.encode()), "list of class numbers"),
+    "deep labels": (lambda path: write_tar(path, a_jpg=JPEG, a_labels_json=DEEP.encode()), "must hold a class number"),
     "label of 1 TiB": (lambda path: write_tar(path, a_jpg=JPEG, a_cls=(2**40, b"3")), "has 1,099,511,627,776 bytes"),
     "image of 1 TiB": (lambda path: write_tar(path, a_jpg=(2**40, JPEG)), "has 1,099,511,627,776 bytes"),
     "name of 1 TiB": (lambda path: write_header(path, tarfile.GNUTYPE_LONGNAME, 2**40), "1,099,511,"),
