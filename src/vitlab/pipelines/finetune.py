@@ -5,10 +5,11 @@ of the training split, then one run or several on all of it, then the test.
 """
 
 import dataclasses
+import functools
 import math
 import shutil
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from torch import nn
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.data.dataset import Dataset
+from vitlab.data.subsets import stratified_split
 from vitlab.errors import UserError, quoted
 from vitlab.evaluate.accuracy import format_evaluation
 from vitlab.evaluate.load import choose_device
@@ -29,6 +31,7 @@ from vitlab.pipelines.automatic import bit_hyperrule, default_image_size, saved_
 from vitlab.pipelines.estimate import Estimate
 from vitlab.pipelines.init_from_checkpoint import adapt_config, check_positions, fingerprint, init_from_checkpoint
 from vitlab.pipelines.pretrain import (
+    Execution,
     OnSettings,
     Outcome,
     Splits,
@@ -40,8 +43,8 @@ from vitlab.pipelines.pretrain import (
     run_settings,
     unreadable_record,
 )
-from vitlab.pipelines.sweep import best_rate, check_search, format_score, headline, hold_out
 from vitlab.preprocessing import Preprocessing
+from vitlab.rng import Stream
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import NonFiniteError, train
 from vitlab.train.microbatch import StepCost, measure_step
@@ -95,11 +98,10 @@ def finetune(
     The same call on the same folder continues an interrupted run. `on_settings` receives the complete settings.
     """
     if isinstance(config, FinetuneConfig):
-        single = ("runs", "from_scratch", "fresh_positions", "head_std", "automatic")
-        if len(config.learning_rates) > 1 or any(
-            getattr(config, name) != getattr(FinetuneConfig, name) for name in single
-        ):
-            raise UserError(f"a search, and {', '.join(single)}, are for sweep_and_finetune.")
+        names = ("runs", "from_scratch", "fresh_positions", "head_std", "automatic")
+        changed = any(getattr(config, name) != getattr(FinetuneConfig, name) for name in names)
+        if changed or len(config.learning_rates) > 1:
+            raise UserError(f"a search, and {', '.join(names)}, are for sweep_and_finetune.")
         config = config.single()
     source = load_model(checkpoint)
     start = f"{Path(checkpoint).name} {fingerprint(source)}"
@@ -107,10 +109,8 @@ def finetune(
     complete = adapt_config(source.config, config, len(splits.train.classes), image_size)
     if on_settings:
         on_settings(complete)
-    return run(
-        complete, workdir, splits, lambda: init_from_checkpoint(checkpoint, complete.model), command="finetune",
-        start=start, device=device, tensorboard=tensorboard, world=world,
-    )  # fmt: skip
+    create = functools.partial(init_from_checkpoint, checkpoint, complete.model)
+    return run(complete, workdir, splits, create, "finetune", Execution(device, tensorboard, world), start)
 
 
 def sweep_and_finetune(
@@ -136,7 +136,7 @@ def sweep_and_finetune(
     """
     workdir = Path(workdir)
     torch_device = choose_device(world.device(device))
-    check_search(config)
+    _check_search(config)
     # What is wrong with the checkpoint, the size or the folder is an error before any image is read.
     log(f"reading the checkpoint {checkpoint}")
     source = load_model(checkpoint)
@@ -161,12 +161,13 @@ def sweep_and_finetune(
     if shortened is not None:
         run_steps = config.total_steps(len(splits.train))
         log(f"Deviation: the search takes {shortened} steps per rate; the paper's takes the run's own {run_steps}")
-    task = _Task(checkpoint, start, splits, config, torch_device, tensorboard, log, world)
+    task = _Task(checkpoint, start, splits, config, Execution(str(torch_device), tensorboard, world), log)
     if world.broadcast_object(lambda: not (workdir / "result.json").exists()):
         estimate = task.estimate()
         resumed = " in all (what is finished is not repeated)" if (workdir / "config.json").exists() else ""
         log(f"what this will take{resumed}:\n{estimate.describe()}")
-        task = dataclasses.replace(task, microbatch=estimate.cost.microbatch)
+        measured = dataclasses.replace(task.execution, microbatch=estimate.cost.microbatch)
+        task = dataclasses.replace(task, execution=measured)
     if len(config.learning_rates) < 2 and config.runs == 1:
         return Finetuned(config, task.final(config.single(), workdir))
     return Finetuned(config, task.search_and_runs(workdir))
@@ -213,22 +214,23 @@ class _Task:
     start: str
     splits: Splits
     config: FinetuneConfig
-    device: torch.device
-    tensorboard: bool
+    execution: Execution
     log: Log
-    world: World
-    microbatch: int | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.execution.device)
 
     def estimate(self) -> Estimate:
         """What the whole will take, measured by rank 0."""
         self.log("measuring how long a micro-batch takes, and how much memory")
-        config, splits = self.config, self.splits
+        config, splits, world = self.config, self.splits, self.execution.world
 
         def measure() -> dict[str, Any]:
             model = build_model(config.model, generator=torch.Generator().manual_seed(0))
-            return dataclasses.asdict(measure_step(config.single(), model, self.device, self.world.world_size))
+            return dataclasses.asdict(measure_step(config.single(), model, self.device, world.world_size))
 
-        cost = StepCost(**self.world.broadcast_object(measure))
+        cost = StepCost(**world.broadcast_object(measure))
         search = len(config.learning_rates) > 1
         held_out = len(hold_out(splits.train, config.held_out, config.seed)[1]) if search else 0
         classes = len(splits.train.classes)
@@ -249,40 +251,19 @@ class _Task:
     def final(self, config: TrainConfig, path: Path, label: str | None = None) -> dict[str, Any]:
         """The result of a run on all of train, tested; read from its folder if it is finished."""
         settings = run_settings("finetune", self.start, self.splits.train, config)
-        with Workdir(path, settings, tensorboard=False, world=self.world) as folder:
+        with Workdir(path, settings, tensorboard=False, world=self.execution.world) as folder:
             if folder.finished:
                 return folder.read_result()
-        return run(
-            config, path, self.splits, lambda: self.create(config.seed), command="finetune", start=self.start,
-            label=label, device=str(self.device), tensorboard=self.tensorboard, microbatch=self.microbatch,
-            world=self.world,
-        ).result  # fmt: skip
+        create = functools.partial(self.create, config.seed)
+        return run(config, path, self.splits, create, "finetune", self.execution, self.start, label).result
 
     def score(self, lr: float, rest: Dataset, held_out: Dataset, path: Path) -> dict[str, Any]:
         """The figures of a learning rate: trained on the rest, evaluated on the held-out part; None if it diverged."""
-        config = self._search_config(lr, held_out.split)
+        config, world = self._search_config(lr, held_out.split), self.execution.world
         settings = run_settings("finetune", self.start, rest, config) | {"held_out": self.config.held_out}
-        evaluations = []  # the last one is of the weights that training returns
-
-        def evaluate(model: nn.Module) -> dict[str, float]:
-            evaluations[:] = [evaluate_split(config, model, held_out, self.device, self.world)]
-            return {f"{held_out.split}_{name}": value for name, value in evaluations[0].figures().items()}
-
-        with Workdir(path, settings, tensorboard=self.tensorboard, world=self.world) as folder:
+        with Workdir(path, settings, tensorboard=self.execution.tensorboard, world=world) as folder:
             if not folder.finished:
-                record = None
-                try:
-                    model = train(
-                        config, folder, self.create(config.seed), dataset=rest, evaluate=evaluate, device=self.device,
-                        label=f"rate {lr:g}", microbatch=self.microbatch, world=self.world,
-                    )  # fmt: skip
-                    if not evaluations:
-                        evaluate(model)
-                    if math.isfinite(evaluations[0].figures()["loss"]):  # else the last update broke the weights
-                        record = evaluations[0].record()
-                except NonFiniteError as error:
-                    self.log(str(error))
-                folder.write_result({held_out.split: record})
+                folder.write_result({held_out.split: self._train_and_score(config, folder, rest, held_out)})
                 if folder.writes:
                     shutil.rmtree(folder.checkpoints, ignore_errors=True)
             record = folder.read_result()[held_out.split]
@@ -290,21 +271,38 @@ class _Task:
         self.log(f"learning rate {lr:g}: {format_score(score)}")
         return score
 
+    def _train_and_score(
+        self, config: TrainConfig, folder: Workdir, rest: Dataset, held_out: Dataset
+    ) -> dict[str, Any] | None:
+        evaluations = []  # the last one is of the weights that training returns
+        execution = self.execution
+
+        def evaluate(model: nn.Module) -> dict[str, float]:
+            evaluations[:] = [evaluate_split(config, model, held_out, self.device, execution.world)]
+            return {f"{held_out.split}_{name}": value for name, value in evaluations[0].figures().items()}
+
+        try:
+            model = train(
+                config, folder, self.create(config.seed), dataset=rest, evaluate=evaluate, device=self.device,
+                label=f"rate {config.optim.lr:g}", microbatch=execution.microbatch, world=execution.world,
+            )  # fmt: skip
+        except NonFiniteError as error:
+            self.log(str(error))
+            return None
+        if not evaluations:
+            evaluate(model)
+        is_finite = math.isfinite(evaluations[0].figures()["loss"])  # else the last update broke the weights
+        return evaluations[0].record() if is_finite else None
+
     def _search_config(self, lr: float, split: str) -> TrainConfig:
         """A run of the search: in a shortened one, warm-up and average span the same share of the steps."""
         config = self.config.single(lr)
-        steps, warmup, decay = (
-            config.total_steps(len(self.splits.train)),
-            config.optim.warmup_steps,
-            config.average_decay,
-        )
+        steps, optim, decay = config.total_steps(len(self.splits.train)), config.optim, config.average_decay
         if (short := self.config.sweep_steps) is not None:
-            steps, warmup, decay = short, warmup * short // steps, decay and decay ** (steps / short)
-        return dataclasses.replace(
-            config, steps=steps, epochs=None, average_decay=decay,
-            optim=dataclasses.replace(config.optim, warmup_steps=warmup),
-            data=dataclasses.replace(config.data, eval_split=split),
-        )  # fmt: skip
+            optim = dataclasses.replace(optim, warmup_steps=optim.warmup_steps * short // steps)
+            steps, decay = short, decay and decay ** (steps / short)
+        data = dataclasses.replace(config.data, eval_split=split)
+        return dataclasses.replace(config, steps=steps, epochs=None, average_decay=decay, optim=optim, data=data)
 
     def search_and_runs(self, workdir: Path) -> dict[str, Any]:
         """Search and runs, each in its own folder; returns the content of `workdir`/result.json."""
@@ -314,7 +312,7 @@ class _Task:
         if rates:
             rest, held_out = hold_out(self.splits.train, config.held_out, config.seed)
         settings = run_settings("finetune", self.start, self.splits.train, config)
-        with Workdir(workdir, settings, tensorboard=False, world=self.world) as folder:
+        with Workdir(workdir, settings, tensorboard=False, world=self.execution.world) as folder:
             if folder.finished:
                 return folder.read_result()
             folder.truncate_logs(None)  # one line per finished run, the same at every start
@@ -340,3 +338,51 @@ class _Task:
                 **unreadable_record(self.splits),
             })  # fmt: skip
             return folder.read_result()
+
+
+def _check_search(config: FinetuneConfig) -> None:
+    """Raises UserError where `optim.lr` is not one of the rates of a search: it would never be used."""
+    if len(config.learning_rates) > 1 and config.optim.lr not in config.learning_rates:
+        rates = ", ".join(f"{rate:g}" for rate in config.learning_rates)
+        raise UserError(
+            f"optim.lr is {config.optim.lr:g} and learning_rates are {rates}, which are tried instead of it. To train "
+            f"at optim.lr, set learning_rates=() and sweep_steps=None; to try it as well, add it to learning_rates."
+        )
+
+
+def best_rate(scores: Sequence[Mapping[str, Any]]) -> float:
+    """The learning rate with the highest accuracy; of equals that with the lowest loss, then the smallest."""
+    finite = [score for score in scores if score["accuracy"] is not None]
+    if not finite:
+        rates = ", ".join(f"{score['learning_rate']:g}" for score in scores)
+        raise NonFiniteError(f"the training diverged at every learning rate ({rates}); try smaller ones.")
+    best = max(finite, key=lambda score: (score["accuracy"], -score["loss"], -score["learning_rate"]))
+    return best["learning_rate"]
+
+
+def hold_out(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
+    """The training split without `share` of each class, and that part, chosen by `seed` (App. B.1.1).
+
+    Raises UserError where one of the two is empty.
+    """
+    parts = stratified_split(dataset.labels, {"held_out": share}, seed, Stream.HELD_OUT)
+    rest, held_out = (dataset.take(parts[name]) for name in ("train", "held_out"))
+    if not len(rest) or not len(held_out):
+        raise UserError(
+            f"held_out={share:g} leaves {len(rest)} images of {dataset.name} to train on and {len(held_out)} to "
+            f"evaluate on (a class needs at least two); give another share, or one rate and no search "
+            f"(`--learning-rates 0.01`)."
+        )
+    return rest, dataclasses.replace(held_out, split="held_out")
+
+
+def headline(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The main figures of an evaluation's record."""
+    return {name: record[name] for name in ("accuracy", "loss", "top5", "images") if name in record}
+
+
+def format_score(score: Mapping[str, Any]) -> str:
+    """The figures of a learning rate as text."""
+    if score["accuracy"] is None:
+        return "diverged"
+    return f"{score['accuracy']:.2%} of {score['images']} held-out images right, loss {score['loss']:.4f}"
