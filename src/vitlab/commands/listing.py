@@ -110,7 +110,7 @@ def _percent(share: float) -> str:
 
 def vtab(pattern: str = "*", root: Path | None = None) -> list[Row]:
     """Every task of VTAB-1k, and how its data is had; with a `root`, also what of it is there (without a download)."""
-    from vitlab.data.vtab.tasks import TASKS, found
+    from vitlab.data.vtab.tasks import TASKS, available
 
     return [
         {
@@ -120,7 +120,7 @@ def vtab(pattern: str = "*", root: Path | None = None) -> list[Row]:
             "classes": task.classes,
             "test": task.test_size,
             "data": task.origin.access,
-            **({"found": found(name, root)} if root else {}),
+            **({"found": available(name, root)} if root else {}),
             "license": task.origin.license,
             "source": task.origin.page,
         }

@@ -177,9 +177,8 @@ class Dataset:
 
         With `on_error="raise"` the first unreadable image is raised; with "skip" it is left to the loader.
         """
-        packed = bool(self.entries) and type(self.entries[0]).read is not Entry.read  # in memory, in fewer bytes
         remote = isinstance(self.entries, Entries) and not self.entries.near
-        if packed or self.pixels is not None or remote or len(self) > MEMORY_FILES:
+        if self.pixels is not None or remote or len(self) > MEMORY_FILES:
             return self
         pixels, failures = None, {}
         for i in range(len(self)):

@@ -263,13 +263,13 @@ def digits_splits(name: str, root: Path | None, download: bool) -> Splits:
 
 def published_splits(name: str, root: Path | None, download: bool) -> Splits:
     """A set of VTAB's sources as a data set of its own, by its reader in `vtab/readers.py`."""
-    from vitlab.data.vtab import readers
     from vitlab.data.vtab.sources import SOURCES
+    from vitlab.data.vtab.tasks import read_published
 
     published, folder = {_ours(split): split for split in SOURCES[name].sizes}, _home(root)
 
     def read(split: str) -> Dataset:
-        dataset, _ = getattr(readers, name)(folder, published[split], download)
+        dataset, _ = read_published(name, folder, published[split], download)
         return dataclasses.replace(dataset, split=split, folder=str(folder))
 
     return list(published), read
