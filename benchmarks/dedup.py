@@ -280,7 +280,7 @@ def memory(kind: str) -> float:
 
 def settings() -> dict[str, Any]:
     """The numbers on which `dedup` stands."""
-    return {name: getattr(dedup, name) for name in ("SIDE", "RADIUS", "CENTER", "WAVES", "ALIKE", "THRESHOLD")}
+    return {name: getattr(likeness, name) for name in ("SIDE", "RADIUS", "CENTER", "WAVES", "ALIKE", "THRESHOLD")}
 
 
 def main() -> None:
