@@ -47,7 +47,10 @@ STANDS_ON = {
 }
 """What each room may import of the project: rooms on floors below its own ("" is all of them)."""
 
-HOMES = {"torch.distributed": ("train/distributed.py", "train/parallel.py"), "matplotlib": ("inspect/figures.py",)}
+HOMES = {
+    "torch.distributed": ("train/distributed.py", "train/parallel.py"),
+    "matplotlib": ("inspect/figures.py", "inspect/overlays.py", "inspect/plots.py"),
+}
 """Libraries that only these files may import."""
 
 TORCH_FREE = (

@@ -7,7 +7,8 @@ import numpy as np
 from jaxtyping import UInt8
 
 from vitlab.inspect import overlays
-from vitlab.inspect.page import PageImage, page
+from vitlab.inspect.figures import PageImage
+from vitlab.inspect.page import page
 
 HEIGHT = 192
 """Longer side of an image on the page, at most, in pixels."""
