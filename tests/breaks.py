@@ -133,19 +133,19 @@ train/optim.py: Class token and position embeddings decay.
 pytest train/test_optim.py -k kernels
 
 train/loop.py: Of several processes the gradient is divided by their number twice.
-- share = count * world.world_size / num_images
-+ share = count / num_images
-pytest train/test_distributed.py -k two_processes_equal_one
+- scale = count * world.world_size / num_images
++ scale = count / num_images
+pytest train/test_parallel.py -k two_processes_equal_one
 
 train/loop.py: A continued run begins again with the first examples.
 - start=step * config.batch_size
 + start=0
 pytest train/test_loop.py -k crash_leaves
 
-train/state.py: A continued run begins its Polyak average anew.
-- value.copy_(shard_like(parts["average"].pop(name), value))
-+ parts["average"].pop(name)
-pytest train/test_state.py
+train/checkpoint.py: A continued run begins its Polyak average anew.
+- for targets, saved in ((masters, sections["weights"]), (average, sections["average"])):
++ for targets, saved in ((masters, sections["weights"]), ({}, {})):
+pytest train/test_checkpoint.py -k restored
 
 train/masking.py: Corrupted patches are 90 % masked and never replaced, instead of 80 % and 10 %.
 - torch.where(kind < masking.masked, MASK, sources)
@@ -153,14 +153,14 @@ train/masking.py: Corrupted patches are 90 % masked and never replaced, instead 
 pytest train/test_masking.py -k kinds
 
 train/checkpoint.py: A run continues from a checkpoint of which a byte has changed.
-- if hashlib.file_digest(file, "sha256").hexdigest() != record["sha256"]:
-+ if not hashlib.file_digest(file, "sha256").hexdigest():
+- if sha256(path / TENSORS) != record["sha256"]:
++ if not sha256(path / TENSORS):
 pytest train/test_checkpoint.py
 
-train/distributed.py: Of a model sharded by FSDP only the first process's part is saved.
+train/parallel.py: Of a model sharded by FSDP only the shard of rank 0 is saved.
 - return tensor.full_tensor() if is_sharded(tensor) else tensor
 + return tensor.to_local() if is_sharded(tensor) else tensor
-pytest train/test_distributed.py -k two_processes_equal_one
+pytest train/test_parallel.py -k two_processes_equal_one
 
 recipes/pretrain.py: Table 3's learning rate of ViT-L/16 on JFT is another.
 - "ViT-L/16": (14.0, 4e-4),

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from vitlab import cli
-from vitlab.commands import Doctor
+from vitlab.commands.info import Doctor
 from vitlab.errors import UserError, printable, quoted
 
 

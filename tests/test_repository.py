@@ -178,13 +178,7 @@ def test_libraries_with_a_home_are_used_there_only(path: Path) -> None:
     assert [(line, name) for line, name in imports(parse(path)) for each in strangers if lies_in(name, each)] == []
 
 
-def needs_a_test_file(path: Path) -> bool:
-    """All do but the `__init__.py` that only look names up."""
-    defined = [node.name for node in parse(path).body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
-    return path.name != "__init__.py" or any(not name.startswith("__") for name in defined)
-
-
-@pytest.mark.parametrize("path", named([path for path in SOURCES if needs_a_test_file(path)]))
+@pytest.mark.parametrize("path", named([path for path in SOURCES if path.name != "__init__.py"]))
 def test_every_source_file_has_its_test_file(path: Path) -> None:
     mirror = ROOT / "tests" / path.relative_to(SRC).with_name(f"test_{path.stem.strip('_')}.py")
     assert mirror.is_file(), f"write {mirror.relative_to(ROOT)}"

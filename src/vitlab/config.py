@@ -123,10 +123,13 @@ class OptimConfig:
     """The optimizer and its schedule (Tables 3 and 4)."""
 
     name: Literal["adam", "sgd"] = "adam"
+    """Which optimizer."""
     lr: NonNegativeFloat = 1e-3
     """Base learning rate, reached at the end of the warm-up; for the global batch."""
     beta1: FractionBelow1 = 0.9
+    """Adam's decay of the gradient's mean."""
     beta2: FractionBelow1 = 0.999
+    """Adam's decay of the mean of its squares."""
     momentum: FractionBelow1 = 0.9
     """Momentum of SGD."""
     weight_decay: NonNegativeFloat = 0.0
@@ -134,6 +137,7 @@ class OptimConfig:
     decay_on: Literal["all", "kernels"] = "all"
     """What decays: every parameter, as in the paper's time, or matrices and patch filters only (big_vision)."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate changes after the warm-up."""
     warmup_steps: NonNegativeInt = 0
     """Steps over which the rate rises linearly from 0."""
     cooldown_steps: NonNegativeInt = 0
@@ -222,6 +226,7 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     loss: Literal["softmax", "sigmoid"] = "softmax"
+    """Cross-entropy over all classes together, or of each class by itself."""
     label_smoothing: FractionBelow1 = 0.0
     """Softmax: the fraction spread evenly over all classes. Sigmoid: targets become 1 - s and s."""
     mixup: NonNegativeFloat = 0.0
@@ -246,6 +251,7 @@ class TrainConfig:
     fsdp: bool = False
     """With several processes, shard weights, gradients and optimizer state (FSDP2) not replicas (DDP)."""
     seed: Seed = 0
+    """Seed of all random numbers."""
     log_every: PositiveInt = 50
     """Steps between records in metrics.jsonl."""
     eval_every: PositiveInt | None = None

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from program import answer, call
 
-from vitlab.commands import Duplicates
+from vitlab.commands.inspect import Duplicates
 
 
 def test_inspect_leaves_a_page(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, UInt8
 
-from vitlab.data.cache import digest_images, read_arrays
-from vitlab.data.dataset import Dataset
+from vitlab.data.dataset import Dataset, digest_images, read_arrays
 from vitlab.data.decode import ImageError
 from vitlab.data.similarity import SIDE, THRESHOLD, alike, candidates, distances, hashes, mirrored, thumbnail
 from vitlab.io import write_arrays

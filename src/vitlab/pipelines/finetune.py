@@ -317,7 +317,7 @@ class _Task:
         with Workdir(workdir, settings, tensorboard=False, world=self.world) as folder:
             if folder.finished:
                 return folder.read_result()
-            folder.truncate_metrics(None)  # one line per finished run, the same at every start
+            folder.truncate_logs(None)  # one line per finished run, the same at every start
             for lr in rates:
                 scores.append(self.score(lr, rest, held_out, workdir / "sweep" / f"lr-{lr}"))
                 folder.log_metrics(len(scores), scores[-1])
