@@ -17,7 +17,7 @@ def test_shaped_for_its_data(name: str) -> None:
     config = TWINS[name]()
     info = DATASETS[config.data.name]
     assert info.image_size is not None
-    assert config.model.num_classes == len(info.classes)
+    assert config.model.num_classes == info.num_classes
     assert config.model.image_hw[0] >= info.image_size[0], "images would lose detail"
     assert (config.data.train_split, config.data.eval_split) == ("trainval", "test")
 

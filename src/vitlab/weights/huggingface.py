@@ -183,10 +183,11 @@ def _read_arrays(folder: Path) -> dict[str, Tensor]:
             )
         listed = read_settings(folder / INDEX).get("weight_map")
         files = list(listed.values()) if isinstance(listed, dict) and listed else [""]
+        for name in files:
+            if not isinstance(name, str) or Path(name).name != name or not (folder / name).is_file():
+                raise UserError(f"{folder / INDEX} lists {name!r}, which is not a file of the folder; get it again.")
     arrays: dict[str, Tensor] = {}
-    for name in dict.fromkeys(map(str, files)):
-        if Path(name).name != name or not (folder / name).is_file():
-            raise UserError(f"{folder / INDEX} lists {name!r}, which is not a file of the folder; get it again.")
+    for name in sorted(set(files)):
         arrays |= read_safetensors(folder / name)
     return arrays
 
