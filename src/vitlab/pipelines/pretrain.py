@@ -19,12 +19,11 @@ from vitlab.data.decode import ImageError
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import Evaluation, evaluate
+from vitlab.evaluate.accuracy import Evaluation, evaluate, write_predictions
 from vitlab.evaluate.fewshot import during_training
 from vitlab.evaluate.load import choose_device
 from vitlab.evaluate.masked import MaskedEvaluation, evaluate_masked, load_masked, save_masked, write_reconstructions
 from vitlab.evaluate.options import LoaderOptions
-from vitlab.evaluate.predictions import write_predictions
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
