@@ -10,7 +10,7 @@ from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.models import ResNetBody, ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.pipelines import pretrain as run
-from vitlab.pipelines.finetune import finetune
+from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.pretrain import Outcome, load_splits, pretrain
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.weights import save_model
@@ -41,9 +41,8 @@ def shrunken(config: TrainConfig) -> TrainConfig:
 
 
 def check(outcome: Outcome, recipe: TrainConfig, folder: Path) -> None:
-    run = recipe.single() if isinstance(recipe, FinetuneConfig) else recipe
-    assert outcome.config == dataclasses.replace(shrunken(run), model=outcome.config.model)
-    if run.masking is None:
+    assert outcome.config == dataclasses.replace(shrunken(recipe), model=outcome.config.model)
+    if recipe.masking is None:
         assert outcome.model.config.num_classes == 10
         assert len(outcome.test.labels) == 359
     else:
@@ -72,8 +71,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", FINETUNE)
 def test_finetuning_recipe_runs(name: str, checkpoint: Path, tmp_path: Path) -> None:
     recipe = FINETUNE[name]()
-    config = shrunken(recipe.single())
-    check(finetune(checkpoint, config, tmp_path, device="cpu", tensorboard=False), recipe, tmp_path)
+    config = FinetuneConfig(**vars(shrunken(recipe.single())))
+    tuned = sweep_and_finetune(checkpoint, config, tmp_path, device="cpu", tensorboard=False)
+    assert tuned.config == dataclasses.replace(config, model=tuned.config.model)
+    assert tuned.result["test"]["images"] == 359
+    assert '"step": 2' in (tmp_path / "metrics.jsonl").read_text()
 
 
 @pytest.mark.parametrize("name", PRETRAIN)

@@ -108,11 +108,14 @@ class Duplicates:
 
     def run(self) -> int:
         print_start(f"reading {self.train} and {self.test}")
-        from vitlab.pipelines.duplicates import as_text, duplicates
+        from vitlab.pipelines.duplicates import Source, as_text, duplicates
 
-        found = duplicates(
-            self.train, self.test, self.out, train_split=self.train_split, test_split=self.test_split,
-            train_root=self.train_root, test_root=self.test_root, threshold=self.threshold, workers=self.workers,
-        )  # fmt: skip
-        print_result(found, self.json, as_text(found, self.out))
-        return 1 if found["unreadable"] else 0
+        result = duplicates(
+            Source(self.train, self.train_split, self.train_root),
+            Source(self.test, self.test_split, self.test_root),
+            self.out,
+            threshold=self.threshold,
+            workers=self.workers,
+        )
+        print_result(result, self.json, as_text(result, self.out))
+        return 1 if result["unreadable"] else 0

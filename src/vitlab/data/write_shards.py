@@ -27,8 +27,7 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image
 
-from vitlab.data.cache import digest_images
-from vitlab.data.dataset import Dataset, Labels
+from vitlab.data.dataset import Dataset, Labels, digest_images
 from vitlab.data.decode import ImageError
 from vitlab.data.downloads import Report
 from vitlab.data.registry import load_dataset, splits_to_copy

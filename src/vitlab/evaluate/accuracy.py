@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from vitlab.data import imagenet
 from vitlab.data.dataset import Dataset, Labels
-from vitlab.data.exclude import image_id
 from vitlab.data.loader import Batch
 from vitlab.data.registry import check_source, load_dataset
 from vitlab.data.transforms import EvalTransform
@@ -269,6 +268,8 @@ def evaluate_checkpoint(
 
 def write_predictions(path: Path, evaluation: Evaluation, dataset: Dataset) -> None:
     """Writes the predictions for the images of `dataset`; the file is complete or does not appear."""
+    from vitlab.data.exclude import image_id  # not needed to train
+
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
     table.writerow(CSV_COLUMNS)

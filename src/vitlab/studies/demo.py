@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,13 +16,15 @@ from vitlab.inspect.embeddings import filters_of, positions_of
 from vitlab.inspect.page import write_page
 from vitlab.inspect.report import Phase, Rollout, training_page
 from vitlab.models.vit import ViT
-from vitlab.pipelines.finetune import finetune
+from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.finished_run import Run
-from vitlab.pipelines.pretrain import Outcome, pretrain
+from vitlab.pipelines.pretrain import pretrain
 from vitlab.recipes import tiny
 from vitlab.studies.presets import changed
 from vitlab.train.workdir import write_json
+from vitlab.weights import load_model
 
+Config = TypeVar("Config", bound=TrainConfig)
 LEAD = (
     "A Vision Transformer is pre-trained on one task, fine-tuned on another at a higher resolution, tested, and "
     "inspected: the main experiment of 'An Image is Worth 16x16 Words' (ICLR 2021), on scikit-learn's scanned digits."
@@ -61,22 +63,22 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     first = _shorten(_settings(tiny.digits(), (0, 1, 2, 3, 4), seed), 3 * shrink)  # enough for five easy classes
     before = pretrain(first, out / "pretrain")
     second = _shorten(_settings(tiny.finetune_digits(), (5, 6, 7, 8, 9), seed), shrink)
-    after = finetune(out / "pretrain", second, out / "finetune")
-    phases = [_phase(*PRETRAINING, before, out / "pretrain"), _phase(*FINETUNING, after, out / "finetune")]
+    after = sweep_and_finetune(out / "pretrain", second, out / "finetune")
+    phases = [_phase(*PRETRAINING, out / "pretrain"), _phase(*FINETUNING, out / "finetune")]
     page = out / "index.html"
     write_page(page, training_page("The paper in small", LEAD, phases))
     result = {
         "pretrain_accuracy": before.test.accuracy,
-        "finetune_accuracy": after.test.accuracy,
+        "finetune_accuracy": after.result["test"]["accuracy"],
         "page": str(page.resolve()),
     }
     write_json(out / "result.json", result)
     return result
 
 
-def _phase(name: str, explanation: str, outcome: Outcome, workdir: Path) -> Phase:
+def _phase(name: str, explanation: str, workdir: Path) -> Phase:
     """A finished run for the page: its training, and the model from inside."""
-    model, run = outcome.model.cpu(), Run.read(workdir)
+    model, run = load_model(workdir), Run.read(workdir)
     assert isinstance(model, ViT)
     test = run.test
     shown = run.images(run.one_of_each(10))
@@ -95,11 +97,11 @@ def _phase(name: str, explanation: str, outcome: Outcome, workdir: Path) -> Phas
     )
 
 
-def _settings(config: TrainConfig, classes: tuple[int, ...], seed: int) -> TrainConfig:
+def _settings(config: Config, classes: tuple[int, ...], seed: int) -> Config:
     return changed(config, data={"classes": classes}, model={"num_classes": len(classes)}, seed=seed)
 
 
-def _shorten(config: TrainConfig, factor: int) -> TrainConfig:
+def _shorten(config: Config, factor: int) -> Config:
     if config.steps is not None:
         return replace(config, steps=max(1, config.steps // factor))
     assert config.epochs is not None
