@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vitlab.data import imagenet
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.loader import Batch
-from vitlab.data.registry import check_source, load_dataset
+from vitlab.data.registry import DATASETS, check_source, load_dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
@@ -249,16 +248,15 @@ def evaluate_checkpoint(
     name = dataset or card.get("dataset")
     if name is None:
         raise UserError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")
-    if resize is None and name in imagenet.TEST_RESIZE:
-        side, center = imagenet.TEST_RESIZE[name]
+    if resize is None and (info := DATASETS.get(name)) and info.eval_resize:
+        side, center = info.eval_resize
         resize = round(max(image_hw) * side / center)
     preprocessing = loaded.preprocessing if resize is None else loaded.preprocessing.with_resize(resize)
     log(f"images: {preprocessing.describe()}")
     known = card if name == card.get("dataset") else {}  # of its own data set the card has folder and classes
-    options_of_data = {"on_error": options.on_error, "partial": partial}
+    root, classes = root or known.get("root"), known.get("class_indices")
     with world.rank_0_first():
-        classes = known.get("class_indices")
-        images = load_dataset(name, split, root=root or known.get("root"), classes=classes, **options_of_data)
+        images = load_dataset(name, split, root=root, classes=classes, on_error=options.on_error, partial=partial)
     images = match_classes(images, card, loaded.model.config.num_classes, name, str(checkpoint))
     return evaluate(loaded.model, images, image_hw, options, preprocessing=preprocessing, world=world)
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitlab.data import imagenet
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import Batch, eval_batches
+from vitlab.data.registry import DATASETS, has_imagenet_classes, predicts_imagenet
 from vitlab.data.transforms import EvalTransform
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
@@ -129,13 +129,13 @@ def match_classes(images: Dataset, card: dict[str, Any], outputs: int, name: str
 
     Classes are matched by name; the test sets of ImageNet fit any checkpoint with ImageNet's 1,000 classes.
     """
-    names, needs_imagenet = card.get("classes"), imagenet.has_imagenet_classes(name)
+    names, needs_imagenet = card.get("classes"), has_imagenet_classes(name)
     if names == list(images.classes) or not (names or needs_imagenet):
         return images
     if not needs_imagenet and set(images.classes) <= set(names):
         return _renumber_classes(images, tuple(names), checkpoint)
-    if needs_imagenet and imagenet.predicts_imagenet(names, card.get("dataset")):
-        if outputs != imagenet.CLASSES:
+    if needs_imagenet and predicts_imagenet(names, card.get("dataset")):
+        if outputs != DATASETS[name].num_classes:
             imagenet_21k = ", as in ImageNet-21k" if outputs > 10_000 else ""
             raise UserError(
                 f"{checkpoint} predicts {outputs:,} classes{imagenet_21k}, and {name} needs the 1,000 of ImageNet: "
