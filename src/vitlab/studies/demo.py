@@ -12,9 +12,9 @@ import torch
 from vitlab.config import TrainConfig
 from vitlab.data.transforms import to_range
 from vitlab.inspect.capture import capture
-from vitlab.inspect.embeddings import filters_of, positions_of
+from vitlab.inspect.figures import distances
 from vitlab.inspect.page import write_page
-from vitlab.inspect.report import Phase, Rollout, training_page
+from vitlab.inspect.report import Phase, Rollout, embedding_drawings, training_page
 from vitlab.models.vit import ViT
 from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.finished_run import Run
@@ -84,15 +84,13 @@ def _phase(name: str, explanation: str, workdir: Path) -> Phase:
     shown = run.images(run.one_of_each(10))
     pixels = np.stack(list(shown.values()))
     images = to_range(torch.from_numpy(pixels).permute(0, 3, 1, 2).float())
-    captured, positions = capture(model, [images], keep=len(images)), positions_of(model)
+    captured = capture(model, [images], keep=len(images))
     captions = [f"{test.classes[test.labels[row]]}, called {test.classes[test.predictions[row]]}" for row in shown]
     phase = run.phase(name, explanation)
     return replace(
         phase,
         numbers={**phase.numbers, "Parameters": f"{model.config.num_parameters:,}"},
-        filters=filters_of(model),
-        positions=None if positions is None else positions[0],
-        distances=captured.distances,
+        learned=[*embedding_drawings(model), distances(captured.distances)],
         rollout=Rollout(pixels, captions, captured.rollout),
     )
 
