@@ -51,11 +51,6 @@ def stratified_split(
     return parts | {"train": np.sort(order[rank >= start])}
 
 
-def val_is_test(present: Sequence[str]) -> bool:
-    """Whether val stands in for the test split that the user's data set lacks."""
-    return "val" in present and "test" not in present
-
-
 def choose_custom_split(
     name: str, present: Sequence[str], read: Callable[[str], Dataset], split: str, seed: int, whole_train: bool
 ) -> Dataset:
@@ -63,9 +58,7 @@ def choose_custom_split(
     if whole_train and split == "train" and "val" not in present:
         split = "trainval"
     stored, held_out = split, CUSTOM_HELD_OUT
-    if val_is_test(present):
-        if split in ("test", "trainval"):
-            warn_val_is_test(name)
+    if val_is_test(name, present, warn=split in ("test", "trainval")):
         stored, held_out = {"test": "val", "trainval": "train"}.get(split, split), {}
     elif split == "trainval" and "test" in present and "val" not in present:
         stored, held_out = "train", {}  # in its own order
@@ -114,17 +107,20 @@ def warn_once(text: str) -> None:
     logger.warning(text)
 
 
-def warn_val_is_test(name: str) -> None:
-    warn_once(f"{quoted(name)} has val and no test split: val is the test, and is not trained on")
+def val_is_test(name: str, present: Sequence[str], warn: bool = True) -> bool:
+    """Whether val stands in for the test split that the user's data set lacks, which is logged."""
+    if "val" not in present or "test" in present:
+        return False
+    if warn:
+        warn_once(f"{quoted(name)} has val and no test split: val is the test, and is not trained on")
+    return True
 
 
 def part_of(dataset: Dataset, share: float, seed: int) -> Dataset:
-    """The given share of each class of a whole split, in its order, and at least one image of each.
+    """The given share of each class of a whole split, in its order, and at least one image of each class.
 
     A part is contained in every larger one of the same seed. Of several labels of an image the first counts.
-
-    Deviation: the paper's parts of JFT are plain random ones. Shares of each class keep small parts as balanced as
-    the whole, and no class is missing from any.
+    Deviation: the paper's parts of JFT are not stratified.
     """
     if not 0 < share <= 1:
         raise UserError(f"part is {share}; it is a share of each class of the split, in (0, 1], or None for all.")
