@@ -22,10 +22,7 @@ CUSTOM_HELD_OUT = {"val": 0.1, "test": 0.1}
 def shuffled_ranks(
     labels: Int[np.ndarray, " n"], seed: int, stream: Stream
 ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-    """The images ordered by class, shuffled within each, and their ranks in their class in that order.
-
-    The draw of an image depends on the seed and its index alone.
-    """
+    """The images ordered by class, shuffled within each by (seed, index), and their ranks in their class."""
     order = np.lexsort((philox(seed, stream).random_raw(len(labels)), labels))
     counts = np.bincount(labels)
     return order, np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -34,10 +31,10 @@ def shuffled_ranks(
 def stratified_split(
     labels: np.ndarray, shares: Mapping[str, float], seed: int, stream: Stream = Stream.SPLIT
 ) -> dict[str, np.ndarray]:
-    """Sorted indices of "train" and of every split in `shares`, which together hold every index once.
+    """Sorted indices of "train" and of every split in `shares`, which partition all indices.
 
-    Each class gives each split its share, rounded, and at least one image if it has enough for all splits. (Of several
-    labels the first counts.) A part that is split again needs another `stream`.
+    Each class gives each split its share, rounded, and at least one image if it has enough for all splits. A part that
+    is split again needs another `stream`.
     """
     order, rank = shuffled_ranks(labels, seed, stream)
     size = np.bincount(labels)[labels[order]]
