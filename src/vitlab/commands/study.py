@@ -61,7 +61,7 @@ class Study:
         plan = runner.plan(study, self.scale, out, dataset=self.dataset, root=self.root)
         if self.dry_run:
             found = cost.cost(plan, self.tflops)
-            print_result(found, self.json, f"{format_table(cost.rows(found))}\n{cost.summary(found)}")
+            print_result(found, self.json, cost.as_text(found))
             return 0
         found = runner.run_study(study, plan, processes=self.processes, device=self.device)
         print_result(found, self.json, f"{as_text(found)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}")
