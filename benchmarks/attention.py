@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import tyro
-from circumstances import circumstances
+from run_record import describe_run
 from torch import Tensor
 
 from vitlab.models.attention import attention_path, attention_weights
@@ -69,7 +69,7 @@ def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     keep_freed_memory()
     torch.manual_seed(0)
-    found = {}
+    results = {}
     for dtype in (torch.bfloat16, torch.float32):
         rows = []
         for batch in arguments.batches:
@@ -77,9 +77,9 @@ def main() -> None:
             rows += [measure(arguments, dtype, batch, tokens) for tokens in sizes]
             of_batch = [f"{row['tokens']}: {row['ratio']:.2f}" for row in rows if row["batch"] == batch]
             print(f"{dtype}, batch {batch}, tokens: ratio  {'  '.join(of_batch)}", flush=True)
-        found[str(dtype).removeprefix("torch.")] = rows
+        results[str(dtype).removeprefix("torch.")] = rows
     if arguments.out:
-        figures = {"circumstances": circumstances(arguments, torch), "results": found}
+        figures = {"environment": describe_run(arguments, torch), "results": results}
         arguments.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 

@@ -15,7 +15,7 @@ from sklearn.datasets import load_sample_images
 def write_data() -> None:
     """jpegs/: two classes of JPEGs, cut from scikit-learn's photographs; broken/: the same with an unreadable file.
 
-    variants/: one class of near-duplicates of test pictures; lists/: two tasks of VTAB-1k as lists of files.
+    variants/: one class of near-duplicates of test images; lists/: two tasks of VTAB-1k as lists of files.
     labels/: WebDataset tars of images with several labels each.
     """
     rng, excluded = np.random.default_rng(0), []
@@ -23,18 +23,18 @@ def write_data() -> None:
         for i in range(40):
             split, (side, wide) = "test" if i % 4 == 0 else "train", rng.integers(48, 140, 2)
             top, left = rng.integers(0, 427 - side), rng.integers(0, 640 - wide)
-            picture = Image.fromarray(pixels[top : top + side, left : left + wide])
-            picture = picture.convert("L") if i == 5 else picture
+            image = Image.fromarray(pixels[top : top + side, left : left + wide])
+            image = image.convert("L") if i == 5 else image
             file = Path("jpegs", split, name, f"{i:02d}.{'png' if i == 7 else 'jpg'}")
             file.parent.mkdir(parents=True, exist_ok=True)
             exif = Image.Exif()
             exif[0x112] = 6 if i == 6 else 1  # orientation
-            picture.save(file, exif=exif)
+            image.save(file, exif=exif)
             if i % 10 == 1:
                 excluded.append(f"{split}/{name}/{file.name}\n")
             variant = Path("variants", name, f"variant-{i}.jpg")
             variant.parent.mkdir(parents=True, exist_ok=True)
-            changed = picture.resize((int(wide) * 3 // 4, int(side) * 3 // 4)).convert("RGB")
+            changed = image.resize((int(wide) * 3 // 4, int(side) * 3 // 4)).convert("RGB")
             (changed if i % 2 else changed.transpose(Image.Transpose.FLIP_LEFT_RIGHT)).save(variant, quality=60)
     Path("exclude.txt").write_text("".join(excluded))
     shutil.copytree("jpegs", "broken")
@@ -57,7 +57,7 @@ def write_data() -> None:
 
 
 def write_published() -> None:
-    """Imitations of published data sets: the right number of pictures under the right names, with random labels."""
+    """Imitations of published data sets: the right number of images under the right names, with random labels."""
     root, rng, photo = Path("published"), np.random.default_rng(1), Path("jpegs/test/china/00.jpg").resolve()
 
     def link(*parts: str) -> None:

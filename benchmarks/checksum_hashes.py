@@ -17,10 +17,10 @@ UNSTABLE = re.compile(r"second|minute|hour|speed|memory|time|version")  # keys w
 
 
 def digest(parts: Iterable[bytes]) -> str:
-    found = hashlib.sha256()
+    total = hashlib.sha256()
     for part in parts:
-        found.update(len(part).to_bytes(8, "little") + part)
-    return found.hexdigest()
+        total.update(len(part).to_bytes(8, "little") + part)
+    return total.hexdigest()
 
 
 def tensors(arrays: Mapping[str, Any]) -> str:
@@ -91,6 +91,6 @@ def run_files(folder: Path) -> dict[str, str]:
             hashes[name] = numbers(json.loads(file.read_text()))
         elif file.name == "config.json" and file.parent.name == "model":
             settings = json.loads(file.read_text())
-            kept = [settings["model"], settings["extra"].get("preprocessing")]
-            hashes[name] = digest([json.dumps(kept, sort_keys=True).encode()])
+            stored = [settings["model"], settings["extra"].get("preprocessing")]
+            hashes[name] = digest([json.dumps(stored, sort_keys=True).encode()])
     return hashes

@@ -184,11 +184,11 @@ def run(command: str) -> Any:
     text = Path("stdout").read_text()
     if "--json" not in command:
         return text
-    decoder, found = json.JSONDecoder(), []
+    decoder, values = json.JSONDecoder(), []
     while text := text.lstrip():  # `predict` prints one object per image
         value, end = decoder.raw_decode(text)
-        found, text = [*found, value], text[end:]
-    return found
+        values, text = [*values, value], text[end:]
+    return values
 
 
 def torchrun(command: str) -> subprocess.Popen[bytes]:
@@ -232,8 +232,8 @@ def two_processes() -> dict[str, str]:
     after_checkpoint("fsdp", lambda: process.poll() is None)
     process.send_signal(signal.SIGTERM)
     process.wait()
-    found = {f"DDP {name}": value for name, value in run_files(Path("ddp")).items()}
-    return found | {f"FSDP {name}": v for name, v in resumed("fsdp", torchrun(command).wait).items()}
+    hashes = {f"DDP {name}": value for name, value in run_files(Path("ddp")).items()}
+    return hashes | {f"FSDP {name}": v for name, v in resumed("fsdp", torchrun(command).wait).items()}
 
 
 def resumed(folder: str, command: Callable[[], object]) -> dict[str, str]:
@@ -258,25 +258,25 @@ def inspect() -> dict[str, str]:
     """The arrays behind the figures of a ViT, of an axial one and of a hybrid; and all attention maps."""
     import vitlab
 
-    found = {}
+    hashes = {}
     for name in ("digits", "axial", "hybrid"):
-        found[f"{name} result"] = numbers(run(f"inspect {name} jpegs/test --out look-{name} --json"))
-        found |= {
+        hashes[f"{name} result"] = numbers(run(f"inspect {name} jpegs/test --out look-{name} --json"))
+        hashes |= {
             f"{name} {file.stem}": file_tensors(file) for file in sorted(Path().glob(f"look-{name}/figures/*.npz"))
         }
         model = vitlab.load_model(name)
         images = torch.rand(2, 3, *model.config.image_hw, generator=torch.Generator().manual_seed(0)) * 2 - 1
         maps = vitlab.inspect.attention_maps(model, images)
-        found[f"{name} maps"] = tensors({str(i): each for i, each in enumerate(maps)})
-        found[f"{name} tokens"] = tensors({"": model.eval().forward_features(images).detach()})
-    return found
+        hashes[f"{name} maps"] = tensors({str(i): each for i, each in enumerate(maps)})
+        hashes[f"{name} tokens"] = tensors({"": model.eval().forward_features(images).detach()})
+    return hashes
 
 
 def formats() -> dict[str, str]:
     """Small models with random weights, written in each format, read back, and at another size."""
     import vitlab
 
-    found = {}
+    hashes = {}
     for name, (model_name, libraries, settings) in MODELS.items():
         model = vitlab.create_model(model_name, num_classes=5, **settings)
         with torch.no_grad():
@@ -284,46 +284,46 @@ def formats() -> dict[str, str]:
             for parameter in model.parameters():
                 parameter.normal_(0, 0.1, generator=generator)
         vitlab.save_model(model, f"model-{name}")
-        found[f"{name} saved"] = file_tensors(Path(f"model-{name}/model.safetensors"))
+        hashes[f"{name} saved"] = file_tensors(Path(f"model-{name}/model.safetensors"))
         for library in libraries.split():
             written = Path(f"{name}-{library}{'.npz' if library == 'google' else ''}")
             run(f"convert model-{name} {written} --to {library}")
             run(f"convert {written} {name}-{library}-back --to vitlab --image-size 224")
             file = written if library == "google" else written / "model.safetensors"
-            found[f"{name} {library}"] = file_tensors(file)
-            found[f"{name} {library} back"] = file_tensors(Path(f"{name}-{library}-back/model.safetensors"))
-    return found
+            hashes[f"{name} {library}"] = file_tensors(file)
+            hashes[f"{name} {library} back"] = file_tensors(Path(f"{name}-{library}-back/model.safetensors"))
+    return hashes
 
 
 def models() -> dict[str, str]:
     """Names and shapes of every model's state; the initial weights and the outputs of some."""
     import vitlab
 
-    found = {}
+    hashes = {}
     for name in vitlab.list_models():
         with torch.device("meta"):
-            found[f"{name} names"] = tensors(vitlab.create_model(name).state_dict())
+            hashes[f"{name} names"] = tensors(vitlab.create_model(name).state_dict())
     for name in ("ViT-Ti/16", "R+ViT-Ti/16", "R26x1", "AxialResNet50"):
         torch.manual_seed(0)
         model = vitlab.create_model(name, image_size=64, num_classes=5).eval()
-        found[f"{name} weights"] = tensors(model.state_dict())
-        found[f"{name} features"] = tensors({"": model.forward_features(torch.rand(2, 3, 64, 64) * 2 - 1).detach()})
-    return found
+        hashes[f"{name} weights"] = tensors(model.state_dict())
+        hashes[f"{name} features"] = tensors({"": model.forward_features(torch.rand(2, 3, 64, 64) * 2 - 1).detach()})
+    return hashes
 
 
 def vtab_order() -> dict[str, str]:
-    """The labels and, of pictures in files, the names of the parts of tasks read from imitations of published sets."""
+    """The labels and, of images in files, the names of the parts of tasks read from imitations of published sets."""
     import vitlab
 
     write_published()
-    found = {}
+    hashes = {}
     in_files = ["caltech101", "dtd", "flowers102", "pets"]
     in_arrays = ["cifar100", "smallnorb_azimuth", "smallnorb_elevation"]
     for task, split in itertools.product(in_files + in_arrays, ("train", "val", "trainval", "test")):
         data = vitlab.load_dataset(f"vtab:{task}", split, root="published", download=False)
         names = [data.path(i).rpartition("/")[2].encode() for i in range(len(data))] if task in in_files else []
-        found[f"{task} {split}"] = digest([data.labels.tobytes(), *names])
-    return found
+        hashes[f"{task} {split}"] = digest([data.labels.tobytes(), *names])
+    return hashes
 
 
 def photographs(images: Path) -> dict[str, str]:
@@ -334,8 +334,8 @@ def photographs(images: Path) -> dict[str, str]:
             tar.extract(member, "real", filter="data")
     run(f"{PHOTOS} --data.name shards:{images} --data.crop inception --data.flip --data.train-split train "
         f"--data.part 0.1 --workdir photographs")  # fmt: skip
-    found = run_files(Path("photographs"))
-    return found | {"predict": numbers(run("predict photographs real --top 3 --json"))}
+    hashes = run_files(Path("photographs"))
+    return hashes | {"predict": numbers(run("predict photographs real --top 3 --json"))}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""How well and how fast near-duplicates are found (`vitlab.data.dedup`); the threshold stands on these tables.
+"""How well and how fast near-duplicates are detected (`vitlab.data.dedup`); the threshold stands on these tables.
 
     python benchmarks/dedup.py --out benchmarks/results/dedup.json --listed benchmarks/results/cifar10_duplicates.csv
 
-- `planted`: copies of real images, each changed in one way, are compared with their originals: the share found, by
+- `planted`: copies of real images, each changed in one way, are compared with their originals: the share detected, by
   kind of change. The same search compares them with all other images; what it finds there, by distance, is wrong, or
   a duplicate that the set has by nature: of these, pairs of different classes count as wrong, those of one class are
   given beside.
@@ -27,8 +27,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import tyro
-from circumstances import circumstances
 from PIL import Image, ImageEnhance
+from run_record import describe_run
 
 from vitlab.data import dedup
 from vitlab.data import similarity as likeness
@@ -136,8 +136,8 @@ def planted(name: str, arguments: Arguments) -> dict[str, Any]:
     """Recall by kind of change, and recall and wrong pairs by threshold."""
     random = np.random.default_rng(arguments.seed)
     test, train = load_dataset(name, "test"), load_dataset(name, "train")
-    own = np.sort(random.permutation(len(test))[: arguments.images])
-    originals = [test.image(int(i)) for i in own]
+    chosen = np.sort(random.permutation(len(test))[: arguments.images])
+    originals = [test.image(int(i)) for i in chosen]
     looks = dedup.both_ways(thumbnails(originals))
     recall: dict[str, dict[str, Any]] = {}
     least: dict[str, np.ndarray] = {}
@@ -145,31 +145,31 @@ def planted(name: str, arguments: Arguments) -> dict[str, Any]:
     compared = 0
     for kind, change in CHANGES.items():
         copies = thumbnails([change(image, random) for image in originals])
-        distance = np.full(len(own), np.inf)
-        turned = np.zeros(len(own), bool)
+        distance = np.full(len(chosen), np.inf)
+        turned = np.zeros(len(chosen), bool)
         for pair in dedup.near(copies, looks, likeness.LARGEST):
             if pair.train == pair.test:
                 if pair.distance < distance[pair.test]:
                     distance[pair.test], turned[pair.test] = pair.distance, pair.flipped
             else:
-                other = test.labels[own[pair.train]] != test.labels[own[pair.test]]
+                other = test.labels[chosen[pair.train]] != test.labels[chosen[pair.test]]
                 between[int(other)] += pair.distance <= np.array(EDGES)
-        compared += len(own) * (len(own) - 1)
+        compared += len(chosen) * (len(chosen) - 1)
         least[kind] = distance
-        found = distance <= likeness.THRESHOLD
+        detected = distance <= likeness.THRESHOLD
         recall[kind] = {
-            "found": float(found.mean()),
+            "found": float(detected.mean()),
             "proposed": float((distance <= likeness.LARGEST).mean()),
-            "flip_right": float((turned == kind.startswith("flipped"))[found].mean()) if found.any() else None,
+            "flip_right": float((turned == kind.startswith("flipped"))[detected].mean()) if detected.any() else None,
             "median_distance": float(np.median(distance)),
         }
     # Images that nobody planted, from the training split: of another class they are wrong.
     usable = np.arange(len(train)) if len(train) <= 20_000 else np.sort(random.permutation(len(train))[:20_000])
     others = thumbnails([train.image(int(i)) for i in usable])
     for pair in dedup.near(others, looks, likeness.LARGEST):
-        other = train.labels[usable[pair.train]] != test.labels[own[pair.test]]
+        other = train.labels[usable[pair.train]] != test.labels[chosen[pair.test]]
         between[int(other)] += pair.distance <= np.array(EDGES)
-    compared += len(usable) * len(own)
+    compared += len(usable) * len(chosen)
     every = np.concatenate(list(least.values()))
     curve = []
     for edge, same, different in zip(EDGES, *between.tolist(), strict=True):
@@ -185,7 +185,7 @@ def planted(name: str, arguments: Arguments) -> dict[str, Any]:
                 "precision_if_all_others_are_wrong": right / max(right + different + same, 1),
             }
         )
-    return {"images": len(own), "pairs_of_others": compared, "by_change": recall, "by_threshold": curve}
+    return {"images": len(chosen), "pairs_of_others": compared, "by_change": recall, "by_threshold": curve}
 
 
 def thumbnails(images: list[Pixels]) -> np.ndarray:
@@ -196,11 +196,11 @@ def natural(name: str, listed: Path | None) -> dict[str, Any]:
     """Counts at several thresholds, of the whole training set against the test set; the pairs go to `listed`."""
     since, spent = time.perf_counter(), time.process_time()
     train, test = load_dataset(name, "trainval"), load_dataset(name, "test")
-    found = dedup.find_duplicates(train, test, limit=0.4)
+    duplicates = dedup.find_duplicates(train, test, limit=0.4)
     seconds, processor = time.perf_counter() - since, time.process_time() - spent
     rows = []
     for edge in (edge for edge in EDGES if edge <= 0.4):
-        pairs = [pair for pair in found.pairs if pair.distance <= edge]
+        pairs = [pair for pair in duplicates.pairs if pair.distance <= edge]
         rows.append(
             {
                 "threshold": edge,
@@ -212,7 +212,7 @@ def natural(name: str, listed: Path | None) -> dict[str, Any]:
             }
         )
     if listed is not None:
-        write_list(listed, found.pairs, train, test)
+        write_list(listed, duplicates.pairs, train, test)
     sizes = {"train": len(train), "test": len(test)}
     return {**sizes, "seconds": seconds, "processor_seconds": processor, "by_threshold": rows}
 
@@ -280,7 +280,7 @@ def memory(kind: str) -> float:
 
 def settings() -> dict[str, Any]:
     """The numbers on which `dedup` stands."""
-    return {name: getattr(dedup, name) for name in ("SIDE", "RADIUS", "CENTER", "WAVES", "ALIKE", "THRESHOLD")}
+    return {name: getattr(likeness, name) for name in ("SIDE", "RADIUS", "CENTER", "WAVES", "ALIKE", "THRESHOLD")}
 
 
 def main() -> None:
@@ -291,15 +291,15 @@ def main() -> None:
         record = json.loads(arguments.out.read_text())
     for part in arguments.parts:
         if part == "planted":
-            found = {name: planted(name, arguments) for name in (arguments.flowers, arguments.cifar)}
+            results = {name: planted(name, arguments) for name in (arguments.flowers, arguments.cifar)}
         elif part == "natural":
-            found = {arguments.cifar: natural(arguments.cifar, arguments.listed)}
+            results = {arguments.cifar: natural(arguments.cifar, arguments.listed)}
         else:
-            found = {arguments.cifar: speed(arguments.cifar, arguments)}
+            results = {arguments.cifar: speed(arguments.cifar, arguments)}
         by_hand = {name: value for name, value in record.get(part, {}).items() if name == "looked_at"}
         record[part] = {
-            "circumstances": circumstances(arguments, np, torch, threads=torch.get_num_threads(), settings=settings()),
-            **found,
+            "environment": describe_run(arguments, np, torch, threads=torch.get_num_threads(), settings=settings()),
+            **results,
             **by_hand,
         }
         print(json.dumps(record[part], indent=1))

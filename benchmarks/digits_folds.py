@@ -5,7 +5,7 @@
 The recipe was chosen with the test split in sight, so its accuracy there is optimistic. Here the 1,438 other images
 are cut into `--folds` parts with the same share of each class; for each of them the recipe as it is learns from the
 rest and is tested on it once. Together that evaluates every image once, by models that had a fifth less to learn from.
-The test split is never read. With `--runs FOLDER` the runs are kept there, and those that have ended stay as they are.
+The test split is never read. With `--runs FOLDER` the runs are saved there, and those that have ended stay as they are.
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from typing import Any
 import sklearn
 import torch
 import tyro
-from circumstances import circumstances
 from PIL import Image
+from run_record import describe_run
 from sklearn.model_selection import StratifiedKFold
 
 from vitlab.data.dataset import Dataset
@@ -63,13 +63,13 @@ def main() -> None:
             wrong = int((~ended.test.right).sum())
             results.append({"fold": fold, "learned": len(rest), "images": len(held_out), "wrong": wrong})
             print(results[-1], flush=True)
-    wrong, judged = (sum(each[name] for each in results) for name in ("wrong", "images"))
-    accuracy = 1 - wrong / judged
-    deviation = math.sqrt(accuracy * (1 - accuracy) / judged)
-    print(f"{wrong} of {judged} wrong: accuracy {accuracy:.4f}, +- {deviation:.4f} by the number of images")
+    wrong, evaluated = (sum(each[name] for each in results) for name in ("wrong", "images"))
+    accuracy = 1 - wrong / evaluated
+    deviation = math.sqrt(accuracy * (1 - accuracy) / evaluated)
+    print(f"{wrong} of {evaluated} wrong: accuracy {accuracy:.4f}, +- {deviation:.4f} by the number of images")
     if arguments.out is not None:
-        found = {"wrong": wrong, "images": judged, "accuracy": accuracy, "deviation": deviation, "folds": results}
-        record = {"circumstances": circumstances(arguments, torch, sklearn), "results": found}
+        result = {"wrong": wrong, "images": evaluated, "accuracy": accuracy, "deviation": deviation, "folds": results}
+        record = {"environment": describe_run(arguments, torch, sklearn), "results": result}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import tyro
-from circumstances import circumstances
+from run_record import describe_run
 
 from vitlab.evaluate.fewshot import BIAS, Ridge
 from vitlab.evaluate.options import FewShotProtocol
@@ -109,7 +109,7 @@ def main() -> None:
     for name, value in results.items():
         print(name, value)
     if arguments.out is not None:
-        record = {"circumstances": circumstances(arguments, np), "results": results}
+        record = {"environment": describe_run(arguments, np), "results": results}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

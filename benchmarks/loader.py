@@ -11,7 +11,7 @@ Each contender turns the same JPEGs, held in memory, into normalized float32 cro
 - `torchvision`: `decode_jpeg`, then `v2.RandomResizedCrop` with antialiasing, mirror, normalization.
 
 Crops are of at least 8 % of the area everywhere, timm's bound. The allocator's thresholds that vitlab sets for a run
-hold for all. What is lost is told in decibels (PSNR, of values from 0 to 255), at the same boxes: of both to the same
+hold for all. What is lost is given in decibels (PSNR, of values from 0 to 255), at the same boxes: of both to the same
 resize of the image that Pillow decodes whole; and of `vitlab-fast` to the exact look-up, from which it differs by
 averaging where a crop shrinks and by rounding elsewhere.
 """
@@ -33,8 +33,8 @@ import timm
 import torch
 import torchvision
 import tyro
-from circumstances import circumstances
 from PIL import Image
+from run_record import describe_run
 from timm.data.transforms_factory import create_transform
 from torch import Tensor
 from torchvision.transforms import v2
@@ -127,20 +127,20 @@ def decibels(ours: Tensor, theirs: Tensor) -> list[float]:
 
 def losses(jpegs: list[Jpeg], size: int) -> dict[str, Any]:
     """What the fast ways lose, over the crops that are not the same to the bit; `different` counts them."""
-    found: dict[str, list[float]] = {"vitlab": [], "vitlab-fast": [], "vitlab-fast to the look-up": []}
+    losses: dict[str, list[float]] = {"vitlab": [], "vitlab-fast": [], "vitlab-fast to the look-up": []}
     for i in range(0, len(jpegs), PIECE):
         some = jpegs[i : i + PIECE]
         whole = [np.array(Image.open(io.BytesIO(jpeg.data)).convert("RGB")) for jpeg in some]
         rows = np.arange(i, i + len(some))
         exact, fast = (TrainTransform(size, min_area=MIN_AREA, fast=fast) for fast in (False, True))
         sought = exact.augment(whole, 0, 0, rows)
-        found["vitlab"] += decibels(exact.augment(some, 0, 0, rows), sought)
+        losses["vitlab"] += decibels(exact.augment(some, 0, 0, rows), sought)
         quick = fast.augment(some, 0, 0, rows)
-        found["vitlab-fast"] += decibels(quick, fast.augment(whole, 0, 0, rows))
-        found["vitlab-fast to the look-up"] += decibels(quick, sought)
+        losses["vitlab-fast"] += decibels(quick, fast.augment(whole, 0, 0, rows))
+        losses["vitlab-fast to the look-up"] += decibels(quick, sought)
     return {
         name: {"different": len(v), "mean": statistics.mean(v) if v else None, "least": min(v, default=None)}
-        for name, v in found.items()
+        for name, v in losses.items()
     }
 
 
@@ -169,12 +169,12 @@ def main() -> None:
             rate = result["images_per_s"][name]["median"]
             print(f"  {name:<12} {rate:6.0f}  {ratio['median']:.2f} ({ratio['least']:.2f} to {ratio['most']:.2f})")
         for name, loss in result["psnr"].items():
-            said = f"{loss['mean']:.1f} dB on average, {loss['least']:.1f} at least" if loss["different"] else ""
-            print(f"  {name}: {loss['different']} crops of {len(jpegs)} differ at all{': ' + said if said else ''}")
+            text = f"{loss['mean']:.1f} dB on average, {loss['least']:.1f} at least" if loss["different"] else ""
+            print(f"  {name}: {loss['different']} crops of {len(jpegs)} differ at all{': ' + text if text else ''}")
     if arguments.out is not None:
         versions = {"simplejpeg": simplejpeg.__version__}
         record = {
-            "circumstances": circumstances(arguments, torch, torchvision, timm, PIL, **versions),
+            "environment": describe_run(arguments, torch, torchvision, timm, PIL, **versions),
             "images": images,
             "results": results,
         }

@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import tyro
-from circumstances import circumstances
+from run_record import describe_run
 from torch import Tensor
 
 import vitlab
@@ -57,7 +57,7 @@ def build(name: str, precision: str) -> ViT:
 
 
 def stream(count: int, batch_size: int) -> Iterator[Tensor]:
-    """Drawn images, each batch when it is asked for."""
+    """Drawn images, each batch when it is needed."""
     generator = torch.Generator().manual_seed(0)
     for start in range(0, count, batch_size):
         yield torch.rand(min(batch_size, count - start), 3, 224, 224, generator=generator) * 2 - 1
@@ -66,8 +66,8 @@ def stream(count: int, batch_size: int) -> Iterator[Tensor]:
 def timed(work: Callable[[], np.ndarray]) -> tuple[np.ndarray, float, float]:
     """What `work` returns, its seconds of the clock and of the processors."""
     cpu, wall = time.process_time(), time.perf_counter()
-    found = work()
-    return found, time.perf_counter() - wall, time.process_time() - cpu
+    result = work()
+    return result, time.perf_counter() - wall, time.process_time() - cpu
 
 
 def measure_time(arguments: Arguments) -> dict[str, Any]:
@@ -79,9 +79,9 @@ def measure_time(arguments: Arguments) -> dict[str, Any]:
             return torch.cat([model(images).float().softmax(dim=-1) for images in batches]).numpy()
 
     def looking(keep: int) -> np.ndarray:
-        found = capture(model, batches, keep=keep).probabilities
-        assert found is not None
-        return found
+        probabilities = capture(model, batches, keep=keep).probabilities
+        assert probabilities is not None
+        return probabilities
 
     contenders: dict[str, Callable[[], np.ndarray]] = {"plain": plain}
     contenders |= {f"look, keep={keep}": lambda keep=keep: looking(keep) for keep in arguments.keep}
@@ -119,8 +119,8 @@ def measure_memory(arguments: Arguments) -> dict[str, Any]:
         model(next(stream(size, size)))
     peaks["plain inference of one batch"] = peak()
     for count in arguments.memory:
-        found = capture(model, stream(count, size), keep=min(arguments.keep))
-        assert found.count == count
+        result = capture(model, stream(count, size), keep=min(arguments.keep))
+        assert result.count == count
         peaks[f"look at {count} images"] = peak()
     return {"peak_MiB": peaks}
 
@@ -136,7 +136,7 @@ def main() -> None:
     for name, value in results.items():
         print(name, json.dumps(value))
     if arguments.out is not None:
-        record = {"circumstances": circumstances(arguments, torch), "results": results}
+        record = {"environment": describe_run(arguments, torch), "results": results}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -3,17 +3,17 @@
     python benchmarks/shards.py --out benchmarks/results/shards.json
 
 `--records` images of 72 x 72 pixels, one gray each, about 100 bytes as PNG (and 2 KB in a tar, for its headers), in
-shards of 10,000, written into a folder of its own and removed in the end. Each figure is of a new process:
+shards of 10,000, written into a temporary folder. Each figure is of a new process:
 
-- `first`: the set is opened as anybody's tars; they are looked through, and what is found is kept.
+- `first`: the set is opened as anybody's tars; they are scanned, and the result is cached.
 - `second`: it is opened again.
 - `listed`: it is opened with an `index.json`, as `vitlab shard` writes it: so the first time as well.
 - `images`: `--images` random images are decoded, one after the other.
 - `resume`: a training's first batch of 256 when it goes on at 70 % of the first epoch, the permutation included;
-  without and with two processes that read images, forked; of these, the memory that they do not share is told.
+  without and with two processes that read images, forked; of these, the memory that they do not share is given.
 
 Memory is what is resident of the process, in MiB: `imports` when all is imported, then when the set is open, and at the
-end. What belongs into the cache folder is kept below `--folder` here.
+end. What belongs into the cache folder lies below `--folder` here.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ import numpy as np
 import PIL
 import torch
 import tyro
-from circumstances import circumstances
 from PIL import Image
+from run_record import describe_run
 
 from vitlab.data import shards
 from vitlab.data.dataset import Dataset
@@ -53,7 +53,7 @@ class Arguments:
     records: int = 1_000_000
     images: int = 100_000
     rounds: int = 3
-    """How often each figure but `first` is taken; the medians are told."""
+    """How often each figure but `first` is taken; the medians count."""
     folder: Path | None = None
     """Folder for the shards; one of the system's for such things unless given."""
     out: Path | None = None
@@ -135,9 +135,9 @@ def alone(work: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, f
     process = multiprocessing.get_context("spawn").Process(target=answer, args=(theirs, work, arguments))
     process.start()
     theirs.close()
-    found = ours.recv()
+    result = ours.recv()
     process.join()
-    return found
+    return result
 
 
 def answer(pipe: Any, work: Callable[..., dict[str, float]], arguments: tuple[Any, ...]) -> None:
@@ -146,9 +146,9 @@ def answer(pipe: Any, work: Callable[..., dict[str, float]], arguments: tuple[An
 
 
 def medians(rounds: int, work: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float]:
-    found = [alone(work, *arguments) for _ in range(rounds)]
-    figures = {name: float(np.median([each[name] for each in found])) for name in found[0]}
-    return figures | {"most_seconds": max(each["seconds"] for each in found)}
+    results = [alone(work, *arguments) for _ in range(rounds)]
+    figures = {name: float(np.median([each[name] for each in results])) for name in results[0]}
+    return figures | {"most_seconds": max(each["seconds"] for each in results)}
 
 
 def main() -> None:
@@ -174,7 +174,7 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if arguments.out is not None:
-        record = {"circumstances": circumstances(arguments, np, PIL, torch), "results": results}
+        record = {"environment": describe_run(arguments, np, PIL, torch), "results": results}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -8,7 +8,7 @@ cross-entropy, in bfloat16:
 
 - `vitlab`: the step of `vitlab.train.loop` as `vitlab pretrain` runs it (precision=bfloat16).
 - `timm`: the same model in timm under torch.autocast, as timm's own training script runs it on a CPU; once with torch's
-  fused attention (its default), once with it turned off, which timm can be told.
+  fused attention (its default), once with it turned off, an option of timm.
 
 The allocator's thresholds, which vitlab sets for itself, are a property of the process: timm has them as well.
 """
@@ -21,7 +21,7 @@ from typing import Any
 import timm
 import torch
 import tyro
-from circumstances import circumstances
+from run_record import describe_run
 
 from vitlab.cost.measure import count_products, products_step, ratio, spread, time_interleaved
 from vitlab.cost.peers import OURS, Work, build, variants
@@ -64,7 +64,7 @@ def compare(name: str, arguments: Arguments) -> dict[str, Any]:
     steps = {each.name: each.step for each in contenders}
     ceiling = products_step(count_products(config, size, training=True), torch.bfloat16, torch.device("cpu"))
     rates = time_interleaved(steps | {CEILING: ceiling}, arguments.seconds, arguments.rounds, lambda _: None)
-    speeds = {each: spread([size * rate for rate in found]) for each, found in rates.items()}
+    speeds = {each: spread([size * rate for rate in rates_of_peer]) for each, rates_of_peer in rates.items()}
     flops = 6 * config.forward_macs
     return {
         "shape": name,
@@ -88,15 +88,15 @@ def main() -> None:
     for name in arguments.shapes:
         result = compare(name, arguments)
         results.append(result)
-        said = ", ".join(f"{contender} {speed['median']:.1f}" for contender, speed in result["images_per_s"].items())
-        print(f"{name}: images/s {said}")
-        for peer, found in result["ratio"].items():
-            low, high = found["quartiles"]
-            print(f"  vitlab / {peer}: {found['median']:.2f} ({low:.2f} to {high:.2f})")
+        text = ", ".join(f"{contender} {speed['median']:.1f}" for contender, speed in result["images_per_s"].items())
+        print(f"{name}: images/s {text}")
+        for peer, ratio_of_peer in result["ratio"].items():
+            low, high = ratio_of_peer["quartiles"]
+            print(f"  vitlab / {peer}: {ratio_of_peer['median']:.2f} ({low:.2f} to {high:.2f})")
         print(f"  {result['vitlab_tflops']:.2f} of {result['ceiling_tflops']:.2f} TFLOP/s (the same products alone)")
     if arguments.out is not None:
         units = {name: cpu_units().get(name) for name in ("amx_bf16", "avx512_bf16")}
-        record = {"circumstances": circumstances(arguments, torch, timm, **units), "results": results}
+        record = {"environment": describe_run(arguments, torch, timm, **units), "results": results}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -20,7 +20,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def build(kind: type[Any], values: dict[str, Any]) -> Any:
-    """`kind(**values)` as users meet it, past the suite's own type checks, which would speak first."""
+    """`kind(**values)` as users meet it, without the type checks of the test suite."""
     config = object.__new__(kind)
     for item in dataclasses.fields(kind):
         default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
@@ -176,10 +176,10 @@ def test_settings_with_their_switch() -> None:
         ({"model": get_config("R50x1")}, "requires patches cut from the image"),
         ({"model": ViTConfig(patch_size=1, stem=ResNetBody((1,), width=32), num_classes=0)}, "requires patches cut"),
         ({"model": ViTConfig(patch_size=224, num_classes=0)}, "requires 2 patches or more, not 1"),
-        ({"model": ViTConfig()}, r"trains no head: pool='token', .* num_classes=1000 .*Set pool"),
-        ({"model": ViTConfig(num_classes=0, pool="map")}, "trains no head: pool='map'"),
+        ({"model": ViTConfig()}, r"trains no head: set pool='token' .* num_classes=1000"),
+        ({"model": ViTConfig(num_classes=0, pool="map")}, "trains no head: set pool='map'"),
         ({"model": ViTConfig(num_classes=0, representation_size=8)}, "trains no head: .*representation_size=8"),
-        ({"loss": "sigmoid"}, "loss='sigmoid' has no effect in masked patch prediction, .*leave it at 'softmax'"),
+        ({"loss": "sigmoid"}, "loss='sigmoid' has no effect in masked patch prediction"),
         ({"label_smoothing": 0.1}, "label_smoothing=0.1 has no effect"),
         ({"mixup": 0.2}, "mixup=0.2 has no effect"),
     ],

@@ -1,4 +1,4 @@
-"""Bad input is told apart from a fault of the program."""
+"""Bad input is distinguished from a bug."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ import os
 import pytest
 
 from vitlab import cli
-from vitlab.commands import Doctor
+from vitlab.commands.info import Doctor
 from vitlab.errors import UserError, printable, quoted
 
 

@@ -1,5 +1,5 @@
+import contextlib
 import os
-import socket
 import subprocess
 import sys
 import zipfile
@@ -10,7 +10,6 @@ import pytest
 
 from vitlab.errors import UserError
 from vitlab.io import (
-    JSON_DEPTH,
     SUMS,
     check_regular,
     clear_leftovers,
@@ -34,56 +33,29 @@ def test_a_file_appears_whole(tmp_path: Path) -> None:
         file.write(b"one")
         assert not path.exists()
     assert path.read_bytes() == b"one"
+    with contextlib.suppress(KeyError), replacing_file(path) as file:
+        file.write(b"tw")
+        raise KeyError
+    assert path.read_bytes() == b"one"
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_file_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"old")
-
-    def fail() -> None:
-        with replacing_file(path) as file:
-            file.write(b"ne")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_folder_appears_whole_and_replaces_the_old_one(tmp_path: Path) -> None:
+def test_a_folder_appears_whole_and_replaces_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "new" / "folder"
     for text in ("one", "two"):
-        with replacing_folder(path) as aside:
-            (aside / text).write_text(text)
+        with replacing_folder(path) as new:
+            (new / text).write_text(text)
             assert not (path / text).exists()
-        assert [each.name for each in path.iterdir()] == [text]
-        assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_folder_that_fails_leaves_the_old_one(tmp_path: Path) -> None:
-    path = tmp_path / "folder"
-    path.mkdir()
-    (path / "old").write_text("old")
-
-    def fail() -> None:
-        with replacing_folder(path) as aside:
-            (aside / "new").write_text("new")
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert [each.name for each in path.iterdir()] == ["old"]
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_the_working_folder_can_be_named_by_a_dot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    with replacing_folder(Path()) as aside:
-        (aside / "file").write_text("text")
-    assert (tmp_path / "here" / "file").read_text() == "text"
+        assert [file.name for file in path.iterdir()] == [text]
+    with contextlib.suppress(KeyError), replacing_folder(path) as new:
+        (new / "three").write_text("three")
+        raise KeyError
+    assert [file.name for file in path.iterdir()] == ["two"]
+    monkeypatch.chdir(path)
+    with replacing_folder(Path()) as new:
+        (new / "file").write_text("text")
+    assert [file.name for file in path.iterdir()] == ["file"]
+    assert list(path.parent.iterdir()) == [path]
 
 
 # --- what a killed process leaves
@@ -207,61 +179,30 @@ def test_damaged_checksums(at: int, tmp_path: Path, caplog: pytest.LogCaptureFix
     assert "SHA256SUMS is corrupt" in caplog.text
 
 
-def test_a_regular_file_is_read_and_a_link_to_one(tmp_path: Path) -> None:
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"12345")
     (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
     for name in ("file", "link"):
-        check_regular(tmp_path / name)
         assert read_regular(tmp_path / name, 5) == b"12345"
         with open_regular(tmp_path / name) as file:
             assert file.read() == b"12345"
-    with pytest.raises(UserError, match=r"file has 5 bytes; files of its kind have at most 4"):
-        read_regular(tmp_path / "file", 4)
-
-
-def special_file(folder: Path, kind: str) -> Path:
-    """A file of that kind, which nobody writes to."""
-    path = folder / kind
-    match kind:
-        case "pipe":
-            os.mkfifo(path)
-        case "socket":
-            here = os.open(".", os.O_RDONLY)
-            os.chdir(folder)  # a socket's path may have 107 bytes
-            with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(kind)
-            os.fchdir(here)
-            os.close(here)
-        case "device":
-            path.symlink_to("/dev/zero")
-    return path
-
-
-@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
-def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
-    path = special_file(tmp_path, kind)
-    for read in (check_regular, open_regular, read_json, lambda path: read_regular(path, 10)):
-        with pytest.raises(UserError, match=f"{kind} is a (named )?{kind}; only regular files"):
-            read(path)
-
-
-def test_what_the_system_refuses_is_its_own_error(tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="at most 4"):
+            read_regular(tmp_path / name, 4)
+    for name in ("pipe", "device"):
+        for read in (check_regular, open_regular, read_json, lambda path: read_regular(path, 10)):
+            with pytest.raises(UserError, match="only regular files"):
+                read(tmp_path / name)
     with pytest.raises(IsADirectoryError):
         open_regular(tmp_path)
     with pytest.raises(FileNotFoundError):
         read_json(tmp_path / "none")
 
 
-def test_json_is_read_to_a_depth() -> None:
-    def nested(depth: int) -> bytes:
-        return b"[" * depth + b"]" * depth
-
+def test_json() -> None:
     assert parse_json(b'{"a": [1, null, "\\u00e9"]}', "x") == {"a": [1, None, "\u00e9"]}
-    assert parse_json(nested(JSON_DEPTH), "x")
-    for data in (nested(JSON_DEPTH + 1), nested(100_000), b'{"a":' * 100_000, b'{"a":' * 200 + b"1" + b"}" * 200):
-        with pytest.raises(UserError, match="x is JSON nested more than 100 levels deep"):
-            parse_json(data, "x")
-    for data in (b"", b"{", b"\xff", b"1" * 5000):
+    for data in (b"", b"{", b"\xff", b"1" * 5000, b"[" * 100_000):
         with pytest.raises(UserError, match="x is not valid JSON"):
             parse_json(data, "x")
 
@@ -272,45 +213,31 @@ def test_an_archive_is_read_array_by_array(tmp_path: Path) -> None:
     np.savez_compressed(path, **arrays)
     with reading_npz(path) as read:
         assert {name: read[name].tolist() for name in read} == {name: array.tolist() for name, array in arrays.items()}
-    outlined = outline_npz(path)
-    assert {name: (each.shape, each.dtype) for name, each in outlined.items()} == {
-        name: (each.shape, each.dtype) for name, each in arrays.items()
+    outline = outline_npz(path)
+    assert {name: (array.shape, array.dtype) for name, array in outline.items()} == {
+        name: (array.shape, array.dtype) for name, array in arrays.items()
     }
-    assert outlined["x"].tolist() == [[0.0] * 3] * 2
+    assert outline["x"].tolist() == [[0.0] * 3] * 2
 
 
 def header(shape: tuple[int, ...]) -> bytes:
-    said = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
-    return b"\x93NUMPY\x01\x00" + len(said).to_bytes(2, "little") + said
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
 
 
 @pytest.mark.parametrize(
-    ("shape", "zeros", "compression", "said"),
+    ("shape", "zeros", "message"),
     [
-        ((2**26,), 2**28, zipfile.ZIP_DEFLATED, r"requires 268,435,\d+ in memory"),
-        ((2**38,), 16, zipfile.ZIP_DEFLATED, r"has 16 bytes, which do not make float32 of shape \(274877906944,\)"),
-        ((2**62, 4), 0, zipfile.ZIP_DEFLATED, r"float32 of shape \(4611686018427387904, 4\)"),
-        ((-4,), 0, zipfile.ZIP_DEFLATED, r"float32 of shape \(-4,\)"),
-        ((4,), 16, zipfile.ZIP_LZMA, "compression that NumPy does not write"),
+        ((2**26,), 2**28, r"requires 268,435,\d+ in memory"),
+        ((2**38,), 16, r"has 16 bytes, which do not make float32 of shape \(274877906944,\)"),
+        ((-4,), 0, r"float32 of shape \(-4,\)"),
     ],
 )
-def test_an_archive_that_asks_for_more_than_it_holds_is_refused(
-    tmp_path: Path, shape: tuple[int, ...], zeros: int, compression: int, said: str
+def test_an_archive_larger_than_its_file_is_refused(
+    tmp_path: Path, shape: tuple[int, ...], zeros: int, message: str
 ) -> None:
     path = tmp_path / "a.npz"
-    with zipfile.ZipFile(path, "w", compression) as archive, archive.open("x.npy", "w", force_zip64=True) as file:
-        file.write(header(shape))
-        for _ in range(zeros // 2**20):
-            file.write(bytes(2**20))
-        file.write(bytes(zeros % 2**20))
-    with pytest.raises(UserError, match=said), reading_npz(path):
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("x.npy", header(shape) + bytes(zeros))
+    with pytest.raises(UserError, match=message), reading_npz(path):
         pytest.fail("it was opened")
-
-
-def test_an_array_before_an_archive_is_not_read_instead_of_it(tmp_path: Path) -> None:
-    path = tmp_path / "a.npz"
-    path.write_bytes(header((2**38,)))
-    with zipfile.ZipFile(path, "a") as archive, archive.open("x.npy", "w") as file:
-        file.write(header((1,)) + bytes(4))
-    with reading_npz(path) as read:
-        assert read["x"].tolist() == [0.0]

@@ -11,9 +11,8 @@ from typing import Any
 
 import tyro
 
-from vitlab.commands import COMMANDS, Command
-from vitlab.commands.help import command_help, overview
-from vitlab.commands.settings import Arguments, default_config, resolve
+from vitlab.commands import COMMANDS, Command, command_type
+from vitlab.commands.settings import Arguments, check_settings, with_recipe
 from vitlab.errors import UserError, printable
 from vitlab.settings import nearest
 
@@ -31,7 +30,9 @@ def parse(argv: Sequence[str]) -> Command:
     Raises UserError for an invalid setting, SystemExit(2) for an unknown flag or a value of the wrong type.
     """
     if not argv or argv[0] in HELP:
-        print(overview(COMMANDS), file=sys.stdout if argv else sys.stderr)
+        from vitlab.commands.help import overview
+
+        print(overview(), file=sys.stdout if argv else sys.stderr)
         raise SystemExit(0 if argv else 2)
     name, *words = argv
     if name.startswith("-"):
@@ -44,12 +45,13 @@ def parse(argv: Sequence[str]) -> Command:
             f"without torchrun. Several processes run {', '.join(DISTRIBUTED)}."
         )
     arguments = Arguments(words)
-    kind = default_config(COMMANDS[name], arguments)
+    kind = with_recipe(name, command_type(name), arguments)
     if arguments.flags & HELP:
-        print(command_help(kind, name, show_all="--help-all" in arguments.flags))
-        raise SystemExit(0)
+        from vitlab.commands.help import print_help
+
+        print_help(kind, name, show_all="--help-all" in arguments.flags)
     command: Any = tyro.cli(kind, args=arguments.words, prog=f"vitlab {name}", description=kind.__doc__)
-    return resolve(command, arguments)
+    return check_settings(name, command, arguments)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -99,16 +99,13 @@ class DataConfig:
         check_fields(self)
         for name in ("train_split", "eval_split"):
             if getattr(self, name) == "all":
-                raise UserError(
-                    f"{name} is 'all', which holds training and test images; only `vitlab evaluate` takes it. "
-                    f"Give train, val, trainval or test."
-                )
+                raise UserError(f"{name} is 'all', which holds test images too; give train, val, trainval or test.")
         if self.part is None and self.part_seed is not None:
             raise UserError(f"part_seed={self.part_seed} has no effect without part; give part too.")
         if (self.crop == "random") != (self.crop_resize is not None):
             raise UserError(
-                f"crop={self.crop!r} with crop_resize={self.crop_resize}: the crop `random` requires crop_resize, and "
-                f"no other crop uses it."
+                f"crop={self.crop!r} with crop_resize={self.crop_resize}: the crop `random` requires crop_resize, no "
+                "other crop uses it."
             )
 
     def preprocessing(self, image_size: ImageSize) -> Preprocessing:
@@ -123,10 +120,13 @@ class OptimConfig:
     """The optimizer and its schedule (Tables 3 and 4)."""
 
     name: Literal["adam", "sgd"] = "adam"
+    """Which optimizer."""
     lr: NonNegativeFloat = 1e-3
     """Base learning rate, reached at the end of the warm-up; for the global batch."""
     beta1: FractionBelow1 = 0.9
+    """Adam's decay of the gradient's mean."""
     beta2: FractionBelow1 = 0.999
+    """Adam's decay of the mean of its squares."""
     momentum: FractionBelow1 = 0.9
     """Momentum of SGD."""
     weight_decay: NonNegativeFloat = 0.0
@@ -134,6 +134,7 @@ class OptimConfig:
     decay_on: Literal["all", "kernels"] = "all"
     """What decays: every parameter, as in the paper's time, or matrices and patch filters only (big_vision)."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """How the learning rate changes after the warm-up."""
     warmup_steps: NonNegativeInt = 0
     """Steps over which the rate rises linearly from 0."""
     cooldown_steps: NonNegativeInt = 0
@@ -176,9 +177,7 @@ class FewShotConfig:
         if self.classes is not None and (len(self.classes) < 2 or len(set(self.classes)) < len(self.classes)):
             raise UserError(f"classes is {self.classes}; give two different classes or more, or None.")
         if self.root is not None and self.dataset is None:
-            raise UserError(
-                f"root={self.root!r} has no effect without dataset; the run's own data set has its own root."
-            )
+            raise UserError(f"root={self.root!r} has no effect without dataset; set data.root instead.")
         if not self.shots:
             raise UserError("shots is empty; give at least one number of examples per class.")
 
@@ -200,10 +199,7 @@ class MaskingConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.masked + self.replaced > 1 + 1e-9:
-            raise UserError(
-                f"masked={self.masked} and replaced={self.replaced} are fractions of the corrupted patches; their sum "
-                f"must be at most 1."
-            )
+            raise UserError(f"masked={self.masked} and replaced={self.replaced}: their sum must be at most 1.")
 
     def corrupted(self, patches: int) -> int:
         """Number of corrupted patches of each image: `share` of `patches`, rounded, at least 1."""
@@ -222,6 +218,7 @@ class TrainConfig:
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
     loss: Literal["softmax", "sigmoid"] = "softmax"
+    """Cross-entropy over all classes together, or of each class by itself."""
     label_smoothing: FractionBelow1 = 0.0
     """Softmax: the fraction spread evenly over all classes. Sigmoid: targets become 1 - s and s."""
     mixup: NonNegativeFloat = 0.0
@@ -246,6 +243,7 @@ class TrainConfig:
     fsdp: bool = False
     """With several processes, shard weights, gradients and optimizer state (FSDP2) not replicas (DDP)."""
     seed: Seed = 0
+    """Seed of all random numbers."""
     log_every: PositiveInt = 50
     """Steps between records in metrics.jsonl."""
     eval_every: PositiveInt | None = None
@@ -284,23 +282,18 @@ class TrainConfig:
         """Masked patch prediction takes a headless ViT with patches of pixels, and no setting about classes."""
         model = self.model
         if not isinstance(model, ViTConfig) or model.stem is not None:
-            raise UserError(
-                "masked patch prediction requires patches cut from the image: a ResNet has none, and a hybrid's "
-                "convolutions have seen the patch's surroundings. Take a ViT without a stem."
-            )
+            raise UserError("masked patch prediction requires patches cut from the image; take a ViT without a stem.")
         if model.num_patches < 2:
             raise UserError(f"masked patch prediction requires 2 patches or more, not {model.num_patches}.")
         if model.pool == "map" or model.representation_size is not None or model.num_classes:
             raise UserError(
-                f"masked patch prediction trains no head: pool={model.pool!r}, representation_size="
-                f"{model.representation_size} and num_classes={model.num_classes} would stay untrained. Set pool to "
-                f"'token' or 'gap', representation_size to None and num_classes to 0; fine-tuning adds a head."
+                f"masked patch prediction trains no head: set pool={model.pool!r} to 'token' or 'gap', "
+                f"representation_size={model.representation_size} to None and num_classes={model.num_classes} to 0."
             )
         for name, default in {"loss": "softmax", "label_smoothing": 0.0, "mixup": 0.0}.items():
             if getattr(self, name) != default:
                 raise UserError(
-                    f"{name}={getattr(self, name)!r} has no effect in masked patch prediction, which has no classes; "
-                    f"leave it at {default!r}."
+                    f"{name}={getattr(self, name)!r} has no effect in masked patch prediction; leave it out."
                 )
 
     def total_steps(self, examples: int) -> int:

@@ -31,8 +31,6 @@ LEFTOVER = re.compile(r"\.(.+)\.([0-9a-f]{16}|[0-9]{1,7})\.(new|old)")
 """Names of temporary files and folders; earlier versions used a process id instead of the random token."""
 JSON_BYTES = 2**24
 """Largest JSON file to read: an index of 100,000 shards, or the config of a model with 200,000 class names."""
-JSON_DEPTH = 100
-"""Deepest nesting of JSON to read."""
 MAX_COMPRESSION = 100
 """Largest compression ratio of an .npz. Trained weights hardly compress; zeros compress 1,000 times."""
 SMALL_ARCHIVE = 2**26
@@ -224,45 +222,28 @@ def lock_file(path: Path) -> BinaryIO | None:
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raises UserError unless `path` leads to a regular file: a pipe, socket or device may never end. Also OSError."""
-    _check_mode(path, os.stat(path).st_mode)  # noqa: PTH116
+    """Raises UserError for a pipe, socket or device, which may never end; OSError for a folder or a missing file."""
+    mode = os.stat(path).st_mode  # noqa: PTH116
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        kind = "a named pipe" if stat.S_ISFIFO(mode) else "a socket or a device"
+        raise UserError(f"{path} is {kind}; only regular files (and links to them) are read.")
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Opens a regular file for reading. Raises UserError for a pipe, socket or device, and OSError."""
-    check_regular(path)  # before it is opened: to open a device can have effects
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that took its place since then does not block
-    try:
-        _check_mode(path, os.fstat(descriptor).st_mode)
-        return os.fdopen(descriptor, "rb")
-    except (OSError, UserError):
-        os.close(descriptor)
-        raise
-
-
-def _check_mode(path: str | os.PathLike[str], mode: int) -> None:
-    if stat.S_ISREG(mode):
-        return
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a disk"}
-    raise UserError(
-        f"{path} is {kinds.get(stat.S_IFMT(mode), 'not a file')}; only regular files (and links to them) are read. "
-        f"Copy its content into a file and give that."
-    )
+    """Opens a file for reading; raises as `check_regular` does."""
+    check_regular(path)
+    return open(path, "rb")  # noqa: PTH123
 
 
 def read_regular(path: str | os.PathLike[str], limit: int) -> bytes:
-    """The content of a regular file of at most `limit` bytes. Raises UserError for a larger one, and OSError."""
+    """The content of a regular file. Raises UserError for one of more than `limit` bytes, and OSError."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        data = file.read(limit + 1) if size <= limit else b""
-    if size > limit or len(data) > limit:
-        raise UserError(
-            f"{path} has {max(size, len(data)):,} bytes; files of its kind have at most {limit:,}. It is corrupt, or "
-            f"not the expected file: get it again."
-        )
-    return data
+        if size > limit:
+            raise UserError(f"{path} has {size:,} bytes; allowed: at most {limit:,}. It is corrupt or the wrong file.")
+        return file.read()
 
 
 def read_json(path: Path | str, limit: int = JSON_BYTES) -> Any:
@@ -273,18 +254,9 @@ def read_json(path: Path | str, limit: int = JSON_BYTES) -> Any:
 def parse_json(data: bytes | str, name: str) -> Any:
     """Parses JSON; `name` is its source in messages. Raises UserError if it is invalid or too deeply nested."""
     try:
-        content = json.loads(data)
-        level: list[Any] = [[content]]
-        for _ in range(JSON_DEPTH + 1):
-            holders = (each.values() if isinstance(each, dict) else each for each in level)
-            level = [inner for each in holders for inner in each if isinstance(inner, (dict, list))]
-            if not level:
-                return content
-    except RecursionError:
-        pass
-    except ValueError as error:  # also for bytes that are not UTF-8
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{name} is not valid JSON ({error}); get it again.") from error
-    raise UserError(f"{name} is JSON nested more than {JSON_DEPTH} levels deep; it is corrupt: get it again.")
 
 
 @contextmanager
@@ -327,8 +299,6 @@ def _headers(file: BinaryIO, path: Path | str) -> dict[str, tuple[tuple[int, ...
 
 def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path | str) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and type of one array. Raises UserError if its header does not match its number of bytes."""
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise UserError(f"{path}: {member.filename} has a compression that NumPy does not write; get it again.")
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -337,6 +307,6 @@ def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path | str)
     if not dtype.hasobject and (min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != held):
         raise UserError(
             f"{path}: {member.filename} has {held:,} bytes, which do not make {dtype} of shape {shape}; it is corrupt: "
-            f"get the file again."
+            "get the file again."
         )
     return shape, dtype

@@ -3,7 +3,8 @@
 import pytest
 
 from vitlab.cli import parse
-from vitlab.commands import Fewshot, Finetune, Pretrain
+from vitlab.commands.evaluate import Fewshot
+from vitlab.commands.train import Finetune, Pretrain
 from vitlab.models import ViTConfig
 from vitlab.recipes import FINETUNE, PRETRAIN
 

@@ -9,7 +9,7 @@ from program import answer, call
 from shard_files import serving, write_folders
 
 from vitlab.cli import parse
-from vitlab.commands import Pretrain
+from vitlab.commands.train import Pretrain
 from vitlab.config import FewShotConfig
 
 

@@ -2,15 +2,12 @@
 
 import copy
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from vitlab.cost import doctor
-from vitlab.evaluate.load import choose_device
-from vitlab.models import attention
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +24,7 @@ def healthy(report: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str
     healthy = copy.deepcopy(report)
     healthy["versions"]["torchvision"] = "0.29.2"
     healthy["cpu"].update(cores=2, threads=2)
-    healthy["devices"] = [{"type": "cpu", "device": "cpu", "name": "a CPU", "memory_gib": 16.0}]
-    healthy["matmul_tflops"] = {"cpu": {"float32": 0.3, "bfloat16": 2.0}}
+    healthy["gpus"] = []
     healthy["disk"].update(free_gib=100.0, write_mib_per_second=500.0)
     healthy["shared_memory_gib"], healthy["compiler"] = 8.0, "/usr/bin/g++"
     return healthy
@@ -36,10 +32,7 @@ def healthy(report: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str
 
 def test_the_report_is_plausible(report: dict[str, Any]) -> None:
     assert json.loads(json.dumps(report)) == report
-    assert str(choose_device(report["devices"][0]["device"])) == "cpu"
-    paths = report["attention"]["cpu"]
-    assert (paths["training"], paths["inference"]) == ("matmul", "fused")
-    assert paths["bfloat16 inference"] == ("fused" if attention.HAS_AMX else "matmul")
+    assert report["attention"]["cpu"] == {"training": "matmul", "inference": "fused"}
     for speeds in report["matmul_tflops"].values():
         assert all(1e-5 < tflops < 1e4 for tflops in speeds.values())
     for decoder in ("simplejpeg", "Pillow"):
@@ -48,15 +41,7 @@ def test_the_report_is_plausible(report: dict[str, Any]) -> None:
     assert report["disk"]["write_mib_per_second"] > 0
     assert list(Path(report["disk"]["path"]).iterdir()) == []  # the measurement leaves nothing behind
     text = doctor.format_diagnosis(report)
-    for entry in [*report["versions"].values(), *(device["name"] for device in report["devices"])]:
-        assert entry in text
-
-
-def test_an_apple_gpu_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="device 'mps' is unknown"):
-        choose_device("mps")
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert [device["type"] for device in doctor._devices("a CPU")] == ["cpu"]
+    assert all(version in text for version in report["versions"].values())
 
 
 def test_no_problem(healthy: dict[str, Any]) -> None:
@@ -67,9 +52,8 @@ def test_no_problem(healthy: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("part", "change", "advice"),
     [
-        ("versions", {"torchvision": "RuntimeError: operator torchvision::nms does not exist"}, "the same place"),
+        ("versions", {"torchvision": "RuntimeError: operator torchvision::nms does not exist"}, "in one command"),
         ("cpu", {"threads": 3}, "OMP_NUM_THREADS=2"),
-        ("matmul_tflops", {"cpu": {"float32": 0.3, "bfloat16": 0.1}}, "precision float32"),
         ("disk", {"free_gib": 0.5}, "free some"),
         ("disk", {"write_mib_per_second": 8.0}, "less often"),
         ("disk", {"write_mib_per_second": None}, "another folder"),
@@ -88,15 +72,6 @@ def test_a_gpu_that_torch_does_not_see(healthy: dict[str, Any], monkeypatch: pyt
     monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
     (problem,) = doctor.find_problems(healthy)
     assert "driver" in problem
-
-
-@pytest.mark.parametrize(
-    ("variable", "compiler"), [("clang++", "clang++"), (" ", "clang++" if sys.platform == "darwin" else "g++")]
-)
-def test_the_compiler_is_that_of_torch(variable: str, compiler: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: f"/bin/{name}")
-    monkeypatch.setenv("CXX", variable)
-    assert doctor._compiler() == f"/bin/{compiler}"
 
 
 def test_a_torchvision_that_cannot_be_imported_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,19 +4,19 @@ import dataclasses
 import functools
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from program import call
 
-from vitlab.config import DataConfig, TrainConfig
+from vitlab.config import DataConfig
 from vitlab.cost import plan
 from vitlab.cost.plan import core_days, estimate, format_estimate
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.recipes.tiny import digits
 from vitlab.studies.scaling import SCALING, TABLE6
+from vitlab.studies.spec import exaflops
 from vitlab.train.progress import DEVICES
 
 on_h100 = functools.partial(estimate, device="h100", count=1, mfu="0.4")
@@ -27,28 +27,23 @@ IMAGES = 1438  # digits' trainval
 @pytest.fixture
 def _no_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting the memory of large models takes seconds; test_memory.py tests it."""
-    monkeypatch.setattr(plan, "process_bytes", lambda config, sizes, images, **how: {"activations": images})
+    monkeypatch.setattr(plan.Process, "memory", lambda process, images: {"activations": images})
 
 
 # --------------------------------------------------------------------------------------------------------------- time
 
 
 @pytest.mark.usefixtures("_no_counting")
-@pytest.mark.parametrize(
-    ("config", "printed"),
-    [
-        pytest.param(point.config, run.exaflops, id=f"{run.model}-{run.epochs}")
-        for point, run in zip(SCALING.points("paper"), TABLE6, strict=True)
-        if (run.model, run.epochs) != ("R50+ViT-L/16", 7)  # see docs/paper.md
-    ],
-)
-def test_exaflops_of_table_6(config: TrainConfig, printed: int) -> None:
+def test_exaflops_of_table_6() -> None:
     """Within 2 %, and the half that a number without decimals leaves open."""
-    cost = on_h100(config, count=256)
-    assert abs(cost["exaflops"] - printed) <= 0.02 * printed + 0.5
-    text = re.search(r"([\d,.]+) exaFLOPs of training", format_estimate(cost))
-    assert text
-    assert float(text[1].replace(",", "")) == pytest.approx(cost["exaflops"], rel=1e-3)
+    for point, run in zip(SCALING.points("paper"), TABLE6, strict=True):
+        if (run.model, run.epochs) == ("R50+ViT-L/16", 7):  # see docs/paper.md
+            continue
+        cost = on_h100(point.config, count=256)
+        assert abs(cost["exaflops"] - run.exaflops) <= 0.02 * run.exaflops + 0.5
+        text = re.search(r"([\d,.]+) exaFLOPs of training", format_estimate(cost))
+        assert text
+        assert float(text[1].replace(",", "")) == pytest.approx(cost["exaflops"], rel=1e-3)
 
 
 @pytest.mark.usefixtures("_no_counting")
@@ -71,21 +66,20 @@ def test_hours() -> None:
 
 
 def test_core_days_of_table_2() -> None:
-    """The three runs took 19.7, 26.7 and 23.8 TFLOP/s of a core; their sum is as printed."""
-    days = [core_days(plan._papers_exaflops(recipe, model)) for recipe, model, _ in plan.TABLE2]
+    """The days of the three runs sum to those printed, at 19.7 to 26.7 TFLOP/s of a core."""
+    runs = [recipe(model) for recipe, model, _ in plan.TABLE2]
+    days = [core_days(exaflops(config, plan.IMAGES[config.data.name])) for config in runs]
     assert sum(run["days"] for run in days) == pytest.approx(2500 + 680 + 230)
-    assert (days[0]["lowest_tflops"], days[0]["highest_tflops"]) == pytest.approx((19.7, 26.7), abs=0.05)
     assert 19.7 < days[0]["tflops"] < 26.7 < DEVICES["tpuv3-core"].tflops
     assert days[0]["days"] == pytest.approx(2500, rel=0.1)
 
 
 @pytest.mark.usefixtures("_no_counting")
-@pytest.mark.parametrize("recipe", PRETRAIN)
-def test_every_recipe_of_pretraining(recipe: str) -> None:
-    cost = on_h100(PRETRAIN[recipe](), count=4)
-    assert cost["model"]["parameters"] > 0
-    assert cost["hours"] > 0
-    assert format_estimate(cost).count("\n") > 8
+def test_every_recipe_of_pretraining() -> None:
+    for recipe in PRETRAIN.values():
+        cost = on_h100(recipe(), count=4)
+        assert cost["hours"] > 0
+        assert format_estimate(cost).count("\n") > 8
 
 
 @pytest.mark.usefixtures("_no_counting")
@@ -119,48 +113,35 @@ def test_the_number_of_your_own_images() -> None:
 
 
 def test_ddp_and_fsdp() -> None:
-    """Each is the sum of its parts; with more processes each holds less."""
     of_two, of_eight = (on_h100(SMALL, count=count)["memory"] for count in (2, 8))
     assert list(of_two) == ["ddp", "fsdp"]
     for strategy in of_two.values():
         assert strategy["total"] == sum(strategy["parts"].values())
         assert strategy["fits"]
-        assert "largest_microbatch" not in strategy
+        assert "microbatch_that_fits" not in strategy
     assert of_eight["fsdp"]["parts"]["weights"] == pytest.approx(of_two["fsdp"]["parts"]["weights"] / 4, abs=2)
     assert of_eight["ddp"]["parts"]["weights"] == of_two["ddp"]["parts"]["weights"]
-    assert of_eight["fsdp"]["parts"]["activations"] < of_two["fsdp"]["parts"]["activations"] / 3  # 8 images, not 32
 
 
 def test_the_microbatch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     alone = on_h100(SMALL)["memory"]
     assert list(alone) == ["alone"]
-    small = dataclasses.replace(DEVICES["l4"], gigabytes=0)
     available = [alone["alone"]["total"] - 1]
-    monkeypatch.setitem(DEVICES, "l4", small)
-    monkeypatch.setattr(type(small), "memory", property(lambda device: available[0] if device is small else 10**12))
+    monkeypatch.setattr(type(DEVICES["l4"]), "memory", property(lambda _: available[0]))
     cost = on_h100(SMALL, device="l4")
     assert not cost["memory"]["alone"]["fits"]
-    most = cost["memory"]["alone"]["largest_microbatch"]
-    assert 32 < most < 64
-    assert f"alone: --microbatch {most} would fit." in format_estimate(cost)
-    assert on_h100(dataclasses.replace(SMALL, microbatch=most), device="l4")["memory"]["alone"]["fits"]
-    assert not on_h100(dataclasses.replace(SMALL, microbatch=most + 1), device="l4")["memory"]["alone"]["fits"]
+    assert "alone: --microbatch 32 would fit." in format_estimate(cost)
+    assert on_h100(dataclasses.replace(SMALL, microbatch=32), device="l4")["memory"]["alone"]["fits"]
     available[0] = 10
     assert "alone: one image at once does not fit." in format_estimate(on_h100(SMALL, device="l4"))
 
 
 @pytest.mark.usefixtures("_no_counting")
-def test_checkpoint_and_precision(tmp_path: Path) -> None:
-    """Weights, Adam's two moments and the average are what a run saves, except for the file's own header."""
-    from vitlab.pipelines.pretrain import pretrain
-
-    config = dataclasses.replace(SMALL, epochs=None, steps=1, data=dataclasses.replace(SMALL.data, classes=(0, 1)))
-    cost = on_h100(config)
+def test_checkpoint_and_precision() -> None:
+    """A checkpoint holds weights, Adam's two moments and the average."""
+    cost = on_h100(SMALL)
     assert cost["precision"] == "autocast"
-    assert on_h100(dataclasses.replace(config, precision="float32"))["precision"] == "float32"
-    pretrain(config, tmp_path, device="cpu", tensorboard=False)
-    (state,) = tmp_path.glob("checkpoints/*/*.safetensors")
-    assert state.stat().st_size == pytest.approx(cost["checkpoint_bytes"], rel=0.02)
+    assert on_h100(dataclasses.replace(SMALL, precision="float32"))["precision"] == "float32"
     assert cost["checkpoint_bytes"] == 4 * 4 * cost["model"]["parameters"]
 
 
@@ -171,13 +152,13 @@ def test_checkpoint_and_precision(tmp_path: Path) -> None:
 def test_measured_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, whose peak is unknown."""
     monkeypatch.setattr(plan, "SECONDS", 0.01)
-    said: list[str] = []
-    cost = on_h100(SMALL, device="cpu", mfu="measured", say=said.append)
+    messages: list[str] = []
+    cost = on_h100(SMALL, device="cpu", mfu="measured", say=messages.append)
     assert cost["mfu"] is None
     assert cost["mfu_is"] == "measured here, on cpu, with 64 images at once"
     assert 1e-5 < cost["tflops"] < 100
     assert cost["hours"] == pytest.approx(cost["exaflops"] * 1e6 / cost["tflops"] / 3600)
-    assert any("round 3 of 3" in line for line in said)
+    assert any("round 3 of 3" in line for line in messages)
     assert cost["memory_bytes"] > 1e9
     monkeypatch.setattr(plan, "_measure", lambda *_: (cost["tflops"] * 1e12, ""))
     two = on_h100(SMALL, device="cpu", count=2, mfu="measured")  # two machines, each with its speed and memory
@@ -195,39 +176,6 @@ def test_measured_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
         on_h100(SMALL, mfu="measured")
 
 
-@pytest.fixture
-def bench_json(tmp_path: Path) -> Path:
-    """What `vitlab bench` writes, as far as it is read here."""
-    row = {"mode": "train", "model": "ViT-B/16", "image_size": 224, "batch": 256, "tflops": 494.5}
-    rows = [
-        {**row, "mode": "infer", "tflops": 700.0},
-        {"mode": "train", "model": "R50x1", "image_size": 224, "skipped": "why"},
-        {**row, "model": "R50+ViT-B/16", "tflops": 300.0},
-        row,
-    ]
-    record = {"machine": {"device": "NVIDIA H100 80GB HBM3"}, "settings": {"dtype": "bfloat16"}, "rows": rows}
-    (tmp_path / "bench.json").write_text(json.dumps(record))
-    return tmp_path / "bench.json"
-
-
-@pytest.mark.usefixtures("_no_counting")
-def test_measured_by_bench(bench_json: Path) -> None:
-    config, mfu = PRETRAIN["jft"](), str(bench_json)
-    cost = on_h100(config, mfu=mfu, model_name="ViT-B/16")
-    assert (cost["tflops"], cost["mfu"]) == (494.5, pytest.approx(0.5))
-    assert cost["mfu_is"].startswith("measured on NVIDIA H100 80GB HBM3 in bfloat16 with 256 images at once")
-    hybrid = PRETRAIN["jft"]("R50+ViT-B/16")
-    cost = on_h100(hybrid, mfu=mfu, model_name="R50+ViT-B/16")
-    assert cost["images_per_s"] * 6 * hybrid.model.forward_macs == pytest.approx(300e12)  # with the zero padding
-    with pytest.raises(ValueError, match=r"no training of R50x1 at 224x224 pixels; it has R50\+ViT-B/16 at 224, ViT"):
-        on_h100(config, mfu=mfu, model_name="R50x1")
-    with pytest.raises(ValueError, match="was measured on NVIDIA H100 80GB HBM3, and --device is h200"):
-        on_h100(config, mfu=mfu, model_name="ViT-B/16", device="h200")
-    bench_json.write_text("{}")
-    with pytest.raises(ValueError, match=r"is not a bench\.json"):
-        on_h100(config, mfu=mfu, model_name="ViT-B/16")
-
-
 # ------------------------------------------------------------------------------------------------------------ command
 
 
@@ -237,8 +185,7 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(capsys, *words)
     assert code == 0
     assert "of 8 a100 at 125 TFLOP/s each (MFU 40.0%, assumed)" in out
-    assert re.search(r"^ +DDP +FSDP$", out, re.MULTILINE)
-    assert "in MB (autocast, blocks recomputed; 8 of its 8 images at once; this run: FSDP)" in out
+    assert "in MB (autocast, blocks recomputed; 8 of its 8 images at once; this run: fsdp)" in out
     code, out, _ = call(capsys, *words, "--json")
     cost = json.loads(out)
     assert (cost["chosen"], cost["count"], cost["activation_checkpointing"]) == ("fsdp", 8, True)
@@ -276,13 +223,9 @@ def test_settings_of_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest
         ("jtf", "unknown recipe 'jtf'; the nearest: jft"),
         ("cifar10", "`vitlab finetune`"),
         ("jft --device h10", "unknown device 'h10'; the nearest: h100"),
-        ("jft --count 0", "count is 0"),
         ("tiny-digits --count 65", "count is 65"),
-        ("jft --count 255", "The nearest: 64, 128, 256."),
-        ("own --finetune --batch-size 48 --examples 9000 --count 9", "The nearest: 6, 8, 12."),
         ("jft --mfu 40", "--mfu is 40"),
         ("jft --mfu fast", "--mfu is 'fast'"),
-        ("jft --mfu nowhere.json", "No such file"),
         ("tiny-digits --device cpu", "the peak of a CPU is unknown"),
         ("jft --image-kb 0", "image_kb=0.0"),
     ],

@@ -1,4 +1,4 @@
-"""Lists of images to leave out: names that hold in every run, and lists that cannot be idle in silence."""
+"""Lists of images to leave out: names that are the same in every run, and lists of another data set."""
 
 import os
 from pathlib import Path
@@ -44,7 +44,7 @@ def test_names_do_not_change_with_the_way_to_the_folder(folder: Path, monkeypatc
     assert ids(load_dataset("folder:.", "train", classes=(1,))) == [name for name in names if name.startswith("dogs")]
 
 
-def test_names_of_images_without_files_are_their_places_in_the_source() -> None:
+def test_names_of_images_without_files_are_their_indices_in_the_source() -> None:
     train, val, both = (load_dataset("digits", split) for split in ("train", "val", "trainval"))
     assert sorted(ids(train) + ids(val)) == sorted(ids(both)) == sorted(f"digits/train[{i}]" for i in range(len(both)))
     where = ids(both).index(image_id(val, 3))
@@ -55,7 +55,7 @@ def test_names_of_images_without_files_are_their_places_in_the_source() -> None:
 
 def test_names_of_files_without_a_folder_are_whole_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    dataset = Dataset("own", "train", ("a",), np.zeros(1, np.int64), entries=[Entry("sub/one.png")])
+    dataset = Dataset("files", "train", ("a",), np.zeros(1, np.int64), entries=[Entry("sub/one.png")])
     assert image_id(dataset, 0) == str(tmp_path / "sub" / "one.png")
 
 
@@ -70,20 +70,12 @@ def test_listed_images_are_left_out(folder: Path, tmp_path: Path, caplog: pytest
 
 
 def test_a_list_may_name_images_of_other_splits_and_classes(folder: Path, tmp_path: Path) -> None:
-    """It was made for all of the training part."""
+    """It was made for the whole set; test images have no effect."""
     name = f"folder:{folder}"
-    train, val = load_dataset(name, "train"), load_dataset(name, "val")
-    listed = write(tmp_path / "list.txt", ids(train)[0], *ids(val))
+    train, val, test = (load_dataset(name, split) for split in ("train", "val", "test"))
+    listed = write(tmp_path / "list.txt", ids(train)[0], *ids(val), *ids(test))
     assert ids(load_dataset(name, "train", exclude=listed)) == ids(train)[1:]
     assert len(load_dataset(name, "train", classes=(1,), exclude=listed)) == 8
-
-
-def test_listed_test_images_have_no_effect(folder: Path, tmp_path: Path) -> None:
-    """As `vitlab duplicates` lists them where all of a set is compared."""
-    name = f"folder:{folder}"
-    train, test = ids(load_dataset(name, "train")), ids(load_dataset(name, "test"))
-    listed = write(tmp_path / "list.txt", train[0], *test)
-    assert ids(load_dataset(name, "train", exclude=listed)) == train[1:]
 
 
 def test_a_list_for_another_set_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -99,7 +91,7 @@ def test_a_list_for_another_set_is_refused(folder: Path, tmp_path: Path) -> None
         load_dataset(name, "train", exclude=tmp_path / "nowhere.txt")
 
 
-def test_lists_are_kept_as_bytes_and_told_apart_by_content(tmp_path: Path) -> None:
+def test_a_list_is_identified_by_its_content(tmp_path: Path) -> None:
     names = ["a b/ä #1.png", os.fsdecode(b"broken-\xff.png"), " led by a space.png"]
     first = write(tmp_path / "one.txt", *names)
     assert read_exclusion(first) == names

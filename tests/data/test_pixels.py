@@ -1,6 +1,5 @@
-"""Files of pixels: idx, CIFAR's binary version, SVHN's .mat, HDF5; whole, packed, damaged, missing."""
+"""Files of pixels: idx, CIFAR's binary version, SVHN's .mat, HDF5; complete, compressed, corrupt, missing."""
 
-import dataclasses
 import gzip
 import hashlib
 import sys
@@ -12,18 +11,25 @@ import h5py
 import numpy as np
 import pytest
 import scipy.io
+from image_files import pixels_of
 
 from vitlab.data import pixels
-from vitlab.data import registry as datasets
-from vitlab.data.dataset import Dataset
 from vitlab.data.registry import SPLITS, load_dataset
 
 rng = np.random.default_rng(0)
 
 
-def pixels_of(data: Dataset) -> np.ndarray:
-    assert data.pixels is not None
-    return data.pixels
+def serve(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Makes downloads copy from `folder`; returns the names and digests of the files, filled when they are read."""
+    served: list[str] = []
+
+    def copy(url: str, target: Path, digest: str) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((folder / url.rpartition("/")[2]).read_bytes())
+        served.append(f"{target.name} {digest}")
+
+    monkeypatch.setattr(pixels, "download_file", copy)
+    return served
 
 
 # ------------------------------------------------------------------------------------------ Fashion-MNIST
@@ -33,21 +39,19 @@ def write_fashion(folder: Path, *, packed: bool) -> dict[str, tuple[np.ndarray, 
     folder.mkdir(parents=True, exist_ok=True)
     written = {}
     for split, prefix, n in (("train", "train", 200), ("test", "t10k", 20)):
-        images, labels = rng.integers(0, 256, (n, 28, 28), np.uint8), np.arange(n, dtype=np.uint8) % 10
-        for what, array in (("images", images), ("labels", labels)):
-            head = bytes([0, 0, 8, array.ndim]) + b"".join(size.to_bytes(4, "big") for size in array.shape)
-            data = head + array.tobytes()
-            path = folder / f"{prefix}-{what}-idx{array.ndim}-ubyte{'.gz' if packed else ''}"
+        written[split] = rng.integers(0, 256, (n, 28, 28), np.uint8), np.arange(n, dtype=np.uint8) % 10
+        for content, array in zip(("images", "labels"), written[split], strict=True):
+            sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+            data = bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
+            path = folder / f"{prefix}-{content}-idx{array.ndim}-ubyte{'.gz' if packed else ''}"
             path.write_bytes(gzip.compress(data) if packed else data)
-        written[split] = images, labels
     return written
 
 
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("place", [".", "FashionMNIST/raw"])
-def test_fashion_mnist_from_a_folder(tmp_path: Path, place: str, packed: bool) -> None:
-    written = write_fashion(tmp_path / place, packed=packed)
-    sizes = {s: len(load_dataset("fashion_mnist", s, root=tmp_path, download=False)) for s in SPLITS}
+@pytest.mark.parametrize(("folder", "packed"), [(".", True), ("FashionMNIST/raw", False)])
+def test_fashion_mnist_from_a_folder(tmp_path: Path, folder: str, packed: bool) -> None:
+    written = write_fashion(tmp_path / folder, packed=packed)
+    sizes = {split: len(load_dataset("fashion_mnist", split, root=tmp_path, download=False)) for split in SPLITS}
     assert sizes == {"train": 180, "val": 20, "test": 20, "trainval": 200, "all": 220}
     test = load_dataset("fashion_mnist", "test", root=tmp_path)
     np.testing.assert_array_equal(pixels_of(test), np.repeat(written["test"][0][..., None], 3, axis=3))
@@ -55,8 +59,10 @@ def test_fashion_mnist_from_a_folder(tmp_path: Path, place: str, packed: bool) -
     assert test.classes[9] == "Ankle boot"
 
 
-@pytest.mark.parametrize("damage", [lambda d: d[:-1], lambda d: d[: len(d) // 2], lambda d: b"x" + d[1:]])
-def test_damaged_fashion_mnist(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize(
+    "damage", [lambda d: d[:-1], lambda d: d[: len(d) // 2], lambda d: b"x" + d[1:], lambda d: b""]
+)
+def test_corrupt_fashion_mnist(tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     for packed in (True, False):
         write_fashion(tmp_path, packed=packed)
         path = tmp_path / f"t10k-images-idx3-ubyte{'.gz' if packed else ''}"
@@ -68,37 +74,27 @@ def test_damaged_fashion_mnist(tmp_path: Path, damage: Callable[[bytes], bytes])
 
 def test_fashion_mnist_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_fashion(tmp_path / "served", packed=True)
-    asked = []
-
-    def serve(url: str, target: Path, digest: str) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((tmp_path / "served" / url.rpartition("/")[2]).read_bytes())
-        asked.append((target.name, len(digest)))
-
-    monkeypatch.setattr(pixels, "download_file", serve)
+    served = serve(tmp_path / "served", monkeypatch)
+    with pytest.raises(ValueError, match=r"fashion_mnist needs train-images-idx3-ubyte.*allow the download"):
+        load_dataset("fashion_mnist", "train", root=tmp_path / "root", download=False)
     for _ in range(2):
         assert len(load_dataset("fashion_mnist", "test", root=tmp_path / "root")) == 20
-    assert asked == [("t10k-images-idx3-ubyte.gz", 36), ("t10k-labels-idx1-ubyte.gz", 36)]
-
-
-def test_missing_fashion_mnist(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"fashion_mnist needs train-images-idx3-ubyte.*allow the download"):
-        load_dataset("fashion_mnist", "train", root=tmp_path, download=False)
+    assert [text.partition(" md5:")[0] for text in served] == ["t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"]
 
 
 # -------------------------------------------------------------------------------------------------- CIFAR
 
 
 def write_cifar(folder: Path, name: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Tiny files in CIFAR's binary form, and what they hold."""
-    reader = {"cifar10": pixels.CIFAR10, "cifar100": pixels.CIFAR100}[name]
+    """Tiny files in CIFAR's binary form, and their content."""
+    source = pixels.CIFAR[name]
     folder.mkdir(parents=True, exist_ok=True)
     written = {}
-    for split, files in reader.files.items():
+    for split, files in source.files.items():
         n = 200 * len(files)
         planes = rng.integers(0, 256, (n, 3, 32, 32), np.uint8)
-        labels = np.arange(n) % len(pixels.CLASSES[name])
-        heads = [np.full(n, 99)] * (reader.label_bytes - 1) + [labels]  # CIFAR-100's first label is the coarse one
+        labels = np.arange(n) % len(source.classes)
+        heads = [np.full(n, 99)] * (source.label_bytes - 1) + [labels]  # CIFAR-100's first label is the coarse one
         records = np.concatenate([np.stack(heads, 1).astype(np.uint8), planes.reshape(n, -1)], axis=1)
         for file, part in zip(files, np.split(records, len(files)), strict=True):
             (folder / file).write_bytes(part.tobytes())
@@ -113,63 +109,43 @@ def test_cifar_from_its_binary_files(tmp_path: Path, name: str) -> None:
     np.testing.assert_array_equal(pixels_of(test), written["test"][0].transpose(0, 2, 3, 1))
     np.testing.assert_array_equal(test.labels, written["test"][1])
     n = len(written["train"][0])
-    held = len(load_dataset(name, "val", root=tmp_path))
-    assert held == max(len(test.classes), n // 50)  # 2 %, and one of each class
-    assert len(load_dataset(name, "train", root=tmp_path)) == n - held
+    val = len(load_dataset(name, "val", root=tmp_path))
+    assert val == max(len(test.classes), n // 50)  # 2 %, and one of each class
+    assert len(load_dataset(name, "train", root=tmp_path)) == n - val
 
 
-def pack(folder: Path, archive: Path, inside: str) -> str:
-    with tarfile.open(archive, "w:gz") as tar:
-        tar.add(folder, inside)
-    return hashlib.md5(archive.read_bytes()).hexdigest()
-
-
-def test_cifar_archive_is_checked_and_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cifar_archive_is_downloaded_checked_and_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_cifar(tmp_path / "made", "cifar10")
-    root = tmp_path / "root"
-    root.mkdir()
-    md5 = pack(tmp_path / "made", root / "cifar-10-binary.tar.gz", "cifar-10-batches-bin")
-    with pytest.raises(ValueError, match=f"has the checksum md5:{md5}, not md5:c32a1d4a"):
-        load_dataset("cifar10", "test", root=root)
-    monkeypatch.setitem(datasets._READERS, "cifar10", dataclasses.replace(pixels.CIFAR10, digest=f"md5:{md5}"))
-    assert len(load_dataset("cifar10", "test", root=root)) == 200
+    root, archive = tmp_path / "cache" / "vitlab", tmp_path / "cifar-10-binary.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(tmp_path / "made", "cifar-10-batches-bin")
+    digest = f"md5:{hashlib.md5(archive.read_bytes()).hexdigest()}"
+    served = serve(tmp_path, monkeypatch)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match=r"needs cifar-10-binary.tar.gz .*not the pickled"):
+        load_dataset("cifar10", "test", download=False)
+    with pytest.raises(ValueError, match=f"has the checksum {digest}, not md5:c32a1d4a"):
+        load_dataset("cifar10", "test")
+    (root / archive.name).unlink()
+    monkeypatch.setitem(pixels.CIFAR, "cifar10", pixels.CIFAR["cifar10"]._replace(digest=digest))
+    for _ in range(2):  # the second time nothing is missing
+        assert len(load_dataset("cifar10", "test")) == 200
+    assert served[1:] == [f"{archive.name} {digest}"]
     assert (root / "cifar-10-batches-bin" / "test_batch.bin").is_file()
 
 
-def test_cifar_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_cifar(tmp_path / "made", "cifar10")
-    md5 = pack(tmp_path / "made", tmp_path / "served.tar.gz", "cifar-10-batches-bin")
-    monkeypatch.setitem(datasets._READERS, "cifar10", dataclasses.replace(pixels.CIFAR10, digest=f"md5:{md5}"))
-
-    def serve(url: str, target: Path, digest: str) -> None:
-        assert digest == f"md5:{md5}"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "served.tar.gz").rename(target)
-
-    monkeypatch.setattr(pixels, "download_file", serve)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for _ in range(2):  # the second time there is nothing left to fetch
-        assert len(load_dataset("cifar10", "test")) == 200
-    assert (tmp_path / "cache" / "vitlab" / "cifar-10-batches-bin").is_dir()
-
-
-@pytest.mark.parametrize("there", ["cifar-10-batches-py", "cifar-10-python.tar.gz"])
-def test_pickled_cifar_is_named_and_not_read(tmp_path: Path, there: str) -> None:
-    (tmp_path / there).mkdir()
-    with pytest.raises(ValueError, match=f"needs cifar-10-binary.tar.gz.*{there} is the pickled version.*no pickle"):
-        load_dataset("cifar10", "test", root=tmp_path, download=False)
-
-
-def test_damaged_cifar(tmp_path: Path) -> None:
+def test_corrupt_cifar(tmp_path: Path) -> None:
     write_cifar(tmp_path, "cifar10")
     path = tmp_path / "test_batch.bin"
     whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    with pytest.raises(ValueError, match=r"test_batch.bin is corrupt .*614599 bytes"):
-        load_dataset("cifar10", "test", root=tmp_path)
-    path.write_bytes(b"\x0a" + whole[1:])
-    with pytest.raises(ValueError, match="is not cifar10: it has the label 10"):
-        load_dataset("cifar10", "test", root=tmp_path)
+    for data, message in (
+        (whole[:-1], "corrupt .*614599"),
+        (b"", "corrupt"),
+        (b"\x0a" + whole[1:], "not hold cifar10: there is a label 10"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=message):
+            load_dataset("cifar10", "test", root=tmp_path)
 
 
 # --------------------------------------------------------------------------------------------- .mat, HDF5
@@ -201,8 +177,7 @@ def test_other_matrices(tmp_path: Path, content: dict[str, np.ndarray], message:
         pixels.read_svhn(tmp_path / "a.mat")
 
 
-@pytest.mark.parametrize("part", [0, 50, 200, 3000])
-@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize(("part", "compressed"), [(0, False), (50, True), (200, False), (3000, True)])
 def test_a_matrix_that_is_cut_off(tmp_path: Path, part: int, compressed: bool) -> None:
     path = tmp_path / "a.mat"
     content = {"X": rng.integers(0, 256, (32, 32, 3, 2), np.uint8), "y": np.array([[1], [1]], np.uint8)}
@@ -212,8 +187,7 @@ def test_a_matrix_that_is_cut_off(tmp_path: Path, part: int, compressed: bool) -
         pixels.read_svhn(path)
 
 
-@pytest.mark.parametrize("chunks", [None, (16, 4, 4, 3)])
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("chunks", "packed"), [(None, False), ((16, 4, 4, 3), True)])
 def test_hdf5_is_mapped(tmp_path: Path, chunks: tuple[int, ...] | None, packed: bool) -> None:
     content, path = rng.integers(0, 256, (1500, 4, 4, 3), np.uint8), tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
@@ -228,7 +202,7 @@ def test_hdf5_is_mapped(tmp_path: Path, chunks: tuple[int, ...] | None, packed: 
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_damaged_hdf5(tmp_path: Path) -> None:
+def test_corrupt_hdf5(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file["y"] = np.zeros(5000, np.uint8)

@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from vitlab.config import DataConfig, FewShotConfig, MaskingConfig, OptimConfig, TrainConfig
+from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
@@ -27,7 +27,7 @@ from vitlab.evaluate.masked import (
 from vitlab.evaluate.options import LoaderOptions
 from vitlab.models import ViTConfig, images
 from vitlab.models.vit import ViT
-from vitlab.pipelines.finetune import finetune
+from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.pretrain import Outcome, pretrain
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import init_distributed
@@ -106,9 +106,9 @@ def test_it_leaves_a_plain_vit(outcome: Outcome[MaskedEvaluation], folder: Path)
 
 def test_it_is_fine_tuned_as_any_checkpoint(outcome: Outcome[MaskedEvaluation], folder: Path, tmp_path: Path) -> None:
     config = dataclasses.replace(CONFIG, masking=None, steps=200, eval_every=None)
-    tuned = finetune(folder, config, tmp_path, device="cpu", tensorboard=False)
-    assert tuned.model.config == dataclasses.replace(MODEL, num_classes=10)
-    assert tuned.test.accuracy > 0.6
+    tuned = sweep_and_finetune(folder, FinetuneConfig(**vars(config)), tmp_path, device="cpu", tensorboard=False)
+    assert tuned.config.model == dataclasses.replace(MODEL, num_classes=10)
+    assert tuned.result["test"]["accuracy"] > 0.6
 
 
 @pytest.mark.parametrize("target", ["downsized", "regression"])

@@ -97,7 +97,7 @@ def test_finished_run_is_only_tested_again(
 
 
 FILES = (
-    "config.json", "runtime.json", "metrics.jsonl", ".metrics.crc", "speed.jsonl", ".speed.crc", "result.json",
+    "config.json", "runtime.json", "metrics.jsonl", "speed.jsonl", "result.json",
     "predictions.csv",
     "model/config.json", "model/model.safetensors", "checkpoints/step-000000015/state.json",
     "checkpoints/step-000000015/state.safetensors", "SHA256SUMS",

@@ -10,7 +10,7 @@ from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.models import ResNetBody, ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.pipelines import pretrain as run
-from vitlab.pipelines.finetune import finetune
+from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.pretrain import Outcome, load_splits, pretrain
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.weights import save_model
@@ -25,13 +25,13 @@ def _digits_are_read_once() -> None:
 
 def shrunken(config: TrainConfig) -> TrainConfig:
     """The recipe with everything that takes time or data made small, and all else as it is."""
-    model, hybrid = config.model, isinstance(config.model, ViTConfig) and config.model.stem
+    model = config.model
     if isinstance(model, ViTConfig):
-        model = dataclasses.replace(
-            model, image_size=8, patch_size=1 if hybrid else 4, width=8, depth=1, heads=2, mlp_dim=8,
-            representation_size=8 if model.representation_size else None,
-            stem=ResNetBody((1,), width=32) if hybrid else None,
-        )  # fmt: skip
+        hybrid = model.stem is not None
+        size = {"image_size": 8, "patch_size": 1 if hybrid else 4, "width": 8, "depth": 1, "heads": 2, "mlp_dim": 8}
+        head = {"representation_size": 8 if model.representation_size else None}
+        stem = {"stem": ResNetBody((1,), width=32) if hybrid else None}
+        model = dataclasses.replace(model, **size, **head, **stem)
     else:
         model = dataclasses.replace(model, image_size=8, body=ResNetBody((1,), width=32, version="v2"))
     data = dataclasses.replace(
@@ -41,9 +41,8 @@ def shrunken(config: TrainConfig) -> TrainConfig:
 
 
 def check(outcome: Outcome, recipe: TrainConfig, folder: Path) -> None:
-    run = recipe.single() if isinstance(recipe, FinetuneConfig) else recipe
-    assert outcome.config == dataclasses.replace(shrunken(run), model=outcome.config.model)
-    if run.masking is None:
+    assert outcome.config == dataclasses.replace(shrunken(recipe), model=outcome.config.model)
+    if recipe.masking is None:
         assert outcome.model.config.num_classes == 10
         assert len(outcome.test.labels) == 359
     else:
@@ -72,8 +71,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", FINETUNE)
 def test_finetuning_recipe_runs(name: str, checkpoint: Path, tmp_path: Path) -> None:
     recipe = FINETUNE[name]()
-    config = shrunken(recipe.single())
-    check(finetune(checkpoint, config, tmp_path, device="cpu", tensorboard=False), recipe, tmp_path)
+    config = FinetuneConfig(**vars(shrunken(recipe.single())))
+    tuned = sweep_and_finetune(checkpoint, config, tmp_path, device="cpu", tensorboard=False)
+    assert tuned.config == dataclasses.replace(config, model=tuned.config.model)
+    assert tuned.result["test"]["images"] == 359
+    assert '"step": 2' in (tmp_path / "metrics.jsonl").read_text()
 
 
 @pytest.mark.parametrize("name", PRETRAIN)

@@ -63,9 +63,7 @@ def test_imagenet(model: str) -> None:
     config = pretrain.imagenet(model)
     vit = check_common_settings(config, model, head_bias=-6.9)
     assert (vit.num_classes, vit.dropout, config.epochs, config.label_smoothing) == (1000, 0.1, 300, 1e-4)
-    assert config.optim == OptimConfig(
-        lr=3e-3, weight_decay=0.3, schedule="cosine", warmup_steps=10_000, clip_norm=1.0
-    )
+    assert config.optim == OptimConfig(lr=3e-3, weight_decay=0.3, schedule="cosine", warmup_steps=10_000, clip_norm=1.0)
     assert config.total_steps(IMAGENET) == 93_835
 
 

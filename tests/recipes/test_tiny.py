@@ -16,7 +16,7 @@ def test_shaped_for_its_data(name: str) -> None:
     config = PRETRAIN[name]()
     info = DATASETS[config.data.name]
     assert info.image_size is not None
-    assert config.model.num_classes == (0 if config.masking else len(info.classes))
+    assert config.model.num_classes == (0 if config.masking else info.num_classes)
     assert config.model.image_hw[0] >= info.image_size[0], "images would lose detail"
     assert (config.data.train_split, config.data.eval_split) == ("trainval", "test")
     assert config.data.flip == ("digits" not in name)  # a mirrored 2 is no digit

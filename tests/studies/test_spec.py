@@ -15,7 +15,7 @@ from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.recipes import tiny
 from vitlab.studies import STUDIES
-from vitlab.studies.presets import changed, comparison, jft, pretraining, resnet, vit
+from vitlab.studies.presets import changed
 from vitlab.studies.report import build_report
 from vitlab.studies.spec import SEEDS, Point, Result, Scale, digest, exaflops, held_out
 
@@ -108,20 +108,6 @@ def test_compute_of_a_fine_tuning() -> None:
 def test_held_out_accuracy_is_that_after_the_last_step() -> None:
     records = [{"val_accuracy": 0.1}, {"val_accuracy": 0.7}, {"loss": 1.0}]
     assert held_out(Result(Point("b", BASE, {}), {"accuracy": 0.5}, records, 1000, BASE.model)) == 0.7
-
-
-def test_presets() -> None:
-    """Sections are changed by dicts; the scales differ by data and batch; a row of Table 3 takes another model."""
-    model = resnet(28, (1, 1))
-    small, gpu = (pretraining(scale, model, 100) for scale in ("tiny", "gpu"))
-    assert (small.data.name, gpu.data.name, small.batch_size, gpu.batch_size) == ("fashion_mnist", "cifar10", 64, 512)
-    assert changed(gpu, data={"name": "fashion_mnist", "pad": 2}, batch_size=64) == small
-    narrow = comparison("tiny", {"tiny": (vit(28, 7, 48, 3), 100)}, depth=2)
-    assert (narrow.model, narrow.steps) == (vit(28, 7, 48, 2), 100)
-    wide = jft("ViT-L/32", width=2048, heads=32)
-    assert (wide.epochs, wide.optim.lr) == (7.0, 6e-4)
-    assert isinstance(wide.model, ViTConfig)
-    assert wide.model.representation_size == 2048
 
 
 @pytest.mark.parametrize("scale", SCALES)

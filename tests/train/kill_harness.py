@@ -230,7 +230,7 @@ class Kill:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a finished run that must not depend on how often it was stopped."""
-    kept = ["config.json", "metrics.jsonl", ".metrics.crc", "result.json", "predictions.csv", "model/*"]
+    kept = ["config.json", "metrics.jsonl", "result.json", "predictions.csv", "model/*"]
     kept += ["checkpoints/*/*", "masking.safetensors", "*.png"]
     paths = [path for pattern in kept for path in folder.glob(pattern)]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}

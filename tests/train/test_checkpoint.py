@@ -1,6 +1,7 @@
 """Checkpoints: exact, whole or absent, and noticed when damaged."""
 
 import contextlib
+import dataclasses
 import json
 import os
 import shutil
@@ -14,14 +15,22 @@ import torch
 from small_disk import small_disk
 from torch import Tensor
 
+from vitlab.config import OptimConfig, TrainConfig
+from vitlab.data.loader import Batch
+from vitlab.models import ViTConfig
 from vitlab.train import checkpoint
 from vitlab.train.checkpoint import (
     CheckpointWriter,
     CorruptCheckpointError,
+    TrainState,
+    create_state,
     load_latest,
     read_checkpoint,
     save_checkpoint,
 )
+from vitlab.train.distributed import SINGLE
+from vitlab.train.loop import train_step
+from vitlab.train.objectives import create_objective, create_training_model
 
 TENSORS = {
     "w": torch.arange(6.0).reshape(2, 3).T,  # not contiguous
@@ -33,6 +42,57 @@ TENSORS = {
     "odd": torch.tensor([float("nan"), float("inf"), -0.0, 1e-42]),
 }
 STATE = {"examples": 12, "nested": {"rate": 0.1, "names": ["a", "b"]}, "nothing": None}
+
+
+CONFIG = TrainConfig(
+    model=ViTConfig(image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_dim=16, num_classes=3, head_std=0.1),
+    optim=OptimConfig(lr=1e-2),
+    steps=4,
+    batch_size=4,
+    average_decay=0.5,
+    precision="float32",
+)
+IMAGES = torch.linspace(-1, 1, 4 * 3 * 8 * 8).reshape(4, 3, 8, 8)
+BATCH = Batch(IMAGES, torch.tensor([0, 1, 2, 1]), torch.arange(4))
+
+
+def new_state(config: TrainConfig, seed: int = 0) -> TrainState:
+    model = create_training_model(config, torch.Generator().manual_seed(seed))
+    return create_state(config, model, torch.device("cpu"), SINGLE)
+
+
+def step(config: TrainConfig, state: TrainState) -> None:
+    train_step(config, state, create_objective(config), BATCH, 1e-2, len(IMAGES))
+
+
+def same_state(one: TrainState, two: TrainState) -> bool:
+    first, second = one.tensors(), two.tensors()
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_state_is_restored_to_the_bit(precision: Any) -> None:
+    """The next step of another model with the restored state is the same."""
+    config = dataclasses.replace(CONFIG, precision=precision)
+    state = new_state(config)
+    step(config, state)
+    saved = {name: tensor.clone() for name, tensor in state.tensors().items()}
+    assert {"sums", "weights/head.weight", "average/head.weight", "optimizer/head.weight/exp_avg"} <= saved.keys()
+    assert all(tensor.dtype in (torch.float32, torch.float64) for tensor in saved.values())
+    other = new_state(config, seed=1)
+    assert not same_state(other, state)
+    other.restore(saved, 1, {"skipped": 2, "recorded": 1})
+    assert (other.step, other.skipped, other.recorded) == (1, 2, 1)
+    assert same_state(other, state)
+    for run in (state, other):
+        step(config, run)
+    assert same_state(other, state)
+    assert not torch.equal(saved["weights/head.weight"], state.tensors()["weights/head.weight"])
+
+
+def test_state_without_average() -> None:
+    config = dataclasses.replace(CONFIG, average_decay=None)
+    assert not any(name.startswith("average/") for name in new_state(config).tensors())
 
 
 def refuse(report: str) -> None:

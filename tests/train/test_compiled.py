@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vitlab.train.compiled import OWN, SHARED, CompileCache
+from vitlab.train.compiled import JOB, SHARED, CompileCache
 
 COMPILER = """#!/bin/sh
 # g++, but for the first library of the model: it is left empty, and the process that compiles gets a signal
@@ -62,7 +62,7 @@ def test_files_are_shared_once_they_are_complete(root: Path) -> None:
     (root / "ab").mkdir(parents=True)
     (root / "ab" / "broken.so").touch()  # of another program, which was killed
     first = CompileCache("1")
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(first.folder) == str(root / f"{OWN}1")
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(first.folder) == str(root / f"{JOB}1")
     assert names(first.folder) == set()
     (first.folder / "ab").mkdir()
     for name in ("whole.so", ".1.2.tmp", "locked.lock"):
@@ -76,19 +76,19 @@ def test_files_are_shared_once_they_are_complete(root: Path) -> None:
     for cache in (first, second, third):
         cache.close()
     assert names(root) == {"ab/broken.so", f"{SHARED}/ab/whole.so"}
-    assert not list(root.glob(f"{OWN}*"))
+    assert not list(root.glob(f"{JOB}*"))
 
 
 def test_folders_of_killed_jobs_are_removed(root: Path) -> None:
-    (root / f"{OWN}killed" / "ab").mkdir(parents=True)
-    (root / f"{OWN}killed" / "ab" / "broken.so").touch()
-    (root / f"{OWN}alive").mkdir()
-    descriptor = os.open(root / f"{OWN}alive", os.O_RDONLY)
+    (root / f"{JOB}killed" / "ab").mkdir(parents=True)
+    (root / f"{JOB}killed" / "ab" / "broken.so").touch()
+    (root / f"{JOB}alive").mkdir()
+    descriptor = os.open(root / f"{JOB}alive", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
     cache = CompileCache("new")
-    assert {path.name for path in root.iterdir()} == {f"{OWN}alive", f"{OWN}new"}
+    assert {path.name for path in root.iterdir()} == {f"{JOB}alive", f"{JOB}new"}
     cache.close()
-    assert {path.name for path in root.iterdir()} == {f"{OWN}alive"}
+    assert {path.name for path in root.iterdir()} == {f"{JOB}alive"}
     os.close(descriptor)
 
 
@@ -141,6 +141,6 @@ def test_asked_to_stop_while_it_compiles(tmp_path: Path, environment: dict[str, 
     assert ended.returncode == 143, ended.stderr
     assert "stopped while the model was compiled, before the first step" in ended.stderr
     assert {path.name for path in folder.iterdir()} - {"tensorboard"} == {
-        ".lock", "config.json", "runtime.json", "metrics.jsonl", ".metrics.crc", "speed.jsonl", ".speed.crc",
+        ".lock", "config.json", "runtime.json", "metrics.jsonl", "speed.jsonl",
     }  # fmt: skip
-    assert not list((tmp_path / "cache").glob(f"{OWN}*"))
+    assert not list((tmp_path / "cache").glob(f"{JOB}*"))

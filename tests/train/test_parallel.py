@@ -29,12 +29,12 @@ from vitlab.models import ViTConfig, build_model
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.settings import to_dict
 from vitlab.train import checkpoint, loop
+from vitlab.train.checkpoint import create_state
 from vitlab.train.distributed import SINGLE, RankError, World, init_distributed
 from vitlab.train.loop import NonFiniteError, train
 from vitlab.train.objectives import create_training_model
 from vitlab.train.parallel import Parallel, full_tensor, is_sharded, local_shard, model_blocks
 from vitlab.train.signals import StoppedError
-from vitlab.train.state import create_state
 from vitlab.train.workdir import Workdir
 
 InRanks = Callable[[int, Callable[[], Any]], list[Any]]

@@ -1,4 +1,4 @@
-"""A run's folder: whose it is, who may write, and what its logs hold after a stop."""
+"""A run's folder: its settings, its lock, and its logs after a stop."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ import pytest
 from small_disk import small_disk
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vitlab.train.workdir import Workdir, write_json
+from vitlab.train.workdir import Workdir, read_log, write_json
 
 SETTINGS = {"model": {"width": 192, "image_size": (32, 32)}, "optim": {"lr": 0.001}, "steps": None}
 
@@ -21,47 +21,30 @@ def open_workdir(path: Path, settings: dict[str, Any] | None = None) -> Workdir:
     return Workdir(path, SETTINGS if settings is None else settings, tensorboard=False)
 
 
-def lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-# --- whose folder it is
-
-
-def test_a_new_folder_receives_the_settings(tmp_path: Path) -> None:
-    with open_workdir(tmp_path / "deep" / "run") as workdir:
-        assert not workdir.finished
-        assert workdir.checkpoints == tmp_path / "deep" / "run" / "checkpoints"
-    saved = json.loads((tmp_path / "deep" / "run" / "config.json").read_text())
-    assert saved == {"model": {"width": 192, "image_size": [32, 32]}, "optim": {"lr": 0.001}, "steps": None}
-
-
-def test_the_same_settings_continue_the_run(tmp_path: Path) -> None:
+def test_settings_are_saved_and_continue_the_run(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "run"
     for _ in range(2):
-        with open_workdir(tmp_path) as workdir:
+        with open_workdir(folder) as workdir:
+            assert not workdir.finished
             workdir.log_metrics(1, {"loss": 2.0})
-    assert len(lines(tmp_path / "metrics.jsonl")) == 2
+    assert json.loads((folder / "config.json").read_text()) == json.loads(json.dumps(SETTINGS))
+    assert len(read_log(folder / "metrics.jsonl")) == 2
 
 
-def test_other_settings_are_refused_one_by_one(tmp_path: Path) -> None:
+def test_other_settings_are_refused(tmp_path: Path) -> None:
     open_workdir(tmp_path).close()
     before = (tmp_path / "config.json").read_bytes()
     other = {"model": {"width": 384, "image_size": (32, 32), "depth": 6}, "optim": {"lr": 0.001}, "steps": 10}
     with pytest.raises(ValueError, match="other settings") as caught:
         open_workdir(tmp_path, other)
-    message = str(caught.value)
-    assert "model.depth: not set -> 6" in message
-    assert "model.width: 192 -> 384" in message
-    assert "steps: None -> 10" in message
-    assert "lr" not in message
-    assert "image_size" not in message
-    assert "another --workdir" in message
+    differences = str(caught.value).splitlines()[1:-1]
+    assert differences == ["  model.depth: not set -> 6", "  model.width: 192 -> 384", "  steps: None -> 10"]
     assert (tmp_path / "config.json").read_bytes() == before
-    open_workdir(tmp_path).close()  # and the folder is free again
+    open_workdir(tmp_path).close()  # the folder is not locked
 
 
 @pytest.mark.parametrize("value", [None, False])
-def test_a_setting_that_came_later_and_is_off_is_no_difference(value: object, tmp_path: Path) -> None:
+def test_a_later_setting_that_is_off_is_no_difference(value: object, tmp_path: Path) -> None:
     settings = {"model": {"width": 192}, "steps": None}
     open_workdir(tmp_path, settings).close()
     open_workdir(tmp_path, settings | {"fewshot": value}).close()
@@ -69,39 +52,34 @@ def test_a_setting_that_came_later_and_is_off_is_no_difference(value: object, tm
         open_workdir(tmp_path, settings | {"fewshot": 0})
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(ValueError, match=r"not empty and holds no run .*thesis\.tex.*new or empty folder"):
-        open_workdir(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("run/thesis.tex", "x", r"holds no run .*thesis\.tex"),
+        ("run", "", "is a file"),
+        ("run/config.json", "{", "JSON"),
+    ],
+)
+def test_what_is_no_run_is_refused_and_unchanged(name: str, content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        open_workdir(tmp_path / "run")
+    assert (tmp_path / name).read_text() == content
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="is a file"):
-        open_workdir(tmp_path / "file")
-
-
-def test_a_run_killed_at_its_very_start_starts_again(tmp_path: Path) -> None:
+def test_a_run_killed_at_its_start_starts_again(tmp_path: Path) -> None:
     (tmp_path / ".lock").write_text("1")
     (tmp_path / ".config.json.tmp").write_text('{"model": {"wi')
     open_workdir(tmp_path).close()
     assert json.loads((tmp_path / "config.json").read_text())["steps"] is None
 
 
-def test_unreadable_settings_are_an_error(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"config\.json is not readable JSON"):
-        open_workdir(tmp_path)
-
-
-# --- who may write
-
 HOLDER = """
 import os, sys, time
 from vitlab.train.workdir import Workdir
 workdir = Workdir(sys.argv[1], {}, tensorboard=False)
-if os.fork() == 0:  # a process that reads images and outlives its parent
+if os.fork() == 0:  # a loader worker that outlives its parent
     print(os.getpid(), flush=True)
     time.sleep(60)
     os._exit(0)
@@ -109,12 +87,12 @@ time.sleep(60)
 """
 
 
-def test_two_processes_cannot_share_a_folder_and_a_dead_one_frees_it(tmp_path: Path) -> None:
+def test_a_folder_is_locked_until_its_process_ends(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
-        orphan = int(holder.stdout.readline())
+        worker = int(holder.stdout.readline())
         try:
-            with pytest.raises(ValueError, match=rf"in use by process {holder.pid}; wait for it"):
+            with pytest.raises(ValueError, match=rf"in use by process {holder.pid}"):
                 open_workdir(tmp_path, {})
             holder.kill()
             holder.wait()
@@ -122,55 +100,56 @@ def test_two_processes_cannot_share_a_folder_and_a_dead_one_frees_it(tmp_path: P
         finally:
             holder.kill()
             with contextlib.suppress(ProcessLookupError):
-                os.kill(orphan, 9)
+                os.kill(worker, 9)
 
 
-# --- logs
-
-
-def test_records_have_sorted_keys_and_valid_json(tmp_path: Path) -> None:
+def test_records_are_valid_json_with_sorted_keys(tmp_path: Path) -> None:
     with open_workdir(tmp_path) as workdir:
         workdir.log_metrics(3, {"loss": 0.1, "accuracy": 1 / 3, "gradient": float("inf")})
         workdir.log_speed(3, {"images_per_s": 100.0})
-    assert (tmp_path / "metrics.jsonl").read_text() == (
-        '{"accuracy": 0.3333333333333333, "gradient": null, "loss": 0.1, "step": 3}\n'
-    )
-    assert (tmp_path / "speed.jsonl").read_text() == '{"images_per_s": 100.0, "step": 3}\n'
+        assert (tmp_path / "metrics.jsonl").read_text() == (
+            '{"accuracy": 0.3333333333333333, "gradient": null, "loss": 0.1, "step": 3}\n'
+        )
+        assert (tmp_path / "speed.jsonl").read_text() == '{"images_per_s": 100.0, "step": 3}\n'
 
 
-def test_a_record_is_on_file_at_once(tmp_path: Path) -> None:
-    with open_workdir(tmp_path) as workdir:
-        workdir.log_metrics(1, {"loss": 1.0})
-        assert lines(tmp_path / "metrics.jsonl") == [{"loss": 1.0, "step": 1}]
+def log_steps(path: Path, steps: range) -> None:
+    with open_workdir(path) as workdir:
+        workdir.truncate_logs(steps.start or None)
+        for step in steps:
+            workdir.log_metrics(step + 1, {"loss": 1 / (step + 1), "lr": 0.1})
+            workdir.log_speed(step + 1, {"images_per_s": 5.0})
 
 
 @pytest.mark.parametrize("half_line", ["", '{"loss": 9.0, "st', "\0" * 40])
-def test_steps_that_run_again_are_logged_once(tmp_path: Path, half_line: str) -> None:
-    def run(path: Path, steps: range) -> None:
-        with open_workdir(path) as workdir:
-            workdir.truncate_metrics(steps.start if steps.start else None)
-            for step in steps:
-                workdir.log_metrics(step + 1, {"loss": 1 / (step + 1)})
-                workdir.log_speed(step + 1, {"images_per_s": 5.0})
-
-    run(tmp_path / "straight", range(20))
-    run(tmp_path / "stopped", range(13))  # the last checkpoint was that of step 10
+@pytest.mark.parametrize("checkpoint", [0, 10])
+def test_repeated_steps_are_logged_once(tmp_path: Path, half_line: str, checkpoint: int) -> None:
+    log_steps(tmp_path / "straight", range(20))
+    log_steps(tmp_path / "stopped", range(13))
     with (tmp_path / "stopped" / "metrics.jsonl").open("a") as file:
         file.write(half_line)
-    run(tmp_path / "stopped", range(10, 20))
+    log_steps(tmp_path / "stopped", range(checkpoint, 20))
     for log in ("metrics.jsonl", "speed.jsonl"):
         assert (tmp_path / "stopped" / log).read_bytes() == (tmp_path / "straight" / log).read_bytes()
 
 
-def test_without_a_checkpoint_everything_is_forgotten(tmp_path: Path) -> None:
+@pytest.mark.parametrize("corrupt", [b'"step": 9}', b'"step" 2}}'])
+def test_a_corrupt_line_does_not_move_the_cut(tmp_path: Path, corrupt: bytes) -> None:
+    """Neither a line that cannot be read nor one with another step removes the lines after it."""
+    log_steps(tmp_path, range(6))
+    log = tmp_path / "metrics.jsonl"
+    log.write_bytes(log.read_bytes().replace(b'"step": 2}', corrupt))
+    assert len(read_log(log)) == 6 - (b"2" in corrupt)
+    log_steps(tmp_path, range(4, 4))
+    assert len(log.read_bytes().splitlines()) == 4
+
+
+def test_an_evaluation_that_is_due_is_removed(tmp_path: Path) -> None:
     with open_workdir(tmp_path) as workdir:
-        workdir.log_metrics(0, {"loss": 3.0})
-        workdir.truncate_metrics(None)
-        workdir.log_metrics(0, {"loss": 3.0})
-    assert lines(tmp_path / "metrics.jsonl") == [{"loss": 3.0, "step": 0}]
-
-
-# --- results
+        workdir.log_metrics(4, {"loss": 1.0, "lr": 0.1})
+        workdir.log_metrics(4, {"val_accuracy": 0.5})
+        workdir.truncate_logs(4, evaluation_due=True)
+    assert [sorted(record) for record in read_log(tmp_path / "metrics.jsonl")] == [["loss", "lr", "step"]]
 
 
 def test_a_result_ends_the_run(tmp_path: Path) -> None:
@@ -182,23 +161,20 @@ def test_a_result_ends_the_run(tmp_path: Path) -> None:
         assert workdir.read_result() == {"accuracy": 0.5}
 
 
-def test_json_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_json_is_written_atomically(tmp_path: Path) -> None:
     write_json(tmp_path / "result.json", {"a": 1})
     with pytest.raises(TypeError):
         write_json(tmp_path / "result.json", {"a": 2, "b": object()})
     assert json.loads((tmp_path / "result.json").read_text()) == {"a": 1}
 
 
-# --- TensorBoard
-
-
-def test_tensorboard_shows_each_step_once_after_a_stop(tmp_path: Path) -> None:
+def test_tensorboard_shows_every_step_once_after_a_stop(tmp_path: Path) -> None:
     with Workdir(tmp_path, SETTINGS) as workdir:
         for step in (1, 2, 3):
             workdir.log_metrics(step, {"loss": 1.0, "name": "not a number"})
         workdir.sync()
     with Workdir(tmp_path, SETTINGS) as workdir:
-        workdir.truncate_metrics(2)
+        workdir.truncate_logs(2)
         workdir.log_metrics(3, {"loss": 2.0})
         workdir.log_speed(3, {"images_per_s": 7.0})
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
@@ -207,17 +183,15 @@ def test_tensorboard_shows_each_step_once_after_a_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs Linux's /proc, where nobody makes a folder")
-def test_a_place_where_nothing_can_be_written() -> None:
-    with pytest.raises(
-        ValueError, match=r"nothing can be written to the work folder /proc/self/run .*another --workdir"
-    ):
+def test_a_folder_that_cannot_be_written_to() -> None:
+    with pytest.raises(ValueError, match=r"/proc/self/run .*another --workdir"):
         Workdir("/proc/self/run", {})
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # of TensorBoard's writer
 @pytest.mark.parametrize("tensorboard", [False, True])
-def test_a_full_disk_says_what_to_do(tmp_path: Path, tensorboard: bool) -> None:
-    """The records come oftener than checkpoints, so they meet it first; what was written before it stays."""
+def test_a_full_disk(tmp_path: Path, tensorboard: bool) -> None:
+    """What was written before stays."""
 
     def log(workdir: Workdir) -> None:
         for step in range(2, 200):
@@ -229,13 +203,8 @@ def test_a_full_disk_says_what_to_do(tmp_path: Path, tensorboard: bool) -> None:
         workdir.sync()
         with pytest.raises(OSError, match=r"work folder .*run \(File too large\)\. Free space .*the last checkpoint"):
             log(workdir)
-    whole = (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert json.loads(whole.splitlines()[0]) == {"loss": 1.0, "step": 1}
     with Workdir(tmp_path / "run", SETTINGS, tensorboard=False) as workdir:
-        workdir.truncate_metrics(1)
-    assert lines(tmp_path / "run" / "metrics.jsonl") == [{"loss": 1.0, "step": 1}]
-
-
-def test_settings_that_find_no_room(tmp_path: Path) -> None:
-    with small_disk(), pytest.raises(OSError, match=r"work folder .* \(File too large\)\. Free space"):
-        Workdir(tmp_path, {"model": "x" * 5000}, tensorboard=False)
+        workdir.truncate_logs(1)
+    assert read_log(tmp_path / "run" / "metrics.jsonl") == [{"loss": 1.0, "step": 1}]
+    with small_disk(), pytest.raises(OSError, match="File too large"):
+        Workdir(tmp_path / "new", {"model": "x" * 5000}, tensorboard=False)

@@ -13,10 +13,11 @@ from vitlab.app.uploads import read_upload
 from vitlab.data.decode import IMAGE_FORMATS, decode_image
 from vitlab.data.transforms import to_pixels
 from vitlab.errors import UserError
-from vitlab.inspect import drawings, overlays, viewer
+from vitlab.inspect import figures, overlays
 from vitlab.inspect.capture import capture
-from vitlab.inspect.page import PageImage, render
-from vitlab.inspect.summary import details_of, numbers_of
+from vitlab.inspect.figures import PageImage
+from vitlab.inspect.page import render
+from vitlab.inspect.report import details_of, numbers_of
 from vitlab.models.vit import ViT
 
 MAX_ASPECT = 32
@@ -82,11 +83,11 @@ def inspect_image(loaded: Loaded, image: UInt8[np.ndarray, "H W 3"], name: str) 
     order = [] if probabilities is None else np.argsort(-probabilities, kind="stable")[:TOP].tolist()
     predictions = [(loaded.classes[i], float(probabilities[i])) for i in order] if probabilities is not None else []
     if captured is None:
-        alt, data = f"{name}, as the model sees it.", overlays.encoded(overlays.fit(seen, viewer.SIDE))
-        content = {"image": PageImage(data, alt, viewer.SIDE, caption), "view": None, "distances": None}
+        alt, data = f"{name}, as the model sees it.", overlays.encoded(overlays.fit(seen, overlays.SIDE))
+        content = {"image": PageImage(data, alt, overlays.SIDE, caption), "view": None, "distances": None}
     else:
-        view = viewer.view(captured, 0, name, seen, predictions, caption=caption)
-        distances = drawings.distances(captured.image_distances[0], captured.layers).image
+        view = overlays.view(captured, 0, name, seen, predictions, caption=caption)
+        distances = figures.distances(captured.image_distances[0], captured.layers).image
         content = {"image": None, "view": view, "distances": distances}
     return str(render("result.html.j2", predictions=predictions, classes=len(loaded.classes), **content))
 

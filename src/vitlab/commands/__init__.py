@@ -1,38 +1,37 @@
 """The commands: each is a dataclass of its arguments whose `run()` makes one library call and prints the result.
 
-Importing them does not import torch.
+A command is imported when it is called; importing it does not import torch.
 """
 
-import typing
+import importlib
+from typing import Any, Protocol, runtime_checkable
 
-from vitlab.commands.convert import Convert, Export, Shard
-from vitlab.commands.evaluate import Evaluate, Fewshot, Predict, Probe
-from vitlab.commands.info import Doctor, List
-from vitlab.commands.inspect import App, Duplicates, Inspect
-from vitlab.commands.study import Bench, Plan, Study
-from vitlab.commands.train import Demo, Finetune, Pretrain, Vtab
+PURPOSES = {
+    "Train": {"demo": "train", "pretrain": "train", "finetune": "train", "study": "study"},
+    "Evaluate": {
+        "evaluate": "evaluate",
+        "fewshot": "evaluate",
+        "probe": "evaluate",
+        "vtab": "train",
+        "predict": "evaluate",
+    },
+    "Inspect": {"inspect": "inspect", "duplicates": "inspect"},
+    "Convert and serve": {"convert": "convert", "export": "convert", "shard": "convert", "app": "inspect"},
+    "This machine, and what there is": {"list": "info", "plan": "study", "bench": "study", "doctor": "info"},
+}
+"""The commands by purpose: name -> module in this folder, in which the class has the capitalized name."""
+COMMANDS = {name: module for commands in PURPOSES.values() for name, module in commands.items()}
 
-Command = (
-    Demo
-    | List
-    | Pretrain
-    | Finetune
-    | Vtab
-    | Evaluate
-    | Fewshot
-    | Probe
-    | Predict
-    | Inspect
-    | App
-    | Study
-    | Bench
-    | Plan
-    | Duplicates
-    | Shard
-    | Convert
-    | Export
-    | Doctor
-)
-COMMANDS: dict[str, type[Command]] = {kind.__name__.lower(): kind for kind in typing.get_args(Command)}
 
-__all__ = ["COMMANDS", "Command"]
+@runtime_checkable
+class Command(Protocol):
+    """The parsed arguments of a command."""
+
+    def run(self) -> int:
+        """Does the work; returns the exit code."""
+        ...
+
+
+def command_type(name: str) -> Any:
+    """The dataclass of a command."""
+    return getattr(importlib.import_module(f"vitlab.commands.{COMMANDS[name]}"), name.capitalize())

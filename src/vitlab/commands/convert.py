@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.output import Checkpoint, PositionInterpolation, print_result, print_start
+from vitlab.commands.output import Checkpoint, Json, PositionInterpolation, print_result, print_start
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize
@@ -39,7 +39,7 @@ class Shard:
     """Unreadable images: `raise` ends the command, `skip` leaves them out and lists them."""
     check: bool = False
     """Write nothing; compare the files of SOURCE, `shards:PATH`, with the checksums in its index.json."""
-    json: bool = False
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"reading {self.source}")
@@ -85,7 +85,7 @@ class Convert:
     image_size: ImageSize | None = None
     """Side in pixels, or height and width; another size interpolates the position embeddings."""
     interpolation: PositionInterpolation = None
-    json: bool = False
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"loading {self.checkpoint}")
@@ -113,7 +113,7 @@ class Export:
     image_size: ImageSize | None = None
     """Side in pixels, or height and width; default: as the checkpoint's preprocessing."""
     interpolation: PositionInterpolation = None
-    json: bool = False
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"loading {self.checkpoint}")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.output import Checkpoint, print_note, print_result, print_start
+from vitlab.commands.output import Checkpoint, Json, print_note, print_result, print_start
 from vitlab.evaluate.options import EvalOptions, FewShotProtocol, ModelOptions, SplitOptions
 
 Flat = tyro.conf.arg(name="")  # `--device`, not `--options.device`
@@ -31,7 +31,7 @@ class Evaluate:
     partial: bool = False
     """Accept a val folder of imagenet or imagenet_real that lacks images; the result says so."""
     options: Annotated[EvalOptions, Flat] = EvalOptions(batch_size=256)
-    json: bool = False
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"loading {self.checkpoint}")
@@ -62,7 +62,7 @@ class Fewshot:
     """Folder for the features, by default in the user's cache folder."""
     out: Path | None = None
     """JSON file for the result."""
-    json: bool = False
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"loading {self.checkpoint}")
@@ -87,6 +87,7 @@ class Probe:
     dataset: str
     """Data set, `folder:PATH` or `shards:PATH`."""
     kind: Literal["knn", "linear"] = "knn"
+    """Nearest neighbors, or a linear (logistic) classifier."""
     k: tuple[int, ...] | None = None
     """Numbers of neighbors, by default 1 to 200."""
     l2: tuple[float, ...] | None = None
@@ -95,7 +96,7 @@ class Probe:
     options: Annotated[EvalOptions, Flat] = EvalOptions()
     cache: Path | None = None
     """Folder for the features, by default in the user's cache folder."""
-    json: bool = False
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"loading {self.checkpoint}")
@@ -122,7 +123,7 @@ class Predict:
     top: int = 5
     """Classes per image."""
     options: Annotated[ModelOptions, Flat] = ModelOptions()
-    json: bool = False
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"loading {self.checkpoint}")

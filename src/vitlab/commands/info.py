@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.output import print_result, print_start
+from vitlab.commands.output import Json, print_result, print_start
 from vitlab.display import format_table
 from vitlab.errors import UserError
 
@@ -22,7 +22,7 @@ class List:
     """Shell pattern for the names, e.g. `ViT-B*`."""
     root: Path | None = None
     """With `vtab`: a folder to search for the tasks' data."""
-    json: bool = False
+    json: Json = False
 
     def run(self) -> int:
         from vitlab.commands import listing
@@ -42,7 +42,7 @@ class Doctor:
 
     path: Path = Path()
     """Folder on the disk to measure."""
-    json: bool = False
+    json: Json = False
 
     def run(self) -> int:
         print_start("measuring this machine")

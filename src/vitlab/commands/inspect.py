@@ -10,7 +10,9 @@ from tyro.conf import Positional
 from vitlab.commands.output import (
     CHECKPOINTS,
     Checkpoint,
+    Device,
     EvaluationSize,
+    Json,
     PositionInterpolation,
     print_note,
     print_result,
@@ -30,11 +32,13 @@ class Inspect:
     shown: int = 16
     """Images on the page; attention distances are means over all images."""
     top: int = 5
+    """Predictions for each image."""
     batch_size: int = 16
+    """Images at once."""
     image_size: EvaluationSize = None
     interpolation: PositionInterpolation = None
-    device: str = "auto"
-    json: bool = False
+    device: Device = "auto"
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"loading {self.checkpoint}")
@@ -63,8 +67,9 @@ class App:
     max_upload_mb: float = 20.0
     """Largest file, in megabytes."""
     open_browser: bool = False
-    device: str = "auto"
-    json: bool = False
+    """Open the page at once."""
+    device: Device = "auto"
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"loading {self.checkpoint}")
@@ -99,15 +104,18 @@ class Duplicates:
     """Largest distance of a pair, at most 0.5: 0 is identical, 1.41 unrelated."""
     workers: int = 0
     """Threads that read images."""
-    json: bool = False
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"reading {self.train} and {self.test}")
-        from vitlab.pipelines.duplicates import as_text, duplicates
+        from vitlab.pipelines.duplicates import Source, as_text, duplicates
 
-        found = duplicates(
-            self.train, self.test, self.out, train_split=self.train_split, test_split=self.test_split,
-            train_root=self.train_root, test_root=self.test_root, threshold=self.threshold, workers=self.workers,
-        )  # fmt: skip
-        print_result(found, self.json, as_text(found, self.out))
-        return 1 if found["unreadable"] else 0
+        result = duplicates(
+            Source(self.train, self.train_split, self.train_root),
+            Source(self.test, self.test_split, self.test_root),
+            self.out,
+            threshold=self.threshold,
+            workers=self.workers,
+        )
+        print_result(result, self.json, as_text(result, self.out))
+        return 1 if result["unreadable"] else 0

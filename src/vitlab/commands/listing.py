@@ -1,15 +1,10 @@
-"""Models, data sets, recipes, studies and VTAB tasks by name, as rows for `vitlab list`.
-
-`python -m vitlab.commands.listing > docs/models.md` regenerates the page of models.
-"""
+"""Models, data sets, recipes, studies and VTAB tasks by name, as rows for `vitlab list`."""
 
 import fnmatch
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitlab.display import format_table
 from vitlab.models import MODELS, ModelConfig, ResNetConfig
 from vitlab.models.resnet_config import AXIAL_HEADS
 from vitlab.recipes import FINETUNE, PRETRAIN
@@ -19,14 +14,6 @@ if TYPE_CHECKING:
     from vitlab.data.registry import DatasetInfo
 
 Row = dict[str, Any]
-
-FAMILIES = {
-    "ViT": "Vision Transformers (Sec. 3.1, Table 1)",
-    "hybrid": "Hybrids: a ViT on a ResNet's feature map (Sec. 3.1)",
-    "ResNet": "ResNets (BiT, Sec. 4.1)",
-    "axial": "Axial attention (App. D.6)",
-}
-"""The kinds of models, and what the page about them calls each."""
 
 
 def models(pattern: str = "*") -> list[Row]:
@@ -77,7 +64,7 @@ def _dataset(name: str, info: "DatasetInfo") -> Row:
     unknown = "yours" if ":PATH" in name else "varied"
     return {
         "dataset": name,
-        "classes": len(info.classes) or info.num_classes or unknown,
+        "classes": info.num_classes or unknown,
         "size": "x".join(map(str, info.image_size)) if info.image_size else unknown,
         "splits": ", ".join(f"{split} {count:,}" for split, count in info.splits.items()) or unknown,
         "held out": ", ".join(f"{split} {_percent(share)}" for split, share in info.held_out.items()) or "-",
@@ -110,7 +97,7 @@ def _percent(share: float) -> str:
 
 def vtab(pattern: str = "*", root: Path | None = None) -> list[Row]:
     """Every task of VTAB-1k, and how its data is had; with a `root`, also what of it is there (without a download)."""
-    from vitlab.data.vtab.tasks import TASKS, found
+    from vitlab.data.vtab.tasks import TASKS, available
 
     return [
         {
@@ -120,7 +107,7 @@ def vtab(pattern: str = "*", root: Path | None = None) -> list[Row]:
             "classes": task.classes,
             "test": task.test_size,
             "data": task.origin.access,
-            **({"found": found(name, root)} if root else {}),
+            **({"found": available(name, root)} if root else {}),
             "license": task.origin.license,
             "source": task.origin.page,
         }
@@ -144,46 +131,5 @@ def recipes(pattern: str = "*") -> list[Row]:
 
 def studies(pattern: str = "*") -> list[Row]:
     """Every study: where it stands in the paper, and what it asks."""
-    found = [study for name, study in STUDIES.items() if fnmatch.fnmatchcase(name, pattern)]
-    return [{"study": study.name, "paper": study.source, "about": study.question} for study in found]
-
-
-def models_page() -> str:
-    """The text of `docs/models.md`: every model by family, in Markdown."""
-    rows = models()
-    in_table_1 = [row for row in rows if row["model"] in ("ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14")]
-    counted = ", ".join(f"{row['model']} {row['parameters'] / 1e6:.1f}" for row in in_table_1)
-    page = f"""# Models
-
-Every name that `vitlab.create_model` takes, at 224 pixels, the native size of each, with 1,000 classes.
-`vitlab list models` prints the same. This page is written by `python -m vitlab.commands.listing > docs/models.md`;
-`tests/commands/test_listing.py` compares its counts with those of Google's code, and with the paper's.
-
-- **layers**, **width**, **mlp**, **heads**: L, D, MLP size and k of Table 1. A ResNet's layers are
-  those that its name counts, its width is that of the root: 64 times BiT's factor. Each layer of an axial ViT is two
-  blocks.
-- **patch**: side of a patch in pixels; of a hybrid, in places of the ResNet's feature map. **stride**: pixels from one
-  token to the next. R+ViT-Ti/16 is called so by those who published it; its stride is 32.
-- **tokens**: length of the sequence, the class token among it; of a ResNet, the places of its last feature map.
-- **GMACs**: billions of multiply-accumulates of the products in one forward pass of one image.
-
-The paper gives 86M, 307M and 632M parameters to Base, Large and Huge (Table 1). Counted here, in millions:
-{counted}.
-Table 6's exaFLOPs are 6 x MACs x images seen (303 million an epoch), less what convolutions multiply with the zeros
-around their maps: ResNets count 3 to 4 % more here. One of its rows, R50+ViT-L/16 after 7 epochs, does not fit the same
-model after 14 ([compute](reproduce.md#table-6s-compute)).
-"""
-    for kind, title in FAMILIES.items():
-        page += f"\n## {title}\n\n{_markdown([row for row in rows if row['kind'] == kind])}"
-    return page
-
-
-def _markdown(rows: list[Row]) -> str:
-    """A table of the columns that have a value in any row."""
-    names = [name for name in rows[0] if name != "kind" and any(row[name] != "-" for row in rows)]
-    title = {"gmacs": "GMACs"}
-    return format_table([{title.get(name, name): row[name] for name in names} for row in rows], markdown=True) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(models_page())
+    matching = [study for name, study in STUDIES.items() if fnmatch.fnmatchcase(name, pattern)]
+    return [{"study": study.name, "paper": study.source, "about": study.question} for study in matching]

@@ -17,15 +17,16 @@ from vitlab.settings import to_dict
 
 CHECKPOINTS = "A Google .npz, a folder (saved model, run, timm, Hugging Face), hub:OWNER/NAME or timm:NAME.TAG."
 Checkpoint = Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help=CHECKPOINTS)]
-EvaluationSize = Annotated[
-    int | None,
-    tyro.conf.arg(help="Image side in pixels; default: as the checkpoint's preprocessing. Position embeddings are "
-                  "interpolated for it."),
-]  # fmt: skip
+SIZE_HELP = (
+    "Image side in pixels; default: as the checkpoint's preprocessing. Position embeddings are interpolated for it."
+)
+EvaluationSize = Annotated[int | None, tyro.conf.arg(help=SIZE_HELP)]
 PositionInterpolation = Annotated[
     Interpolation | None,
     tyro.conf.arg(help="Interpolation of position embeddings; default: as the checkpoint's own library does."),
 ]
+Device = Annotated[str, tyro.conf.arg(help="auto (the first GPU, else the CPU), cpu, cuda or cuda:1.")]
+Json = Annotated[bool, tyro.conf.arg(help="Print the result as JSON.")]
 # `--optim.lr`, not `--config.optim.lr`
 RunConfig = Annotated[TrainConfig, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]
 FinetuneRunConfig = Annotated[FinetuneConfig, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]

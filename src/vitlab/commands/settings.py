@@ -2,15 +2,15 @@
 
 import contextlib
 import dataclasses
-import inspect
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vitlab.commands.study import Plan
-from vitlab.commands.train import Finetune, FinetuneRunConfig, Pretrain, RunConfig, Vtab
+from vitlab.commands.output import FinetuneRunConfig, RunConfig
 from vitlab.config import COUNTS_WITH, FewShotConfig, FinetuneConfig, TrainConfig, counts_with
 from vitlab.errors import UserError
-from vitlab.models.registry import get_config
+from vitlab.models.config import ModelConfig
+from vitlab.models.registry import MODELS, get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.settings import nearest, to_dict
 
@@ -24,8 +24,6 @@ AUTOMATIC = {
     "image_size": {"--model.image-size"},
 }
 """The flags that set what a recipe leaves to the data, the checkpoint and the device."""
-
-
 RENAMED = {
     "--test-pictures": "--test-images",
     "--fewshot.test-pictures": "--fewshot.test-images",
@@ -48,10 +46,10 @@ class Arguments:
 
     def value(self, flag: str) -> str | None:
         """The value of `--flag VALUE` or `--flag=VALUE`."""
-        for index, word in enumerate(self.words):
+        for word, following in itertools.zip_longest(self.words, self.words[1:]):
             name, equals, value = word.partition("=")
             if name == flag:
-                return value if equals else next(iter(self.words[index + 1 :]), None)
+                return value if equals else following
         return None
 
 
@@ -61,23 +59,16 @@ def _with_hyphens(word: str) -> str:
     return RENAMED.get(name, name) + equals + value if word.startswith("--") else word
 
 
-def default_config(kind: Any, arguments: Arguments) -> Any:
-    """The command `kind`, its field `config` with the defaults of the recipe in `arguments`, if it has that field."""
-    if kind is Pretrain:
-        default = _pretrain_recipe(arguments)
-    elif kind is Plan:
-        default = _finetune_plan(arguments) if "--finetune" in arguments.flags else _pretrain_recipe(arguments)
-    elif kind is Finetune:
-        name = arguments.value("--recipe") or "own"
-        if name == "vtab":
-            raise UserError("the recipe vtab is for 19 tasks: `vitlab vtab CHECKPOINT --tasks ...` runs one or all.")
-        default = _without_search(_recipe(name, FINETUNE)(), arguments)
-    elif kind is Vtab:
-        default = FINETUNE["vtab"]().single()
-    else:
+def with_recipe(name: str, kind: Any, arguments: Arguments) -> Any:
+    """The dataclass of the command `name`; the default of its field `config`, if it has one, is the recipe's.
+
+    Raises UserError for an unknown recipe.
+    """
+    if all(field.name != "config" for field in dataclasses.fields(kind)):
         return kind
+    default = _recipe_config(name, arguments)
     if default.masking is None and any(flag.startswith("--masking.") for flag in arguments.flags):
-        masked = ", ".join(name for name, make in PRETRAIN.items() if make().masking)
+        masked = ", ".join(recipe for recipe, make in PRETRAIN.items() if make().masking)
         raise UserError(f"--masking.* has no effect in {arguments.recipe}, which learns classes; take one of {masked}.")
     hint = FinetuneRunConfig if isinstance(default, FinetuneConfig) else RunConfig
     field = dataclasses.field(default=_apply_switches(default, arguments))
@@ -86,57 +77,31 @@ def default_config(kind: Any, arguments: Arguments) -> Any:
     return made
 
 
-def resolve(command: Any, arguments: Arguments) -> Any:
-    """The parsed `command`, checked against its recipe; what no flag sets is left to the data and the checkpoint.
-
-    Raises UserError for flags that have no effect in this command.
-    """
-    if isinstance(command, (Pretrain, Plan)):
-        return _resolve_recipe(command, arguments)
-    if isinstance(command, Finetune):
-        _refuse_model_settings(command.config, FINETUNE[command.recipe]())
-        config = _automatic(command.config, arguments)
-        return dataclasses.replace(command, config=dataclasses.replace(config, data=_data(command, arguments)))
-    if isinstance(command, Vtab):
-        default = FINETUNE["vtab"]().single()
-        _refuse_model_settings(command.config, default)
-        if command.config.model.image_size != default.model.image_size:
-            raise UserError("--model.image-size has no effect here; give --image-size.")
-        for name in ("name", "root", "train_split", "eval_split", "classes"):
-            if getattr(command.config.data, name) != getattr(default.data, name):
-                raise UserError(
-                    f"--data.{name.replace('_', '-')} has no effect here: the tasks bring their own data. Set --root "
-                    f"and --tasks."
-                )
-    return command
+def _recipe_config(name: str, arguments: Arguments) -> TrainConfig:
+    if name == "vtab":
+        return FINETUNE["vtab"]().single()
+    recipe, model = arguments.recipe, arguments.value("--model")
+    if name == "finetune" or "--finetune" in arguments.flags:
+        recipe = (arguments.value("--recipe") or "own") if name == "finetune" else recipe
+        if recipe == "vtab":
+            raise UserError("the recipe vtab is for 19 tasks: `vitlab vtab CHECKPOINT --tasks ...` runs one or all.")
+        config = _recipe(recipe, FINETUNE)()
+        if "--optim.lr" in arguments.flags:  # one rate takes the place of the search
+            config = dataclasses.replace(config, learning_rates=(), sweep_steps=None)
+        if name == "plan":  # a new model in place of the checkpoint's
+            side = arguments.value("--model.image-size") or ""
+            size = int(side) if side.isdigit() else config.model.image_size
+            config = dataclasses.replace(config, model=get_config(model or "ViT-B/16", image_size=size))
+        return config
+    if recipe in FINETUNE and recipe not in PRETRAIN:
+        raise UserError(f"{recipe} is a recipe of `vitlab finetune`, not of pre-training.")
+    return _recipe(recipe, PRETRAIN)(*([model] if model else []))
 
 
 def _recipe(name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
     if name not in table:
         raise UserError(f"unknown recipe {name!r}; {nearest(name, table)}. `vitlab list recipes` shows all.")
     return table[name]
-
-
-def _pretrain_recipe(arguments: Arguments) -> TrainConfig:
-    if arguments.recipe in FINETUNE and arguments.recipe not in PRETRAIN:
-        raise UserError(f"{arguments.recipe} is a recipe of `vitlab finetune`, not of pre-training.")
-    model_name = arguments.value("--model")
-    return _recipe(arguments.recipe, PRETRAIN)(*([model_name] if model_name else []))
-
-
-def _finetune_plan(arguments: Arguments) -> FinetuneConfig:
-    """What `vitlab finetune` would run, with a fresh model in the checkpoint's place."""
-    default = _without_search(_recipe(arguments.recipe, FINETUNE)(), arguments)
-    side = arguments.value("--model.image-size") or ""
-    size = int(side) if side.isdigit() else default.model.image_size
-    return dataclasses.replace(default, model=get_config(arguments.value("--model") or "ViT-B/16", image_size=size))
-
-
-def _without_search(default: FinetuneConfig, arguments: Arguments) -> FinetuneConfig:
-    """Without the learning-rate search if --optim.lr gives the rate."""
-    if "--optim.lr" not in arguments.flags:
-        return default
-    return dataclasses.replace(default, learning_rates=(), sweep_steps=None)
 
 
 def _apply_switches(config: TrainConfig, arguments: Arguments) -> TrainConfig:
@@ -163,25 +128,61 @@ def _apply_switches(config: TrainConfig, arguments: Arguments) -> TrainConfig:
     return config
 
 
-def _resolve_recipe(command: Pretrain | Plan, arguments: Arguments) -> Pretrain | Plan:
-    model_name, name = arguments.value("--model"), type(command).__name__.lower()
-    if (command.recipe, command.model_name) != (arguments.recipe, model_name):
-        raise UserError(f"write the recipe first and --model once: `vitlab {name} {command.recipe} --...`.")
-    finetune = isinstance(command.config, FinetuneConfig)
-    default = _finetune_plan(arguments) if finetune else _pretrain_recipe(arguments)
-    if command.config.model.num_classes != default.model.num_classes:
-        raise UserError("--model.num-classes has no effect here: the data set decides. Leave it out.")
-    if isinstance(command, Pretrain):
+def check_settings(name: str, command: Any, arguments: Arguments) -> Any:
+    """The parsed `command`, checked against its recipe; what no flag sets is left to the data and the checkpoint.
+
+    Raises UserError for flags that have no effect in this command.
+    """
+    if not hasattr(command, "config"):
         return command
-    if isinstance(command.config, FinetuneConfig):
-        command = dataclasses.replace(command, config=_automatic(command.config, arguments))
-    if _model_changes(command.config, default):
-        return dataclasses.replace(command, model_name=None)
-    first = inspect.signature(PRETRAIN[command.recipe]).parameters["model"].default if not finetune else "ViT-B/16"
-    return dataclasses.replace(command, model_name=model_name or first)
+    config, default = command.config, _recipe_config(name, arguments)
+    changes = _model_changes(config, default)
+    if name in ("pretrain", "plan"):
+        model_name = arguments.value("--model")
+        if (command.recipe, command.model_name) != (arguments.recipe, model_name):
+            raise UserError(f"write the recipe first and --model once: `vitlab {name} {command.recipe} --...`.")
+        if "num_classes" in changes:
+            raise UserError("--model.num-classes has no effect here: the data set decides. Leave it out.")
+        if name == "plan":
+            command = dataclasses.replace(command, model_name=_model_name(config.model))
+    elif changes:
+        raise UserError(
+            f"--model.{changes[0].replace('_', '-')} has no effect here: the checkpoint brings its own model. Only "
+            f"--image-size and --model.dropout can be set."
+        )
+    if isinstance(config, FinetuneConfig):
+        config = _leave_automatic(config, arguments)
+    if name == "finetune":
+        config = dataclasses.replace(config, data=_data(command, arguments))
+    if name == "vtab":
+        fixed = {"model.image-size": "give --image-size.", **dict.fromkeys(TASK_SETTINGS, "set --root and --tasks.")}
+        for flag, advice in fixed.items():
+            if f"--{flag}" in arguments.flags:
+                raise UserError(f"--{flag} has no effect here, where each task brings its own data; {advice}")
+    return dataclasses.replace(command, config=config)
 
 
-def _automatic(config: FinetuneConfig, arguments: Arguments) -> FinetuneConfig:
+TASK_SETTINGS = ("data.name", "data.root", "data.train-split", "data.eval-split", "data.classes")
+"""What the tasks of VTAB decide."""
+
+
+def _model_changes(config: TrainConfig, default: TrainConfig) -> list[str]:
+    """Names of model settings other than the image size and dropout that differ from the default."""
+    model, expected = to_dict(config.model), to_dict(default.model)
+    return [name for name in expected if model[name] != expected[name] and name not in ("image_size", "dropout")]
+
+
+def _model_name(model: ModelConfig) -> str | None:
+    """The listed model of this architecture, whatever its head and its image size."""
+
+    def architecture(config: ModelConfig) -> dict[str, Any]:
+        free = ("image_size", "num_classes", "representation_size", "head_bias", "dropout")
+        return {name: value for name, value in to_dict(config).items() if name not in free}
+
+    return next((name for name, listed in MODELS.items() if architecture(listed) == architecture(model)), None)
+
+
+def _leave_automatic(config: FinetuneConfig, arguments: Arguments) -> FinetuneConfig:
     """`config.automatic` without what a flag sets. Raises UserError for flags of a search without one."""
     flags, rates = arguments.flags, config.learning_rates
     if {"--optim.lr", "--learning-rates"} <= flags:
@@ -195,8 +196,8 @@ def _automatic(config: FinetuneConfig, arguments: Arguments) -> FinetuneConfig:
     )
 
 
-def _data(command: Finetune, arguments: Arguments) -> Any:
-    """The data settings of `command` with --dataset and --root. Unreadable files of a folder are skipped."""
+def _data(command: Any, arguments: Arguments) -> Any:
+    """The data settings with --dataset and --root. Unreadable files of a folder are skipped."""
     data = command.config.data
     for short, long in (("--dataset", "--data.name"), ("--root", "--data.root")):
         if {short, long} <= arguments.flags:
@@ -205,17 +206,3 @@ def _data(command: Finetune, arguments: Arguments) -> Any:
         skip = command.dataset.startswith("folder:") and "--data.on-error" not in arguments.flags
         data = dataclasses.replace(data, name=command.dataset, on_error="skip" if skip else data.on_error)
     return data if command.root is None else dataclasses.replace(data, root=command.root)
-
-
-def _model_changes(config: TrainConfig, default: TrainConfig) -> list[str]:
-    """Names of model settings other than the image size and dropout that differ from the default."""
-    model, expected = to_dict(config.model), to_dict(default.model)
-    return [name for name in expected if model[name] != expected[name] and name not in ("image_size", "dropout")]
-
-
-def _refuse_model_settings(config: TrainConfig, default: TrainConfig) -> None:
-    if changes := _model_changes(config, default):
-        raise UserError(
-            f"--model.{changes[0].replace('_', '-')} has no effect here: the checkpoint brings its own model. Only "
-            f"--image-size and --model.dropout can be set."
-        )

@@ -8,7 +8,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.commands.info import List
-from vitlab.commands.output import RunConfig, print_note, print_result, print_start
+from vitlab.commands.output import Device, Json, RunConfig, print_note, print_result, print_start
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.settings import nearest
@@ -37,8 +37,8 @@ class Study:
     """Runs at the same time; default: one for each core (tiny), 4 (gpu) or 1 (paper)."""
     tflops: float | None = None
     """For --dry-run: achieved TFLOP/s of the device."""
-    device: str = "auto"
-    json: bool = False
+    device: Device = "auto"
+    json: Json = False
 
     def run(self) -> int:
         from vitlab.studies import STUDIES
@@ -80,8 +80,9 @@ class Bench:
     models: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="MODEL ...")] = ()
     """Names or shell patterns (`vitlab list models`); default: the eight of Fig. 12."""
     mode: Literal["infer", "train", "both"] = "infer"
+    """Inference, training steps, or both."""
     sizes: str = "64,128,224,384,512"
-    """Image sides in pixels, separated by commas. Sizes that a model cannot take are skipped with a message."""
+    """Image sides in pixels, separated by commas; the nearest that the model's patches divide is taken."""
     batch: str = "auto"
     """Batch size; auto is the power of two at which vitlab's model is fastest."""
     against: str = ""
@@ -93,16 +94,15 @@ class Bench:
     seconds: float = 1.0
     """Length of a round of one model."""
     rounds: int = 7
+    """Timed rounds of each contender."""
     memory: float | None = None
     """GiB that a step may take; default: 4 on a CPU, all of a GPU."""
     largest: bool = True
     """Search the largest batch that fits into that memory."""
-    profile: bool = False
-    """Report the share of time of each part of a training step."""
     out: Path = Path("bench")
     """Folder for bench.json and bench.png."""
-    device: str = "auto"
-    json: bool = False
+    device: Device = "auto"
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"measuring {', '.join(self.models) or 'the models of Fig. 12'} at {self.sizes} pixels")
@@ -113,14 +113,13 @@ class Bench:
         settings = Settings(
             self.models or FIGURE_12, _integers("sizes", self.sizes), self.mode, batch,
             tuple(filter(None, self.against.split(","))), self.dtype, self.compile, self.seconds, self.rounds,
-            self.memory, self.largest, self.profile, self.device,
+            self.memory, self.largest, self.device,
         )  # fmt: skip
         found = bench(settings, self.out)
         rows = table(found)
         text = "nothing could be measured"
         if rows:
-            text = f"{format_table(rows)}\ncopying: {found['copy_gb_per_s']:.3g} GB/s; ceiling: TFLOP/s of the "
-            text += f"products alone\nfigure: {self.out / 'bench.png'}"
+            text = f"{format_table(rows)}\nceiling: TFLOP/s of the products alone\nfigure: {self.out / 'bench.png'}"
         print_result(found, self.json, f"{text} · result: {self.out / 'bench.json'}")
         return 0 if rows else 1
 
@@ -148,13 +147,13 @@ class Plan:
     count: int = 1
     """Processes, each with one device (cpu: one machine)."""
     mfu: str = "0.4"
-    """Model FLOPs utilization; or `measured`, which trains on this machine for some seconds; or the bench.json of
-    `vitlab bench MODEL --mode train` on such a device."""
+    """Model FLOPs utilization, which `vitlab bench MODEL --mode train` measures; or `measured`, which trains on this
+    machine for some seconds."""
     examples: int | None = None
     """Images of the training split; required if `vitlab list datasets` does not give it."""
     image_kb: float = 110.0
     """Size of a stored image in kB; 110 is a photo of 500 x 375 pixels as JPEG."""
-    json: bool = False
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"planning {self.recipe}")

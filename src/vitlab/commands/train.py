@@ -9,7 +9,9 @@ from tyro.conf import Positional
 
 from vitlab.commands.output import (
     Checkpoint,
+    Device,
     FinetuneRunConfig,
+    Json,
     PositionInterpolation,
     RunConfig,
     print_accuracy,
@@ -28,8 +30,8 @@ class Demo:
     out: Path = Path("vitlab-demo")
     """Folder for the runs and the page."""
     seed: int = 0
-    json: bool = False
-    """Print the result as JSON."""
+    """Seed of all random numbers."""
+    json: Json = False
 
     def run(self) -> int:
         print_start("training on handwritten digits")
@@ -52,8 +54,8 @@ class Pretrain:
     """Name of the model for this recipe (`vitlab list models`)."""
     workdir: Path | None = None
     """Folder of the run; default: `runs/RECIPE`."""
-    device: str = "auto"
-    json: bool = False
+    device: Device = "auto"
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"reading {self.config.data.name}")
@@ -89,8 +91,8 @@ class Finetune:
     interpolation: PositionInterpolation = None
     workdir: Path | None = None
     """Folder of the search and the runs; default: `runs/finetune-RECIPE`, for `own` with the data set's name."""
-    device: str = "auto"
-    json: bool = False
+    device: Device = "auto"
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"loading {self.checkpoint}")
@@ -132,8 +134,8 @@ class Vtab:
     """Download data sets that can be downloaded."""
     image_size: int | None = None
     """Image side in pixels; default: 384, or the next larger multiple of the patch size."""
-    device: str = "auto"
-    json: bool = False
+    device: Device = "auto"
+    json: Json = False
 
     def run(self) -> int:
         print_start(f"loading {self.checkpoint}")

@@ -47,20 +47,16 @@ def diagnose(path: str | Path = ".") -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "features": {feature: bool(units.get(unit)) for feature, unit in CPU_FEATURES.items()},
     }
-    devices = _devices(cpu["name"])
-    types = list(dict.fromkeys(device["type"] for device in devices))
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    types = ["cpu", "cuda"] if gpus else ["cpu"]
     report: dict[str, Any] = {
         "versions": _versions(),
         "cpu": cpu,
-        "devices": devices,
-        "not_used": ["Apple GPU (mps)"] if torch.backends.mps.is_available() else [],
+        "gpus": [
+            {"device": f"cuda:{i}", "name": g.name, "memory_gib": g.total_memory / GIB} for i, g in enumerate(gpus)
+        ],
         "attention": {
-            kind: {
-                "training": attention_path(kind, True),
-                "inference": attention_path(kind, False),
-                "bfloat16 inference": attention_path(kind, False, torch.bfloat16),
-            }
-            for kind in types
+            kind: {"training": attention_path(kind, True), "inference": attention_path(kind, False)} for kind in types
         },
         "matmul_tflops": {
             kind: {"float32": _matmul(kind, torch.float32), "bfloat16": _matmul(kind, torch.bfloat16)} for kind in types
@@ -68,7 +64,7 @@ def diagnose(path: str | Path = ".") -> dict[str, Any]:
         "jpegs_per_second_per_core": _decoding(),
         "disk": _disk(folder),
         "shared_memory_gib": _free_gib(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None,
-        "compiler": _compiler(),
+        "compiler": shutil.which(os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")),
     }
     return {**report, "problems": find_problems(report)}
 
@@ -76,30 +72,33 @@ def diagnose(path: str | Path = ".") -> dict[str, Any]:
 def find_problems(report: dict[str, Any]) -> list[str]:
     """What prevents or slows training, and what to do about it."""
     versions, cpu, disk, shared = report["versions"], report["cpu"], report["disk"], report["shared_memory_gib"]
-    cpu_only, speed, written = len(report["devices"]) == 1, report["matmul_tflops"]["cpu"], disk["write_mib_per_second"]
-    problems = []
+    cores, written, problems = cpu["cores"], disk["write_mib_per_second"], []
     if not versions["torchvision"][:1].isdigit():
-        cause = f"torchvision cannot be imported ({versions['torchvision']}): its build must match torch"
-        problems.append(f"{cause} {versions['torch']}. Install both from the same place, in one command.")
-    if cpu["threads"] > cpu["cores"]:
         problems.append(
-            f"{cpu['threads']} threads on {cpu['cores']} cores are slow: set OMP_NUM_THREADS={cpu['cores']}."
+            f"torchvision cannot be imported ({versions['torchvision']}): its build must match torch "
+            f"{versions['torch']}. Install both from the same source, in one command."
         )
-    if cpu_only and speed["bfloat16"] < 1.2 * speed["float32"]:
-        problems.append("bfloat16 products are not faster here than float32: train with --precision float32.")
-    if cpu_only and shutil.which("nvidia-smi"):
-        cause = f"nvidia-smi is installed, but torch {versions['torch']} sees no GPU, as with a driver that is too old"
-        problems.append(f"{cause}: update the driver, or install a torch built for an older CUDA.")
+    if cpu["threads"] > cores:
+        problems.append(f"{cpu['threads']} threads on {cores} cores are slow: set OMP_NUM_THREADS={cores}.")
+    if not report["gpus"] and shutil.which("nvidia-smi"):
+        problems.append(
+            f"nvidia-smi is installed, but torch {versions['torch']} sees no GPU, as with a driver that is too old: "
+            "update the driver, or install a torch built for an older CUDA."
+        )
     if disk["free_gib"] < 5:
-        cause = f"only {disk['free_gib']:.1f} GiB are free at {disk['path']}"
-        problems.append(f"{cause}: free some, or choose another folder (a checkpoint of ViT-L takes 3.5 GiB).")
+        problems.append(
+            f"only {disk['free_gib']:.1f} GiB are free at {disk['path']}: free some, or choose another folder (a "
+            "checkpoint of ViT-L takes 3.5 GiB)."
+        )
     if written is None:
         problems.append(f"{disk['path']} is not writable: choose another folder.")
     elif written < 50:
         problems.append(f"the disk of {disk['path']} writes {written:.0f} MiB/s: save checkpoints less often.")
     if shared is not None and shared < 1:
-        cause = f"{SHARED_MEMORY} has {shared:.2f} GiB free, and loader workers pass images through it"
-        problems.append(f"{cause}: give the container more (--shm-size=8g), or use 0 workers.")
+        problems.append(
+            f"{SHARED_MEMORY} has {shared:.2f} GiB free, and loader workers pass images through it: give the container "
+            "more (--shm-size=8g), or use 0 workers."
+        )
     if report["compiler"] is None:
         problems.append("a C++ compiler is missing, which --compile requires: install g++, or name another one in CXX.")
     return problems
@@ -128,21 +127,9 @@ def _versions() -> dict[str, str]:
     versions |= {name: metadata.version(name) for name in names}
     try:
         importlib.import_module("torchvision")
-    except (ImportError, OSError, RuntimeError, AttributeError) as error:
+    except (ImportError, OSError, RuntimeError, AttributeError) as error:  # as a build for another torch raises
         versions["torchvision"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     return versions
-
-
-def _devices(cpu_name: str) -> list[dict[str, Any]]:
-    """Every device that `--device` takes, with its own memory."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB if hasattr(os, "sysconf") else None
-    devices: list[dict[str, Any]] = [{"type": "cpu", "device": "cpu", "name": cpu_name, "memory_gib": memory}]
-    for index in range(torch.cuda.device_count()):
-        gpu = torch.cuda.get_device_properties(index)
-        devices.append(
-            {"type": "cuda", "device": f"cuda:{index}", "name": gpu.name, "memory_gib": gpu.total_memory / GIB}
-        )
-    return devices
 
 
 def _rate(function: Callable[[], object]) -> float:
@@ -164,9 +151,7 @@ def _decoding() -> dict[str, float]:
     rng = np.random.default_rng(0)
     smooth = Image.fromarray(rng.integers(0, 256, (25, 33, 3), np.uint8)).resize((500, 375), Image.Resampling.BICUBIC)
     grainy = np.clip(np.asarray(smooth) + rng.normal(0, 8.5, (375, 500, 3)), 0, 255).astype(np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(grainy).save(buffer, "JPEG", quality=95)
-    data = buffer.getvalue()
+    data = simplejpeg.encode_jpeg(grainy, quality=95)
     return {
         "simplejpeg": _rate(lambda: simplejpeg.decode_jpeg(data)),  # for ordinary JPEGs
         "Pillow": _rate(lambda: Image.open(io.BytesIO(data)).convert("RGB").load()),  # for all others
@@ -190,8 +175,3 @@ def _disk(folder: Path) -> dict[str, Any]:
 
 def _free_gib(folder: Path) -> float:
     return shutil.disk_usage(folder).free / GIB
-
-
-def _compiler() -> str | None:
-    """The C++ compiler that torch.compile uses; None if it is missing."""
-    return shutil.which(os.environ.get("CXX", "").strip() or ("clang++" if sys.platform == "darwin" else "g++"))

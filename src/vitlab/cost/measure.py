@@ -1,14 +1,14 @@
-"""Speed measurements: interleaved rounds, the machine's ceiling for a model, and the parts of a training step."""
+"""Interleaved timing, the machine's ceiling for a model, and where a measurement was made."""
 
 import math
 import os
 import platform
-import re
+import shutil
 import subprocess
 import time
 import timeit
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,27 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitlab
 from vitlab.models import ModelConfig, build_model
+from vitlab.models.attention import cpu_units
 
-PACKAGE = Path(vitlab.__file__).parent
-COPY_BYTES = 2**28
-MIN_GAIN = 1.05
-"""A batch twice as large must be this much faster to be chosen."""
-PARTS = {
-    "matrix products": r"mm|addmm|_addmm_activation|\w*convolution\w*",
-    "attention": r"bmm|baddbmm|_softmax\w*|\w*attention\w*",  # in these models a batch of products is attention's
-    "norms": r"native_\w+_norm\w*|var_mean|rsqrt",
-    "activation functions": r"gelu\w*|relu|threshold_backward|tanh\w*",
-    "loss": r"_log_softmax\w*|nll_loss\w*|argmax|eq|binary_cross_entropy_with_logits",
-    "optimizer": r"_fused_\w+|_foreach_(norm|mul_|lerp_)|linalg_vector_norm",
-    "casts and copies": r"copy_|_foreach_copy_|_to_copy|clone|cat|contiguous|reshape",
-}
-"""Part of a training step -> pattern of the names of its aten operations."""
-REST = "the rest"
 Step = Callable[[], object]
 
 
@@ -44,7 +29,7 @@ Step = Callable[[], object]
 
 
 def synchronized_time() -> float:
-    """The clock, after the current GPU has finished what it was given."""
+    """The clock, after the current GPU has finished its work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -86,20 +71,6 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, Any]:
     return spread([a / b for a, b in zip(ours, theirs, strict=True)])
 
 
-def fastest_batch(rate: Callable[[int], float], most: int) -> int:
-    """The power of two up to `most` with the highest `rate(batch)` in images/s.
-
-    Ends after two doublings without a gain.
-    """
-    best, best_rate, batch, without_gain = 1, rate(1), 2, 0
-    while batch <= most and without_gain < 2:
-        without_gain += 1
-        if (new_rate := rate(batch)) > MIN_GAIN * best_rate:
-            best, best_rate, without_gain = batch, new_rate, 0
-        batch *= 2
-    return best
-
-
 # ------------------------------------------------------------------------------------------------------------ ceiling
 
 
@@ -110,10 +81,6 @@ class Product(NamedTuple):
     m: int
     k: int
     n: int
-
-    @property
-    def macs(self) -> int:
-        return self.batch * self.m * self.k * self.n
 
     @property
     def numel(self) -> int:
@@ -179,56 +146,12 @@ def products_step(products: Counter[Product], dtype: torch.dtype, device: torch.
     return step
 
 
-def copy_bandwidth(device: torch.device) -> float:
-    """Bytes per second, read and written, of copying 256 MiB; the best of five."""
-    source = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    return 2 * COPY_BYTES / min(seconds_per_step(lambda: target.copy_(source)) for _ in range(5))
-
-
-# ------------------------------------------------------------------------------------------------------------ profile
-
-
-def part_of(operation: str) -> str:
-    """The part to which an operation of the profile belongs, such as `aten::addmm`."""
-    name = operation.removeprefix("aten::")
-    return next((part for part, pattern in PARTS.items() if re.fullmatch(pattern, name)), REST)
-
-
-def shares(times: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The share of each part, from pairs of an operation and its own time; they sum to 1."""
-    sums = dict.fromkeys([*PARTS, REST], 0.0)
-    for operation, seconds in times:
-        sums[part_of(operation)] += seconds
-    total = sum(sums.values())
-    return {part: seconds / total for part, seconds in sums.items()}
-
-
-def profile_step(step: Step, device: torch.device, count: int = 3) -> dict[str, float]:
-    """Shares of the parts of a training step, from torch's profile of `count` steps after one warm-up step.
-
-    On a CPU the time of the operations themselves, on a GPU that of the kernels they launch.
-    """
-    on_gpu = device.type == "cuda"
-    step()
-    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
-        for _ in range(count):
-            step()
-        if on_gpu:
-            torch.cuda.synchronize(device)
-    events = [event for event in profiler.key_averages() if event.device_type.name == "CPU"]
-    return shares(
-        (event.key, event.self_device_time_total if on_gpu else event.self_cpu_time_total) for event in events
-    )
-
-
 # -------------------------------------------------------------------------------------------------------- environment
 
 
 def environment(*libraries: str) -> dict[str, Any]:
     """The commit, the processor, its available cores, and the versions of installed `libraries`."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").is_file() else []
-    cpu = next((line.partition(":")[2].strip() for line in lines if "model name" in line), platform.processor())
+    cpu = cpu_units().get("cpu_name", platform.processor())
     versions = {library: metadata.version(library) for library in libraries}
     return {"commit": commit(), "cpu": cpu, "cores": available_cores(), **versions}
 
@@ -240,14 +163,8 @@ def available_cores() -> int:
 
 def commit() -> str | None:
     """The commit of the checkout that this code runs from, with `-dirty` if it has changes; None outside a checkout."""
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(PACKAGE), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")) / "src" / "vitlab" != PACKAGE:  # installed inside another one
-            return None
-        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
-    except (OSError, subprocess.CalledProcessError):
+    checkout = Path(vitlab.__file__).parents[2]
+    if not shutil.which("git") or not (checkout / ".git").exists():
         return None
+    command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None

@@ -4,12 +4,13 @@ All contenders have the same weights, batch and dtype. Before a peer is timed, i
 peer has two variants, with fused attention and with plain matrix products; the faster one counts.
 """
 
+import dataclasses
 import importlib
 import importlib.util
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -21,18 +22,18 @@ from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ViTConfig, build_model
 from vitlab.models.vit import Model
 from vitlab.settings import nearest
+from vitlab.train.checkpoint import create_state
 from vitlab.train.distributed import SINGLE
 from vitlab.train.loop import train_step
 from vitlab.train.objectives import create_objective, create_training_model
 from vitlab.train.precision import Precision, resolve_precision
-from vitlab.train.state import create_state
 from vitlab.weights import ParityError
 
 Mode = Literal["train", "infer"]
 OURS = "vitlab"
 PACKAGES = {"timm": ("timm", ">=1.0.20"), "huggingface": ("transformers", ">=5")}
 """Peer -> its package and the version to install."""
-VARIANTS = ("fused attention", "attention as products")
+FUSED, PRODUCTS = "fused attention", "attention as products"
 OPTIM = OptimConfig(lr=1e-5, weight_decay=0.05, clip_norm=1.0)
 """The update that all contenders make, with torch's fused AdamW."""
 MAX_DIFFERENCE = 1e-3
@@ -50,6 +51,15 @@ class Work:
     compile: bool = False
     device: str = "cpu"
 
+    @property
+    def run(self) -> TrainConfig:
+        """Our training: in bfloat16 with the precision that `vitlab pretrain` chooses on this device."""
+        automatic = resolve_precision("auto", torch.device(self.device))
+        lower: Precision = "bfloat16" if automatic == "float32" else automatic
+        precision = "float32" if self.dtype == "float32" else lower
+        run = TrainConfig(model=self.config, optim=OPTIM, steps=10**9, batch_size=self.batch, precision=precision)
+        return dataclasses.replace(run, compile=self.compile)
+
 
 @dataclass(frozen=True)
 class Contender:
@@ -63,7 +73,7 @@ class Contender:
 
 def variants(peer: str, config: ModelConfig) -> tuple[str, ...]:
     """The names of a peer's contenders. A model without attention has one."""
-    return tuple(f"{peer}, {variant}" for variant in VARIANTS[: 2 if isinstance(config, ViTConfig) else 1])
+    return (f"{peer}, {FUSED}", f"{peer}, {PRODUCTS}") if isinstance(config, ViTConfig) else (peer,)
 
 
 def check_installed(peer: str) -> None:
@@ -81,32 +91,26 @@ def build(name: str, work: Work) -> Contender:
     Raises UserError for a model that the peer does not support, ParityError where its logits differ from ours.
     """
     device, model = torch.device(work.device), example_model(work.config)
-    precision = training_precision(work.dtype, device)
-    run = TrainConfig(
-        model=work.config, optim=OPTIM, steps=10**9, batch_size=work.batch, precision=precision, compile=work.compile
-    )
-    if name == OURS:
-        if work.mode == "infer":
-            return Contender(OURS, f"weights and images in {work.dtype}", _inference_step(work, model, device))
-        step = training_step(run, device, model)
-        return Contender(OURS, f"the step of vitlab pretrain, precision {precision}, gradients clipped at 1", step)
-    peer, _, variant = name.partition(", ")
-    check_installed(peer)
-    theirs = {"timm": _timm, "huggingface": _huggingface}[peer](model, variant == VARIANTS[0])
-    _check_equal(name, model, theirs)
-    variant = variant if isinstance(work.config, ViTConfig) else "its only variant"
+    if name != OURS:
+        ours, (peer, _, variant) = model, name.partition(", ")
+        model = {"timm": _timm, "huggingface": _huggingface}[peer](ours, variant != PRODUCTS)
+        _check_equal(name, ours, model)
     if work.mode == "infer":
-        return Contender(name, f"weights and images in {work.dtype}, {variant}", _inference_step(work, theirs, device))
+        return Contender(name, f"weights and images in {work.dtype}", _inference_step(work, model, device))
+    run = work.run
+    if name == OURS:
+        settings = f"the step of vitlab pretrain, precision {run.precision}, gradients clipped at 1"
+        return Contender(name, settings, training_step(run, device, model))
     cast = "bfloat16 autocast" if work.dtype == "bfloat16" else "float32"
-    step = _peer_training_step(work, theirs.to(device), example_batch(run, device))
-    return Contender(name, f"{cast}, fused AdamW, gradients clipped at 1, {variant}", step)
+    step = _peer_training_step(work, model.to(device), example_batch(run, device))
+    return Contender(name, f"{cast}, fused AdamW, gradients clipped at 1", step)
 
 
 # --------------------------------------------------------------------------------------------------------------- ours
 
 
 def example_model(config: ModelConfig) -> Model:
-    """Our model, the same at every call, with a random head: a fresh one returns zeros."""
+    """Our model, the same at every call, with a random head: a new one returns zeros."""
     generator = torch.Generator().manual_seed(0)
     model = build_model(config, generator=generator).eval()
     if model.head is not None:
@@ -125,22 +129,10 @@ def example_images(
 def example_batch(run: TrainConfig, device: torch.device) -> Batch:
     """Images in float32, random labels, and the random numbers that masking needs."""
     generator, size, objective = torch.Generator().manual_seed(2), run.batch_size, create_objective(run)
-    labels = torch.randint(max(run.model.num_classes, 1), (size,), generator=generator)
-    draws = torch.rand(size, objective.draws, dtype=torch.float64, generator=generator) if objective.draws else None
-    return Batch(
-        example_images(run.model, size, device),
-        labels.to(device),
-        torch.arange(size, device=device),
-        draws=None if draws is None else draws.to(device),
-    )
-
-
-def training_precision(dtype: str, device: torch.device) -> Precision:
-    """The precision of our training in this dtype: with bfloat16 what `vitlab pretrain` chooses here."""
-    if dtype == "float32":
-        return "float32"
-    automatic = resolve_precision("auto", device)
-    return "bfloat16" if automatic == "float32" else automatic
+    labels = torch.randint(max(run.model.num_classes, 1), (size,), generator=generator).to(device)
+    draws = torch.rand(size, objective.draws, dtype=torch.float64, generator=generator).to(device)
+    images, indices = example_images(run.model, size, device), torch.arange(size, device=device)
+    return Batch(images, labels, indices, draws=draws if objective.draws else None)
 
 
 def training_step(run: TrainConfig, device: torch.device, model: nn.Module | None = None) -> Callable[[], None]:
@@ -161,25 +153,13 @@ def _inference_step(work: Work, model: nn.Module, device: torch.device) -> Calla
     dtype = getattr(torch, work.dtype)
     images = example_images(work.config, work.batch, device, dtype)
     model = model.to(device, dtype).eval()
-    forward = compile_for_inference(model, images) if work.compile else model
+    forward = torch.compile(model, dynamic=False) if work.compile else model
 
     def step() -> Tensor:
         with torch.no_grad():
             return forward(images)
 
     return step
-
-
-@torch.no_grad()
-def compile_for_inference(model: nn.Module, images: Tensor) -> Callable[[Tensor], Tensor]:
-    """torch.compile for batches of this shape. On a CPU the weights are frozen into the layout its products prefer."""
-    from torch._inductor import config as inductor  # takes seconds
-
-    compiled = torch.compile(model, dynamic=False)
-    # Dynamo reads this setting before the options of a compilation are in force, so it must be set from outside.
-    with inductor.patch(freezing=images.device.type == "cpu"):
-        compiled(images)
-    return compiled
 
 
 # -------------------------------------------------------------------------------------------------------------- peers
@@ -205,7 +185,7 @@ class _Logits(nn.Module):
         return self.model(pixel_values=images).logits
 
 
-def _timm(model: Model, fused: bool) -> nn.Module:
+def _timm(model: Model, fused: bool) -> Any:
     timm, settings = importlib.import_module("timm"), importlib.import_module("timm.layers.config")
     from vitlab.weights.timm import write_timm
 
@@ -218,7 +198,7 @@ def _timm(model: Model, fused: bool) -> nn.Module:
             settings.set_fused_attn(True)
 
 
-def _huggingface(model: Model, fused: bool) -> nn.Module:
+def _huggingface(model: Model, fused: bool) -> Any:
     transformers = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
     from vitlab.weights.huggingface import write_huggingface
@@ -232,11 +212,9 @@ def _huggingface(model: Model, fused: bool) -> nn.Module:
 
 def _peer_training_step(work: Work, model: nn.Module, batch: Batch) -> Callable[[], None]:
     """A training step as a user of the peer writes it."""
-    parameters = list(model.parameters())
+    parameters, max_norm = list(model.parameters()), OPTIM.clip_norm or float("inf")
     optimizer = torch.optim.AdamW(parameters, lr=OPTIM.lr, weight_decay=OPTIM.weight_decay, fused=True)
     forward = torch.compile(model.train()) if work.compile else model.train()
-    max_norm = OPTIM.clip_norm
-    assert max_norm is not None
 
     def step() -> None:
         optimizer.zero_grad()

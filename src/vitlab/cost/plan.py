@@ -4,24 +4,21 @@ Nothing is read and nothing is trained. Memory is counted from the step itself (
 """
 
 import dataclasses
-import functools
-import json
 import os
 import statistics
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.cost.measure import time_interleaved
-from vitlab.cost.memory import Sizes, largest, process_bytes
+from vitlab.cost.memory import Process, weight_counts
 from vitlab.cost.peers import training_step
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.evaluate.load import choose_device
-from vitlab.pipelines.automatic import bit_hyperrule
+from vitlab.pipelines.finetune import bit_hyperrule
 from vitlab.recipes import pretrain
 from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of
@@ -54,8 +51,8 @@ def estimate(
     """The cost of a run, as plain data. Sizes are in bytes.
 
     device: one of DEVICES, or `cpu`, a machine like this one. count: processes, each with one device. mfu: a share of
-    the device's peak, `measured`, or a bench.json of `vitlab bench`, which must hold `model_name`. examples: images of
-    the training split, where the table of data sets does not give them. Raises UserError for invalid arguments.
+    the device's peak, or `measured`. examples: images of the training split, where the table of data sets does not give
+    them. Raises UserError for invalid arguments.
     """
     if device != CPU and device not in DEVICES:
         raise UserError(f"unknown device {device!r}; {nearest(device, DEVICES)}. All: {', '.join([*DEVICES, CPU])}.")
@@ -66,17 +63,20 @@ def estimate(
         if examples is None:
             raise UserError("this recipe depends on the number of training images; give it with --examples.")
         config = bit_hyperrule(config, examples)
-    _check_count(config.batch_size, count)
+    if count < 1 or config.batch_size % count:
+        raise UserError(f"count is {count}; it must divide the batch of {config.batch_size}.")
     config = dataclasses.replace(config, model=model_of(Point("plan", config, {}), {}))
     total_images = examples or config.batch_size  # with a fixed number of steps any number will do
     exa, steps = exaflops(config, total_images), updates(config, total_images)
     memory = _memory(config, device, count)
     peak = DEVICES[device].tflops * 1e12 if device in DEVICES else None
-    flops, source = _flops_per_second(config, device, peak, mfu, model_name, memory["images_at_once"], say)
+    flops, source = _flops_per_second(config, device, peak, mfu, memory["images_at_once"], say)
     seconds = exa * 1e18 / (flops * count)
     images_per_s = steps * config.batch_size / seconds
+    parameters, forward_macs = weight_counts(config)[0], config.model.forward_macs
+    state = 1 + state_per_weight(config.optim) + bool(config.average_decay)
     return {
-        "model": {"name": model_name, "parameters": Sizes.of(config).whole, "forward_macs": config.model.forward_macs},
+        "model": {"name": model_name, "parameters": parameters, "forward_macs": forward_macs},
         "data": config.data.name,
         "examples": examples,
         "epochs": steps * config.batch_size / examples if examples else None,
@@ -95,18 +95,9 @@ def estimate(
         "images_per_s_each": images_per_s / count,
         "image_kb": image_kb,
         "bytes_per_s": images_per_s * image_kb * 1e3,
+        "checkpoint_bytes": 4 * state * parameters,
         **memory,
     }
-
-
-def _check_count(batch_size: int, count: int) -> None:
-    """Raises UserError if the batch does not divide by the number of processes, as the run itself would."""
-    if count < 1 or batch_size % count:
-        divisors = [number for number in range(1, batch_size + 1) if batch_size % number == 0]
-        near = sorted(sorted(divisors, key=lambda number: abs(number - count))[:3])
-        raise UserError(
-            f"count is {count}; it must divide the batch of {batch_size}. The nearest: {', '.join(map(str, near))}."
-        )
 
 
 def _examples(config: TrainConfig, given: int | None) -> int | None:
@@ -116,88 +107,47 @@ def _examples(config: TrainConfig, given: int | None) -> int | None:
     except ValueError as error:
         if config.steps is not None:
             return None
-        raise UserError(
-            f"the number of images of {config.data.name or 'your set'} is unknown; give --examples."
-        ) from error
+        name = config.data.name or "your set"
+        raise UserError(f"the number of images of {name} is unknown; give --examples.") from error
 
 
 # --------------------------------------------------------------------------------------------------------------- time
 
 
 def core_days(exa: float) -> dict[str, float]:
-    """TPUv3-core-days of so many exaFLOPs, at the mean rate of a core in the paper.
+    """TPUv3-core-days of this many exaFLOPs, at the mean rate of a core in the three runs of Table 2.
 
-    Table 2 gives core-days of three runs and Table 6's rule their exaFLOPs: three rates, from `lowest_tflops` to
-    `highest_tflops`, of which the sum of exaFLOPs over the sum of days is taken.
+    That table gives their core-days, and the rule of Table 6 their exaFLOPs: 19.7 to 26.7 TFLOP/s of a core.
     """
-    work, days = [_papers_exaflops(recipe, model) for recipe, model, _ in TABLE2], [row[2] for row in TABLE2]
-    rates = [exa * 1e6 / (core_days * DAY) for exa, core_days in zip(work, days, strict=True)]
-    tflops = sum(work) * 1e6 / (sum(days) * DAY)
-    return {
-        "days": exa * 1e6 / tflops / DAY,
-        "tflops": tflops,
-        "lowest_tflops": min(rates),
-        "highest_tflops": max(rates),
-    }
-
-
-def _papers_exaflops(recipe: Callable[[str], TrainConfig], model: str) -> float:
-    config = recipe(model)
-    return exaflops(config, IMAGES[config.data.name])
+    runs = [recipe(model) for recipe, model, _ in TABLE2]
+    work = sum(exaflops(config, IMAGES[config.data.name]) for config in runs)
+    tflops = work * 1e6 / (sum(days for _, _, days in TABLE2) * DAY)
+    return {"days": exa * 1e6 / tflops / DAY, "tflops": tflops}
 
 
 def _flops_per_second(
-    config: TrainConfig,
-    device: str,
-    peak: float | None,
-    mfu: str,
-    model_name: str | None,
-    images_at_once: int,
-    say: Callable[[str], None],
+    config: TrainConfig, device: str, peak: float | None, mfu: str, images_at_once: int, say: Callable[[str], None]
 ) -> tuple[float, str]:
     """FLOP/s of a device, of those that Table 6 counts, and where the number comes from."""
     if mfu == "measured":
         return _measure(config, device, images_at_once, say)
-    if mfu.endswith(".json"):
-        return _read_bench(Path(mfu), config, device, model_name)
     try:
         share = float(mfu)
     except ValueError as error:
-        raise UserError(f"--mfu is {mfu!r}; give a share such as 0.4, measured, or a bench.json.") from error
+        raise UserError(f"--mfu is {mfu!r}; give a share such as 0.4, or measured.") from error
     if not 0 < share <= 1:
         raise UserError(f"--mfu is {mfu}; it is a share of the device's peak, in (0, 1].")
     if peak is None:
-        raise UserError("the peak of a CPU is unknown; give --mfu measured, or a bench.json.")
+        raise UserError("the peak of a CPU is unknown; give --mfu measured.")
     return share * peak, "assumed"
-
-
-def _read_bench(path: Path, config: TrainConfig, device: str, model_name: str | None) -> tuple[float, str]:
-    """What `vitlab bench` has measured for training this model at this size on such a device."""
-    try:
-        record = json.loads(path.read_text())
-        measured_on, dtype, rows = record["machine"]["device"], record["settings"]["dtype"], record["rows"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is not a bench.json of `vitlab bench` ({error!r}).") from error
-    _check_device(device, measured_on, f"{path} was measured on")
-    training = [row for row in rows if row["mode"] == "train" and "tflops" in row]
-    height, width = config.model.image_hw
-    for row in training:
-        if row["model"] == model_name and row["image_size"] == height == width:
-            flops = row["tflops"] * 1e12 * config.model.inner_macs / config.model.forward_macs
-            return flops, f"measured on {measured_on} in {dtype} with {row['batch']} images at once, {path}"
-    available = ", ".join(f"{row['model']} at {row['image_size']}" for row in training) or "none"
-    model = model_name or "MODEL"
-    raise UserError(
-        f"{path} has no training of {model} at {height}x{width} pixels; it has {available}. "
-        f"`vitlab bench {model} --mode train --sizes {height}` measures it."
-    )
 
 
 def _measure(config: TrainConfig, device: str, images_at_once: int, say: Callable[[str], None]) -> tuple[float, str]:
     """What the run's own step achieves on this machine, over a few seconds, on random images."""
     here = choose_device(CPU if device == CPU else "auto")
     name = device_name(here)
-    _check_device(device, name, "this machine has")
+    if device != (find_device(name) or name):
+        raise UserError(f"this machine has {name}, and --device is {device}; give that device, or --mfu 0.4.")
     single = config.single() if isinstance(config, FinetuneConfig) else config
     flops, size = 6 * single.model.inner_macs, min(images_at_once, MAX_IMAGES)
     if here.type == CPU:
@@ -208,18 +158,11 @@ def _measure(config: TrainConfig, device: str, images_at_once: int, say: Callabl
     return statistics.median(rates) * size * flops, f"measured here, on {name}, with {size} images at once"
 
 
-def _check_device(device: str, torch_name: str, subject: str) -> None:
-    """Raises UserError unless torch's name for a device belongs to the requested one."""
-    if device != (CPU if torch_name == CPU else find_device(torch_name)):
-        raise UserError(f"{subject} {torch_name}, and --device is {device}; give that device, or --mfu 0.4.")
-
-
 # ------------------------------------------------------------------------------------------------------------- memory
 
 
 def _memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]:
     """Memory of a process with DDP and with FSDP, by parts, and whether it fits."""
-    sizes = Sizes.of(config)
     if device == CPU:
         precision = resolve_precision(config.precision, torch.device(CPU))
         available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -230,19 +173,16 @@ def _memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]:
     at_once = min(config.microbatch or images_each, images_each)
     memory: dict[str, Any] = {}
     for strategy in ("ddp", "fsdp") if count > 1 else ("alone",):
-        count_parts = functools.partial(
-            process_bytes, config, sizes, precision=precision, device_type=CPU if device == CPU else "cuda",
-            count=count, sharded=strategy == "fsdp",
-        )  # fmt: skip
-        parts = count_parts(at_once)
+        process = Process(config, precision, CPU if device == CPU else "cuda", count, sharded=strategy == "fsdp")
+        parts = process.memory(at_once)
         total = sum(parts.values())
         memory[strategy] = {"parts": parts, "total": total, "fits": total <= available}
         if total > available:
-            memory[strategy]["largest_microbatch"] = largest(
-                lambda size, count_parts=count_parts: sum(count_parts(size).values()), available, at_once
-            )
+            microbatch = at_once // 2
+            while microbatch and sum(process.memory(microbatch).values()) > available:
+                microbatch //= 2
+            memory[strategy]["microbatch_that_fits"] = microbatch
     return {
-        "checkpoint_bytes": 4 * (1 + state_per_weight(config.optim) + bool(config.average_decay)) * sizes.whole,
         "precision": precision,
         "activation_checkpointing": config.activation_checkpointing,
         "images_each": images_each,
@@ -269,8 +209,7 @@ def format_estimate(cost: Mapping[str, Any]) -> str:
         "compute": f"{_short(cost['exaflops'])} exaFLOPs of training, as Table 6 counts",
         "time": f"{_short(hours)} hours{days} of {cost['count']} {cost['device']} at {cost['tflops']:.3g} TFLOP/s "
         f"each ({mfu}); {_short(cost['device_hours'])} device-hours",
-        "in the paper": f"{_short(paper['days'])} TPUv3-core-days, at the {paper['tflops']:.1f} TFLOP/s of a core in "
-        f"Table 2 ({paper['lowest_tflops']:.1f} to {paper['highest_tflops']:.1f})",
+        "in the paper": f"{_short(paper['days'])} TPUv3-core-days, at the {paper['tflops']:.1f} TFLOP/s of Table 2",
         "data": f"{_short(cost['images_per_s'])} images/s, {_short(cost['images_per_s_each'])} per process; "
         f"{_short(cost['bytes_per_s'] / 1e6)} MB/s at {cost['image_kb']:g} kB per image",
         "checkpoint": f"{_short(cost['checkpoint_bytes'] / 1e6)} MB",
@@ -284,27 +223,26 @@ def _short(value: float) -> str:
 
 
 def _memory_lines(cost: Mapping[str, Any]) -> list[str]:
-    """A table of the parts with a column for each strategy."""
-    columns = {name if name == "alone" else name.upper(): column for name, column in cost["memory"].items()}
-    unit, scale = ("GB", 1e9) if max(column["total"] for column in columns.values()) >= 1e9 else ("MB", 1e6)
-    parts = list(next(iter(columns.values()))["parts"])
-    rows = {part: [column["parts"][part] for column in columns.values()] for part in parts}
-    rows["in all"] = [column["total"] for column in columns.values()]
-    cells = {name: [f"{value / scale:.2f}" for value in values] for name, values in rows.items() if any(values)}
-    cells[f"fits in {cost['memory_bytes'] / scale:,.0f}"] = ["yes" if c["fits"] else "no" for c in columns.values()]
-    table = [
-        {"": name, **{f"{title:>10}": f"{cell:>10}" for title, cell in zip(columns, row, strict=True)}}
-        for name, row in cells.items()
+    """A table of the strategies, with a column for each part."""
+    memory = cost["memory"]
+    unit, scale = ("GB", 1e9) if max(column["total"] for column in memory.values()) >= 1e9 else ("MB", 1e6)
+    rows = [
+        {
+            "": name,
+            **{part: f"{size / scale:.2f}" for part, size in column["parts"].items()},
+            "total": f"{column['total'] / scale:.2f}",
+            f"fits in {cost['memory_bytes'] / scale:,.0f}": "yes" if column["fits"] else "no",
+        }
+        for name, column in memory.items()
     ]
     recomputed = ", blocks recomputed" if cost["activation_checkpointing"] else ""
-    chosen = f"; this run: {cost['chosen'].upper()}" if len(columns) > 1 else ""
     lines = [
         f"memory of a process in {unit} ({cost['precision']}{recomputed}; {cost['images_at_once']:,} of its "
-        f"{cost['images_each']:,} images at once{chosen})",
-        format_table(table),
+        f"{cost['images_each']:,} images at once; this run: {cost['chosen']})",
+        format_table(rows),
     ]
-    for title, column in columns.items():
+    for name, column in memory.items():
         if not column["fits"]:
-            most = column["largest_microbatch"]
-            lines.append(f"{title}: {f'--microbatch {most} would fit' if most else 'one image at once does not fit'}.")
+            most = column["microbatch_that_fits"]
+            lines.append(f"{name}: {f'--microbatch {most} would fit' if most else 'one image at once does not fit'}.")
     return lines

@@ -1,16 +1,22 @@
-"""The `Dataset` type: N labeled images, in files or in memory. An image is uint8 [H, W, 3], RGB."""
+"""The `Dataset` type: N labeled images, in files or in memory. An image is uint8 [H, W, 3], RGB.
+
+For caches of what was computed from images there is a digest that identifies them.
+"""
 
 import dataclasses
+import hashlib
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import overload
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
 from vitlab.data.decode import Entry, ImageError
-from vitlab.data.vtab.gray import GrayEntry
 from vitlab.errors import UserError
+from vitlab.io import ARCHIVE_DAMAGE, reading_npz
 
 MEMORY_SIDE = 64  # pixels: sets of one size up to this side are decoded once, if they stay below ...
 MEMORY_BYTES = 2**30  # ... this many bytes
@@ -178,9 +184,8 @@ class Dataset:
 
         With `on_error="raise"` the first unreadable image is raised; with "skip" it is left to the loader.
         """
-        packed = bool(self.entries) and isinstance(self.entries[0], GrayEntry)  # in memory, in fewer bytes
         remote = isinstance(self.entries, Entries) and not self.entries.near
-        if packed or self.pixels is not None or remote or len(self) > MEMORY_FILES:
+        if self.pixels is not None or remote or len(self) > MEMORY_FILES:
             return self
         pixels, failures = None, {}
         for i in range(len(self)):
@@ -230,3 +235,42 @@ def numbered_classes(top: int, where: str) -> tuple[str, ...]:
     if top >= MAX_CLASSES:
         raise UserError(f"{where} has the label {top}; labels count classes from 0, and go up to {MAX_CLASSES - 1:,}")
     return tuple(str(i) for i in range(top + 1))
+
+
+def digest_images(start: str, dataset: Dataset, indices: range, stats: dict[str, bytes]) -> str:
+    """SHA-256 of `start` and the images `indices`: it changes with any of them, not with their labels.
+
+    Of images in memory the bytes count; of those in files their paths, sizes and times. `stats` caches what is known
+    of files from one call to the next.
+    """
+    digest = hashlib.sha256(start.encode())
+    part = slice(indices.start, indices.stop)
+    if dataset.pixels is not None:
+        pixels = np.ascontiguousarray(dataset.pixels[part])
+        broken = [i - indices.start for i in dataset.failures if i in indices]
+        digest.update(f"{pixels.dtype} {pixels.shape} {sorted(broken)}".encode())
+        digest.update(pixels.data)
+    else:
+        for entry in dataset.entries[part]:
+            if entry.file not in stats:
+                stats[entry.file] = _stat(entry.file)
+            digest.update(stats[entry.file] + f"\0{entry[1:]}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _stat(file: str) -> bytes:
+    try:
+        stat = os.stat(file)  # noqa: PTH116  (a Path for each of a million files would cost more than the question)
+    except OSError:
+        return f"{file}\0missing".encode(errors="surrogateescape")  # reading it says what is wrong with it
+    return f"{os.path.abspath(file)}\0{stat.st_size}\0{stat.st_mtime_ns}".encode(errors="surrogateescape")  # noqa: PTH100
+
+
+def read_arrays(path: Path, *names: str) -> list[np.ndarray] | None:
+    """The arrays `names` of an .npz; None if it is missing, lacks one, or does not match its checksums."""
+    try:
+        with reading_npz(path) as arrays:
+            assert arrays.zip is not None  # it is open
+            return None if arrays.zip.testzip() else [arrays[name] for name in names]
+    except ARCHIVE_DAMAGE:
+        return None

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, UInt8
+from jaxtyping import Int64, UInt8
 
-from vitlab.data.cache import digest_images, read_arrays
-from vitlab.data.dataset import Dataset
+from vitlab.data.dataset import Dataset, digest_images, read_arrays
 from vitlab.data.decode import ImageError
-from vitlab.data.similarity import SIDE, THRESHOLD, alike, candidates, distances, hashes, mirrored, thumbnail
+from vitlab.data.similarity import SIDE, THRESHOLD, alike, candidates, distances, hashes, thumbnail
 from vitlab.io import write_arrays
 
 FLAT = 2.0
@@ -26,7 +25,7 @@ SHARD = 16_384
 """Images whose thumbnails are in one file, and in memory together."""
 
 Report = Callable[[str, int, int], None]
-"""Called with what is being done, how many images of it are done, and of how many."""
+"""Receives the stage of the search, how many images of it are done, and of how many."""
 View = tuple[bool, np.ndarray, np.ndarray]
 """Whether mirrored, thumbnails uint8 [M, S, S], and their hashes uint64 [2, M]."""
 
@@ -45,22 +44,19 @@ class Pair(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Side:
-    """The number of a set's images; indices of those with nothing to compare (`flat`) and, with the reason, of those
-    that could not be read."""
+class Omitted:
+    """Indices of images with nothing to compare (`flat`), and of those that could not be read, with the reason."""
 
-    images: int
     flat: list[int] = field(default_factory=list)
     unreadable: dict[int, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, eq=False)
-class Duplicates:
-    """The pairs, the nearest first, and what could not be compared."""
+class Duplicates(NamedTuple):
+    """The pairs, the nearest first, and the images of either set that could not be compared."""
 
     pairs: list[Pair]
-    train: Side
-    test: Side
+    train: Omitted
+    test: Omitted
 
 
 def find_duplicates(
@@ -77,28 +73,24 @@ def find_duplicates(
     cache: folder for the thumbnails, from which the same call on the same images reads them. workers: threads that
     read images.
     """
-    test_side, parts = Side(len(test)), []
-    for start, thumbs in _shards(test, cache, "test", test_side, workers, report):
-        indices = start + np.arange(len(thumbs))
-        usable = _usable(test_side, indices)
-        parts.append((indices[usable], thumbs[usable]))
+    train_omitted, test_omitted = Omitted(), Omitted()
+    parts = list(_shards(test, cache, "test", test_omitted, workers, report))
     test_indices, thumbs = map(np.concatenate, zip(*parts, strict=True))
     views = both_ways(thumbs)
     best: dict[tuple[int, int], Pair] = {}
-    train_side = Side(len(train))
-    for start, shard in _shards(train, cache, "train", train_side, workers, report):
-        usable = np.flatnonzero(_usable(train_side, start + np.arange(len(shard))))
-        for near_pair in near(shard[usable], views, limit):
-            key = int(start + usable[near_pair.train]), int(test_indices[near_pair.test])
+    for indices, shard in _shards(train, cache, "train", train_omitted, workers, report):
+        for near_pair in near(shard, views, limit):
+            key = int(indices[near_pair.train]), int(test_indices[near_pair.test])
             pair = near_pair._replace(train=key[0], test=key[1])
             best[key] = min(best.get(key, pair), pair, key=lambda p: (p.distance, p.flipped))
-        report("compared", min(start + SHARD, len(train)), len(train))
-    return Duplicates(sorted(best.values(), key=lambda p: (p.distance, p.test, p.train)), train_side, test_side)
+    report("compared", len(train), len(train))
+    return Duplicates(sorted(best.values(), key=lambda p: (p.distance, p.test, p.train)), train_omitted, test_omitted)
 
 
 def both_ways(thumbs: UInt8[np.ndarray, "M S S"]) -> list[View]:
     """Test thumbnails with their hashes, as they are and mirrored: what `near` compares with."""
-    return [(flipped, x, hashes(x)) for flipped, x in ((False, thumbs), (True, mirrored(thumbs)))]
+    mirrored = np.ascontiguousarray(thumbs[:, :, ::-1])
+    return [(False, thumbs, hashes(thumbs)), (True, mirrored, hashes(mirrored))]
 
 
 def near(shard: UInt8[np.ndarray, "N S S"], views: list[View], limit: float = THRESHOLD) -> Iterator[Pair]:
@@ -106,21 +98,17 @@ def near(shard: UInt8[np.ndarray, "N S S"], views: list[View], limit: float = TH
     shard_hashes = hashes(shard)
     for flipped, thumbs, test_hashes in views:
         i, j, bits = candidates(shard_hashes, test_hashes)
-        left = alike(shard, thumbs, i, j)
-        i, j, bits = i[left], j[left], bits[left]
+        similar = alike(shard, thumbs, i, j)
+        i, j, bits = i[similar], j[similar], bits[similar]
         distance = distances(thumbs, shard, j, i)
         for n in np.flatnonzero(distance <= limit).tolist():
             yield Pair(int(i[n]), int(j[n]), round(float(distance[n]), 4), int(bits[n]), flipped)
 
 
-def _usable(side: Side, indices: np.ndarray) -> Bool[np.ndarray, " n"]:
-    return ~np.isin(indices, [*side.flat, *side.unreadable])
-
-
 def _shards(
-    dataset: Dataset, cache: Path | None, name: str, side: Side, workers: int, report: Report
-) -> Iterator[tuple[int, UInt8[np.ndarray, "n S S"]]]:
-    """First index and thumbnails of each shard, from the cache if possible; `side` collects what is left out."""
+    dataset: Dataset, cache: Path | None, name: str, omitted: Omitted, workers: int, report: Report
+) -> Iterator[tuple[Int64[np.ndarray, " n"], UInt8[np.ndarray, "n S S"]]]:
+    """Indices and thumbnails of each shard, from the cache if possible; `omitted` collects the others."""
     stats: dict[str, bytes] = {}
     for start in range(0, len(dataset), SHARD):
         indices = range(start, min(start + SHARD, len(dataset)))
@@ -130,18 +118,18 @@ def _shards(
         if cached and str(cached[0]) == key:
             thumbs, reasons = cached[1], json.loads(str(cached[2]))
         else:
-            thumbs, reasons = _thumbnails(dataset, indices, workers)
+            thumbs, reasons = _read_thumbnails(dataset, indices, workers)
             if file:
                 unreadable = np.array(json.dumps(reasons))
                 write_arrays(file, {"key": np.array(key), "thumbs": thumbs, "unreadable": unreadable})
-        side.unreadable.update((start + int(i), reason) for i, reason in reasons.items())
-        flat = thumbs.std(axis=(1, 2), dtype=np.float32) < FLAT
-        side.flat.extend(start + i for i in np.flatnonzero(flat).tolist() if str(i) not in reasons)
-        report(f"{name}: read", indices.stop, len(dataset))
-        yield start, thumbs
+        flat = thumbs.std(axis=(1, 2), dtype=np.float32) < FLAT  # also those of unreadable images
+        omitted.unreadable.update((start + int(i), reason) for i, reason in reasons.items())
+        omitted.flat.extend(start + i for i in np.flatnonzero(flat).tolist() if str(i) not in reasons)
+        report(f"read {name}", indices.stop, len(dataset))
+        yield start + np.flatnonzero(~flat), thumbs[~flat]
 
 
-def _thumbnails(dataset: Dataset, indices: range, workers: int) -> tuple[np.ndarray, dict[str, str]]:
+def _read_thumbnails(dataset: Dataset, indices: range, workers: int) -> tuple[np.ndarray, dict[str, str]]:
     """Thumbnails of the images `indices`, and for each, counted from 0, that could not be read, the reason."""
     reasons: dict[str, str] = {}
 

@@ -32,11 +32,6 @@ def image_id(dataset: Dataset, index: int) -> str:
     return str(Path(path).absolute()) if in_a_file else path
 
 
-def image_ids(dataset: Dataset) -> list[str]:
-    """The names of all images."""
-    return [image_id(dataset, i) for i in range(len(dataset))]
-
-
 def write_lines(path: Path, lines: Iterable[str]) -> None:
     """Writes a text file atomically; names that are not UTF-8 keep their bytes."""
     with replacing_file(path) as file:
@@ -62,26 +57,27 @@ def identity(path: str | os.PathLike[str]) -> dict[str, str | int]:
     return {"listed": len(names), "sha256": digest}
 
 
-def leave_out(dataset: Dataset, path: str | os.PathLike[str], everything: Callable[[], Dataset]) -> Dataset:
+def leave_out(dataset: Dataset, path: str | os.PathLike[str], load_all: Callable[[], Dataset]) -> Dataset:
     """`dataset` without the images that the list `path` names.
 
-    everything: the whole training part of the same set, called only if some names are not in `dataset`: images of its
-    other splits and classes may be listed. Raises UserError for names that are nowhere, and if nothing is left.
+    load_all: loads the whole training part of the same set, called only if some names are not in `dataset`: images of
+    its other splits and classes may be listed. Raises UserError for unknown names, and if no image remains.
     """
-    listed, ids = set(read_exclusion(path)), image_ids(dataset)
+    listed = set(read_exclusion(path))
+    ids = [image_id(dataset, i) for i in range(len(dataset))]
     unknown = listed.difference(ids)
     if unknown:
-        unknown -= set(image_ids(everything()))
+        everything = load_all()
+        unknown.difference_update(image_id(everything, i) for i in range(len(everything)))
     if unknown:
-        first = ", ".join(sorted(unknown)[:3])
         raise UserError(
             f"{len(unknown)} of the {len(listed)} images listed in {path} are not in the training part of "
-            f"{dataset.name}: {first}{', ...' if len(unknown) > 3 else ''}. Its names look like {ids[0]}; "
-            f"give the list that was made for this set."
+            f"{dataset.name}: {', '.join(sorted(unknown)[:3])}. Its names look like {ids[0]}; give the list that was "
+            f"made for this set."
         )
-    kept = np.array([i for i, name in enumerate(ids) if name not in listed], np.int64)
-    if not len(kept):
+    remaining = np.array([i for i, name in enumerate(ids) if name not in listed], np.int64)
+    if not len(remaining):
         raise UserError(f"{path} lists all {len(ids)} images of {dataset.name} ({dataset.split}): none is left.")
-    left_out, name = len(ids) - len(kept), f"{dataset.name} ({dataset.split})"
-    logger.warning("%s: %d of %d images are left out, as %s lists them", name, left_out, len(ids), path)
-    return dataset.take(kept)
+    name, count = f"{dataset.name} ({dataset.split})", len(ids) - len(remaining)
+    logger.warning("%s: %d of %d images are left out, as %s lists them", name, count, len(ids), path)
+    return dataset.take(remaining)

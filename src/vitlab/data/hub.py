@@ -1,12 +1,12 @@
 """Data sets of the Hugging Face hub, through its package `datasets`.
 
-It keeps a set as Arrow files, which are mapped into memory: any image can be read at any time, and none has to be
-held. So the order of a training, its resuming and its sharing among processes are those of every other set. No code
-that comes with a set is run.
+It stores a set as Arrow files, which are mapped into memory, so that images can be read in any order. No code that
+comes with a set is run.
 """
 
 import re
 import urllib.parse
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
     import datasets  # pyright: ignore[reportMissingImports]  # of the extra `hub`
 
 CHOICES = ("image", "label", "config", "revision")
-"""What may be said of a set after a question mark: `OWNER/NAME?image=img&label=fine_label`."""
+"""The choices after a question mark: `OWNER/NAME?image=img&label=fine_label`."""
 SPLIT_NAMES = {"train": ("train",), "val": ("validation", "val", "valid", "dev"), "test": ("test",)}
 
 
 class HubEntry(Entry):
-    """An image of an Arrow file, `file`; `called` is what it is called."""
+    """An image of an Arrow file, `file`; `name` is what it is called in messages."""
 
-    called: str
+    name: str
     stored: dict[str, Any] | None  # "bytes", or the "path" of a file; None where the row has no image
 
     @property
     def path(self) -> str:
-        return self.called
+        return self.name
 
     def data(self) -> bytes:
         stored = self.stored or {}
         if stored.get("bytes") is not None:
             return stored["bytes"]
         if stored.get("path") is None:
-            raise ImageError(self.called, "the row holds no image")
+            raise ImageError(self.name, "the row holds no image")
         try:
             return read_bytes(stored["path"])
         except ImageError as error:
-            raise ImageError(f"{self.called} ({error.path})", error.reason) from error
+            raise ImageError(f"{self.name} ({error.path})", error.reason) from error
 
 
 class HubEntries(Entries):
@@ -70,7 +70,7 @@ class HubEntries(Entries):
         row = int(self.rows[index] - self.starts[number])
         file = table.cache_files[0]["filename"] if table.cache_files else name
         entry = HubEntry(file, f"{name}[{row}]")
-        entry.called = f"{name}[{row}]"
+        entry.name = f"{name}[{row}]"
         (entry.stored,) = table[row].values()
         return entry
 
@@ -78,29 +78,26 @@ class HubEntries(Entries):
 def hub_splits(spec: str, name: str, root: Path | None) -> Splits:
     """The set `OWNER/NAME` of the hub, or one in a folder (of `save_to_disk`, or of images, Parquet, ...).
 
-    `?image=COLUMN&label=COLUMN` says which columns hold the image and its class (or a list of classes), where there
-    are several; `config=` which of the set's configurations, `revision=` which version. A class is a `ClassLabel`, a
-    number or a string. root: the folder that holds, or receives, the set; Hugging Face's cache unless given.
+    `?image=COLUMN&label=COLUMN` says which columns hold the image and its class (or a list of classes), if there are
+    several; `config=` and `revision=` choose a version. A class is a `ClassLabel`, a number or a string. root: the
+    folder that holds, or receives, the set (default: Hugging Face's cache).
     """
     repository, _, query = spec.partition("?")
     chosen = dict(urllib.parse.parse_qsl(query, keep_blank_values=True))
-    for choice in chosen:
-        if choice not in CHOICES:
-            raise UserError(
-                f"{name}: unknown {choice!r}; {nearest(choice, CHOICES)}, as in OWNER/NAME?label=fine_label."
-            )
-    found = _load(repository, name, chosen.get("config"), chosen.get("revision"), root)
-    splits = {ours: theirs for ours, names in SPLIT_NAMES.items() for theirs in names[::-1] if theirs in found}
+    if unknown := [choice for choice in chosen if choice not in CHOICES]:
+        raise UserError(f"{name}: unknown {unknown[0]!r}; {nearest(unknown[0], CHOICES)}")
+    tables = _load(repository, name, chosen.get("config"), chosen.get("revision"), root)
+    splits = {ours: theirs for ours, names in SPLIT_NAMES.items() for theirs in names[::-1] if theirs in tables}
     if not splits:
-        raise UserError(f"{name} has the splits {', '.join(found)}; one must be called train, validation or test.")
+        raise UserError(f"{name} has the splits {', '.join(tables)}; one must be called train, validation or test.")
 
     def read(split: str) -> Dataset:
         if split not in splits:
-            raise UserError(f"{name} has no train split, only {', '.join(found)}.")
-        table, known = found[splits[split]], found[splits.get("train", splits[split])]
-        image, label = _columns(known, chosen, name)
-        classes, labels = _labels(table, known, label, name, splits[split])
-        images = table.select_columns([image]).cast_column(image, type(known.features[image])(decode=False))
+            raise UserError(f"{name} has no train split, only {', '.join(tables)}.")
+        table, reference = tables[splits[split]], tables[splits.get("train", splits[split])]
+        image, label = _columns(reference, chosen, name)
+        classes, labels = _labels(table, reference, label, name, splits[split])
+        images = table.select_columns([image]).cast_column(image, type(reference.features[image])(decode=False))
         entries = HubEntries(((f"{name}/{splits[split]}", images),), np.arange(len(table)))
         several = labels if labels.counts.max() > 1 else None
         return Dataset(name, split, classes, labels.firsts, entries=entries, label_sets=several, folder=name)
@@ -112,57 +109,47 @@ def _load(repository: str, name: str, config: str | None, revision: str | None, 
     """Split -> table."""
     folder = Path(root or "", Path(repository).expanduser())
     if not folder.is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
-        raise UserError(f"{name} is no name on the hub and no folder ({folder}): write hub:OWNER/NAME or hub:PATH.")
+        raise UserError(f"{name} is not a name on the hub, nor a folder ({folder}): write hub:OWNER/NAME or hub:PATH.")
     try:
-        import datasets  # slow to import, and of the extra `hub`
-        from datasets.exceptions import DatasetNotFoundError, DatasetsError
+        import datasets  # slow to import, and of the extra `data`
+        from datasets.exceptions import DatasetsError
     except ModuleNotFoundError as error:
-        raise UserError(
-            f"{name} needs the package datasets, which is not installed: pip install 'vitlab[data]'."
-        ) from error
-    found: Any
+        raise UserError(f"{name} needs the package datasets: pip install 'vitlab[data]'.") from error
+    tables: Any
     try:
-        if folder.is_dir() and any((folder / each).exists() for each in ("dataset_dict.json", "state.json")):
-            found = datasets.load_from_disk(str(folder))
+        if any((folder / file).exists() for file in ("dataset_dict.json", "state.json")):
+            tables = datasets.load_from_disk(str(folder))
         elif folder.is_dir():
-            found = datasets.load_dataset(str(folder), config)
+            tables = datasets.load_dataset(str(folder), config)
         else:
-            found = datasets.load_dataset(repository, config, revision=revision, cache_dir=root and str(root))
-    except DatasetNotFoundError as error:
-        raise UserError(
-            f"{name} cannot be had: {_first_line(error)}. Look at the name; where a set needs consent, give it on "
-            f"its page and log in (`hf auth login`, or the variable HF_TOKEN)."
-        ) from error
+            tables = datasets.load_dataset(repository, config, revision=revision, cache_dir=root and str(root))
     except (OSError, ValueError, RuntimeError, DatasetsError) as error:
+        reason = next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
         raise UserError(
-            f"{name} cannot be had: {_first_line(error)}. Where there is no network, download the set elsewhere and "
-            f"give its folder, hub:PATH."
+            f"cannot load {name}: {reason}. Check the name. If the set requires consent, give it on its page and log "
+            f"in (`hf auth login`, or the variable HF_TOKEN). Without a network, give its folder, hub:PATH."
         ) from error
-    return dict(found) if isinstance(found, dict) else {"train": found}
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
+    return dict(tables) if isinstance(tables, dict) else {"train": tables}
 
 
 def _columns(table: "datasets.Dataset", chosen: dict[str, str], name: str) -> tuple[str, str]:
     """The columns of the image and of its class."""
     kinds = {column: type(_inner(feature)).__name__ for column, feature in table.features.items()}
-    candidates = {
-        "image": [column for column, kind in kinds.items() if kind == "Image"],
-        "label": [column for column, kind in kinds.items() if kind == "ClassLabel"]
-        or [column for column in ("label", "labels") if column in kinds],
-    }
-    found = []
-    for what, able in candidates.items():
-        column = chosen.get(what, able[0] if len(able) == 1 else None)
-        listed = ", ".join(f"{column} ({kind})" for column, kind in kinds.items())
-        if column is None:
-            raise UserError(f"{name} has {len(able)} columns for the {what}; choose by {name}?{what}=COLUMN: {listed}.")
-        if column not in kinds or (what == "image" and kinds[column] != "Image"):
-            raise UserError(f"{name} has no {what} in a column {column!r}; its columns: {listed}.")
-        found.append(column)
-    return found[0], found[1]
+    images = [column for column, kind in kinds.items() if kind == "Image"]
+    labels = [column for column, kind in kinds.items() if kind == "ClassLabel"]
+    labels = labels or [column for column in ("label", "labels") if column in kinds]
+
+    def choose(content: str, candidates: Sequence[str], valid: Collection[str]) -> str:
+        column = chosen.get(content) or (candidates[0] if len(candidates) == 1 else "")
+        if column not in valid:
+            problem = (
+                f"no {content} in a column {column!r}" if column else f"{len(candidates)} columns for the {content}"
+            )
+            listed = ", ".join(f"{column} ({kind})" for column, kind in kinds.items())
+            raise UserError(f"{name} has {problem}; choose by {name}?{content}=COLUMN: {listed}.")
+        return column
+
+    return choose("image", images, images), choose("label", labels, kinds)
 
 
 def _inner(feature: Any) -> Any:
@@ -171,29 +158,29 @@ def _inner(feature: Any) -> Any:
 
 
 def _labels(
-    table: "datasets.Dataset", known: "datasets.Dataset", column: str, name: str, split: str
+    table: "datasets.Dataset", reference: "datasets.Dataset", column: str, name: str, split: str
 ) -> tuple[tuple[str, ...], Labels]:
-    """The classes, which are those of the table `known`, and the labels in a table's column."""
+    """The classes, which are those of the table `reference`, and the labels in a table's column."""
     values, counts = _flat(table, column, name)
-    classes = tuple(getattr(_inner(known.features[column]), "names", ()))
+    classes = tuple(getattr(_inner(reference.features[column]), "names", ()))
     if values.dtype.kind in "OU":
-        classes = tuple(np.unique(_flat(known, column, name)[0]).tolist())
-        if strange := sorted(set(np.unique(values).tolist()) - set(classes)):
-            raise UserError(f"{name}: {split} has classes that train lacks: {strange[:5]}.")
+        classes = tuple(np.unique(_flat(reference, column, name)[0]).tolist())
+        if unknown := sorted(set(values.tolist()) - set(classes)):
+            raise UserError(f"{name}: {split} has classes that train lacks: {unknown[:5]}.")
         values = np.searchsorted(np.array(classes), values)
     elif values.dtype.kind not in "iu":
         raise UserError(f"{name}: the column {column} holds {values.dtype}; a class is a number or a string.")
-    classes = classes or numbered_classes(int(_flat(known, column, name)[0].max()), f"{name}, column {column},")
+    classes = classes or numbered_classes(int(_flat(reference, column, name)[0].max()), f"{name}, column {column},")
     if values.min() < 0 or values.max() >= len(classes):
         raise UserError(
             f"{name}: {split} has the label {values[(values < 0) | (values >= len(classes))][0]} and classes from 0 to "
-            f"{len(classes) - 1}. (-1 is written where labels are kept secret: take another split.)"
+            f"{len(classes) - 1}. (-1 is written where labels are secret: take another split.)"
         )
     return classes, Labels(values.astype(np.int64), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
 
 
 def _flat(table: "datasets.Dataset", column: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """All labels one after the other, and how many each image has."""
+    """All labels one after the other, and the number of labels of each image."""
     cells = table.select_columns([column]).with_format("arrow")[:][column].combine_chunks()
     several = hasattr(cells.type, "value_type") and not hasattr(cells, "dictionary")
     inner = cells.flatten() if several else cells

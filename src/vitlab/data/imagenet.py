@@ -9,13 +9,14 @@ import dataclasses
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from vitlab.data.dataset import Dataset, Labels, Splits
 from vitlab.data.decode import IMAGE_SUFFIXES, Entry
 from vitlab.data.folder import read_class_folders
+from vitlab.data.registry import DATASETS
 from vitlab.errors import UserError
 from vitlab.io import read_json
 
@@ -25,60 +26,34 @@ CLASSES = 1000
 VAL_IMAGES = 50_000
 SHARED_CLASSES = 113  # of ObjectNet's 313
 BORDER = 2  # pixels at each side of an ObjectNet image that are red, so that nobody trains on it unawares
-NUMBERS = tuple(map(str, range(CLASSES)))  # what the classes are called if a set has no names for them
+NUMBERS = tuple(map(str, range(CLASSES)))  # the class names of sets without names
 
 TEST_RESIZE = {"objectnet": (512, 480)}
 """Data set -> (shorter side, center) in pixels, if a set is evaluated at a size of its own: BiT's, which App. D.9
 follows. Other sizes of the center keep the proportion."""
 
-
-class Origin(NamedTuple):
-    """Where a set comes from, and on what terms."""
-
-    source: str
-    license: str
-
-
-_V2_DRAWS = {
-    "imagenet_v2": "matched-frequency",
-    "imagenet_v2_threshold": "threshold0.7",
-    "imagenet_v2_top": "top-images",
+_V2_FOLDERS = {
+    "imagenet_v2": "imagenetv2-matched-frequency-format-val",
+    "imagenet_v2_threshold": "imagenetv2-threshold0.7-format-val",
+    "imagenet_v2_top": "imagenetv2-top-images-format-val",
 }
-_V2_FOLDERS = {name: f"imagenetv2-{draw}-format-val" for name, draw in _V2_DRAWS.items()}
-ORIGINS = {
-    "imagenet": Origin(
-        "image-net.org (ILSVRC 2012): a folder with train/ and val/, in each 1,000 folders named n01440764 ...",
-        "research and education only; registration",
-    ),
-    "imagenet_real": Origin(
-        "github.com/google-research/reassessed-imagenet: real.json beside ImageNet's val/",
-        "labels Apache-2.0; images as ImageNet",
-    ),
-    **{
-        name: Origin(
-            f"github.com/modestyachts/ImageNetV2: a folder with {folder}/0 ... 999",
-            "labels MIT; images of Flickr's users",
-        )
-        for name, folder in _V2_FOLDERS.items()
-    },
-    "objectnet": Origin(
-        "objectnet.dev: objectnet-1.0.zip, unpacked: a folder with images/ and mappings/",
-        "CC BY 4.0, and: never to be trained on; shown on the web only with its red border",
-    ),
-}
-_NAME_LISTS = ("LOC_synset_mapping.txt", "synset_words.txt")
-_ADD_NAMES = f"add {_NAME_LISTS[0]} with 1,000 lines `n01440764 tench, Tinca tinca`"
+_CLASS_LIST = "LOC_synset_mapping.txt"
 _WNID = re.compile(r"n\d{8}")
 _VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})(?:_n\d{8})?\.jpe?g", re.IGNORECASE)
 
 
-def answers_imagenet(classes: Sequence[str] | None, dataset: str | None) -> bool:
+def has_imagenet_classes(name: str) -> bool:
+    """Whether the data set `name` is ImageNet or one of its test sets."""
+    return name in DATASETS and DATASETS[name].reader.startswith("imagenet:")
+
+
+def predicts_imagenet(classes: Sequence[str] | None, dataset: str | None) -> bool:
     """Whether the 1,000 outputs of a checkpoint are ImageNet's classes, in their order.
 
     classes: its names of the outputs; dataset: what it was trained on; both None if unknown, as for checkpoints of
     Google and others, which are assumed to be.
     """
-    if dataset is None or dataset in ORIGINS:
+    if dataset is None or has_imagenet_classes(dataset):
         return True
     return classes is not None and list(classes) == sorted(classes) and all(map(_WNID.fullmatch, classes))
 
@@ -86,21 +61,19 @@ def answers_imagenet(classes: Sequence[str] | None, dataset: str | None) -> bool
 # ------------------------------------------------------------------------------------------------ ImageNet
 
 
-def imagenet_splits(root: Path | None, download: bool, partial: bool = False) -> Splits:
+def imagenet_splits(name: str, root: Path | None, download: bool, partial: bool = False) -> Splits:
     """ILSVRC 2012 as `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`; the val is the test split, for it has the labels.
 
-    CLASS is a WordNet id; or a name, if `LOC_synset_mapping.txt` (or `synset_words.txt`) maps it to one. The classes
-    are called by their ids. A split is read, and has to be there, only when requested. partial: val may lack classes;
-    the same list or train/ then gives the 1,000.
+    CLASS is a WordNet id. A split is read, and has to be there, only when requested. partial: val may lack classes;
+    `LOC_synset_mapping.txt` or train/ then gives the 1,000.
     """
     below = ("imagenet", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
-    home = _home("imagenet", root, below, ("train", "val"), enough=any)
+    home = _find_home(name, root, below, ("train", "val"), any)
     folders = {"train": home / "train", "test": home / "val"}
 
     def read(split: str) -> Dataset:
-        wnids = _class_folders(folders[split], home, partial and split == "test")
-        dataset = read_class_folders(folders[split], "imagenet", split, tuple(wnids))
-        dataset = dataclasses.replace(dataset, classes=tuple(wnids.values()))
+        wnids = _wnids(folders[split], home, partial and split == "test")
+        dataset = read_class_folders(folders[split], name, split, wnids)
         return _with_full_size(dataset, VAL_IMAGES) if split == "test" else dataset
 
     return list(folders), read
@@ -114,48 +87,28 @@ def _with_full_size(dataset: Dataset, full_size: int) -> Dataset:
     return dataclasses.replace(dataset, full_size=full_size)
 
 
-def _class_folders(path: Path, home: Path, partial: bool) -> dict[str, str]:
-    """Folder -> WordNet id, in the order of the ids. Raises UserError unless there are 1,000.
-
-    partial: `path` may have fewer; the others, which lack a folder, are among the 1,000 all the same.
-    """
-    folders = _folders(path)
-    if len(folders) != CLASSES and not (partial and folders):
+def _wnids(folder: Path, home: Path, partial: bool) -> tuple[str, ...]:
+    """The 1,000 WordNet ids in sorted order; `partial`: `folder` may have some of them only."""
+    present = _subfolders(folder)
+    if len(present) != CLASSES and not (partial and present):
         raise UserError(
-            f"{path} has {len(folders)} class folders, named by WordNet id, and ImageNet 1,000: give --partial to "
+            f"{folder} has {len(present)} class folders, named by WordNet id, and ImageNet 1,000: give --partial to "
             f"evaluate on a part of val, or folder:PATH for a part as a data set of its own. {_terms('imagenet')}"
         )
-    names = _wnids_of_names(home)
-    if all(map(_WNID.fullmatch, folders)):
-        wnids = {folder: folder for folder in folders}
+    if invalid := [name for name in present if not _WNID.fullmatch(name)]:
+        raise UserError(f"the class folder {folder / invalid[0]} is not named by a WordNet id, such as n01440764")
+    if len(present) == CLASSES:
+        return tuple(present)
+    if (home / _CLASS_LIST).is_file():
+        wnids = {line.partition(" ")[0] for line in (home / _CLASS_LIST).read_text(encoding="utf-8").splitlines()}
     else:
-        if unclear := [folder for folder in folders if len(names.get(folder, ())) != 1]:
-            raise UserError(
-                f"{home} does not say which WordNet id the class folder {unclear[0]!r} is ({len(unclear)} such "
-                f"folders), and names do not give the order of a head's 1,000 outputs: rename them, or {_ADD_NAMES}"
-            )
-        wnids = {folder: min(names[folder]) for folder in folders}
-    if len(folders) != CLASSES:
-        listed = set().union(*names.values()) or set(_folders(home / "train") if (home / "train").is_dir() else ())
-        if len(listed) != CLASSES or not listed >= set(wnids.values()):
-            raise UserError(
-                f"which of a head's 1,000 outputs the classes of {path} are is unknown: {_ADD_NAMES}, or train/ with "
-                f"1,000 class folders"
-            )
-        wnids |= {wnid: wnid for wnid in listed - set(wnids.values())}
-    return dict(sorted(wnids.items(), key=lambda pair: pair[1]))
-
-
-def _wnids_of_names(home: Path) -> Mapping[str, set[str]]:
-    """Name -> WordNet ids, from lines `n01440764 tench, Tinca tinca`: all names of a line, the first, and the id."""
-    wnids: dict[str, set[str]] = collections.defaultdict(set)
-    path = next((home / name for name in _NAME_LISTS if (home / name).is_file()), None)
-    for line in path.read_text(encoding="utf-8").splitlines() if path else ():
-        wnid, _, names = line.strip().partition(" ")
-        if _WNID.fullmatch(wnid):
-            for name in (names, names.partition(",")[0], wnid):
-                wnids[name].add(wnid)
-    return wnids
+        wnids = set(_subfolders(home / "train")) if (home / "train").is_dir() else set()
+    if len(wnids) != CLASSES or not wnids.issuperset(present):
+        raise UserError(
+            f"which of a head's 1,000 outputs the classes of {folder} are is unknown: add {_CLASS_LIST} with 1,000 "
+            f"lines `n01440764 tench, Tinca tinca`, or train/ with 1,000 class folders"
+        )
+    return tuple(sorted(wnids))
 
 
 # --------------------------------------------------------------------------------------------- ReaL and V2
@@ -170,31 +123,31 @@ def _test_only(name: str, read: Callable[[], Dataset]) -> Splits:
     return ["test"], read_test
 
 
-def real_splits(root: Path | None, download: bool, partial: bool = False) -> Splits:
+def real_splits(name: str, root: Path | None, download: bool, partial: bool = False) -> Splits:
     """ImageNet's val with the labels of "Are we done with ImageNet?": all that an image shows, or none.
 
     `real.json` has one list of classes for each image, in the order of the images' numbers. Images with an empty
     list are left out, and counted in `Dataset.left_out`. val/ may be flat or in folders, whose names do not matter.
     partial: val may lack images.
     """
-    home = _home("imagenet_real", root, ("imagenet",), ("real.json", "val"))
+    home = _find_home(name, root, ("imagenet",), ("real.json", "val"))
 
     def read() -> Dataset:
         labels = _read_json(home / "real.json", list)
         if len(labels) != VAL_IMAGES or not all(map(_are_classes, labels)):
             raise UserError(
                 f"{home / 'real.json'} must hold {VAL_IMAGES:,} lists of class numbers (0 to {CLASSES - 1}) and does "
-                f"not: download it again. {_terms('imagenet_real')}"
+                f"not: download it again. {_terms(name)}"
             )
         images = _val_images(home / "val", partial)
         used = [number for number in images if labels[number]]
         sets, left_out = Labels.of_lists([labels[number] for number in used]), len(images) - len(used)
-        logger.info("imagenet_real: %d of %d images have no label and are left out", left_out, len(images))
+        logger.info("%s: %d of %d images have no label and are left out", name, left_out, len(images))
         entries = [images[number] for number in used]
-        dataset = Dataset("imagenet_real", "test", NUMBERS, sets.firsts, None, entries, {}, sets, left_out)
+        dataset = Dataset(name, "test", NUMBERS, sets.firsts, None, entries, {}, sets, left_out)
         return _with_full_size(dataset, sum(map(bool, labels)))
 
-    return _test_only("imagenet_real", read)
+    return _test_only(name, read)
 
 
 def _are_classes(labels: Any) -> bool:
@@ -215,15 +168,14 @@ def _val_images(val: Path, partial: bool) -> dict[int, Entry]:
     return {number - 1: Entry(paths[number]) for number in range(1, VAL_IMAGES + 1) if number in paths}
 
 
-def v2_splits(root: Path | None, download: bool, name: str = "imagenet_v2") -> Splits:
+def v2_splits(name: str, root: Path | None, download: bool) -> Splits:
     """One of ImageNet-V2's three draws, in folders named by the class number: 0, 1, ... 999 (10 comes after 9)."""
-    folder = _V2_FOLDERS[name]
-    home = _home(name, root, (folder,), ("0", "999"))
+    home = _find_home(name, root, (_V2_FOLDERS[name],), ("0", "999"))
 
     def read() -> Dataset:
-        if other := next((n for n, f in _V2_FOLDERS.items() if f == home.name and n != name), None):
+        if other := next((n for n, folder in _V2_FOLDERS.items() if folder == home.name and n != name), None):
             raise UserError(f"{home} is not {name} but {other}: evaluate on that")
-        if wrong := sorted(set(_folders(home)) ^ set(NUMBERS)):
+        if wrong := sorted(set(_subfolders(home)) ^ set(NUMBERS)):
             raise UserError(f"{home} must have the folders 0 to 999 and no others; wrong: {', '.join(wrong[:5])}")
         return read_class_folders(home, name, "test", NUMBERS)
 
@@ -233,29 +185,29 @@ def v2_splits(root: Path | None, download: bool, name: str = "imagenet_v2") -> S
 # ---------------------------------------------------------------------------------------------- ObjectNet
 
 
-def objectnet_splits(root: Path | None, download: bool) -> Splits:
+def objectnet_splits(name: str, root: Path | None, download: bool) -> Splits:
     """ObjectNet's images of the 113 classes that it shares with ImageNet, without their red border.
 
-    A prediction is right if it is any of the ImageNet classes that ObjectNet's own files give to the image's class; the
+    A prediction is right if it is any of the ImageNet classes that ObjectNet's files give to the image's class; the
     logits of all 1,000 classes take part. The images of other classes are counted in `Dataset.left_out`.
     """
-    home = _home("objectnet", root, ("objectnet-1.0",), ("images", "mappings"))
+    home = _find_home(name, root, ("objectnet-1.0",), ("images", "mappings"))
 
     def read() -> Dataset:
         classes = objectnet_classes(home / "mappings")
-        images = {folder: _images(home / "images" / folder) for folder in _folders(home / "images")}
+        images = {folder: _images(home / "images" / folder) for folder in _subfolders(home / "images")}
         if missing := [folder for folder in classes if not images.get(folder)]:
             raise UserError(
                 f"{home / 'images'} has no images of {len(missing)} of {len(classes)} classes, first "
-                f"{missing[0]!r}: unpack the whole archive. {_terms('objectnet')}"
+                f"{missing[0]!r}: unpack the whole archive. {_terms(name)}"
             )
         shared = [(path, labels) for folder, labels in sorted(classes.items()) for path in images[folder]]
         sets, entries = Labels.of_lists([labels for _, labels in shared]), [Entry(p, border=BORDER) for p, _ in shared]
         left_out = sum(map(len, images.values())) - len(shared)
-        logger.info("objectnet: %d images of classes that ImageNet has not are left out", left_out)
-        return Dataset("objectnet", "test", NUMBERS, sets.firsts, None, entries, {}, sets, left_out)
+        logger.info("%s: %d images of classes that are not ImageNet's are left out", name, left_out)
+        return Dataset(name, "test", NUMBERS, sets.firsts, None, entries, {}, sets, left_out)
 
-    return _test_only("objectnet", read)
+    return _test_only(name, read)
 
 
 def objectnet_classes(mappings: Path) -> dict[str, list[int]]:
@@ -269,47 +221,49 @@ def objectnet_classes(mappings: Path) -> dict[str, list[int]]:
     lines = _read_json(mappings / "pytorch_to_imagenet_2012_id.json", dict)
     path = mappings / "imagenet_to_label_2012_v2"
     names = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    if sorted(lines.values()) != list(range(CLASSES)) or len(names) < CLASSES:
-        raise UserError(f"{mappings} does not name 1,000 classes: unpack it again. {_terms('objectnet')}")
     numbers: dict[str, list[int]] = collections.defaultdict(list)
-    for number, line in lines.items():
-        numbers[names[line].strip()].append(int(number))
-    of_folder = {folder: shared[label].split("; ") for folder, label in labels.items() if label in shared}
-    unclear = {name for called in of_folder.values() for name in called if len(numbers[name.strip()]) != 1}
-    if unclear or len(of_folder) != SHARED_CLASSES:
+    if sorted(lines.values()) == list(range(CLASSES)) and len(names) >= CLASSES:
+        for number, line in lines.items():
+            numbers[names[line].strip()].append(int(number))
+    classes = {
+        folder: [numbers[name.strip()] for name in shared[label].split("; ")]
+        for folder, label in labels.items()
+        if label in shared
+    }
+    if len(classes) != SHARED_CLASSES or any(len(one) != 1 for several in classes.values() for one in several):
         raise UserError(
-            f"{mappings} maps {len(of_folder)} classes to ImageNet's and ObjectNet 1.0 {SHARED_CLASSES}; names that "
-            f"stand for no class, or for two: {sorted(unclear) or 'none'}. {_terms('objectnet')}"
+            f"{mappings} does not map each of {SHARED_CLASSES} folders to classes of ImageNet: unpack it again. "
+            f"{_terms('objectnet')}"
         )
-    return {folder: [numbers[name.strip()][0] for name in called] for folder, called in of_folder.items()}
+    return {folder: [number for (number,) in several] for folder, several in classes.items()}
 
 
 # ------------------------------------------------------------------------------------------------- folders
 
 
-def _home(
+def _find_home(
     name: str,
     root: Path | None,
     below: Sequence[str],
     content: Sequence[str],
-    enough: Callable[[Iterable[bool]], bool] = all,
+    enough: Callable[[list[bool]], bool] = all,
 ) -> Path:
     """`root`, or the first of its sub-folders `below`, that has all (or `any`) of `content`."""
     if root is None:
         raise UserError(f"{name} is not downloaded: give the folder that holds it as the root. {_terms(name)}")
     homes = [root, *(root / folder for folder in below)]
     for home in homes:
-        if enough((home / part).exists() for part in content):
+        if enough([(home / part).exists() for part in content]):
             return home
     needed = (" and " if enough is all else " or ").join(content)
     raise UserError(f"{name} needs {needed}; looked in {', '.join(map(str, homes))}. {_terms(name)}")
 
 
 def _terms(name: str) -> str:
-    return f"It comes from {ORIGINS[name].source} (license: {ORIGINS[name].license})."
+    return f"It comes from {DATASETS[name].source} (license: {DATASETS[name].license})."
 
 
-def _folders(path: Path) -> list[str]:
+def _subfolders(path: Path) -> list[str]:
     if not path.is_dir():
         raise UserError(f"there is no folder {path}: unpack the whole set there")
     return sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))

@@ -92,12 +92,9 @@ def train_batches(
     see `Batch`). workers: processes that read images ahead; a set in memory uses none. draws: uniform numbers that come
     with each example and depend on (seed, epoch, index) alone.
     """
-    _check(dataset, batch_size, rank, world_size, workers, on_error)
-    if seed < 0 or start < 0:
-        raise UserError(f"seed and start must be 0 or more, not seed={seed}, start={start}")
+    local = _local_batch_size(dataset, batch_size, world_size)
     if transform.fast and dataset.pixels is not None:
         raise UserError(f"fast decoding has no effect on {dataset.name}, whose images are in memory; leave it out")
-    local = batch_size // world_size
 
     def requests() -> Iterator[Request]:
         epoch, order = -1, np.empty(0, np.int64)
@@ -131,22 +128,18 @@ def eval_batches(
     The last batch is smaller, and a rank may have one batch fewer than another. Settings as for `train_batches`;
     `draws` are those of seed 0 and epoch 0, so that an image always has the same.
     """
-    _check(dataset, batch_size, rank, world_size, workers, on_error)
+    local = _local_batch_size(dataset, batch_size, world_size)
     indices = np.arange(rank, len(dataset), world_size)
-    local = batch_size // world_size
     requests = ((np.zeros_like(b), b) for b in (indices[i : i + local] for i in range(0, len(indices), local)))
     return _Stream(dataset, transform, torch.device(device), 0, draws).batches(requests, local, workers, on_error)
 
 
-def _check(dataset: Dataset, batch_size: int, rank: int, world_size: int, workers: int, on_error: str) -> None:
+def _local_batch_size(dataset: Dataset, batch_size: int, world_size: int) -> int:
     if batch_size < 1 or batch_size % world_size:
         raise UserError(f"batch_size={batch_size} counts all ranks: give a multiple of their number {world_size}")
-    if not 0 <= rank < world_size or workers < 0:
-        raise UserError(f"rank must be 0 to {world_size - 1} and workers 0 or more, not rank={rank}, workers={workers}")
-    if on_error not in ("raise", "skip"):
-        raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
     if not len(dataset):
         raise UserError(f"{dataset.name} has no images in its split {dataset.split!r}")
+    return batch_size // world_size
 
 
 class _Part(NamedTuple):
@@ -158,12 +151,11 @@ class _Part(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """The images of a part that could be read, ready or in [0, 255]; how many could not, and why."""
+    """The images of a part that could be read, for evaluation in [-1, 1] and for training in [0, 255]."""
 
-    part: _Part  # without the unreadable ones
+    part: _Part  # without the unreadable images
     images: Shaped[Tensor, "b 3 H W"]
-    skipped: int
-    failures: list[ImageError]
+    failures: list[ImageError]  # one for each image that could not be read
 
 
 def _parts(requests: Iterable[Request], size: int) -> Iterator[_Part]:
@@ -174,7 +166,7 @@ def _parts(requests: Iterable[Request], size: int) -> Iterator[_Part]:
 
 
 @dataclasses.dataclass
-class _Pieces:
+class _Reader:
     """Part -> piece, in this process or in a worker."""
 
     dataset: Dataset
@@ -183,21 +175,19 @@ class _Pieces:
     pixels: Tensor | None  # the dataset's, on the device
 
     def __getitem__(self, part: _Part) -> _Piece:
-        count, failures = len(part.indices), dict[int, ImageError]()
+        failures: list[ImageError] = []
         while True:
-            if failures:
-                good = np.array([i not in failures for i in part.indices.tolist()], bool)
-                part = part._replace(epochs=part.epochs[good], indices=part.indices[good])
-            images, unread = self._read(part.indices)
-            if not unread:
+            images, errors = self._read(part.indices)
+            if not errors:
                 try:
-                    pixels = self._transform(images, part)
-                    return _Piece(part, pixels, count - len(part.indices), list(failures.values()))
+                    return _Piece(part, self._transform(images, part), failures)
                 except ImageError as error:  # corruption that shows only when a JPEG's pixels are decoded
-                    unread = {i: error for i in part.indices.tolist() if self.dataset.path(i) == error.path}
-                    if not unread:
+                    errors = {i: error for i in part.indices.tolist() if self.dataset.path(i) == error.path}
+                    if not errors:
                         raise
-            failures |= unread
+            failures += [errors[i] for i in part.indices.tolist() if i in errors]
+            good = np.array([i not in errors for i in part.indices.tolist()], bool)
+            part = part._replace(epochs=part.epochs[good], indices=part.indices[good])
 
     def _read(self, indices: np.ndarray) -> tuple[Images, dict[int, ImageError]]:
         """The images `indices`, and the errors of those that cannot be read."""
@@ -240,9 +230,9 @@ class _Stream:
             requests = dataset.entries.read_ahead(requests)
         if dataset.pixels is not None:
             pixels, workers = torch.from_numpy(dataset.pixels).to(self.device), 0
-        fetch = _Pieces(dataset, self.transform, self.seed, pixels)
+        reader = _Reader(dataset, self.transform, self.seed, pixels)
         parts = _parts(requests, PIECE if pixels is None else size)
-        pieces = _from_workers(fetch, parts, size, workers) if workers else (fetch[part] for part in parts)
+        pieces = _from_workers(reader, parts, size, workers) if workers else (reader[part] for part in parts)
         logged, batch = set[str](), list[_Piece]()
         with contextlib.closing(pieces):  # so that workers end with the stream, not when an error is forgotten
             for piece in pieces:
@@ -259,7 +249,7 @@ class _Stream:
 
     def _join(self, pieces: list[_Piece]) -> Batch:
         epochs, indices = (np.concatenate([getattr(p.part, name) for p in pieces]) for name in ("epochs", "indices"))
-        skipped, training = sum(piece.skipped for piece in pieces), isinstance(self.transform, TrainTransform)
+        skipped, training = sum(len(p.failures) for p in pieces), isinstance(self.transform, TrainTransform)
         if training and not len(indices):
             if self.stand_in:
                 return self._gray(skipped)
@@ -302,10 +292,10 @@ class _Stream:
         return images
 
 
-def _from_workers(fetch: _Pieces, parts: Iterator[_Part], size: int, workers: int) -> Generator[_Piece, None, None]:
+def _from_workers(reader: _Reader, parts: Iterator[_Part], size: int, workers: int) -> Generator[_Piece, None, None]:
     """The pieces of batches of `size`, in order, a batch ahead or two pieces a worker if that is more."""
     loader = DataLoader(
-        fetch,  # pyright: ignore[reportArgumentType]  # its keys are parts, not numbers
+        reader,  # pyright: ignore[reportArgumentType]  # its keys are parts, not numbers
         sampler=parts,  # pyright: ignore[reportArgumentType]  # an iterator without a length
         batch_size=None,
         num_workers=workers,

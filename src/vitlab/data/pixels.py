@@ -3,14 +3,13 @@
 No pickle is ever loaded; CIFAR is therefore read from its binary version.
 """
 
-import dataclasses
 import gzip
-import math
 import shutil
 import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from vitlab.data.vtab.sources import require_download
 from vitlab.errors import UserError
 from vitlab.io import replacing_file
 
+_FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
 _CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
 _CIFAR100 = """
     apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel
@@ -32,42 +32,37 @@ _CIFAR100 = """
     sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
     willow_tree wolf woman worm
 """
-_FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
-
-CLASSES: dict[str, tuple[str, ...]] = {
-    "fashion_mnist": tuple(_FASHION.split(", ")),
-    "cifar10": tuple(_CIFAR10.split()),
-    "cifar100": tuple(_CIFAR100.split()),
-}
-"""The names of the classes, in the order of the labels."""
 
 
-def fashion_mnist(root: Path | None, download: bool) -> Splits:
-    files = {"train": "train-{}-ubyte", "test": "t10k-{}-ubyte"}
-    """Reader of Fashion-MNIST: four idx files, packed or not."""
-    home = root or cache_folder()
-    raw = home / "FashionMNIST" / "raw"  # torchvision's layout
-    folders = [home, raw] if root else [Path("/usr/share/datasets/fashion-mnist"), raw]
+def _corrupt(path: Path, reason: object) -> UserError:
+    return UserError(f"{path} is corrupt or truncated ({reason}): download it again")
 
-    def find(part: str) -> Path:
-        files = (file for folder in folders for file in (folder / part, folder / f"{part}.gz"))
-        if path := next((file for file in files if file.is_file()), None):
-            return path
+
+def fashion_mnist_splits(name: str, root: Path | None, download: bool) -> Splits:
+    """Fashion-MNIST: four idx files, compressed or not."""
+    raw = (root or cache_folder()) / "FashionMNIST" / "raw"  # torchvision's layout
+    folders = [root, raw] if root else [Path("/usr/share/datasets/fashion-mnist"), raw]
+
+    def find(file: str) -> Path:
+        for path in (folder / variant for folder in folders for variant in (file, f"{file}.gz")):
+            if path.is_file():
+                return path
         looked = ", ".join(map(str, folders))
-        require_download(f"fashion_mnist needs {part} or {part}.gz; looked in {looked}", download)
+        require_download(f"{name} needs {file} or {file}.gz; looked in {looked}", download)
         from torchvision.datasets import FashionMNIST  # slow to import, and seldom needed
 
-        md5 = dict(FashionMNIST.resources)[f"{part}.gz"]
-        download_file(f"{FashionMNIST.mirrors[0]}{part}.gz", raw / f"{part}.gz", f"md5:{md5}")
-        return raw / f"{part}.gz"
+        md5 = dict(FashionMNIST.resources)[f"{file}.gz"]
+        download_file(f"{FashionMNIST.mirrors[0]}{file}.gz", raw / f"{file}.gz", f"md5:{md5}")
+        return raw / f"{file}.gz"
 
     def read(split: str) -> Dataset:
-        paths = [find(files[split].format(content)) for content in ("images-idx3", "labels-idx1")]
+        prefix = {"train": "train", "test": "t10k"}[split]
+        paths = [find(f"{prefix}-{content}-ubyte") for content in ("images-idx3", "labels-idx1")]
         pixels, labels = map(_read_idx, paths)
         if pixels.shape != (len(labels), 28, 28) or labels.max() > 9:
             raise UserError(f"{paths[0]} is not Fashion-MNIST: images {pixels.shape}, labels {labels.shape}")
         colors = np.repeat(pixels[..., None], 3, axis=3)
-        return Dataset("fashion_mnist", split, CLASSES["fashion_mnist"], labels.astype(np.int64), colors)
+        return Dataset(name, split, tuple(_FASHION.split(", ")), labels.astype(np.int64), colors)
 
     return ["train", "test"], read
 
@@ -76,94 +71,83 @@ def _read_idx(path: Path) -> np.ndarray:
     """An idx file of bytes: two zeros, type 8, number of axes; the axes' sizes, big-endian; the data."""
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (EOFError, gzip.BadGzipFile) as error:
+        if data[:3] != b"\0\0\x08":
+            raise ValueError("not an idx file of bytes")
+        shape = np.frombuffer(data, ">u4", data[3], offset=4)
+        return np.frombuffer(data, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+    except (EOFError, OSError, ValueError, IndexError, zlib.error) as error:
         raise _corrupt(path, error) from error
-    start = 4 + 4 * data[3] if data[:3] == b"\0\0\x08" and len(data) > 3 else 0
-    shape = np.frombuffer(data[4:start], ">u4").tolist()
-    if not shape or len(data) != start + math.prod(shape):
-        raise _corrupt(path, f"{len(data)} bytes are not an idx file")
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
 
 
-def _corrupt(path: Path, reason: object) -> UserError:
-    return UserError(f"{path} is corrupt or truncated ({reason}): download it again")
+class Cifar(NamedTuple):
+    """The binary version of a CIFAR set: records of `label_bytes` labels, the last counts, and 3 x 32 x 32 pixels."""
 
-
-@dataclasses.dataclass(frozen=True)
-class Cifar:
-    """Reader of a CIFAR set in its binary version: `Cifar()(root, download)`.
-
-    A record is `label_bytes` labels, of which the last counts, and 3 x 32 x 32 bytes of pixels.
-    """
-
-    name: str
+    classes: tuple[str, ...]
     folder: str
     archive: str
     digest: str
-    pickled: str
     label_bytes: int
     files: Mapping[str, Sequence[str]]
 
-    def __call__(self, root: Path | None, download: bool) -> Splits:
-        home = root or cache_folder()
 
-        def read(split: str) -> Dataset:
-            folder = self._find(home, download)
-            records = np.concatenate([self._records(folder / file) for file in self.files[split]])
-            pixels = records[:, self.label_bytes :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
-            labels = records[:, self.label_bytes - 1].astype(np.int64)
-            return Dataset(self.name, split, CLASSES[self.name], labels, np.ascontiguousarray(pixels))
-
-        return ["train", "test"], read
-
-    def _find(self, home: Path, download: bool) -> Path:
-        """The folder with the .bin files, which are downloaded and unpacked if missing."""
-        folders = [home, home / self.folder]
-        for folder in folders:
-            if all((folder / file).is_file() for files in self.files.values() for file in files):
-                return folder
-        archive = home / self.archive
-        if not archive.is_file():
-            pickled = [p for n in (self.pickled, self.archive.replace("binary", "python")) if (p := home / n).exists()]
-            note = f" ({pickled[0]} is the pickled version, and no pickle is ever loaded)" if pickled else ""
-            looked = ", ".join(map(str, folders))
-            require_download(f"{self.name} needs {self.archive} or its .bin files{note}; looked in {looked}", download)
-            download_file(f"https://www.cs.toronto.edu/~kriz/{self.archive}", archive, self.digest)
-        if (digest := digest_of(archive, self.digest)) != self.digest:
-            raise UserError(f"{archive} has the checksum {digest}, not {self.digest}: remove it and download it again")
-        with tarfile.open(archive) as tar:
-            tar.extractall(home, filter="data")
-        return home / self.folder
-
-    def _records(self, path: Path) -> np.ndarray:
-        data = np.fromfile(path, np.uint8)
-        size = self.label_bytes + 3 * 32 * 32
-        if not data.size or data.size % size:
-            raise _corrupt(path, f"{data.size} bytes are not a whole number of records of {size}")
-        records = data.reshape(-1, size)
-        if (top := records[:, self.label_bytes - 1].max()) >= len(CLASSES[self.name]):
-            raise UserError(f"{path} is not {self.name}: it has the label {top}")
-        return records
+CIFAR = {
+    "cifar10": Cifar(
+        tuple(_CIFAR10.split()),
+        folder="cifar-10-batches-bin",
+        archive="cifar-10-binary.tar.gz",
+        digest="md5:c32a1d4ab5d03f1284b67883e8d87530",
+        label_bytes=1,
+        files={"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]},
+    ),
+    "cifar100": Cifar(
+        tuple(_CIFAR100.split()),
+        folder="cifar-100-binary",
+        archive="cifar-100-binary.tar.gz",
+        digest="md5:03b5dce01913d631647c71ecec9e9cb8",
+        label_bytes=2,
+        files={"train": ["train.bin"], "test": ["test.bin"]},
+    ),
+}
 
 
-CIFAR10 = Cifar(
-    name="cifar10",
-    folder="cifar-10-batches-bin",
-    archive="cifar-10-binary.tar.gz",
-    digest="md5:c32a1d4ab5d03f1284b67883e8d87530",
-    pickled="cifar-10-batches-py",
-    label_bytes=1,
-    files={"train": [f"data_batch_{i}.bin" for i in range(1, 6)], "test": ["test_batch.bin"]},
-)
-CIFAR100 = Cifar(
-    name="cifar100",
-    folder="cifar-100-binary",
-    archive="cifar-100-binary.tar.gz",
-    digest="md5:03b5dce01913d631647c71ecec9e9cb8",
-    pickled="cifar-100-python",
-    label_bytes=2,
-    files={"train": ["train.bin"], "test": ["test.bin"]},
-)
+def cifar_splits(name: str, root: Path | None, download: bool) -> Splits:
+    """CIFAR-10 or CIFAR-100 from its .bin files, which are unpacked from the archive if missing."""
+    source, home = CIFAR[name], root or cache_folder()
+
+    def read(split: str) -> Dataset:
+        paths = [_find_cifar(name, home, download) / file for file in source.files[split]]
+        try:
+            files = [np.fromfile(path, np.uint8) for path in paths]
+            records = np.concatenate([file.reshape(-1, source.label_bytes + 3 * 32 * 32) for file in files])
+            labels = records[:, source.label_bytes - 1].astype(np.int64)
+            top = labels.max()
+        except ValueError as error:  # not a whole number of records, or none
+            raise _corrupt(paths[0].parent, error) from error
+        if top >= len(source.classes):
+            raise UserError(f"{paths[0].parent} does not hold {name}: there is a label {top}")
+        pixels = records[:, source.label_bytes :].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+        return Dataset(name, split, source.classes, labels, np.ascontiguousarray(pixels))
+
+    return ["train", "test"], read
+
+
+def _find_cifar(name: str, home: Path, download: bool) -> Path:
+    source = CIFAR[name]
+    folders = [home, home / source.folder]
+    for folder in folders:
+        if all((folder / file).is_file() for files in source.files.values() for file in files):
+            return folder
+    archive = home / source.archive
+    if not archive.is_file():
+        looked = ", ".join(map(str, folders))
+        need = f"{name} needs {source.archive} or its .bin files (not the pickled version); looked in {looked}"
+        require_download(need, download)
+        download_file(f"https://www.cs.toronto.edu/~kriz/{source.archive}", archive, source.digest)
+    if (digest := digest_of(archive, source.digest)) != source.digest:
+        raise UserError(f"{archive} has the checksum {digest}, not {source.digest}: remove it and download it again")
+    with tarfile.open(archive) as tar:
+        tar.extractall(home, filter="data")
+    return home / source.folder
 
 
 def read_mat(path: Path, *names: str) -> list[np.ndarray]:

@@ -1,26 +1,22 @@
-"""The data sets by name: `DATASETS` is the table, `load_dataset` reads one."""
+"""The data sets by name: `DATASETS` is the table (`datasets.toml`), `load_dataset` reads one.
+
+A reader is imported when a set needs it.
+"""
 
 import dataclasses
 import difflib
-import functools
-import logging
+import importlib
 import os
+import re
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from vitlab.data import pixels
 from vitlab.data.dataset import Dataset, Splits
-from vitlab.data.downloads import cache_folder
-from vitlab.data.exclude import leave_out
-from vitlab.data.folder import folder_splits, require_folder
-from vitlab.data.hub import hub_splits
-from vitlab.data.imagenet import ORIGINS, imagenet_splits, objectnet_splits, real_splits, v2_splits
-from vitlab.data.remote import is_address, remote_splits
-from vitlab.data.shards import shard_splits
 from vitlab.data.subsets import (
-    CUSTOM_HELD_OUT,
     choose_custom_split,
     choose_split,
     keep_classes,
@@ -30,124 +26,61 @@ from vitlab.data.subsets import (
     warn_once,
     warn_val_is_test,
 )
-from vitlab.data.vtab import readers
-from vitlab.data.vtab.sources import SOURCES
-from vitlab.data.vtab.tasks import load_task
 from vitlab.errors import UserError, quoted
-
-logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test", "trainval", "all")
 CUSTOM = ("folder", "shards", "hub")
 """The kinds of the user's data sets, as in `folder:PATH`."""
+PARTIAL = ("imagenet", "imagenet_real")
+"""The data sets of which test images may be missing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-    """A row of `DATASETS`. `image_size` is (H, W) in pixels, None for any size; `splits` counts images.
+    """A row of `DATASETS`.
 
-    num_classes: if the table has no names of the `classes`; `splits` has the source's own sizes then. held_out: the
-    splits that the source lacks, with the share of its train that stands in for them (stratified, seeded).
+    reader: "MODULE:FUNCTION" of `vitlab.data` that takes (name, root, download) and returns `Splits`; "" for the kinds
+    of the user's data sets. num_classes: None if it varies. image_size: (H, W) in pixels, None for any size. splits:
+    numbers of images. held_out: the splits that the source lacks, with the share of its train that stands in for them.
     """
 
     source: str
     license: str
-    classes: tuple[str, ...] = ()
+    reader: str = ""
     num_classes: int | None = None
     image_size: tuple[int, int] | None = None
     splits: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    held_out: Mapping[str, float] = dataclasses.field(default_factory=lambda: CUSTOM_HELD_OUT)
+    held_out: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
-def _published_info(
-    name: str, size: tuple[int, int] | None = None, held_out: Mapping[str, float] | None = None
-) -> DatasetInfo:
-    """A set of `SOURCES`, with its splits as published; val is cut from train if there is none."""
-    source = SOURCES[name]
-    access = "download, or a folder as published" if source.access == "automatic" else "by hand: a folder as published"
-    splits = {"val" if split == "validation" else split: count for split, count in source.sizes.items()}
-    if held_out is None:
-        held_out = {} if "val" in splits else {"val": 0.1}
-    page = f"{source.page}; {access}"
-    return DatasetInfo(page, source.license, (), source.classes, image_size=size, splits=splits, held_out=held_out)
+def _info(name: str, row: dict[str, Any], published: dict[str, Any]) -> DatasetInfo:
+    if "source" not in row:
+        by_hand = "access" in published[name]
+        access = "by hand: a folder as published" if by_hand else "download, or a folder as published"
+        row |= {
+            "reader": "registry:published_splits",
+            "source": f"{published[name]['page']}; {access}",
+            "license": published[name]["license"],
+            "num_classes": published[name]["classes"],
+            "splits": {_ours(split): count for split, count in published[name]["sizes"].items()},
+        }
+    if "image_size" in row:
+        row["image_size"] = tuple(row["image_size"])
+    return DatasetInfo(**row)
 
 
-def _imagenet_info(name: str, splits: Mapping[str, int], held_out: Mapping[str, float] | None = None) -> DatasetInfo:
-    """A set that is evaluated with ImageNet's classes."""
-    return DatasetInfo(*ORIGINS[name], num_classes=1000, splits=splits, held_out=held_out or {})
+def _ours(split: str) -> str:
+    return "val" if split == "validation" else split
 
 
-def _cifar_info(reader: pixels.Cifar) -> DatasetInfo:
-    return DatasetInfo(
-        source=f"University of Toronto; download, or a folder with {reader.archive} or its .bin files",
-        license="not stated; cite Krizhevsky 2009",
-        classes=pixels.CLASSES[reader.name],
-        image_size=(32, 32),
-        splits={"train": 49_000, "val": 1_000, "test": 10_000},
-        held_out={"val": 0.02},  # Google's fine-tuning trains on train[:98%]
+def _read_table() -> dict[str, DatasetInfo]:
+    rows, published = (
+        tomllib.loads((Path(__file__).parent / file).read_text()) for file in ("datasets.toml", "vtab/sources.toml")
     )
+    return {name: _info(name, row, published) for name, row in rows.items()}
 
 
-DATASETS: dict[str, DatasetInfo] = {
-    "digits": DatasetInfo(
-        source="scikit-learn, embedded (UCI Optical Recognition of Handwritten Digits); a fixed split",
-        license="CC BY 4.0",
-        classes=tuple("0123456789"),
-        image_size=(8, 8),
-        splits={"train": 1259, "val": 179, "test": 359},
-        held_out={"val": 0.125},  # 10 % of all, after the fixed test part
-    ),
-    "fashion_mnist": DatasetInfo(
-        source="Zalando; download, Debian package dataset-fashion-mnist, or a folder with its idx files",
-        license="MIT",
-        classes=pixels.CLASSES["fashion_mnist"],
-        image_size=(28, 28),
-        splits={"train": 54_000, "val": 6_000, "test": 10_000},
-        held_out={"val": 0.1},
-    ),
-    "cifar10": _cifar_info(pixels.CIFAR10),
-    "cifar100": _cifar_info(pixels.CIFAR100),
-    "caltech101": _published_info("caltech101"),
-    "dtd": _published_info("dtd"),
-    "flowers102": _published_info("flowers102"),
-    "pets": _published_info("pets"),
-    "sun397": _published_info("sun397"),
-    "svhn": _published_info("svhn", (32, 32)),
-    "patch_camelyon": _published_info("patch_camelyon", (96, 96)),
-    # No split is published: the shares are those of VTAB.
-    "eurosat": _published_info("eurosat", (64, 64), {"val": 0.2, "test": 0.2}),
-    "resisc45": _published_info("resisc45", (256, 256), {"val": 0.2, "test": 0.2}),
-    "diabetic_retinopathy": _published_info("diabetic_retinopathy"),
-    "imagenet": _imagenet_info(
-        "imagenet", {"train": 1_281_167, "test": 50_000}, {"val": 0.01}
-    ),  # Google's: train[:99%]
-    "imagenet_real": _imagenet_info("imagenet_real", {"test": 46_837}),  # of 50,000; the others have no label
-    "imagenet_v2": _imagenet_info("imagenet_v2", {"test": 10_000}),
-    "imagenet_v2_threshold": _imagenet_info("imagenet_v2_threshold", {"test": 10_000}),
-    "imagenet_v2_top": _imagenet_info("imagenet_v2_top", {"test": 10_000}),
-    "objectnet": _imagenet_info("objectnet", {"test": 18_574}),  # of the 113 classes that it shares with ImageNet
-    "vtab:TASK": DatasetInfo(
-        splits={"train": 800, "val": 200},
-        source="the 19 tasks of VTAB-1k, each from its own: `vitlab list vtab`",
-        license="of each task",
-        held_out={},
-    ),
-    "folder:PATH": DatasetInfo(
-        source="your images: PATH/CLASS/image.jpg, or PATH/{train,val,test}/CLASS/image.jpg",
-        license="yours",
-    ),
-    "shards:PATH": DatasetInfo(
-        source="your WebDataset tars PATH/{train,val,test}-*.tar of KEY.jpg|png|webp and KEY.cls, with the image's "
-        "class or several (3 17 42): so ImageNet-21k, and sets like JFT; classes.json. Or on a web server, "
-        "https://HOST/FOLDER/, as `vitlab shard` writes them; on the Hugging Face hub, hub:OWNER/NAME",
-        license="yours",
-    ),
-    "hub:OWNER/NAME": DatasetInfo(
-        source="a set of the Hugging Face hub (pip install 'vitlab[data]'), or a folder of its package datasets; "
-        "OWNER/NAME?image=COLUMN&label=COLUMN&config=NAME&revision=NAME where it does not go without saying",
-        license="of each set",
-    ),
-}
+DATASETS = _read_table()
 
 
 def load_dataset(
@@ -184,19 +117,21 @@ def load_dataset(
         raise UserError(f"the split must be one of {', '.join(SPLITS)}, not {split!r}")
     if on_error not in ("raise", "skip"):
         raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
-    if partial and name not in _PARTIAL_READERS:
-        raise UserError(f"partial goes with {' and '.join(_PARTIAL_READERS)}, not with {quoted(name)}; leave it out.")
+    if partial and name not in PARTIAL:
+        raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
     kind, _, path = name.partition(":")
-    folder = Path(root).expanduser() if root else None
     if kind == "vtab" and path:
-        dataset = load_task(path, split, folder or cache_folder(), download)
+        from vitlab.data.vtab.tasks import load_task
+
+        dataset = load_task(path, split, _home(root), download)
     elif custom := _custom_splits(name, root):
         dataset = choose_custom_split(name, *custom, split, seed, whole_train)
-        if kind in _PATH_READERS and not is_address(path):
+        if kind != "hub" and not _is_address(path):
             dataset = dataclasses.replace(dataset, folder=str(_resolve(path, root)))
-    elif name in _READERS:
-        present, read = (_PARTIAL_READERS if partial else _READERS)[name](folder, download)
-        dataset = choose_split(present, read, split, DATASETS[name].held_out, seed)
+    elif (info := DATASETS.get(name)) and info.reader:
+        options = {"partial": True} if partial else {}
+        present, read = _reader(info)(name, _expanded(root), download, **options)
+        dataset = choose_split(present, read, split, info.held_out, seed)
     else:
         raise UserError(_unknown(name, root))
     if not len(dataset):
@@ -206,6 +141,8 @@ def load_dataset(
     if classes is not None:
         dataset = keep_classes(dataset, tuple(classes))
     if exclude is not None:
+        from vitlab.data.exclude import leave_out
+
         whole = "all" if kind in CUSTOM else "trainval"
         dataset = leave_out(dataset, exclude, lambda: load_dataset(name, whole, root=root, on_error="skip", seed=seed))
     if kind in CUSTOM:
@@ -216,16 +153,39 @@ def load_dataset(
 def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
     """Raises UserError for a name that is not a data set's, and for a missing folder. Reads no data."""
     kind, _, path = name.partition(":")
-    if kind in _PATH_READERS and path:
-        if not is_address(path):
+    if kind in ("folder", "shards") and path:
+        if not _is_address(path):
+            from vitlab.data.folder import require_folder
+
             content = {"folder": "class folders with images", "shards": "shards named train-*.tar"}[kind]
             require_folder(_resolve(path, root), content)
-    elif name not in _READERS and not (kind in ("hub", "vtab") and path):
+    elif not (kind in ("hub", "vtab") and path) and (name not in DATASETS or not DATASETS[name].reader):
         raise UserError(_unknown(name, root))
+
+
+def _expanded(root: str | os.PathLike[str] | None) -> Path | None:
+    return Path(root).expanduser() if root else None
+
+
+def _home(root: str | os.PathLike[str] | None) -> Path:
+    """The folder of the published data sets: `root`, by default the user's cache."""
+    from vitlab.data.downloads import cache_folder
+
+    return _expanded(root) or cache_folder()
 
 
 def _resolve(path: str, root: str | os.PathLike[str] | None) -> Path:
     return Path(root or "", Path(path).expanduser())
+
+
+def _is_address(path: str) -> bool:
+    """Whether shards are at an address (`https://`, `s3://`, `gs://`, `hf://`) or on the hub (`hub:OWNER/NAME`)."""
+    return re.match(r"hub:|[a-z0-9]+://", path) is not None
+
+
+def _reader(info: DatasetInfo) -> Callable[..., Splits]:
+    module, function = info.reader.split(":")
+    return getattr(importlib.import_module(f"vitlab.data.{module}"), function)
 
 
 def _unknown(name: str, root: str | os.PathLike[str] | None) -> str:
@@ -242,12 +202,21 @@ def _custom_splits(name: str, root: str | os.PathLike[str] | None) -> Splits | N
     kind, _, path = name.partition(":")
     if not path or kind not in CUSTOM:
         return None
-    folder = Path(root).expanduser() if root else None
     if kind == "hub":
-        return hub_splits(path, name, folder)
-    if kind == "shards" and is_address(path):
-        return remote_splits(path, name, folder or cache_folder() / "shards")
-    return _PATH_READERS[kind](_resolve(path, root), name)
+        from vitlab.data.hub import hub_splits
+
+        return hub_splits(path, name, _expanded(root))
+    if kind == "folder":
+        from vitlab.data.folder import folder_splits
+
+        return folder_splits(_resolve(path, root), name)
+    if _is_address(path):
+        from vitlab.data.remote import remote_splits
+
+        return remote_splits(path, name, _expanded(root) or _home(None) / "shards")
+    from vitlab.data.shards import shard_splits
+
+    return shard_splits(_resolve(path, root), name)
 
 
 def splits_to_copy(name: str, splits: Sequence[str], *, root: str | os.PathLike[str] | None = None) -> list[str]:
@@ -277,55 +246,30 @@ def require_disjoint(train: Dataset, test: Dataset) -> None:
         )
 
 
-# --------------------------------------------------------------------------------------------------- readers
-
-
-def _digits(root: Path | None, download: bool) -> Splits:
+def digits_splits(name: str, root: Path | None, download: bool) -> Splits:
+    """scikit-learn's digits; a fifth of each class is the test split, whatever the seed of a run."""
     from sklearn.datasets import load_digits  # slow to import
 
     levels, labels = map(np.asarray, load_digits(return_X_y=True))  # 0..16
-    gray = np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8)
+    gray = np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
     fixed = stratified_split(labels, {"test": 0.2}, seed=0)
 
     def read(split: str) -> Dataset:
-        colors = np.repeat(gray[..., None], 3, axis=3)
-        return Dataset("digits", split, DATASETS["digits"].classes, labels.astype(np.int64), colors).take(fixed[split])
+        colors = np.repeat(gray, 3, axis=3)
+        return Dataset(name, split, tuple("0123456789"), labels.astype(np.int64), colors).take(fixed[split])
 
     return ["train", "test"], read
 
 
-def _published(name: str) -> Callable[[Path | None, bool], Splits]:
-    """A reader of `vtab/readers.py`, with our names of the splits."""
-    names = {"val" if split == "validation" else split: split for split in SOURCES[name].sizes}
-    reader: Callable[[Path, str, bool], readers.Published] = getattr(readers, name)
+def published_splits(name: str, root: Path | None, download: bool) -> Splits:
+    """A set of VTAB's sources as a data set of its own, by its reader in `vtab/readers.py`."""
+    from vitlab.data.vtab.sources import SOURCES
+    from vitlab.data.vtab.tasks import read_published
 
-    def splits(root: Path | None, download: bool) -> Splits:
-        folder = root or cache_folder()
+    published, folder = {_ours(split): split for split in SOURCES[name].sizes}, _home(root)
 
-        def read(split: str) -> Dataset:
-            dataset, _ = reader(folder, names[split], download)
-            return dataclasses.replace(dataset, split=split, folder=str(folder))
+    def read(split: str) -> Dataset:
+        dataset, _ = read_published(name, folder, published[split], download)
+        return dataclasses.replace(dataset, split=split, folder=str(folder))
 
-        return list(names), read
-
-    return splits
-
-
-_READERS: dict[str, Callable[[Path | None, bool], Splits]] = {
-    "digits": _digits,
-    "fashion_mnist": pixels.fashion_mnist,
-    "cifar10": pixels.CIFAR10,
-    "cifar100": pixels.CIFAR100,
-    "imagenet": imagenet_splits,
-    "imagenet_real": real_splits,
-    "imagenet_v2": v2_splits,
-    "imagenet_v2_threshold": functools.partial(v2_splits, name="imagenet_v2_threshold"),
-    "imagenet_v2_top": functools.partial(v2_splits, name="imagenet_v2_top"),
-    "objectnet": objectnet_splits,
-    **{name: _published(name) for name, source in SOURCES.items() if source.classes and name != "cifar100"},
-}
-_PARTIAL_READERS: dict[str, Callable[[Path | None, bool], Splits]] = {
-    "imagenet": functools.partial(imagenet_splits, partial=True),
-    "imagenet_real": functools.partial(real_splits, partial=True),
-}
-_PATH_READERS = {"folder": folder_splits, "shards": shard_splits}
+    return list(published), read

@@ -129,11 +129,6 @@ class RemoteEntries(ShardEntries):
 # --------------------------------------------------------------------------------------------------- finding
 
 
-def is_address(path: str) -> bool:
-    """Whether shards lie at an address (`https://`, `s3://`, `gs://`, `hf://`) or on the hub (`hub:OWNER/NAME`)."""
-    return re.match(r"hub:|[a-z0-9]+://", path) is not None
-
-
 def remote_splits(address: str, name: str, cache: Path) -> Splits:
     """The data set at an address, as `vitlab shard` writes it, or those of its tars that a pattern names.
 

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.data.cache import read_arrays
-from vitlab.data.dataset import Labels
+from vitlab.data.dataset import Labels, read_arrays
 from vitlab.data.downloads import Report
 from vitlab.errors import UserError
 from vitlab.io import (

@@ -23,14 +23,13 @@ RADIUS = 18
 THRESHOLD = 0.25
 """Largest distance of near-duplicates; measured by `benchmarks/dedup.py`."""
 LARGEST = 0.5
-"""Beyond this, `LEVELS` stops looking."""
+"""Beyond this, `LEVELS` stops the comparison."""
 WAVES, ALIKE = 20, 0.85
-"""So many lowest frequencies of a proposed pair must correlate so much."""
+"""This many lowest frequencies of a proposed pair must correlate this much."""
 LEVELS = ((8, 4, 0.7), (16, 3, 0.5), (32, 3, np.inf))
 """Sides at which a pair is aligned one after the other, steps at each, and the distance above which it is over."""
 REACH = 0.14
 """Most by which an alignment shifts (in halves of a side) or scales."""
-
 
 # --------------------------------------------------------------------------------------------- hashes
 
@@ -60,9 +59,9 @@ def _views() -> Float[np.ndarray, "2 F S"]:
 
 
 def hashes(thumbs: UInt8[np.ndarray, "N S S"]) -> UInt64[np.ndarray, "2 N"]:
-    """64 bits of each thumbnail, of all of it and of its center: the signs of its 64 lowest frequencies.
+    """The signs of the 64 lowest frequencies of each thumbnail, of all of it and of its center.
 
-    Brightness and contrast leave them as they are; resizing and compression change few.
+    Brightness and contrast do not change them; resizing and compression change few.
     """
     ys, xs = _lowest(64)
     bits = np.empty((2, len(thumbs)), np.uint64)
@@ -75,38 +74,23 @@ def hashes(thumbs: UInt8[np.ndarray, "N S S"]) -> UInt64[np.ndarray, "2 N"]:
     return bits
 
 
-def mirrored(thumbs: UInt8[np.ndarray, "N S S"]) -> UInt8[np.ndarray, "N S S"]:
-    """Left and right exchanged."""
-    return np.ascontiguousarray(thumbs[:, :, ::-1])
-
-
 def candidates(
     train: UInt64[np.ndarray, "2 N"], test: UInt64[np.ndarray, "2 M"], radius: int = RADIUS
 ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"], UInt8[np.ndarray, " n"]]:
     """Pairs (train, test, bits that differ) of which a hash differs in at most `radius` bits from one of the other's.
 
-    Every pair is compared: a million by ten thousand are three times 10^10 comparisons of 64 bits, a few seconds each
-    on one core. Blocks are small enough to stay in the processor's cache.
+    Every pair is compared, in blocks that stay in the processor's cache.
     """
     rows, columns = 8, 8192
-    pairs: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+    pairs = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))]
     for left in range(0, train.shape[1], columns):
         here = train[:, left : left + columns]
-        differ = np.empty((rows, here.shape[1]), np.uint64)
-        least, bits = np.empty((2, *differ.shape), np.uint8)
-        near = np.empty(differ.shape, bool)
         for top in range(0, test.shape[1], rows):
             there = test[:, top : top + rows, None]
-            n = there.shape[1]
-            least[:n] = 64
-            for one, other in COMPARED:
-                np.bitwise_count(np.bitwise_xor(there[one], here[other], out=differ[:n]), out=bits[:n])
-                np.minimum(least[:n], bits[:n], out=least[:n])
-            if np.less_equal(least[:n], radius, out=near[:n]).any():
-                row, column = near[:n].nonzero()
+            least = np.minimum.reduce([np.bitwise_count(there[one] ^ here[other]) for one, other in COMPARED])
+            row, column = (least <= radius).nonzero()
+            if len(row):
                 pairs.append((column + left, row + top, least[row, column]))
-    if not pairs:
-        return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8)
     trains, tests, bits = map(np.concatenate, zip(*pairs, strict=True))
     return trains, tests, bits
 
@@ -119,7 +103,7 @@ def alike(
 ) -> Bool[np.ndarray, " n"]:
     """Which pairs (train i, test j) remain: their lowest frequencies themselves, not only the signs, correlate.
 
-    It has a hundredth of the cost of `distances`, which takes what remains.
+    It has a hundredth of the cost of `distances`.
     """
     ys, xs = _lowest(WAVES)
 
@@ -146,11 +130,11 @@ def distances(
     i: Int64[np.ndarray, " n"],
     j: Int64[np.ndarray, " n"],
 ) -> Float[np.ndarray, " n"]:
-    """How far thumbnails are apart, for pairs (one i, other j): 0 the same, 1.41 unrelated, 2 a negative.
+    """The distance of thumbnails, for pairs (one i, other j): 0 the same, 1.41 unrelated, 2 a negative.
 
     The second of each pair is shifted and scaled along both axes until it fits the first; over the part that both show,
     both are normalized to mean 0 and deviation 1, and the distance is the root of their mean squared difference.
-    Infinite if the two already differ at an eighth or a quarter of the resolution (`LEVELS`).
+    Infinite if the two already differ at a quarter or half of the resolution (`LEVELS`).
     """
     result = np.full(len(i), np.inf, np.float32)
     for start in range(0, len(i), 2048):

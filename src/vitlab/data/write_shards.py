@@ -27,8 +27,7 @@ import numpy as np
 from jaxtyping import Int
 from PIL import Image
 
-from vitlab.data.cache import digest_images
-from vitlab.data.dataset import Dataset, Labels
+from vitlab.data.dataset import Dataset, Labels, digest_images
 from vitlab.data.decode import ImageError
 from vitlab.data.downloads import Report
 from vitlab.data.registry import load_dataset, splits_to_copy
@@ -43,7 +42,6 @@ from vitlab.data.shard_index import (
     summary,
     write_places,
 )
-from vitlab.data.vtab.gray import GrayEntry
 from vitlab.errors import UserError
 from vitlab.io import lock_file, replacing_file, sync
 from vitlab.rng import Stream, philox
@@ -169,7 +167,7 @@ def encode(dataset: Dataset, index: int, settings: ShardSettings) -> tuple[str, 
         smaller = Image.fromarray(image).resize((width, height), Image.Resampling.LANCZOS)
         return "jpg", _save(smaller, "JPEG", quality=settings.quality)
     entry = dataset.entries[index] if dataset.entries else None
-    if entry is not None and entry.size and not entry.border and not isinstance(entry, GrayEntry):
+    if entry is not None and entry.size and not entry.border:
         data = entry.data()
         if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
             return "webp", data

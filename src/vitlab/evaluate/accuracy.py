@@ -254,11 +254,11 @@ def match_classes(images: Dataset, card: dict[str, Any], outputs: int, name: str
     Classes are matched by name; the test sets of ImageNet fit any checkpoint with ImageNet's 1,000 classes.
     """
     names = card.get("classes")
-    if names == list(images.classes) or (not names and name not in imagenet.ORIGINS):
+    if names == list(images.classes) or (not names and not imagenet.has_imagenet_classes(name)):
         return images
-    if names and name not in imagenet.ORIGINS and set(images.classes) <= set(names):
+    if names and not imagenet.has_imagenet_classes(name) and set(images.classes) <= set(names):
         return _renumber_classes(images, tuple(names), checkpoint)
-    if name in imagenet.ORIGINS and imagenet.answers_imagenet(names, card.get("dataset")):
+    if imagenet.has_imagenet_classes(name) and imagenet.predicts_imagenet(names, card.get("dataset")):
         if outputs != imagenet.CLASSES:
             imagenet_21k = ", as in ImageNet-21k" if outputs > 10_000 else ""
             raise UserError(

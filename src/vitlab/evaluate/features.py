@@ -12,8 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Int
 
 from vitlab.data import downloads
-from vitlab.data.cache import digest_images, read_arrays
-from vitlab.data.dataset import Dataset
+from vitlab.data.dataset import Dataset, digest_images, read_arrays
 from vitlab.data.loader import Batch
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.data.transforms import EvalTransform

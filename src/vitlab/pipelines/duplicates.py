@@ -1,8 +1,8 @@
-"""Near-duplicates of test images in a training set: a list for `DataConfig.exclude`, and a page."""
+"""Near-duplicates of test images in a training set: a list for `DataConfig.exclude`, and a page of the pairs."""
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,25 +13,28 @@ from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.data.similarity import LARGEST, THRESHOLD
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
-from vitlab.inspect.duplicates import ShownPair, duplicates_page
-from vitlab.inspect.page import write_page
+from vitlab.inspect import overlays
+from vitlab.inspect.figures import PageImage
+from vitlab.inspect.page import page, write_page
 from vitlab.train.workdir import write_json
 
 SHOWN = 300
 """Maximum number of pairs on the page."""
+HEIGHT = 192
+"""Maximum longer side of an image on the page, in pixels."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set by name, its split, and the folder that holds it."""
+
+    name: str
+    split: str
+    root: str | None = None
 
 
 def duplicates(
-    train: str,
-    test: str,
-    out: str | Path,
-    *,
-    train_split: str = "trainval",
-    test_split: str = "test",
-    train_root: str | None = None,
-    test_root: str | None = None,
-    threshold: float = THRESHOLD,
-    workers: int = 0,
+    train: Source, test: Source, out: str | Path, *, threshold: float = THRESHOLD, workers: int = 0
 ) -> dict[str, Any]:
     """Finds the images of `train` that are near-duplicates of images of `test`, and writes four files to `out`.
 
@@ -43,40 +46,42 @@ def duplicates(
     out = Path(out)
     if not 0 < threshold <= LARGEST:
         raise UserError(f"threshold is {threshold}; it must be above 0 and at most {LARGEST} (default: {THRESHOLD}).")
-    if workers < 0:
-        raise UserError(f"workers is {workers}; it must not be negative.")
-    if (train, train_root, train_split) == (test, test_root, test_split):
-        raise UserError(
-            f"{test} ({test_split}) was given twice: every image is its own duplicate. Give another data set or split."
-        )
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; give a folder.")
-    for name, root in ((train, train_root), (test, test_root)):
-        check_source(name, root)
-    here = load_dataset(train, train_split, root=train_root, on_error="skip")
-    there = load_dataset(test, test_split, root=test_root, on_error="skip")
-    if (train, train_root) == (test, test_root):
-        require_disjoint(here, there)
-    with _progress() as report:
+    if train == test:
+        raise UserError(f"{test.name} ({test.split}) was given twice: give another data set or split.")
+    for source in (train, test):
+        check_source(source.name, source.root)
+    sets = _Sets(*(load_dataset(s.name, s.split, root=s.root, on_error="skip") for s in (train, test)))
+    if (train.name, train.root) == (test.name, test.root):
+        require_disjoint(sets.train, sets.test)
+    with ProgressDisplay("duplicates", len(sets.test)) as display:
         search = find_duplicates(
-            here, there, limit=min(1.3 * threshold, LARGEST), cache=out / "thumbnails", workers=workers, report=report
+            sets.train,
+            sets.test,
+            limit=min(1.3 * threshold, LARGEST),
+            cache=out / "thumbnails",
+            workers=workers,
+            report=lambda stage, done, total: display.update(done, f"{stage} {done:,} of {total:,}", total=total),
         )
     pairs = [pair for pair in search.pairs if pair.distance <= threshold]
-    result = _summary(search, pairs, here, there, threshold)
-    write_lines(out / "duplicates.jsonl", [json.dumps(_record(pair, here, there)) for pair in pairs])
-    write_lines(out / "exclude.txt", [image_id(here, i) for i in sorted({pair.train for pair in pairs})])
-    shown = _nearest(pairs, SHOWN)
-    beyond = _nearest([pair for pair in search.pairs if pair.distance > threshold], 24)
-    conflicts = [pair for pair in pairs if _conflict(pair, here, there)][:SHOWN]
-    lead = (
-        f"Images of {train} ({train_split}) that are, but for size, compression, brightness, a narrow crop or a "
-        f"mirror, images of {test} ({test_split}). A model trained on the one and tested on the other has seen "
-        f"the answers."
+    result = _summary(search, pairs, sets, threshold)
+    write_lines(out / "duplicates.jsonl", [json.dumps(sets.record(pair)) for pair in pairs])
+    write_lines(out / "exclude.txt", [image_id(sets.train, i) for i in sorted({pair.train for pair in pairs})])
+    sections = {
+        "pairs": _nearest(pairs)[:SHOWN],
+        "beyond": _nearest([pair for pair in search.pairs if pair.distance > threshold])[:24],
+        "conflicts": [pair for pair in pairs if sets.conflict(pair)][:SHOWN],
+    }
+    text = page(
+        "duplicates.html.j2",
+        "Near-duplicates of test images",
+        f"Images of {train.name} ({train.split}) that are, but for size, compression, brightness, a narrow crop or a "
+        f"mirror, images of {test.name} ({test.split}). A model trained on the one and tested on the other has seen "
+        f"the answers.",
+        results=_numbers(result),
+        total=len(pairs),
+        unreadable_rows=[(image["path"], image["reason"]) for image in result["unreadable"]],
+        **{name: [sets.image(pair) for pair in shown] for name, shown in sections.items()},
     )
-    text = duplicates_page(
-        lead, _numbers(result), *([_shown(pair, here, there) for pair in part] for part in (shown, beyond, conflicts)),
-        total=len(pairs), unreadable=[(image["path"], image["reason"]) for image in result["unreadable"]],
-    )  # fmt: skip
     write_page(out / "report.html", text)
     write_json(out / "result.json", result)
     return result
@@ -85,30 +90,74 @@ def duplicates(
 def as_text(result: dict[str, Any], out: Path) -> str:
     """A result in a few lines, for people."""
     lines = [f"{name}: {value}" for name, value in _numbers(result).items()]
-    if left := result["unreadable"]:
-        lines.append(f"{len(left)} images could not be read:")
-        lines += [f"  {quoted(image['path'])}: {image['reason']}" for image in left]
+    lines += [f"could not be read: {quoted(image['path'])}: {image['reason']}" for image in result["unreadable"]]
     lines.append(f"leave out in training: --data.exclude {out / 'exclude.txt'} · to look at: {out / 'report.html'}")
     return "\n".join(lines)
 
 
-def _summary(
-    search: Duplicates, pairs: Sequence[Pair], here: Dataset, there: Dataset, threshold: float
-) -> dict[str, Any]:
+@dataclass(frozen=True, eq=False)
+class _Sets:
+    """Both data sets, and what they say of a pair."""
+
+    train: Dataset
+    test: Dataset
+
+    def conflict(self, pair: Pair) -> bool:
+        """Whether two images of the same classes have no label in common."""
+        labels = set(_labels(self.train, pair.train)) & set(_labels(self.test, pair.test))
+        return self.train.classes == self.test.classes and not labels
+
+    def record(self, pair: Pair) -> dict[str, Any]:
+        return {
+            "test": image_id(self.test, pair.test),
+            "train": image_id(self.train, pair.train),
+            "distance": pair.distance,
+            "hash_distance": pair.bits,
+            "flipped": pair.flipped,
+            "test_label": ", ".join(_labels(self.test, pair.test)),
+            "train_label": ", ".join(_labels(self.train, pair.train)),
+            "conflict": self.conflict(pair),
+        }
+
+    def image(self, pair: Pair) -> PageImage:
+        """The test image on the left, the training image on the right."""
+        record = self.record(pair)
+        small = [overlays.fit(image, HEIGHT) for image in (self.test.image(pair.test), self.train.image(pair.train))]
+        both = overlays.beside(*small, gap=max(max(image.shape[1] for image in small) // 16, 1))
+        mirrored = ", mirrored" if pair.flipped else ""
+        names = [f"{record[f'{side}']} ({record[f'{side}_label']})" for side in ("test", "train")]
+        return PageImage(
+            overlays.encoded(both),
+            f"Test image {names[0]} beside training image {names[1]}, at distance {pair.distance:.3f}{mirrored}.",
+            280,
+            f"{'LABELS CONFLICT: ' if record['conflict'] else ''}distance {pair.distance:.3f}, {pair.bits} bits"
+            f"{mirrored}\n{names[0]}\n{names[1]}",
+        )
+
+
+def _labels(dataset: Dataset, index: int) -> list[str]:
+    numbers = [dataset.labels[index]] if dataset.label_sets is None else dataset.label_sets.of(index)
+    return [dataset.classes[number] for number in numbers]
+
+
+def _summary(search: Duplicates, pairs: Sequence[Pair], sets: _Sets, threshold: float) -> dict[str, Any]:
+    sides = {"train": (sets.train, search.train), "test": (sets.test, search.test)}
     unreadable = [
         {"path": dataset.path(i), "reason": reason}
-        for dataset, side in ((there, search.test), (here, search.train))
-        for i, reason in side.unreadable.items()
+        for dataset, omitted in sides.values()
+        for i, reason in omitted.unreadable.items()
     ]
     return {
-        "train": {"name": here.name, "split": here.split, "images": len(here), "flat": len(search.train.flat)},
-        "test": {"name": there.name, "split": there.split, "images": len(there), "flat": len(search.test.flat)},
+        **{
+            side: {"name": dataset.name, "split": dataset.split, "images": len(dataset), "flat": len(omitted.flat)}
+            for side, (dataset, omitted) in sides.items()
+        },
         "threshold": threshold,
         "pairs": len(pairs),
         "test_images": len({pair.test for pair in pairs}),
         "train_images": len({pair.train for pair in pairs}),
         "mirrored_pairs": sum(pair.flipped for pair in pairs),
-        "conflicting_pairs": sum(_conflict(pair, here, there) for pair in pairs),
+        "conflicting_pairs": sum(map(sets.conflict, pairs)),
         "unreadable": unreadable,
     }
 
@@ -123,64 +172,14 @@ def _numbers(result: dict[str, Any]) -> dict[str, str]:
         "Mirrored pairs": f"{result['mirrored_pairs']:,}",
         "Pairs with conflicting labels": f"{result['conflicting_pairs']:,}",
         "Largest distance": f"{result['threshold']:g}",
-        **({"Blank images, not compared": f"{flat:,}"} if flat else {}),
-        **({"Unreadable images": f"{len(result['unreadable']):,}"} if result["unreadable"] else {}),
+        "Blank images, not compared": f"{flat:,}",
+        "Unreadable images": f"{len(result['unreadable']):,}",
     }
 
 
-def _record(pair: Pair, here: Dataset, there: Dataset) -> dict[str, Any]:
-    return {
-        "test": image_id(there, pair.test),
-        "train": image_id(here, pair.train),
-        "distance": pair.distance,
-        "hash_distance": pair.bits,
-        "flipped": pair.flipped,
-        "test_label": _label(there, pair.test),
-        "train_label": _label(here, pair.train),
-        "conflict": _conflict(pair, here, there),
-    }
-
-
-def _labels(dataset: Dataset, index: int) -> list[str]:
-    numbers = [dataset.labels[index]] if dataset.label_sets is None else dataset.label_sets.of(index)
-    return [dataset.classes[number] for number in numbers]
-
-
-def _label(dataset: Dataset, index: int) -> str:
-    return ", ".join(_labels(dataset, index))
-
-
-def _conflict(pair: Pair, here: Dataset, there: Dataset) -> bool:
-    """Whether two images of the same classes have no label in common."""
-    return here.classes == there.classes and not set(_labels(here, pair.train)) & set(_labels(there, pair.test))
-
-
-def _nearest(pairs: Sequence[Pair], most: int) -> list[Pair]:
-    """The nearest pair of each test image, of the first `most` test images: copies of one do not fill the page."""
+def _nearest(pairs: Sequence[Pair]) -> list[Pair]:
+    """The nearest pair of each test image: copies of one do not fill the page."""
     first: dict[int, Pair] = {}
     for pair in pairs:
         first.setdefault(pair.test, pair)
-    return list(first.values())[:most]
-
-
-def _shown(pair: Pair, here: Dataset, there: Dataset) -> ShownPair:
-    return ShownPair(
-        there.image(pair.test), here.image(pair.train), image_id(there, pair.test), image_id(here, pair.train),
-        _label(there, pair.test), _label(here, pair.train), pair.distance, pair.bits, pair.flipped,
-        _conflict(pair, here, there),
-    )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress display for each stage of the search, one after the other."""
-    with contextlib.ExitStack() as stack:
-        current: list[ProgressDisplay] = []
-
-        def report(stage: str, done: int, total: int) -> None:
-            if not current or current[0].label != stage:
-                stack.close()
-                current[:] = [stack.enter_context(ProgressDisplay(stage, total))]
-            current[0].update(done)
-
-        yield report
+    return list(first.values())

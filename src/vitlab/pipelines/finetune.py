@@ -1,54 +1,33 @@
 """Table 4 and App. B.1.1: fine-tune a checkpoint on another task, at another resolution.
 
-`finetune` is one run. `sweep_and_finetune` is the paper's protocol: a search for the learning rate on a held-out part
-of the training split, then one run or several on all of it, then the test.
+`sweep_and_finetune` is the paper's protocol: a search for the learning rate on a held-out part of the training split,
+then one run or several on all of it, then the test. `bit_hyperrule` decides what a recipe leaves to the data.
 """
 
 import dataclasses
+import json
 import math
-import shutil
-import statistics
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-from vitlab.config import FinetuneConfig, TrainConfig
-from vitlab.data.dataset import Dataset
+from vitlab.config import DataConfig, FinetuneConfig
 from vitlab.errors import UserError, quoted
 from vitlab.evaluate.accuracy import format_evaluation
 from vitlab.evaluate.load import choose_device
-from vitlab.models import build_model
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig
-from vitlab.models.init import redraw_head
-from vitlab.models.vit import Model
-from vitlab.pipelines.automatic import bit_hyperrule, default_image_size, saved_choices, with_preprocessing
-from vitlab.pipelines.estimate import Estimate
-from vitlab.pipelines.init_from_checkpoint import adapt_config, check_positions, fingerprint, init_from_checkpoint
-from vitlab.pipelines.pretrain import (
-    OnSettings,
-    Outcome,
-    Splits,
-    drop_unreadable,
-    evaluate_split,
-    fit_classes,
-    load_splits,
-    run,
-    run_settings,
-    unreadable_record,
-)
-from vitlab.pipelines.sweep import best_rate, check_search, format_score, headline, hold_out
+from vitlab.pipelines.init_from_checkpoint import adapt_config, check_positions, fingerprint
+from vitlab.pipelines.pretrain import Execution, OnSettings, drop_unreadable, fit_classes, load_splits
+from vitlab.pipelines.sweep import Log, Task, format_score
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
-from vitlab.train.loop import NonFiniteError, train
-from vitlab.train.microbatch import StepCost, measure_step
-from vitlab.train.workdir import Workdir, check_folder
-from vitlab.weights import load_card, load_model, save_model
+from vitlab.train.workdir import check_folder
+from vitlab.weights import load_card, load_model
 
-Log = Callable[[str], None]
+CPU_WORK = 1e14
+"""FLOPs of training on a CPU that need no request: about ten minutes of two cores."""
+CPU_SIZE = 224
+"""Default for the largest image size on a CPU, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -77,42 +56,6 @@ class Finetuned:
         return "\n".join([*lines, f"model: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}"])
 
 
-def finetune(
-    checkpoint: str | Path,
-    config: TrainConfig,
-    workdir: str | Path,
-    *,
-    image_size: ImageSize | None = None,
-    device: str = "auto",
-    tensorboard: bool = True,
-    on_settings: OnSettings | None = None,
-    world: World = SINGLE,
-) -> Outcome:
-    """One run: fine-tunes `checkpoint` with the learning rate `config.optim.lr`, then tests it (Sec. 3.2, App. B.1.1).
-
-    The model is the checkpoint's with a new zero head for the data set's classes, and position embeddings
-    interpolated to `image_size` (default: the recipe's); a pre-logits layer is dropped, as in the paper.
-    The same call on the same folder continues an interrupted run. `on_settings` receives the complete settings.
-    """
-    if isinstance(config, FinetuneConfig):
-        single = ("runs", "from_scratch", "fresh_positions", "head_std", "automatic")
-        if len(config.learning_rates) > 1 or any(
-            getattr(config, name) != getattr(FinetuneConfig, name) for name in single
-        ):
-            raise UserError(f"a search, and {', '.join(single)}, are for sweep_and_finetune.")
-        config = config.single()
-    source = load_model(checkpoint)
-    start = f"{Path(checkpoint).name} {fingerprint(source)}"
-    splits = load_splits(config.data, world)
-    complete = adapt_config(source.config, config, len(splits.train.classes), image_size)
-    if on_settings:
-        on_settings(complete)
-    return run(
-        complete, workdir, splits, lambda: init_from_checkpoint(checkpoint, complete.model), command="finetune",
-        start=start, device=device, tensorboard=tensorboard, world=world,
-    )  # fmt: skip
-
-
 def sweep_and_finetune(
     checkpoint: str | Path,
     config: FinetuneConfig,
@@ -136,7 +79,7 @@ def sweep_and_finetune(
     """
     workdir = Path(workdir)
     torch_device = choose_device(world.device(device))
-    check_search(config)
+    _check_search(config)
     # What is wrong with the checkpoint, the size or the folder is an error before any image is read.
     log(f"reading the checkpoint {checkpoint}")
     source = load_model(checkpoint)
@@ -161,12 +104,13 @@ def sweep_and_finetune(
     if shortened is not None:
         run_steps = config.total_steps(len(splits.train))
         log(f"Deviation: the search takes {shortened} steps per rate; the paper's takes the run's own {run_steps}")
-    task = _Task(checkpoint, start, splits, config, torch_device, tensorboard, log, world)
+    task = Task(checkpoint, start, splits, config, Execution(str(torch_device), tensorboard, world), log)
     if world.broadcast_object(lambda: not (workdir / "result.json").exists()):
         estimate = task.estimate()
         resumed = " in all (what is finished is not repeated)" if (workdir / "config.json").exists() else ""
         log(f"what this will take{resumed}:\n{estimate.describe()}")
-        task = dataclasses.replace(task, microbatch=estimate.cost.microbatch)
+        measured = dataclasses.replace(task.execution, microbatch=estimate.cost.microbatch)
+        task = dataclasses.replace(task, execution=measured)
     if len(config.learning_rates) < 2 and config.runs == 1:
         return Finetuned(config, task.final(config.single(), workdir))
     return Finetuned(config, task.search_and_runs(workdir))
@@ -205,138 +149,87 @@ def _settings_before_data(
     return config
 
 
-@dataclass(frozen=True)
-class _Task:
-    """What all runs of one fine-tuning share."""
-
-    checkpoint: str | Path
-    start: str
-    splits: Splits
-    config: FinetuneConfig
-    device: torch.device
-    tensorboard: bool
-    log: Log
-    world: World
-    microbatch: int | None = None
-
-    def estimate(self) -> Estimate:
-        """What the whole will take, measured by rank 0."""
-        self.log("measuring how long a micro-batch takes, and how much memory")
-        config, splits = self.config, self.splits
-
-        def measure() -> dict[str, Any]:
-            model = build_model(config.model, generator=torch.Generator().manual_seed(0))
-            return dataclasses.asdict(measure_step(config.single(), model, self.device, self.world.world_size))
-
-        cost = StepCost(**self.world.broadcast_object(measure))
-        search = len(config.learning_rates) > 1
-        held_out = len(hold_out(splits.train, config.held_out, config.seed)[1]) if search else 0
-        classes = len(splits.train.classes)
-        return Estimate(config, cost, len(splits.train), len(splits.test), classes, held_out, str(self.device))
-
-    def create(self, seed: int) -> Model:
-        """The model that a run starts from."""
-        config, generator = self.config, torch.Generator().manual_seed(seed)
-        if config.from_scratch:
-            model = build_model(config.model, generator=generator)
-        else:
-            positions = generator if config.fresh_positions else None
-            model = init_from_checkpoint(self.checkpoint, config.model, positions)
-        if config.head_std is not None:
-            redraw_head(model, config.head_std, generator)
-        return model
-
-    def final(self, config: TrainConfig, path: Path, label: str | None = None) -> dict[str, Any]:
-        """The result of a run on all of train, tested; read from its folder if it is finished."""
-        settings = run_settings("finetune", self.start, self.splits.train, config)
-        with Workdir(path, settings, tensorboard=False, world=self.world) as folder:
-            if folder.finished:
-                return folder.read_result()
-        return run(
-            config, path, self.splits, lambda: self.create(config.seed), command="finetune", start=self.start,
-            label=label, device=str(self.device), tensorboard=self.tensorboard, microbatch=self.microbatch,
-            world=self.world,
-        ).result  # fmt: skip
-
-    def score(self, lr: float, rest: Dataset, held_out: Dataset, path: Path) -> dict[str, Any]:
-        """The figures of a learning rate: trained on the rest, evaluated on the held-out part; None if it diverged."""
-        config = self._search_config(lr, held_out.split)
-        settings = run_settings("finetune", self.start, rest, config) | {"held_out": self.config.held_out}
-        evaluations = []  # the last one is of the weights that training returns
-
-        def evaluate(model: nn.Module) -> dict[str, float]:
-            evaluations[:] = [evaluate_split(config, model, held_out, self.device, self.world)]
-            return {f"{held_out.split}_{name}": value for name, value in evaluations[0].figures().items()}
-
-        with Workdir(path, settings, tensorboard=self.tensorboard, world=self.world) as folder:
-            if not folder.finished:
-                record = None
-                try:
-                    model = train(
-                        config, folder, self.create(config.seed), dataset=rest, evaluate=evaluate, device=self.device,
-                        label=f"rate {lr:g}", microbatch=self.microbatch, world=self.world,
-                    )  # fmt: skip
-                    if not evaluations:
-                        evaluate(model)
-                    if math.isfinite(evaluations[0].figures()["loss"]):  # else the last update broke the weights
-                        record = evaluations[0].record()
-                except NonFiniteError as error:
-                    self.log(str(error))
-                folder.write_result({held_out.split: record})
-                if folder.writes:
-                    shutil.rmtree(folder.checkpoints, ignore_errors=True)
-            record = folder.read_result()[held_out.split]
-        score = {"learning_rate": lr, "accuracy": None} | (headline(record) if record else {})
-        self.log(f"learning rate {lr:g}: {format_score(score)}")
-        return score
-
-    def _search_config(self, lr: float, split: str) -> TrainConfig:
-        """A run of the search: in a shortened one, warm-up and average span the same share of the steps."""
-        config = self.config.single(lr)
-        steps, warmup, decay = (
-            config.total_steps(len(self.splits.train)),
-            config.optim.warmup_steps,
-            config.average_decay,
+def _check_search(config: FinetuneConfig) -> None:
+    """Raises UserError where `optim.lr` is not one of the rates of a search: it would never be used."""
+    if len(config.learning_rates) > 1 and config.optim.lr not in config.learning_rates:
+        rates = ", ".join(f"{rate:g}" for rate in config.learning_rates)
+        raise UserError(
+            f"optim.lr is {config.optim.lr:g} and learning_rates are {rates}, which are tried instead of it. To train "
+            f"at optim.lr, set learning_rates=() and sweep_steps=None; to try it as well, add it to learning_rates."
         )
-        if (short := self.config.sweep_steps) is not None:
-            steps, warmup, decay = short, warmup * short // steps, decay and decay ** (steps / short)
-        return dataclasses.replace(
-            config, steps=steps, epochs=None, average_decay=decay,
-            optim=dataclasses.replace(config.optim, warmup_steps=warmup),
-            data=dataclasses.replace(config.data, eval_split=split),
-        )  # fmt: skip
 
-    def search_and_runs(self, workdir: Path) -> dict[str, Any]:
-        """Search and runs, each in its own folder; returns the content of `workdir`/result.json."""
-        config, scores, records = self.config, [], []
-        rates = config.learning_rates if len(config.learning_rates) > 1 else ()
-        rest = held_out = self.splits.train
-        if rates:
-            rest, held_out = hold_out(self.splits.train, config.held_out, config.seed)
-        settings = run_settings("finetune", self.start, self.splits.train, config)
-        with Workdir(workdir, settings, tensorboard=False, world=self.world) as folder:
-            if folder.finished:
-                return folder.read_result()
-            folder.truncate_metrics(None)  # one line per finished run, the same at every start
-            for lr in rates:
-                scores.append(self.score(lr, rest, held_out, workdir / "sweep" / f"lr-{lr}"))
-                folder.log_metrics(len(scores), scores[-1])
-            best = best_rate(scores) if scores else config.optim.lr
-            for number in range(config.runs):
-                single = config.single(best, config.seed + number)
-                records.append(self.final(single, workdir / f"run-{number}", f"run {number}")["test"])
-                metrics = {"learning_rate": best, "seed": single.seed, **headline(records[-1])}
-                folder.log_metrics(len(scores) + len(records), metrics)
-            if folder.writes:
-                save_model(load_model(workdir / "run-0"), workdir / "model", extra=load_card(workdir / "run-0"))
-            accuracies = [record["accuracy"] for record in records]
-            folder.write_result({
-                "learning_rate": best,
-                "sweep": scores,
-                "runs": [{"seed": config.seed + number, **headline(record)} for number, record in enumerate(records)],
-                "accuracy_mean": statistics.fmean(accuracies),
-                "accuracy_sd": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
-                "test": records[0],
-                **unreadable_record(self.splits),
-            })  # fmt: skip
-            return folder.read_result()
+
+def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cuda") -> FinetuneConfig:
+    """`config` with the settings that depend on the number of training images: BiT's HyperRule (big_transfer).
+
+    500 steps below 20,000 images, 10,000 below 500,000, else 20,000; warm-up 100 or 500 steps, at most a fifth of
+    them; mixup 0.1 from 20,000 images on. Deviations: the batch is the power of two up to an eighth of the images,
+    from 32 to 512 (BiT: 512). The search tries each learning rate for a fifth of the steps, at least 20. On a CPU,
+    where this would be more than CPU_WORK: batches of 32, 20 epochs, and 100 to 500 steps.
+    """
+    small, automatic = examples < 20_000, config.automatic
+    batch_size = config.batch_size
+    if "batch_size" in automatic:
+        batch_size = min(max(2 ** max(math.floor(math.log2(examples / 8)), 0), 32), 512)
+    steps = 500 if small else 10_000 if examples < 500_000 else 20_000
+    if device_type == "cpu" and 6 * config.model.forward_macs * batch_size * steps > CPU_WORK:
+        batch_size = min(batch_size, 32) if "batch_size" in automatic else batch_size
+        steps = min(max(20 * examples // batch_size, 100), 500)
+    config = dataclasses.replace(config, batch_size=batch_size)
+    if "steps" in automatic:
+        config = dataclasses.replace(config, steps=steps, epochs=None)
+    total = config.total_steps(examples)
+    if "warmup_steps" in automatic:
+        config = _with_warmup(config, min(100 if small else 500, total // 5))
+    if "sweep_steps" in automatic and len(config.learning_rates) > 1:
+        config = dataclasses.replace(config, sweep_steps=min(max(total // 5, 20), total))
+    if "mixup" in automatic:
+        config = dataclasses.replace(config, mixup=0.0 if small else 0.1)
+    return dataclasses.replace(config, automatic=())
+
+
+def _with_warmup(config: FinetuneConfig, steps: int) -> FinetuneConfig:
+    return dataclasses.replace(config, optim=dataclasses.replace(config.optim, warmup_steps=steps))
+
+
+def default_image_size(source: ModelConfig, preprocessing: Preprocessing, device_type: str) -> ImageSize:
+    """The size at which the checkpoint is evaluated; on a CPU at most CPU_SIZE, rounded to whole patches."""
+    size = preprocessing.image_size or source.image_size
+    largest = size if isinstance(size, int) else max(size)
+    if device_type != "cpu" or largest <= CPU_SIZE or not isinstance(source, ViTConfig):
+        return size
+    return max(CPU_SIZE // source.stride, 1) * source.stride
+
+
+def with_preprocessing(data: DataConfig, preprocessing: Preprocessing) -> DataConfig:
+    """`data` with the test images prepared as those of the checkpoint."""
+    return dataclasses.replace(
+        data,
+        eval_resize=preprocessing.resize if preprocessing.keep_aspect else None,
+        eval_interpolation=None if preprocessing.is_google else preprocessing.interpolation,
+    )
+
+
+def saved_choices(workdir: Path, config: FinetuneConfig) -> FinetuneConfig:
+    """`config` with the automatic settings of the fine-tuning in `workdir`, which may continue on another device."""
+    try:
+        saved = json.loads((workdir / "config.json").read_bytes())
+        if saved.get("command") != "finetune":
+            return config
+        automatic, size = config.automatic, saved["model"]["image_size"]
+        names = [
+            name for name in ("steps", "batch_size", "mixup", "sweep_steps") if name in automatic and name in saved
+        ]
+        config = dataclasses.replace(config, **{name: saved[name] for name in names})
+        if "warmup_steps" in automatic:
+            config = _with_warmup(config, saved["optim"]["warmup_steps"])
+        if "preprocessing" in automatic:
+            names = ("eval_resize", "eval_interpolation")
+            data = dataclasses.replace(config.data, **{name: saved["data"][name] for name in names})
+            config = dataclasses.replace(config, data=data)
+        if "image_size" in automatic:
+            size = size if isinstance(size, int) else tuple(size)
+            config = dataclasses.replace(config, model=dataclasses.replace(config.model, image_size=size))
+        return dataclasses.replace(config, automatic=())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return config  # opening the folder reports what is wrong with it

@@ -21,7 +21,7 @@ from vitlab.inspect.report import Mistakes, Phase
 from vitlab.io import find_damage
 from vitlab.pipelines.pretrain import PREDICTIONS
 from vitlab.preprocessing import Preprocessing
-from vitlab.train.logs import read_log
+from vitlab.train.workdir import read_log
 from vitlab.weights import load_card
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,7 @@
 """A run from its config to its result: train, test, and save a model that `vitlab.load_model` reads."""
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,18 +14,15 @@ import torch
 from torch import nn
 
 from vitlab.config import DataConfig, TrainConfig
-from vitlab.data import exclude
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import Evaluation, evaluate
-from vitlab.evaluate.fewshot import during_training
+from vitlab.evaluate.accuracy import evaluate
 from vitlab.evaluate.load import choose_device
-from vitlab.evaluate.masked import MaskedEvaluation, evaluate_masked, load_masked, save_masked, write_reconstructions
+from vitlab.evaluate.masked import evaluate_masked, load_masked, save_masked, write_reconstructions
 from vitlab.evaluate.options import LoaderOptions
-from vitlab.evaluate.predictions import write_predictions
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
@@ -38,7 +36,7 @@ from vitlab.weights import load_model, save_model
 OnSettings = Callable[[TrainConfig], None]
 PREDICTIONS = "predictions.csv"
 """In a run's folder: the predictions for the test images."""
-AnyEvaluation = TypeVar("AnyEvaluation", bound=Evaluation | MaskedEvaluation)
+AnyEvaluation = TypeVar("AnyEvaluation")
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,17 @@ class Splits:
 
 
 @dataclass(frozen=True)
+class Execution:
+    """Where a run is executed, and what it shows; the result does not depend on it."""
+
+    device: str = "auto"
+    tensorboard: bool = True
+    world: World = SINGLE
+    microbatch: int | None = None
+    """Images per forward pass, if they have been measured."""
+
+
+@dataclass(frozen=True)
 class Outcome(Generic[AnyEvaluation]):
     """What a finished run leaves."""
 
@@ -62,29 +71,27 @@ class Outcome(Generic[AnyEvaluation]):
     model: Model
     """After masked patch prediction, the plain ViT."""
     test: AnyEvaluation
+    """An Evaluation, or a MaskedEvaluation."""
     result: dict[str, Any]
     """The content of `result.json`: the same however often the run was interrupted."""
 
     def summary(self, workdir: Path) -> str:
         """The test's figures, and the paths of model and curves."""
         images = "" if self.config.masking is None else f" · images: {workdir / 'reconstructions.png'}"
-        return f"{self.test.as_table()}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{images}"
+        table: str = self.test.as_table()  # pyright: ignore[reportAttributeAccessIssue]
+        return f"{table}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{images}"
 
 
 def load_splits(data: DataConfig, world: World = SINGLE) -> Splits:
     """The training, evaluation and test splits of a run; `exclude` and `part` apply to the training split only."""
-
-    def load(split: str, **options: Any) -> Dataset:
-        return load_dataset(
-            data.name, split, root=data.root, classes=data.classes, on_error=data.on_error, partial=data.partial,
-            **options,
-        )  # fmt: skip
-
+    options: dict[str, Any] = {name: getattr(data, name) for name in ("root", "classes", "on_error", "partial")}
     with world.rank_0_first():
-        splits = {split: load(split) for split in dict.fromkeys((data.eval_split, "test"))}
+        names = dict.fromkeys((data.eval_split, "test"))
+        splits = {split: load_dataset(data.name, split, **options) for split in names}
         train_set = splits.get(data.train_split) if data.exclude is None and data.part is None else None
         if train_set is None:
-            train_set = load(data.train_split, exclude=data.exclude, part=data.part, part_seed=data.part_seed or 0)
+            options |= {"exclude": data.exclude, "part": data.part, "part_seed": data.part_seed or 0}
+            train_set = load_dataset(data.name, data.train_split, **options)
     if data.train_split == "val":  # of your own data set without a test split, val is the test
         require_disjoint(train_set, splits["test"])
     return Splits(train_set, splits[data.eval_split], splits["test"])
@@ -125,14 +132,14 @@ def _find_unreadable(dataset: Dataset) -> list[tuple[int, str, str]]:
         with display, ThreadPoolExecutor() as pool:  # decoding releases the GIL
             for start in range(0, len(dataset), 512):  # millions of tasks at once would fill the memory
                 block = range(start, min(start + 512, len(dataset)))
-                found = zip(block, pool.map(error_of, block), strict=True)
-                errors |= {index: error for index, error in found if error is not None}
+                results = zip(block, pool.map(error_of, block), strict=True)
+                errors |= {index: error for index, error in results if error is not None}
                 display.update(block.stop)
     return [(index, error.path, error.reason) for index, error in errors.items()]
 
 
 def unreadable_record(splits: Splits) -> dict[str, list[dict[str, str]]]:
-    """The dropped images as plain data for `result.json`; nothing where none were sought."""
+    """The dropped images as plain data for `result.json`; nothing where `drop_unreadable` was not called."""
     if splits.unreadable is None:
         return {}
     return {"unreadable": [{"path": error.path, "reason": error.reason} for error in splits.unreadable]}
@@ -146,13 +153,13 @@ def fit_classes(config: Any, dataset: Dataset) -> Any:
     return dataclasses.replace(config, model=model)
 
 
-def check_run(config: TrainConfig, workdir: str | Path, device: str, world: World = SINGLE) -> torch.device:
+def check_run(config: TrainConfig, workdir: str | Path, execution: Execution) -> torch.device:
     """The device of a run. Raises UserError for what can be refused before the data is read."""
-    torch_device = choose_device(world.device(device))
-    world.check_batch_size(config.batch_size)
+    device = choose_device(execution.world.device(execution.device))
+    execution.world.check_batch_size(config.batch_size)
     config.data.preprocessing(config.model.image_size)  # a wrong size
     check_folder(Path(workdir))
-    return torch_device
+    return device
 
 
 def pretrain(
@@ -169,10 +176,10 @@ def pretrain(
     The same call on the same folder continues an interrupted run; a finished run is only tested again. `on_settings`
     receives the complete settings.
     """
-    check_run(config, workdir, device, world)
+    execution = Execution(device, tensorboard, world)
+    check_run(config, workdir, execution)
     check_source(config.data.name, config.data.root)
-    if config.data.exclude is not None:
-        exclude.read_exclusion(config.data.exclude)
+    _excluded(config.data)
     if config.fewshot is not None and config.fewshot.dataset is not None:
         check_source(config.fewshot.dataset, config.fewshot.root)
     splits = load_splits(config.data, world)
@@ -180,10 +187,8 @@ def pretrain(
     if on_settings:
         on_settings(config)
     generator = torch.Generator().manual_seed(config.seed)
-    return run(
-        config, workdir, splits, lambda: create_training_model(config, generator), command="pretrain",
-        device=device, tensorboard=tensorboard, world=world,
-    )  # fmt: skip
+    create = functools.partial(create_training_model, config, generator)
+    return run(config, workdir, splits, create, "pretrain", execution)
 
 
 def run(
@@ -191,51 +196,41 @@ def run(
     workdir: str | Path,
     splits: Splits,
     create: Callable[[], Model | MaskedViT],
-    *,
     command: str,
+    execution: Execution,
     start: str | None = None,
     label: str | None = None,
-    device: str = "auto",
-    tensorboard: bool = True,
-    microbatch: int | None = None,
-    world: World = SINGLE,
 ) -> Outcome[Any]:
-    """Trains the model of `create()` and tests it. `start` identifies its initial weights, `label` names the progress.
+    """Trains the model of `create()` and tests it. `start` identifies its initial weights; `label` is shown."""
+    device, world = check_run(config, workdir, execution), execution.world
+    few_shot = None
+    if config.fewshot is not None:
+        from vitlab.evaluate.fewshot import during_training
 
-    `microbatch` is as in `train`.
-    """
-    torch_device = check_run(config, workdir, device, world)
-    few_shot = during_training(config, world)
-    evaluations: list[Evaluation | MaskedEvaluation] = []  # the last one is of the weights that training returns
+        few_shot = during_training(config, world)
+    evaluations: list[Any] = []  # the last one is of the weights that training returns
 
     def evaluate_val(model: nn.Module) -> dict[str, float]:
-        evaluations[:] = [evaluate_split(config, model, splits.val, torch_device, world)]
+        evaluations[:] = [evaluate_split(config, model, splits.val, device, world)]
         figures = {f"{config.data.eval_split}_{name}": value for name, value in evaluations[0].figures().items()}
-        return figures | few_shot(_plain(model))
+        return figures | few_shot(_plain(model)) if few_shot else figures
 
     settings = run_settings(command, start, splits.train, config)
-    with Workdir(workdir, settings, tensorboard=tensorboard, world=world) as folder:
+    with Workdir(workdir, settings, tensorboard=execution.tensorboard, world=world) as folder:
         began = time.perf_counter()
         if folder.trained:
             model = load_model(folder.path / "model") if config.masking is None else load_masked(folder.path)
-            model = model.to(torch_device)
+            model = model.to(device)
         else:
             folder.check_checkpoints()
-            model = train(
-                config, folder, create(), dataset=splits.train, evaluate=evaluate_val, device=torch_device,
-                label=label or command, microbatch=microbatch, world=world,
-            )  # fmt: skip
-        if evaluations and splits.val is splits.test:
-            test: Any = evaluations[0]
-        else:
-            test = evaluate_split(config, model, splits.test, torch_device, world)
+            options = {"label": label or command, "device": device, "microbatch": execution.microbatch, "world": world}
+            model = train(config, folder, create(), dataset=splits.train, evaluate=evaluate_val, **options)
+        is_tested = evaluations and splits.val is splits.test
+        test = evaluations[0] if is_tested else evaluate_split(config, model, splits.test, device, world)
         result = {"test": test.record(), **unreadable_record(splits)}
         if folder.writes:
-            complete = folder.finished and (folder.path / PREDICTIONS).exists()
-            if isinstance(test, Evaluation) and not complete:
-                write_predictions(folder.path / PREDICTIONS, test, splits.test)
+            _write_files(config, folder, splits, model, test, start)
             if not folder.finished:
-                _write_model(config, folder.path, splits, model, test, start)
                 if not folder.damaged:  # else the time is that of the first training
                     seconds = time.perf_counter() - began
                     folder.log_speed(config.total_steps(len(splits.train)), {"run_seconds": seconds})
@@ -244,14 +239,16 @@ def run(
     return Outcome(config, splits, _plain(model), test, result)
 
 
-def _write_model(
-    config: TrainConfig,
-    folder: Path,
-    splits: Splits,
-    model: Any,
-    test: Evaluation | MaskedEvaluation,
-    start: str | None,
+def _write_files(
+    config: TrainConfig, folder: Workdir, splits: Splits, model: Any, test: Any, start: str | None
 ) -> None:
+    """Predictions and model; a finished run has them already."""
+    if config.masking is None and not (folder.finished and (folder.path / PREDICTIONS).exists()):
+        from vitlab.evaluate.predictions import write_predictions
+
+        write_predictions(folder.path / PREDICTIONS, test, splits.test)
+    if folder.finished:
+        return
     preprocessing = config.data.preprocessing(config.model.image_size)
     card = {
         "dataset": config.data.name,
@@ -260,12 +257,12 @@ def _write_model(
         "preprocessing": preprocessing.to_card(),
         "start": start,
     }
-    if isinstance(test, MaskedEvaluation):
-        save_masked(model, folder, extra=card)
-        write_reconstructions(model, splits.test, folder, preprocessing=preprocessing)
-    else:
+    if config.masking is None:
         card |= {"classes": list(splits.test.classes), "test_accuracy": test.accuracy}
-        save_model(model, folder / "model", extra=card)
+        save_model(model, folder.path / "model", extra=card)
+    else:
+        save_masked(model, folder.path, extra=card)
+        write_reconstructions(model, splits.test, folder.path, preprocessing=preprocessing)
 
 
 def _plain(model: nn.Module) -> Any:
@@ -275,8 +272,17 @@ def _plain(model: nn.Module) -> Any:
 
 def run_settings(command: str, start: str | None, train_set: Dataset, config: TrainConfig) -> dict[str, Any]:
     """The content of `config.json`, which must be the same when a run continues."""
-    excluded = {} if config.data.exclude is None else {"excluded": exclude.identity(config.data.exclude)}
-    return {"command": command, "start": start, "examples": len(train_set), **excluded, **to_dict(config)}
+    origin = {"command": command, "start": start, "examples": len(train_set)}
+    return {**origin, **_excluded(config.data), **to_dict(config)}
+
+
+def _excluded(data: DataConfig) -> dict[str, Any]:
+    """What identifies the list of excluded images, if there is one. Raises UserError if it cannot be read."""
+    if data.exclude is None:
+        return {}
+    from vitlab.data.exclude import identity
+
+    return {"excluded": identity(data.exclude)}
 
 
 def evaluate_split(

@@ -6,6 +6,7 @@ Deviation: the benchmark's code drops the last, incomplete batch of a test part;
 """
 
 import dataclasses
+import functools
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from vitlab.evaluate.load import choose_device
 from vitlab.io import find_damage
 from vitlab.models.config import ModelConfig
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint, init_from_checkpoint
-from vitlab.pipelines.pretrain import Splits, run
+from vitlab.pipelines.pretrain import Execution, Splits, run
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.workdir import Workdir
@@ -82,6 +83,7 @@ def vtab(
     def record_of(name: str) -> dict[str, Any] | None:
         return world.broadcast_object(lambda: _record(Path(out) / name))
 
+    execution = Execution(device, tensorboard, world)
     with Workdir(out, settings, tensorboard=False, world=world) as folder:
         unfinished = [name for name in names if record_of(name) is None]
         missing = world.broadcast_object(lambda: _missing(unfinished, load))  # rank 0 downloads; all do the same tasks
@@ -90,11 +92,8 @@ def vtab(
         for name in names:
             if name in unfinished and name not in missing:
                 task = _task_config(config, model, name, root)
-                run(
-                    task, folder.path / name, load(name),
-                    lambda task=task: init_from_checkpoint(checkpoint, task.model),
-                    command="vtab", start=start, label=name, device=device, tensorboard=tensorboard, world=world,
-                )  # fmt: skip
+                create = functools.partial(init_from_checkpoint, checkpoint, task.model)
+                run(task, folder.path / name, load(name), create, "vtab", execution, start, label=name)
             record = record_of(name)
             if record and world.is_rank_0:  # the checkpoints of 19 tasks would fill a disk
                 shutil.rmtree(folder.path / name / "checkpoints", ignore_errors=True)

@@ -68,7 +68,7 @@ def model_of(point: Point, by_name: Mapping[str, Point]) -> ModelConfig:
 
 def _classes(name: str) -> int | None:
     info = DATASETS.get(name)
-    return (info.num_classes or len(info.classes) or None) if info else None
+    return info.num_classes if info else None
 
 
 def images(data: DataConfig) -> int:

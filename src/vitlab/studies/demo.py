@@ -9,16 +9,17 @@ import torch
 
 from vitlab.data.transforms import to_range
 from vitlab.inspect.capture import capture
-from vitlab.inspect.embeddings import filters_of, positions_of
+from vitlab.inspect.figures import distances
 from vitlab.inspect.page import write_page
-from vitlab.inspect.report import Phase, Rollout, training_page
+from vitlab.inspect.report import Phase, Rollout, embedding_drawings, training_page
 from vitlab.models.vit import ViT
-from vitlab.pipelines.finetune import finetune
+from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.finished_run import Run
-from vitlab.pipelines.pretrain import Outcome, pretrain
+from vitlab.pipelines.pretrain import pretrain
 from vitlab.recipes import tiny
 from vitlab.studies.presets import changed
 from vitlab.train.workdir import write_json
+from vitlab.weights import load_model
 
 LEAD = (
     "A Vision Transformer is pre-trained on one task, fine-tuned on another at a higher resolution, tested, and "
@@ -50,35 +51,33 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     second = changed(tiny.finetune_digits(), data={"classes": (5, 6, 7, 8, 9)}, model={"num_classes": 5}, seed=seed)
     second = replace(second, steps=200 // shrink)
     before = pretrain(first, out / "pretrain")
-    after = finetune(out / "pretrain", second, out / "finetune")
-    phases = [_phase(*PRETRAINING, before, out / "pretrain"), _phase(*FINETUNING, after, out / "finetune")]
+    after = sweep_and_finetune(out / "pretrain", second, out / "finetune")
+    phases = [_phase(*PRETRAINING, out / "pretrain"), _phase(*FINETUNING, out / "finetune")]
     page = out / "index.html"
     write_page(page, training_page("The paper in small", LEAD, phases))
     result = {
         "pretrain_accuracy": before.test.accuracy,
-        "finetune_accuracy": after.test.accuracy,
+        "finetune_accuracy": after.result["test"]["accuracy"],
         "page": str(page.resolve()),
     }
     write_json(out / "result.json", result)
     return result
 
 
-def _phase(name: str, explanation: str, outcome: Outcome, workdir: Path) -> Phase:
+def _phase(name: str, explanation: str, workdir: Path) -> Phase:
     """A finished run for the page: its training, and the model from inside."""
-    model, run = outcome.model.cpu(), Run.read(workdir)
+    model, run = load_model(workdir), Run.read(workdir)
     assert isinstance(model, ViT)
     test = run.test
     shown = run.images(run.one_of_each(10))
     pixels = np.stack(list(shown.values()))
     images = to_range(torch.from_numpy(pixels).permute(0, 3, 1, 2).float())
-    captured, positions = capture(model, [images], keep=len(images)), positions_of(model)
+    captured = capture(model, [images], keep=len(images))
     captions = [f"{test.classes[test.labels[row]]}, predicted {test.classes[test.predictions[row]]}" for row in shown]
     phase = run.phase(name, explanation)
     return replace(
         phase,
         numbers={**phase.numbers, "Parameters": f"{model.config.num_parameters:,}"},
-        filters=filters_of(model),
-        positions=None if positions is None else positions[0],
-        distances=captured.distances,
+        learned=[*embedding_drawings(model), distances(captured.distances)],
         rollout=Rollout(pixels, captions, captured.rollout),
     )

@@ -1,4 +1,4 @@
-"""Saves and restores a whole run: atomic, verified, exact.
+"""Everything that changes during a run, and checkpoints of it: atomic, verified, exact.
 
 A checkpoint is a folder `step-000000123` with two files: `state.safetensors` (all tensors) and `state.json` (the rest,
 with size and SHA-256 of the first file and a checksum of its own). It is written under another name, flushed to disk
@@ -15,16 +15,117 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from vitlab.config import TrainConfig
 from vitlab.errors import UserError
 from vitlab.io import sha256, sync
 from vitlab.train.distributed import SINGLE, World
+from vitlab.train.objectives import create_training_model
+from vitlab.train.optim import create_optimizer, load_optimizer_state, optimizer_state
+from vitlab.train.parallel import Parallel, full_tensor, is_sharded, shard_like
+from vitlab.train.precision import MasterWeights, resolve_precision
 
 FORMAT = 1
 TENSORS, STATE = "state.safetensors", "state.json"
+
+
+@dataclass
+class TrainState:
+    """Everything that changes during a run."""
+
+    parallel: Parallel
+    weights: MasterWeights
+    optimizer: torch.optim.Optimizer
+    average: dict[str, Tensor] | None
+    """The Polyak average of the weights."""
+    sums: Tensor
+    """Loss, accuracy and gradient norm, summed since the last record; the first step that was not finite (0: none)."""
+    step: int = 0
+    skipped: int = 0
+    """Images that could not be read."""
+    recorded: int = 0
+    """The step of the last record."""
+    evaluation_due: bool = False
+    """Whether the evaluation of `step` was interrupted and comes before the next step."""
+
+    @torch.no_grad()
+    def tensors(self, keep: bool = True) -> dict[str, Tensor]:
+        """All tensors of a checkpoint, in full.
+
+        A collective where they are sharded: ranks that do not save call it with `keep=False`. Gathers one tensor at a
+        time, for a device that holds a shard may not have room for all.
+        """
+        named = {f"weights/{name}": master for name, master in self.weights.masters.items()}
+        named |= {f"average/{name}": value for name, value in (self.average or {}).items()}
+        named |= {f"optimizer/{name}": value for name, value in optimizer_state(self.optimizer).items()}
+        tensors = {"sums": self.sums}
+        for name, tensor in named.items():
+            full = full_tensor(tensor)
+            if keep:
+                tensors[name] = full.cpu() if is_sharded(tensor) else full
+        return tensors
+
+    @torch.no_grad()
+    def restore(self, tensors: dict[str, Tensor], step: int, scalars: dict[str, Any]) -> None:
+        """Restores what `tensors` and a checkpoint's plain data hold."""
+        sections: dict[str, dict[str, Tensor]] = {"weights": {}, "average": {}, "optimizer": {}}
+        for key, value in tensors.items():
+            section, _, name = key.partition("/")
+            if name:
+                sections[section][name] = value
+        masters, average = self.weights.masters, self.average or {}
+        for targets, saved in ((masters, sections["weights"]), (average, sections["average"])):
+            assert targets.keys() == saved.keys(), "a checkpoint of another model"
+            for name, target in targets.items():
+                target.copy_(shard_like(saved[name], target))
+        load_optimizer_state(
+            self.optimizer,
+            {
+                key: shard_like(value, masters[key.rpartition("/")[0]]) if value.ndim else value
+                for key, value in sections["optimizer"].items()
+            },
+        )
+        self.sums.copy_(tensors["sums"])
+        self.weights.update_copy()
+        self.step, self.skipped, self.recorded = step, scalars["skipped"], scalars["recorded"]
+        self.evaluation_due = bool(scalars.get("evaluation_due"))
+
+    def scalars(self) -> dict[str, Any]:
+        """The plain data of a checkpoint, as `restore` takes it."""
+        due = {"evaluation_due": True} if self.evaluation_due else {}
+        return {"skipped": self.skipped, "recorded": self.recorded, **due}
+
+
+def create_state(config: TrainConfig, model: nn.Module, device: torch.device, world: World) -> TrainState:
+    """The state of a run before its first step. From then on `state.parallel` computes with `model`."""
+    precision = resolve_precision(config.precision, device)
+    parallel = Parallel(
+        model.train(),
+        world,
+        device,
+        precision=precision,
+        fsdp=config.fsdp,
+        recompute=config.activation_checkpointing,
+        compiled=config.compile,
+        uneven=config.data.on_error == "skip",
+    )
+    weights = MasterWeights(model, precision, sharded=parallel.sharded)
+    masters = weights.masters
+    average = {n: m.detach().clone() for n, m in masters.items()} if config.average_decay else None
+    optimizer = create_optimizer(masters.items(), config.optim)
+    return TrainState(parallel, weights, optimizer, average, torch.zeros(4, dtype=torch.float64, device=device))
+
+
+def trained_model(config: TrainConfig, state: TrainState) -> nn.Module:
+    """A new model with the weights of `state` in float32: averaged where there is an average."""
+    weights = state.average or {name: master.detach() for name, master in state.weights.masters.items()}
+    model = create_training_model(config).to(state.sums.device)
+    model.load_state_dict({name: full_tensor(tensor) for name, tensor in weights.items()})
+    return model.eval()
 
 
 class CorruptCheckpointError(UserError):
@@ -53,7 +154,9 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], stat
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_temporary(folder)
-        if not (final.is_dir() and _is_valid(final)):
+        try:
+            _verify(final)
+        except CorruptCheckpointError:
             new = folder / f"tmp-{final.name}"
             _write(new, step, tensors, state)
             if final.exists():
@@ -185,14 +288,6 @@ def _verify(path: Path) -> dict[str, Any]:
     except (UnicodeDecodeError, json.JSONDecodeError, AttributeError, KeyError, TypeError) as error:
         raise CorruptCheckpointError(f"{STATE} cannot be read: {error!r}") from error
     return record
-
-
-def _is_valid(path: Path) -> bool:
-    try:
-        _verify(path)
-    except CorruptCheckpointError:
-        return False
-    return True
 
 
 def _remove_temporary(folder: Path) -> None:

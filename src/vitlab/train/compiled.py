@@ -12,7 +12,7 @@ import shutil
 from multiprocessing.util import Finalize
 from pathlib import Path
 
-SHARED, OWN = "vitlab-shared", "vitlab-job-"
+SHARED, JOB = "vitlab-shared", "vitlab-job-"
 """In torch's cache folder (TORCHINDUCTOR_CACHE_DIR): the shared files, and the prefix of a job's folder."""
 
 
@@ -24,31 +24,28 @@ class CompileCache:
         from torch._inductor.runtime.cache_dir_utils import cache_dir
 
         root = Path(cache_dir())
-        if root.name.startswith(OWN):  # set by the process that started this one
+        if root.name.startswith(JOB):  # set by the process that started this one
             root = root.parent
         config.cpp_cache_precompile_headers = False  # they would be written in place, and outside of this folder
-        self._shared, self.folder = root / SHARED, root / f"{OWN}{token}"
+        self._shared, self.folder = root / SHARED, root / f"{JOB}{token}"
         self.folder.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(self.folder, os.O_RDONLY)
         with contextlib.suppress(OSError):
             fcntl.flock(self._lock, fcntl.LOCK_SH)
-        remove_unused(root)
+        _remove_unused(root)
         _link_files(self._shared, self.folder)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder)
         # Also at the end of a process of multiprocessing, which atexit misses; not in a child that was forked.
-        self._finalizer = Finalize(None, self._remove, exitpriority=0)
+        self.close = Finalize(None, self._remove, exitpriority=0)
+        """Removes the folder, unless another process of the job still uses it."""
 
     def publish(self) -> None:
         """Shares the files with later jobs; no compilation may be under way."""
         _link_files(self.folder, self._shared)
 
-    def close(self) -> None:
-        """Removes the folder, unless another process of the job still uses it."""
-        self._finalizer()
-
     def _remove(self) -> None:
         os.close(self._lock)
-        remove_unused(self.folder.parent)
+        _remove_unused(self.folder.parent)
 
 
 _cache: CompileCache | None = None
@@ -62,9 +59,9 @@ def compile_cache(token: str) -> CompileCache:
     return _cache
 
 
-def remove_unused(root: Path) -> None:
-    """Removes the cache folders of jobs that have ended, however they ended."""
-    for folder in root.glob(f"{OWN}*"):
+def _remove_unused(root: Path) -> None:
+    """Removes the folders of jobs that have ended, however they ended."""
+    for folder in root.glob(f"{JOB}*"):
         with contextlib.suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY)
             try:

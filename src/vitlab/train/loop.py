@@ -1,11 +1,8 @@
 """The training loop: every run of every model goes through `train`.
 
-Batches, augmentation, mixup and dropout are pure functions of (seed, step, example). A checkpoint holds only weights,
-optimizer state, Polyak average and the sums of the current record, and a resumed run computes the same bits.
-
-Each of several ranks computes its shard of every batch, and all hold the same state after each step. Batches, learning
-rate and order do not depend on their number: a checkpoint of eight ranks continues on one. Only dropout's masks, and
-mixup's partners within a shard, are drawn by each rank for itself.
+Batches, augmentation, mixup and dropout are pure functions of (seed, step, example), so that a resumed run computes the
+same bits. Each of several ranks computes its shard of every batch, and all hold the same state after each step. Order,
+batches and learning rate do not depend on the world size; only dropout's masks and mixup's partners do.
 """
 
 import functools
@@ -13,11 +10,11 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import NoReturn, TypeVar, cast
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from vitlab.config import TrainConfig
 from vitlab.data.dataset import Dataset
@@ -25,16 +22,15 @@ from vitlab.data.loader import Batch, train_batches
 from vitlab.data.transforms import TrainTransform
 from vitlab.errors import UserError
 from vitlab.rng import Stream, generator
-from vitlab.train.checkpoint import CheckpointWriter, load_latest
+from vitlab.train.checkpoint import CheckpointWriter, TrainState, create_state, load_latest, trained_model
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.microbatch import choose_microbatch
-from vitlab.train.objectives import Classification, MaskedPatch, create_objective, create_training_model
+from vitlab.train.objectives import Objective, create_objective
 from vitlab.train.optim import clip_by_global_norm, describe_groups, learning_rate, set_learning_rate, update_average
 from vitlab.train.parallel import full_tensor, local_shard
 from vitlab.train.precision import device_name
 from vitlab.train.progress import Speed, TrainProgress, peak_flops
 from vitlab.train.signals import StoppedError, stop_signals
-from vitlab.train.state import TrainState, create_state
 from vitlab.train.workdir import Workdir
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
@@ -64,11 +60,12 @@ def train(
     run within one micro-batch, and saves the last complete step: StoppedError. Also raises NonFiniteError.
     """
     device = torch.device(device)
-    check_classes(config, dataset)
+    given, needed = config.model.num_classes, len(dataset.classes)
+    if config.masking is None and given != needed:
+        raise UserError(f"the model has {given} classes and {config.data.name} has {needed}; set model.num_classes.")
     steps = config.total_steps(len(dataset))
     microbatch = choose_microbatch(config, workdir, model, device, microbatch)
     state = create_state(config, model.to(device), device, world)
-    objective = create_objective(config)
     with (
         TrainProgress(label, steps, quiet=not world.is_rank_0) as progress,
         stop_signals() as stop,
@@ -76,55 +73,50 @@ def train(
     ):
         run = _Run(config, workdir, dataset, evaluate, state, steps, progress, stop, writer)
         run.resume()
-        batches = load_batches(config, dataset, state.step, device, world)
-        if state.evaluation_due:
-            run.evaluate_model()
-        while state.step < steps:
-            with run.speed.waiting_for_data():
-                batch = next(batches)
-            # The one exchange that the host waits for: all ranks stop at the same step, and none waits for another.
-            stopping, num_images, skipped = world.all_reduce(stop.is_set(), len(batch.indices), batch.skipped)
-            check_images(num_images, skipped)
-            lr = learning_rate(config.optim, state.step, steps)
-            go_on = functools.partial(run.go_on, num_images)
-            if stopping or not train_step(config, state, objective, batch, lr, num_images, microbatch, go_on):
-                run.save()
-                raise run.stopped()
-            run.count(num_images, skipped)
-            last = state.step == steps
-            logging, saving = (last or state.step % n == 0 for n in (config.log_every, config.checkpoint_every))
-            if logging or saving or device.type == "cpu":  # on a GPU this waits for the device
-                run.check_finite()
-            writer.check()
-            # Metrics before the checkpoint: a run killed in between repeats the step and its record. In the other order
-            # the record would be lost.
-            if logging:
-                run.log(lr)
-            if last or (config.eval_every and state.step % config.eval_every == 0):
-                run.evaluate_model()
-            if saving:
-                run.save()
-        if world.all_reduce(stop.is_set())[0]:  # the caller may have more to do, which is not to begin
-            raise run.stopped()
+        _train_steps(run, microbatch)
     return cast(AnyModel, trained_model(config, state))
 
 
-def check_images(num_images: int, skipped: int) -> None:
-    if not num_images:
-        raise UserError(f"none of the {skipped} images of a batch can be read; the log lists them.")
-
-
-def check_classes(config: TrainConfig, dataset: Dataset) -> None:
-    """Raises UserError unless the model has as many outputs as the data set has classes."""
-    given, needed = config.model.num_classes, len(dataset.classes)
-    if config.masking is None and given != needed:
-        raise UserError(f"the model has {given} classes and {config.data.name} has {needed}; set model.num_classes.")
+def _train_steps(run: "_Run", microbatch: int) -> None:
+    """The steps that are left, with their records, evaluations and checkpoints."""
+    config, state, world, writer = run.config, run.state, run.world, run.writer
+    objective = create_objective(config)
+    batches = load_batches(config, run.dataset, state.step, run.device, world)
+    if state.evaluation_due:
+        run.evaluate_model()
+    while state.step < run.total_steps:
+        with run.speed.waiting_for_data():
+            batch = next(batches)
+        # The one exchange that the host waits for: all ranks stop at the same step, and none waits for another.
+        stopping, num_images, skipped = world.all_reduce(run.stop.is_set(), len(batch.indices), batch.skipped)
+        if not num_images:
+            raise UserError(f"none of the {skipped} images of a batch can be read; the log lists them.")
+        lr = learning_rate(config.optim, state.step, run.total_steps)
+        go_on = functools.partial(run.go_on, num_images)
+        if stopping or not train_step(config, state, objective, batch, lr, num_images, microbatch, go_on):
+            run.save_and_stop()
+        run.count(num_images, skipped)
+        last = state.step == run.total_steps
+        logging, saving = (last or state.step % n == 0 for n in (config.log_every, config.checkpoint_every))
+        if logging or saving or run.device.type == "cpu":  # on a GPU this waits for the device
+            run.check_finite()
+        writer.check()
+        # Metrics before the checkpoint: a run killed in between repeats the step and its record. In the other order the
+        # record would be lost.
+        if logging:
+            run.log(lr)
+        if last or (config.eval_every and state.step % config.eval_every == 0):
+            run.evaluate_model()
+        if saving:
+            run.save()
+    if world.all_reduce(run.stop.is_set())[0]:  # the caller may have more to do, which is not to begin
+        run.save_and_stop()
 
 
 def train_step(
     config: TrainConfig,
     state: TrainState,
-    objective: Classification | MaskedPatch,
+    objective: Objective,
     batch: Batch,
     lr: float,
     num_images: int,
@@ -140,29 +132,20 @@ def train_step(
     rng = generator(config.seed, Stream.STEP, epoch=state.step)
     torch.manual_seed(int(rng.integers(2**62)) + world.rank)  # dropout draws from torch's global generator
     images, targets = objective.corrupt(batch, rng)
-    size = microbatch or config.microbatch or config.batch_size
-    pieces = [
-        (inputs, labels, min(len(labels), len(batch.indices)))  # 0 for the stand-in of a shard that cannot be read
-        for inputs, labels in zip(images.split(size), targets.split(size), strict=True)
-    ]
-    if world.world_size > 1:
-        # Every rank makes the same number of passes, for each is a collective (sharded weights, requests to stop).
-        # A shard that has lost unreadable images is filled up with passes over one image of weight 0.
-        passes = -(-config.batch_size // (world.world_size * size))
-        pieces += [(images[:1], targets[:1], 0)] * (passes - len(pieces))
+    microbatches = _split(config, images, targets, microbatch, len(batch.indices), world.world_size)
     weights.zero_grad()
     totals = torch.zeros(2, dtype=torch.float64, device=images.device)  # loss and accuracy
-    for number, (inputs, labels, count) in enumerate(pieces, 1):
+    for number, (inputs, labels, count) in enumerate(microbatches, 1):
         # `loss` is a mean over the micro-batch, and ranks average their gradients. For the gradient of the mean over
         # the global batch the micro-batch weighs count / num_images, times world_size against the average.
         scale = count * world.world_size / num_images
-        with parallel.micro_step(last=number == len(pieces)):
+        with parallel.micro_step(last=number == len(microbatches)):
             with weights.autocast():
                 loss, accuracy = objective.loss(parallel.forward, inputs, labels)
             (loss * scale).backward()
         weights.accumulate_gradients()
         totals += torch.stack([loss.detach(), accuracy]).double() * scale
-        if number < len(pieces) and not go_on(number / len(pieces)):
+        if number < len(microbatches) and not go_on(number / len(microbatches)):
             return False
     masters = weights.masters.values()
     parallel.average_gradients(master.grad for master in masters if master.grad is not None)
@@ -182,6 +165,23 @@ def train_step(
         average, current = ([local_shard(t.detach()) for t in group] for group in (state.average.values(), masters))
         update_average(average, current, config.average_decay)
     return True
+
+
+def _split(
+    config: TrainConfig, images: Tensor, targets: Tensor, microbatch: int | None, readable: int, world_size: int
+) -> list[tuple[Tensor, Tensor, int]]:
+    """(images, targets, number of images that count) of each micro-batch of a rank's shard."""
+    size = microbatch or config.microbatch or config.batch_size
+    microbatches = [
+        (inputs, labels, min(len(labels), readable))  # 0 for the stand-in of a shard that cannot be read
+        for inputs, labels in zip(images.split(size), targets.split(size), strict=True)
+    ]
+    if world_size > 1:
+        # Every rank makes the same number of passes, for each is a collective (sharded weights, requests to stop).
+        # A shard that has lost unreadable images is filled up with passes over one image of weight 0.
+        passes = -(-config.batch_size // (world_size * size))
+        microbatches += [(images[:1], targets[:1], 0)] * (passes - len(microbatches))
+    return microbatches
 
 
 def load_batches(
@@ -215,17 +215,9 @@ def load_batches(
     )
 
 
-def trained_model(config: TrainConfig, state: TrainState) -> nn.Module:
-    """A new model with the weights of `state` in float32: averaged where there is an average."""
-    weights = state.average or {name: master.detach() for name, master in state.weights.masters.items()}
-    model = create_training_model(config).to(state.sums.device)
-    model.load_state_dict({name: full_tensor(tensor) for name, tensor in weights.items()})
-    return model.eval()
-
-
 @dataclass
 class _Run:
-    """What surrounds the steps of a run: resume, log, evaluate, save, stop."""
+    """What happens around the steps: resume, log, evaluate, save, stop."""
 
     config: TrainConfig
     workdir: Workdir
@@ -250,14 +242,14 @@ class _Run:
             say(f"the warm-up of {warmup} steps exceeds the run of {steps}; usual: --optim.warmup-steps {steps // 10}")
         saved = load_latest(self.workdir.checkpoints, say, world)
         due = bool(saved and saved.state.get("evaluation_due"))
-        self.workdir.truncate_metrics(saved.step if saved else None, evaluation_due=due)
+        self.workdir.truncate_logs(saved.step if saved else None, evaluation_due=due)
         if saved:
             state.restore(saved.tensors, saved.step, saved.state)
             say(f"continues from {saved.path.name}")
         processes = f" by {world.world_size} processes" if world.world_size > 1 else ""
         say(f"{state.weights.precision} on {self.device}{processes}; {describe_groups(state.optimizer)}")
 
-    def tick(self, num_images: int = 0, fraction: float = 0.0) -> None:
+    def show_progress(self, num_images: int = 0, fraction: float = 0.0) -> None:
         """Shows the progress, `fraction` of a batch of `num_images` included."""
         step = self.state.step + fraction
         left = (self.total_steps - step) * self.config.batch_size
@@ -267,11 +259,11 @@ class _Run:
         """Counts a complete step."""
         self.state.skipped += skipped
         self.speed.images += num_images
-        self.tick()
+        self.show_progress()
 
     def go_on(self, num_images: int, fraction: float) -> bool:
-        """Whether no rank has been asked to stop, after this fraction of a step."""
-        self.tick(num_images, fraction)
+        """Whether no rank has received a signal, after this fraction of a step."""
+        self.show_progress(num_images, fraction)
         return not self.world.all_reduce(self.stop.is_set())[0]
 
     def log(self, lr: float) -> None:
@@ -279,16 +271,11 @@ class _Run:
         state = self.state
         loss, accuracy, norm, _ = state.sums.tolist()
         updates = state.step - state.recorded
-        metrics = {
-            "loss": loss / updates,
-            "accuracy": accuracy / updates,
-            "grad_norm": norm / updates,
-            "lr": lr,
-            "epoch": state.step * self.config.batch_size / len(self.dataset),
-            "skipped": state.skipped,
-        }
-        if math.isnan(accuracy):  # of an objective without classes
-            del metrics["accuracy"]
+        epoch = state.step * self.config.batch_size / len(self.dataset)
+        metrics = {"loss": loss / updates, "grad_norm": norm / updates, "lr": lr, "epoch": epoch}
+        if not math.isnan(accuracy):  # of an objective with classes
+            metrics["accuracy"] = accuracy / updates
+        metrics["skipped"] = state.skipped
         state.sums.zero_()
         state.recorded = state.step
         speed = self.speed.record((self.total_steps - state.step) * self.config.batch_size)
@@ -297,7 +284,7 @@ class _Run:
         self.progress.show({"step": state.step, **metrics}, speed)
 
     def evaluate_model(self) -> None:
-        """Evaluates and records. If asked to stop meanwhile, saves the run, which then resumes with the evaluation."""
+        """Evaluates and records. If a signal stops it, the run is saved, and resumes with the evaluation."""
         state = self.state
         if self.evaluate is None:
             return
@@ -328,13 +315,13 @@ class _Run:
             tensors = state.tensors(keep=self.workdir.writes)
             if self.workdir.writes:
                 self.workdir.sync()
-                due = {"evaluation_due": True} if state.evaluation_due else {}
-                self.writer.save(state.step, tensors, {"skipped": state.skipped, "recorded": state.recorded, **due})
+                self.writer.save(state.step, tensors, state.scalars())
 
-    def stopped(self) -> StoppedError:
-        """The exception of a stopped run. All ranks wait for the checkpoint: torchrun kills the rest once one ends."""
+    def save_and_stop(self) -> NoReturn:
+        """Saves and raises StoppedError. All ranks wait for the checkpoint: torchrun kills the rest once one ends."""
+        self.save()
         self.world.broadcast_object(self.writer.wait)
-        return StoppedError(
+        raise StoppedError(
             f"stopped and saved at step {self.state.step}/{self.total_steps}; the same command continues."
         )
 

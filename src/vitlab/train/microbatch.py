@@ -2,9 +2,8 @@
 
 import copy
 import ctypes
-import functools
 import gc
-import os
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -14,14 +13,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from vitlab.config import TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.display import format_rate
 from vitlab.train.objectives import create_objective
 from vitlab.train.optim import state_per_weight
-from vitlab.train.parallel import model_blocks
+from vitlab.train.parallel import checkpoint_activations
 from vitlab.train.precision import device_name, keep_freed_memory, resolve_precision
 from vitlab.train.workdir import Workdir
 
@@ -33,6 +31,7 @@ and a request to stop waits for the end of one."""
 SMALL_FLOPS = 1e11
 """Work of a batch so small that nothing has to be measured."""
 GIB = 2**30
+PROCESS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
@@ -110,28 +109,23 @@ def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, pr
         free //= processes
     shard = -(-config.batch_size // processes)
     constant = _constant_bytes(config, model, shard)
-    peak, step = PeakMemory(device), _TrialStep(config, model, device)
-    step.seconds(1)
-    single = step.seconds(1), peak.bytes()
-    seconds, used = single
+    room = None if free is None or config.microbatch else MEMORY_FRACTION * free - constant
+    trial = TrialStep(config, model, device)
+    trial.measure(1)  # the first pass also builds what later ones reuse
+    single = seconds, used = trial.measure(1)
     size = min(config.microbatch or default_microbatch(config, device, shard), shard)
-    room = None if free is None else MEMORY_FRACTION * free - constant
-    while config.microbatch is None and size > 1 and room is not None and used is not None and size * used > room:
+    while size > 1 and room is not None and used is not None and size * used > room:
         size = _half(size)
     while size > 1:
-        try:
-            seconds, used = step.seconds(size) / size, peak.bytes()
-        except torch.OutOfMemoryError:
-            used = None if config.microbatch else int(room or 0) + 1
-            torch.cuda.empty_cache()
-        if config.microbatch is not None or room is None or used is None or used <= room:
+        seconds, used = trial.measure(size)
+        if room is None or used is None or used <= room:
             break
         size = _half(size)
-        seconds, used = single  # of one image, if nothing larger fits
-        peak = PeakMemory(device)
+        seconds, used = single  # if nothing larger fits
+        trial.peak.reset()
     few = min(size, 8)
-    eval_seconds = step.eval_seconds(few) / few
-    return StepCost(size, seconds, eval_seconds, None if used is None else used + constant, free)
+    memory = None if used is None or math.isinf(used) else int(used) + constant
+    return StepCost(size, seconds, trial.eval_seconds(few) / few, memory, free)
 
 
 def _half(size: int) -> int:
@@ -148,20 +142,24 @@ def _constant_bytes(config: TrainConfig, model: nn.Module, shard: int) -> int:
     return weights * (2 + 2 * copies) + 2 * shard * 3 * height * width * 4
 
 
-class _TrialStep:
+class TrialStep:
     """Forward and backward passes of a copy of the model, as in training."""
 
     def __init__(self, config: TrainConfig, model: nn.Module, device: torch.device) -> None:
         self._config, self._device = config, device
+        self.peak = PeakMemory(device)
         self._precision = resolve_precision(config.precision, device)
         self._model = copy.deepcopy(model).to(device).train()
         if self._precision == "bfloat16":
             self._model.to(torch.bfloat16)
-        for block in model_blocks(self._model) if config.activation_checkpointing else ():
-            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        if config.activation_checkpointing:
+            checkpoint_activations(self._model)
 
-    def seconds(self, images: int) -> float:
-        """Seconds of a forward and backward pass of so many images."""
+    def measure(self, images: int) -> tuple[float, int | float | None]:
+        """(seconds per image, peak memory in bytes) of a forward and backward pass; (inf, inf) if out of memory.
+
+        The memory is None where it cannot be measured.
+        """
         device, objective = self._device, create_objective(self._config)
         labels = torch.zeros(images, dtype=torch.int64, device=device)
         draws = torch.full((images, objective.draws), 0.5, dtype=torch.float64, device=device)
@@ -174,7 +172,11 @@ class _TrialStep:
                 loss = objective.loss(self._model, inputs, targets)[0]
             torch.autograd.grad(loss, list(self._model.parameters()), allow_unused=True)
 
-        return self._timed(step)
+        try:
+            return self._timed(step) / images, self.peak.bytes()
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return math.inf, math.inf
 
     @torch.inference_mode()
     def eval_seconds(self, images: int) -> float:
@@ -194,42 +196,42 @@ class _TrialStep:
 
 
 class PeakMemory:
-    """The largest memory use since its creation: of a GPU, or of this process."""
+    """The largest memory use above that at its creation: of a GPU, or of this process on Linux."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._base: int | None = None
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            self._base = torch.cuda.memory_allocated(device)
+        self._base: int | None = 0
+        self.reset()
+        if self._base is not None:
+            cuda = device.type == "cuda"
+            self._base = torch.cuda.memory_allocated(device) if cuda else _bytes_of(PROCESS, "VmRSS")
+
+    def reset(self) -> None:
+        """Forgets the peak so far."""
+        if self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
             return
         gc.collect()
         if trim := getattr(ctypes.CDLL(None) if sys.platform.startswith("linux") else None, "malloc_trim", None):
             trim(0)  # freed memory that glibc keeps would be used first, and not be counted
         try:
-            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+            Path("/proc/self/clear_refs").write_text("5")
         except OSError:
-            return
-        self._base = _bytes_of(Path("/proc/self/status"), "VmRSS")
+            self._base = None
 
     def bytes(self) -> int | None:
-        """Bytes above those at the start; None where the system does not say."""
-        if self._base is None:
-            return None
-        if self._device.type == "cuda":
-            return max(torch.cuda.max_memory_allocated(self._device) - self._base, 0)
-        peak = _bytes_of(Path("/proc/self/status"), "VmHWM")
-        return None if peak is None else max(peak - self._base, 0)
+        """None where the system does not say."""
+        cuda = self._device.type == "cuda"
+        peak = torch.cuda.max_memory_allocated(self._device) if cuda else _bytes_of(PROCESS, "VmHWM")
+        return None if peak is None or self._base is None else max(peak - self._base, 0)
 
 
 def free_memory(device: torch.device) -> int | None:
     """Bytes that are free on a GPU, or for this process on the CPU; None where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    limits = [room for room in (_bytes_of(Path("/proc/meminfo"), "MemAvailable"), _cgroup_room()) if room is not None]
-    if not limits and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2]  # macOS: half of what is built in
-    return min(limits, default=None)
+    limits = (_bytes_of(Path("/proc/meminfo"), "MemAvailable"), _cgroup_room())
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _bytes_of(file: Path, name: str) -> int | None:

@@ -34,7 +34,7 @@ def create_training_model(config: TrainConfig, generator: torch.Generator | None
     return MaskedViT(config.model, config.masking, generator=generator)
 
 
-def create_objective(config: TrainConfig) -> "Classification | MaskedPatch":
+def create_objective(config: TrainConfig) -> "Objective":
     """The objective of the run."""
     if config.masking is None:
         return Classification(config.model.num_classes, config.loss, config.label_smoothing, config.mixup)
@@ -71,6 +71,9 @@ class Classification:
         else:
             correct = targets.gather(1, predicted[:, None])[:, 0] == targets.amax(dim=1)
         return classification_loss(logits, targets, self.kind, self.label_smoothing), correct.float().mean()
+
+
+Objective = Classification | MaskedPatch
 
 
 def class_targets(

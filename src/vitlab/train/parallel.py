@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import secrets
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -13,15 +14,23 @@ from torch.utils.checkpoint import checkpoint
 
 from vitlab.models.encoder import Block, Branch
 from vitlab.models.resnet import Bottleneck
-from vitlab.train.compiled import CompileCache, compile_cache
 from vitlab.train.distributed import World
 from vitlab.train.precision import Precision
 from vitlab.train.signals import stops_at_once
+
+if typing.TYPE_CHECKING:
+    from vitlab.train.compiled import CompileCache
 
 
 def model_blocks(model: nn.Module) -> list[nn.Module]:
     """The repeated parts of a model, none inside another: encoder blocks and the units of a ResNet or a stem."""
     return [module for module in model.modules() if isinstance(module, (Block, Bottleneck))]
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Activation checkpointing: each block computes its activations again in the backward pass."""
+    for block in model_blocks(model):
+        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
 class Parallel:
@@ -30,8 +39,8 @@ class Parallel:
     By default (DDP) each rank has the whole model and gradients are averaged during the backward pass. With `fsdp`
     (FSDP2) each rank has a shard of every weight, gradient and optimizer state, and a block's weights are gathered when
     needed. The changes to a model come in the only order that works: with `fsdp`, each block is `compiled`; `recompute`
-    (activation checkpointing of blocks); sharding or DDP; without `fsdp`, the whole model is `compiled`. Every shape is
-    compiled separately unless batches are `uneven`.
+    (activation checkpointing); sharding or DDP; without `fsdp`, the whole model is `compiled`. Every shape is compiled
+    separately unless batches are `uneven`.
     """
 
     def __init__(
@@ -49,38 +58,38 @@ class Parallel:
         self.world = world
         self.sharded = fsdp and world.world_size > 1
         self.forward: Callable[..., Any] = model
-        self._ddp: DistributedDataParallel | None = None
         self._model = model
+        self._ddp: DistributedDataParallel | None = None
         self._compiling: CompileCache | None = None  # until the first step is over
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # where NCCL looks for this rank's device
         dynamic = None if uneven else False
         if compiled:
+            from vitlab.train.compiled import compile_cache
+
             self._compiling = compile_cache(world.broadcast_object(lambda: secrets.token_hex(8)))
         if self.sharded and compiled:
             _compile_blocks(model, device, dynamic)
-        for block in model_blocks(model) if recompute else ():
-            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+        if recompute:
+            checkpoint_activations(model)
         if self.sharded:
-            self._shard(model, device, precision)
+            self._shard(device, precision)
             return
         if world.world_size > 1 and precision != "bfloat16":  # a bfloat16 copy has its gradients averaged in float32
             ids = [device.index] if device.type == "cuda" else None
-            self._ddp = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
-            self.forward = self._ddp
+            self.forward = self._ddp = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
         if compiled:
             self.forward = torch.compile(self.forward, dynamic=dynamic)
 
-    def _shard(self, model: nn.Module, device: torch.device, precision: Precision) -> None:
+    def _shard(self, device: torch.device, precision: Precision) -> None:
         """FSDP2: each block, then the rest. Gradients are summed in float32."""
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
         mesh = init_device_mesh(device.type, (self.world.world_size,))
-        policy = MixedPrecisionPolicy()
-        if precision != "float32":
-            policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
-        for module in [*model_blocks(model), model]:
+        half = precision != "float32"
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
+        for module in [*model_blocks(self._model), self._model]:
             fully_shard(module, mesh=mesh, mp_policy=policy)
 
     @contextlib.contextmanager

@@ -19,46 +19,45 @@ class _Interrupted(BaseException):
 def stop_signals() -> Iterator[threading.Event]:
     """An event that SIGTERM and the first Ctrl-C set, instead of ending the process."""
     event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
 
     def request_stop(number: int, _: Any) -> None:
         if event.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         event.set()
 
-    previous = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
+    with _handled_by(request_stop):
         yield event
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def stops_at_once() -> Iterator[None]:
     """SIGTERM and Ctrl-C end the code inside at once, with StoppedError: for the compilation before a run's first step,
     which takes minutes and changes nothing."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def interrupt(number: int, frame: Any) -> None:
         if callable(handler := previous[number]):
             handler(number, frame)  # stops the run after the step where this exception gets lost, as in a destructor
         raise _Interrupted
 
-    previous: dict[int, Any] = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        for number in previous:
-            signal.signal(number, interrupt)
-        yield
+        with _handled_by(interrupt) as previous:
+            yield
     except _Interrupted:
         raise StoppedError(
             "stopped while the model was compiled, before the first step; the same command continues from the last "
             "checkpoint."
         ) from None
-    finally:
-        for number, handler in previous.items():
+
+
+@contextlib.contextmanager
+def _handled_by(handler: Any) -> Iterator[dict[int, Any]]:
+    """Both signals go to `handler`, in the main thread, which alone receives them; gives the former handlers."""
+    numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+    previous: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}
+    try:
+        for number in numbers:
             signal.signal(number, handler)
+        yield previous
+    finally:
+        for number, former in previous.items():
+            signal.signal(number, former)

@@ -1,15 +1,16 @@
 """A run's folder: config.json, metrics.jsonl, speed.jsonl, runtime.json, result.json, checkpoints/, tensorboard/,
 SHA256SUMS.
 
-What the run computes goes to metrics.jsonl, whose bytes do not depend on how often the run was stopped; what the clock
-says goes to speed.jsonl. Each has the checksums of its lines beside it, and SHA256SUMS those of all files of a finished
-run.
+What the run computes goes to metrics.jsonl, whose bytes do not depend on how often the run was stopped; times go to
+speed.jsonl. SHA256SUMS has the checksums of all files of a finished run.
 """
 
 import contextlib
 import hashlib
 import json
 import logging
+import math
+import os
 import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
@@ -19,30 +20,19 @@ from vitlab.errors import UserError
 from vitlab.io import MISSING, SUMS, clear_leftovers, find_damage, lock_file, read_sums, replacing_file, write_sums
 from vitlab.settings import update_settings
 from vitlab.train.distributed import SINGLE, World
-from vitlab.train.logs import Log, corrupt_lines, finite
 
 if typing.TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 logger = logging.getLogger(__name__)
-LOCK = ".lock"
-RUNTIME = "runtime.json"
-LOGS = ("metrics.jsonl", "speed.jsonl")
+LOCK, RUNTIME, METRICS, SPEED = ".lock", "runtime.json", "metrics.jsonl", "speed.jsonl"
+TRAINING_KEYS = {"lr", "images_per_s"}
+"""A log record of training has one of these keys; a record of an evaluation has none."""
 MODEL = ("model/*", "masking.safetensors")
 RESULTS = ("result.json", "predictions.csv", *MODEL, "reconstructions.png")
 """The model, and what is computed from it."""
-RECORDS = ("config.json", RUNTIME, *LOGS, ".*.crc", "tensorboard/*", "checkpoints/*/*")
+RECORDS = ("config.json", RUNTIME, METRICS, SPEED, "tensorboard/*", "checkpoints/*/*")
 """What only the run itself can make again."""
-MADE_AGAIN = "it is made again from the run's model"
-CONSEQUENCES = {
-    "result.json": MADE_AGAIN,
-    "*.csv": MADE_AGAIN,
-    "*.png": MADE_AGAIN,
-    **dict.fromkeys(MODEL, "the model is made again from the last checkpoint"),
-    "config.json": "it is written again if the given settings are the run's",
-    "checkpoints/*/*": "it is only needed to make a damaged model again",
-    "*": "it cannot be made again; the model and the result do not depend on it",
-}
 _ABSENT = "not set"
 
 
@@ -62,7 +52,7 @@ class Workdir:
         self.checkpoints = self.path / "checkpoints"
         self.world = world
         self.writes = world.is_rank_0
-        self._logs: list[Log] = []
+        self._logs: dict[str, BinaryIO] = {}
         self._lock: BinaryIO | None = None
         self._tensorboard = tensorboard
         self._writer: SummaryWriter | None = None
@@ -98,7 +88,7 @@ class Workdir:
             self._damage = _find_damage(self.path)
             self._check_settings(json.loads(json.dumps(settings)))
             with self._writing():
-                self._logs = [Log(self.path / name) for name in LOGS]
+                self._logs = {name: (self.path / name).open("ab") for name in (METRICS, SPEED)}
         except (ValueError, OSError):
             self._lock.close()
             raise
@@ -157,26 +147,45 @@ class Workdir:
 
     def log_metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends a record of computed figures. Those of a step come before the checkpoint of that step."""
-        self._log(0, step, values)
+        self._log(METRICS, step, values)
 
     def log_speed(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends a record of measured times and rates."""
-        self._log(1, step, values)
+        self._log(SPEED, step, values)
 
-    def _log(self, which: int, step: int, values: Mapping[str, Any]) -> None:
+    def _log(self, name: str, step: int, values: Mapping[str, Any]) -> None:
         if not self.writes:
             return
+        line = json.dumps(_finite({"step": step, **values}), sort_keys=True) + "\n"
         with self._writing():
-            self._logs[which].append(step, values)
+            self._logs[name].write(line.encode())
+            self._logs[name].flush()
             if not self._tensorboard:
                 return
             if self._writer is None:
                 from torch.utils.tensorboard import SummaryWriter  # takes a second
 
                 self._writer = SummaryWriter(str(self.path / "tensorboard"), purge_step=self._purge_step)
-            for name, value in values.items():
+            for key, value in values.items():
                 if isinstance(value, (int, float)):
-                    self._writer.add_scalar(name, value, step)
+                    self._writer.add_scalar(key, value, step)
+
+    def truncate_logs(self, after_step: int | None, evaluation_due: bool = False) -> None:
+        """Removes what was logged after the checkpoint from which the run continues (None: all).
+
+        These steps run again and are logged again; so is the evaluation of the checkpoint's step if it is due.
+        """
+        last = -1 if after_step is None else after_step
+        self._purge_step = last + 1
+        for name, file in self._logs.items():
+            size = end = 0
+            for line in (self.path / name).open("rb"):
+                size += len(line)
+                if (record := _parse(line)) and record["step"] <= last:
+                    is_due = evaluation_due and record["step"] == last and not record.keys() & TRAINING_KEYS
+                    end = end if is_due else size
+            with self._writing():
+                file.truncate(end)
 
     def read_runtime(self) -> dict[str, Any]:
         """Choices for the machine on which the run was last, which are not settings; empty if there are none."""
@@ -192,34 +201,17 @@ class Workdir:
             with self._writing():
                 write_json(self.path / RUNTIME, runtime)
 
-    def truncate_metrics(self, after_step: int | None, evaluation_due: bool = False) -> None:
-        """Removes what was logged after the checkpoint from which the run continues (None: all).
-
-        These steps run again and are logged again; so is the evaluation of the checkpoint's step if it is due. Warns of
-        corrupt lines that remain.
-        """
-        if not self.writes:
-            return
-        with self._writing():
-            for log in self._logs:
-                corrupt = log.truncate(-1 if after_step is None else after_step, evaluation_due)
-                if corrupt and log.path.name not in self.damaged:  # else it has been reported
-                    logger.warning(
-                        "%s does not match its checksums: %s", log.path, _consequence(self.path, log.path.name)
-                    )
-        self._purge_step = 0 if after_step is None else after_step + 1
-
     def sync(self) -> None:
         """Flushes every record to disk; called before each checkpoint, so that none is missing from before it."""
         with self._writing():
-            for log in self._logs:
-                log.sync()
+            for file in self._logs.values():
+                os.fsync(file.fileno())
             if self._writer is not None:
                 self._writer.flush()
 
     def close(self) -> None:
         """Closes all files and releases the folder."""
-        for file in (self._writer, *self._logs, self._lock):
+        for file in (self._writer, *self._logs.values(), self._lock):
             with contextlib.suppress(OSError):  # a full disk was an error when the record was written
                 if file is not None:
                     file.close()
@@ -256,6 +248,12 @@ def check_folder(path: Path) -> None:
         )
 
 
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The records of a log, without unreadable lines."""
+    with path.open("rb") as lines:
+        return [record for record in map(_parse, lines) if record]
+
+
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
     """Writes a JSON file atomically."""
     content = _to_json(data)
@@ -263,8 +261,26 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
         file.write(content)
 
 
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The record in a line of a log; None if the line is incomplete or corrupt."""
+    with contextlib.suppress(ValueError):
+        record = json.loads(line) if line.endswith(b"\n") else None
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            return record
+    return None
+
+
 def _to_json(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(finite(data), indent=1, sort_keys=True).encode() + b"\n"
+    return json.dumps(_finite(data), indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    """`value` with null for infinity and NaN, which JSON does not know."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _take_lock(folder: Path) -> BinaryIO:
@@ -309,25 +325,16 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 def _find_damage(folder: Path) -> dict[str, str]:
     """The damaged files of a finished run, with a warning for each. Checkpoints may have been deleted."""
     result = folder / "result.json"
+    damage = find_damage(folder)
     if result.is_file() and not (folder / SUMS).exists():  # of an earlier version, or killed before it wrote them
         try:
             json.loads(result.read_bytes())
+            write_sums(folder, _files(folder))
         except ValueError as error:
-            logger.warning("%s cannot be read (%s): it is written again", result, error)
-            return {"result.json": "cannot be read"}
-        write_sums(folder, _files(folder))
-        return {}
-    damage = find_damage(folder)
+            damage = {"result.json": f"cannot be read ({error})"}
     damage = {name: what for name, what in damage.items() if what != MISSING or not name.startswith("checkpoints/")}
     for name, what in damage.items():
-        logger.warning("%s %s: %s", folder / name, what, _consequence(folder, name))
+        lost = "it cannot be made again; the model and the result do not depend on it"
+        consequence = "it is made again" if _matches(name, (*RESULTS, "config.json")) else lost
+        logger.warning("%s %s: %s", folder / name, what, consequence)
     return damage
-
-
-def _consequence(folder: Path, name: str) -> str:
-    """What follows from damage to this file of a run."""
-    if name in LOGS:
-        lines = ", ".join(map(str, corrupt_lines(folder / name)))
-        where = f"do not trust line {lines}, nor curves drawn from it" if lines else "but its lines match theirs"
-        return f"{where}; the model and the result do not depend on it"
-    return next(text for pattern, text in CONSEQUENCES.items() if PurePath(name).match(pattern))

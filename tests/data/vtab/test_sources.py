@@ -1,4 +1,4 @@
-"""What is missing is named; what was downloaded is found; what cannot be downloaded says where it comes from."""
+"""Missing files are named; downloaded archives are unpacked; what cannot be downloaded says where it comes from."""
 
 import hashlib
 import io
@@ -6,6 +6,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from vitlab.data.vtab import sources
@@ -16,29 +17,25 @@ from vitlab.errors import UserError
 def test_the_table_is_complete() -> None:
     assert len(SOURCES) == 16
     for name, source in SOURCES.items():
-        assert source.page.startswith("http")
         assert source.sizes["train"] > (source.classes or 2) > 1, name
         assert source.sizes.keys() <= {"train", "validation", "test"}
-        assert source.access in ("automatic", "by hand", "license")
         assert "all" in source.required or source.required.keys() == source.sizes.keys()
-        assert bool(source.files) == (source.access == "automatic" and name != "cifar100")
+        assert bool(source.files) == (source.access == "automatic")
         for split in source.sizes if source.files else ():
-            for url, digest in source.files.get(split) or source.files["all"]:
+            for url, digest in [*(source.files.get(split) or source.files["all"]), *source.lists.values()]:
                 assert url.startswith("http")
                 assert len(digest) == {"md5": 36, "sha256": 71}[digest.partition(":")[0]]
 
 
 @pytest.mark.parametrize("folder", [".", "oxford-iiit-pet", "pets"])
-def test_a_data_set_is_found_where_it_may_lie(tmp_path: Path, folder: str) -> None:
+def test_the_folder_below_the_root(tmp_path: Path, folder: str) -> None:
     for part in SOURCES["pets"].required["all"]:
         path = tmp_path / folder / part
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     assert locate("pets", "train", tmp_path, False) == tmp_path / folder
     (tmp_path / folder / "annotations" / "test.txt").unlink()
-    with pytest.raises(
-        UserError, match=r"pets needs annotations/test.txt \(from .*CC BY-SA 4.0\); .*allow the download"
-    ):
+    with pytest.raises(UserError, match=r"pets needs annotations/test.txt .*CC BY-SA 4.0.*allow the download"):
         locate("pets", "train", tmp_path, False)
 
 
@@ -56,20 +53,17 @@ def test_patterns_and_alternatives(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "split", "message"),
     [
-        ("resisc45", "resisc45 needs airplane and wetland .*downloaded by hand; .*NWPU"),
-        ("kitti", "kitti needs .*has, after consent to its license, to be downloaded by hand"),
+        ("resisc45", "train", "resisc45 needs airplane and wetland .*NWPU.*: download it by hand, and put it there"),
+        ("kitti", "test", "training/label_2.*devkit_object.zip.*BY-NC-SA.*download it by hand, after consent"),
+        ("clevr", "train", "images/train and scenes/CLEVR_train_scenes.json .*CLEVR_v1.0.zip.*CC BY 4.0.*by hand"),
+        ("eurosat", "test", "eurosat has the splits train, not 'test'"),
     ],
 )
-def test_by_hand_only(tmp_path: Path, name: str, message: str) -> None:
+def test_data_that_is_not_downloaded(tmp_path: Path, name: str, split: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        locate(name, "train", tmp_path, True)
-
-
-def test_a_split_that_does_not_exist(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="eurosat has the splits train, not 'test'"):
-        locate("eurosat", "test", tmp_path, True)
+        locate(name, split, tmp_path, True)
 
 
 def tar(*names: str) -> bytes:
@@ -81,7 +75,7 @@ def tar(*names: str) -> bytes:
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> list[str]:
-    """Downloads these files by their names; returns what was downloaded."""
+    """Replaces downloads by these files, by their names; returns the list of what is downloaded."""
     requested = []
 
     def download(url: str, target: Path, digest: str) -> None:
@@ -94,46 +88,39 @@ def serve(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> list[str]
 
 
 def test_archives_are_downloaded_and_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Archives within archives too, of which none stays."""
+    """Archives within archives too, which are all removed."""
     inner = tar("101_ObjectCategories/BACKGROUND_Google/a.jpg", "101_ObjectCategories/yin_yang/b.jpg")
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as outer:
         outer.writestr("caltech-101/101_ObjectCategories.tar.gz", inner)
     images, annotations = tar("images/a.jpg"), tar("annotations/trainval.txt", "annotations/test.txt")
     files = {"caltech-101.zip": buffer.getvalue(), "images.tar.gz": images, "annotations.tar.gz": annotations}
+    files |= {"SUN397.tar.gz": tar("SUN397/ClassName.txt"), "sun397_tfds_va.txt": b""}
     requested = serve(monkeypatch, files)
     for _ in range(2):
         assert (locate("caltech101", "train", tmp_path, True) / "yin_yang" / "b.jpg").is_file()
         assert (locate("pets", "test", tmp_path, True) / "images" / "a.jpg").is_file()
-    assert requested == ["caltech-101.zip", "images.tar.gz", "annotations.tar.gz"]
+        assert (locate("sun397", "validation", tmp_path, True) / "sun397_tfds_va.txt").is_file()
+    assert requested == [*files]
     assert not [*tmp_path.rglob("*.gz"), *tmp_path.rglob("*.zip")]
 
 
-def test_a_member_that_leads_out_of_the_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, {"dtd-r1.0.1.tar.gz": tar("../../outside")})
-    with pytest.raises(UserError, match="cannot be unpacked"):
-        locate("dtd", "train", tmp_path, True)
-    serve(monkeypatch, {"EuroSAT.zip": b"PK"})
-    with pytest.raises(UserError, match="cannot be unpacked"):
-        locate("eurosat", "train", tmp_path, True)
+def test_bad_archives_and_incomplete_downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    serve(monkeypatch, {"dtd-r1.0.1.tar.gz": tar("../../outside"), "EuroSAT.zip": b"PK", "train_32x32.mat": b""})
+    for name in ("dtd", "eurosat"):
+        with pytest.raises(UserError, match="cannot be unpacked"):
+            locate(name, "train", tmp_path, True)
     assert not (tmp_path.parent / "outside").exists()
-
-
-def test_a_download_that_lacks_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    serve(monkeypatch, {"train_32x32.mat": b""})
     monkeypatch.setitem(SOURCES, "svhn", SOURCES["svhn"]._replace(required={"all": ["other.mat"]}))
     with pytest.raises(UserError, match=r"svhn was downloaded, but other.mat is not in"):
         locate("svhn", "train", tmp_path, True)
 
 
-def test_a_digest_that_is_wrong_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fsspec
-
+def test_a_wrong_digest_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.filesystem("memory").pipe("/svhn/train_32x32.mat", b"images")
-    url, wrong, right = "memory://svhn/train_32x32.mat", "md5:" + "0" * 32, f"md5:{hashlib.md5(b'images').hexdigest()}"
-    for digest in (wrong, right):
-        monkeypatch.setitem(SOURCES, "svhn", SOURCES["svhn"]._replace(files={"all": [(url, digest)]}))
-        if digest == wrong:
-            with pytest.raises(UserError, match="has the md5"):
-                locate("svhn", "train", tmp_path, True)
+    url, right = "memory://svhn/train_32x32.mat", f"md5:{hashlib.md5(b'images').hexdigest()}"
+    monkeypatch.setitem(SOURCES, "svhn", SOURCES["svhn"]._replace(files={"all": [(url, "md5:" + "0" * 32)]}))
+    with pytest.raises(UserError, match="has the md5"):
+        locate("svhn", "train", tmp_path, True)
+    monkeypatch.setitem(SOURCES, "svhn", SOURCES["svhn"]._replace(files={"all": [(url, right)]}))
     assert (locate("svhn", "train", tmp_path, True) / "train_32x32.mat").read_bytes() == b"images"

@@ -1,22 +1,21 @@
 """Diabetic Retinopathy as VTAB takes it: "btgraham-300", the preparation of the winner of Kaggle's competition (2015).
 
 A photograph of an eye is scaled so that the eye's radius is 300 pixels, its local average is subtracted, and what lies
-outside 90 % of the radius is made gray and cropped. The result is stored as JPEG of quality 72 when it is first asked
-for, since the original takes about a second.
+outside 90 % of the radius is made gray and cropped. The result is stored as JPEG of quality 72 when it is first
+read, since the original takes about a second.
 
-Deviation: SciPy's blur, and Pillow's resize and JPEG, stand in for OpenCV's. Before the JPEG the pixels were found to
-differ from the same steps in OpenCV 5 by 4 levels at most: one level of the local average, which is taken four times.
+Deviation: SciPy's blur, and Pillow's resize and JPEG, stand in for OpenCV's. Before the JPEG the pixels differ from the
+same steps in OpenCV 5 by 4 levels at most: one level of the local average, which is taken four times.
 """
 
-import contextlib
-import os
+import io
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from vitlab.data.decode import Entry, decode_image
-from vitlab.errors import UserError
+from vitlab.data.decode import Entry, ImageError, decode_image
+from vitlab.io import replacing_file
 
 PREPARED = "btgraham-300"
 RADIUS = 300  # pixels
@@ -31,24 +30,14 @@ class EyeEntry(Entry):
     def read(self) -> np.ndarray:
         prepared = Path(self.file)
         if not prepared.is_file():
-            write_prepared(prepared.parents[2] / prepared.parent.name / prepared.name, prepared)
+            original, buffer = prepared.parents[2] / prepared.parent.name / prepared.name, io.BytesIO()
+            Image.fromarray(prepare(decode_image(original))).save(buffer, "JPEG", quality=QUALITY)
+            try:
+                with replacing_file(prepared) as file:  # several workers may make the same image
+                    file.write(buffer.getvalue())
+            except OSError as error:
+                raise ImageError(self.file, f"it cannot be written beside the originals ({error.strerror})") from error
         return super().read()
-
-
-def write_prepared(original: Path, prepared: Path) -> None:
-    """Raises `ImageError` for an original that cannot be read, `ValueError` where nothing can be written."""
-    image = Image.fromarray(prepare(decode_image(original)))
-    part = prepared.with_name(f".{prepared.name}.{os.getpid()}")  # several workers may make the same image
-    try:
-        prepared.parent.mkdir(parents=True, exist_ok=True)
-        image.save(part, "JPEG", quality=QUALITY)
-        part.replace(prepared)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise UserError(
-            f"cannot write {prepared} ({error.strerror}): prepared images are kept beside the originals"
-        ) from error
 
 
 def prepare(image: np.ndarray, radius: int = RADIUS) -> np.ndarray:
@@ -60,11 +49,11 @@ def prepare(image: np.ndarray, radius: int = RADIUS) -> np.ndarray:
     blurred = gaussian_filter(scaled.astype(np.float32), (radius / 30, radius / 30, 0), mode="mirror", truncate=3)
     contrast = np.clip(4 * (scaled - np.rint(blurred)) + 128, 0, 255).astype(np.uint8)
     height, width = contrast.shape[:2]
-    kept = int(0.9 * radius)
+    shown = int(0.9 * radius)
     down, right = np.ogrid[:height, :width]
-    contrast[(down - height // 2) ** 2 + (right - width // 2) ** 2 > kept**2] = 128
-    top, left = max(height // 2 - kept, 0), max(width // 2 - kept, 0)
-    return contrast[top : height // 2 + kept, left : width // 2 + kept]
+    contrast[(down - height // 2) ** 2 + (right - width // 2) ** 2 > shown**2] = 128
+    top, left = max(height // 2 - shown, 0), max(width // 2 - shown, 0)
+    return contrast[top : height // 2 + shown, left : width // 2 + shown]
 
 
 def eye_radius(image: np.ndarray) -> float:
@@ -77,7 +66,6 @@ def eye_radius(image: np.ndarray) -> float:
 def _resize(image: np.ndarray, scale: float) -> np.ndarray:
     """Bilinear without smoothing: the pixel at x + 1/2 is read at (x + 1/2) / scale."""
     height, width = (max(1, round(side * scale)) for side in image.shape[:2])
-    step = 1 / scale
-    affine = (step, 0, 0, 0, step, 0)
+    affine = (1 / scale, 0, 0, 0, 1 / scale, 0)
     resized = Image.fromarray(image)
     return np.asarray(resized.transform((width, height), Image.Transform.AFFINE, affine, Image.Resampling.BILINEAR))

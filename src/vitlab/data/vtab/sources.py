@@ -19,9 +19,9 @@ class Source(NamedTuple):
 
     sizes: images of each split of TFDS. folders: where it may lie below the root, besides its name; downloads go to
     ROOT/NAME. required: split (or "all") -> what such a folder holds; " or " stands between alternatives, and * for any
-    letters. files: split (or "all") -> the URLs and digests of what is downloaded; archives are unpacked. classes: None
-    where the tasks have their own. access: "automatic" (downloaded when needed), "by hand", or "license" (by hand,
-    after consent to its terms).
+    letters. files: split (or "all") -> the URLs and digests of what is downloaded; archives are unpacked. lists: split
+    -> URL and digest of a list of its images, downloaded into the folder. classes: None where the tasks have their own.
+    access: "automatic" (downloaded when needed), "by hand", or "license" (by hand, after consent to its terms).
     """
 
     page: str
@@ -30,6 +30,7 @@ class Source(NamedTuple):
     folders: Sequence[str]
     required: Mapping[str, Sequence[str]]
     files: Mapping[str, Sequence[tuple[str, str]]] = {}
+    lists: Mapping[str, tuple[str, str]] = {}
     classes: int | None = None
     access: str = "automatic"
 
@@ -40,36 +41,33 @@ SOURCES = {
 """The data sets of VTAB. Those with `classes` are data sets of their own as well; of the others there are the tasks."""
 
 
-def require_split(name: str, split: str) -> None:
-    """Raises UserError for a split that TFDS does not have."""
-    if split not in SOURCES[name].sizes:
-        raise UserError(f"{name} has the splits {', '.join(SOURCES[name].sizes)}, not {split!r}")
-
-
 def locate(name: str, split: str, root: Path, download: bool) -> Path:
     """The folder, `root` or one below it, that holds a split of the data set `name`, which may be downloaded there."""
-    require_split(name, split)
     source = SOURCES[name]
+    if split not in source.sizes:
+        raise UserError(f"{name} has the splits {', '.join(source.sizes)}, not {split!r}")
     required = source.required.get(split) or source.required["all"]
     folders = list(dict.fromkeys([root, *(root / folder for folder in (*source.folders, name))]))
     folder, missing = _nearest(folders, required)
-    if not missing:
-        return folder
-    need = f"{name} needs {' and '.join(missing)} (from {source.page}; license: {source.license})"
-    looked = f"looked in {', '.join(map(str, folders))}"
-    if source.access != "automatic":
-        consent = ", after consent to its license," if source.access == "license" else ""
-        raise UserError(
-            f"{need}, which has{consent} to be downloaded by hand; {looked}: put it there, or give another root"
-        )
-    require_download(f"{need}; {looked}", download)
-    for url, digest in source.files.get(split) or source.files["all"]:
-        file = root / name / url.rpartition("/")[2]
-        download_file(url, file, digest)
-        _unpack(file)
-    folder, missing = _nearest(folders, required)
     if missing:
-        raise UserError(f"{name} was downloaded, but {' and '.join(missing)} is not in {folder}: download it by hand")
+        need = f"{name} needs {' and '.join(missing)} (from {source.page}; license: {source.license})"
+        need += f"; looked in {', '.join(map(str, folders))}"
+        if source.access != "automatic":
+            consent = ", after consent to its license" if source.access == "license" else ""
+            raise UserError(f"{need}: download it by hand{consent}, and put it there or give another root")
+        require_download(need, download)
+        for url, digest in source.files.get(split) or source.files["all"]:
+            _unpack(_download(url, digest, root / name))
+        folder, missing = _nearest(folders, required)
+        if missing:
+            raise UserError(
+                f"{name} was downloaded, but {' and '.join(missing)} is not in {folder}: download it by hand"
+            )
+    if split in source.lists:
+        url, digest = source.lists[split]
+        if not (folder / url.rpartition("/")[2]).is_file():
+            require_download(f"{name} needs the list of the {split} split, {url}; looked in {folder}", download)
+            _download(url, digest, folder)
     return folder
 
 
@@ -89,18 +87,20 @@ def _nearest(folders: Sequence[Path], required: Sequence[str]) -> tuple[Path, li
     return min(zip(folders, lacking, strict=True), key=lambda pair: len(pair[1]))
 
 
+def _download(url: str, digest: str, folder: Path) -> Path:
+    file = folder / url.rpartition("/")[2]
+    download_file(url, file, digest)
+    return file
+
+
 def _unpack(archive: Path) -> None:
     """Unpacks an archive, and archives within it, and removes them; other files stay."""
     if not archive.name.endswith((".zip", ".tar.gz", ".tgz")):
         return
-    folder = archive.parent
     try:
-        if archive.suffix == ".zip":
-            shutil.unpack_archive(archive, folder)
-        else:
-            shutil.unpack_archive(archive, folder, filter="data")
+        shutil.unpack_archive(archive, archive.parent, filter=None if archive.suffix == ".zip" else "data")
     except (shutil.ReadError, tarfile.TarError, OSError, EOFError) as error:
         raise UserError(f"{archive} cannot be unpacked ({error}): remove it and download it again") from error
     archive.unlink()
-    for inner in folder.glob("*/*.tar.gz"):
+    for inner in archive.parent.glob("*/*.tar.gz"):
         _unpack(inner)

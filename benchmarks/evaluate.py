@@ -1,6 +1,6 @@
 """Images/s of `vitlab evaluate` from files to figures, by the numbers that the model computes in.
 
-    python benchmarks/judging.py shards:data/flowers102 --out benchmarks/results/judging.json
+    python benchmarks/evaluate.py shards:data/flowers102 --out benchmarks/results/evaluate.json
 
 A model with random weights and a head for the data set's classes evaluates the same images through `evaluate`, in each
 precision in turn, round after round; `reading` is the same without a model: images decoded and brought to size.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 import tyro
-from circumstances import circumstances
+from run_record import describe_run
 
 from vitlab.data.loader import eval_batches
 from vitlab.data.registry import load_dataset
@@ -37,7 +37,7 @@ class Arguments:
     model: str = "ViT-S/16"
     size: int = 224
     images: int = 64
-    """How many of them, the first ones, are judged."""
+    """How many of them, the first ones, are evaluated."""
     batch_size: int = 32
     workers: int = 0
     rounds: int = 7
@@ -73,7 +73,7 @@ def main() -> None:
     options: dict[str, Any] = {"batch_size": arguments.batch_size, "workers": arguments.workers, "device": place}
     size = (arguments.size, arguments.size)
     rates: dict[str, list[float]] = {name: [] for name in (*models, "reading")}
-    found = {}
+    results = {}
     for turn in range(arguments.rounds + 1):
         for name in rates:
             since = time.perf_counter()
@@ -81,21 +81,21 @@ def main() -> None:
                 for _ in eval_batches(dataset, EvalTransform(size), **options):
                     pass
             else:
-                found[name] = evaluate(models[name], dataset, size, loaders[name])
+                results[name] = evaluate(models[name], dataset, size, loaders[name])
             if turn:  # the first round warms up
                 rates[name].append(len(dataset) / (time.perf_counter() - since))
     paired = [ours / exact for ours, exact in zip(rates["bfloat16"], rates["float32"], strict=True)]
-    agree = float((found["bfloat16"].predictions == found["float32"].predictions).mean())
+    agree = float((results["bfloat16"].predictions == results["float32"].predictions).mean())
     figures = {
-        "circumstances": circumstances(arguments, torch),
+        "environment": describe_run(arguments, torch),
         "images_per_s": {name: {"median": statistics.median(each), "all": each} for name, each in rates.items()},
         "bfloat16_over_float32": {"median": statistics.median(paired), "least": min(paired), "most": max(paired)},
         "same_answer": agree,
     }
     for name, each in rates.items():
         print(f"{name:8}  {statistics.median(each):7.2f} images/s ({min(each):.2f} to {max(each):.2f})")
-    said = f"{statistics.median(paired):.2f} ({min(paired):.2f} to {max(paired):.2f})"
-    print(f"bfloat16 over float32: {said}; same answer {agree:.1%}")
+    text = f"{statistics.median(paired):.2f} ({min(paired):.2f} to {max(paired):.2f})"
+    print(f"bfloat16 over float32: {text}; same prediction {agree:.1%}")
     if arguments.out:
         arguments.out.write_text(json.dumps(figures, indent=1, default=str) + "\n")
 

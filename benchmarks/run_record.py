@@ -1,4 +1,4 @@
-"""Under what a benchmark's figures came about, as it stands beside them in `results/`."""
+"""The environment of a benchmark run, recorded with its results in `results/`."""
 
 import dataclasses
 import sys
@@ -10,10 +10,10 @@ from typing import Any
 from vitlab.cost.measure import environment
 
 
-def circumstances(arguments: Any, *libraries: ModuleType, **further: Any) -> dict[str, Any]:
-    """Date, command, commit, processor, the versions of `libraries`, what is `further` to be said, and the arguments.
+def describe_run(arguments: Any, *libraries: ModuleType, **further: Any) -> dict[str, Any]:
+    """Date, command, commit, processor, the versions of `libraries`, `further` fields, and the arguments.
 
-    `arguments` are a script's own dataclass; where it writes to, and works, is no part of them.
+    `arguments` is the dataclass of the script; its paths are left out.
     """
     given = {name: value for name, value in dataclasses.asdict(arguments).items() if not isinstance(value, Path)}
     return {

@@ -1,6 +1,6 @@
 """A folder of photographs, fine-tuned on by `vitlab finetune`, by Hugging Face's Trainer and by timm's recipe.
 
-    python benchmarks/own_images.py CHECKPOINT FOLDER --steps 50 --out benchmarks/results/own_images.json
+    python benchmarks/finetune_folder.py CHECKPOINT FOLDER --steps 50 --out benchmarks/results/finetune_folder.json
 
 CHECKPOINT is a Hugging Face folder of a ViT (DINOv2) and FOLDER has train/CLASS/ and test/CLASS/. All start from the
 same weights, see `steps` batches of `batch_size` images of the same size, and are tested once on the same images.
@@ -10,10 +10,10 @@ same weights, see `steps` batches of `batch_size` images of the same size, and a
 - `huggingface`: `transformers.Trainer` with its default optimizer, rate and schedule (AdamW, 5e-5, linear), and the
   transforms of its image classification example.
 - `timm`: the defaults of timm's train.py (SGD at 0.1 x batch / 256, cosine, five epochs of warm-up, label smoothing
-  0.1, color jitter), put together from timm's own parts, for the package does not contain the script.
+  0.1, color jitter), put together from timm's parts, for the package does not contain the script.
 - `timm-adamw`: the same with AdamW at 5e-5, Hugging Face's rate.
 
-Needs timm, transformers and accelerate. Every contender runs in a process of its own, one after the other.
+Needs timm, transformers and accelerate. Every contender runs in a separate process, one after the other.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import tyro
-from circumstances import circumstances
 from PIL import Image
+from run_record import describe_run
 from tyro.conf import Positional
 
 CONTENDERS = ("vitlab", "search", "huggingface", "timm", "timm-adamw")
@@ -175,7 +175,7 @@ def main(given: Arguments) -> None:
     if given.only:
         run_one(given)
         return
-    record: dict[str, Any] = {"circumstances": circumstances(given), "runs": []}
+    record: dict[str, Any] = {"environment": describe_run(given), "runs": []}
     if given.out and given.out.exists():
         record = json.loads(given.out.read_text())
     for seed in given.seeds:

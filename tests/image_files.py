@@ -1,0 +1,32 @@
+"""Small image files, and the pixels of a data set in memory."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from vitlab.data.dataset import Dataset
+
+
+def put(path: Path, value: int = 0, size: tuple[int, int] = (8, 8)) -> None:
+    """Writes an image of one gray value; size is (width, height)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, (value, value, value)).save(path)
+
+
+def link_all(folder: Path, image: Path, names: list[str]) -> None:
+    """Makes `image` appear in `folder` under many names."""
+    for parent in {os.path.dirname(name) for name in names}:  # noqa: PTH120
+        (folder / parent).mkdir(parents=True, exist_ok=True)
+    for name in names:
+        os.link(image, folder / name)
+
+
+def pixels_of(dataset: Dataset) -> np.ndarray:
+    assert dataset.pixels is not None
+    return dataset.pixels
+
+
+def paths_of(dataset: Dataset) -> list[str]:
+    return [dataset.path(i) for i in range(len(dataset))]
