@@ -1,4 +1,4 @@
-"""Breaks the source on purpose, one place at a time, and says whether the tests notice (not collected by pytest).
+"""Breaks the source on purpose, one place at a time, and reports whether the tests notice (not collected by pytest).
 
 python tests/breaks.py             every break: caught or missed; exit code 1 if one is missed or does not apply
 python tests/breaks.py --only 3 7  these alone
@@ -246,13 +246,13 @@ class Break(NamedTuple):
 
 def read_table(table: str) -> list["Break"]:
     """The rows of a table: file and sentence, `- ` old text, `+ ` new text, and what pytest is given."""
-    found = []
+    breaks = []
     for block in table.strip().split("\n\n"):
         first, *lines, last = block.splitlines()
         file, _, what = first.partition(": ")
         old, new = ("\n".join(line[2:] for line in lines if line.startswith(sign)) for sign in ("- ", "+ "))
-        found.append(Break(file, old, new, what, last.removeprefix("pytest ")))
-    return found
+        breaks.append(Break(file, old, new, what, last.removeprefix("pytest ")))
+    return breaks
 
 
 BREAKS = read_table(TABLE)
@@ -302,13 +302,13 @@ def attempt(each: Break, copy: Path, broken: bool, wrap: Sequence[str]) -> tuple
     try:
         if broken:
             file.write_text(file.read_text().replace(each.old, each.new))
-        code, said = run_tests(each.tests, copy, wrap)
+        code, output = run_tests(each.tests, copy, wrap)
     finally:
         shutil.copy2(ROOT / "src" / "vitlab" / each.file, file)
     if code not in (0, 1):  # nothing was tested
-        return False, f"error: {said}"
+        return False, f"error: {output}"
     word = ("caught" if code else "MISSED") if broken else ("FAILS" if code else "passes")
-    return code == int(broken), f"{word}: {said}"
+    return code == int(broken), f"{word}: {output}"
 
 
 def main() -> None:
@@ -332,10 +332,10 @@ def main() -> None:
         def work(row: tuple[int, Break]) -> bool:
             copy = copies.get()
             try:
-                good, said = attempt(row[1], copy, not given.unbroken, given.wrap.split())
+                good, output = attempt(row[1], copy, not given.unbroken, given.wrap.split())
             finally:
                 copies.put(copy)
-            print(f"{row[0]:2}  {row[1].file}: {said}", flush=True)
+            print(f"{row[0]:2}  {row[1].file}: {output}", flush=True)
             return good
 
         good = list(pool.map(work, rows))

@@ -1,4 +1,4 @@
-"""What every test stands on: shapes and types checked at each call, fixed seeds, the shared files' place."""
+"""Fixtures of all tests: shapes and types checked at each call, fixed seeds, the folder of shared files."""
 
 import multiprocessing
 import os
@@ -39,7 +39,7 @@ def _fixed_seeds() -> None:
 
 @pytest.fixture
 def in_ranks() -> Callable[[int, Callable[[], Any]], list[Any]]:
-    """`in_ranks(count, job)` runs `job` in so many processes, each with what torchrun would tell it, on the loopback
+    """`in_ranks(count, job)` runs `job` in so many processes, each with the environment of torchrun, on the loopback
     device; returns what each returned, or the ValueError, RuntimeError or SystemExit that it raised."""
 
     def run(count: int, job: Callable[[], Any]) -> list[Any]:
@@ -50,8 +50,8 @@ def in_ranks() -> Callable[[int, Callable[[], Any]], list[Any]]:
         started = []
         for rank in range(count):
             ours, theirs = context.Pipe(duplex=False)
-            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
-            process = context.Process(target=answer, args=(job, place | own, theirs), daemon=True)
+            ranks = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count)}
+            process = context.Process(target=answer, args=(job, place | ranks, theirs), daemon=True)
             process.start()
             theirs.close()
             started.append((process, ours))
@@ -119,7 +119,7 @@ def browser() -> Iterator[Any]:
     flags += ["disable-background-networking", "disable-component-update"]
     flags.append("host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1")
     if getattr(os, "geteuid", lambda: 1)() == 0:
-        flags.append("no-sandbox")  # Chromium's own does not work as root
+        flags.append("no-sandbox")  # its sandbox does not work as root
     for flag in flags:
         options.add_argument(f"--{flag}")
     options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})

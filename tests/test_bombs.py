@@ -127,14 +127,14 @@ def with_settings(**settings: Any) -> Damage:
 
 
 CHECKPOINTS: dict[str, tuple[Damage, str]] = {
-    "depth": (with_settings(depth=10**9), "at most 10,000 blocks"),
-    "depth of another model": (with_settings(depth=9_999), "of another model"),
+    "depth": (with_settings(depth=10**9), "depth is 1000000000; allowed"),
+    "depth of another model": (with_settings(depth=1_000), "of another model"),
     "width": (with_settings(width=HUGE), "more than 2**40 parameters"),
     "width of another model": (with_settings(width=2**16), "of another model"),
     "classes": (with_settings(num_classes=HUGE), "more than 2**40 parameters"),
     "image": (with_settings(image_size=2**40), "pixels"),
     "sines": (with_settings(image_size=8192, position="sincos2d", patch_size=1), "table of sines"),
-    "units": (with_settings(stem={"layers": [10**9], "width": 64}), "units together"),
+    "units": (with_settings(stem={"layers": [10**9], "width": 64}), "1,000 units in all"),
     "kind": (with_settings(kind=[]), "kind is []"),
     "deep card": (lambda folder: (folder / "config.json").write_text(DEEP), "not valid JSON"),
     "long card": (lambda folder: sparse(folder / "config.json", 3 * 2**30), "at most 16,777,216"),

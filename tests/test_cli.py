@@ -1,4 +1,4 @@
-"""The program as its users meet it: what it prints, what it leaves, and what it says of bad input."""
+"""The program as its users meet it: what it prints, what it leaves, and its errors."""
 
 import contextlib
 import functools
@@ -54,7 +54,7 @@ def test_names_that_are_no_text_are_printed(run: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "code", "said"),
+    ("error", "code", "message"),
     [
         (StoppedError("saved at step 5"), 143, "vitlab: saved at step 5"),
         (NonFiniteError("not finite at step 5"), 1, "vitlab: not finite at step 5"),
@@ -69,13 +69,13 @@ def test_names_that_are_no_text_are_printed(run: Path, tmp_path: Path) -> None:
     ],
 )
 def test_exit_codes(
-    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException, code: int, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(_: Any) -> int:
         raise error
 
     monkeypatch.setattr(command_type("list"), "run", fail)
-    assert call(capsys, "list", "models") == (code, "", said)
+    assert call(capsys, "list", "models") == (code, "", message)
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_a_full_memory_names_the_flags_of_the_command(
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """What torch.compile says without one is recognized."""
+    """What torch.compile prints without one is recognized."""
     builder = pytest.importorskip("torch._inductor.cpp_builder")
     builder.cpp_compiler_search.cache_clear()
     monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "no-such-compiler"))
@@ -115,7 +115,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     builder.cpp_compiler_search.cache_clear()
 
 
-def test_errors_of_our_own_making_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_errors_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Any) -> int:
         raise RuntimeError("a bug")
 
@@ -382,10 +382,10 @@ CHEAP = [
 ]
 
 
-@pytest.mark.parametrize(("words", "said"), CHEAP, ids=[words for words, _ in CHEAP])
+@pytest.mark.parametrize(("words", "message"), CHEAP, ids=[words for words, _ in CHEAP])
 def test_errors_that_need_no_data_come_before_it_is_read(
     words: str,
-    said: str,
+    message: str,
     run: Path,
     bad_input_folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -402,7 +402,7 @@ def test_errors_that_need_no_data_come_before_it_is_read(
         monkeypatch.setattr(f"{module}.find_images", read)
     code, _, err = call(capsys, *(str(run) if word == "RUN" else word for word in words.split()))
     assert code == 2
-    assert said in err
+    assert message in err
 
 
 def test_bad_option_speaks_of_its_own_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -442,10 +442,10 @@ def test_several_processes_print_once(run: Path, in_ranks: Callable[[int, Callab
     """What torchrun does, without its start: both test their share, one prints what a single process prints."""
 
     def job() -> str:
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        message = io.StringIO()
+        with contextlib.redirect_stdout(message), contextlib.suppress(SystemExit):
             main(["evaluate", str(run), "--json", "--device", "cpu"])
-        return said.getvalue()
+        return message.getvalue()
 
     (whole,) = in_ranks(1, job)
     assert len(json.loads(whole)["per_class"]) == 3
@@ -478,17 +478,19 @@ def test_several_processes_train(
     ]  # fmt: skip
 
     def job(which: int, folder: Path) -> tuple[str, str]:
-        said, told = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(told), pytest.raises(SystemExit):
+        message, log_text = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(message), contextlib.redirect_stderr(log_text), pytest.raises(SystemExit):
             main([*words[which], "--workdir", str(folder), "--device", "cpu"])
-        return said.getvalue(), told.getvalue()
+        return message.getvalue(), log_text.getvalue()
 
     for which in range(2):
         ((alone, _),) = in_ranks(1, functools.partial(job, which, tmp_path / f"one-{which}"))
-        (said, told), (silent, whispered) = in_ranks(2, functools.partial(job, which, tmp_path / f"two-{which}"))
-        assert (silent, whispered) == ("", "")
-        assert "by 2 processes" in told
-        given, expected = json.loads(said), json.loads(alone)
+        (message, log_text), (silent, silent_log) = in_ranks(
+            2, functools.partial(job, which, tmp_path / f"two-{which}")
+        )
+        assert (silent, silent_log) == ("", "")
+        assert "by 2 processes" in log_text
+        given, expected = json.loads(message), json.loads(alone)
         assert given["test"]["images"] == expected["test"]["images"]
         assert given["test"]["loss"] == pytest.approx(expected["test"]["loss"], abs=1e-4)
         names = [written(tmp_path / f"{count}-{which}") for count in ("one", "two")]
@@ -515,13 +517,13 @@ def test_torchrun(run: Path) -> None:
     assert ended.stdout.count("images · accuracy") == 1
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc that tells a process's children")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs /proc")
 def test_a_process_of_torchrun_is_killed() -> None:
     """The job ends at once, and what was saved is there to go on from."""
     torchrun = [str(Path(sys.executable).parent / "torchrun"), "--nproc-per-node", "2", "-m", "vitlab"]
     command = [*torchrun, "pretrain", "tiny-digits", "--steps", "2000", *SMALL, "--checkpoint-every", "10"]
-    with Path("said.txt").open("wb") as said:
-        started = subprocess.Popen([*command, "--workdir", "run"], stdout=subprocess.DEVNULL, stderr=said)
+    with Path("message.txt").open("wb") as message:
+        started = subprocess.Popen([*command, "--workdir", "run"], stdout=subprocess.DEVNULL, stderr=message)
     log, children = Path("run/metrics.jsonl"), Path(f"/proc/{started.pid}/task/{started.pid}/children")
     try:
         wait_until(lambda: started.poll() is not None or (log.exists() and log.read_text().count("\n") > 20))
@@ -530,7 +532,7 @@ def test_a_process_of_torchrun_is_killed() -> None:
         assert started.wait(200) == 1
     finally:
         started.terminate()  # it ends its processes
-    assert "forcefully exiting" not in Path("said.txt").read_text()  # as torchrun says when it has lost its patience
+    assert "forcefully exiting" not in Path("message.txt").read_text()  # as torchrun prints after a timeout
     steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
     assert steps == list(range(1, len(steps) + 1))
     assert any(Path("run/checkpoints").glob("step-*"))

@@ -20,7 +20,7 @@ NAN, INF = float("nan"), float("inf")
 
 
 def build(kind: type[Any], values: dict[str, Any]) -> Any:
-    """`kind(**values)` as users meet it, past the suite's own type checks, which would speak first."""
+    """`kind(**values)` as users meet it, without the type checks of the test suite."""
     config = object.__new__(kind)
     for item in dataclasses.fields(kind):
         default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()

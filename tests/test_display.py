@@ -1,6 +1,8 @@
 """Progress on the standard error, with and without a terminal, and tables."""
 
+import io
 import itertools
+import sys
 
 import pytest
 
@@ -48,3 +50,22 @@ def test_a_forced_line_and_control_characters(capsys: pytest.CaptureFixture[str]
     with ProgressDisplay("train", 10, unit="steps") as progress:
         progress.update(5, "step 5/10\x1b[2J", force=True)
     assert capsys.readouterr().err == "train: step 5/10\\x1b[2J\n"
+
+
+def test_nested_displays_share_one_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in training, which evaluates: the inner bar goes when it ends, the outer one stays."""
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    with ProgressDisplay("train", 10) as outer:
+        assert list(track(range(3), 3, "evaluate")) == [0, 1, 2]
+        with ProgressDisplay("silent", 3, quiet=True) as silent:
+            silent.update(1, "unseen", force=True)
+        outer.update(5, "step 5")
+        assert [task.description for task in outer._bar.tasks] == ["train"]
+    assert ProgressDisplay._live == []
+    text = terminal.getvalue()
+    assert "evaluate" in text
+    assert "step 5" in text
+    assert "unseen" not in text

@@ -1,4 +1,4 @@
-"""Bad input is told apart from a fault of the program."""
+"""Bad input is distinguished from a bug."""
 
 import logging
 import os

@@ -15,7 +15,6 @@ from vitlab.io import (
     clear_leftovers,
     find_damage,
     open_regular,
-    outline_npz,
     parse_json,
     read_json,
     read_regular,
@@ -213,11 +212,6 @@ def test_an_archive_is_read_array_by_array(tmp_path: Path) -> None:
     np.savez_compressed(path, **arrays)
     with reading_npz(path) as read:
         assert {name: read[name].tolist() for name in read} == {name: array.tolist() for name, array in arrays.items()}
-    outline = outline_npz(path)
-    assert {name: (array.shape, array.dtype) for name, array in outline.items()} == {
-        name: (array.shape, array.dtype) for name, array in arrays.items()
-    }
-    assert outline["x"].tolist() == [[0.0] * 3] * 2
 
 
 def header(shape: tuple[int, ...]) -> bytes:

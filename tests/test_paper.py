@@ -116,7 +116,7 @@ def place_of(name: str) -> Path | None:
 
 
 def unknown_names(text: str) -> list[str]:
-    """Files that are named and do not exist, and names said to be in a file (`a/file.py` `x`, `y`) that are not."""
+    """Files that do not exist, and names after a file (`a/file.py` `x`, `y`) that it does not define."""
     wrong = []
     file, end = "", 0
     for span in re.finditer(r"`([^`\n]+)`", prose(text)):
@@ -174,8 +174,8 @@ def unseen_numbers(text: str, path: Path) -> list[str]:
     for row in rows(text):
         sources = [path.parent / target.partition("#")[0] for target in links(row.measured)]
         seen = {found for source in sources if source.is_file() for found in number.findall(source.read_text())}
-        said = re.sub(r"\]\([^)]*\)|(Sec|App|Eq|Table|Fig)\.? [A-D]?[\d.]+", "", row.measured)
-        wrong += [f"{row.label}: {each}" for each in number.findall(said) if each not in seen]
+        text_of_row = re.sub(r"\]\([^)]*\)|(Sec|App|Eq|Table|Fig)\.? [A-D]?[\d.]+", "", row.measured)
+        wrong += [f"{row.label}: {each}" for each in number.findall(text_of_row) if each not in seen]
     return wrong
 
 

@@ -13,7 +13,7 @@ from vitlab.preprocessing import Preprocessing
 
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Types go unchecked, as outside of the tests, so that our own checks meet what is wrong."""
+    """Without the type checks of the tests, so that the code's checks are reached."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
@@ -84,10 +84,10 @@ def test_a_wrong_resize_in_an_older_card(resize: object) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("said", [3, "squash", [], {"resize": -3}, {"crop": 224}, {"image_size": [1, 2, 3]}])
-def test_a_wrong_card(said: object) -> None:
+@pytest.mark.parametrize("card", [3, "squash", [], {"resize": -3}, {"crop": 224}, {"image_size": [1, 2, 3]}])
+def test_a_wrong_card(card: object) -> None:
     with pytest.raises(UserError, match="here: its preprocessing cannot be used"):
-        Preprocessing.read({"preprocessing": said}, "here")
+        Preprocessing.read({"preprocessing": card}, "here")
 
 
 def test_the_line_for_people() -> None:

@@ -1,4 +1,4 @@
-"""The habits of the house that a test can judge fairly; CONTRIBUTING.md says what they are for."""
+"""The rules of CONTRIBUTING.md that a test can check."""
 
 import ast
 import itertools
@@ -45,7 +45,7 @@ STANDS_ON = {
     "cli": ("",),
     "__main__": ("cli",),
 }
-"""What each room may import of the project: rooms on floors below its own ("" is all of them)."""
+"""What each folder may import of the project: folders below it ("" is all of them)."""
 
 HOMES = {
     "torch.distributed": ("train/distributed.py", "train/parallel.py"),
@@ -242,8 +242,8 @@ def test_commands_are_found_wherever_they_stand() -> None:
         "make demo && python -m vitlab doctor --json\ntorchrun --nproc-per-node 8 -m vitlab pretrain\n```\n"
         "```text\nvitlab 0.1.0\n```\n"
     )
-    found = sorted(" ".join(arguments) for arguments in commands(text))
-    assert found == ["demo", "doctor --json", "list", "predict run a.png", "pretrain"]
+    matches = sorted(" ".join(arguments) for arguments in commands(text))
+    assert matches == ["demo", "doctor --json", "list", "predict run a.png", "pretrain"]
 
 
 def test_names_and_settings_are_there_without_torch() -> None:
@@ -271,10 +271,10 @@ def test_nothing_names_a_package_server_or_a_folder_of_one_machine() -> None:
     files = [path for path in ROOT.iterdir() if path.is_file()]
     for folder in ("src", "tests", "benchmarks", "docs", ".ci"):
         files += [path for path in (ROOT / folder).rglob("*") if "__pycache__" not in path.parts and path.is_file()]
-    found = [
+    matches = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()[:100]}"
         for path in files
         for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1)
         if forbidden.search(line)
     ]
-    assert found == []
+    assert matches == []

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -21,12 +21,20 @@ class ProgressDisplay:
     A context manager. `total` counts `unit`, such as images or steps. `quiet` shows nothing, as on ranks other than 0.
     """
 
+    _live: ClassVar[list[Progress]] = []
+    """The bars on the terminal: at most one `Progress`, to which nested displays add their bar."""
+
     def __init__(self, label: str, total: int | float, unit: str = "images", quiet: bool = False) -> None:
         self.label, self.total, self.unit, self.quiet = label, total, unit, quiet
-        self._console = Console(file=sys.stderr, highlight=False, soft_wrap=True, quiet=quiet)
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"))
-        self._bar = Progress(*columns, console=self._console, disable=not self.on_terminal)
-        self._task = self._bar.add_task(printable(label), total=total, status="")
+        if self._live:
+            self._bar = self._live[0]
+        else:
+            console = Console(file=sys.stderr, highlight=False, soft_wrap=True)
+            columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[status]}"))
+            self._bar = Progress(*columns, console=console, disable=quiet or not console.is_terminal)
+        self._console = self._bar.console
+        self._is_outermost = False
+        self._task = self._bar.add_task(printable(label), total=total, status="", visible=not quiet)
         self._start = self._last_line = time.monotonic()
         self._pause = FIRST_LINE
 
@@ -35,11 +43,18 @@ class ProgressDisplay:
         return self._console.is_terminal and not self.quiet
 
     def __enter__(self) -> "ProgressDisplay":
-        self._bar.start()
+        if self.on_terminal and not self._live:
+            self._is_outermost = True
+            self._live.append(self._bar)
+            self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._is_outermost:
+            self._live.clear()
+            self._bar.stop()
+        elif self._live:
+            self._bar.remove_task(self._task)
 
     def update(
         self, done: int | float, status: str | None = None, *, total: int | float | None = None, force: bool = False
@@ -52,7 +67,7 @@ class ProgressDisplay:
         self.total = self.total if total is None else total
         now = time.monotonic()
         silent = now - self._last_line < self._pause
-        if not self.on_terminal and silent and not force:
+        if self.quiet or (not self.on_terminal and silent and not force):
             return
         if status is None:
             left = (self.total - done) * (now - self._start) / done if done else 0.0
@@ -64,7 +79,8 @@ class ProgressDisplay:
 
     def say(self, text: str) -> None:
         """Prints a line that stays."""
-        self._console.print(f"{self.label}: {printable(text)}", markup=False)
+        if not self.quiet:
+            self._console.print(f"{self.label}: {printable(text)}", markup=False)
 
 
 def track(items: Iterable[Item], total: int, label: str, unit: str = "images", quiet: bool = False) -> Iterator[Item]:

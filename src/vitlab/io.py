@@ -266,22 +266,13 @@ def reading_npz(path: Path | str) -> Iterator[np.lib.npyio.NpzFile]:
     Raises UserError if they require far more memory than the file has bytes, and ARCHIVE_DAMAGE if it is corrupt.
     """
     with open_regular(path) as file:
-        _headers(file, path)
+        _check_headers(file, path)
         with np.lib.npyio.NpzFile(file, allow_pickle=False) as arrays:
             yield arrays
 
 
-def outline_npz(path: Path | str) -> dict[str, np.ndarray]:
-    """Zeros of the shapes and types of the arrays of an .npz, without memory. Raises as `reading_npz` does."""
-    with open_regular(path) as file:
-        return {
-            name: np.lib.stride_tricks.as_strided(np.zeros(1, dtype), shape, (0,) * len(shape))
-            for name, (shape, dtype) in _headers(file, path).items()
-        }
-
-
-def _headers(file: BinaryIO, path: Path | str) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
-    """Shape and type of each array of an .npz. Raises UserError for a decompression bomb."""
+def _check_headers(file: BinaryIO, path: Path | str) -> None:
+    """Raises UserError for a decompression bomb, and for a header that does not match its array's bytes."""
     size = os.fstat(file.fileno()).st_size
     with zipfile.ZipFile(file) as archive:
         required = sum(member.file_size for member in archive.infolist())
@@ -290,15 +281,12 @@ def _headers(file: BinaryIO, path: Path | str) -> dict[str, tuple[tuple[int, ...
                 f"{path} has {size:,} bytes and requires {required:,} in memory; weights compress less than "
                 f"{MAX_COMPRESSION} times. It is corrupt or malicious: get the file again."
             )
-        return {
-            member.filename.removesuffix(".npy"): _header(archive, member, path)
-            for member in archive.infolist()
-            if member.filename.endswith(".npy")
-        }
+        for member in archive.infolist():
+            if member.filename.endswith(".npy"):
+                _check_header(archive, member, path)
 
 
-def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path | str) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and type of one array. Raises UserError if its header does not match its number of bytes."""
+def _check_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path | str) -> None:
     with archive.open(member) as file:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
@@ -309,4 +297,3 @@ def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path | str)
             f"{path}: {member.filename} has {held:,} bytes, which do not make {dtype} of shape {shape}; it is corrupt: "
             "get the file again."
         )
-    return shape, dtype

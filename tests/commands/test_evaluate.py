@@ -1,4 +1,4 @@
-"""The commands that judge a checkpoint, as their users meet them."""
+"""The commands that evaluate a checkpoint, as their users meet them."""
 
 import io
 import json
@@ -15,27 +15,29 @@ from vitlab.weights import load_model, save_model
 
 
 def test_few_shots_and_probes(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """On the same features, kept where the user says."""
+    """On the same features, cached in the given folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", "elsewhere")
-    argv = ["fewshot", str(run), "--dataset", "digits", "--shots", "5", "--device", "cpu", "--cache", "kept"]
-    found = answer(capsys, *argv, "--out", "few.json")
-    assert found == json.loads(Path("few.json").read_text())
-    assert [row["shots"] for row in found["rows"]] == [5]
+    argv = ["fewshot", str(run), "--dataset", "digits", "--shots", "5", "--device", "cpu", "--cache", "cache"]
+    result = answer(capsys, *argv, "--out", "few.json")
+    assert result == json.loads(Path("few.json").read_text())
+    assert [row["shots"] for row in result["rows"]] == [5]
     code, out, _ = call(capsys, *argv)
     assert code == 0
-    assert out.splitlines()[1].split()[:4] == ["digits", "5", "1024", f"{found['rows'][0]['mean']:.2%}"]
-    probed = answer(capsys, "probe", str(run), "--dataset", "digits", "--k", "3", "--cache", "kept", "--device", "cpu")
+    assert out.splitlines()[1].split()[:4] == ["digits", "5", "1024", f"{result['rows'][0]['mean']:.2%}"]
+    probed = answer(capsys, "probe", str(run), "--dataset", "digits", "--k", "3", "--cache", "cache", "--device", "cpu")
     assert list(probed["weighted"]) == ["3"]
-    assert len(list(Path("kept").iterdir())) == 3  # few of train, test, all of train
+    assert len(list(Path("cache").iterdir())) == 3  # few of train, test, all of train
     assert not Path("elsewhere").exists()
 
 
 def test_precision_reaches_every_command(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     half, options = ["--precision", "bfloat16"], ["--device", "cpu"]
-    judged = answer(capsys, "evaluate", str(run), *options, *half)
-    few = answer(capsys, "fewshot", str(run), "--dataset", "digits", "--shots", "1", "--cache", "kept", *options, *half)
-    probed = answer(capsys, "probe", str(run), "--dataset", "digits", "--k", "1", "--cache", "kept", *options, *half)
-    assert judged["computed_in"] == few["settings"]["computed_in"] == probed["computed_in"] == "bfloat16"
+    evaluated = answer(capsys, "evaluate", str(run), *options, *half)
+    few = answer(
+        capsys, "fewshot", str(run), "--dataset", "digits", "--shots", "1", "--cache", "cache", *options, *half
+    )
+    probed = answer(capsys, "probe", str(run), "--dataset", "digits", "--k", "1", "--cache", "cache", *options, *half)
+    assert evaluated["computed_in"] == few["settings"]["computed_in"] == probed["computed_in"] == "bfloat16"
     assert "computed_in" not in answer(capsys, "evaluate", str(run), *options)
     model = load_model(run)
     assert model.head is not None
@@ -47,7 +49,7 @@ def test_precision_reaches_every_command(run: Path, image: Path, capsys: pytest.
         assert share == pytest.approx(other, abs=0.02)
 
 
-def test_every_image_of_a_folder_is_judged(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_image_of_a_folder_is_evaluated(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in "012":
         Path("own", name).mkdir(parents=True)
         for i in range(5):
@@ -82,7 +84,7 @@ def test_predict_from_the_standard_input(
 def test_probe_and_few_shots_learn_from_all_of_train(
     run: Path, image: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """20 images: 2 are the test's, none is kept for a val that nobody asks for. Of named sets train is as published."""
+    """20 images: 2 are the test's, none is held out for a val split. Of named sets train is as published."""
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     for name in "01":
         Path("own", name).mkdir(parents=True)
@@ -101,10 +103,10 @@ def test_probe_and_few_shots_learn_from_all_of_train(
 
 
 def test_every_command_says_how_images_are_prepared(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The checkpoint's own way, at its own size or at the one asked for."""
+    """The checkpoint's own way, at its size or at the given one."""
     prepared = Preprocessing(8, 10, interpolation="bicubic")
     save_model(load_model(run), "own", extra={"preprocessing": prepared.to_card(), "classes": list("012")})
-    data, options = ["--dataset", "digits", "--cache", "kept"], ["--device", "cpu"]
+    data, options = ["--dataset", "digits", "--cache", "cache"], ["--device", "cpu"]
     few = ["fewshot", "own", *data, "--shots", "1", "--test-images", "9"]
     for argv in (
         few, [*few, "--image-size", "16", "--interpolation", "bicubic"], ["probe", "own", *data, "--k", "1"],

@@ -28,17 +28,21 @@ def test_inspect_leaves_a_page(run: Path, image: Path, capsys: pytest.CaptureFix
 
 
 def test_app_says_where_it_is(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = {}
+    arguments = {}
 
     def launch(path: str, *, announce: Callable[[str], object], **options: Any) -> None:
-        asked.update(options, path=path)
+        arguments.update(options, path=path)
         announce("http://127.0.0.1:8000/")
 
     monkeypatch.setattr("vitlab.app.launch", launch)
-    said = f"vitlab: loading {run} ..."
-    assert call(capsys, "app", str(run)) == (0, "http://127.0.0.1:8000/ (Ctrl-C ends it)\n", said)
-    assert call(capsys, "app", str(run), "--port", "8000", "--json") == (0, '{"url": "http://127.0.0.1:8000/"}\n', said)
-    assert asked == {
+    result = f"vitlab: loading {run} ..."
+    assert call(capsys, "app", str(run)) == (0, "http://127.0.0.1:8000/ (Ctrl-C ends it)\n", result)
+    assert call(capsys, "app", str(run), "--port", "8000", "--json") == (
+        0,
+        '{"url": "http://127.0.0.1:8000/"}\n',
+        result,
+    )
+    assert arguments == {
         "path": str(run), "port": 8000, "max_megapixels": 50.0, "max_upload_mb": 20.0, "open_browser": False,
         "device": "auto",
     }  # fmt: skip
@@ -56,8 +60,8 @@ def test_duplicates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             rough = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
             image = Image.fromarray(rough).resize((48, 48), Image.Resampling.BICUBIC)
             image.save(tmp_path / "set" / split / "any" / f"{seed}.png")
-    said = answer(capsys, "duplicates", "folder:set", "folder:set", "--train-split", "train", "--out", "found")
-    assert (said["pairs"], said["unreadable"]) == (2, [])
+    result = answer(capsys, "duplicates", "folder:set", "folder:set", "--train-split", "train", "--out", "found")
+    assert (result["pairs"], result["unreadable"]) == (2, [])
     assert Path("found/exclude.txt").read_text() == "train/any/4.png\ntrain/any/5.png\n"
     (tmp_path / "set" / "test" / "any" / "8.png").write_bytes(random.bytes(50))
     code, out, err = call(capsys, "duplicates", "folder:set", "folder:set", "--train-split", "train", "--out", "found")

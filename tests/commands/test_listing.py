@@ -1,4 +1,4 @@
-"""What `vitlab list` shows and `docs/models.md` says, against the things themselves."""
+"""What `vitlab list` shows, and `docs/models.md`."""
 
 import io
 import json
@@ -70,7 +70,7 @@ def test_every_model_has_a_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "expected"),
     [
         ("ViT-B/16", ["ViT", 12, 768, 3072, 12, 16, 16, 197]),
         ("R50+ViT-B/16", ["hybrid", 12, 768, 3072, 12, 1, 16, 197]),
@@ -81,9 +81,9 @@ def test_every_model_has_a_row() -> None:
         ("AxialResNet50", ["axial", 50, 64, "-", 8, "-", 32, 49]),
     ],
 )
-def test_what_a_row_says(name: str, said: list[Any]) -> None:
+def test_what_a_row_says(name: str, expected: list[Any]) -> None:
     (row,) = listing.models(name)
-    assert list(row.values())[1:-2] == said
+    assert list(row.values())[1:-2] == expected
 
 
 def test_the_page_about_models_is_what_is_generated(capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,14 +113,14 @@ def test_every_data_set_has_a_row() -> None:
 
 
 def test_how_the_paper_fine_tunes_on_a_data_set() -> None:
-    said = {row["dataset"]: row["fine-tuning"] for row in listing.datasets()}
-    assert said["pets"] == "Table 4: 500 steps, batch 512, 384 px, rates 0.001-0.03, 10 % held out"
-    assert said["imagenet"] == "Table 4: 20,000 steps, batch 512, 512 px, rates 0.003-0.06, 1 % held out"
-    assert said["vtab:TASK"] == "Table 4: 2,500 steps, batch 512, 384 px, rate 0.01, 20 % held out"
-    assert said["dtd"] == "Table 4 (VTAB): 2,500 steps, batch 512, 384 px, rate 0.01, 20 % held out"
-    assert {said[name][:8] for name in ("cifar10", "cifar100", "flowers102")} == {"Table 4:"}
-    assert {said[name][:8] for name in TASKS if name in said} == {"Table 4:", "Table 4 "}
-    assert said["digits"] == said["fashion_mnist"] == said["objectnet"] == said["folder:PATH"] == "-"
+    expected = {row["dataset"]: row["fine-tuning"] for row in listing.datasets()}
+    assert expected["pets"] == "Table 4: 500 steps, batch 512, 384 px, rates 0.001-0.03, 10 % held out"
+    assert expected["imagenet"] == "Table 4: 20,000 steps, batch 512, 512 px, rates 0.003-0.06, 1 % held out"
+    assert expected["vtab:TASK"] == "Table 4: 2,500 steps, batch 512, 384 px, rate 0.01, 20 % held out"
+    assert expected["dtd"] == "Table 4 (VTAB): 2,500 steps, batch 512, 384 px, rate 0.01, 20 % held out"
+    assert {expected[name][:8] for name in ("cifar10", "cifar100", "flowers102")} == {"Table 4:"}
+    assert {expected[name][:8] for name in TASKS if name in expected} == {"Table 4:", "Table 4 "}
+    assert expected["digits"] == expected["fashion_mnist"] == expected["objectnet"] == expected["folder:PATH"] == "-"
 
 
 def test_where_imagenet_21k_and_jft_go(tmp_path: Path) -> None:

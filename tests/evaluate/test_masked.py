@@ -25,7 +25,7 @@ from vitlab.evaluate.masked import (
     write_reconstructions,
 )
 from vitlab.evaluate.options import LoaderOptions
-from vitlab.models import ViTConfig, images
+from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.pretrain import Outcome, pretrain
@@ -228,7 +228,6 @@ def test_waits_for_the_device_once(target: Any, monkeypatch: pytest.MonkeyPatch)
     """Nothing is brought over before the last batch has been asked for."""
     model, data = MaskedViT(MODEL, MaskingConfig(target)).eval(), flat(list(range(0, 250, 10)))
     expected, done, asked = evaluate_masked(model, data, LoaderOptions(4)), [], []
-    monkeypatch.setattr(images, "_is_readable", lambda _: False)  # as on a device: a model does not look at values
 
     def refuse(_: torch.Tensor, brought: Callable[..., Any], *given: Any) -> Any:
         assert len(asked) == 7

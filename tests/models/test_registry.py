@@ -57,51 +57,19 @@ GAP = {"pool": "gap"}
 # Counts of Google's code for other settings.
 OTHER_PARAMETERS = [
     ("ViT-S/16", GAP, 22_049_896),
-    ("ViT-S/32", GAP, 22_878_184),
-    ("ViT-B/16", GAP, 86_566_120),
-    ("ViT-B/32", GAP, 88_222_696),
-    ("ViT-Ti/16", GAP, 5_717_032),
-    ("ViT-L/16", GAP, 304_324_584),
-    ("ViT-H/14", GAP, 632_043_240),
-    ("ViT-B/16", {**GAP, "width": 32, "depth": 1, "heads": 2, "mlp_dim": 128}, 76_648),
-    ("ViT-B/16", {**GAP, "width": 512, "heads": 8, "mlp_dim": 2048}, 38_836_712),
-    ("ViT-H/14", {**GAP, "width": 1152, "depth": 27, "mlp_dim": 4304}, 413_595_352),
-    ("ViT-H/14", {**GAP, "width": 1408, "depth": 40, "mlp_dim": 6144}, 1_012_608_616),
-    ("ViT-H/14", {**GAP, "width": 1536, "depth": 40, "mlp_dim": 6144}, 1_136_098_792),
-    ("ViT-H/14", {**GAP, "width": 1664, "depth": 48, "mlp_dim": 8192}, 1_844_437_352),
     ("ViT-H/14", {**GAP, "width": 1536, "depth": 48, "mlp_dim": 8192}, 1_664_839_144),
-    ("ViT-H/14", {**GAP, "width": 1792, "depth": 56, "mlp_dim": 15360}, 3_807_210_728),
     ("ViT-B/16", {"width": 10, "depth": 1, "heads": 2, "mlp_dim": 10}, 21_390),
-    ("ViT-Ti/16", I21K, 9_740_115),
-    ("ViT-B/16", I21K, 102_595_923),
     ("ViT-B/16", {**I21K, "representation_size": 768}, 103_186_515),
-    ("ViT-B/32", {**I21K, "representation_size": 768}, 104_843_091),
-    ("ViT-B/8", {**I21K, "representation_size": 768}, 103_195_731),
-    ("ViT-L/16", {**I21K, "representation_size": 1024}, 326_740_307),
-    ("ViT-L/32", {**I21K, "representation_size": 1024}, 328_949_075),
-    ("ViT-H/14", {**I21K, "representation_size": 1280}, 660_385_363),
     ("ViT-B/16", {"image_size": 384}, 86_859_496),
-    ("ViT-B/8", {"image_size": 384}, 87_744_232),
-    ("ViT-B/16", {"num_classes": 0}, 86_567_656 - 769_000),
     ("ViT-B/16", {"position": "none"}, 86_567_656 - 197 * 768),
     ("R50+ViT-B/16", {**I21K, "representation_size": 768}, 115_277_971),
     ("R50+ViT-B/16", {"image_size": 384}, 98_950_952),
-    ("R26+ViT-B/32", {**I21K, "representation_size": 768}, 118_002_835),
-    ("R50+ViT-L/32", I21K, 350_358_931),
-    ("R50+ViT-L/32", {**I21K, "representation_size": 1024}, 351_408_531),
     ("R50x1", I21K, 68_256_659),
-    ("R152x4", I21K, 1_107_299_923),
     ("R50x1", {"body": ResNetBody()}, 25_557_032),
     # timm's
     ("ViT-Ti/16", {"distilled": True}, 5_910_800),
-    ("ViT-B/16", {"distilled": True}, 87_338_192),
-    ("ViT-S/16", {"layer_scale": 1e-6, "class_position": False}, 22_059_496),
     ("ViT-S/14", {"image_size": 518, "layer_scale": 1e-5, "num_classes": 0}, 22_056_192),
-    (
-        "ViT-B/14",
-        {"image_size": 518, "layer_scale": 1e-5, "num_classes": 0, "registers": 4, "class_position": False},
-        86_582_016,
-    ),
+    ("ViT-S/16", {"layer_scale": 1e-6, "class_position": False}, 22_059_496),
 ]
 
 
@@ -126,32 +94,13 @@ def test_sizes_of_table_1() -> None:
         assert (config.depth, config.width, config.mlp_dim, config.heads) == row
 
 
-@pytest.mark.parametrize(("name", "units"), [("R50+ViT-B/16", 16), ("R50+ViT-L/32", 16), ("R26+ViT-S/32", 8)])
-def test_a_stem_has_as_many_layers_as_its_name_says(name: str, units: int) -> None:
-    config = MODELS[name]
-    assert isinstance(config, ViTConfig)
-    assert config.stem
-    assert len(config.stem.units()) == units
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("ViT-B/17", "ViT-B/16"),
-        ("ViT_B_16", "ViT-B/16"),
-        ("resnet", "vitlab list models"),
-    ],
-)
-def test_an_unknown_model_names_the_nearest(name: str, said: str) -> None:
-    with pytest.raises(ValueError, match=rf"unknown model '{re.escape(name)}'.*{re.escape(said)}"):
-        create_model(name)
-
-
-def test_an_unknown_setting_names_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"unknown model setting 'img_size'.*image_size"):
-        get_config("ViT-B/16", img_size=224)
-    with pytest.raises(ValueError, match=r"unknown model setting 'droput'.*dropout"):
-        create_model("ViT-B/16", droput=0.1)
+def test_an_unknown_name_or_setting_names_the_nearest() -> None:
+    for name, nearest in (("ViT-B/17", "ViT-B/16"), ("ViT_B_16", "ViT-B/16"), ("resnet", "vitlab list models")):
+        with pytest.raises(ValueError, match=rf"unknown model '{re.escape(name)}'.*{re.escape(nearest)}"):
+            create_model(name)
+    for name, setting in (("ViT-B/16", "img_size"), ("R50x1", "depth")):
+        with pytest.raises(ValueError, match=rf"unknown model setting '{setting}'; "):
+            get_config(name, **{setting: 3})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""timm's and Hugging Face's models at a shrunken size, and how their answers are held against ours."""
+"""timm's and Hugging Face's models at a shrunken size, and how their outputs are compared with ours."""
 
 import io
 import json
@@ -38,7 +38,7 @@ def images(size: ImageSize = 24) -> Tensor:
 
 
 def normalized(inputs: Tensor, mean: Any, std: Any) -> Tensor:
-    """Images in [-1, 1] as a model made for this mean and deviation wants them."""
+    """Images in [-1, 1] as a model trained with this mean and deviation takes them."""
     center, scale = (torch.tensor(each, dtype=torch.float64)[:, None, None] for each in (mean, std))
     return (((inputs.double() + 1) / 2 - center) / scale).float()
 
@@ -53,7 +53,7 @@ def check_equal(mine: Tensor, other: Tensor, within: float = 1e-5) -> None:
 # --- timm --------------------------------------------------------------------------------------------------------
 
 
-def stirred(model: nn.Module) -> Any:
+def noisy(model: nn.Module) -> Any:
     """The model with noise on every parameter, so that none can be lost or swapped unseen."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -67,11 +67,11 @@ HYBRID = {"img_size": 64, "embed_dim": 32, "depth": 1, "num_heads": 4, "num_clas
 TIMM_BIT = {"channels": (128, 256, 512, 1024), "stem_chs": 32, "num_classes": 5}
 
 
-def made(name: str, **args: Any) -> Any:
-    return stirred(timm.create_model(name, **args))
+def create_timm(name: str, **args: Any) -> Any:
+    return noisy(timm.create_model(name, **args))
 
 
-def saved(model: Any, folder: Path, args: dict[str, Any]) -> Path:
+def save_timm(model: Any, folder: Path, args: dict[str, Any]) -> Path:
     """The folder that timm itself writes for the hub."""
     args = {name: value for name, value in args.items() if name != "pretrained_cfg_overlay"}
     save_for_hf(model, str(folder), model_args=args, safe_serialization=True)
@@ -85,7 +85,7 @@ def bare(model: nn.Module, path: Path, **changes: Any) -> Path:
     return path
 
 
-def faint(model: Any) -> Any:
+def shrink_convolutions(model: Any) -> Any:
     """The model with convolutions so small that eps weighs in their standardization."""
     with torch.no_grad():
         for parameter in model.parameters():
@@ -157,7 +157,7 @@ def randomize(model: nn.Module) -> Any:
     return model.eval()
 
 
-def theirs(case: str) -> Any:
+def create_huggingface(case: str) -> Any:
     name, settings, options, _ = CASES[case]
     cls = getattr(transformers, name)
     return randomize(cls(cls.config_class(**settings), **options))
@@ -168,7 +168,7 @@ def faint_images() -> Tensor:
     return images((46, 37)) * 1e-3
 
 
-def answer(model: Any, inputs: Tensor) -> Tensor:
+def outputs(model: Any, inputs: Tensor) -> Tensor:
     """What their model says in the end: logits, or what stands for the image."""
     said = model(inputs)
     if "logits" in said:

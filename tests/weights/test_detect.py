@@ -8,7 +8,6 @@ import pytest
 import safetensors.torch
 import torch
 
-from vitlab.errors import UserError
 from vitlab.io import write_sums
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
@@ -36,15 +35,12 @@ def test_the_format_follows_from_the_content(tmp_path: Path, tiny: Callable[...,
         assert load_card(tmp_path / path) == expected
 
 
-@pytest.mark.parametrize("load", [load_model, load_card])
-def test_nothing_there(tmp_path: Path, load: Any) -> None:
-    with pytest.raises(ValueError, match=rf"nothing at .*absent; {ALLOWED}"):
-        load(tmp_path / "absent")
-
-
-@pytest.mark.parametrize("name", ["empty", "text.txt", "half.npz", "image.png", "array.npy"])
+@pytest.mark.parametrize("name", ["empty", "text.txt", "half.npz", "array.npy"])
 def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes({"empty": b"", "image.png": b"\x89PNG\r\n\x1a\n"}.get(name, b"some words"))
+    for load in (load_model, load_card):
+        with pytest.raises(ValueError, match=rf"nothing at .*{name}; {ALLOWED}"):
+            load(tmp_path / name)
+    (tmp_path / name).write_bytes(b"" if name == "empty" else b"some words")
     if name == "array.npy":
         np.save(tmp_path / name, np.zeros(3))
     with pytest.raises(ValueError, match=rf"{name} is not a checkpoint.*{ALLOWED}"):
@@ -61,7 +57,7 @@ class Bomb:
         return Path.touch, (self.mark,)
 
 
-@pytest.mark.parametrize("name", ["model.pt", "pytorch_model.bin", "last.ckpt", "model", "model.npz"])
+@pytest.mark.parametrize("name", ["model.pt", "model", "model.npz", "model.safetensors"])
 @pytest.mark.parametrize("writer", ["torch", "old torch", "pickle"])
 def test_a_pickle_is_never_loaded(tmp_path: Path, name: str, writer: str) -> None:
     path, mark = tmp_path / name, tmp_path / "exploded"
@@ -74,22 +70,14 @@ def test_a_pickle_is_never_loaded(tmp_path: Path, name: str, writer: str) -> Non
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_a_pickle_of_every_protocol_is_refused(tmp_path: Path, protocol: int) -> None:
-    path = tmp_path / "weights.safetensors"
-    path.write_bytes(bytes([0x80, protocol]) + b"}q\x00{{{{{{{{.")
-    with pytest.raises(UserError, match="is a pickle"):
-        load_model(path)
-
-
-@pytest.mark.parametrize("length", [0x280, 0x380, 0x480, 0x580, 0x680])
+@pytest.mark.parametrize("length", [0x280, 0x480])
 def test_a_header_length_may_begin_as_a_pickle(tmp_path: Path, length: int) -> None:
     data = safetensors.torch.save({"patch_embed.proj.weight": torch.zeros(8, 3, 2, 2)})
     end = 8 + int.from_bytes(data[:8], "little")
     path = tmp_path / "weights.safetensors"
     path.write_bytes(length.to_bytes(8, "little") + data[8:end].ljust(length) + data[end:])  # may end in blanks
     assert path.read_bytes()[0] == 0x80
-    with pytest.raises(UserError, match=r"blocks\.0\.mlp\.fc1\.weight is missing"):  # it is read
+    with pytest.raises(ValueError, match=r"blocks\.0\.mlp\.fc1\.weight is missing"):  # it is read
         load_model(path)
 
 
@@ -109,16 +97,8 @@ def test_folders_of_something_else(tmp_path: Path) -> None:
     check(r"pytorch_model\.bin is a pickle")
 
 
-@pytest.mark.parametrize("name", ["loose.safetensors", "loose"])
-def test_weights_without_their_config_are_refused(tmp_path: Path, tiny: Callable[..., ViT], name: str) -> None:
-    save_model(tiny(), tmp_path / "saved")
-    (tmp_path / "saved" / "model.safetensors").rename(tmp_path / name)
-    with pytest.raises(ValueError, match=r"without their config\.json"):
-        load_model(tmp_path / name)
-
-
 def test_a_folder_whose_writer_was_killed(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
-    """Between moving the old model away and moving the new one to its place; and with only the old one left."""
+    """Between renaming the old model and renaming the new one; and with only the old one left."""
     model, images = tiny(), torch.randn(2, 3, 12, 12)
     for leftover in ("new", "old"):
         folder = tmp_path / leftover / "run" / "model"

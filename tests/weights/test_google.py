@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from states import Arrays, arrays_of, same, write_spelled
 
-from vitlab.models import MODELS, ResNetBody, ViTConfig, get_config
+from vitlab.models import ResNetBody, ViTConfig, get_config
 from vitlab.models.vit import ViT
 from vitlab.weights import load_model
 from vitlab.weights.google import google_layout, read_google, write_google
-from vitlab.weights.layout import parameter_shapes
 
 VITS = ("vit_testing", "vit_tiny_rep", "vit_tiny_gap", "vit_epsprobe", "hybrid_small")
 BIG_VISION = ("bv_mu16_gap_learn", "bv_S16_gap_learn", "bv_S16_gap_sincos2d_rep")
@@ -131,29 +131,8 @@ def test_names_and_shapes_are_those_of_every_published_vit(shared: Path) -> None
 
 # --- layout, reading, writing ------------------------------------------------------------------------------------
 
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "token": {},
-    "gap": {"pool": "gap", "representation_size": 8},
-    "map": {"pool": "map", "representation_size": 8},
-    "sincos2d": {"position": "sincos2d", "num_classes": 0},
-    "class token without position": {"class_position": False},
-    "hybrid": {"stem": ResNetBody((1, 2)), "patch_size": 1},
-    "root": {"stem": ResNetBody(()), "patch_size": 8, "pool": "map"},
-}
 
-
-@pytest.mark.parametrize("kind", LAYOUTS)
-def test_layout_covers_every_parameter_once(kind: str) -> None:
-    config = dataclasses.replace(MODELS["ViT-Ti/16"], **LAYOUTS[kind])
-    expected = {name: int(np.prod(shape)) for name, shape in parameter_shapes(config).items()}
-    for spelling in SPELLINGS:
-        counts = dict.fromkeys(expected, 0)
-        for slot in google_layout(config, spelling).values():
-            counts[slot.ours] += int(np.prod(slot.shape))
-        assert counts == expected
-
-
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     shape=st.fixed_dictionaries(
         {
@@ -187,7 +166,6 @@ def test_any_model_is_read_back(
         ({"stem": ResNetBody((), 32), "patch_size": 2, "image_size": 32, "representation_size": 6}, ("linen",)),
         ({"stem": ResNetBody((1, 1), 32), "patch_size": 1, "pool": "map", "image_size": 8}, ("big_vision",)),
         ({"pool": "map", "representation_size": 6}, ("big_vision",)),
-        ({"pool": "map", "position": "sincos2d", "image_size": 224}, ("big_vision",)),
         ({"pool": "gap", "position": "sincos2d", "image_size": 224, "num_classes": 0}, ("big_vision",)),
         ({"position": "sincos2d", "image_size": 224, "class_position": False}, ("big_vision",)),
         ({"class_position": False}, ("big_vision",)),
@@ -220,26 +198,6 @@ def test_group_norms_are_read_in_both_shapes(tmp_path: Path, tiny: Callable[...,
         assert same(state, model)
 
 
-def test_attention_pooling_of_early_files_is_read(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
-    model = tiny(pool="map")
-    write_google(model, tmp_path / "map.npz")
-    arrays = arrays_of(tmp_path / "map.npz")
-    assert arrays["MAPHead_0/MultiHeadDotProductAttention_0/query/kernel"].shape == (8, 2, 4)
-    np.savez(tmp_path / "early.npz", **{name.removeprefix("MAPHead_0/"): array for name, array in arrays.items()})
-    config, state = read_google(tmp_path / "early.npz")
-    assert config == model.config
-    assert same(state, model)
-
-
-def test_bfloat16_is_loaded_as_float32(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
-    model = tiny().bfloat16()
-    write_google(model, tmp_path / "half.npz")
-    assert {str(array.dtype) for array in arrays_of(tmp_path / "half.npz").values()} == {"|V2"}
-    loaded = load_model(tmp_path / "half.npz")
-    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
-    assert all(torch.equal(a, b.float()) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))
-
-
 def test_blocks_stacked_for_a_scan(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
     model = tiny(depth=11)  # enough that 10 would come before 2 in the order of names
     write_spelled(model, tmp_path / "vit.npz", "linen")
@@ -255,11 +213,13 @@ def test_blocks_stacked_for_a_scan(tmp_path: Path, tiny: Callable[..., ViT]) -> 
 
 
 def test_the_same_model_is_the_same_file(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
-    model = tiny()
+    model = tiny().bfloat16()
     for name in ("deep/a.npz", "deep/a.npz", "no_suffix"):
         write_google(model, tmp_path / name)
     assert (tmp_path / "deep" / "a.npz").read_bytes() == (tmp_path / "no_suffix").read_bytes()
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["a.npz"]
+    loaded = load_model(tmp_path / "no_suffix")
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
 
 
 # --- image size and positions ------------------------------------------------------------------------------------
@@ -274,15 +234,13 @@ def test_position_table_of_big_vision(written: tuple[Path, Arrays], tmp_path: Pa
 
 
 @pytest.mark.parametrize("pool", ["token", "gap"])
-def test_a_table_that_is_no_square_needs_an_image_size(tmp_path: Path, tiny: Callable[..., ViT], pool: str) -> None:
+def test_a_table_that_is_not_square_requires_an_image_size(tmp_path: Path, tiny: Callable[..., ViT], pool: str) -> None:
     model = tiny(image_size=(8, 20), pool=pool)
     write_google(model, tmp_path / "wide.npz")
     with pytest.raises(ValueError, match=rf"{10 + (pool == 'token')} rows.*image_size=\(height, width\)"):
         read_google(tmp_path / "wide.npz")
     with pytest.raises(ValueError, match=r"image_size=\(8, 16\) needs 8"):
         read_google(tmp_path / "wide.npz", image_size=(8, 16))
-    with pytest.raises(ValueError, match="multiple of 4"):
-        read_google(tmp_path / "wide.npz", image_size=(8, 21))
     config, state = read_google(tmp_path / "wide.npz", image_size=(8, 20))
     assert config == model.config
     assert same(state, model)
@@ -300,12 +258,11 @@ def test_a_square_with_the_class_tokens_row_is_not_of_patches(
     assert read_google(tmp_path / "wide.npz", image_size=size)[0] == model.config
 
 
-@pytest.mark.parametrize("pool", ["token", "gap"])
-def test_a_hybrids_size_follows_from_its_grid(tmp_path: Path, tiny: Callable[..., ViT], pool: str) -> None:
+def test_a_hybrids_size_follows_from_its_grid(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
     stem = ResNetBody((1, 1), 32)
-    write_google(tiny(stem=stem, patch_size=1, image_size=21, pool=pool), tmp_path / "vit.npz")
+    write_google(tiny(stem=stem, patch_size=1, image_size=21), tmp_path / "vit.npz")
     assert read_google(tmp_path / "vit.npz")[0].image_size == 24  # a grid of 3 x 3, 8 pixels apart
-    model = tiny(stem=stem, patch_size=2, image_size=(16, 77), pool=pool)
+    model = tiny(stem=stem, patch_size=2, image_size=(16, 77))
     write_google(model, tmp_path / "wide.npz")
     with pytest.raises(ValueError, match=r"2x9 feature map.*multiple of 16"):
         read_google(tmp_path / "wide.npz", image_size=(16, 72))
@@ -332,77 +289,36 @@ def test_positions_of_big_vision(tmp_path: Path, tiny: Callable[..., ViT]) -> No
 
 # --- errors ------------------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("name", ["MixerBlock_0/LayerNorm_0/bias", "img/cls", "txt/cls"])
-def test_other_kinds_of_models_are_refused(written: tuple[Path, Arrays], name: str) -> None:
-    path, arrays = written
-    np.savez(path, **{**arrays, name: np.zeros(3, np.float32)})
-    with pytest.raises(ValueError, match=r"holds (an MLP-Mixer|a model of).*supported are"):
-        read_google(path)
-
-
-def test_every_array_that_does_not_fit_is_listed(written: tuple[Path, Arrays]) -> None:
-    path, arrays = written
-    block = "Transformer/encoderblock_1"
-    del arrays[f"{block}/LayerNorm_2/scale"], arrays["head/bias"]
-    arrays["tail/kernel"] = arrays[f"{block}/LayerNorm_1/scale"] = np.zeros(2, np.float32)
-    arrays["cls"] = np.zeros((1, 1, 9), np.float32)
-    np.savez(path, **arrays)
-    missing, unknown = f"2 missing: {block}/LayerNorm_2/scale, head/bias", f"2 unknown: .*{block}/LayerNorm_1/scale"
-    with pytest.raises(ValueError, match=rf"width 8 and depth 2.*{missing}.*{unknown}.*cls has shape \(1, 1, 9\)"):
-        read_google(path)
+FIRST = "Transformer/encoderblock_0"
 
 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"embedding/kernel": None}, "embedding/kernel is missing.*4 dimensions"),
-        ({"Transformer/encoderblock_0/MlpBlock_3/Dense_0/kernel": None}, "Dense_0/kernel is missing"),
-        ({TABLE: None}, "lacks its position table"),
-        ({"Transformer/encoderblock_0/LayerNorm_0/bias": None}, "1 missing"),
+        ({"embedding/kernel": ...}, "embedding/kernel is missing.*4 dimensions"),
         ({"embedding/kernel": (4, 8)}, r"shape \(4, 8\)"),
+        ({TABLE: ...}, "position table.* is missing"),
         ({TABLE: (10, 8)}, r"shape \(10, 8\)"),
+        ({f"{FIRST}/MultiHeadDotProductAttention_1/query/kernel": (8, 3, 4)}, "heads=3 does not divide width=8"),
         (
-            {"Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel": (8, 3, 4)},
-            "heads=3 does not divide width=8",
+            {f"{FIRST}/LayerNorm_2/scale": ..., "head/bias": ..., "tail/kernel": (2,), "cls": (1, 1, 9)},
+            rf"looks like a ViT.*2 missing: {FIRST}/LayerNorm_2/scale, head/bias; 1 unknown: tail/kernel.*\(1, 1, 9\)",
         ),
     ],
 )
-def test_arrays_that_sizes_are_read_from(written: tuple[Path, Arrays], changes: dict[str, Any], problem: str) -> None:
+def test_arrays_that_do_not_fit_are_listed(written: tuple[Path, Arrays], changes: dict[str, Any], problem: str) -> None:
     path, arrays = written
-    ((name, shape),) = changes.items()
-    del arrays[name]
-    arrays |= {name: np.zeros(shape, np.float32)} if shape else {}
-    np.savez(path, **arrays)
+    arrays |= {name: shape if shape is ... else np.zeros(shape, np.float32) for name, shape in changes.items()}
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not ...})
     with pytest.raises(ValueError, match=problem):
         read_google(path)
-
-
-def test_arrays_of_a_hybrid_that_do_not_fit(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
-    path = tmp_path / "vit.npz"
-    write_google(tiny(stem=ResNetBody((2,), 32), patch_size=1, pool="map"), path)
-    arrays = arrays_of(path)
-    for name, array, problem in (
-        ("block1/unit2/gn3/scale", None, "a hybrid of width 8 and depth 2.*1 missing: block1/unit2/gn3/scale"),
-        ("conv_root/kernel", None, "conv_root/kernel is missing"),
-        ("embedding/kernel", (1, 1, 3, 8), r"\(1, 1, 3, 8\) instead of \(1, 1, 128, 8\)"),
-        ("conv_root/kernel", (7, 7, 3, 48), "32 groups"),
-    ):
-        changed: Arrays = {key: value for key, value in arrays.items() if key != name}
-        changed |= {name: np.zeros(array, np.float32)} if array else {}
-        np.savez(path, **changed)
-        with pytest.raises(ValueError, match=problem):
-            read_google(path)
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"gelu": "erf"},
-        {"position": "none"},
         {"position": "2d"},
-        {"position": "relative", "position_at": "every"},
-        {"position_at": "shared"},
         {"position_at": "every"},
         {"layer_norm_eps": 1e-05},
         {"pool": "token+gap"},
@@ -412,7 +328,6 @@ def test_arrays_of_a_hybrid_that_do_not_fit(tmp_path: Path, tiny: Callable[..., 
         {"distilled": True},
         {"stem": {"version": "v2"}},
         {"stem": {"weight_eps": 1e-08}},
-        {"stem": {"pool_padding": "-inf"}},
     ],
 )
 def test_unsupported_settings_are_not_written(
@@ -421,16 +336,8 @@ def test_unsupported_settings_are_not_written(
     stem = changes.get("stem")
     name, value = next(iter((stem or changes).items()))
     model = tiny(patch_size=1, stem=ResNetBody((1,), 32, **stem)) if stem else tiny(**changes)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=f"{name}={re.escape(repr(value))}, which Google's .npz cannot represent"):
         write_google(model, tmp_path / "vit.npz")
-    assert f"{name}={value!r}, which Google's .npz cannot represent" in str(caught.value)
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("pool", ["token", "gap"])
-def test_a_grid_that_would_be_read_as_a_square_is_not_written(
-    tmp_path: Path, tiny: Callable[..., ViT], pool: str
-) -> None:
     with pytest.raises(ValueError, match="4x9 patches would be read as those of 6x6"):
-        write_google(tiny(image_size=(16, 36), pool=pool), tmp_path / "wide.npz")
-    assert not (tmp_path / "wide.npz").exists()
+        write_google(tiny(image_size=(16, 36)), tmp_path / "vit.npz")
+    assert not list(tmp_path.iterdir())

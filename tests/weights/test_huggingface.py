@@ -1,7 +1,6 @@
 """Their models at a shrunken size, read and written; transformers itself is the reference."""
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,31 +10,25 @@ import torch
 import transformers
 from peers import (
     CASES,
-    answer,
     check_equal,
+    create_huggingface,
     faint_images,
     from_pretrained,
     images,
     loaded,
     normalized,
+    outputs,
     randomize,
-    theirs,
 )
 
 from vitlab.models import ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_checkpoint, load_model
-from vitlab.weights.huggingface import (
-    card_huggingface,
-    huggingface_layout,
-    read_huggingface,
-    stored_name,
-    write_huggingface,
-)
-from vitlab.weights.layout import parameter_shapes
+from vitlab.weights.huggingface import card_huggingface, read_huggingface, write_huggingface
 
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 HALF = ([0.5] * 3, [0.5] * 3)
+CARD, IMAGES = "config.json", "preprocessor_config.json"
 
 
 def write_json(path: Path, **changes: Any) -> None:
@@ -44,48 +37,28 @@ def write_json(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**settings, **changes}))
 
 
-# --- reading -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_outputs_are_those_of_their_code(tmp_path: Path, case: str) -> None:
     """Read from their folder, and written back to one."""
-    other = theirs(case)
+    other = create_huggingface(case)
     other.save_pretrained(tmp_path / "theirs")
     config, state = read_huggingface(tmp_path / "theirs")
     assert {name: getattr(config, name) for name in CASES[case][3]} == CASES[case][3]
-    kind = json.loads((tmp_path / "theirs" / "config.json").read_text())["model_type"]
-    layout, sizes = huggingface_layout(kind, config), dict.fromkeys(state, 0)
-    for slot in layout.values():
-        sizes[slot.ours] += math.prod(slot.shape)
-    if kind == "deit" and "registers" in state:  # their table has a row for it
-        sizes["position.table"] -= state["registers"].numel()
-    assert sizes == {name: math.prod(shape) for name, shape in parameter_shapes(config).items()}
-    assert [stored_name(name) for name in layout] == list(layout)
     model, mean_std = loaded(config, state), IMAGENET if case.startswith("d") else HALF
     inputs = images(config.image_size) if isinstance(config, ViTConfig) else faint_images()
-    expected = answer(other, normalized(inputs, *mean_std))
-    check_equal(model(inputs), expected)
+    check_equal(model(inputs), outputs(other, normalized(inputs, *mean_std)))
     if "body" in case and "bit" not in case:
         tokens = other(normalized(inputs, *mean_std)).last_hidden_state
         check_equal(model.forward_features(inputs), tokens)
     write_huggingface(model, tmp_path / "ours", {})
-    check_equal(answer(from_pretrained(tmp_path / "ours", "body" not in case), inputs), model(inputs))
+    check_equal(outputs(from_pretrained(tmp_path / "ours", "body" not in case), inputs), model(inputs))
     check_equal(loaded(*read_huggingface(tmp_path / "ours"))(inputs), model(inputs))
 
 
-@pytest.mark.parametrize("case", ["vit", "deit", "dinov2"])
-def test_names_of_their_state_dict_are_read(tmp_path: Path, case: str) -> None:
-    other = theirs(case).bfloat16()
-    other.save_pretrained(tmp_path)
-    _, stored = read_huggingface(tmp_path)
-    safetensors.torch.save_file(other.state_dict(), tmp_path / "model.safetensors")
-    assert any("q_proj" in name for name in other.state_dict())
-    _, by_hand = read_huggingface(tmp_path)
-    assert stored.keys() == by_hand.keys()
-    assert all(torch.equal(stored[name], by_hand[name]) for name in stored)
-    assert case != "vit" or {tensor.dtype for tensor in stored.values()} == {torch.bfloat16}
+@pytest.fixture(scope="module")
+def vit() -> Any:
+    return create_huggingface("vit")
 
 
 @pytest.mark.parametrize(
@@ -97,16 +70,15 @@ def test_names_of_their_state_dict_are_read(tmp_path: Path, case: str) -> None:
     ],
 )
 @torch.no_grad()
-def test_normalization_is_folded_in(tmp_path: Path, settings: dict[str, Any], mean_std: Any) -> None:
-    other = theirs("vit")
-    other.save_pretrained(tmp_path)
-    write_json(tmp_path / "preprocessor_config.json", **settings)
+def test_normalization_is_folded_in(tmp_path: Path, vit: Any, settings: dict[str, Any], mean_std: Any) -> None:
+    vit.save_pretrained(tmp_path)
+    write_json(tmp_path / IMAGES, **settings)
     inputs = images()
-    check_equal(loaded(*read_huggingface(tmp_path))(inputs), answer(other, normalized(inputs, *mean_std)))
+    check_equal(loaded(*read_huggingface(tmp_path))(inputs), outputs(vit, normalized(inputs, *mean_std)))
 
 
 def test_a_resnets_size_is_that_of_its_images(tmp_path: Path) -> None:
-    theirs("bit").save_pretrained(tmp_path)
+    create_huggingface("bit").save_pretrained(tmp_path)
     assert read_huggingface(tmp_path)[0].image_size == 224
     half: dict[str, Any] = {"image_mean": HALF[0], "image_std": HALF[1]}
     crop: dict[str, Any] = {"do_center_crop": True, "crop_size": {"height": 64, "width": 64}}
@@ -114,19 +86,19 @@ def test_a_resnets_size_is_that_of_its_images(tmp_path: Path) -> None:
         ({"size": {"height": 40, "width": 56}, "do_center_crop": False}, (40, 56), None),
         ({"size": {"shortest_edge": 72}, **crop}, 64, 72),
     ):
-        write_json(tmp_path / "preprocessor_config.json", **half, **settings)
+        write_json(tmp_path / IMAGES, **half, **settings)
         assert read_huggingface(tmp_path)[0].image_size == size
         prepared = Preprocessing.read(card_huggingface(tmp_path), "")
         assert (prepared.image_size, prepared.resize) == (size, resize)
-    write_json(tmp_path / "preprocessor_config.json", image_mean=IMAGENET[0], image_std=IMAGENET[1])
+    write_json(tmp_path / IMAGES, image_mean=IMAGENET[0], image_std=IMAGENET[1])
     with pytest.raises(ValueError, match="not into a ResNet"):
         read_huggingface(tmp_path)
 
 
-def test_weights_in_several_files(tmp_path: Path) -> None:
-    other, many = theirs("vit"), tmp_path / "many"
-    other.save_pretrained(tmp_path / "one")
-    other.save_pretrained(many, max_shard_size="20KB")
+def test_weights_in_several_files(tmp_path: Path, vit: Any) -> None:
+    many = tmp_path / "many"
+    vit.save_pretrained(tmp_path / "one")
+    vit.save_pretrained(many, max_shard_size="20KB")
     shards = sorted(many.glob("*.safetensors"))
     assert len(shards) > 2
     one, several = (read_huggingface(folder)[1] for folder in (tmp_path / "one", many))
@@ -134,29 +106,22 @@ def test_weights_in_several_files(tmp_path: Path) -> None:
     assert all(torch.equal(one[name], several[name]) for name in one)
     index = many / "model.safetensors.index.json"
     listed = json.loads(index.read_text())["weight_map"]
-    first = shards[0].name
     for weight_map, problem in (
         (dict.fromkeys(listed, "../one/model.safetensors"), "not a file of the folder"),
-        ({name: file for name, file in listed.items() if file != first}, "missing"),
-        (listed, first),
+        ({name: file for name, file in listed.items() if file != shards[0].name}, "missing"),
+        (dict.fromkeys(listed, "absent.safetensors"), "absent.safetensors"),
     ):
-        if weight_map is listed:
-            shards[0].unlink()
         index.write_text(json.dumps({"weight_map": weight_map}))
         with pytest.raises(ValueError, match=problem):
             read_huggingface(many)
 
 
-def test_class_names(tmp_path: Path) -> None:
-    theirs("vit").save_pretrained(tmp_path)
+def test_class_names(tmp_path: Path, vit: Any) -> None:
+    vit.save_pretrained(tmp_path)
     assert card_huggingface(tmp_path) == {}
     names = ["tench", "crane", "cat", "crane", "Grüße", "f", "g"]
-    write_json(tmp_path / "config.json", id2label={str(i): names[i] for i in (3, 1, 2, 0, 4, 6, 5)})
+    write_json(tmp_path / CARD, id2label={str(i): names[i] for i in (3, 1, 2, 0, 4, 6, 5)})
     assert card_huggingface(tmp_path) == {"classes": names}
-    read_huggingface(tmp_path)
-
-
-CARD, IMAGES = "config.json", "preprocessor_config.json"
 
 
 @pytest.mark.parametrize(
@@ -164,21 +129,17 @@ CARD, IMAGES = "config.json", "preprocessor_config.json"
     [
         ("vit", CARD, {"model_type": "swin"}, "type 'swin'; supported: vit, deit"),
         ("vit", CARD, {"hidden_act": "relu"}, "hidden_act='relu'; supported: 'gelu', 'gelu_new'"),
-        ("vit", CARD, {"num_attention_heads": 5}, "heads=5 does not divide"),
         ("vit", CARD, {"image_size": 32}, r"position_embeddings has shape \(1, 10, 32\) instead of"),
         ("vit", CARD, {"image_size": "24"}, "image_size"),
-        ("vit", CARD, {"id2label": {"0": "a", "1": "b"}}, "2 classes and the model has 7"),
+        ("vit", CARD, {"id2label": {"0": "a", "1": "b"}}, "2 names, and the model has 7"),
         ("vit", CARD, {"id2label": {"a": 0}}, "id2label"),
         ("vit", IMAGES, {"size": 24}, "lacks image_mean"),
-        ("vit", IMAGES, {"rescale_factor": 1.0}, "rescale_factor"),
         ("vit", IMAGES, {"do_rescale": False}, "rescale_factor"),
         ("vit", IMAGES, {"image_mean": [0.5], "image_std": [0.5]}, "three numbers"),
         ("vit body, pooler", CARD, {"pooler_act": "relu"}, "pooler_act='relu'; supported: 'tanh'"),
         ("dinov2", CARD, {"use_swiglu_ffn": True}, "use_swiglu_ffn=True"),
         ("dinov2", CARD, {"image_size": [16, 32]}, "square"),
         ("bit", CARD, {"global_padding": "SAME"}, "global_padding='SAME'; supported: None"),
-        ("bit", CARD, {"embedding_dynamic_padding": True}, "embedding_dynamic_padding=True"),
-        ("bit", CARD, {"num_groups": 16}, "num_groups=16"),
         ("bit", CARD, {"output_stride": 4}, "output_stride=4"),
         ("bit", CARD, {"layer_type": "bottleneck"}, "global_padding=None; supported: 'SAME'"),
     ],
@@ -187,47 +148,34 @@ CARD, IMAGES = "config.json", "preprocessor_config.json"
 def test_unsupported_settings_are_refused(
     tmp_path: Path, case: str, file: str, changes: dict[str, Any], problem: str
 ) -> None:
-    theirs(case).save_pretrained(tmp_path)
-    read_huggingface(tmp_path)
+    create_huggingface(case).save_pretrained(tmp_path)
     write_json(tmp_path / file, **changes)
     with pytest.raises(ValueError, match=problem):
         read_huggingface(tmp_path)
 
 
-def test_arrays_that_do_not_fit_are_listed(tmp_path: Path) -> None:
-    theirs("vit").save_pretrained(tmp_path)
+def test_arrays_that_do_not_fit_are_listed(tmp_path: Path, vit: Any) -> None:
+    vit.bfloat16().save_pretrained(tmp_path)
+    vit.float()
     weights = tmp_path / "model.safetensors"
     arrays = safetensors.torch.load_file(weights)
     safetensors.torch.save_file({**arrays, "vit.embeddings.mask_token": torch.zeros(1, 1, 32)}, weights)
-    read_huggingface(tmp_path)
+    assert {tensor.dtype for tensor in read_huggingface(tmp_path)[1].values()} == {torch.bfloat16}
     del arrays["vit.encoder.layer.1.output.dense.bias"]
     unknown = {"vit.pooler.dense.weight": torch.zeros(32, 32), "decoder.0.bias": torch.zeros(3)}
-    safetensors.torch.save_file({**arrays, **unknown}, weights)
-    with pytest.raises(ValueError, match=r"1 missing: encoder.layer.1.output.dense.bias; 2 unknown: .*decoder.0.bias"):
-        read_huggingface(tmp_path)
-    safetensors.torch.save_file({"vit.embeddings.cls_token": torch.zeros(1, 1, 32)}, weights)
-    with pytest.raises(ValueError, match=r"projection\.weight is missing"):
-        read_huggingface(tmp_path)
-
-
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    theirs("vit").save_pretrained(tmp_path)
-    weights = tmp_path / "model.safetensors"
 
     def check(problem: str) -> None:
         with pytest.raises(ValueError, match=problem):
             read_huggingface(tmp_path)
 
+    safetensors.torch.save_file({**arrays, **unknown}, weights)
+    check(r"1 missing: encoder.layer.1.output.dense.bias; 2 unknown: .*decoder.0.bias")
+    safetensors.torch.save_file({"vit.embeddings.cls_token": torch.zeros(1, 1, 32)}, weights)
+    check(r"projection\.weight is missing")
     weights.write_bytes(b"\x08" + b"\0" * 20)
     check(r"model\.safetensors cannot be read")
     weights.unlink()
-    check(r"holds no model\.safetensors\. Get")
-    (tmp_path / "pytorch_model.bin").write_bytes(b"PK")
-    check(r"pytorch_model\.bin is a pickle, .* never loaded")
-    (tmp_path / CARD).write_text("[]")
-    check("not hold a JSON object")
-    (tmp_path / CARD).write_text("{")
-    check("cannot be read")
+    check(r"holds no model\.safetensors.*never loaded")
 
 
 @pytest.mark.parametrize("name", ["Dinov2Model", "Dinov2WithRegistersModel"])
@@ -246,8 +194,6 @@ def test_dinov2_is_evaluated_at_its_own_size(tmp_path: Path, name: str) -> None:
     inputs = images(224)
     tokens = other(normalized(inputs, *IMAGENET)).last_hidden_state
     check_equal(checkpoint.model.forward_features(inputs), tokens)
-    larger = load_checkpoint(tmp_path, image_size=448)
-    assert (larger.model.config.image_size, larger.preprocessing.resize) == (448, 512)
     assert load_model(tmp_path).config.image_size == 518
     wrong: Any = "bicubic" if "Registers" in name else "bicubic_antialias"
     with pytest.raises(AssertionError):

@@ -17,9 +17,7 @@ from vitlab.weights.huggingface import card_huggingface
 PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
     # model_type, their class, and its settings
     "vit": ("vit", "ViTImageProcessor", {}),
-    "vit bicubic": ("vit", "ViTImageProcessor", {"size": {"height": 384, "width": 384}, "resample": 3}),
     "vit oblong": ("vit", "ViTImageProcessor", {"size": {"height": 160, "width": 224}}),
-    "deit": ("deit", "DeiTImageProcessor", {}),
     "deit large": ("deit", "DeiTImageProcessor", {"size": {"height": 438, "width": 438}, "crop_size": 384}),
     "dinov2": ("dinov2", "BitImageProcessor", {"size": {"shortest_edge": 256}, "crop_size": 224}),
     "bit": ("bit", "BitImageProcessor", {"size": {"shortest_edge": 448}, "crop_size": 448, "resample": 2}),

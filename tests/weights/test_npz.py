@@ -1,5 +1,4 @@
 import re
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ import pytest
 import torch
 from states import Arrays
 
-from vitlab.weights.npz import read_npz, without_ones, write_npz
+from vitlab.weights.npz import read_npz, write_npz
 
 
 @pytest.fixture
@@ -19,12 +18,8 @@ def written(tmp_path: Path) -> tuple[Path, Arrays]:
     return tmp_path / "vit.npz", {name: tensor.numpy() for name, tensor in tensors.items()}
 
 
-def content(path: Path) -> dict[str, list]:
-    return {name: array.tolist() for name, array in read_npz(path).items()}
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_what_is_written_is_read(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_arrays_are_read_as_written(tmp_path: Path, dtype: torch.dtype) -> None:
     tensor = torch.randn(3, 4).to(dtype).T  # not contiguous
     write_npz(tmp_path / "a.npz", {"a/b": tensor})
     arrays = read_npz(tmp_path / "a.npz")
@@ -32,18 +27,18 @@ def test_what_is_written_is_read(tmp_path: Path, dtype: torch.dtype) -> None:
     assert torch.equal(arrays["a/b"], tensor)
     with np.load(tmp_path / "a.npz") as archive:
         assert archive["a/b"].dtype == ("V2" if dtype == torch.bfloat16 else str(dtype).removeprefix("torch."))
-    assert read_npz(tmp_path / "a.npz", outline=True)["a/b"].shape == (4, 3)
 
 
-@pytest.mark.parametrize("prefix", ["opt/target/", "opt/target/params/", "params/"])
+@pytest.mark.parametrize("prefix", ["", "opt/target/", "opt/target/params/", "params/"])
 def test_a_prefix_is_removed_and_an_optimizer_state_ignored(written: tuple[Path, Arrays], prefix: str) -> None:
     path, arrays = written
-    beside: Arrays = {"step": np.array(7), "opt/state/head/bias": np.zeros(5, np.int64)}
-    np.savez(path, **{prefix + name: array for name, array in arrays.items()}, **beside)
-    assert content(path) == {name: array.tolist() for name, array in arrays.items()}
+    state: Arrays = {"step": np.array(7), "opt/state/head/bias": np.zeros(5, np.int64)} if prefix else {}
+    np.savez_compressed(path, **{prefix + name: array for name, array in arrays.items()}, **state)
+    expected = {name: array.tolist() for name, array in arrays.items()}
+    assert {name: array.tolist() for name, array in read_npz(path).items()} == expected
 
 
-@pytest.mark.parametrize("dtype", [np.int32, ">f4", "V4", np.complex64])
+@pytest.mark.parametrize("dtype", [np.int32, ">f4", "V4"])
 def test_other_dtypes_are_refused(written: tuple[Path, Arrays], dtype: Any) -> None:
     path, arrays = written
     array = np.zeros(5, dtype)
@@ -65,31 +60,15 @@ def test_a_pickled_object_is_never_loaded(written: tuple[Path, Arrays]) -> None:
     assert not path.with_name("exploded").exists()
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 0.99])
-def test_a_truncated_file_is_refused(written: tuple[Path, Arrays], share: float) -> None:
-    path, data = written[0], written[0].read_bytes()
-    path.write_bytes(data[: int(share * len(data))])
-    with pytest.raises(ValueError, match=r"vit\.npz cannot be read .*corrupt"):
-        read_npz(path)
-
-
-def test_a_changed_byte_is_detected(written: tuple[Path, Arrays]) -> None:
+def test_a_corrupt_file_is_refused(written: tuple[Path, Arrays]) -> None:
     path, arrays = written
-    data = bytearray(path.read_bytes())
-    data[data.find(arrays["head/kernel"].tobytes()) + 5] ^= 1
-    path.write_bytes(data)
+    data = path.read_bytes()
+    for part in (0.0, 0.5, 0.99):
+        path.write_bytes(data[: int(part * len(data))])
+        with pytest.raises(ValueError, match=r"vit\.npz cannot be read .*corrupt"):
+            read_npz(path)
+    changed = bytearray(data)
+    changed[data.find(arrays["head/kernel"].tobytes()) + 5] ^= 1
+    path.write_bytes(changed)
     with pytest.raises(ValueError, match="CRC"):
         read_npz(path)
-
-
-def test_compressed_archives_are_read(written: tuple[Path, Arrays]) -> None:
-    path, arrays = written
-    np.savez_compressed(path, **arrays)
-    assert zipfile.ZipFile(path).infolist()[0].compress_type == zipfile.ZIP_DEFLATED
-    assert content(path) == {name: array.tolist() for name, array in arrays.items()}
-
-
-def test_only_leading_ones_of_a_group_norm_are_removed() -> None:
-    assert without_ones((1, 1, 1, 64)) == (64,)
-    for shape in ((64,), (1, 1, 64), (1, 1, 3, 64), (1, 197, 64), ()):
-        assert without_ones(shape) == shape

@@ -106,7 +106,7 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
 def images_below(folder: Path, ignored: collections.Counter[str]) -> list[str]:
     """All images in `folder` and below it, sorted by path; other files are counted by kind in `ignored`.
 
-    Links are followed; hidden folders are not. Raises UserError for a folder that cannot be listed.
+    Links are followed, hidden folders are skipped. Raises UserError.
     """
 
     def fail(error: OSError) -> None:

@@ -42,6 +42,7 @@ class DatasetInfo:
     reader: "MODULE:FUNCTION" of `vitlab.data` that takes (name, root, download) and returns `Splits`; "" for the kinds
     of the user's data sets. num_classes: None if it varies. image_size: (H, W) in pixels, None for any size. splits:
     numbers of images. held_out: the splits that the source lacks, with the share of its train that stands in for them.
+    eval_resize: (shorter side, center) in pixels if the set is evaluated at another proportion than the model's.
     """
 
     source: str
@@ -51,6 +52,7 @@ class DatasetInfo:
     image_size: tuple[int, int] | None = None
     splits: Mapping[str, int] = dataclasses.field(default_factory=dict)
     held_out: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    eval_resize: tuple[int, int] | None = None
 
 
 def _info(name: str, row: dict[str, Any], published: dict[str, Any]) -> DatasetInfo:
@@ -64,9 +66,7 @@ def _info(name: str, row: dict[str, Any], published: dict[str, Any]) -> DatasetI
             "num_classes": published[name]["classes"],
             "splits": {_ours(split): count for split, count in published[name]["sizes"].items()},
         }
-    if "image_size" in row:
-        row["image_size"] = tuple(row["image_size"])
-    return DatasetInfo(**row)
+    return DatasetInfo(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
 
 
 def _ours(split: str) -> str:
@@ -161,6 +161,26 @@ def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
             require_folder(_resolve(path, root), content)
     elif not (kind in ("hub", "vtab") and path) and (name not in DATASETS or not DATASETS[name].reader):
         raise UserError(_unknown(name, root))
+
+
+def has_imagenet_classes(name: str) -> bool:
+    """Whether the data set `name` is ImageNet or one of its test sets."""
+    return name in DATASETS and DATASETS[name].reader.startswith("imagenet:")
+
+
+def predicts_imagenet(classes: Sequence[str] | None, dataset: str | None) -> bool:
+    """Whether the 1,000 outputs of a checkpoint are ImageNet's classes, in their order.
+
+    classes: its names of the outputs; dataset: what it was trained on; both None if unknown, as for checkpoints of
+    Google and others, which are assumed to be.
+    """
+    if dataset is None or has_imagenet_classes(dataset):
+        return True
+    return (
+        classes is not None
+        and list(classes) == sorted(classes)
+        and all(re.fullmatch(r"n\d{8}", name) for name in classes)
+    )
 
 
 def _expanded(root: str | os.PathLike[str] | None) -> Path | None:

@@ -13,10 +13,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vitlab.data import imagenet
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.loader import Batch
-from vitlab.data.registry import check_source, load_dataset
+from vitlab.data.registry import DATASETS, check_source, has_imagenet_classes, load_dataset, predicts_imagenet
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
 from vitlab.evaluate.batches import evaluation_batches, nothing_readable
@@ -233,8 +232,8 @@ def evaluate_checkpoint(
     name = dataset or card.get("dataset")
     if name is None:
         raise UserError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")
-    if resize is None and name in imagenet.TEST_RESIZE:
-        side, center = imagenet.TEST_RESIZE[name]
+    if resize is None and (info := DATASETS.get(name)) and info.eval_resize:
+        side, center = info.eval_resize
         resize = round(max(image_hw) * side / center)
     preprocessing = loaded.preprocessing if resize is None else loaded.preprocessing.with_resize(resize)
     log(f"images: {preprocessing.describe()}")
@@ -254,12 +253,12 @@ def match_classes(images: Dataset, card: dict[str, Any], outputs: int, name: str
     Classes are matched by name; the test sets of ImageNet fit any checkpoint with ImageNet's 1,000 classes.
     """
     names = card.get("classes")
-    if names == list(images.classes) or (not names and not imagenet.has_imagenet_classes(name)):
+    if names == list(images.classes) or (not names and not has_imagenet_classes(name)):
         return images
-    if names and not imagenet.has_imagenet_classes(name) and set(images.classes) <= set(names):
+    if names and not has_imagenet_classes(name) and set(images.classes) <= set(names):
         return _renumber_classes(images, tuple(names), checkpoint)
-    if imagenet.has_imagenet_classes(name) and imagenet.predicts_imagenet(names, card.get("dataset")):
-        if outputs != imagenet.CLASSES:
+    if has_imagenet_classes(name) and predicts_imagenet(names, card.get("dataset")):
+        if outputs != DATASETS[name].num_classes:
             imagenet_21k = ", as in ImageNet-21k" if outputs > 10_000 else ""
             raise UserError(
                 f"{checkpoint} predicts {outputs:,} classes{imagenet_21k}, and {name} needs the 1,000 of ImageNet: "

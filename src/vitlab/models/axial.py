@@ -1,4 +1,4 @@
-"""App. D.6: attention along rows, then along columns, instead of among all places."""
+"""App. D.6: attention along rows, then along columns, instead of among all positions."""
 
 import torch
 import torch.fx
@@ -13,9 +13,9 @@ from vitlab.models.resnet_config import AXIAL_HEADS
 
 
 class AxialBlock(nn.Module):
-    """Stands for one encoder block: a block (attention and MLP) along the rows, then one along the columns.
+    """Replaces one encoder block: a block (attention and MLP) along the rows, then one along the columns.
 
-    The paper does not say what becomes of a class token. Here every row gets its own copy of the prefix tokens, which
+    The paper does not describe the class token. Here every row gets a copy of the prefix tokens, which
     attend and are attended to like its patches; after the rows the copies are averaged, and the same with columns. On
     a grid of one row the first half is then exactly a block of full attention.
     """
@@ -29,7 +29,7 @@ class AxialBlock(nn.Module):
     def forward(
         self, tokens: Float[Tensor, "B T D"], relative: Float[Tensor, "R Dh"] | None = None
     ) -> Float[Tensor, "B T D"]:
-        assert relative is None, "refused by ViTConfig"
+        assert relative is None, "ViTConfig refuses it"
         prefix, patches = tokens[:, : self.prefix], tokens[:, self.prefix :].unflatten(1, self.grid)
         prefix, patches = _along(self.rows, prefix, patches)
         prefix, columns = _along(self.columns, prefix, patches.transpose(1, 2))
@@ -39,7 +39,7 @@ class AxialBlock(nn.Module):
 def _along(
     block: nn.Module, prefix: Float[Tensor, "B p D"], lines: Float[Tensor, "B n s D"]
 ) -> tuple[Float[Tensor, "B p D"], Float[Tensor, "B n s D"]]:
-    """Each of n lines of s places as a sequence of its own, a copy of the prefix in front."""
+    """Applies the block to n lines of s positions, every one a sequence with a copy of the prefix in front."""
     batch, count = lines.shape[:2]
     size = prefix.shape[1]
     copies = prefix[:, None].expand(-1, count, -1, -1)
@@ -48,9 +48,9 @@ def _along(
 
 
 class AxialMixing(nn.Module):
-    """Stands for a 3x3 convolution of a ResNet: attention along rows, then columns, with relative encodings.
+    """Replaces a 3x3 convolution of a ResNet: attention along rows, then columns, with relative encodings.
 
-    A stride of 2 is the mean over 2x2 places afterwards, of which those at an odd border have fewer.
+    A stride of 2 is the mean over 2x2 positions afterwards, of which those at an odd border have fewer.
     """
 
     def __init__(self, channels: int, grid: tuple[int, int], stride: int) -> None:

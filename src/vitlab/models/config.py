@@ -1,11 +1,13 @@
-"""What a model is made of: frozen dataclasses, which check what they are given.
+"""Configurations of models: frozen dataclasses, which check their values.
 
-Nothing here needs torch, so that the command line can list and check models in an instant.
+Nothing here imports torch, so that the command line can list and check models in an instant.
 """
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le, Lt
 
 from vitlab.errors import UserError
 from vitlab.models.resnet_config import ResNetBody
@@ -15,12 +17,15 @@ ImageSize = int | tuple[int, int]
 Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
 """How a grid of position embeddings is resampled: bilinear with the corner patches' centers aligned (Google's), or
 bicubic with the image's borders aligned (Hugging Face, for most of its models), or that with antialiasing (timm)."""
+Positive = Annotated[int, Ge(1)]
+NonNegative = Annotated[int, Ge(0)]
+Rate = Annotated[float, Ge(0), Lt(1)]
+Std = Annotated[float, Ge(0)]
+# What is above these is a slip or an attack; they are checked before anything is built.
 MAX_PARAMETERS = 2**40
-"""More would fill 4 TiB; the largest ViT that was ever described has 2**34.4. What is above is a slip or an attack."""
-MAX_DEPTH = 10_000
-"""Most blocks; each is a Python object, however small it is."""
+"""They fill 4 TiB; the largest ViT that was ever described has 2**34.4."""
 MAX_FIXED = 2**25
-"""Most numbers of a fixed position table, 32,768 places of width 1,024: it takes 24 bytes for each to compute them."""
+"""Most numbers of a fixed position table, 32,768 positions of width 1,024: computing one takes 24 bytes."""
 MAX_PIXELS = 2**27
 """Most pixels of a model's input: 1.5 GiB in float32."""
 
@@ -32,44 +37,44 @@ class ViTConfig:
     kind: Literal["vit"] = "vit"
     image_size: ImageSize = 224
     """Side of the input in pixels, or (height, width); the patch side must divide both."""
-    patch_size: int = 16
-    """P, the side of a patch in pixels; in a hybrid, in places of the stem's feature map."""
-    width: int = 768
+    patch_size: Positive = 16
+    """P, the side of a patch in pixels; in a hybrid, in positions of the stem's feature map."""
+    width: Positive = 768
     """D, the length of a token; the number of heads must divide it."""
-    depth: int = 12
+    depth: Annotated[int, Ge(1), Le(1_000)] = 12
     """L, the number of encoder blocks."""
-    heads: int = 12
+    heads: Positive = 12
     """k, the number of attention heads."""
-    mlp_dim: int = 3072
+    mlp_dim: Positive = 3072
     """Width of the hidden layer of each MLP (four times D in the paper)."""
-    num_classes: int = 1000
+    num_classes: NonNegative = 1000
     """K, the number of outputs; 0 leaves the head out."""
     pool: Literal["token", "gap", "map", "token+gap"] = "token"
-    """What represents the image: the class token (Eq. 4), the mean over patches (App. D.3), a learned query's
+    """Representation of the image: the class token (Eq. 4), the mean over patches (App. D.3), a learned query's
     attention over all tokens (big_vision), or class token and mean one after the other (DINOv2's classifiers)."""
-    representation_size: int | None = None
+    representation_size: Positive | None = None
     """Width of the hidden layer (Dense + tanh) before the head, used in pre-training (Sec. 3.1)."""
     position: Literal["none", "1d", "2d", "relative", "sincos2d"] = "1d"
     """Kind of position embedding (App. D.4); `sincos2d` is big_vision's fixed one."""
     position_at: Literal["stem", "every", "shared"] = "stem"
-    """Where it enters (Table 8): before the encoder, or in every block, each with its own or all with one.
+    """Where it enters (Table 8): before the encoder, or in every block, with one embedding per block or one for all.
     `relative` acts inside attention and takes `every` or `shared`."""
-    position_std: float = 0.02
+    position_std: Std = 0.02
     """Standard deviation of a new position embedding. Google's is 0.02, big_vision's 1 / sqrt(D); a larger one lets a
-    short training on small images tell places apart from the start."""
+    short training on small images distinguish positions from the start."""
     position_interpolation: Interpolation | None = None
     """How position embeddings are resampled for another image size; None is `corners`, Google's."""
-    dropout: float = 0.0
+    dropout: Rate = 0.0
     """Rate after the position embedding and every dense layer except the qkv projections (App. B.1)."""
-    stochastic_depth: float = 0.0
+    stochastic_depth: Rate = 0.0
     """Share of images for which the last block is left out in training; rises linearly from 0 at the first."""
     gelu: Literal["tanh", "erf"] = "tanh"
     """Form of GELU: Google's weights were trained with the tanh approximation."""
-    layer_norm_eps: float = 1e-6
+    layer_norm_eps: Annotated[float, Gt(0)] = 1e-6
     """Added to the variance inside every LayerNorm."""
     head_bias: float = 0.0
     """Initial bias of the head; Google starts sigmoid losses at -10 (ImageNet-21k and JFT) or -6.9 (ImageNet)."""
-    head_std: float = 0.0
+    head_std: Std = 0.0
     """Standard deviation of a new head's weights. Google starts at 0, which costs a short training from scratch its
     first hundreds of steps: until the head has grown, nothing below it learns."""
     encoder: Literal["full", "axial"] = "full"
@@ -78,28 +83,15 @@ class ViTConfig:
     """A hybrid cuts its patches from this ResNet's feature map (Sec. 3.1); None takes them from the image."""
     layer_scale: float | None = None
     """Start of a learned factor on every branch (DINOv2, DeiT III); None leaves it out."""
-    registers: int = 0
-    """Further tokens without position or purpose, after the class token (DINOv2 with registers)."""
+    registers: NonNegative = 0
+    """Register tokens, without position, after the class token (DINOv2 with registers)."""
     class_position: bool = True
     """Whether the class token has a row in the position embedding; big_vision's and DeiT III's has none."""
     distilled: bool = False
-    """A second token with a head of its own, for learning from a teacher (DeiT); the answer is the heads' mean."""
+    """A second token with a second head, for learning from a teacher (DeiT); the output is the heads' mean."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("patch_size", "width", "depth", "heads", "mlp_dim"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be at least 1.")
-        for name in ("num_classes", "registers"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be 0 (none) or more.")
-        if self.representation_size is not None and self.representation_size < 1:
-            raise UserError(
-                f"representation_size is {self.representation_size}; give a width of at least 1, or None to leave "
-                f"the pre-logits layer out."
-            )
-        if self.depth > MAX_DEPTH:
-            raise UserError(f"depth is {self.depth}; at most {MAX_DEPTH:,} blocks can be built.")
         check_size(self)
         if self.width % self.heads:
             low = [k for k in range(1, math.isqrt(self.width) + 1) if self.width % k == 0]
@@ -107,38 +99,27 @@ class ViTConfig:
             raise UserError(
                 f"heads={self.heads} does not divide width={self.width}; the nearest that do: {sorted(near)}."
             )
-        for name in ("position_std", "head_std"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{name} is {getattr(self, name)}; it must be 0 or more, and finite.")
-        for name in ("dropout", "stochastic_depth"):
-            if not 0.0 <= getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}; it must lie in [0, 1).")
-        if not self.layer_norm_eps > 0 or not math.isfinite(self.layer_scale or 0.0):
-            raise UserError(
-                f"layer_norm_eps={self.layer_norm_eps} must be positive, layer_scale={self.layer_scale} finite or None."
-            )
         check_divisible(self.image_hw, self.patch_size, self.stem)
-        self._check_positions()
-        if self.encoder == "axial" and self.stochastic_depth:
-            raise UserError("stochastic_depth goes with encoder='full': an axial block sees lines, not images.")
-        if self.distilled and (self.pool != "token" or self.representation_size):
-            raise UserError("distilled=True needs pool='token' and no representation_size, as in DeiT.")
-
-    def _check_positions(self) -> None:
-        if self.position == "relative":
-            if self.position_at == "stem":
-                raise UserError("position='relative' acts inside attention: give position_at='every' or 'shared'.")
-            if self.encoder == "axial":
-                raise UserError("position='relative' goes with encoder='full'; along an axis it is not defined here.")
+        relative, multiple = self.position == "relative", {"2d": 2, "sincos2d": 4}.get(self.position, 1)
+        if relative and (self.position_at == "stem" or self.encoder == "axial"):
+            raise UserError(
+                "position='relative' acts inside attention among all tokens: give position_at='every' or 'shared', and "
+                "encoder='full'."
+            )
         if self.position in ("none", "sincos2d") and self.position_at == "every":
             raise UserError(
                 f"position='{self.position}' has nothing to learn in every block by itself; give position_at='stem' "
                 f"or 'shared'."
             )
-        if self.position == "2d" and self.width % 2:
-            raise UserError(f"position='2d' gives half of the width to each axis; width={self.width} is odd.")
-        if self.position == "sincos2d" and (self.width % 4 or self.width < 8):
-            raise UserError(f"position='sincos2d' needs a width that 4 divides, 8 at least; it is {self.width}.")
+        if self.width % multiple or (self.position == "sincos2d" and self.width < 8):
+            raise UserError(
+                f"position='{self.position}' needs a width that {multiple} divides"
+                f"{', 8 at least' if multiple == 4 else ''}; width={self.width}."
+            )
+        if self.encoder == "axial" and self.stochastic_depth:
+            raise UserError("stochastic_depth goes with encoder='full': an axial block sees lines, not images.")
+        if self.distilled and (self.pool != "token" or self.representation_size):
+            raise UserError("distilled=True needs pool='token' and no representation_size, as in DeiT.")
 
     @property
     def image_hw(self) -> tuple[int, int]:
@@ -182,7 +163,7 @@ class ViTConfig:
 
     @property
     def num_features(self) -> int:
-        """Length of what the head sees."""
+        """Length of the head's input."""
         return self.representation_size or self.width * (2 if self.pool == "token+gap" else 1)
 
     @property
@@ -223,7 +204,7 @@ class ViTConfig:
             encoder = self.depth * (t * dense + 2 * t * t * d)
             if self.position == "relative":
                 encoder += self.depth * n * (2 * n - 1) * d
-        else:  # along an axis of s places there are n / s sequences, each with a copy of the prefix
+        else:  # along an axis of s positions there are n / s sequences, all with a copy of the prefix
             encoder = self.depth * sum(n // s * ((s + p) * dense + 2 * (s + p) ** 2 * d) for s in self.grid)
         pooling = d * d * (3 * (1 + t) + 1) + 2 * t * d + 2 * d * self.mlp_dim if self.pool == "map" else 0
         rep = self.representation_size or 0
@@ -248,17 +229,13 @@ class ResNetConfig:
     image_size: ImageSize = 224
     """Side of the input in pixels, or (height, width). Convolutions take any size; axial mixing was built for one."""
     body: ResNetBody = field(default_factory=ResNetBody)
-    num_classes: int = 1000
+    num_classes: NonNegative = 1000
     """K, the number of outputs; 0 leaves the head out."""
     head_bias: float = 0.0
     """Initial bias of the head."""
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.num_classes < 0:
-            raise UserError(f"num_classes is {self.num_classes}; it must be 0 (no head) or more.")
-        if min(self.image_hw) < 1:
-            raise UserError(f"image_size is {self.image_size}; each side must be at least 1 pixel.")
         check_size(self)
 
     @property
@@ -268,12 +245,12 @@ class ResNetConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Places of the last feature map, down and across."""
+        """Positions of the last feature map, down and across."""
         return self.body.grid(self.image_hw)
 
     @property
     def num_features(self) -> int:
-        """Length of what the head sees."""
+        """Length of the head's input."""
         return self.body.channels
 
     @property
@@ -325,15 +302,12 @@ def nearest_image_size(image_size: int, patch_size: int, stem: ResNetBody | None
 
 def check_size(config: ModelConfig) -> None:
     """Raises UserError for a model, or an input, too large to be meant; nothing is built to find out."""
-    if math.prod(config.image_hw) > MAX_PIXELS:
+    if min(config.image_hw) < 1 or math.prod(config.image_hw) > MAX_PIXELS:
         raise UserError(
-            f"image_size is {config.image_size}; a model's input has at most {MAX_PIXELS:,} pixels. Give a smaller one."
+            f"image_size is {config.image_size}; allowed: sides of 1 and more, {MAX_PIXELS:,} pixels at most."
         )
-    if (
-        isinstance(config, ViTConfig)
-        and config.position == "sincos2d"
-        and config.num_patches * config.width > MAX_FIXED
-    ):
+    fixed = isinstance(config, ViTConfig) and config.position == "sincos2d"
+    if fixed and config.num_patches * config.width > MAX_FIXED:
         raise UserError(
             f"image_size={config.image_size} in patches of {config.patch_size} pixels makes a table of sines of "
             f"{config.num_patches:,} x {config.width} numbers; at most {MAX_FIXED:,} are computed. Give a smaller size."

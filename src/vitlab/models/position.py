@@ -1,4 +1,4 @@
-"""App. D.4: where a token stands. Position embeddings, and their interpolation to another grid (Sec. 3.2)."""
+"""App. D.4: position embeddings, and their interpolation to another grid (Sec. 3.2)."""
 
 from typing import Any
 
@@ -14,39 +14,41 @@ from vitlab.models.config import Interpolation, ViTConfig
 class PositionEmbedding(nn.Module):
     """The position embeddings of a model, J of them: one, or one for every block (`position_at`, Table 8).
 
-    | kind | parameters | adds to a token |
+    | kind | parameters | added to a token |
     |---|---|---|
     | `none` | | nothing |
-    | `1d` | `table` [J, T, D] | the row of its place in reading order (E_pos of Eq. 1) |
+    | `1d` | `table` [J, T, D] | the row of its position in reading order (E_pos of Eq. 1) |
     | `2d` | `columns` [J, w, D/2], `rows` [J, h, D/2], `prefix` | column's and row's halves, one after the other |
     | `sincos2d` | | `sincos_table`, fixed |
     | `relative` | `table` [J, 2N-1, D/k] | nothing: `relative_logits` reads it inside attention |
 
-    Only tokens with a place are counted here: registers, and with `class_position` off the class token, have none.
+    Only tokens with a position are counted here: registers, and with `class_position` off the class token, have none.
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         kind, d, (h, w) = config.position, config.width, config.grid
         self.kind = kind
-        self.placeless = config.num_prefix_tokens - config.num_position_prefix
-        self.before = config.num_position_prefix
+        before = config.num_position_prefix
+        self.before = 0 if kind == "sincos2d" else before
+        """Prefix tokens with a row, the first ones; then come those without, and the patches."""
+        self.missing = config.num_prefix_tokens - self.before
         copies = config.depth if config.position_at == "every" else 1
         self.table: nn.Parameter | Tensor | None = None
         if kind == "1d":
-            self.table = nn.Parameter(torch.empty(copies, self.before + h * w, d))
+            self.table = nn.Parameter(torch.empty(copies, before + h * w, d))
         elif kind == "relative":
             self.table = nn.Parameter(torch.empty(copies, 2 * h * w - 1, d // config.heads))
         elif kind == "2d":
             self.columns = nn.Parameter(torch.empty(copies, w, d // 2))
             self.rows = nn.Parameter(torch.empty(copies, h, d // 2))
-            self.prefix = nn.Parameter(torch.empty(copies, self.before, d)) if self.before else None
+            self.prefix = nn.Parameter(torch.empty(copies, before, d)) if before else None
         elif kind == "sincos2d":
             del self.table
             self.register_buffer("table", sincos_table((h, w), d), persistent=False)
 
     def absolute(self, layer: int = 0) -> Float[Tensor, "T D"] | None:
-        """What is added to the tokens in front of block `layer`, one row each; None for nothing."""
+        """The rows that are added to the tokens in front of block `layer`; None for kinds without."""
         if self.kind in ("none", "relative"):
             return None
         if self.kind == "2d":
@@ -54,18 +56,15 @@ class PositionEmbedding(nn.Module):
             columns, rows = self.columns[layer], self.rows[layer]
             h, w = rows.shape[0], columns.shape[0]
             grid = torch.cat([columns[None].expand(h, -1, -1), rows[:, None].expand(-1, w, -1)], dim=-1)
-            found = grid.flatten(0, 1)
-            found = found if self.prefix is None else torch.cat([self.prefix[layer], found])
+            table = grid.flatten(0, 1)
+            table = table if self.prefix is None else torch.cat([self.prefix[layer], table])
         else:
             assert self.table is not None
-            found = self.table[layer % self.table.shape[0]]
-        if self.kind == "sincos2d":
-            return F.pad(found, (0, 0, self.placeless + self.before, 0))
-        if not self.placeless:
-            return found
-        # Registers come after the tokens that have a place; zero is added to them.
-        middle = found.new_zeros(self.placeless, found.shape[1])
-        return torch.cat([found[: self.before], middle, found[self.before :]])
+            table = self.table[layer % self.table.shape[0]]
+        if not self.missing:
+            return table
+        zeros = table.new_zeros(self.missing, table.shape[1])
+        return torch.cat([table[: self.before], zeros, table[self.before :]])
 
     def relative(self, layer: int) -> Float[Tensor, "R Dh"] | None:
         """The embedding of every offset for block `layer`; None for other kinds."""
@@ -75,13 +74,13 @@ class PositionEmbedding(nn.Module):
         return self.table[layer % self.table.shape[0]]
 
     def forward(self, tokens: Float[Tensor, "B T D"], layer: int = 0) -> Float[Tensor, "B T D"]:
-        found = self.absolute(layer)
-        return tokens if found is None else tokens + found.to(tokens.dtype)
+        rows = self.absolute(layer)
+        return tokens if rows is None else tokens + rows.to(tokens.dtype)
 
 
 def sincos_table(grid: tuple[int, int], width: int) -> Float[Tensor, "1 N D"]:
     """big_vision's fixed positions: sin and cos of the column, then of the row, at D/4 wavelengths."""
-    numbers: Any = {"dtype": torch.float64, "device": "cpu"}  # also where a model is built without numbers
+    numbers: Any = {"dtype": torch.float64, "device": "cpu"}  # also where a model is built on the meta device
     rows, columns = torch.meshgrid(*(torch.arange(side, **numbers) for side in grid), indexing="ij")
     omega = 10_000.0 ** -torch.linspace(0, 1, width // 4, **numbers)
     x, y = columns.reshape(-1, 1) * omega, rows.reshape(-1, 1) * omega
@@ -93,21 +92,18 @@ def resize_positions(
 ) -> dict[str, Tensor]:
     """The entries of `state` that are position embeddings of `config`'s grid, for another grid; resampled by `method`,
     or by the configuration's own."""
-    method = method or config.position_interpolation or "corners"
-    match config.position:
-        case "1d":
-            table = state["position.table"]
-            return {
-                "position.table": interpolate_positions(table, config.grid, grid, config.num_position_prefix, method)
-            }
-        case "2d":
-            sizes = {"position.rows": (config.grid[0], grid[0]), "position.columns": (config.grid[1], grid[1])}
-            return {
-                name: interpolate_positions(state[name], (old, 1), (new, 1), 0, method)
-                for name, (old, new) in sizes.items()
-            }
-        case "relative":
-            return {"position.table": interpolate_offsets(state["position.table"], config.grid, grid)}
+    method, (h, w), (h2, w2) = method or config.position_interpolation or "corners", config.grid, grid
+    if config.position == "1d":
+        table = state["position.table"]
+        return {"position.table": interpolate_positions(table, (h, w), grid, config.num_position_prefix, method)}
+    if config.position == "2d":
+        rows, columns = state["position.rows"], state["position.columns"]
+        return {
+            "position.rows": interpolate_positions(rows, (h, 1), (h2, 1), 0, method),
+            "position.columns": interpolate_positions(columns, (w, 1), (w2, 1), 0, method),
+        }
+    if config.position == "relative":
+        return {"position.table": interpolate_offsets(state["position.table"], (h, w), grid)}
     return {}
 
 
@@ -121,7 +117,7 @@ def interpolate_positions(
     """The rows of `table` resampled from one grid of patches to another (Sec. 3.2).
 
     `corners` is what scipy's `zoom(order=1)` computes in Google's code; the first `prefix` rows (the class token's)
-    are kept as they are.
+    stay as they are.
 
     Deviation: for some pairs of sizes (28 -> 48, say) rounding inside scipy makes Google's last row and column
     zero. That is an accident, not a method, and is not repeated here.
@@ -135,19 +131,18 @@ def interpolate_positions(
         return table
     grid = table[:, prefix:].unflatten(1, old_grid).permute(0, 3, 1, 2)
     if method == "corners":
-        grid = F.interpolate(grid.double(), size=tuple(new_grid), mode="bilinear", align_corners=True)
+        grid = F.interpolate(grid.double(), size=new_grid, mode="bilinear", align_corners=True)
     else:
-        antialias = method == "bicubic_antialias"
-        grid = F.interpolate(grid.double(), size=tuple(new_grid), mode="bicubic", antialias=antialias)
+        grid = F.interpolate(grid.double(), size=new_grid, mode="bicubic", antialias=method == "bicubic_antialias")
     return torch.cat([table[:, :prefix], grid.flatten(2).transpose(1, 2).to(table.dtype)], dim=1)
 
 
 def interpolate_offsets(
     table: Float[Tensor, "J R Dh"], old_grid: tuple[int, int], new_grid: tuple[int, int]
 ) -> Float[Tensor, "J R2 Dh"]:
-    """Embeddings of offsets in reading order for another grid, which the paper does not tell how to do.
+    """Embeddings of offsets in reading order for another grid, which the paper does not describe.
 
-    An offset of the new grid is so many rows and (at most half a row of) columns; scaled as the distance between
+    An offset of the new grid is a number of rows and (at most half a row of) columns; scaled as the distance between
     the corner patches scales, it falls between four offsets of the old grid, and is their bilinear mean.
     """
     (h, w), (h2, w2) = old_grid, new_grid
@@ -162,9 +157,9 @@ def interpolate_offsets(
     across = offsets - down * w2
     y = down.double() * ((h - 1) / max(h2 - 1, 1))
     x = across.double() * ((w - 1) / max(w2 - 1, 1))
-    found = torch.zeros(table.shape[0], len(offsets), table.shape[2], dtype=torch.float64)
-    for row, share_y in ((y.floor(), 1 - y % 1), (y.floor() + 1, y % 1)):
-        for column, share_x in ((x.floor(), 1 - x % 1), (x.floor() + 1, x % 1)):
+    resized = torch.zeros(table.shape[0], len(offsets), table.shape[2], dtype=torch.float64)
+    for row, weight_y in ((y.floor(), 1 - y % 1), (y.floor() + 1, y % 1)):
+        for column, weight_x in ((x.floor(), 1 - x % 1), (x.floor() + 1, x % 1)):
             index = (row * w + column).long().clamp(-(h * w - 1), h * w - 1) + h * w - 1
-            found += (share_y * share_x)[None, :, None] * table[:, index].double()
-    return found.to(table.dtype)
+            resized += (weight_y * weight_x)[None, :, None] * table[:, index].double()
+    return resized.to(table.dtype)

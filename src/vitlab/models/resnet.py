@@ -18,6 +18,7 @@ from vitlab.models.init import init_weights, linear
 from vitlab.models.resnet_config import ResNetBody, Unit, border
 
 GROUPS = 32
+torch.fx.wrap("check_images")  # one node of a symbolic trace, which knows neither shape nor type
 
 
 class StdConv(nn.Module):
@@ -36,7 +37,7 @@ class StdConv(nn.Module):
         return convolve(maps, self.standardized(), self.stride, self.body.version)
 
 
-# What asks for shapes, types or devices is one node of a symbolic trace (torch.fx), which knows none of them.
+# A function that reads shapes, types or devices is one node of a symbolic trace (torch.fx), which knows none of them.
 
 
 @torch.fx.wrap
@@ -68,7 +69,7 @@ def convolve(
 
 @torch.fx.wrap
 def max_pool(maps: Float[Tensor, "B C h w"], version: str, around: float) -> Float[Tensor, "B C h2 w2"]:
-    """The largest of 3x3 places, every other place; `around` surrounds the map."""
+    """The largest of 3x3 positions, with stride 2; `around` surrounds the map."""
     maps = F.pad(maps, _border(maps, 3, 2, version), value=around)
     if maps.device.type == "cpu":  # where pooling is one number at a time on planes, and many at once on these
         maps = maps.contiguous(memory_format=torch.channels_last)
@@ -76,7 +77,7 @@ def max_pool(maps: Float[Tensor, "B C h w"], version: str, around: float) -> Flo
 
 
 def _border(maps: Float[Tensor, "B C h w"], size: int, stride: int, version: str) -> tuple[int, int, int, int]:
-    """What F.pad adds, which begins with the last axis."""
+    """The padding for F.pad, which begins with the last axis."""
     height, width = maps.shape[-2:]
     return *border(width, size, stride, version), *border(height, size, stride, version)
 
@@ -109,7 +110,7 @@ class Bottleneck(nn.Module):
             if self.shortcut is not None and self.shortcut_norm is not None:
                 maps = self.shortcut_norm(self.shortcut(maps))
             return F.relu(maps + out)
-        out = F.relu(self.norm1(maps))  # ... before each; what is projected is already activated
+        out = F.relu(self.norm1(maps))  # ... before each; the input of the projection is already activated
         if self.shortcut is not None:
             maps = self.shortcut(out)
         out = F.relu(self.norm2(self.conv1(out)))
@@ -160,7 +161,7 @@ class ResNet(nn.Module):
         init_weights(self, config, generator)
 
     def forward_features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N D"]:
-        """The last feature map, one token for every place in reading order; images hold values in [-1, 1]."""
+        """The last feature map, one token for every position in reading order; images hold values in [-1, 1]."""
         maps = self.body(check_images(images))
         if self.norm is not None:
             maps = F.relu(self.norm(maps))
@@ -169,7 +170,7 @@ class ResNet(nn.Module):
     def forward_head(
         self, tokens: Float[Tensor, "B N D"], pre_logits: bool = False
     ) -> Float[Tensor, "B K"] | Float[Tensor, "B D"]:
-        """Logits from the tokens of `forward_features`; with `pre_logits`, what the head would have seen."""
+        """Logits from the tokens of `forward_features`; with `pre_logits`, the head's input."""
         pooled = tokens.mean(dim=1)
         return pooled if pre_logits or self.head is None else self.head(pooled)
 

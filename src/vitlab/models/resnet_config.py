@@ -1,17 +1,19 @@
-"""The convolutional stages of a ResNet (Sec. 4.1, Sec. 3.1): what they are made of, and what they count and cost.
+"""The convolutional stages of a ResNet (Sec. 4.1, Sec. 3.1): configuration, parameters and operations.
 
-Nothing here needs torch.
+Nothing here imports torch.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt
 
 from vitlab.errors import UserError
 from vitlab.settings import check_fields
 
-MAX_STAGES, MAX_UNITS = 16, 10_000
-"""Each stage doubles the channels; each unit is a Python object."""
+AXIAL_HEADS = 8
+"""Heads of the attentions that replace a 3x3 convolution in AxialResNet."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,13 @@ class ResNetBody:
     """`v1` activates after each convolution and pads as TensorFlow's SAME (the hybrids, big_vision's ResNet); `v2`
     before, and pads alike on both sides (BiT)."""
     mixing: Literal["conv", "axial"] = "conv"
-    """What mixes places in a unit: a 3x3 convolution, or attention along rows and then columns (App. D.6)."""
+    """What mixes positions in a unit: a 3x3 convolution, or attention along rows and then columns (App. D.6)."""
     pool_padding: Literal["zero", "-inf"] = "zero"
-    """What surrounds the root's max-pooling in `v2`: zero, as published BiT weights expect, or nothing at all."""
-    weight_eps: float = 1e-5
+    """The border of the root's max-pooling in `v2`: zero, as published BiT weights expect, or nothing at all."""
+    weight_eps: Annotated[float, Ge(0)] = 1e-5
     """Keeps the standardization of weights from dividing by zero: added to their deviation, or to their variance."""
     weight_eps_on: Literal["std", "variance"] = "std"
-    group_norm_eps: float = 1e-6
+    group_norm_eps: Annotated[float, Gt(0)] = 1e-6
     """Added to the variance inside every GroupNorm."""
 
     def __post_init__(self) -> None:
@@ -42,23 +44,16 @@ class ResNetBody:
                 f"a ResNet's width of {self.width} channels cannot be normalized in 32 groups; give a multiple of 32 "
                 f"(64 is R50x1's)."
             )
-        if any(units < 1 for units in self.layers):
-            raise UserError(f"layers are {self.layers}; each stage needs at least 1 unit.")
-        if len(self.layers) > MAX_STAGES or sum(self.layers) > MAX_UNITS:
+        if any(units < 1 for units in self.layers) or len(self.layers) > 16 or sum(self.layers) > 1000:
             raise UserError(
-                f"there are {len(self.layers)} stages of {sum(self.layers)} units together; at most {MAX_STAGES} and "
-                f"{MAX_UNITS:,} can be built."
-            )
-        if not self.weight_eps >= 0 or not self.group_norm_eps > 0:
-            raise UserError(
-                f"weight_eps={self.weight_eps} must not be negative, and group_norm_eps={self.group_norm_eps} positive."
+                f"layers are {str(self.layers)[:50]}; allowed: 16 stages, of 1 unit or more, 1,000 units in all."
             )
         if self.mixing == "axial" and self.version == "v1":
             raise UserError("mixing='axial' is defined for version='v2' alone, the paper's AxialResNet50.")
 
     @property
     def stride(self) -> int:
-        """Pixels from one place of the feature map to the next."""
+        """Pixels from one position of the feature map to the next."""
         return 4 * 2 ** max(len(self.layers) - 1, 0)
 
     @property
@@ -67,18 +62,18 @@ class ResNetBody:
         return 4 * self.width * 2 ** (len(self.layers) - 1) if self.layers else self.width
 
     def grid(self, image_hw: tuple[int, int]) -> tuple[int, int]:
-        """Places down and across: every halving rounds up."""
+        """Positions down and across: every halving rounds up."""
         return _halved(image_hw, self.stride)
 
     def units(self) -> list["Unit"]:
         """Every unit, in order."""
-        found, channels, reached = [], self.width, 4
+        units, channels, reached = [], self.width, 4
         for stage, count in enumerate(self.layers):
-            for first in (True,) + (False,) * (count - 1):
-                stride = 2 if stage and first else 1
-                found.append(Unit(stage, channels, self.width * 2**stage, stride, reached))
-                channels, reached = found[-1].channels_out, reached * stride
-        return found
+            for number in range(count):
+                stride = 2 if stage and number == 0 else 1
+                units.append(Unit(stage, channels, self.width * 2**stage, stride, reached))
+                channels, reached = units[-1].channels_out, reached * stride
+        return units
 
     def num_parameters(self, image_hw: tuple[int, int]) -> int:
         """Trained numbers; only with axial mixing do they depend on the size of the image."""
@@ -126,24 +121,20 @@ class Unit:
     inner: int
     stride: int
     reached: int
-    """Pixels of the image to one place of its input."""
+    """Pixels of the image to one position of its input."""
 
     @property
     def channels_out(self) -> int:
         return 4 * self.inner
 
     def grid(self, image_hw: tuple[int, int]) -> tuple[int, int]:
-        """Places down and across of its input, for an image of this size."""
+        """Positions down and across of its input, for an image of this size."""
         return _halved(image_hw, self.reached)
 
     @property
     def projects(self) -> bool:
         """Whether its shortcut is a convolution, for the input has another shape than the output."""
         return self.stride != 1 or self.channels_in != self.channels_out
-
-
-AXIAL_HEADS = 8
-"""Heads of the attentions that stand for a 3x3 convolution in AxialResNet."""
 
 
 def border(side: int, size: int, stride: int, version: str) -> tuple[int, int]:
@@ -155,14 +146,14 @@ def border(side: int, size: int, stride: int, version: str) -> tuple[int, int]:
 
 
 def _on_zeros(grid: tuple[int, int], size: int, stride: int, version: str) -> int:
-    """How often a filter of `size` x `size`, at all its places over one map, meets a zero of the border."""
-    places, inside = 1, 1
+    """How often a filter of `size` x `size`, at all its positions over one map, meets a zero of the border."""
+    positions, inside = 1, 1
     for side in grid:
         before, after = border(side, size, stride, version)
         starts = range(-before, side + after - size + 1, stride)
-        places *= len(starts)
+        positions *= len(starts)
         inside *= sum(min(start + size, side) - max(start, 0) for start in starts)
-    return places * size**2 - inside
+    return positions * size**2 - inside
 
 
 def _halved(image_hw: tuple[int, int], stride: int) -> tuple[int, int]:

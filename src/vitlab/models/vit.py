@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Iterator
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from vitlab.models.images import check_images
 from vitlab.models.init import init_weights, linear
 from vitlab.models.position import PositionEmbedding
 from vitlab.models.resnet import Body, ResNet
+
+torch.fx.wrap("check_images")  # one node of a symbolic trace, which knows neither shape nor type
 
 
 class PatchEmbedding(nn.Module):
@@ -65,12 +68,12 @@ class ViT(nn.Module):
         init_weights(self, config, generator)
 
     def forward_features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T D"]:
-        """Tokens after the last LayerNorm, images in [-1, 1]. In front stand, where the model has them, the class
+        """Tokens after the last LayerNorm, images in [-1, 1]. In front are, where the model has them, the class
         token, the distillation token and the registers."""
         return self.encode(self.embed(images))
 
     def embed(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N D"]:
-        """The patch embeddings x_p E of Eq. 1, in reading order: what tokens are before they know where they stand."""
+        """The patch embeddings x_p E of Eq. 1, in reading order, before position embeddings are added."""
         config = self.config
         images = check_images(images, config.image_hw, config.patch_size, config.stem)
         return self.embedding(images if self.stem is None else self.stem(images))
@@ -90,7 +93,7 @@ class ViT(nn.Module):
     def forward_head(
         self, tokens: Float[Tensor, "B T D"], pre_logits: bool = False
     ) -> Float[Tensor, "B K"] | Float[Tensor, "B Dr"]:
-        """Logits from the tokens of `forward_features`; with `pre_logits`, what the head would have seen.
+        """Logits from the tokens of `forward_features`; with `pre_logits`, the head's input.
 
         With a distillation token that is the mean of both tokens, and the logits are the mean of both heads'.
         """

@@ -11,9 +11,6 @@ from torch import Tensor
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.position import interpolate_offsets, resize_positions
-from vitlab.weights.layout import check_choice
-
-PreLogits = Literal["keep", "drop"]
 
 
 def adapt(
@@ -23,7 +20,7 @@ def adapt(
     image_size: ImageSize | None = None,
     num_classes: int | None = None,
     reset_head: bool = False,
-    pre_logits: PreLogits = "keep",
+    pre_logits: Literal["keep", "drop"] = "keep",
     head_bias: float = 0.0,
     interpolation: Interpolation | None = None,
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -32,9 +29,8 @@ def adapt(
     An `interpolation` becomes the configuration's; the class token's position row is unchanged. Raises UserError for a
     size that the patch does not divide, and for a head without the hidden layer that it was trained on.
     """
-    check_choice("pre_logits", pre_logits, PreLogits)
-    if interpolation is not None:
-        check_choice("interpolation", interpolation, Interpolation)
+    if pre_logits not in ("keep", "drop"):
+        raise UserError(f"pre_logits is {pre_logits!r}; allowed: 'keep', 'drop'.")
     state = dict(state)
     new = dataclasses.replace(
         config,
@@ -74,10 +70,10 @@ def _resize(config: ModelConfig, new: ModelConfig, state: dict[str, Tensor]) -> 
 def _reset_head(config: ModelConfig, state: dict[str, Tensor]) -> None:
     """Puts the model's heads into `state`, with zero weights."""
     like = state["norm.bias"] if "norm.bias" in state else next(iter(state.values()))
+    distilled = isinstance(config, ViTConfig) and config.distilled
     for head in ("head", "head_distilled"):
         state.pop(f"{head}.weight", None)
         state.pop(f"{head}.bias", None)
-        distilled = isinstance(config, ViTConfig) and config.distilled
         if config.num_classes and (head == "head" or distilled):
             state[f"{head}.weight"] = like.new_zeros(config.num_classes, config.num_features)
             state[f"{head}.bias"] = like.new_full((config.num_classes,), config.head_bias)

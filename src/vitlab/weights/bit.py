@@ -15,11 +15,9 @@ import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from torch import Tensor
 
-from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, ResNetConfig
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.weights.layout import Layout, Slot, count_units, require_shape
@@ -50,10 +48,8 @@ class _Names:
 
     def norm_layout(self, theirs: str, ours: str, channels: int) -> Layout:
         shape = (channels,) if self.flat else (1, 1, 1, channels)
-        return {
-            f"{theirs}/{self.scale}": Slot(shape, f"{ours}.weight"),
-            f"{theirs}/{self.bias}": Slot(shape, f"{ours}.bias"),
-        }
+        names = {"weight": f"{theirs}/{self.scale}", "bias": f"{theirs}/{self.bias}"}
+        return {name: Slot(shape, f"{ours}.{leaf}") for leaf, name in names.items()}
 
 
 _V1 = _Names()
@@ -122,31 +118,22 @@ def resnet_layout(config: ResNetConfig, spelling: Spelling) -> Layout:
     return layout
 
 
-def holds_resnet(arrays: Mapping[str, Tensor]) -> bool:
-    return any(PART.match(name) for name in arrays) and not any(name.startswith("Transformer/") for name in arrays)
-
-
-def infer_body(path: Path, arrays: Mapping[str, Tensor], version: str, spelling: Spelling) -> ResNetBody:
-    """The body of these arrays. Raises UserError for an invalid one."""
+def infer_body(arrays: Mapping[str, Tensor], version: str, spelling: Spelling) -> ResNetBody:
+    """The body of these arrays."""
     body = google_body(version, spelling)
-    width = require_shape(str(path), arrays, _names(body, spelling).root, 4)[-1]
+    width = require_shape("the file", arrays, _names(body, spelling).root, 4)[-1]
     units = {(match[1], match[2]) for name in arrays if (match := UNIT.match(name))}
-    try:
-        return dataclasses.replace(body, layers=count_units(units), width=width)
-    except ValueError as error:
-        raise UserError(f"{path} holds an invalid model: {error}") from error
+    return dataclasses.replace(body, layers=count_units(units), width=width)
 
 
-def infer_resnet(
-    path: Path, arrays: Mapping[str, Tensor], image_size: ImageSize | None
-) -> tuple[ResNetConfig, Spelling]:
+def infer_resnet(arrays: Mapping[str, Tensor], image_size: ImageSize | None) -> tuple[ResNetConfig, Spelling]:
     """The ResNet of these arrays, and their spelling. The image size is not in them: 224 unless given."""
     if any(name.startswith("resnet/") for name in arrays):
         version, spelling, head = "v2", "stored", _PUBLISHED.head
     else:
         v2 = any(name.startswith("root_block/") for name in arrays)
         version, spelling, head = "v2" if v2 else "v1", "linen", _V1.head
-    body = infer_body(path, arrays, version, spelling)
+    body = infer_body(arrays, version, spelling)
     kernel = arrays.get(f"{head}/kernel")
     classes = kernel.shape[-1] if kernel is not None and kernel.ndim else 0
     size = ResNetConfig.image_size if image_size is None else image_size

@@ -55,8 +55,6 @@ def _find_file(path: Path) -> tuple[Format, Path]:
     if path.name == "model.safetensors" and (path.parent / "config.json").is_file():
         return _find_in_folder(path.parent)
     if path.suffix == ".safetensors" or is_safetensors:
-        if "embedding.weight" in _array_names(path):
-            raise UserError(f"{path} holds weights of vitlab without their config.json; give {READABLE}.")
         return "timm", path
     raise UserError(f"{path} is not a checkpoint, or is corrupt; give {READABLE}.")
 
@@ -78,28 +76,13 @@ def _find_in_folder(folder: Path) -> tuple[Format, Path]:
         )
     if "config.json" not in names:
         raise UserError(f"{folder} holds no checkpoint; give {READABLE}.")
-    return _config_format(folder / "config.json"), folder
-
-
-def _config_format(config: Path) -> Format:
-    """The library of a `config.json`; ours where it is unknown, because our reader reports what is wrong with it."""
     try:
-        keys = set(read_json(config))
+        keys = set(read_json(folder / "config.json"))
     except (OSError, UserError, TypeError):
-        keys = set()
+        keys = set()  # the reader of our format reports what is wrong with it
     if keys & {"architecture", "pretrained_cfg"}:
-        return "timm"
-    return "huggingface" if keys & {"model_type", "architectures", "transformers_version"} else "vitlab"
-
-
-def _array_names(path: Path) -> list[str]:
-    import safetensors
-
-    try:
-        with safetensors.safe_open(path, framework="np") as file:
-            return list(file.keys())
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{path} cannot be read as safetensors ({error}); give {READABLE}.") from error
+        return "timm", folder
+    return "huggingface" if keys & {"model_type", "architectures", "transformers_version"} else "vitlab", folder
 
 
 def _is_zipped_pickle(path: Path) -> bool:

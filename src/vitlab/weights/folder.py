@@ -19,46 +19,51 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.io import JSON_BYTES, check_regular, open_regular, read_json, replacing_folder
-from vitlab.models import ModelConfig, ViTConfig
+from vitlab.models import ModelConfig
 from vitlab.models.vit import Model
+from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict, to_dict
-from vitlab.weights.layout import check_shapes, cpu_state, parameter_shapes, preview
+from vitlab.weights.layout import check_arrays, cpu_state, preview, renamed_layout
 
 FORMAT, VERSION = "vitlab model", 1
 WEIGHTS, CARD = "model.safetensors", "config.json"
+TYPES = {"model": dict, "extra": dict, "sha256": str}
 RETRY = "take another copy of the folder"
 
 
-def write_folder(model: Model, folder: Path, extra: Mapping[str, Any]) -> None:
+def write_vitlab(model: Model, folder: Path, extra: Mapping[str, Any]) -> None:
     """Writes our format, atomically: replaces a saved model, and raises UserError for a folder of anything else."""
     card = {"format": FORMAT, "version": VERSION, "model": to_dict(model.config), "extra": dict(extra)}
     check_classes(extra, model.config)
     write_files(folder, cpu_state(model), {CARD: card}, add_checksum=True)
 
 
-def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
+def read_vitlab(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Configuration and parameters of our format. Raises UserError where they do not fit or a byte has changed."""
-    card, weights = read_card(folder), folder / WEIGHTS
-    try:
-        config = from_dict(ModelConfig, card["model"])
-    except ValueError as error:
-        raise UserError(f"{folder / CARD} describes an invalid model: {error}") from error
-    check_classes(card["extra"], config, str(folder / CARD))
+    (config, card), weights = _read_card(folder), folder / WEIGHTS
     what = f"{folder / CARD} describes a model of {config.num_parameters:,} parameters"
-    _check_size(weights, config, what)
+    try:
+        check_regular(weights)
+        size = weights.stat().st_size
+    except OSError as error:
+        raise UserError(f"{weights} cannot be read ({error}); {RETRY}.") from error
+    if not config.num_parameters <= size <= 8 * config.num_parameters + JSON_BYTES:  # a byte each, or float64 and names
+        raise UserError(f"{what}, and {weights} is corrupt or of another model: it has {size:,} bytes; {RETRY}.")
     if _sha256(weights) != card["sha256"]:
         raise UserError(f"{weights} is corrupt: its SHA-256 is not the one in {CARD}; {RETRY}.")
     state = read_safetensors(weights)
-    body = config.stem if isinstance(config, ViTConfig) else config.body
-    blocks = (config.depth if isinstance(config, ViTConfig) else 0) + (sum(body.layers) if body else 0)
-    if len(state) < blocks:  # before a module is built for each of them
-        raise UserError(f"{what} in {blocks:,} blocks, but the arrays do not fit (there are {len(state)}); {RETRY}.")
-    check_shapes(what, parameter_shapes(config), {name: tuple(tensor.shape) for name, tensor in state.items()})
+    check_arrays(what, renamed_layout(config, lambda name: {name: 1}), state)
     return config, state
 
 
-def read_card(folder: Path) -> dict[str, Any]:
-    """The content of our `config.json`, validated but for the model's configuration."""
+def card_vitlab(folder: Path) -> dict[str, Any]:
+    """The `extra` that a model was saved with; its `preprocessing` is complete."""
+    config, card = _read_card(folder)
+    prepared = Preprocessing.read(card["extra"], str(folder), config.image_size)
+    return card["extra"] | {"preprocessing": prepared.to_card()}
+
+
+def _read_card(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
     path = folder / CARD
     card = read_settings(path)
     if card.get("format") != FORMAT:
@@ -68,13 +73,15 @@ def read_card(folder: Path) -> dict[str, Any]:
         )
     if card.get("version") != VERSION:
         raise UserError(f"{path} has version {card.get('version')!r}; this vitlab reads version {VERSION}: update it.")
-    types = {"model": dict, "extra": dict, "sha256": str}
-    wrong = [name for name, kind in types.items() if not isinstance(card.get(name), kind)]
-    if wrong:
-        raise UserError(f"{path} lacks {', '.join(wrong)}; {RETRY}.")
-    if not isinstance(card["extra"].get("classes"), list | None):
-        raise UserError(f"{path}: extra.classes must be a list with one name for each output, or left out.")
-    return card
+    invalid = [name for name, kind in TYPES.items() if not isinstance(card.get(name), kind)]
+    if invalid:
+        raise UserError(f"{path} lacks {', '.join(invalid)}; {RETRY}.")
+    try:
+        config = from_dict(ModelConfig, card["model"])
+    except ValueError as error:
+        raise UserError(f"{path} describes an invalid model: {error}") from error
+    check_classes(card["extra"], config, str(path))
+    return config, card
 
 
 # ------------------------------------------------------------------------------------------------ for all formats
@@ -123,13 +130,14 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
-def check_classes(extra: Mapping[str, Any], config: ModelConfig, where: str = "extra['classes']") -> None:
+def check_classes(extra: Mapping[str, Any], config: ModelConfig, where: str = "extra") -> None:
     """Raises UserError unless `extra` names as many classes as the model has outputs, or none."""
     classes = extra.get("classes")
-    if classes is not None and len(classes) != config.num_classes:
+    if classes is not None and (not isinstance(classes, list | tuple) or len(classes) != config.num_classes):
+        count = f"{len(classes)} names" if isinstance(classes, list | tuple) else repr(classes)
         raise UserError(
-            f"{where} names {len(classes)} classes and the model has {config.num_classes} outputs; "
-            f"give one name for each output, or leave the names out."
+            f"{where}: classes is {count}, and the model has {config.num_classes} outputs; give a list with one name "
+            f"for each output, or leave it out."
         )
 
 
@@ -144,14 +152,3 @@ def to_json(content: Any) -> str:
 def _sha256(path: Path) -> str:
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]
-
-
-def _check_size(weights: Path, config: ModelConfig, what: str) -> None:
-    """Raises UserError where the file is too small or too large for the model, before anything is allocated."""
-    try:
-        check_regular(weights)
-        size = weights.stat().st_size
-    except OSError as error:
-        raise UserError(f"{weights} cannot be read ({error}); {RETRY}.") from error
-    if not config.num_parameters <= size <= 8 * config.num_parameters + JSON_BYTES:  # a byte each, or float64 and names
-        raise UserError(f"{what}, and {weights} is corrupt or of another model: it has {size:,} bytes; {RETRY}.")

@@ -23,18 +23,19 @@ from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, ModelConfig, ResNetConfig, ViTConfig, check_divisible
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.models.vit import Model
-from vitlab.weights.bit import PART, body_layout, google_body, holds_resnet, infer_body, infer_resnet, resnet_layout
+from vitlab.preprocessing import Preprocessing
+from vitlab.weights.bit import PART, body_layout, google_body, infer_body, infer_resnet, resnet_layout
 from vitlab.weights.layout import (
     Layout,
     Slot,
-    check_shapes,
+    check_arrays,
     check_supported,
     cpu_state,
     one_of,
     read_state,
     require_shape,
 )
-from vitlab.weights.npz import Spelling, dense, read_npz, to_google, to_ours, without_ones, write_npz
+from vitlab.weights.npz import Spelling, dense, read_npz, to_google, to_ours, write_npz
 
 _LINEN = ("LayerNorm_0", "MultiHeadDotProductAttention_0", "LayerNorm_1", "MlpBlock_0")
 BLOCK_PARTS: dict[Spelling, tuple[str, str, str, str]] = {
@@ -46,11 +47,6 @@ TABLE = "Transformer/posembed_input/pos_embedding"
 OTHER_TABLES = ("Transformer/pos_embedding", "pos_embedding")  # big_vision, earlier and today
 STACKED = "Transformer/encoderblock/"
 """big_vision stores all blocks as one, along a leading axis, when it scans over them."""
-MAP = "MAPHead_0"
-MAP_PARTS = ("probe", "MultiHeadDotProductAttention_0", "LayerNorm_0", "MlpBlock_0")
-"""Parts of the attention pooling; in early files they are outside of `MAPHead_0`."""
-OTHER_KINDS = {"MixerBlock_": "an MLP-Mixer", "img/": "a model of images and text", "txt/": "a model of text"}
-"""Start of a name -> the unsupported kind of model in the file."""
 ASSUMED: dict[str, tuple[Any, ...]] = {
     "pool": ("token", "gap", "map"),
     "position": ("1d", "sincos2d"),
@@ -63,9 +59,6 @@ ASSUMED: dict[str, tuple[Any, ...]] = {
     "distilled": (False,),
 }
 """What Google's code computes: all that an `.npz` can hold."""
-
-
-# -------------------------------------------------------------------------------------------------------- layout
 
 
 def google_layout(config: ModelConfig, spelling: Spelling = "stored") -> Layout:
@@ -90,11 +83,10 @@ def google_layout(config: ModelConfig, spelling: Spelling = "stored") -> Layout:
         layout |= _mlp(f"{theirs}/{mlp}", f"{ours}.mlp", config)
     layout |= _norm("Transformer/encoder_norm", "norm", d)
     if config.pool == "map":
-        probe, msa, norm, mlp = MAP_PARTS
-        layout[f"{MAP}/{probe}"] = Slot((1, 1, d), "map.probe")
-        layout |= _attention(f"{MAP}/{msa}", "map.attention", config)
-        layout |= _norm(f"{MAP}/{norm}", "map.norm", d)
-        layout |= _mlp(f"{MAP}/{mlp}", "map.mlp", config)
+        layout["MAPHead_0/probe"] = Slot((1, 1, d), "map.probe")
+        layout |= _attention("MAPHead_0/MultiHeadDotProductAttention_0", "map.attention", config)
+        layout |= _norm("MAPHead_0/LayerNorm_0", "map.norm", d)
+        layout |= _mlp("MAPHead_0/MlpBlock_0", "map.mlp", config)
     if config.representation_size:
         layout |= dense("pre_logits", "pre_logits", (d, config.representation_size))
     if config.num_classes:
@@ -137,79 +129,71 @@ def read_google(path: Path | str, *, image_size: ImageSize | None = None) -> tup
     Raises ValueError for a corrupt file or another kind of model, naming every array that does not fit.
     """
     path = Path(path)
-    _infer(path, _current_names(read_npz(path, outline=True)), image_size)  # before memory is allocated
     arrays = _current_names(read_npz(path))
-    config, layout = _infer(path, arrays, image_size)
+    is_resnet = any(map(PART.match, arrays)) and not any(name.startswith("Transformer/") for name in arrays)
+    infer = infer_resnet if is_resnet else _infer_vit
+    try:
+        config, spelling = infer(arrays, image_size)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from error
+    layout = google_layout(config, spelling)
+    kind = "ResNet" if is_resnet else "ViT"
+    check_arrays(
+        f"{path} looks like a {kind} of {config.num_parameters:,} parameters",
+        {name: dataclasses.replace(slot, shape=_without_ones(slot.shape)) for name, slot in layout.items()},
+        {name: array.reshape(_without_ones(tuple(array.shape))) for name, array in arrays.items()},
+    )
     return config, read_state(layout, arrays, to_ours)
+
+
+def card_google(path: Path) -> dict[str, Any]:
+    """`preprocessing`: that of Google's code, for an .npz has no card."""
+    return {"preprocessing": Preprocessing.google().to_card()}
 
 
 def _current_names(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     """The arrays of single blocks, by the names of today's code; one whose new name is taken keeps its name."""
-    single = {}
+    renamed: dict[str, Tensor] = {}
     for name, array in arrays.items():
         if name.startswith(STACKED) and array.numel():
             part = name.removeprefix(STACKED)
-            single |= {f"Transformer/encoderblock_{i}/{part}": block for i, block in enumerate(array)}
+            renamed |= {f"Transformer/encoderblock_{i}/{part}": block for i, block in enumerate(array)}
         else:
-            single[name] = array
-    renamed = {}
-    for name, array in single.items():
-        new = re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", name)
-        if "probe" in single and name.split("/")[0] in MAP_PARTS:
-            new = f"{MAP}/{name}"
-        renamed[name if new in single or new in renamed else new] = array
+            new = re.sub(r"/standardized_conv2d_\d+/", "/standardized_conv2d/", name)
+            renamed[name if new in renamed else new] = array
     return renamed
 
 
-def _infer(path: Path, arrays: dict[str, Tensor], image_size: ImageSize | None) -> tuple[ModelConfig, Layout]:
-    """The model of the arrays and its layout. Raises UserError unless they are all of one model."""
-    for start, kind in OTHER_KINDS.items():
-        if any(name.startswith(start) for name in arrays):
-            raise UserError(f"{path} holds {kind}; supported are Vision Transformers, hybrids and BiT ResNets.")
-    if holds_resnet(arrays):
-        config, spelling = infer_resnet(path, arrays, image_size)
-        what = f"a ResNet ({config.body.version}) of width {config.body.width} and layers {config.body.layers}"
-    else:
-        config, spelling = _infer_vit(path, arrays, image_size)
-        kind = "a hybrid" if config.stem else "a Vision Transformer"
-        what = f"{kind} of width {config.width} and depth {config.depth}"
-    layout = google_layout(config, spelling)
-    check_shapes(
-        f"{path} looks like {what}",
-        {name: without_ones(slot.shape) for name, slot in layout.items()},
-        {name: without_ones(tuple(array.shape)) for name, array in arrays.items()},
-    )
-    return config, layout
+def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """(1, 1, 1, C) as (C); any other shape as it is."""
+    return shape[3:] if len(shape) == 4 and shape[:3] == (1, 1, 1) else shape
 
 
-def _infer_vit(path: Path, arrays: dict[str, Tensor], image_size: ImageSize | None) -> tuple[ViTConfig, Spelling]:
+def _infer_vit(arrays: dict[str, Tensor], image_size: ImageSize | None) -> tuple[ViTConfig, Spelling]:
     """Every size from the shapes, and the spelling; the position table becomes `TABLE` in `arrays`."""
     first = "Transformer/encoderblock_0"
     spelling: Spelling = "stored" if f"{first}/{BLOCK_PARTS['stored'][1]}/query/kernel" in arrays else "linen"
     _, msa, _, mlp = BLOCK_PARTS[spelling]
-    patch, _, _, width = require_shape(str(path), arrays, "embedding/kernel", 4)
-    _, heads, _ = require_shape(str(path), arrays, f"{first}/{msa}/query/kernel", 3)
-    _, mlp_dim = require_shape(str(path), arrays, f"{first}/{mlp}/Dense_0/kernel", 2)
-    stem = infer_body(path, arrays, "v1", spelling) if any(PART.match(name) for name in arrays) else None
-    size, position, class_position = _infer_positions(path, arrays, spelling, stem, image_size)
-    has_map = any(name.startswith(f"{MAP}/") for name in arrays)
-    try:
-        config = ViTConfig(
-            image_size=size,
-            patch_size=patch,
-            width=width,
-            depth=len({name.split("/")[1] for name in arrays if name.startswith("Transformer/encoderblock_")}),
-            heads=heads,
-            mlp_dim=mlp_dim,
-            num_classes=_bias_length(arrays, "head") or 0,
-            pool="map" if has_map else "token" if "cls" in arrays else "gap",
-            representation_size=_bias_length(arrays, "pre_logits"),
-            position=position,
-            stem=stem,
-            class_position=class_position,
-        )
-    except ValueError as error:
-        raise UserError(f"{path} holds an invalid model: {error}") from error
+    patch, _, _, width = require_shape("the file", arrays, "embedding/kernel", 4)
+    _, heads, _ = require_shape("the file", arrays, f"{first}/{msa}/query/kernel", 3)
+    _, mlp_dim = require_shape("the file", arrays, f"{first}/{mlp}/Dense_0/kernel", 2)
+    stem = infer_body(arrays, "v1", spelling) if any(map(PART.match, arrays)) else None
+    size, position, class_position = _infer_positions(arrays, spelling, stem, image_size)
+    has_map = any(name.startswith("MAPHead_0/") for name in arrays)
+    config = ViTConfig(
+        image_size=size,
+        patch_size=patch,
+        width=width,
+        depth=len({name.split("/")[1] for name in arrays if name.startswith("Transformer/encoderblock_")}),
+        heads=heads,
+        mlp_dim=mlp_dim,
+        num_classes=_bias_length(arrays, "head") or 0,
+        pool="map" if has_map else "token" if "cls" in arrays else "gap",
+        representation_size=_bias_length(arrays, "pre_logits"),
+        position=position,
+        stem=stem,
+        class_position=class_position,
+    )
     return config, spelling
 
 
@@ -219,7 +203,7 @@ def _bias_length(arrays: dict[str, Tensor], layer: str) -> int | None:
 
 
 def _infer_positions(
-    path: Path, arrays: dict[str, Tensor], spelling: Spelling, stem: ResNetBody | None, image_size: ImageSize | None
+    arrays: dict[str, Tensor], spelling: Spelling, stem: ResNetBody | None, image_size: ImageSize | None
 ) -> tuple[ImageSize, Literal["1d", "sincos2d"], bool]:
     """Image size, kind of position embedding, and whether the class token, if any, has a row in it."""
     cls = int("cls" in arrays)
@@ -227,17 +211,16 @@ def _infer_positions(
     name = next((name for name in (TABLE, *OTHER_TABLES) if name in arrays), None)
     if name is None:
         if spelling == "stored" or width % 4 or width < 8:
-            raise UserError(f"{path} lacks its position table, {TABLE}; get the file again.")
+            raise UserError(f"the position table, {TABLE}, is missing; get the file again.")
         return ViTConfig.image_size if image_size is None else image_size, "sincos2d", not cls
-    table = arrays[TABLE] = arrays.pop(name)
-    if table.ndim != 3:
-        raise UserError(f"{path}: {name} has shape {tuple(table.shape)}, and a table is (1, tokens, {width}).")
-    size, class_row = _infer_size(path, table.shape[1], cls, patch, stem, image_size, name != TABLE)
+    rows = require_shape("the file", arrays, name, 3)[1]
+    arrays[TABLE] = arrays.pop(name)
+    size, class_row = _infer_size(rows, cls, patch, stem, image_size, name != TABLE)
     return size, "1d", class_row == cls
 
 
 def _infer_size(
-    path: Path, rows: int, cls: int, patch: int, stem: ResNetBody | None, size: ImageSize | None, may_lack_cls: bool
+    rows: int, cls: int, patch: int, stem: ResNetBody | None, size: ImageSize | None, may_lack_cls: bool
 ) -> tuple[ImageSize, int]:
     """Image size from the rows of a table, and the number of rows of the class token.
 
@@ -250,7 +233,7 @@ def _infer_size(
     fits = size is not None and rows == cls + _num_patches(size, patch, stem)
     if may_lack_cls and not fits and _is_square(rows):
         return math.isqrt(rows) * stride, 0
-    problem = f"{path} has a position table of {rows} rows, which form no square"
+    problem = f"the position table has {rows} rows, which form no square"
     if size is None:
         raise UserError(f"{problem}; give its image size: image_size=(height, width), or `--image-size` of convert.")
     class_row = rows - _num_patches(size, patch, stem)
@@ -276,16 +259,15 @@ def _num_patches(image_size: ImageSize, patch: int, stem: ResNetBody | None) -> 
 # -------------------------------------------------------------------------------------------------------- writing
 
 
-def write_google(model: Model, path: Path | str) -> None:
+def write_google(model: Model, path: Path | str, card: dict[str, Any] | None = None) -> None:
     """Writes a model as Google's code reads it, all or nothing: in the spelling of the published files, or in that of
-    big_vision for what only big_vision has. Raises ValueError for a model that the code would compute otherwise."""
+    big_vision for what only big_vision has. An .npz has no `card`. Raises ValueError for a model that the code would
+    compute otherwise."""
     config = model.config
     spelling = _native_spelling(config)
     _check_representable(config, spelling)
-    state, arrays = cpu_state(model), {}
-    for name, slot in google_layout(config, spelling).items():
-        arrays[name] = to_google(name, slot.select(state), slot.shape)
-    write_npz(Path(path), arrays)
+    state, layout = cpu_state(model), google_layout(config, spelling)
+    write_npz(Path(path), {name: to_google(name, slot.select(state), slot.shape) for name, slot in layout.items()})
 
 
 def _native_spelling(config: ModelConfig) -> Spelling:

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from vitlab.errors import UserError
 
-CONFIGS = ("config.json", "preprocessor_config.json", "*.safetensors.index.json")
-WEIGHTS = ("*.safetensors", "*.npz")
+PATTERNS = ("config.json", "preprocessor_config.json", "*.safetensors.index.json", "*.safetensors", "*.npz")
 """All that is ever downloaded: no pickles, no code."""
 
 
@@ -29,10 +28,10 @@ def download_checkpoint(spec: str) -> Path:
             f"(hub:google/vit-base-patch16-224, timm:vit_base_patch16_224.augreg_in21k)."
         )
     folder = _download(spec, match[1] or f"timm/{match[2]}", match[3])
-    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     if any(name.endswith(".safetensors") for name in names):
         return folder
-    archives = sorted(name for name in names if name.endswith(".npz"))
+    archives = [name for name in names if name.endswith(".npz")]
     if len(archives) > 1:
         raise UserError(f"{spec} holds several checkpoints: give one of {', '.join(archives)} in {folder}.")
     if not archives:
@@ -47,27 +46,15 @@ def _download(spec: str, repository: str, revision: str | None) -> Path:
     from huggingface_hub import errors, snapshot_download  # slow to import
 
     try:
-        patterns = [*CONFIGS, *WEIGHTS]
-        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"]))
+        return Path(
+            snapshot_download(repository, revision=revision, allow_patterns=[*PATTERNS], ignore_patterns=["*/*"])
+        )
     except (errors.HTTPError, errors.HFValidationError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
         cause = error.__cause__ or error
-        reason = next(iter(str(cause).splitlines()), "").rstrip(".") or type(cause).__name__
-        raise UserError(f"{spec} cannot be downloaded ({reason}). {_advice(error, repository, revision)}") from error
-
-
-def _advice(error: Exception, repository: str, revision: str | None) -> str:
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.GatedRepoError):
-        return f"Ask for access on the hub's page of {repository}, then log in (`hf auth login`, or HF_TOKEN)."
-    if isinstance(error, errors.RepositoryNotFoundError):
-        name = repository.removeprefix("timm/")
-        if name != repository and "." not in name:
-            return f"timm's weights have a tag, timm:{name}.TAG; `timm.list_pretrained('{name}.*')` lists them."
-        return f"{repository} does not exist or is private: check the name, or log in (`hf auth login`, HF_TOKEN)."
-    if isinstance(error, errors.RevisionNotFoundError):
-        return f"{repository} has no revision {revision!r}; its page on the hub lists them."
-    return (
-        f"Check the name and the network, or download config.json, preprocessor_config.json and the .safetensors of "
-        f"{repository} elsewhere and give the folder that holds them."
-    )
+        reason = f"{type(cause).__name__}: {next(iter(str(cause).splitlines()), '').rstrip('.')}"
+        raise UserError(
+            f"{spec} cannot be downloaded ({reason}). Check the name (timm's weights have a tag, timm:NAME.TAG), the "
+            f"revision and the network; a private or gated repository requires a login (`hf auth login`, or HF_TOKEN). "
+            f"Or download config.json, preprocessor_config.json and the .safetensors of {repository} elsewhere and "
+            f"give the folder that holds them."
+        ) from error

@@ -12,12 +12,12 @@
 | `dinov2`, `dinov2_with_registers` | a ViT with LayerScale and registers, which pools `token+gap` for its head |
 | `bit` | a ResNet |
 
-Rates of dropout and stochastic depth are not converted: they act in other places.
+Rates of dropout and stochastic depth are not converted: they act elsewhere.
 """
 
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,13 +36,12 @@ from vitlab.weights.huggingface_images import (
     read_size,
     to_size,
 )
-from vitlab.weights.huggingface_write import BIT_NORM_EPS, BIT_WEIGHT_EPS, GELU, model_settings, to_huggingface
+from vitlab.weights.huggingface_write import BIT, GELU, model_settings, to_huggingface
 from vitlab.weights.layout import (
     Layout,
     Slot,
     check_arrays,
     count_units,
-    preview,
     read_state,
     renamed_layout,
     require_shape,
@@ -91,16 +90,6 @@ NAMES: dict[str, dict[str, str]] = {
 PARAMETER = re.compile(
     r"(blocks\.(?P<block>\d+)\.|body\.stages\.(?P<stage>\d+)\.(?P<unit>\d+)\.)?(?P<part>.+?)(?P<leaf>\.weight|\.bias)?"
 )
-STORED = (
-    (r"^layers\.(\d+)\.mlp\.fc1", r"encoder.layer.\1.intermediate.dense"),
-    (r"^layers\.(\d+)\.mlp\.fc2", r"encoder.layer.\1.output.dense"),
-    (r"^layers\.", "encoder.layer."),
-    (r"attention\.q_proj", "attention.attention.query"),
-    (r"attention\.k_proj", "attention.attention.key"),
-    (r"attention\.v_proj", "attention.attention.value"),
-    (r"attention\.o_proj", "attention.output.dense"),
-)
-"""Names of their current classes -> names in their files. A state dict saved by hand has the former."""
 
 
 def huggingface_layout(kind: str, config: ModelConfig) -> Layout:
@@ -135,12 +124,6 @@ def _has_token_row(kind: str, config: ModelConfig) -> bool:
     return kind == "deit" and isinstance(config, ViTConfig) and config.registers > 0
 
 
-def stored_name(name: str) -> str:
-    for current, stored in STORED:
-        name = re.sub(current, stored, name)
-    return name
-
-
 # -------------------------------------------------------------------------------------------------------- reading
 
 
@@ -158,7 +141,7 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     kind = card.get("model_type")
     if not isinstance(kind, str) or kind not in NAMES:
         raise UserError(f"{folder} holds a Hugging Face model of type {kind!r}; supported: {', '.join(NAMES)}.")
-    arrays = {stored_name(name.removeprefix(f"{kind}.")): array for name, array in _read_arrays(folder).items()}
+    arrays = {name.removeprefix(f"{kind}."): array for name, array in _read_arrays(folder).items()}
     arrays.pop("embeddings.mask_token", None)  # of no use after pre-training
     try:
         images = read_images(folder)
@@ -191,14 +174,12 @@ def card_huggingface(folder: Path) -> dict[str, Any]:
 
 def _read_arrays(folder: Path) -> dict[str, Tensor]:
     """The arrays of one file, or of all that an index lists."""
-    files = [WEIGHTS]
+    files: list[Any] = [WEIGHTS]
     if not (folder / WEIGHTS).is_file():
         if not (folder / INDEX).is_file():
-            pickles = preview(sorted(path.name for path in folder.glob("*.bin")))
-            refused = f" {pickles} is a pickle, which can run any code and is never loaded." if pickles else ""
             raise UserError(
-                f"{folder} holds no {WEIGHTS}.{refused} Get the model's safetensors, or write them with Hugging Face's "
-                f"save_pretrained if you trust the file."
+                f"{folder} holds no {WEIGHTS}. Get the model's safetensors (a pickle such as pytorch_model.bin can run "
+                f"any code and is never loaded), or write them with Hugging Face's save_pretrained."
             )
         listed = read_settings(folder / INDEX).get("weight_map")
         files = list(listed.values()) if isinstance(listed, dict) and listed else [""]
@@ -231,7 +212,6 @@ def _infer_vit(kind: str, card: dict[str, Any], arrays: dict[str, Tensor]) -> Vi
     size = to_size(card.get("image_size", ViTConfig.image_size))
     if dinov2 and isinstance(size, tuple):
         raise UserError(f"{CARD} says image_size={size}, and DINOv2's positions are for square images.")
-    gelu: Literal["erf", "tanh"] = GELU[_setting(card, "hidden_act", "gelu", *GELU)]
     return ViTConfig(
         image_size=size,
         patch_size=patch_size,
@@ -243,7 +223,7 @@ def _infer_vit(kind: str, card: dict[str, Any], arrays: dict[str, Tensor]) -> Vi
         pool="token+gap" if dinov2 and head else "token",
         representation_size=_shape(arrays, "pooler.dense", 2)[0] if pooler else None,
         position_interpolation="bicubic_antialias" if kind == "dinov2_with_registers" else "bicubic",
-        gelu=gelu,
+        gelu=GELU[_setting(card, "hidden_act", "gelu", *GELU)],
         layer_norm_eps=card.get("layer_norm_eps", 1e-6 if dinov2 else 1e-12),
         layer_scale=card.get("layerscale_value", 1.0) if dinov2 else None,
         registers=require_shape(CARD, arrays, registers, 3)[1] if registers in arrays else 0,
@@ -258,14 +238,9 @@ def _infer_resnet(card: dict[str, Any], arrays: dict[str, Tensor], images: dict[
     for name, value in {"hidden_act": "relu", "num_groups": 32, "width_factor": 1}.items():
         _setting(card, name, value, value)
     parts = [name.split(".") for name in arrays if name.startswith("encoder.stages.")]
-    body = ResNetBody(
-        layers=count_units({(part[2], part[4]) for part in parts}),
-        width=_shape(arrays, "embedder.convolution", 4)[0],
-        version="v2" if v2 else "v1",
-        weight_eps=BIT_WEIGHT_EPS,
-        weight_eps_on="variance",
-        group_norm_eps=BIT_NORM_EPS,
-    )
+    layers = count_units({(part[2], part[4]) for part in parts})
+    width = _shape(arrays, "embedder.convolution", 4)[0]
+    body = ResNetBody(layers, width, version="v2" if v2 else "v1", **BIT)
     _check_sizes(card, {"depths": list(body.layers)})
     _setting(card, "output_stride", 32, *(2**i for i in range(16) if 2**i >= body.stride))
     num_classes = _shape(arrays, "classifier.1", 2)[0] if "classifier.1.weight" in arrays else 0

@@ -38,7 +38,7 @@ def read_images(folder: Path) -> dict[str, Any]:
 
 
 def read_preprocessing(images: dict[str, Any], kind: str, folder: Path) -> Preprocessing:
-    """What their image processor does with these settings.
+    """The settings of their image processor.
 
     Where it leaves images at different sizes, or pads them with black, they are squashed to size instead, with a
     warning. Raises UserError for invalid settings.
@@ -83,12 +83,13 @@ def read_normalization(images: dict[str, Any], kind: str) -> tuple[list[float], 
     if not images.get("do_normalize", True):
         return [0.0] * 3, [1.0] * 3
     mean, std = images.get("image_mean"), images.get("image_std")
-    for values in (mean, std):
-        if not isinstance(values, list) or not all(isinstance(value, float | int) for value in values):
-            raise UserError(f"{IMAGES} lacks image_mean and image_std; add those that the model was trained with.")
-    assert mean is not None
-    assert std is not None
+    if not isinstance(mean, list) or not isinstance(std, list) or not all(map(_is_number, [*mean, *std])):
+        raise UserError(f"{IMAGES} lacks image_mean and image_std; add those that the model was trained with.")
     return mean, std
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float | int)
 
 
 def read_size(images: dict[str, Any]) -> ImageSize | None:
@@ -114,8 +115,8 @@ def image_settings(config: ModelConfig, card: dict[str, Any]) -> dict[str, Any]:
     assert prepared.image_size is not None
     crop_size = size = dict(zip(("height", "width"), _pair(prepared.image_size), strict=True))
     if prepared.resize is not None:
-        size = {"shortest_edge": prepared.resize}
-        size = size if prepared.keep_aspect else dict.fromkeys(("height", "width"), prepared.resize)
+        sides = ("shortest_edge",) if prepared.keep_aspect else ("height", "width")
+        size = dict.fromkeys(sides, prepared.resize)
     resample = Image.Resampling["BILINEAR" if prepared.is_google else prepared.interpolation.upper()]
     return {
         "image_processor_type": "ViTImageProcessor",

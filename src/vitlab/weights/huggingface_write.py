@@ -7,15 +7,15 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor
 
 from vitlab.models import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.vit import Model, ViT
 from vitlab.weights.layout import check_supported, cpu_state, one_of
 
-BIT_WEIGHT_EPS, BIT_NORM_EPS = 1e-8, 1e-5
+BIT: dict[str, Any] = {"weight_eps": 1e-8, "weight_eps_on": "variance", "group_norm_eps": 1e-5}
 """Of their BiT; no setting changes them."""
+CLASSES = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
 GELU: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
 
 
@@ -47,7 +47,11 @@ def _vit_to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
     }
     check_supported("Hugging Face's code", config, support)
     state = {name: tensor for name, tensor in cpu_state(model).items() if not name.startswith("position.")}
-    state["position.table"] = _position_table(model, config.num_prefix_tokens - (0 if deit_token else config.registers))
+    rows = model.position.absolute()
+    if rows is None:
+        rows = state["norm.weight"].new_zeros(config.num_tokens, config.width)
+    rows, prefix = rows.detach().cpu(), config.num_prefix_tokens - (0 if deit_token else config.registers)
+    state["position.table"] = torch.cat([rows[:prefix], rows[config.num_prefix_tokens :]])[None]
     config = dataclasses.replace(config, position="1d", class_position=True)
     if modern:
         kind = "dinov2_with_registers" if config.registers else kind
@@ -61,15 +65,6 @@ def _vit_to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
     return kind, config, state
 
 
-@torch.no_grad()
-def _position_table(model: ViT, prefix: int) -> Float[Tensor, "1 T D"]:
-    """Rows of the first `prefix` tokens and of the patches."""
-    rows = model.position.absolute()
-    if rows is None:
-        rows = model.norm.weight.new_zeros(model.config.num_tokens, model.config.width)
-    return torch.cat([rows[:prefix], rows[model.config.num_prefix_tokens :]]).cpu()[None]
-
-
 def _resnet_to_huggingface(model: Model) -> tuple[str, ResNetConfig, dict[str, Tensor]]:
     """Their standardization has another eps, which all weights k times as large undo:
     (k w - k mean) / sqrt(k^2 variance + k^2 eps) is the same for every k."""
@@ -80,12 +75,12 @@ def _resnet_to_huggingface(model: Model) -> tuple[str, ResNetConfig, dict[str, T
         "layers": (len(body.layers) > 0, "stages"),
         "mixing": one_of(body.mixing, "conv"),
         "pool_padding": one_of(body.pool_padding, "zero"),
-        "group_norm_eps": one_of(body.group_norm_eps, BIT_NORM_EPS),
+        "group_norm_eps": one_of(body.group_norm_eps, BIT["group_norm_eps"]),
         "weight_eps_on": one_of(body.weight_eps_on, "variance"),
         "weight_eps": (body.weight_eps > 0, "more than 0"),
     }
     check_supported("Hugging Face's code", body, support, "body.")
-    factor = math.sqrt(BIT_WEIGHT_EPS / body.weight_eps)
+    factor = math.sqrt(BIT["weight_eps"] / body.weight_eps)
     state = {name: tensor * factor if tensor.ndim == 4 else tensor for name, tensor in cpu_state(model).items()}
     return "bit", config, state
 
@@ -101,10 +96,9 @@ def model_settings(kind: str, config: ModelConfig, classes: Sequence[str] | None
 
 
 def _vit_settings(kind: str, config: ViTConfig) -> dict[str, Any]:
-    name = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}[kind]
     suffix = "ForImageClassification" + ("WithTeacher" if config.distilled else "") if config.num_classes else "Model"
     settings: dict[str, Any] = {
-        "architectures": [name + suffix],
+        "architectures": [CLASSES[kind] + suffix],
         "model_type": kind,
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,

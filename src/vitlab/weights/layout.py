@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -73,15 +73,16 @@ def cpu_state(model: Model) -> dict[str, Tensor]:
 # -------------------------------------------------------------------------------------------------------- checks
 
 
-def check_shapes(what: str, expected: Mapping[str, tuple[int, ...]], actual: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises UserError with every array that is missing, unknown or of another shape."""
+def check_arrays(what: str, layout: Layout, arrays: Mapping[str, Tensor]) -> None:
+    """Raises UserError with every array of a file that is missing, unknown or of another shape."""
+    shapes = {name: tuple(array.shape) for name, array in arrays.items()}
     problems = {
-        "missing": [name for name in expected if name not in actual],
-        "unknown": [name for name in actual if name not in expected],
+        "missing": [name for name in layout if name not in shapes],
+        "unknown": [name for name in shapes if name not in layout],
         "of another shape": [
-            f"{name} has shape {actual[name]} instead of {shape}"
-            for name, shape in expected.items()
-            if actual.get(name, shape) != shape
+            f"{name} has shape {shapes[name]} instead of {slot.shape}"
+            for name, slot in layout.items()
+            if shapes.get(name, slot.shape) != slot.shape
         ],
     }
     complaints = [f"{len(names)} {kind}: {preview(names)}" for kind, names in problems.items() if names]
@@ -89,22 +90,10 @@ def check_shapes(what: str, expected: Mapping[str, tuple[int, ...]], actual: Map
         raise UserError(f"{what}, but the arrays do not fit ({'; '.join(complaints)}).")
 
 
-def check_arrays(what: str, layout: Layout, arrays: Mapping[str, Tensor]) -> None:
-    """`check_shapes` of the arrays of a file."""
-    expected = {name: slot.shape for name, slot in layout.items()}
-    check_shapes(what, expected, {name: tuple(array.shape) for name, array in arrays.items()})
-
-
-def check_choice(name: str, value: Any, literal: Any) -> None:
-    """Raises UserError unless `value` is one of a Literal's."""
-    if value not in get_args(literal):
-        raise UserError(f"{name} is {value!r}; allowed: {', '.join(map(repr, get_args(literal)))}.")
-
-
-def preview(names: Collection[str], most: int = 12) -> str:
-    """The first few of many names, and the number of the others."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(list(names)[:most]) + more
+def preview(names: Collection[str]) -> str:
+    """The first dozen of many names, and the number of the others."""
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return ", ".join(list(names)[:12]) + more
 
 
 def require_shape(where: str, arrays: Mapping[str, Tensor], name: str, ndim: int) -> tuple[int, ...]:
@@ -129,21 +118,20 @@ def count_units(keys: Collection[tuple[str, str]]) -> tuple[int, ...]:
     return tuple(stages.count(stage) for stage in sorted(set(stages), key=int))
 
 
-Support = tuple[bool, str]
-"""Whether a format has a setting, and what it has."""
-
-
-def one_of(value: Any, *allowed: Any) -> Support:
-    return value in allowed, " or ".join(map(repr, allowed))
-
-
 def check_supported(
-    library: str, config: ModelConfig | ResNetBody, support: Mapping[str, Support], prefix: str = ""
+    library: str, config: ModelConfig | ResNetBody, support: Mapping[str, tuple[bool, str]], prefix: str = ""
 ) -> None:
-    """Raises UserError for the first setting that a format cannot represent."""
+    """Raises UserError for the first setting that a format cannot represent.
+
+    `support` maps a setting to whether the format has its value, and to the values that it has: see `one_of`.
+    """
     for name, (ok, allowed) in support.items():
         if not ok:
             raise UserError(
                 f"the model has {prefix}{name}={getattr(config, name)!r}, which {library} cannot represent; it has "
                 f"{allowed}. Use save_model (`--to vitlab`), which keeps every setting."
             )
+
+
+def one_of(value: Any, *allowed: Any) -> tuple[bool, str]:
+    return value in allowed, " or ".join(map(repr, allowed))

@@ -7,14 +7,14 @@ stores bfloat16 as two bytes without a type, `V2`.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.io import ARCHIVE_DAMAGE, outline_npz, reading_npz, replacing_file
+from vitlab.io import ARCHIVE_DAMAGE, reading_npz, write_arrays
 from vitlab.weights.layout import Layout, Slot
 
 Spelling = Literal["stored", "linen", "big_vision"]
@@ -51,19 +51,15 @@ def to_google(name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return (tensor.T if name.endswith("/kernel") else tensor).reshape(shape)
 
 
-def without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """(1, 1, 1, C) as (C); any other shape as it is."""
-    return shape[3:] if len(shape) == 4 and shape[:3] == (1, 1, 1) else shape
-
-
-def read_npz(path: Path, outline: bool = False) -> dict[str, Tensor]:
-    """The model's arrays by name, without a prefix; with `outline`, zeros of the same shapes that take no memory."""
+def read_npz(path: Path) -> dict[str, Tensor]:
+    """The model's arrays by name, without a prefix. Raises UserError for a corrupt file and for other types."""
     try:
-        if outline:
-            arrays = _select_model(outline_npz(path))
-        else:
-            with reading_npz(path) as archive:
-                arrays = _select_model(archive)
+        with reading_npz(path) as archive:
+            names, prefix = list(archive), ""
+            for part in PREFIXES:
+                inside = [name for name in names if name.startswith(prefix + part)]
+                names, prefix = (inside, prefix + part) if inside else (names, prefix)
+            arrays = {name.removeprefix(prefix): archive[name] for name in names}
     except ARCHIVE_DAMAGE as error:
         raise UserError(
             f"{path} cannot be read as an .npz of plain arrays ({error}). It is corrupt, or holds pickled objects, "
@@ -74,27 +70,16 @@ def read_npz(path: Path, outline: bool = False) -> dict[str, Tensor]:
 
 def write_npz(path: Path, arrays: Mapping[str, Tensor]) -> None:
     """Writes the file, all or nothing."""
-    plain: dict[str, Any] = {name: _to_numpy(array) for name, array in arrays.items()}
-    with replacing_file(path) as file:
-        np.savez(file, **plain)
-
-
-def _select_model(archive: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    names, prefix = list(archive), ""
-    for part in PREFIXES:
-        inside = [name for name in names if name.startswith(prefix + part)]
-        names, prefix = (inside, prefix + part) if inside else (names, prefix)
-    return {name.removeprefix(prefix): archive[name] for name in names}
+    write_arrays(path, {name: _to_numpy(array) for name, array in arrays.items()})
 
 
 def _to_torch(path: Path, name: str, array: np.ndarray | bytes) -> Tensor:
-    if isinstance(array, np.ndarray):
-        if array.dtype == np.dtype("V2"):
-            return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-        if array.dtype in (np.float16, np.float32, np.float64):
-            return torch.from_numpy(array)
     dtype = array.dtype if isinstance(array, np.ndarray) else "not an array"
-    raise UserError(f"{path}: {name} is {dtype}; weights are arrays of float16, bfloat16, float32 or float64.")
+    if isinstance(array, np.ndarray) and dtype == np.dtype("V2"):
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if not isinstance(array, np.ndarray) or dtype not in (np.float16, np.float32, np.float64):
+        raise UserError(f"{path}: {name} is {dtype}; weights are arrays of float16, bfloat16, float32 or float64.")
+    return torch.from_numpy(array)
 
 
 def _to_numpy(tensor: Tensor) -> np.ndarray:

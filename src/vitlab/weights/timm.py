@@ -1,7 +1,7 @@
 """timm's checkpoints, read and written without timm.
 
     model.safetensors   the parameters, by the names of timm's modules
-    config.json         architecture, arguments and expected images: see `vitlab.weights.timm_card`
+    config.json         architecture, arguments and expected images: see `vitlab.weights.timm_config`
 
 Three of timm's families compute what a model here can: `VisionTransformer` (`vit_*`, `deit*`, `flexivit_*`, DINO and
 DINOv2, with class token, mean or attention pooling), the same on a BiT stem (`vit_*_r26_s32_*` and the like), and
@@ -11,6 +11,7 @@ DINOv2, with class token, mean or attention pooling), the same on a BiT stem (`v
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import Model, ViT
+from vitlab.preprocessing import Preprocessing
 from vitlab.weights.adapt import fold_normalization
 from vitlab.weights.folder import CARD, WEIGHTS, check_classes, read_safetensors, write_files
 from vitlab.weights.layout import (
@@ -31,17 +33,7 @@ from vitlab.weights.layout import (
     renamed_layout,
     write_state,
 )
-from vitlab.weights.timm_card import (
-    BACKBONE,
-    GROUP_NORM_EPS,
-    HYBRIDS,
-    IMAGENET,
-    RESNETS,
-    WEIGHT_EPS,
-    Card,
-    timm_card,
-)
-from vitlab.weights.timm_infer import infer_config
+from vitlab.weights.timm_config import BACKBONE, GROUP_NORM_EPS, IMAGENET, WEIGHT_EPS, Card, infer_config
 
 RENAMED = (
     (r"^(stem|body)\.root\.", "stem.conv."),
@@ -69,6 +61,27 @@ OLD_NAMES = {
     "pre_logits.fc.weight": "pre_logits.weight",  # timm before 0.6
     "pre_logits.fc.bias": "pre_logits.bias",
 }
+ARCHITECTURES = {
+    192: "vit_tiny_patch16_224",
+    384: "vit_small_patch16_224",
+    768: "vit_base_patch16_224",
+    1024: "vit_large_patch16_224",
+    1280: "vit_huge_patch14_224",
+}
+"""Width -> the nearest plain ViT, a courtesy: each builds any size."""
+HYBRIDS: dict[tuple[int, ...], str] = {
+    (): "vit_tiny_r_s16_p8_224",
+    (2, 2, 2, 2): "vit_small_r26_s32_224",
+    (3, 4, 9): "vit_base_r50_s16_224",
+    (3, 4, 6, 3): "vit_large_r50_s32_224",
+}
+"""Units of a stem -> an architecture that has it: the stem is the one part that no argument changes."""
+RESNETS: dict[tuple[int, ...], tuple[int, int, int]] = {
+    (3, 4, 6, 3): (50, 1, 3),
+    (3, 4, 23, 3): (101, 1, 3),
+    (3, 8, 36, 3): (152, 2, 4),
+}
+"""Units of a ResNet -> its layers and the two width factors that timm has architectures for."""
 
 
 def timm_layout(config: ModelConfig) -> Layout:
@@ -171,6 +184,83 @@ def write_timm(model: Model, folder: Path | str, card: dict[str, Any]) -> None:
     first = "body.root." if isinstance(config, ResNetConfig) else "stem.root." if config.stem else "embedding."
     first_conv = timm_name(first, config).removesuffix(".")
     write_files(Path(folder), write_state(timm_layout(config), state), {CARD: timm_card(config, card, first_conv)})
+
+
+def timm_card(config: ModelConfig, extra: Mapping[str, Any], first_conv: str) -> dict[str, Any]:
+    """The config.json of a model; `extra` is its card, `first_conv` timm's name of its first layer."""
+    vit = isinstance(config, ViTConfig)
+    architecture, args = _vit_args(config) if vit else _resnet_args(config.body)
+    heads: Any = ["head", "head_dist"] if vit and config.distilled else "head" if vit else "head.fc"
+    height, width = config.image_hw
+    # timm's models take images of one size, and always resize with antialiasing; it has no area averaging.
+    prepared = Preprocessing.read(extra, "extra", config.image_size).at(config.image_size)
+    resize, side = prepared.resize, min(height, width)
+    crop = side / resize if resize else 1.0
+    if resize and math.floor(side / crop) != resize:  # timm rounds this down
+        crop = side / (resize + 0.5)
+    images = {
+        "custom_load": False,
+        "input_size": [3, height, width],
+        "fixed_input_size": vit,
+        "interpolation": "bilinear" if prepared.is_google else prepared.interpolation,
+        "crop_pct": crop,
+        "crop_mode": "center" if resize and prepared.keep_aspect else "squash",
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.5, 0.5, 0.5],
+        "num_classes": config.num_classes,
+        "pool_size": None if vit else list(config.grid),
+        "first_conv": first_conv,
+        "classifier": heads,
+    }
+    card: dict[str, Any] = {
+        "architecture": architecture,
+        "num_classes": config.num_classes,
+        "num_features": config.num_features,
+        "global_pool": args["global_pool"] if vit else "avg",
+        "model_args": args,
+        "pretrained_cfg": images,
+    }
+    return card | ({} if extra.get("classes") is None else {"label_names": list(extra["classes"])})
+
+
+def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
+    """The name of an architecture and every argument that makes it this ViT."""
+    name = ARCHITECTURES.get(config.width, "vit_base_patch16_224")
+    if config.distilled:
+        name = "deit_base_distilled_patch16_224"
+    elif config.stem is not None:
+        name = HYBRIDS[config.stem.layers]
+    ratio = config.mlp_dim / config.width  # timm rounds the product down
+    exact = int(config.width * ratio) == config.mlp_dim
+    args: dict[str, Any] = {
+        "img_size": list(config.image_hw),
+        "patch_size": config.patch_size,
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        "mlp_ratio": ratio if exact else (config.mlp_dim + 0.5) / config.width,
+        "class_token": config.has_class_token,
+        "no_embed_class": not config.class_position,
+        "global_pool": {"token": "token", "gap": "avg", "map": "map"}[config.pool],
+        "fc_norm": False,
+        "act_layer": "gelu_tanh" if config.gelu == "tanh" else "gelu",
+    }
+    if config.position == "none":
+        args["pos_embed"] = "none"
+    if config.registers:
+        args |= {"reg_tokens": config.registers, "pool_include_prefix": config.pool == "map"}
+    if config.layer_scale is not None:
+        args["init_values"] = config.layer_scale
+    return name, args
+
+
+def _resnet_args(body: ResNetBody) -> tuple[str, dict[str, Any]]:
+    layers, *factors = RESNETS[body.layers]
+    if body.width in (64 * factors[0], 64 * factors[1]):
+        return f"resnetv2_{layers}x{body.width // 64}_bit", {}
+    width = body.width // factors[0]
+    channels = [4 * width * 2**stage for stage in range(len(body.layers))]
+    return f"resnetv2_{layers}x{factors[0]}_bit", {"channels": channels, "stem_chs": width}
 
 
 def _check_representable(config: ModelConfig) -> None:

@@ -1,0 +1,263 @@
+"""timm's config.json, and the configuration of a timm model from it and from the model's tensors.
+
+The file has the architecture's name, the arguments of its builder (`model_args`), and the images that it expects
+(`pretrained_cfg`).
+"""
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from vitlab.errors import UserError
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.preprocessing import Preprocessing
+from vitlab.weights.folder import read_settings
+from vitlab.weights.layout import count_units, num_rows, preview, require_shape
+
+logger = logging.getLogger(__name__)
+
+BACKBONE = "patch_embed.backbone."
+"""In front of the names of a hybrid's stem."""
+WEIGHT_EPS, GROUP_NORM_EPS = 1e-8, 1e-5
+"""Of timm's stems and ResNets; no argument changes them."""
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""timm's default mean and std."""
+
+HEADS = {
+    **{width: width // 64 for width in (192, 256, 320, 384, 512, 640, 768, 832, 896)},
+    **dict.fromkeys((1024, 1152, 1280, 1408, 1536, 1664), 16),
+}
+"""Width -> heads, which is in no tensor."""
+OTHER_HEADS = {"vit_base_patch16_gap_224": 16, "test_vit": 2, "test_vit2": 2}
+"""Architectures that have other numbers of heads."""
+TANH = re.compile(r"vit_(base_patch32|large_patch16|so400m_patch16|giantopt_patch16)_siglip_(gap_)?(\d+)")
+"""Architectures with the tanh approximation of GELU; of `large_patch16` the one for 512 pixels alone."""
+TANH_SHAPES = {(768, 32), (1152, 16), (1536, 16)}
+"""Width and patch size of the same architectures, to recognize a bare file without a class token."""
+
+COMMON_ARGS = {"drop_rate", "drop_path_rate", "global_pool", "in_chans", "num_classes"}
+_VIT_ARGS = (
+    "act_layer attn_drop_rate class_token depth dynamic_img_pad dynamic_img_size embed_dim fc_norm final_norm img_size "
+    "init_values mlp_ratio no_embed_class norm_layer num_heads patch_drop_rate patch_size pool_include_prefix "
+    "pos_drop_rate pos_embed pre_norm proj_bias proj_drop_rate qk_norm qkv_bias reg_tokens strict_img_size weight_init"
+)
+VIT_ARGS = COMMON_ARGS | set(_VIT_ARGS.split())
+RESNET_ARGS = COMMON_ARGS | {"channels", "layers", "stem_chs", "width_factor", "zero_init_last"}
+"""The `model_args` that are read, that the tensors show, or that affect training alone. Any other may change what is
+computed, and is refused."""
+
+
+# ---------------------------------------------------------------------------------------------------- config.json
+
+
+@dataclass(frozen=True)
+class Card:
+    """The content of a config.json. The defaults are for a bare file, whose images are in [-1, 1]."""
+
+    architecture: str = ""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    pool: str | None = None
+    image_hw: tuple[int, int] | None = None
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    classes: tuple[str, ...] = ()
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
+    original: bool = False
+    """A bare file of DINOv2's authors."""
+
+    @classmethod
+    def read(cls, path: Path) -> "Card":
+        card = read_settings(path)
+        try:
+            images = card.get("pretrained_cfg", card)  # older files have everything on one level
+            args = card.get("model_args") or {}
+            size = args.get("img_size") or images.get("input_size", (3, 224, 224))[1:]
+            height, width = (size, size) if isinstance(size, int) else size
+            names = card.get("label_names") or images.get("label_names") or ()
+            return cls(
+                architecture=str(card["architecture"]),
+                args=args,
+                pool=args.get("global_pool", card.get("global_pool")),
+                image_hw=(int(height), int(width)),
+                mean=tuple(map(float, images.get("mean", IMAGENET[0]))),
+                std=tuple(map(float, images.get("std", IMAGENET[1]))),
+                classes=tuple(names.values() if isinstance(names, dict) else names),
+                preprocessing=_read_preprocessing(str(card["architecture"]), images, args, path),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            raise UserError(f"{path} is not a config.json of timm ({error!r}); get the folder again.") from error
+
+
+def _read_preprocessing(
+    architecture: str, images: Mapping[str, Any], args: Mapping[str, Any], path: Path
+) -> Preprocessing:
+    """The result of `timm.data.resolve_data_config(pretrained_cfg=images, use_test_size=True)`.
+
+    A size that the patch does not divide becomes the largest that it does: timm's patches leave the rest out.
+    """
+    size = images.get("test_input_size") or images.get("input_size") or (3, 224, 224)
+    patch = args.get("patch_size") or (re.search(r"_patch(\d+)_", architecture) or (0, 1))[1]
+    height, width = (int(side) // int(patch) * int(patch) for side in size[1:])
+    mode, crop = images.get("crop_mode") or "center", images.get("test_crop_pct") or images.get("crop_pct") or 0.875
+    resize = math.floor(min(height, width) / crop)
+    if mode not in ("center", "squash") or resize < max(height, width):
+        logger.warning("%s: images are squashed to size: crop_mode=%r, crop_pct=%s is not supported", path, mode, crop)
+        mode, resize = "squash", min(height, width)
+    return Preprocessing(
+        image_size=height if height == width else (height, width),
+        resize=None if mode == "squash" and resize == min(height, width) else resize,
+        keep_aspect=mode == "center",
+        interpolation=images.get("interpolation") or "bicubic",
+        mean=tuple(map(float, images.get("mean") or IMAGENET[0])),
+        std=tuple(map(float, images.get("std") or IMAGENET[1])),
+    )
+
+
+# ---------------------------------------------------------------------------------------- the model of the tensors
+
+
+def infer_config(where: str, tensors: Mapping[str, Tensor], card: Card) -> ModelConfig:
+    """The model of the tensors, by today's names of timm. Raises UserError for one that computes something else; what
+    only its tensors show (a norm, a gate) is left to `check_arrays`."""
+    infer, known = (_infer_vit, VIT_ARGS) if "patch_embed.proj.weight" in tensors else (_infer_resnet, RESNET_ARGS)
+    required = {"output_stride": 32, "in_chans": 3}
+    unsupported = [
+        f"{name}={value!r}"
+        for name, value in card.args.items()
+        if value is not None and (value != required[name] if name in required else name not in known)
+    ]
+    try:
+        if unsupported:
+            raise UserError(f"unsupported model_args: {preview(unsupported)}. Supported: {', '.join(sorted(known))}.")
+        return infer(tensors, card)
+    except ValueError as error:
+        raise UserError(
+            f"{where}: {error} Supported are plain ViTs, those on a BiT stem, and BiT's ResNets."
+        ) from error
+
+
+def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
+    width, _, patch, _ = require_shape("it", tensors, "patch_embed.proj.weight", 4)
+    mlp_dim, _ = require_shape("it", tensors, "blocks.0.mlp.fc1.weight", 2)
+    registers = require_shape("it", tensors, "reg_token", 3)[1] if "reg_token" in tensors else 0
+    hybrid = any(name.startswith(BACKBONE) for name in tensors)
+    stem = _infer_body(tensors, "v1", BACKBONE) if hybrid else None
+    size, class_position = _infer_size(tensors, card, patch * (stem.stride if stem else 1), registers)
+    depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
+    for name, value in (("depth", depth), ("embed_dim", width), ("patch_size", patch)):
+        if card.args.get(name, value) not in (value, [value, value]):
+            raise UserError(f"config.json says {name}={card.args[name]} and the tensors are for {value}.")
+    heads = card.args.get("num_heads") or OTHER_HEADS.get(card.architecture.split(".")[0]) or HEADS.get(width)
+    if heads is None:
+        raise UserError(
+            f"the tokens have width {width}, and no tensor gives the number of attention heads. Give a folder with "
+            f"num_heads in the model_args of its config.json. Known widths: {', '.join(map(str, HEADS))}."
+        )
+    return ViTConfig(
+        image_size=size[0] if size[0] == size[1] else size,
+        patch_size=patch,
+        width=width,
+        depth=depth,
+        heads=heads,
+        mlp_dim=mlp_dim,
+        num_classes=num_rows(tensors, "head.weight"),
+        pool=_infer_pool(tensors, card),
+        representation_size=num_rows(tensors, "pre_logits.weight") or None,
+        position="1d" if "pos_embed" in tensors else "none",
+        # The original DINOv2 resamples without antialiasing, but with it where it has registers.
+        position_interpolation="bicubic" if card.original and not registers else "bicubic_antialias",
+        gelu=_infer_gelu(tensors, card, width, patch),
+        stem=stem,
+        layer_scale=card.args.get("init_values", 1e-5) if "blocks.0.ls1.gamma" in tensors else None,
+        registers=registers,
+        class_position=class_position,
+        distilled="dist_token" in tensors,
+    )
+
+
+def _infer_resnet(tensors: Mapping[str, Tensor], card: Card) -> ResNetConfig:
+    if card.pool not in (None, "avg"):
+        raise UserError(f"global_pool is {card.pool!r}; a ResNet supports only 'avg'.")
+    height, width = card.image_hw or (224, 224)
+    size = height if height == width else (height, width)
+    body = _infer_body(tensors, "v2", "")
+    return ResNetConfig(image_size=size, body=body, num_classes=num_rows(tensors, "head.fc.weight"))
+
+
+def _infer_body(tensors: Mapping[str, Tensor], version: Literal["v1", "v2"], prefix: str) -> ResNetBody:
+    root = f"{prefix}conv.weight" if f"{prefix}conv.weight" in tensors else f"{prefix}stem.conv.weight"
+    pattern = re.compile(re.escape(prefix) + r"stages\.(\d{1,4})\.blocks\.(\d{1,4})\.")
+    return ResNetBody(
+        layers=count_units({(match[1], match[2]) for name in tensors if (match := pattern.match(name))}),
+        width=require_shape("it", tensors, root, 4)[0],
+        version=version,
+        weight_eps=WEIGHT_EPS,
+        weight_eps_on="variance",
+        group_norm_eps=GROUP_NORM_EPS,
+    )
+
+
+def _infer_size(tensors: Mapping[str, Tensor], card: Card, stride: int, registers: int) -> tuple[tuple[int, int], bool]:
+    """Image size from the rows of the position table, and whether class (and distillation) token have one."""
+    if "pos_embed" not in tensors:
+        if card.image_hw is None or card.args.get("pos_embed") not in ("", "none"):
+            raise UserError(
+                "there is no position table (pos_embed). Models with rotary or relative positions (DINOv3, EVA-02) are "
+                "not supported; one without any has pos_embed='none' in the model_args of its config.json."
+            )
+        return card.image_hw, True
+    rows = require_shape("it", tensors, "pos_embed", 3)[1]
+    before = ("cls_token" in tensors) + ("dist_token" in tensors)
+    options = sorted({0, before, before + registers})
+    if card.image_hw is not None:
+        extra = rows - math.prod(-(-side // stride) for side in card.image_hw)
+        if extra in options:
+            return card.image_hw, extra > 0 or not before
+    squares = [extra for extra in options if rows > extra and math.isqrt(rows - extra) ** 2 == rows - extra]
+    if len(squares) != 1:
+        raise UserError(
+            f"the position table has {rows} rows, from which no image size follows (with {options} of them for other "
+            f"tokens); give a folder with img_size in the model_args of its config.json."
+        )
+    side = math.isqrt(rows - squares[0]) * stride
+    if card.image_hw is not None:
+        text = "images of %s pixels are brought to %dx%d, the size of the position table"
+        logger.warning(text, "x".join(map(str, card.image_hw)), side, side)
+    return (side, side), squares[0] > 0 or not before
+
+
+def _infer_pool(tensors: Mapping[str, Tensor], card: Card) -> Literal["token", "gap", "map"]:
+    has_class, has_map = "cls_token" in tensors, "attn_pool.latent" in tensors
+    pool = card.pool if card.pool is not None else "map" if has_map else "token" if has_class else "avg"
+    over_all = bool(card.args.get("pool_include_prefix"))
+    # timm's mean and attention may include registers; here only the attention does.
+    if pool == "token" and has_class:
+        return "token"
+    if pool == "avg" and not has_class and not ("reg_token" in tensors and over_all):
+        return "gap"
+    if pool == "map" and not has_class and not ("reg_token" in tensors and not over_all):
+        return "map"
+    raise UserError(
+        f"global_pool is {pool!r} with{'' if has_class else 'out'} a class token and pool_include_prefix={over_all}; "
+        f"allowed: 'token' with a class token, and without one 'avg' over the patches alone, or 'map' over all tokens."
+    )
+
+
+def _infer_gelu(tensors: Mapping[str, Tensor], card: Card, width: int, patch: int) -> Literal["tanh", "erf"]:
+    act, norm = card.args.get("act_layer"), card.args.get("norm_layer")
+    if act not in (None, "gelu", "gelu_tanh") or norm not in (None, "layernorm"):
+        raise UserError(f"act_layer={act!r}, norm_layer={norm!r}; allowed: 'gelu' or 'gelu_tanh', and 'layernorm'.")
+    match = TANH.match(card.architecture)
+    is_tanh = match is not None and (match[1] != "large_patch16" or match[3] == "512")
+    if not card.architecture and "cls_token" not in tensors:
+        large_512 = (
+            (width, patch) == (1024, 16) and num_rows(tensors, "pos_embed") and tensors["pos_embed"].shape[1] == 32**2
+        )
+        is_tanh = (width, patch) in TANH_SHAPES or large_512
+    return "tanh" if act == "gelu_tanh" or (act is None and is_tanh) else "erf"

@@ -1,0 +1,176 @@
+"""timm's config.json, and models of timm's that are refused; timm itself is the reference."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from peers import OBLONG, TIMM_BIT, bare, check_prepared, create_timm, photographs, save_timm
+from PIL import Image
+from safetensors.torch import save_file
+from timm.data.config import resolve_data_config
+from timm.data.transforms_factory import create_transform
+
+from vitlab.preprocessing import Preprocessing
+from vitlab.weights import load_checkpoint
+from vitlab.weights.timm import card_timm, read_timm
+
+CENTER = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center"}
+
+
+def write_card(folder: Path, images: dict[str, Any]) -> None:
+    card = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": images}
+    (folder / "config.json").write_text(json.dumps(card))
+
+
+def edit_card(folder: Path, **changes: Any) -> None:
+    card = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**card, **changes}))
+
+
+def test_timms_own_card_is_read(tmp_path: Path) -> None:
+    save_timm(timm.create_model("vit_tiny_patch16_224", depth=1), tmp_path, {"depth": 1})
+    expected = Preprocessing(224, 248, interpolation="bicubic", mean=(0.5,) * 3, std=(0.5,) * 3)
+    assert Preprocessing.read(card_timm(tmp_path), "") == expected
+    assert card_timm(tmp_path / "model.safetensors") == {}
+    edit_card(tmp_path, label_names=["a", "b"])
+    assert card_timm(tmp_path)["classes"] == ["a", "b"]
+    with pytest.raises(ValueError, match=r"config\.json: .* 2 names, and the model has 1000 outputs"):
+        read_timm(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "images",
+    [
+        CENTER,
+        {"num_classes": 3},
+        {**CENTER, "interpolation": "bilinear", "crop_pct": 0.875},
+        {**CENTER, "interpolation": "lanczos", "crop_pct": 0.95},
+        {**CENTER, "crop_mode": "squash", "crop_pct": 1.0},
+        {**CENTER, "crop_mode": "squash", "crop_pct": 0.9},
+        {**CENTER, "test_input_size": [3, 256, 256], "test_crop_pct": 0.95},
+    ],
+)
+def test_images_are_prepared_as_by_timm(tmp_path: Path, shared: Path, images: dict[str, Any]) -> None:
+    write_card(tmp_path, {**images, "mean": [0] * 3, "std": [1] * 3})
+    settings = resolve_data_config(pretrained_cfg=images, use_test_size=True)
+    transform: Any = create_transform(**settings | {"mean": (0, 0, 0), "std": (1, 1, 1)})
+    inputs = photographs(shared)
+    check_prepared(card_timm(tmp_path), inputs, [transform(Image.fromarray(image)) for image in inputs])
+
+
+def test_an_unsupported_crop_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_card(tmp_path, {**CENTER, "crop_mode": "border"})
+    assert card_timm(tmp_path)["preprocessing"]["resize"] is None
+    assert "squashed to size: crop_mode='border'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("{", "cannot be read"),
+        ('{"model_type": "vit"}', "not a config.json of timm.*architecture"),
+        ('{"architecture": "vit_tiny_patch16_224", "pretrained_cfg": {"mean": 3}}', "not a config.json of timm"),
+    ],
+)
+def test_an_invalid_card_is_refused(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=problem):
+        read_timm(tmp_path)
+
+
+# --- the model of the tensors ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "gelu"),
+    [
+        ("vit_so400m_patch16_siglip_256", 1152, "tanh"),
+        ("vit_large_patch16_siglip_512", 1024, "tanh"),
+        ("vit_large_patch16_siglip_256", 1024, "erf"),
+    ],
+)
+def test_gelu_of_a_bare_siglip(tmp_path: Path, name: str, width: int, gelu: str) -> None:
+    heads = min(width // 64, 16)
+    theirs = timm.create_model(name, embed_dim=width, num_heads=heads, depth=1, mlp_ratio=0.1, num_classes=0)
+    config, _ = read_timm(bare(theirs, tmp_path / "vit.safetensors"))
+    assert config.gelu == gelu  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_pixels_outside_of_all_patches(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """timm's patches leave the last 6 of 384 pixels out."""
+    args: dict[str, Any] = {"embed_dim": 32, "num_heads": 4, "depth": 1}
+    folder = save_timm(timm.create_model("vit_so400m_patch14_siglip_384", **args), tmp_path, args)
+    checkpoint = load_checkpoint(folder)
+    assert (checkpoint.model.config.image_size, checkpoint.preprocessing.image_size) == (378, 378)
+    assert "384x384" in caplog.text
+    assert "378x378" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "problem"),
+    [
+        ("vit_giant_patch14_dinov2", {"mlp_ratio": 2.0}, r"of another shape: blocks\.0\.mlp\.fc2"),
+        ("vit_base_patch16_clip_224", {}, r"unknown: .*norm_pre\."),
+        ("vit_base_patch16_224", {"qk_norm": True}, r"unknown: .*attn\.[kq]_norm"),
+        ("vit_base_patch16_224", {"final_norm": False}, r"missing: norm\.weight, norm\.bias"),
+        ("vit_relpos_small_patch16_224", {}, "relative positions"),
+        ("vit_base_patch16_224", {"act_layer": "quick_gelu"}, "act_layer='quick_gelu'.*'gelu_tanh'"),
+        ("vit_base_patch16_224", {"norm_layer": "rmsnorm"}, "norm_layer='rmsnorm'"),
+        ("vit_base_patch16_224", {"global_pool": "avg", "fc_norm": False}, "global_pool is 'avg' with a class token"),
+        ("vit_so150m_patch16_reg4_map_256", {}, "global_pool is 'map' without.*pool_include_prefix=False"),
+        ("vit_so150m_patch16_reg4_gap_256", {"pool_include_prefix": True}, "'avg' without.*pool_include_prefix=True"),
+    ],
+)
+def test_other_vits_are_refused(tmp_path: Path, name: str, args: dict[str, Any], problem: str) -> None:
+    args = {**OBLONG, **args}
+    with pytest.raises(ValueError, match=problem) as caught:
+        read_timm(save_timm(create_timm(name, **args), tmp_path, args))
+    assert f"({name})" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "problem"),
+    [
+        ("eva02_base_patch14_224", OBLONG, r"mlp\.fc1\.weight is missing"),
+        ("resnetv2_50d_gn", {}, r"stem\.conv\.weight is missing"),
+        ("resnetv2_50", {}, "32 groups|unknown|stages"),
+        ("mixer_s32_224", {}, r"stem\.conv\.weight is missing"),
+    ],
+)
+def test_other_models_are_refused(tmp_path: Path, name: str, args: dict[str, Any], problem: str) -> None:
+    with torch.device("meta"):
+        model = timm.create_model(name, **args)
+    state = {key: torch.zeros((1,) * tensor.ndim) for key, tensor in model.state_dict().items()}
+    save_file(state, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match=problem):
+        read_timm(tmp_path / "other.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "extra"),
+    [
+        ("resnetv2_50x1_bit", TIMM_BIT, {"output_stride": 16}),
+        ("vit_tiny_patch16_224", OBLONG, {"block_fn": "ParallelThingsBlock"}),
+        ("vit_tiny_patch16_224", OBLONG, {"in_chans": 1}),
+    ],
+)
+def test_arguments_that_may_change_the_outputs_are_refused(
+    tmp_path: Path, name: str, args: dict[str, Any], extra: dict[str, Any]
+) -> None:
+    folder = save_timm(create_timm(name, **args), tmp_path, args)
+    edit_card(folder, model_args={**args, "drop_path_rate": 0.1, **extra})
+    ((key, value),) = extra.items()
+    with pytest.raises(ValueError, match=f"unsupported model_args: {key}={value!r}. Supported"):
+        read_timm(folder)
+
+
+def test_sizes_that_no_tensor_shows_are_required(tmp_path: Path) -> None:
+    file = bare(create_timm("vit_tiny_patch16_224", **{**OBLONG, "img_size": 16}), tmp_path / "vit.safetensors")
+    with pytest.raises(ValueError, match=r"width 32.*num_heads in"):
+        read_timm(file)
+    file = bare(create_timm("vit_tiny_patch16_224", **OBLONG), tmp_path / "vit.safetensors")
+    with pytest.raises(ValueError, match=r"table has 7 rows.*img_size in"):
+        read_timm(file)
