@@ -19,7 +19,7 @@ from vitlab.data.decode import ImageError
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import evaluate
+from vitlab.evaluate.accuracy import evaluate, write_predictions
 from vitlab.evaluate.load import choose_device
 from vitlab.evaluate.masked import evaluate_masked, load_masked, save_masked, write_reconstructions
 from vitlab.evaluate.options import LoaderOptions
@@ -244,8 +244,6 @@ def _write_files(
 ) -> None:
     """Predictions and model; a finished run has them already."""
     if config.masking is None and not (folder.finished and (folder.path / PREDICTIONS).exists()):
-        from vitlab.evaluate.predictions import write_predictions
-
         write_predictions(folder.path / PREDICTIONS, test, splits.test)
     if folder.finished:
         return
