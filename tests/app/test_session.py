@@ -56,7 +56,7 @@ def bomb(width: int, height: int) -> bytes:
         (b"", "empty"),
         (png(PHOTO)[:-400], "corrupt or truncated"),
         (bomb(10_000, 10_000), "10000 x 10000 pixels, more than the 50,000,000 allowed"),
-        (bomb(50_000, 50_000), "pixels, more than the 50,000,000 allowed"),
+        (bomb(50_000, 50_000), "more than the 50,000,000"),
     ],
     ids=["text", "nothing", "cut off", "100 megapixels", "2,500 megapixels"],
 )
