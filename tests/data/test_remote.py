@@ -262,6 +262,16 @@ def test_expand() -> None:
             expand(f"train-{wrong}.tar")
 
 
+def test_some_of_the_shards(server: Server, written: Path) -> None:
+    far = load_dataset(f"shards:{server.address}/{{train,val,test}}-{{000000..000000}}.tar", "train")
+    near = load_dataset(f"shards:{written}", "train")
+    rows = [i for i in range(len(near)) if "train-000000" in near.path(i)]
+    np.testing.assert_array_equal(far.labels, near.labels[rows])
+    np.testing.assert_array_equal(far.image(2), near.image(rows[2]))
+    with pytest.raises(ValueError, match=r"index.json does not list train-000012.tar \(88 of 90 are missing\)"):
+        load_dataset(f"shards:{server.address}/train-0000{{10..99}}.tar", "train")
+
+
 def test_tars_without_an_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """They are downloaded once, all, and then known."""
     caplog.set_level(logging.WARNING)
