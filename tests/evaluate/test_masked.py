@@ -99,8 +99,8 @@ def test_its_model_is_a_plain_vit(outcome: Outcome[MaskedEvaluation], folder: Pa
     assert (card["dataset"], "classes" in card) == ("digits", False)
     config = dataclasses.replace(CONFIG, masking=None, steps=100, eval_every=None)
     tuned = sweep_and_finetune(folder, FinetuneConfig(**vars(config)), tmp_path, device="cpu", tensorboard=False)
-    assert tuned.model.config == dataclasses.replace(MODEL, num_classes=10)
-    assert tuned.test.accuracy > 0.4
+    assert tuned.config.model == dataclasses.replace(MODEL, num_classes=10)
+    assert tuned.result["test"]["accuracy"] > 0.4
 
 
 @pytest.mark.parametrize("target", ["downsized", "regression"])
