@@ -1,10 +1,26 @@
-"""Made-up captures of models: maps that are smooth and all different."""
+"""Random models and images, and made-up captures whose maps are smooth and all different."""
 
 import numpy as np
+import torch
 from PIL import Image
+from torch import Tensor
 
 from vitlab.inspect.capture import Capture
 from vitlab.models import ViTConfig
+from vitlab.models.vit import ViT
+
+
+def random_model(config: ViTConfig) -> ViT:
+    """A model whose attention is far from uniform."""
+    model = ViT(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.4)
+    return model
+
+
+def random_images(config: ViTConfig, n: int = 3) -> Tensor:
+    return torch.rand(n, 3, *config.image_hw) * 2 - 1
 
 
 def smooth(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
@@ -12,9 +28,9 @@ def smooth(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
     random = np.random.default_rng(seed)
     height, width = shape[-2:]
     small = random.random((int(np.prod(shape[:-2])), -(-height // 3) + 1, -(-width // 3) + 1), dtype=np.float32) ** 3
-    maps = [Image.fromarray(each).resize((width, height), Image.Resampling.BICUBIC) for each in small]
-    found = np.stack([np.asarray(each).clip(1e-4) for each in maps])
-    return (found / found.sum(axis=(1, 2), keepdims=True)).reshape(shape)
+    maps = [Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC) for image in small]
+    stacked = np.stack([np.asarray(image).clip(1e-4) for image in maps])
+    return (stacked / stacked.sum(axis=(1, 2), keepdims=True)).reshape(shape)
 
 
 def photograph(size: tuple[int, int], seed: int = 0) -> np.ndarray:

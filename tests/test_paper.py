@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from vitlab.inspect.drawings import FIGURES
+from vitlab.inspect.figures import FIGURES
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "paper.md"
@@ -116,7 +116,7 @@ def place_of(name: str) -> Path | None:
 
 
 def unknown_names(text: str) -> list[str]:
-    """Files that are named and do not exist, and names text_of_row to be in a file (`a/file.py` `x`, `y`) that are not."""
+    """Files that do not exist, and names after a file (`a/file.py` `x`, `y`) that it does not define."""
     wrong = []
     file, end = "", 0
     for span in re.finditer(r"`([^`\n]+)`", prose(text)):

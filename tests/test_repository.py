@@ -47,7 +47,10 @@ STANDS_ON = {
 }
 """What each folder may import of the project: folders below it ("" is all of them)."""
 
-HOMES = {"torch.distributed": ("train/distributed.py", "train/parallel.py"), "matplotlib": ("inspect/figures.py",)}
+HOMES = {
+    "torch.distributed": ("train/distributed.py", "train/parallel.py"),
+    "matplotlib": ("inspect/figures.py", "inspect/overlays.py", "inspect/plots.py"),
+}
 """Libraries that only these files may import."""
 
 TORCH_FREE = (

@@ -29,18 +29,18 @@ CROPS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def jpegs() -> list[Jpeg]:
-    """Two photographs of 640 x 427: each as it is; smaller and progressive; in coarser color; gray."""
-    found = []
+    """Two photographs of 640 x 427: as they are; smaller and progressive; in coarser color; gray."""
+    images = []
     for name in ("china.jpg", "flower.jpg"):
         data = (PHOTOGRAPHS / name).read_bytes()
         image = Image.open(io.BytesIO(data))
-        found.append(plain_jpeg(data))
+        images.append(plain_jpeg(data))
         for size, options in (((333, 250), {"progressive": True}), ((100, 61), {"subsampling": 2}), ((91, 300), {})):
             buffer = io.BytesIO()
             image.resize(size).convert("RGB" if options else "L").save(buffer, "JPEG", quality=90, **options)
-            found.append(plain_jpeg(buffer.getvalue()))
-    assert None not in found
-    return found
+            images.append(plain_jpeg(buffer.getvalue()))
+    assert None not in images
+    return images
 
 
 def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
@@ -99,26 +99,26 @@ def test_jpegs_decoded_smaller_stay_close(jpegs: list[Jpeg], size: int, monkeypa
     images, whole = [jpegs[0], jpegs[4]] * 15, [decode_image(jpegs[0].data), decode_image(jpegs[4].data)] * 15
     monkeypatch.setattr(Jpeg, "rows", watched)
     ours, theirs = (TrainTransform(size, fast=True).augment(each, 0, 0, np.arange(30)) for each in (images, whole))
-    found = [psnr(a, b) for a, b, shrink in zip(ours, theirs, shrinks, strict=True) if shrink > 1]
-    assert len(found) > 5
-    assert np.mean(found) > 50
-    assert min(found) > 42
+    decibels = [psnr(a, b) for a, b, shrink in zip(ours, theirs, shrinks, strict=True) if shrink > 1]
+    assert len(decibels) > 5
+    assert np.mean(decibels) > 50
+    assert min(decibels) > 42
 
 
-def test_a_image_decoded_smaller_has_no_edge_but_its_own(jpegs: list[Jpeg]) -> None:
-    """427 rows are no whole number of eights: nothing of what a coder puts below the image comes in."""
+def test_an_image_decoded_smaller_has_no_padding(jpegs: list[Jpeg]) -> None:
+    """427 rows are not a multiple of eight: the rows that a coder adds below the image are cut off."""
     crop = one_crop(jpegs[0], [0, 0, 427, 640], (16, 24))
     assert psnr(crop, one_crop(decode_image(jpegs[0].data), [0, 0, 427, 640], (16, 24))) > 45
     assert psnr(crop, resized(decode_image(jpegs[0].data)[:424], (16, 24))) > 45
 
 
-@pytest.mark.parametrize("shift", [(0, 0), (3, -2), (-8, 0), (8, 9), (-20, 1)])
 @pytest.mark.parametrize("mirrored", [False, True])
-def test_fast_windows_are_black_outside(shift: tuple[int, int], mirrored: bool) -> None:
+def test_fast_windows_are_black_outside(mirrored: bool) -> None:
     image = rng.integers(1, 256, (8, 9, 3)).astype(np.uint8)
-    crop = resize_crops([image], np.array([[0, 0, 8, 9]]), (8, 9), np.array([shift]), np.array([mirrored]), (8, 9))
-    padded = np.pad(image, ((20, 20), (20, 20), (0, 0)))[20 + shift[0] :, 20 + shift[1] :][:8, :9]
-    np.testing.assert_array_equal(crop[0].permute(1, 2, 0), padded[:, ::-1] if mirrored else padded)
+    for y, x in ((0, 0), (3, -2), (-8, 0), (8, 9), (-20, 1)):
+        crop = resize_crops([image], np.array([[0, 0, 8, 9]]), (8, 9), np.array([[y, x]]), np.array([mirrored]), (8, 9))
+        padded = np.pad(image, ((20, 20), (20, 20), (0, 0)))[20 + y :, 20 + x :][:8, :9]
+        np.testing.assert_array_equal(crop[0].permute(1, 2, 0), padded[:, ::-1] if mirrored else padded)
 
 
 # --------------------------------------------------------------------------------------- the Inception crop
@@ -129,12 +129,7 @@ def test_inception_boxes_keep_their_bounds(height: int, width: int, min_area: fl
     sizes = np.array([[height, width]] * 50)
     boxes = inception_boxes(sizes, np.random.default_rng(seed).random((50, 100, 4)), min_area)
     y, x, h, w = boxes.T
-    assert (y >= 0).all()
-    assert (x >= 0).all()
-    assert (h >= 1).all()
-    assert (w >= 1).all()
-    assert (y + h <= height).all()
-    assert (x + w <= width).all()
+    assert ((y >= 0) & (x >= 0) & (h >= 1) & (w >= 1) & (y + h <= height) & (x + w <= width)).all()
     whole = (h == height) & (w == width)
     assert (whole | (h * w >= min_area * height * width)).all()
     assert (whole | (np.abs(w - h * 1.04) <= h * 0.29 + 1)).all()  # 0.75 to 1.33, and rounding

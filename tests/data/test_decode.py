@@ -1,4 +1,4 @@
-"""Every unusual image is decoded correctly or reported."""
+"""Unusual images are decoded correctly, or the error names image and reason."""
 
 import contextlib
 import io
@@ -43,27 +43,19 @@ def test_formats(kind: str) -> None:
     assert difference.mean() < 4 if kind in ("JPEG", "WEBP", "CMYK") else difference.max() == 0
 
 
-@pytest.mark.parametrize("kind", ["RGBA", "LA", "palette", "color"])
-def test_transparency_is_laid_over_white(kind: str) -> None:
-    if kind == "RGBA":
-        data = encode(np.full((5, 5, 4), (100, 0, 200, 128), np.uint8), "PNG")
-        expected = 255 + (np.array([100, 0, 200]) - 255) * 128 / 255
-        np.testing.assert_allclose(decode_image(data)[0, 0], expected, atol=1)
-    elif kind == "LA":
-        gray = np.stack([np.full((4, 4), 60), np.array([[0, 255] * 2] * 4)], axis=2).astype(np.uint8)
-        image = decode_image(encode(Image.fromarray(gray, "LA"), "PNG"))
-        assert (image[:, ::2] == 255).all()
-        assert (image[:, 1::2] == 60).all()
-    elif kind == "palette":
-        palette = Image.fromarray(np.array([[0, 0, 0, 1, 1, 1]] * 4, np.uint8)).convert("P")
-        palette.putpalette([200, 10, 20, 30, 40, 250])
-        image = decode_image(encode(palette, "PNG", transparency=1))
-        assert (image[:, :3] == (200, 10, 20)).all()
-        assert (image[:, 3:] == 255).all()
-    else:
-        image = decode_image(encode(GRADIENT, "PNG", transparency=tuple(int(v) for v in GRADIENT[0, 0])))
-        assert (image[0, 0] == 255).all()
-        np.testing.assert_array_equal(image[1:], GRADIENT[1:])
+def test_transparency_is_laid_over_white() -> None:
+    image = decode_image(encode(np.full((5, 5, 4), (100, 0, 200, 128), np.uint8), "PNG"))
+    np.testing.assert_allclose(image[0, 0], 255 + (np.array([100, 0, 200]) - 255) * 128 / 255, atol=1)
+    gray = np.stack([np.full((4, 4), 60), np.array([[0, 255] * 2] * 4)], axis=2).astype(np.uint8)
+    image = decode_image(encode(Image.fromarray(gray, "LA"), "PNG"))
+    assert image[:, :, 0].tolist() == [[255, 60, 255, 60]] * 4
+    palette = Image.fromarray(np.array([[0, 0, 0, 1, 1, 1]] * 4, np.uint8)).convert("P")
+    palette.putpalette([200, 10, 20, 30, 40, 250])
+    image = decode_image(encode(palette, "PNG", transparency=1))
+    assert image[0].tolist() == [[200, 10, 20]] * 3 + [[255] * 3] * 3
+    image = decode_image(encode(GRADIENT, "PNG", transparency=tuple(int(v) for v in GRADIENT[0, 0])))
+    assert (image[0, 0] == 255).all()
+    np.testing.assert_array_equal(image[1:], GRADIENT[1:])
 
 
 @pytest.mark.parametrize("bits", [1, 8, 16])
@@ -96,18 +88,17 @@ def test_exif_orientation(kind: str, orientation: int) -> None:
     assert np.abs(image.astype(int) - GRADIENT).mean() < 3
 
 
-def test_broken_exif_is_ignored() -> None:
+def test_invalid_exif_is_ignored() -> None:
     data = encode(GRADIENT, "PNG", exif=b"Exif\0\0nonsense")
     np.testing.assert_array_equal(decode_image(data), GRADIENT)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
-def test_animation_gives_its_first_frame(kind: str) -> None:
+def test_of_an_animation_the_first_frame_is_taken(kind: str) -> None:
     frames = [Image.new("RGB", (8, 6), color) for color in ("red", "lime", "blue")]
     options = {"lossless": True} if kind == "WEBP" else {}
     image = decode_image(encode(frames[0], kind, save_all=True, append_images=frames[1:], **options))
-    assert image.shape == (6, 8, 3)
-    assert (image == (255, 0, 0)).all()
+    assert (image.shape, image.reshape(-1, 3).tolist()) == ((6, 8, 3), [[255, 0, 0]] * 48)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +133,7 @@ def test_decompression_bomb_is_refused_unread(side: int) -> None:
     header = side.to_bytes(4, "big") * 2 + b"\x08\x02\0\0\0"
     chunk = len(header).to_bytes(4, "big") + b"IHDR" + header + zlib.crc32(b"IHDR" + header).to_bytes(4, "big")
     data = b"\x89PNG\r\n\x1a\n" + chunk + encode(GRADIENT, "PNG")[33:]
-    with pytest.raises(ImageError, match="decompression bomb"):
+    with pytest.raises(ImageError, match="more than the 89,478,485 "):
         decode_image(data)
 
 
@@ -199,14 +190,14 @@ def test_rows_of_a_plain_jpeg_are_pillows(kind: str, monkeypatch: pytest.MonkeyP
         assert whole.shape[:2] == (-(-101 // shrink), -(-150 // shrink))
         with monkeypatch.context() as patch:
             patch.setattr(decode, "_decode_with_pillow", None)
-            for count in range(shrink, 102, shrink):
+            for count in range(shrink, 102, 3 * shrink):
                 np.testing.assert_array_equal(image.rows(count, shrink), whole[: count // shrink])
             np.testing.assert_array_equal(image.rows(101, shrink), whole)
             assert shrink > 1 or np.array_equal(decode_image(data), whole)
 
 
-def test_the_size_may_stand_before_the_header() -> None:
-    """Where it is not the header that is changed, Pillow reads the image."""
+def test_the_bytes_of_the_size_before_the_header() -> None:
+    """If it is not the header that is changed, Pillow reads the image."""
     image = plain_jpeg(encode(SOFT, "JPEG", comment=b"\x08" + SIZE))
     assert image is not None
     np.testing.assert_array_equal(image.rows(30), decode_image(image.data)[:30])
@@ -222,8 +213,8 @@ def test_odd_jpegs_are_left_to_pillow(kind: str) -> None:
 FILES = [*PLAIN.values(), *(encode(GRADIENT, kind) for kind in ("PNG", "GIF", "WEBP", "BMP", "TIFF", "PPM"))]
 
 
-@pytest.mark.filterwarnings("ignore")  # Pillow's own about the damage
-@settings(max_examples=300)
+@pytest.mark.filterwarnings("ignore")  # Pillow's, about the corruption
+@settings(max_examples=200)
 @given(st.sampled_from(FILES), st.data())
 def test_corrupt_bytes_give_pillows_image_or_an_image_error(valid: bytes, data: st.DataObject) -> None:
     corrupt = bytearray(valid)

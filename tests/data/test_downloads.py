@@ -1,4 +1,4 @@
-"""A download is whole and right, or the message says what is wrong; whatever the server does in between."""
+"""A download is complete and right, or the message says what is wrong; whatever the server does in between."""
 
 import hashlib
 import multiprocessing
@@ -6,7 +6,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import aiohttp
 import fsspec
 import numpy as np
 import pytest
@@ -34,10 +33,6 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield started
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
 @pytest.mark.parametrize("size", [None, len(DATA)])
 @pytest.mark.parametrize("digest", [SHA256, f"md5:{hashlib.md5(DATA).hexdigest()}", ""])
 def test_a_file_is_downloaded_once(server: Server, tmp_path: Path, digest: str, size: int | None) -> None:
@@ -46,10 +41,10 @@ def test_a_file_is_downloaded_once(server: Server, tmp_path: Path, digest: str, 
         download(f"{server.address}/0.tar", target, digest, size)
         assert target.read_bytes() == DATA
         assert server.sent["0.tar"] == len(DATA)
-    assert names(target.parent) == ["0.tar"]
-    target.write_bytes(b"damaged")
+    assert [path.name for path in target.parent.iterdir()] == ["0.tar"]
+    target.write_bytes(b"corrupt")
     download(f"{server.address}/0.tar", target, digest)
-    assert target.read_bytes() == (DATA if digest else b"damaged")
+    assert target.read_bytes() == (DATA if digest else b"corrupt")
 
 
 def test_any_file_system_of_fsspec(tmp_path: Path) -> None:
@@ -57,12 +52,13 @@ def test_any_file_system_of_fsspec(tmp_path: Path) -> None:
     download("memory://bucket/0.tar", tmp_path / "0.tar", SHA256)
     assert (tmp_path / "0.tar").read_bytes() == DATA
     assert read_small("memory://bucket/none") is None
-    with pytest.raises(UserError, match="memory://bucket/none"):
-        download("memory://bucket/none", tmp_path / "none")
-    with pytest.raises(UserError, match=r"pip install 'vitlab\[data\]'"):
-        download("s3://bucket/0.tar", tmp_path / "none")
-    with pytest.raises(UserError, match="expected https"):
-        download("nonsense://x", tmp_path / "none")
+    for url, message in (
+        ("memory://bucket/none", "memory://bucket/none"),
+        ("s3://bucket/0.tar", r"pip install 'vitlab\[data\]'"),
+        ("nonsense://x", "expected https"),
+    ):
+        with pytest.raises(UserError, match=message):
+            download(url, tmp_path / "none")
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -74,9 +70,9 @@ def test_a_broken_connection_is_resumed(server: Server, tmp_path: Path, ranges: 
     assert server.sent["0.tar"] < (400_000 if ranges else 500_000)
 
 
-@pytest.mark.parametrize("part", [DATA[:200_000], bytes(50_000), bytes(len(DATA)), bytes(len(DATA) + 9)])
-def test_a_killed_download_is_resumed_or_begun_again(server: Server, tmp_path: Path, part: bytes) -> None:
-    """Again, if what is left of it is of another file."""
+@pytest.mark.parametrize("part", [DATA[:200_000], bytes(50_000), bytes(len(DATA) + 9)])
+def test_a_killed_download_is_resumed_or_restarted(server: Server, tmp_path: Path, part: bytes) -> None:
+    """Restarted if the bytes on disk are of another file."""
     (tmp_path / ".0.tar.part").write_bytes(part)
     download(f"{server.address}/0.tar", tmp_path / "0.tar", SHA256, len(DATA))
     assert (tmp_path / "0.tar").read_bytes() == DATA
@@ -92,7 +88,7 @@ def test_a_wrong_digest_is_refused(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_server_that_stops_for_good(server: Server, tmp_path: Path) -> None:
-    """The error comes after six attempts in a row, and what has arrived stays for the next call."""
+    """The error is raised after six attempts in a row, and what has arrived is used by the next call."""
     url = f"{server.address}/0.tar"
     server.stops["0.tar"] = [0, 0, 0, 0, 0, 100_000, *([0] * 100)]
     with pytest.raises(UserError, match=r"0.tar \(.*tried 6 times\)"):
@@ -104,25 +100,20 @@ def test_a_server_that_stops_for_good(server: Server, tmp_path: Path) -> None:
     server.shutdown()
     server.server_close()
     for call in (lambda: download(url, tmp_path / "1.tar"), lambda: read_small(url)):
-        with pytest.raises(UserError, match=r"cannot download http://127.*0.tar \(.*; tried 6 times\)"):
+        with pytest.raises(UserError, match=r"http://127.*0.tar \(.*; tried 6 times\)"):
             call()
 
 
-def test_what_does_not_exist(server: Server, tmp_path: Path) -> None:
-    assert read_small(f"{server.address}/index.json") is None
-    with pytest.raises(UserError, match=r"9.tar \(404: .*check the address"):
-        download(f"{server.address}/9.tar", tmp_path / "9.tar", size=5)
-    assert server.asked["9.tar"] == 1
-
-
 @pytest.mark.parametrize(
-    ("status", "message"), [(401, "HF_TOKEN"), (403, "HF_TOKEN"), (400, "400: .*check the address")]
+    ("status", "message"), [(401, "HF_TOKEN"), (403, "HF_TOKEN"), (400, "400: .*address"), (404, "404: .*address")]
 )
-def test_other_refusals_are_permanent(server: Server, tmp_path: Path, status: int, message: str) -> None:
+def test_permanent_errors_are_not_retried(server: Server, tmp_path: Path, status: int, message: str) -> None:
     server.status = status
     with pytest.raises(UserError, match=message):
         download(f"{server.address}/0.tar", tmp_path / "0.tar", size=5)
     assert server.asked["0.tar"] == 1
+    if status == 404:
+        assert read_small(f"{server.address}/0.tar") is None
 
 
 def test_a_small_file_is_bounded(server: Server) -> None:
@@ -132,7 +123,6 @@ def test_a_small_file_is_bounded(server: Server) -> None:
 
 
 def test_a_slow_server_has_a_limit(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of time for each block, so that one that trickles is given up too."""
     monkeypatch.setattr(downloads, "TIMEOUT", 0.2)
     monkeypatch.setattr(downloads, "TRIES", 2)
     server.pause = 0.05
@@ -140,7 +130,7 @@ def test_a_slow_server_has_a_limit(server: Server, tmp_path: Path, monkeypatch: 
         download(f"{server.address}/0.tar", tmp_path / "0.tar", size=len(DATA))
 
 
-@pytest.mark.parametrize("location", ["file:///etc/hostname", "ftp://127.0.0.1/x", "data:text/plain,x"])
+@pytest.mark.parametrize("location", ["file:///etc/hostname", "ftp://127.0.0.1/x"])
 def test_no_redirect_leaves_the_web(server: Server, tmp_path: Path, location: str) -> None:
     server.redirect = location
     with pytest.raises(UserError, match="tried 6 times"):
@@ -159,7 +149,7 @@ def test_processes_and_threads_share_a_folder(server: Server, tmp_path: Path) ->
     download(f"{server.address}/0.tar", tmp_path / "before.tar")
     with multiprocessing.get_context("fork").Pool(3) as pool:
         pool.starmap(download, calls, chunksize=1)
-    threads = [threading.Thread(target=download, args=(*call[:1], tmp_path / "1.tar", SHA256)) for call in calls]
+    threads = [threading.Thread(target=download, args=(call[0], tmp_path / "1.tar", SHA256)) for call in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -168,7 +158,7 @@ def test_processes_and_threads_share_a_folder(server: Server, tmp_path: Path) ->
     assert server.sent["0.tar"] == 3 * len(DATA)
 
 
-def test_a_cancelled_download_does_not_wait(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_canceled_download_does_not_wait(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(downloads, "PAUSE", 60.0)
     cancelled = threading.Event()
     server.dead = True
@@ -185,10 +175,9 @@ def test_addresses_with_spaces_and_other_letters(server: Server, tmp_path: Path)
         assert read_small(f"{server.address}/{address}") == b"flowers"
 
 
-def test_proxies_of_the_environment_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxies_of_the_environment_are_used() -> None:
     filesystem, _ = downloads._filesystem("https://example.com/x")
     assert filesystem.client_kwargs["trust_env"]  # pyright: ignore[reportAttributeAccessIssue]
-    assert isinstance(filesystem.client_kwargs["timeout"], aiohttp.ClientTimeout)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -154,21 +154,19 @@ def test_corrupt_cifar(tmp_path: Path) -> None:
 def test_svhn_matrices(tmp_path: Path) -> None:
     images, labels = rng.integers(0, 256, (32, 32, 3, 12), np.uint8), np.arange(1, 13) % 10 + 1
     scipy.io.savemat(tmp_path / "a.mat", {"X": images, "y": labels[:, None].astype(np.uint8)})
-    got, numbers = pixels.read_svhn(tmp_path / "a.mat")
-    np.testing.assert_array_equal(got, np.moveaxis(images, 3, 0))
-    assert numbers.tolist() == (labels % 10).tolist()  # the digit 0 is stored as 10
-    assert 0 in numbers
+    pixels_read, labels_read = pixels.read_svhn(tmp_path / "a.mat")
+    np.testing.assert_array_equal(pixels_read, np.moveaxis(images, 3, 0))
+    assert labels_read.tolist() == (labels % 10).tolist()  # the digit 0 is stored as 10
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"X": np.zeros((32, 32, 3, 2), np.uint8)}, "has no array 'y'"),
+        ({"X": np.zeros((32, 32, 3, 2), np.uint8)}, "corrupt .*'y'"),
         ({"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[0], [1]])}, r"is not SVHN's.*: \[0, 1\]"),
         ({"X": np.zeros((32, 32, 3, 2), np.uint8), "y": np.array([[11], [1]])}, r"is not SVHN's.*: \[1, 11\]"),
         ({"X": np.zeros((28, 28, 3, 2), np.uint8), "y": np.array([[1], [1]])}, r"is not SVHN's: X \(28, 28, 3, 2\)"),
         ({"X": np.zeros((32, 32, 3, 2)), "y": np.array([[1], [1]])}, "is not SVHN's"),
-        ({"X": np.zeros((32, 32, 3, 3), np.uint8), "y": np.array([[1], [1]])}, "is not SVHN's"),
     ],
 )
 def test_other_matrices(tmp_path: Path, content: dict[str, np.ndarray], message: str) -> None:
@@ -178,13 +176,12 @@ def test_other_matrices(tmp_path: Path, content: dict[str, np.ndarray], message:
 
 
 @pytest.mark.parametrize(("part", "compressed"), [(0, False), (50, True), (200, False), (3000, True)])
-def test_a_matrix_that_is_cut_off(tmp_path: Path, part: int, compressed: bool) -> None:
-    path = tmp_path / "a.mat"
+def test_truncated_matrices(tmp_path: Path, part: int, compressed: bool) -> None:
     content = {"X": rng.integers(0, 256, (32, 32, 3, 2), np.uint8), "y": np.array([[1], [1]], np.uint8)}
-    scipy.io.savemat(path, content, do_compression=compressed)
-    path.write_bytes(path.read_bytes()[:part])
-    with pytest.raises(ValueError, match=r"a\.mat (is corrupt|has no array)"):
-        pixels.read_svhn(path)
+    scipy.io.savemat(tmp_path / "a.mat", content, do_compression=compressed)
+    (tmp_path / "a.mat").write_bytes((tmp_path / "a.mat").read_bytes()[:part])
+    with pytest.raises(ValueError, match=r"a\.mat is corrupt"):
+        pixels.read_svhn(tmp_path / "a.mat")
 
 
 @pytest.mark.parametrize(("chunks", "packed"), [(None, False), ((16, 4, 4, 3), True)])
@@ -195,32 +192,27 @@ def test_hdf5_is_mapped(tmp_path: Path, chunks: tuple[int, ...] | None, packed: 
     if packed:
         (tmp_path / "a.h5.gz").write_bytes(gzip.compress(path.read_bytes()))
         path.unlink()
-    for _ in range(2):  # the second time nothing is left to unpack
-        got = pixels.read_h5(path, "x")
-        assert isinstance(got, np.memmap)
-        np.testing.assert_array_equal(got, content)
+    for _ in range(2):  # the second time nothing has to be unpacked
+        array = pixels.read_h5(path, "x")
+        assert isinstance(array, np.memmap)
+        np.testing.assert_array_equal(array, content)
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_corrupt_hdf5(tmp_path: Path) -> None:
+def test_corrupt_hdf5(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:
         file["y"] = np.zeros(5000, np.uint8)
-    with pytest.raises(ValueError, match=r"a\.h5 has no array 'x'"):
-        pixels.read_h5(path, "x")
     whole = path.read_bytes()
-    for data in (b"", whole[:100], b"x" * 5000):
+    for data, name in ((whole, "x"), (b"", "y"), (whole[:100], "y"), (b"x" * 5000, "y")):
         path.write_bytes(data)
         with pytest.raises(ValueError, match=r"a\.h5 is corrupt"):
-            pixels.read_h5(path, "y")
+            pixels.read_h5(path, name)
     path.unlink()
     (tmp_path / "a.h5.gz").write_bytes(gzip.compress(whole)[:-20])
     with pytest.raises(ValueError, match=r"a\.h5 is corrupt"):
         pixels.read_h5(path, "y")
     assert not path.exists()
-
-
-def test_hdf5_without_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "h5py", None)
     with pytest.raises(ValueError, match=r"h5py is not installed: pip install 'vitlab\[vtab\]'"):
-        pixels.read_h5(tmp_path / "a.h5", "x")
+        pixels.read_h5(path, "x")

@@ -1,5 +1,6 @@
-"""Figures against plain loops over made-up logits, and the evaluation of a checkpoint."""
+"""Figures against plain loops over made-up logits, predictions in a file, and the evaluation of a checkpoint."""
 
+import csv
 import dataclasses
 import itertools
 import math
@@ -18,14 +19,20 @@ from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.decode import Entry, ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import Evaluation, evaluate, evaluate_checkpoint, format_evaluation
+from vitlab.evaluate.accuracy import (
+    CSV_COLUMNS,
+    Evaluation,
+    evaluate,
+    evaluate_checkpoint,
+    format_evaluation,
+    read_predictions,
+    write_predictions,
+)
 from vitlab.evaluate.options import EvalOptions, LoaderOptions
-from vitlab.models import ViTConfig
-from vitlab.models.vit import ViT
-from vitlab.pipelines.pretrain import Outcome, pretrain
+from vitlab.pipelines.pretrain import PREDICTIONS, Outcome, pretrain
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import RankError, init_distributed
-from vitlab.weights import load_card, load_model, save_model
+from vitlab.weights import load_model, save_model
 from vitlab.weights.google import write_google
 
 N, K = 23, 7
@@ -81,9 +88,9 @@ def test_every_image_once_in_order_in_evaluation_mode(logits: Tensor) -> None:
     assert [len(rows) for rows in model.batches] == [5, 5, 5, 5, 3]
     assert list(itertools.chain(*model.batches)) == list(range(N)) == result.indices.tolist()
     assert model.modes == {False}
-    assert model.training
     assert_same(result, evaluate(model.eval(), images(), (4, 4)))
-    assert not model.training
+    with pytest.raises(UserError, match=r"7 classes and made has 9.*vitlab finetune"):
+        evaluate(model, images(N, 9), (4, 4))
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -133,7 +140,6 @@ def test_figures_against_a_plain_loop(logits: Tensor, several: bool) -> None:
 
 
 def test_table_of_known_predictions() -> None:
-    """Four images of a, two of b, none of c: a is predicted three times, b once, c twice, d never."""
     logits = torch.eye(4)[[0, 0, 0, 1, 2, 2]] * 20
     classes = ("a", "\x1b[31mb", "c", "d")
     dataset = dataclasses.replace(images(6, 4), labels=np.array([0, 0, 0, 0, 1, 1]), classes=classes)
@@ -160,13 +166,6 @@ def test_unreadable_images(logits: Tensor) -> None:
         evaluate(Table(logits), dataset, (4, 4), SKIP)
 
 
-def test_model_of_other_classes(logits: Tensor) -> None:
-    model = Table(logits).train()
-    with pytest.raises(UserError, match=r"7 classes and made has 9.*vitlab finetune"):
-        evaluate(model, images(N, 9), (4, 4))
-    assert model.training
-
-
 # --------------------------------------------------------------------------------------------- several processes
 
 
@@ -183,7 +182,7 @@ def on_disk(tmp_path: Path) -> Dataset:
     return with_sets(made, [[i % 7, (i + 3) % 7, 6][: 1 + i % 3] for i in range(13)])
 
 
-@pytest.mark.parametrize(("count", "size"), [(2, 13), (3, 13), (3, 2)])
+@pytest.mark.parametrize(("count", "size"), [(2, 13), (3, 2)])
 def test_several_processes(
     count: int, size: int, on_disk: Dataset, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
 ) -> None:
@@ -214,6 +213,64 @@ def test_broken_image_ends_every_process(
     assert (type(first), type(second)) == (ImageError, RankError)
 
 
+# --------------------------------------------------------------------------------------------- predictions in a file
+
+CLASSES = ("a, b", 'say "c"', "d|e\nf")
+SETS = Labels.of_lists([[0], [1, 2], [2], [0, 1, 2], [1], [2, 0], [0]])
+
+
+def made(sets: Labels | None = None) -> tuple[Evaluation, Dataset]:
+    rng = np.random.default_rng(0)
+    confidences, losses = rng.random((2, 7)).astype(np.float32)
+    losses[3] = np.nan
+    labels = sets.firsts if sets else rng.integers(0, 3, 7)
+    predictions, right, in_top5 = rng.integers(0, 3, 7), rng.random(7) < 0.5, rng.random(7) < 0.9
+    indices = np.array([0, 1, 2, 4, 5, 6, 8])
+    evaluation = Evaluation(CLASSES, indices, labels, predictions, confidences, losses, right, in_top5, 2, sets, 5)
+    return evaluation, Dataset("made", "test", CLASSES, np.zeros(9, np.int64), pixels=np.zeros((9, 2, 2, 3), np.uint8))
+
+
+@pytest.mark.parametrize("sets", [None, SETS])
+def test_predictions_are_read_back_whole(sets: Labels | None, tmp_path: Path) -> None:
+    evaluation, dataset = made(sets)
+    write_predictions(tmp_path / "p.csv", evaluation, dataset)
+    back, names = read_predictions(tmp_path / "p.csv", CLASSES)
+    assert names == [f"made/test[{i}]" for i in evaluation.indices]
+    assert_same(dataclasses.replace(back, skipped=2, left_out=5), evaluation)
+    for name in ("confidences", "losses"):
+        assert getattr(back, name).dtype == np.float32
+    with (tmp_path / "p.csv").open(newline="") as file:
+        head, *rows = csv.reader(file)
+    assert tuple(head) == CSV_COLUMNS
+    assert [row[2] for row in rows] == [CLASSES[label] for label in evaluation.predictions]
+    text = (tmp_path / "p.csv").read_text()  # with the column's name in earlier versions
+    (tmp_path / "p.csv").write_text(text.replace("image,", "picture,", 1))
+    assert read_predictions(tmp_path / "p.csv", CLASSES)[1] == names
+
+
+def test_a_run_saves_its_predictions(pretrained: Outcome, workdir: Path) -> None:
+    back, _ = read_predictions(workdir / PREDICTIONS, pretrained.test.classes)
+    assert back.record() == pretrained.test.record()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: text.replace("labels", "marks", 1),
+        lambda text: text.replace(",0\n", ",zero\n", 1),
+        lambda text: text + "cut,off",
+        lambda _: "",
+        lambda text: text.replace("a, b", "another class"),
+    ],
+)
+def test_other_files_are_errors(spoil: Callable[[str], str], tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    write_predictions(path, *made())
+    path.write_text(spoil(path.read_text()))
+    with pytest.raises(UserError, match=r"p\.csv is not a table of predictions"):
+        read_predictions(path, CLASSES)
+
+
 # --------------------------------------------------------------------------------------------------- checkpoints
 
 CPU = EvalOptions(batch_size=256, device="cpu")
@@ -235,15 +292,13 @@ def test_size_and_resize(config: TrainConfig, tmp_path: Path) -> None:
     """Those of the checkpoint's card, in proportion to another size, unless they are given."""
     data = dataclasses.replace(config.data, eval_resize=14)
     outcome = pretrain(dataclasses.replace(config, data=data), tmp_path, device="cpu", tensorboard=False)
-    dataset = load_dataset("digits", "test", classes=(0, 1, 2))
-    said: list[str] = []
-    assert_same(evaluate_checkpoint(tmp_path, options=CPU, log=said.append), outcome.test)
-    assert said == [f"images: {Preprocessing.google(8, 14).describe()}"]
+    dataset, lines = load_dataset("digits", "test", classes=(0, 1, 2)), list[str]()
+    assert_same(evaluate_checkpoint(tmp_path, options=CPU, log=lines.append), outcome.test)
+    assert lines == [f"images: {Preprocessing.google(8, 14).describe()}"]
     assert not np.array_equal(evaluate(outcome.model, dataset, (8, 8)).losses, outcome.test.losses)
-    larger = evaluate(
-        load_model(tmp_path, image_size=12), dataset, (12, 12), preprocessing=Preprocessing.google(12, 21)
-    )
-    assert_same(evaluate_checkpoint(tmp_path, options=at(image_size=12)), larger)
+    larger, google = load_model(tmp_path, image_size=12), Preprocessing.google(12, 21)
+    expected = evaluate(larger, dataset, (12, 12), preprocessing=google)
+    assert_same(evaluate_checkpoint(tmp_path, options=at(image_size=12)), expected)
     resized = evaluate(outcome.model, dataset, (8, 8), preprocessing=Preprocessing.google(8, 9))
     assert_same(evaluate_checkpoint(tmp_path, options=at(image_size=8), resize=9), resized)
 
@@ -294,105 +349,5 @@ def test_folder_of_its_own_data_is_not_that_of_others(workdir: Path, tmp_path: P
     save_model(load_model(workdir), tmp_path / "moved", extra=card)
     for name in ("3", "4", "5"):
         write_images(tmp_path / "mine" / name, 12)
-    assert evaluate_checkpoint(tmp_path / "moved", f"folder:{tmp_path / 'mine'}", options=CPU).classes == (
-        "3",
-        "4",
-        "5",
-    )
-
-
-@pytest.mark.usefixtures("pretrained")
-def test_data_with_some_of_the_models_classes(workdir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Matched by name, not by number; predictions are over all classes."""
-    digits = load_dataset("digits", "test", classes=(2, 0))
-    for i in range(len(digits)):
-        folder = tmp_path / "some" / "test" / digits.classes[digits.labels[i]]
-        folder.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(digits.image(i)).save(folder / f"{i:03}.png")
-    result = evaluate_checkpoint(workdir, f"folder:{tmp_path / 'some'}", options=CPU)
-    whole = evaluate_checkpoint(workdir, options=CPU)
-    assert result.classes == ("0", "1", "2")
-    assert sorted(set(result.labels.tolist())) == [0, 2]
-    assert result.accuracy == pytest.approx(whole.right[whole.labels != 1].mean())
-    assert sorted(result.losses) == pytest.approx(sorted(whole.losses[whole.labels != 1]), rel=1e-5)
-    assert "has 2 of the model's 3 classes" in caplog.text
-    assert "of 2 of the 3 classes" in result.as_table()
-    # The same classes in another order are no subset: no warning.
-    save_model(
-        load_model(workdir), tmp_path / "turned",
-        extra=load_card(workdir) | {"classes": ["2", "0", "1"], "dataset": "folder:x"},
-    )  # fmt: skip
-    write_images(tmp_path / "some" / "test" / "1", 1)
-    caplog.clear()
-    turned = evaluate_checkpoint(tmp_path / "turned", f"folder:{tmp_path / 'some'}", options=CPU)
-    assert turned.classes == ("2", "0", "1")
-    assert np.bincount(turned.labels).tolist() == [*np.bincount(digits.labels), 1]
-    assert "predictions" not in caplog.text
-
-
-@pytest.mark.usefixtures("pretrained")
-def test_a_class_with_two_outputs(workdir: Path, tmp_path: Path) -> None:
-    extra = {"classes": ["crane", "crane", "egret"], "dataset": "folder:x"}
-    save_model(load_model(workdir), tmp_path / "model", extra=extra)
-    for name in ("crane", "egret"):
-        write_images(tmp_path / "birds" / "test" / name, 1)
-    with pytest.raises(UserError, match="several outputs called crane"):
-        evaluate_checkpoint(tmp_path / "model", f"folder:{tmp_path / 'birds'}", options=CPU)
-
-
-# ------------------------------------------------------------------------------------------ test sets of ImageNet
-
-
-@pytest.fixture(scope="module")
-def v2(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """ImageNet-V2 with one image of 20 x 14 pixels for each class."""
-    root = tmp_path_factory.mktemp("v2")
-    pixels = np.random.default_rng(0).integers(0, 256, (14, 20, 3)).astype(np.uint8)
-    Image.fromarray(pixels).save(root / "image.png")
-    for c in range(1000):
-        folder = root / "imagenetv2-matched-frequency-format-val" / str(c)
-        folder.mkdir(parents=True)
-        (folder / "0.png").hardlink_to(root / "image.png")
-    return str(root)
-
-
-def imagenet_model(num_classes: int = 1000) -> ViT:
-    model = ViT(ViTConfig(image_size=12, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=num_classes))
-    assert model.head is not None
-    torch.nn.init.normal_(model.head.weight)
-    return model
-
-
-def test_head_without_names_is_imagenets(v2: str, tmp_path: Path) -> None:
-    """Google's checkpoints have no names of classes."""
-    model = imagenet_model()
-    write_google(model, tmp_path / "vit.npz")
-    result = evaluate_checkpoint(tmp_path / "vit.npz", "imagenet_v2", options=CPU, root=v2)
-    dataset = load_dataset("imagenet_v2", "test", root=v2)
-    assert dataset.labels.tolist() == list(range(1000))
-    assert_same(result, evaluate(model, dataset, (12, 12), preprocessing=Preprocessing.google()))
-
-
-@pytest.mark.parametrize("trained_on", ["imagenet", "folder:mine"])
-def test_names_come_from_the_checkpoint(trained_on: str, v2: str, tmp_path: Path) -> None:
-    wnids = [f"n{2 * number:08}" for number in range(1000)]
-    save_model(imagenet_model(), tmp_path / "named", extra={"classes": wnids, "dataset": trained_on})
-    assert evaluate_checkpoint(tmp_path / "named", "imagenet_v2", options=CPU, root=v2).classes == tuple(wnids)
-
-
-@pytest.mark.parametrize(
-    ("classes", "message"),
-    [
-        ([f"bird {i}" for i in range(1000)], "knows the classes bird 0, bird 1"),
-        ([f"n{i:08}" for i in range(1000, 0, -1)], "knows the classes n00001000"),  # not in ImageNet's order
-        (21_843, "21,843 classes, as in ImageNet-21k"),
-        (10, "10 classes, and imagenet_v2 needs the 1,000"),
-    ],
-)
-def test_other_classes_than_imagenets(classes: Any, message: str, v2: str, tmp_path: Path) -> None:
-    if isinstance(classes, int):
-        write_google(imagenet_model(classes), tmp_path / "model.npz")
-    else:
-        save_model(imagenet_model(), tmp_path / "model.npz", extra={"classes": classes, "dataset": "folder:birds"})
-    with pytest.raises(UserError, match=message):
-        evaluate_checkpoint(tmp_path / "model.npz", "imagenet_v2", options=CPU, root=v2)
+    result = evaluate_checkpoint(tmp_path / "moved", f"folder:{tmp_path / 'mine'}", options=CPU)
+    assert result.classes == ("3", "4", "5")

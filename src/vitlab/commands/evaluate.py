@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
@@ -39,12 +39,11 @@ class Evaluate:
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
+            options: dict[str, Any] = {"root": self.root, "resize": self.resize, "partial": self.partial}
             evaluation = evaluate_checkpoint(
-                self.checkpoint, self.dataset, self.split, self.options, root=self.root, resize=self.resize,
-                partial=self.partial, log=print_note if world.is_rank_0 else _ignore, world=world,
-            )  # fmt: skip
-        if world.is_rank_0:
-            print_result(evaluation.record(), self.json, evaluation.as_table())
+                self.checkpoint, self.dataset, self.split, self.options, **options, log=print_note, world=world
+            )
+        print_result(evaluation.record(), self.json, evaluation.as_table())
         return 0
 
 
@@ -70,12 +69,11 @@ class Fewshot:
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
+            groups = self.protocol, self.splits, self.options
             report = fewshot_checkpoint(
-                self.checkpoint, self.dataset, self.protocol, self.splits, self.options, cache=self.cache,
-                out=self.out, log=print_note if world.is_rank_0 else _ignore, world=world,
-            )  # fmt: skip
-        if world.is_rank_0:
-            print_result(report.record(), self.json, report.as_table())
+                self.checkpoint, self.dataset, *groups, cache=self.cache, out=self.out, log=print_note, world=world
+            )
+        print_result(report.record(), self.json, report.as_table())
         return 0
 
 
@@ -104,12 +102,11 @@ class Probe:
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
+            options: dict[str, Any] = {"ks": self.k, "l2": self.l2, "cache": self.cache, "log": print_note}
             probe = probe_checkpoint(
-                self.checkpoint, self.dataset, self.kind, self.splits, self.options, ks=self.k, l2=self.l2,
-                cache=self.cache, log=print_note if world.is_rank_0 else _ignore, world=world,
-            )  # fmt: skip
-        if world.is_rank_0:
-            print_result(probe.record(), self.json, probe.as_table())
+                self.checkpoint, self.dataset, self.kind, self.splits, self.options, **options, world=world
+            )
+        print_result(probe.record(), self.json, probe.as_table())
         return 0
 
 
@@ -136,7 +133,3 @@ class Predict:
         if failed:
             print_note(f"{failed} images could not be read (named above).")
         return 1 if failed else 0
-
-
-def _ignore(_: str) -> None:
-    """Ranks other than 0 print nothing."""

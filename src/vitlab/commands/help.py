@@ -63,7 +63,7 @@ def _for_help(kind: type, default: Any, is_visible: Callable[[str], bool], prefi
         hint, marks = hints[field.name], []
         if typing.get_origin(hint) is Annotated:
             hint, *marks = typing.get_args(hint)
-        arg = next((mark for mark in marks if isinstance(mark, _ARG)), tyro.conf.arg())
+        arg: Any = next((mark for mark in marks if isinstance(mark, _ARG)), tyro.conf.arg())
         marks = [mark for mark in marks if mark is not arg]
         value = field.default if default is None else getattr(default, field.name)
         if field.name == "fewshot" and value is None:

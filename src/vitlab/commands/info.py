@@ -48,6 +48,6 @@ class Doctor:
         print_start("measuring this machine")
         from vitlab.cost.doctor import diagnose, format_diagnosis
 
-        found = diagnose(self.path)
-        print_result(found, self.json, format_diagnosis(found))
+        result = diagnose(self.path)
+        print_result(result, self.json, format_diagnosis(result))
         return 0

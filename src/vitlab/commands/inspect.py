@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
@@ -44,17 +44,16 @@ class Inspect:
         print_start(f"loading {self.checkpoint}")
         from vitlab.pipelines.inspect import as_text, inspect_checkpoint
 
-        found = inspect_checkpoint(
-            self.checkpoint, self.sources, self.out, shown=self.shown, top=self.top, batch_size=self.batch_size,
-            image_size=self.image_size, interpolation=self.interpolation, device=self.device, say=print_note,
-        )  # fmt: skip
-        print_result(found, self.json, as_text(found))
-        return 1 if found["unreadable"] else 0
+        options: dict[str, Any] = {"shown": self.shown, "top": self.top, "batch_size": self.batch_size}
+        options |= {"image_size": self.image_size, "interpolation": self.interpolation, "device": self.device}
+        result = inspect_checkpoint(self.checkpoint, self.sources, self.out, **options, say=print_note)
+        print_result(result, self.json, as_text(result))
+        return 1 if result["unreadable"] else 0
 
 
 @dataclass(frozen=True)
 class App:
-    """Serve a page on this machine: drop an image, see predictions and attention. Requires `vitlab[app]`."""
+    """Serve a page on this machine: drop an image, see predictions and attention."""
 
     checkpoint: Annotated[
         Positional[str],
@@ -75,11 +74,12 @@ class App:
         print_start(f"loading {self.checkpoint}")
         from vitlab.app import launch
 
-        launch(
-            self.checkpoint, port=self.port, max_megapixels=self.max_megapixels, max_upload_mb=self.max_upload_mb,
-            open_browser=self.open_browser, device=self.device,
-            announce=lambda url: print_result({"url": url}, self.json, f"{url} (Ctrl-C ends it)", lines=True),
-        )  # fmt: skip
+        def announce(url: str) -> None:
+            print_result({"url": url}, self.json, f"{url} (Ctrl-C ends it)", lines=True)
+
+        limits: dict[str, Any] = {"max_megapixels": self.max_megapixels, "max_upload_mb": self.max_upload_mb}
+        options = {"port": self.port, "open_browser": self.open_browser, "device": self.device}
+        launch(self.checkpoint, **limits, **options, announce=announce)
         return 0
 
 

@@ -32,33 +32,36 @@ RunConfig = Annotated[TrainConfig, tyro.conf.arg(name=""), tyro.conf.AvoidSubcom
 FinetuneRunConfig = Annotated[FinetuneConfig, tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]
 
 
+def is_rank_0() -> bool:
+    """Whether this process prints: the only one, or rank 0 of torchrun's. Known before torch is imported."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def print_result(result: Any, as_json: bool, text: str, lines: bool = False) -> None:
-    """Prints the result on the standard output: as JSON (`lines`: on one line) or as `text`."""
-    print(json.dumps(result, indent=None if lines else 1, default=str) if as_json else text, flush=True)
+    """Prints the result on the standard output of rank 0: as JSON (`lines`: on one line) or as `text`."""
+    if is_rank_0():
+        print(json.dumps(result, indent=None if lines else 1, default=str) if as_json else text, flush=True)
 
 
 def print_start(doing: str) -> None:
-    """Says what a command starts with, before it imports torch, which takes seconds. Only rank 0 prints."""
-    if os.environ.get("RANK", "0") == "0":
-        print_note(f"{doing} ...")
+    """Says what a command starts with, before it imports torch, which takes seconds."""
+    print_note(f"{doing} ...")
 
 
 def print_note(text: str) -> None:
-    """Prints a line for people on the standard error."""
-    print(f"vitlab: {printable(text)}", file=sys.stderr, flush=True)
-
-
-def print_accuracy(task: str, record: dict[str, Any]) -> None:
-    print(f"{task}: {record['accuracy']:.2%} of {record['images']:,}", file=sys.stderr, flush=True)
+    """Prints a line for people on the standard error of rank 0."""
+    if is_rank_0():
+        print(f"vitlab: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def settings_printer(workdir: Path) -> Callable[[TrainConfig], None]:
     """A function that prints the resolved settings on the standard error, so that `--json` stays readable."""
 
     def print_settings(config: TrainConfig) -> None:
-        print(f"settings (saved in {workdir / 'config.json'}):", file=sys.stderr)
-        for name, value in _flatten(to_dict(config)):
-            print(f"  {name} = {quoted(str(value))}", file=sys.stderr)
+        if is_rank_0():
+            print(f"settings (saved in {workdir / 'config.json'}):", file=sys.stderr)
+            for name, value in _flatten(to_dict(config)):
+                print(f"  {name} = {quoted(str(value))}", file=sys.stderr)
 
     return print_settings
 

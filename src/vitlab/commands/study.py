@@ -60,11 +60,13 @@ class Study:
         study, out = STUDIES[self.name], self.out or Path("runs") / f"study-{self.name}-{self.scale}"
         plan = runner.plan(study, self.scale, out, dataset=self.dataset, root=self.root)
         if self.dry_run:
-            found = cost.cost(plan, self.tflops)
-            print_result(found, self.json, f"{format_table(cost.rows(found))}\n{cost.summary(found)}")
+            result = cost.cost(plan, self.tflops)
+            print_result(result, self.json, cost.as_text(result))
             return 0
-        found = runner.run_study(study, plan, processes=self.processes, device=self.device)
-        print_result(found, self.json, f"{as_text(found)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}")
+        result = runner.run_study(study, plan, processes=self.processes, device=self.device)
+        print_result(
+            result, self.json, f"{as_text(result)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}"
+        )
         if left := plan.leftovers():
             print_note(
                 f"{len(left)} folders in {left[0].parent} hold runs with other settings or data; the report "
@@ -110,17 +112,20 @@ class Bench:
         from vitlab.cost.report import table
 
         batch = None if self.batch == "auto" else _integers("batch", self.batch)[0]
+        same = ("mode", "dtype", "compile", "seconds", "rounds", "memory", "largest", "device")
         settings = Settings(
-            self.models or FIGURE_12, _integers("sizes", self.sizes), self.mode, batch,
-            tuple(filter(None, self.against.split(","))), self.dtype, self.compile, self.seconds, self.rounds,
-            self.memory, self.largest, self.device,
-        )  # fmt: skip
-        found = bench(settings, self.out)
-        rows = table(found)
+            self.models or FIGURE_12,
+            _integers("sizes", self.sizes),
+            batch=batch,
+            against=tuple(filter(None, self.against.split(","))),
+            **{name: getattr(self, name) for name in same},
+        )
+        result = bench(settings, self.out)
+        rows = table(result)
         text = "nothing could be measured"
         if rows:
             text = f"{format_table(rows)}\nceiling: TFLOP/s of the products alone\nfigure: {self.out / 'bench.png'}"
-        print_result(found, self.json, f"{text} · result: {self.out / 'bench.json'}")
+        print_result(result, self.json, f"{text} · result: {self.out / 'bench.json'}")
         return 0 if rows else 1
 
 
@@ -159,9 +164,7 @@ class Plan:
         print_start(f"planning {self.recipe}")
         from vitlab.cost.plan import estimate, format_estimate
 
-        found = estimate(
-            self.config, device=self.device, count=self.count, mfu=self.mfu, model_name=self.model_name,
-            examples=self.examples, image_kb=self.image_kb, say=print_note,
-        )  # fmt: skip
-        print_result(found, self.json, format_estimate(found))
+        same = ("device", "count", "mfu", "model_name", "examples", "image_kb")
+        result = estimate(self.config, **{name: getattr(self, name) for name in same}, say=print_note)
+        print_result(result, self.json, format_estimate(result))
         return 0

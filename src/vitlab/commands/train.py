@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from tyro.conf import Positional
@@ -14,7 +14,6 @@ from vitlab.commands.output import (
     Json,
     PositionInterpolation,
     RunConfig,
-    print_accuracy,
     print_note,
     print_result,
     print_start,
@@ -38,8 +37,9 @@ class Demo:
         from vitlab.studies.demo import demo
 
         result = demo(self.out, seed=self.seed)
-        print_result(result, self.json, f"pre-trained: {result['pretrain_accuracy']:.1%} of the test digits right · "
-                f"carried to twice the resolution: {result['finetune_accuracy']:.1%}\n{result['page']}")  # fmt: skip
+        accuracies = f"pre-trained: {result['pretrain_accuracy']:.1%} of the test digits are right · "
+        accuracies += f"fine-tuned at twice the resolution: {result['finetune_accuracy']:.1%}"
+        print_result(result, self.json, f"{accuracies}\n{result['page']}")
         return 0
 
 
@@ -64,12 +64,9 @@ class Pretrain:
 
         workdir = self.workdir or Path("runs") / self.recipe
         with init_distributed() as world:
-            outcome = pretrain(
-                self.config, workdir, device=self.device, world=world,
-                on_settings=settings_printer(workdir) if world.is_rank_0 else None,
-            )  # fmt: skip
-        if world.is_rank_0:
-            print_result(outcome.result, self.json, outcome.summary(workdir))
+            printer = settings_printer(workdir)
+            outcome = pretrain(self.config, workdir, device=self.device, world=world, on_settings=printer)
+        print_result(outcome.result, self.json, outcome.summary(workdir))
         return 0
 
 
@@ -107,12 +104,10 @@ class Finetune:
         short_name = Path(name.partition(":")[2] or name).name if self.recipe == "own" else self.recipe
         workdir = self.workdir or Path("runs") / f"finetune-{short_name}"
         with init_distributed() as world:
-            done = sweep_and_finetune(
-                self.checkpoint, self.config, workdir, image_size=self.image_size, interpolation=self.interpolation,
-                device=self.device, log=print_note if world.is_rank_0 else lambda _: None, world=world,
-            )  # fmt: skip
-        if world.is_rank_0:
-            print_result(done.result, self.json, done.summary(workdir))
+            options: dict[str, Any] = {"image_size": self.image_size, "interpolation": self.interpolation}
+            options |= {"device": self.device, "log": print_note, "world": world}
+            outcome = sweep_and_finetune(self.checkpoint, self.config, workdir, **options)
+        print_result(outcome.result, self.json, outcome.summary(workdir))
         return 0
 
 
@@ -143,11 +138,12 @@ class Vtab:
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
-            result = vtab(
-                self.checkpoint, self.config, self.root, self.out, tasks=self.tasks or "available", select=self.select,
-                download=self.download, image_size=self.image_size, device=self.device, world=world,
-                on_task=print_accuracy,
-            )  # fmt: skip
-        if world.is_rank_0:
-            print_result(result, self.json, f"{as_table(result)}\nresult: {self.out / 'result.json'}")
+            options: dict[str, Any] = {"select": self.select, "download": self.download, "image_size": self.image_size}
+            options |= {"tasks": self.tasks or "available", "device": self.device, "world": world}
+            result = vtab(self.checkpoint, self.config, self.root, self.out, **options, on_task=_print_accuracy)
+        print_result(result, self.json, f"{as_table(result)}\nresult: {self.out / 'result.json'}")
         return 0 if result["tasks"] else 1  # no task had its data
+
+
+def _print_accuracy(task: str, record: dict[str, Any]) -> None:
+    print_note(f"{task}: {record['accuracy']:.2%} of {record['images']:,}")

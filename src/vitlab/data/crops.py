@@ -1,7 +1,7 @@
 """Crops of images: which box of an image, and how it becomes a crop of a given size.
 
 A crop is a row of sampling positions for each axis and one bilinear look-up; or, faster and for images from files
-only, a resize of each box by itself. Of a JPEG only the rows that are looked at are decoded.
+only, a resized box. Of a JPEG only the rows that a crop needs are decoded.
 """
 
 from collections.abc import Sequence
@@ -92,9 +92,9 @@ def resize_crops(
 ) -> UInt8[Tensor, "B 3 S T"]:
     """Boxes (y, x, h, w) squashed to `full`, and of that the windows of `size` from `shifts` on.
 
-    Deviation: where a crop shrinks it is averaged (bilinear with antialiasing, as Pillow and torchvision resize), not
-    looked up at single points as by TF2's resize. A box that at 1/2, 1/4 or 1/8 of the image's size is still `SPARE`
-    times `full` has its edges rounded to that grid, so that a JPEG is decoded at that size.
+    Deviation: bilinear with antialiasing, as Pillow and torchvision resize; TF2's resize looks up single points. A box
+    that at 1/2, 1/4 or 1/8 of the image's size is still `SPARE` times `full` has its edges rounded to that grid, so
+    that a JPEG is decoded at that size.
     """
     crops = torch.zeros(len(images), 3, *size, dtype=torch.uint8)
     for crop, image, box, shift, mirror in zip(crops, images, boxes.tolist(), shifts.tolist(), mirrored, strict=True):

@@ -1,7 +1,7 @@
-"""Decodes image files: any format -> uint8 [H, W, 3], RGB, upright. What cannot be read is an `ImageError`.
+"""Decodes image files: any format -> uint8 [H, W, 3], RGB, upright. Raises `ImageError`.
 
 Pillow reads every format. Plain JPEGs, as nearly all photographs are, are decoded by libjpeg-turbo directly
-(simplejpeg): the same bytes come out sooner, and only as many rows as a crop needs have to be decoded.
+(simplejpeg): the same pixels in less time, and only as many rows as a crop needs.
 """
 
 import io
@@ -18,7 +18,7 @@ from vitlab.errors import UserError, quoted
 from vitlab.io import open_regular
 
 MAX_PIXELS = 89_478_485  # 256 MiB of RGB: larger images are refused as decompression bombs (Pillow's own bound)
-# All that is read: Pillow also knows formats that run other programs.
+# No others: Pillow also has formats that run other programs.
 IMAGE_FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),
     "PNG": (".png",),
@@ -33,8 +33,9 @@ IMAGE_SUFFIXES = frozenset(suffix for suffixes in IMAGE_FORMATS.values() for suf
 
 _ORIENTATION = 0x0112
 _EXIF_ERRORS = (SyntaxError, ValueError, TypeError, KeyError, struct.error)
+# What Pillow's readers raise on corrupt data:
 _CORRUPT = (ArithmeticError, AssertionError, EOFError, LookupError, MemoryError, RuntimeError, OSError, zlib.error)
-_CORRUPT += _EXIF_ERRORS  # what Pillow's readers raise on corrupt data
+_CORRUPT += _EXIF_ERRORS
 
 
 class ImageError(UserError):
@@ -57,8 +58,9 @@ def decode_image(data: bytes | Path, *, path: str = "<bytes>", max_pixels: int =
     if isinstance(data, Path):
         path = str(data)
         data = read_bytes(path)
-    jpeg = plain_jpeg(data, path=path, max_pixels=max_pixels)
-    return jpeg.rows(jpeg.height) if jpeg else _decode_with_pillow(data, path, max_pixels=max_pixels)
+    if jpeg := plain_jpeg(data, path=path, max_pixels=max_pixels):
+        return jpeg.rows(jpeg.height)
+    return _decode_with_pillow(data, path, max_pixels=max_pixels)
 
 
 def read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
@@ -80,7 +82,7 @@ def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, max_pixels: int
     try:
         with Image.open(io.BytesIO(data), formats=tuple(IMAGE_FORMATS)) as image:
             if image.width * image.height > max_pixels:
-                raise ImageError(path, _bomb(f"{image.width} x {image.height}", max_pixels))
+                raise ImageError(path, f"{image.width} x {image.height} pixels, more than the {max_pixels:,} allowed")
             if shrink > 1:
                 image.draft(None, (image.width // shrink, image.height // shrink))
             image.load()
@@ -89,19 +91,15 @@ def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, max_pixels: int
         raise
     except Image.UnidentifiedImageError:
         raise ImageError(path, f"not an image of a known format ({', '.join(IMAGE_FORMATS)})") from None
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise ImageError(path, _bomb("too many", max_pixels)) from None
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise ImageError(path, f"more than the {max_pixels:,} pixels allowed: {error}") from None
     except _CORRUPT as error:
         raise ImageError(path, f"corrupt or truncated ({error or type(error).__name__})") from error
 
 
-def _bomb(size: str, max_pixels: int) -> str:
-    return f"{size} pixels, more than the {max_pixels:,} allowed: a decompression bomb, or to be scaled down"
-
-
 def _upright(image: Image.Image) -> Image.Image:
-    """Applies the EXIF orientation; an EXIF block that cannot be parsed is ignored."""
-    if not image.info:  # no metadata at all: saves a third of the time of a small PNG
+    """Applies the EXIF orientation; an invalid EXIF block is ignored."""
+    if not image.info:  # saves a third of the time of a small PNG
         return image
     try:
         return image if image.getexif().get(_ORIENTATION, 1) == 1 else ImageOps.exif_transpose(image)
@@ -110,17 +108,14 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _to_rgb(image: Image.Image, path: str) -> Image.Image:
-    if image.mode == "F":
-        raise ImageError(path, "floating-point gray values have no agreed range: store it with 8 or 16 bits")
-    if image.mode.startswith("I"):  # I;16, I;16B, I: Pillow's own conversion clips these instead of scaling
-        gray = np.asarray(image).astype(np.int64)
-        gray[gray == image.info.get("transparency", -1)] = 65535
-        if gray.min() < 0 or gray.max() > 65535:
-            raise ImageError(path, "32-bit gray values have no agreed range: store it with 8 or 16 bits")
+    if image.mode[0] in "FI":  # F, I, I;16, I;16B: Pillow's conversion clips these instead of scaling
+        gray = np.asarray(image)
+        if gray.dtype.kind == "f" or gray.min() < 0 or gray.max() > 65535:
+            raise ImageError(path, "floating-point or 32-bit gray values have no agreed range: store 8 or 16 bits")
+        gray = np.where(gray == image.info.get("transparency", -1), 65535, gray).astype(np.int64)
         return Image.fromarray(((gray + 128) // 257).astype(np.uint8)).convert("RGB")
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        straight = {"RGBa": "RGBA", "La": "LA"}.get(image.mode)  # those have premultiplied alpha
-        rgba = (image.convert(straight) if straight else image).convert("RGBA")
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return image.convert("RGB")
 
@@ -141,8 +136,8 @@ class Jpeg(NamedTuple):
     def rows(self, count: int, shrink: int = 1) -> np.ndarray:
         """The first `count` rows at 1 / `shrink` (1, 2, 4, 8) of the size: uint8 [ceil(count / shrink), W', 3].
 
-        Rows below are not decoded: libjpeg gets a header that promises fewer of them. Whatever else it complains of,
-        Pillow reads the whole image. Raises `ImageError`.
+        Rows below are not decoded: libjpeg gets a header that promises fewer of them. Where it fails, Pillow reads the
+        whole image. Raises `ImageError`.
         """
         # Blocks are 8 or 16 rows; color of half the height is interpolated with up to two rows of the next block.
         height = min(-(-(count + 4 * shrink) // 16) * 16, self.height)
@@ -161,12 +156,12 @@ class Jpeg(NamedTuple):
 
 
 def plain_jpeg(data: bytes, *, path: str = "<bytes>", max_pixels: int = MAX_PIXELS) -> Jpeg | None:
-    """The image if it is a plain JPEG; None if Pillow has to read it (CMYK, to be turned) or to refuse it."""
+    """The image if it is a plain JPEG; None for what Pillow has to read (CMYK, EXIF orientation) or to refuse."""
     if not data.startswith(b"\xff\xd8\xff") or b"\xff\xd9" not in data[-32:] or not _is_upright(data):
         return None
     try:
         *size, color, _ = simplejpeg.decode_jpeg_header(data, strict=False)
-    except (ValueError, KeyError):  # the second for rare grids of colors, as 4:4:1
+    except (ValueError, KeyError):  # KeyError for rare color sampling such as 4:4:1
         return None
     height, width = map(int, size)
     plain = color in ("YCbCr", "RGB", "Gray") and 0 < height * width <= max_pixels
@@ -174,13 +169,12 @@ def plain_jpeg(data: bytes, *, path: str = "<bytes>", max_pixels: int = MAX_PIXE
 
 
 def _is_upright(jpeg: bytes) -> bool:
-    """Whether the metadata leave the image as it is stored; False if that takes a closer look."""
     if b"Orientation" in jpeg:  # XMP
         return False
     if (start := jpeg.find(b"Exif\0\0")) < 0:
         return True
-    exif = Image.Exif()
     try:
+        exif = Image.Exif()
         exif.load(jpeg[start : start + 2**16])
         return exif.get(_ORIENTATION, 1) == 1
     except _EXIF_ERRORS:
@@ -218,7 +212,7 @@ class Entry(NamedTuple):
         return image[self.border : -self.border, self.border : -self.border]
 
     def open(self) -> np.ndarray | Jpeg:
-        """As `read`, but a plain JPEG stays encoded, so that only what is looked at has to be decoded."""
+        """As `read`, but a plain JPEG stays encoded, for a crop to decode its rows."""
         if self.border or type(self).read is not Entry.read:
             return self.read()
         data = self.data()

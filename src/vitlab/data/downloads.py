@@ -1,7 +1,6 @@
-"""The download path of the whole project: any address that fsspec opens, resumed, checked, and whole or not there.
+"""Downloads from any address that fsspec opens (`https://`, `s3://`, `gs://`, `hf://`): resumed, checked, atomic.
 
-`https://`, `s3://`, `gs://`, `hf://` and `memory://` are the same to everything here. Checkpoints of the Hugging Face
-hub go into the cache of huggingface_hub instead (`weights/hub.py`).
+Checkpoints of the Hugging Face hub go into the cache of huggingface_hub instead (`weights/hub.py`).
 """
 
 import fcntl
@@ -17,14 +16,10 @@ from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.io import JSON_BYTES
 
-BLOCK = 2**23
-"""Bytes per request: what a broken connection loses, and what must arrive within TIMEOUT."""
-TIMEOUT = 600.0
-"""Seconds for one request; a server that sends BLOCK more slowly counts as gone."""
-TRIES = 6
-"""Attempts without a byte after which a server counts as gone."""
-PAUSE = 0.5
-"""Seconds before the second attempt; every further pause is twice as long."""
+BLOCK = 2**23  # bytes per request: what a broken connection loses
+TIMEOUT = 600.0  # seconds for a request
+TRIES = 6  # attempts for a request
+PAUSE = 0.5  # seconds before the second attempt; every further pause is twice as long
 
 REQUEST_ERRORS = {
     "aiohttp": "ClientError",
@@ -32,9 +27,11 @@ REQUEST_ERRORS = {
     "botocore.exceptions": "BotoCoreError",
     "gcsfs.retry": "HttpError",
 }
-"""The errors of file systems that are no OSError."""
+"""The errors of file systems that are not an OSError."""
+RETRIED = (408, 416, 425, 429)
+"""The statuses 4xx that are not permanent."""
 Report = Callable[[int, int], None]
-"""Receives how much is done, and of how much."""
+"""Receives the amount that is done, and the total."""
 Result = TypeVar("Result")
 
 
@@ -53,10 +50,9 @@ def download(
 ) -> None:
     """Downloads `url` to the file `target`, unless it is there already with that digest.
 
-    digest: "md5:..." or "sha256:...", or "" for none. size: of the file in bytes, where it is known. cancelled: once it
-    is set, the download is given up. quiet: shows no progress.
-    The bytes are collected in `.NAME.part` beside `target`. An interrupted download is resumed, and a process that
-    finds another one downloading waits for it. Raises UserError.
+    digest: "md5:..." or "sha256:...", or "" for none. size: bytes, if known. cancelled: ends the download once it is
+    set. The bytes are collected in `.NAME.part` beside `target`, where an interrupted download is resumed; of several
+    processes one downloads and the others wait. Raises UserError.
     """
     part_path = target.with_name(f".{target.name}.part")
     try:
@@ -105,9 +101,9 @@ def _complete(
         if actual == digest:
             return
         part.truncate(0)  # it may have begun with a part of another file
+    expected = digest.partition(":")[2]
     raise UserError(
-        f"{url} has the {actual.replace(':', ' ')}, expected {digest.partition(':')[2]}: the file is corrupt on the "
-        f"server, or was replaced; download it elsewhere"
+        f"{url} has the {actual.replace(':', ' ')}, expected {expected}: the file was corrupted or replaced"
     )
 
 
@@ -162,13 +158,11 @@ def retry(
             status, reason = _status(last), _first_line(last)
             if status in (404, 410) and missing is not _REQUIRED:
                 return missing
-            if status in (401, 403):
-                raise UserError(
-                    f"cannot download {url} ({reason}): access is restricted. On the Hugging Face hub, accept the "
-                    f"terms on the page of the repository and log in (`hf auth login`, or the variable HF_TOKEN)"
-                ) from error
-            if status is not None and 400 <= status < 500 and status not in (408, 416, 425, 429):
-                raise UserError(f"cannot download {url} ({status}: {reason}): check the address") from error
+            if status is not None and 400 <= status < 500 and status not in RETRIED:
+                hint = "check the address"
+                if status in (401, 403):
+                    hint = "log in (on the Hugging Face hub `hf auth login`, or HF_TOKEN) and accept the terms"
+                raise UserError(f"cannot download {url} ({status}: {reason}): {hint}") from error
     raise UserError(
         f"cannot download {url} ({_first_line(last)}; tried {TRIES} times): check the address and the network. The "
         f"same command resumes the download"

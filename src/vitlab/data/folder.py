@@ -42,7 +42,8 @@ def folder_splits(path: Path, name: str) -> Splits:
                 f"the folder {path} has {sorted(folder.name for folder in splits.values())} but no train: add "
                 f"{path / 'train'}/CLASS/image.jpg, or use one of its splits ({', '.join([*splits, 'all'])})"
             )
-        return dataclasses.replace(read_class_folders(splits[split], name, split, classes), classes=shown)
+        dataset = read_class_folders(splits[split], name, split, classes)
+        return dataclasses.replace(dataset, classes=shown, folder=str(path))
 
     return list(splits), read
 
@@ -106,7 +107,7 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
 def images_below(folder: Path, ignored: collections.Counter[str]) -> list[str]:
     """All images in `folder` and below it, sorted by path; other files are counted by kind in `ignored`.
 
-    Links are followed; hidden folders are not. Raises UserError for a folder that cannot be listed.
+    Links are followed, hidden folders are skipped. Raises UserError.
     """
 
     def fail(error: OSError) -> None:
@@ -134,7 +135,7 @@ def _leads_back(path: Path, top: Path) -> bool:
 
 
 def report_ignored(path: Path, ignored: collections.Counter[str]) -> None:
-    """Logs how many files of each kind are left out."""
+    """Logs the counts of files by kind that are left out."""
     if ignored:
         kinds = ", ".join(f"{quoted(kind)} {count}" for kind, count in sorted(ignored.items()))
         logger.warning("%s: %d files are not images and are left out (%s)", quoted(str(path)), ignored.total(), kinds)

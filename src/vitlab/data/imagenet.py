@@ -27,11 +27,6 @@ VAL_IMAGES = 50_000
 SHARED_CLASSES = 113  # of ObjectNet's 313
 BORDER = 2  # pixels at each side of an ObjectNet image that are red, so that nobody trains on it unawares
 NUMBERS = tuple(map(str, range(CLASSES)))  # the class names of sets without names
-
-TEST_RESIZE = {"objectnet": (512, 480)}
-"""Data set -> (shorter side, center) in pixels, if a set is evaluated at a size of its own: BiT's, which App. D.9
-follows. Other sizes of the center keep the proportion."""
-
 _V2_FOLDERS = {
     "imagenet_v2": "imagenetv2-matched-frequency-format-val",
     "imagenet_v2_threshold": "imagenetv2-threshold0.7-format-val",
@@ -40,22 +35,6 @@ _V2_FOLDERS = {
 _CLASS_LIST = "LOC_synset_mapping.txt"
 _WNID = re.compile(r"n\d{8}")
 _VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})(?:_n\d{8})?\.jpe?g", re.IGNORECASE)
-
-
-def has_imagenet_classes(name: str) -> bool:
-    """Whether the data set `name` is ImageNet or one of its test sets."""
-    return name in DATASETS and DATASETS[name].reader.startswith("imagenet:")
-
-
-def predicts_imagenet(classes: Sequence[str] | None, dataset: str | None) -> bool:
-    """Whether the 1,000 outputs of a checkpoint are ImageNet's classes, in their order.
-
-    classes: its names of the outputs; dataset: what it was trained on; both None if unknown, as for checkpoints of
-    Google and others, which are assumed to be.
-    """
-    if dataset is None or has_imagenet_classes(dataset):
-        return True
-    return classes is not None and list(classes) == sorted(classes) and all(map(_WNID.fullmatch, classes))
 
 
 # ------------------------------------------------------------------------------------------------ ImageNet

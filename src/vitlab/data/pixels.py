@@ -9,7 +9,7 @@ import tarfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -158,18 +158,19 @@ def read_mat(path: Path, *names: str) -> list[np.ndarray]:
     corrupt = (ArithmeticError, EOFError, LookupError, NotImplementedError, OSError, TypeError, ValueError, zlib.error)
     try:
         content = scipy.io.loadmat(path)
-    except (*corrupt, MatReadError) as error:
+        return [content[name] for name in names]
+    except (*corrupt, MatReadError) as error:  # LookupError also for a missing array
         raise _corrupt(path, error) from error
-    if missing := [name for name in names if name not in content]:
-        raise UserError(f"{path} has no array {missing[0]!r}: it is another file, or was changed")
-    return [content[name] for name in names]
 
 
 def read_svhn(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Pixels uint8 [N, 32, 32, 3] and labels int64 [N] of an SVHN file, in which the digit 0 is the label 10."""
     pixels, labels = read_mat(path, "X", "y")
-    shaped = pixels.dtype == np.uint8 and pixels.shape[:3] == (32, 32, 3) and labels.shape == (pixels.shape[-1], 1)
-    if not shaped or not labels.size or labels.min() < 1 or labels.max() > 10:
+    if (
+        pixels.dtype != np.uint8
+        or pixels.shape != (32, 32, 3, len(labels))
+        or not 1 <= labels.min() <= labels.max() <= 10
+    ):
         raise UserError(f"{path} is not SVHN's: X {pixels.shape}, y {labels.shape}: {np.unique(labels)[:12].tolist()}")
     return np.ascontiguousarray(pixels.transpose(3, 0, 1, 2)), labels[:, 0].astype(np.int64) % 10
 
@@ -177,31 +178,27 @@ def read_svhn(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def read_h5(path: Path, name: str) -> np.ndarray:
     """The array `name` of an HDF5 file, or of `path`.gz, which is unpacked beside it first. Raises UserError.
 
-    It is mapped into memory, so that a few images of many cost little. An array that is stored in chunks is therefore
-    written out once as an .npy beside the file.
+    It is mapped into memory, so that a few images of many cost little: from an .npy beside the file, as the published
+    files are compressed.
     """
     try:
         import h5py
     except ImportError as error:
         raise UserError(f"{path} is an HDF5 file, and h5py is not installed: pip install 'vitlab[vtab]'") from error
+    plain = path.with_name(f"{path.name}.{name}.npy")
     try:
         if not path.is_file():
             with gzip.open(f"{path}.gz") as packed, replacing_file(path) as file:
                 shutil.copyfileobj(packed, file)
-        with h5py.File(path) as file:
-            array = file.get(name)
-            if not isinstance(array, h5py.Dataset):
-                raise UserError(f"{path} has no array {name!r}: it is another file, or was changed")
-            if (offset := array.id.get_offset()) is not None:
-                return np.memmap(path, array.dtype, "r", offset, array.shape)
-            plain = path.with_name(f"{path.name}.{name}.npy")
-            if not plain.is_file():
-                part = plain.with_name(f"{plain.name}.part")
+        if not plain.is_file():
+            part = plain.with_name(f"{plain.name}.part")
+            with h5py.File(path) as file:
+                array: Any = file[name]
                 copy = np.lib.format.open_memmap(part, "w+", array.dtype, array.shape)
                 for start in range(0, len(array), 1024):
                     copy[start : start + 1024] = array[start : start + 1024]
-                copy.flush()
-                part.replace(plain)
-            return np.load(plain, "r", allow_pickle=False)
-    except (OSError, EOFError, zlib.error) as error:
+            copy.flush()
+            part.replace(plain)
+        return np.load(plain, "r", allow_pickle=False)
+    except (OSError, EOFError, KeyError, zlib.error) as error:  # KeyError for a missing array
         raise _corrupt(path, error) from error

@@ -24,7 +24,6 @@ from vitlab.data.subsets import (
     stratified_split,
     val_is_test,
     warn_once,
-    warn_val_is_test,
 )
 from vitlab.errors import UserError, quoted
 
@@ -42,6 +41,7 @@ class DatasetInfo:
     reader: "MODULE:FUNCTION" of `vitlab.data` that takes (name, root, download) and returns `Splits`; "" for the kinds
     of the user's data sets. num_classes: None if it varies. image_size: (H, W) in pixels, None for any size. splits:
     numbers of images. held_out: the splits that the source lacks, with the share of its train that stands in for them.
+    eval_resize: (shorter side, center) in pixels if the set is evaluated at another proportion than the model's.
     """
 
     source: str
@@ -51,6 +51,7 @@ class DatasetInfo:
     image_size: tuple[int, int] | None = None
     splits: Mapping[str, int] = dataclasses.field(default_factory=dict)
     held_out: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    eval_resize: tuple[int, int] | None = None
 
 
 def _info(name: str, row: dict[str, Any], published: dict[str, Any]) -> DatasetInfo:
@@ -64,9 +65,7 @@ def _info(name: str, row: dict[str, Any], published: dict[str, Any]) -> DatasetI
             "num_classes": published[name]["classes"],
             "splits": {_ours(split): count for split, count in published[name]["sizes"].items()},
         }
-    if "image_size" in row:
-        row["image_size"] = tuple(row["image_size"])
-    return DatasetInfo(**row)
+    return DatasetInfo(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
 
 
 def _ours(split: str) -> str:
@@ -119,21 +118,11 @@ def load_dataset(
         raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
     if partial and name not in PARTIAL:
         raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
-    kind, _, path = name.partition(":")
-    if kind == "vtab" and path:
-        from vitlab.data.vtab.tasks import load_task
-
-        dataset = load_task(path, split, _home(root), download)
-    elif custom := _custom_splits(name, root):
-        dataset = choose_custom_split(name, *custom, split, seed, whole_train)
-        if kind != "hub" and not _is_address(path):
-            dataset = dataclasses.replace(dataset, folder=str(_resolve(path, root)))
-    elif (info := DATASETS.get(name)) and info.reader:
-        options = {"partial": True} if partial else {}
-        present, read = _reader(info)(name, _expanded(root), download, **options)
-        dataset = choose_split(present, read, split, info.held_out, seed)
+    custom = name.partition(":")[0] in CUSTOM
+    if splits := _custom_splits(name, root):
+        dataset = choose_custom_split(name, *splits, split, seed, whole_train)
     else:
-        raise UserError(_unknown(name, root))
+        dataset = _read_published(name, split, root, download, partial, seed)
     if not len(dataset):
         raise UserError(f"{name}: no class of train has enough images to cut a {split} split from it; add some")
     if part is not None:
@@ -143,11 +132,26 @@ def load_dataset(
     if exclude is not None:
         from vitlab.data.exclude import leave_out
 
-        whole = "all" if kind in CUSTOM else "trainval"
+        whole = "all" if custom else "trainval"
         dataset = leave_out(dataset, exclude, lambda: load_dataset(name, whole, root=root, on_error="skip", seed=seed))
-    if kind in CUSTOM:
+    if custom:
         _warn_of_small_classes(dataset)
     return dataset.in_memory(on_error)
+
+
+def _read_published(
+    name: str, split: str, root: str | os.PathLike[str] | None, download: bool, partial: bool, seed: int
+) -> Dataset:
+    if name.startswith("vtab:"):
+        from vitlab.data.vtab.tasks import load_task
+
+        return load_task(name.removeprefix("vtab:"), split, _home(root), download)
+    info = DATASETS.get(name)
+    if info is None or not info.reader:
+        raise UserError(_unknown(name, root))
+    options = {"partial": True} if partial else {}
+    present, read = _reader(info)(name, _expanded(root), download, **options)
+    return choose_split(present, read, split, info.held_out, seed)
 
 
 def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
@@ -161,6 +165,26 @@ def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
             require_folder(_resolve(path, root), content)
     elif not (kind in ("hub", "vtab") and path) and (name not in DATASETS or not DATASETS[name].reader):
         raise UserError(_unknown(name, root))
+
+
+def has_imagenet_classes(name: str) -> bool:
+    """Whether the data set `name` is ImageNet or one of its test sets."""
+    return name in DATASETS and DATASETS[name].reader.startswith("imagenet:")
+
+
+def predicts_imagenet(classes: Sequence[str] | None, dataset: str | None) -> bool:
+    """Whether the 1,000 outputs of a checkpoint are ImageNet's classes, in their order.
+
+    classes: its names of the outputs; dataset: what it was trained on; both None if unknown, as for checkpoints of
+    Google and others, which are assumed to be.
+    """
+    if dataset is None or has_imagenet_classes(dataset):
+        return True
+    return (
+        classes is not None
+        and list(classes) == sorted(classes)
+        and all(re.fullmatch(r"n\d{8}", name) for name in classes)
+    )
 
 
 def _expanded(root: str | os.PathLike[str] | None) -> Path | None:
@@ -222,10 +246,8 @@ def _custom_splits(name: str, root: str | os.PathLike[str] | None) -> Splits | N
 def splits_to_copy(name: str, splits: Sequence[str], *, root: str | os.PathLike[str] | None = None) -> list[str]:
     """`splits` without test if it is the user's val, so the same images."""
     custom = _custom_splits(name, root) if {"val", "test"} <= set(splits) else None
-    if not custom or not val_is_test(custom[0]):
-        return list(splits)
-    warn_val_is_test(name)
-    return [split for split in splits if split != "test"]
+    same = custom is not None and val_is_test(name, custom[0])
+    return [split for split in splits if split != "test" or not same]
 
 
 def _warn_of_small_classes(dataset: Dataset) -> None:

@@ -1,8 +1,6 @@
 """Training and evaluation transforms: uint8 images -> float32 [B, 3, H, W] in [-1, 1], as in the paper's code.
 
-Images in memory are augmented in one vectorized operation on their device; of a JPEG in a file only what its crop needs
-is decoded (`crops.py`). All randomness of an example is a function of (seed, epoch, index) alone: batches, workers and
-ranks do not matter.
+All randomness of an example is a function of (seed, epoch, index): batches, workers and ranks do not matter.
 """
 
 import dataclasses
@@ -15,26 +13,15 @@ from jaxtyping import Float, UInt8
 from PIL import Image
 from torch import Tensor
 
-from vitlab.data.crops import (
-    Images,
-    Size,
-    inception_boxes,
-    integers,
-    pair,
-    planar,
-    positions,
-    resize_crops,
-    sample,
-    sizes,
-)
+from vitlab.data import crops
+from vitlab.data.crops import Images, Size, pair, planar
 from vitlab.errors import UserError
 from vitlab.preprocessing import Preprocessing
 from vitlab.rng import Stream, example_uniforms, philox
 
 Crop = Literal["inception", "random", "pad", "none"]
-CROPS = ("inception", "random", "pad", "none")
 
-STRIP = 16  # A resized image that has so many times the pixels of its center is not computed as a whole.
+STRIP = 16  # A resized image with this many times the pixels of its center is not computed as a whole.
 ATTEMPTS = 100  # TensorFlow's max_attempts; after them the whole image is taken
 
 
@@ -45,7 +32,7 @@ class TrainTransform:
     crop: "inception", a random box of `min_area`..1 of the area (Sec. 4.1's code: 0.05), resized to `image_size`;
     "random", the image squashed to `resize`, then a random window of `image_size`; "pad", the image squashed to
     `image_size` and shifted by up to `pad` pixels, black coming in; "none", the image squashed to `image_size`.
-    flip: mirror half of the images. randaugment_layers, randaugment_magnitude: as `randaugment`; no layers, none.
+    flip: mirror half of the images. randaugment_layers, randaugment_magnitude: as for `randaugment`.
     fast: resize crops with antialiasing, to whole gray levels, from JPEGs decoded at 1/2, 1/4 or 1/8 of their size
     where a crop is far larger than `image_size`.
     """
@@ -61,8 +48,6 @@ class TrainTransform:
     fast: bool = False
 
     def __post_init__(self) -> None:
-        if self.crop not in CROPS:
-            raise UserError(f"crop must be one of {', '.join(CROPS)}, not {self.crop!r}")
         if (self.crop == "random") != (self.resize is not None):
             raise UserError(f"resize goes with crop='random' only: got crop={self.crop!r}, resize={self.resize}")
         if self.resize is not None and np.any(np.less(pair(self.resize), pair(self.image_size))):
@@ -84,37 +69,37 @@ class TrainTransform:
         epochs = np.broadcast_to(epoch, np.shape(indices))
         count = 1 + 4 * (ATTEMPTS if self.crop == "inception" else 1)  # the flip, then the box or the window
         u = example_uniforms(seed, epochs, indices, count)
-        boxes, full, shifts = self._windows(sizes(images), u[:, 1:])
+        boxes, full, shifts = self._windows(crops.sizes(images), u[:, 1:])
         mirrored, out = (u[:, 0] < 0.5) & self.flip, pair(self.image_size)
         if self.fast and not isinstance(images, Tensor):
-            crops = resize_crops(images, boxes, full, shifts, mirrored, out)
+            result = crops.resize_crops(images, boxes, full, shifts, mirrored, out)
         else:
-            ys, xs = (positions(boxes[:, i], boxes[:, 2 + i], full[i], shifts[:, i], out[i]) for i in (0, 1))
-            crops = sample(images, ys, np.where(mirrored[:, None], xs[:, ::-1], xs))
+            ys, xs = (crops.positions(boxes[:, i], boxes[:, 2 + i], full[i], shifts[:, i], out[i]) for i in (0, 1))
+            result = crops.sample(images, ys, np.where(mirrored[:, None], xs[:, ::-1], xs))
         if self.randaugment_layers:
-            crops = randaugment(crops, self.randaugment_layers, self.randaugment_magnitude, seed, epochs, indices)
-        return crops
+            result = randaugment(result, self.randaugment_layers, self.randaugment_magnitude, seed, epochs, indices)
+        return result
 
     def _windows(self, sizes: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, tuple[int, int], np.ndarray]:
-        """What becomes of images of `sizes`: a box of each is squashed to a full size and seen through a window.
+        """For images of `sizes`: a box of each is squashed to a full size, of which a window is taken.
 
-        Boxes (y, x, h, w), int64 [B, 4]; the full size (H', W'), the same for all; and where in it the windows
-        of `image_size` begin, int64 [B, 2], which may be outside.
+        Boxes (y, x, h, w), int64 [B, 4]; the full size (H', W'), the same for all; the windows' first pixels in it,
+        int64 [B, 2], which may be outside.
         """
         out = pair(self.image_size)
         if self.crop == "inception":
-            return inception_boxes(sizes, u.reshape(len(u), -1, 4), self.min_area), out, np.zeros_like(sizes)
+            return crops.inception_boxes(sizes, u.reshape(len(u), -1, 4), self.min_area), out, np.zeros_like(sizes)
         if self.crop == "random":
             full = pair(self.resize or self.image_size)
-            shifts = [integers(u[:, i], full[i] - out[i] + 1) for i in (0, 1)]
+            shifts = [crops.integers(u[:, i], full[i] - out[i] + 1) for i in (0, 1)]
         else:
             full, reach = out, self.pad if self.crop == "pad" else 0
-            shifts = [integers(u[:, i], 2 * reach + 1) - reach for i in (0, 1)]
+            shifts = [crops.integers(u[:, i], 2 * reach + 1) - reach for i in (0, 1)]
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1), full, np.stack(shifts, axis=1)
 
 
 def randaugment(
-    crops: Float[Tensor, "B 3 S T"] | UInt8[Tensor, "B 3 S T"],
+    images: Float[Tensor, "B 3 S T"] | UInt8[Tensor, "B 3 S T"],
     layers: int,
     magnitude: int,
     seed: int,
@@ -125,13 +110,12 @@ def randaugment(
 
     layers: operations on each image; magnitude: 0 to 30, the strongest. Gray comes in at the borders.
 
-    Deviation: big_vision's has two operations more, SolarizeAdd and Cutout, and its strengths at a magnitude differ
-    from torchvision's. So do those of versions of torchvision, and torch's random numbers.
+    Deviation: big_vision's has two operations more, SolarizeAdd and Cutout, and other strengths at a magnitude.
     """
     from torchvision.transforms.v2 import RandAugment  # slow to import, and seldom needed
 
     change = RandAugment(layers, magnitude, fill=128)
-    images = (crops + 0.5).to(torch.uint8) if crops.is_floating_point() else crops
+    images = (images + 0.5).to(torch.uint8) if images.is_floating_point() else images
     with torch.random.fork_rng(devices=[]):
         for image, epoch, index in zip(images, epochs.tolist(), indices.tolist(), strict=True):
             # Not torch.manual_seed, which would also seed the GPUs, whose state is not restored.
@@ -214,8 +198,7 @@ def resize_area(
 ) -> Float[Tensor, "B 3 S T"]:
     """TF2's method "area": every new pixel is the mean over the exact, fractional area that it covers.
 
-    window: (y, x, height, width), the part of the new image that is wanted. No more is computed, so that an image
-    of one pixel by thousands takes no more memory than another.
+    window: (y, x, height, width), the only part of the new image that is computed.
     """
     y, x, h, w = window or (0, 0, *size)
     rows, columns = (_Stretches(*given) for given in zip(images.shape[2:], size, (y, x), (h, w), strict=True))
@@ -250,7 +233,7 @@ def to_range(images: Float[Tensor, "*S"] | UInt8[Tensor, "*S"]) -> Float[Tensor,
 
 
 def to_pixels(images: Float[Tensor, "B 3 H W"]) -> UInt8[np.ndarray, "B H W 3"]:
-    """What a model sees, in [-1, 1], as images again: the nearest whole numbers."""
+    """[-1, 1] -> the nearest of 0..255."""
     return ((images.permute(0, 2, 3, 1) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
 
 
@@ -260,10 +243,7 @@ def mixup(
     alpha: float,
     generator: np.random.Generator,
 ) -> tuple[Float[Tensor, "B 3 H W"], Float[Tensor, "B K"]]:
-    """mixup with one weight a >= 1/2 for the batch and the neighbor as partner (big_vision's form).
-
-    labels: one-hot or smoothed, float. `alpha` > 0 is the parameter of Beta(alpha, alpha).
-    """
+    """mixup with one weight a >= 1/2, of Beta(alpha, alpha), for the batch and the neighbor as partner (big_vision)."""
     a = generator.beta(alpha, alpha)
     a = max(a, 1 - a)
     return a * images + (1 - a) * images.roll(1, 0), a * labels + (1 - a) * labels.roll(1, 0)

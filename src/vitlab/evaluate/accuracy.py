@@ -1,8 +1,8 @@
-"""Accuracy and loss of a model on a data set, every image counted exactly once."""
+"""Accuracy and loss of a model on a data set, every image counted exactly once; the predictions as a CSV file."""
 
-import dataclasses
-import logging
-from collections.abc import Callable, Sequence
+import csv
+import io
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,21 +13,23 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from vitlab.data import imagenet
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.loader import Batch
-from vitlab.data.registry import check_source, load_dataset
+from vitlab.data.registry import DATASETS, check_source, load_dataset
+from vitlab.data.transforms import EvalTransform
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
-from vitlab.evaluate.batches import evaluation_batches, nothing_readable
-from vitlab.evaluate.load import dtype_of, load_for_evaluation
+from vitlab.evaluate.load import dtype_of, evaluation_batches, load_for_evaluation, match_classes, nothing_readable
 from vitlab.evaluate.options import EvalOptions, LoaderOptions
+from vitlab.io import replacing_file
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.objectives import class_targets
 
-logger = logging.getLogger(__name__)
 EVAL_DEFAULTS = EvalOptions(batch_size=256)
+CSV_COLUMNS = ("image", "truth", "answer", "confidence", "right", "top5", "loss", "labels", "prediction", "index")
+"""truth, answer: names of the label and the predicted class; labels, prediction: their numbers. Several labels are
+joined by | and spaces. index: the image's position in the data set."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,11 @@ class Evaluation:
     """Type of the model's weights."""
 
     @property
+    def all_labels(self) -> Labels:
+        """`label_sets`, or the one label of each image."""
+        return self.label_sets or Labels(self.labels, np.arange(len(self.labels) + 1))
+
+    @property
     def accuracy(self) -> float:
         """Top-1 accuracy."""
         return float(self.right.mean())
@@ -80,10 +87,10 @@ class Evaluation:
 
     def record(self) -> dict[str, Any]:
         """All figures as plain data."""
-        counts: dict[str, Any] = {"images": len(self.labels), "skipped": self.skipped}
-        optional = {"left_out": self.left_out or None, "full_size": self.full_size} | dtype_record(self.computed_in)
-        counts |= {name: value for name, value in optional.items() if value is not None}
-        return self.figures() | counts | {"per_class": self.per_class()}
+        counts = {"left_out": self.left_out or None, "full_size": self.full_size, **dtype_record(self.computed_in)}
+        counts = {name: value for name, value in counts.items() if value is not None}
+        numbers = {"images": len(self.labels), "skipped": self.skipped}
+        return self.figures() | numbers | counts | {"per_class": self.per_class()}
 
     def as_table(self) -> str:
         return format_evaluation(self.record())
@@ -94,9 +101,9 @@ class Evaluation:
         Where images have several labels, recall gives way to `accuracy`: the share of the class's images whose
         prediction is any of their labels, not necessarily this one.
         """
-        sets = self.label_sets or Labels(self.labels, np.arange(len(self.labels) + 1))
-        correct = sets.values[np.repeat(self.right, sets.counts)]
-        columns = (sets.values, correct, self.predictions, self.predictions[self.right])
+        labels = self.all_labels
+        correct = labels.values[np.repeat(self.right, labels.counts)]
+        columns = (labels.values, correct, self.predictions, self.predictions[self.right])
         counts = [np.bincount(column, minlength=len(self.classes)).tolist() for column in columns]
         share = "recall" if self.label_sets is None else "accuracy"
         return [
@@ -122,12 +129,13 @@ def format_evaluation(record: dict[str, Any]) -> str:
         return "-" if value is None else f"{value:.1%}"
 
     rows = [row for row in record["per_class"] if row["images"] or row["precision"] is not None]
-    share = "recall" if "recall" in rows[0] else "accuracy"
     cells = [
-        {"class": quoted(row["class"]), "images": row["images"], share: percent(row[share]),
-         "precision": percent(row["precision"])}
+        {
+            name: quoted(cell) if name == "class" else cell if name == "images" else percent(cell)
+            for name, cell in row.items()
+        }
         for row in rows
-    ]  # fmt: skip
+    ]
     tested = sum(row["images"] > 0 for row in rows)
     images = f"{record['images']}" + (f" of {record['full_size']:,}" if "full_size" in record else "") + " images"
     if tested < len(record["per_class"]):
@@ -154,7 +162,8 @@ def evaluate(
     Raises UserError if the model's classes are not as many as the data set's, and if no image can be read.
     """
     results: list[dict[str, Tensor]] = []  # on the device until the end: no batch waits for the one before
-    with evaluation_batches(model, dataset, image_size, preprocessing, options, world=world) as batches:
+    transform = EvalTransform(image_size, preprocessing or Preprocessing())
+    with evaluation_batches(model, dataset, transform, options, world=world) as batches:
         for batch in batches:
             logits = model(batch.images).float()
             if logits.shape[1] != len(dataset.classes):
@@ -163,19 +172,25 @@ def evaluate(
                     f"fine-tune it on this data set first (`vitlab finetune`)."
                 )
             results.append(_measure(logits, batch))
-    columns = world.all_gather({
-        name: torch.cat([result[name] for result in results]).cpu().numpy() if results else np.empty(0, dtype)
-        for name, dtype in _COLUMNS.items()
-    })  # fmt: skip
+    columns = world.all_gather(
+        {
+            name: torch.cat([result[name] for result in results]).cpu().numpy() if results else np.empty(0, dtype)
+            for name, dtype in _COLUMNS.items()
+        }
+    )
     if not len(columns["indices"]):
         raise nothing_readable(dataset)
     order = np.argsort(columns["indices"])
     columns = {name: values[order] for name, values in columns.items()}
-    sets = None if dataset.label_sets is None else dataset.label_sets.take(columns["indices"])
     return Evaluation(
-        classes=dataset.classes, skipped=len(dataset) - len(order), label_sets=sets, left_out=dataset.left_out,
-        full_size=dataset.full_size, computed_in=dtype_of(model), **columns,
-    )  # fmt: skip
+        dataset.classes,
+        **columns,
+        skipped=len(dataset) - len(order),
+        label_sets=None if dataset.label_sets is None else dataset.label_sets.take(columns["indices"]),
+        left_out=dataset.left_out,
+        full_size=dataset.full_size,
+        computed_in=dtype_of(model),
+    )
 
 
 _COLUMNS = {
@@ -233,62 +248,70 @@ def evaluate_checkpoint(
     name = dataset or card.get("dataset")
     if name is None:
         raise UserError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")
-    if resize is None and name in imagenet.TEST_RESIZE:
-        side, center = imagenet.TEST_RESIZE[name]
+    if resize is None and (info := DATASETS.get(name)) and info.eval_resize:
+        side, center = info.eval_resize
         resize = round(max(image_hw) * side / center)
     preprocessing = loaded.preprocessing if resize is None else loaded.preprocessing.with_resize(resize)
     log(f"images: {preprocessing.describe()}")
     known = card if name == card.get("dataset") else {}  # of its own data set the card has folder and classes
+    root, classes = root or known.get("root"), known.get("class_indices")
     with world.rank_0_first():
-        images = load_dataset(
-            name, split, root=root or known.get("root"), classes=known.get("class_indices"),
-            on_error=options.on_error, partial=partial,
-        )  # fmt: skip
+        images = load_dataset(name, split, root=root, classes=classes, on_error=options.on_error, partial=partial)
     images = match_classes(images, card, loaded.model.config.num_classes, name, str(checkpoint))
     return evaluate(loaded.model, images, image_hw, options, preprocessing=preprocessing, world=world)
 
 
-def match_classes(images: Dataset, card: dict[str, Any], outputs: int, name: str, checkpoint: str) -> Dataset:
-    """`images` with the class names and numbers of the checkpoint. Raises UserError for classes that it does not have.
+# ---------------------------------------------------------------------------------------------------- the predictions
 
-    Classes are matched by name; the test sets of ImageNet fit any checkpoint with ImageNet's 1,000 classes.
+
+def write_predictions(path: Path, evaluation: Evaluation, dataset: Dataset) -> None:
+    """Writes the predictions for the images of `dataset`; the file is complete or does not appear."""
+    from vitlab.data.exclude import image_id  # not needed to train
+
+    text = io.StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(CSV_COLUMNS)
+    for row, index in enumerate(evaluation.indices.tolist()):
+        labels, prediction = evaluation.all_labels.of(row).tolist(), int(evaluation.predictions[row])
+        truth = "|".join(evaluation.classes[label] for label in labels)
+        confidence, loss = str(evaluation.confidences[row]), str(evaluation.losses[row])
+        right, top5 = int(evaluation.right[row]), int(evaluation.in_top5[row])
+        names = (image_id(dataset, index), truth, evaluation.classes[prediction])
+        table.writerow((*names, confidence, right, top5, loss, " ".join(map(str, labels)), prediction, index))
+    with replacing_file(path) as file:
+        file.write(text.getvalue().encode(errors="surrogateescape"))  # file names may hold any bytes
+
+
+def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, list[str]]:
+    """The evaluation that `write_predictions` wrote, without its counts of other images; and the images' names.
+
+    Raises UserError for any other file, and for other classes.
     """
-    names = card.get("classes")
-    if names == list(images.classes) or (not names and not imagenet.has_imagenet_classes(name)):
-        return images
-    if names and not imagenet.has_imagenet_classes(name) and set(images.classes) <= set(names):
-        return _renumber_classes(images, tuple(names), checkpoint)
-    if imagenet.has_imagenet_classes(name) and imagenet.predicts_imagenet(names, card.get("dataset")):
-        if outputs != imagenet.CLASSES:
-            imagenet_21k = ", as in ImageNet-21k" if outputs > 10_000 else ""
-            raise UserError(
-                f"{checkpoint} predicts {outputs:,} classes{imagenet_21k}, and {name} needs the 1,000 of ImageNet: "
-                f"take a checkpoint fine-tuned on ImageNet, or fine-tune this one (`vitlab finetune`)."
-            )
-        return dataclasses.replace(images, classes=tuple(names)) if names else images
-    unknown = [name for name in images.classes if name not in set(names or [])]
-    raise UserError(
-        f"{checkpoint} knows the classes {_some(names or [])} and not {_some(unknown)}, which {quoted(name)} has; "
-        f"evaluate it on data with some of its classes, or fine-tune it on this data (`vitlab finetune`)."
-    )
-
-
-def _renumber_classes(images: Dataset, classes: tuple[str, ...], checkpoint: str) -> Dataset:
-    """`images` with the checkpoint's `classes`. Raises UserError where the checkpoint has a name twice."""
-    if repeated := sorted({name for name in images.classes if classes.count(name) > 1}):
-        raise UserError(
-            f"{checkpoint} has several outputs called {_some(repeated)}, so it is unknown which of them an image of "
-            f"this class belongs to; give its classes different names in the config."
+    try:
+        text = path.read_bytes().decode(errors="surrogateescape")
+        head, *lines = csv.reader(io.StringIO(text, newline=""))
+        head = ["image" if name == "picture" else name for name in head]  # its name in earlier versions
+        if tuple(head) != CSV_COLUMNS:
+            raise ValueError(f"its columns are {','.join(head)[:60]!r}")
+        columns = dict(zip(head, map(np.array, zip(*lines, strict=True)), strict=True))
+        predictions = columns["prediction"].astype(np.int64)
+        if [classes[prediction] for prediction in predictions] != columns["answer"].tolist():
+            raise ValueError("its classes are not the model's")
+        sets = Labels.of_lists([[int(label) for label in cell.split()] for cell in columns["labels"]])
+        evaluation = Evaluation(
+            classes,
+            columns["index"].astype(np.int64),
+            sets.firsts,
+            predictions,
+            columns["confidence"].astype(np.float32),
+            columns["loss"].astype(np.float32),
+            right=columns["right"].astype(np.int64) > 0,
+            in_top5=columns["top5"].astype(np.int64) > 0,
+            skipped=0,
+            label_sets=sets if len(sets.values) > len(lines) else None,
         )
-    if len(images.classes) < len(classes):
-        logger.warning(
-            "%s has %d of the model's %d classes; predictions are over all %d, and one of the other classes is wrong",
-            quoted(images.name), len(images.classes), len(classes), len(classes),
-        )  # fmt: skip
-    new = np.array([classes.index(name) for name in images.classes])
-    sets = None if images.label_sets is None else images.label_sets.renumber(new)
-    return dataclasses.replace(images, classes=classes, labels=new[images.labels], label_sets=sets)
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(quoted, names[:4])) + (f", ... ({len(names)})" if len(names) > 4 else "")
+    except (ValueError, IndexError, csv.Error) as error:
+        raise UserError(
+            f"{path} is not a table of predictions ({error}); remove it, and the run is shown without it."
+        ) from error
+    return evaluation, columns["image"].tolist()

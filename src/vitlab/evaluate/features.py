@@ -1,32 +1,27 @@
 """The representations of a frozen model, cached on disk."""
 
 import hashlib
-import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float32, Int
+from jaxtyping import Float, Float32, Int
 
 from vitlab.data import downloads
 from vitlab.data.dataset import Dataset, digest_images, read_arrays
-from vitlab.data.loader import Batch
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
-from vitlab.evaluate.batches import evaluation_batches, nothing_readable
-from vitlab.evaluate.options import LoaderOptions, SplitOptions
+from vitlab.evaluate.load import evaluation_batches, load_for_evaluation, nothing_readable
+from vitlab.evaluate.options import EvalOptions, LoaderOptions, SplitOptions
 from vitlab.io import write_arrays
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
-
-ON_DEVICE = 64
-"""Batches whose representations stay on the device: the next ones are queued meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -54,61 +49,51 @@ def features(
     """The pre-logits representation of every image (Sec. 4.1), in float32.
 
     Images are squashed to the model's size unless `preprocessing` is given. With a folder `cache`, what was computed
-    from the same weights, images and preprocessing is read from there; unreadable images are tried again. Each process
-    computes a share, and returns the whole. `label` names the progress.
+    from the same weights, images and preprocessing is read from there; nothing is saved if an image cannot be read.
+    Each process computes a share, and returns the whole. `label` names the progress.
     Raises UserError for representations that are not finite, and if no image can be read.
     """
     if not len(dataset):
         raise UserError(f"{dataset.name} has no images in its split {dataset.split!r}.")
-    image_hw = model.config.image_hw
-    x = np.zeros((len(dataset), model.config.num_features), np.float32)
-    known = np.zeros(len(dataset), bool)
-    path = None
+    transform = EvalTransform(model.config.image_hw, preprocessing or Preprocessing())
+    indices, x, path = np.arange(len(dataset)), None, None
     if cache is not None:
-        digest = _digest(model, EvalTransform(image_hw, preprocessing or Preprocessing()))
-        path = cache / f"{digest_images(digest, dataset, range(len(dataset)), {})}.npz"
-        if cached := _read(path, x.shape):
-            known, x[cached[0]] = cached
-    world.broadcast_object(lambda: None)  # all have read before rank 0 writes
-    missing = np.flatnonzero(~known)
-    # Processes take whole batches in turn, so that an image's batch, and with it every bit, is the same for any number.
-    own = missing[np.arange(len(missing)) // options.batch_size % world.world_size == world.rank]
-    rows = [own[:0]]
-    if len(own):
-        part = dataset if len(own) == len(dataset) else dataset.take(own)
-        loop = evaluation_batches(model, part, image_hw, preprocessing, options, label=label, shard=False, world=world)
-        with torch.inference_mode(), loop as batches:
-            for indices, values in _compute(model, batches):
-                rows.append(own[indices])
-                x[own[indices]] = values
-    new = np.concatenate(rows)
-    gathered = world.all_gather({"rows": new, "x": x[new]})
-    known[gathered["rows"]], x[gathered["rows"]] = True, gathered["x"]
-    if not known.any():
-        raise nothing_readable(dataset)
-    if not (finite := np.isfinite(x).all(axis=1)).all():
-        raise UserError(
-            f"the representation of {dataset.path(int(np.argmin(finite)))} is not finite: the weights are corrupt, or "
-            f"the training diverged. Take another checkpoint."
-        )
-    indices = np.flatnonzero(known)
-    if path is not None and len(gathered["rows"]) and world.is_rank_0:
-        write_arrays(path, {"known": known, "x": x[indices]})
-    return Features(x[indices], dataset.labels[indices], indices, len(dataset) - len(indices))
+        path = cache / f"{digest_images(_digest(model, transform), dataset, range(len(dataset)), {})}.npz"
+        x = _read(path, (len(dataset), model.config.num_features))
+    (hits,) = world.all_reduce(int(x is not None))  # all have read before rank 0 writes
+    if x is None or hits < world.world_size:
+        indices, x = _compute(model, dataset, transform, options, label, world)
+        if not (finite := np.isfinite(x).all(axis=1)).all():
+            raise UserError(
+                f"the representation of {dataset.path(int(indices[np.argmin(finite)]))} is not finite: the weights are "
+                f"corrupt, or the training diverged. Take another checkpoint."
+            )
+        if path is not None and len(x) == len(dataset) and world.is_rank_0:
+            write_arrays(path, {"x": x})
+    return Features(x, dataset.labels[indices], indices, len(dataset) - len(indices))
 
 
 def _compute(
-    model: Model, batches: Iterator[Batch]
-) -> Iterator[tuple[Int[np.ndarray, " n"], Float32[np.ndarray, "n D"]]]:
-    """Indices and representations; those of ON_DEVICE batches leave the device together, so that few batches wait."""
-    forward = (
-        # a view of the class token would keep the memory of all tokens
-        (batch.indices, model.forward_head(model.forward_features(batch.images), pre_logits=True).float().clone())
-        for batch in batches
-    )
-    while group := list(itertools.islice(forward, ON_DEVICE)):
-        indices, x = (torch.cat(tensors).cpu().numpy() for tensors in zip(*group, strict=True))
-        yield indices, x
+    model: Model, dataset: Dataset, transform: EvalTransform, options: LoaderOptions, label: str, world: World
+) -> tuple[Int[np.ndarray, " n"], Float32[np.ndarray, "n D"]]:
+    """Indices of the readable images, and their representations."""
+    # Processes take whole batches in turn, so that an image's batch, and with it every bit, is the same for any number.
+    share = np.arange(len(dataset))
+    share = share[share // options.batch_size % world.world_size == world.rank]
+    x, known = np.zeros((len(share), model.config.num_features), np.float32), np.zeros(len(share), bool)
+    if len(share):
+        part = dataset if len(share) == len(dataset) else dataset.take(share)
+        loop = evaluation_batches(model, part, transform, options, label=label, shard=False, world=world)
+        with torch.inference_mode(), loop as batches:
+            for batch in batches:
+                representations = model.forward_head(model.forward_features(batch.images), pre_logits=True)
+                rows = batch.indices.cpu().numpy()
+                x[rows], known[rows] = representations.float().cpu().numpy(), True
+    gathered = world.all_gather({"indices": share[known], "x": x[known]})
+    if not len(gathered["indices"]):
+        raise nothing_readable(dataset)
+    order = np.argsort(gathered["indices"])
+    return gathered["indices"][order], gathered["x"][order]
 
 
 def _digest(model: Model, transform: EvalTransform) -> str:
@@ -121,15 +106,10 @@ def _digest(model: Model, transform: EvalTransform) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, shape: tuple[int, ...]) -> tuple[Bool[np.ndarray, " N"], Float32[np.ndarray, "n D"]] | None:
-    """Which images are in the file, and their features; None where it is missing or corrupt."""
-    arrays = read_arrays(path, "known", "x")
-    if arrays is None:
-        return None
-    known, x = arrays
-    if known.shape != shape[:1] or known.dtype != bool or x.dtype != np.float32:
-        return None
-    return (known, x) if x.shape == (known.sum(), *shape[1:]) else None
+def _read(path: Path, shape: tuple[int, int]) -> Float32[np.ndarray, "n D"] | None:
+    """The features in the file; None where it is missing or corrupt."""
+    arrays = read_arrays(path, "x")
+    return arrays[0] if arrays and arrays[0].shape == shape and arrays[0].dtype == np.float32 else None
 
 
 def cache_folder() -> Path:
@@ -148,18 +128,38 @@ def frozen_preprocessing(preprocessing: Preprocessing, image_hw: tuple[int, int]
     return Preprocessing(image_hw, resize, keep_aspect=False, antialias=False, crop_offset="floor")
 
 
+class FrozenCheckpoint:
+    """A checkpoint whose features are computed, or read from `cache` (default: the user's cache folder).
+
+    Its preprocessing is described to `log`.
+    """
+
+    def __init__(
+        self, checkpoint: str | Path, options: EvalOptions, cache: Path | None, log: Callable[[str], None], world: World
+    ) -> None:
+        self.options, self.cache, self.world = options, cache or cache_folder(), world
+        loaded = load_for_evaluation(checkpoint, options, world=world)
+        self.model = loaded.model
+        self.preprocessing = frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
+        log(f"images: {self.preprocessing.describe()}")
+
+    def features(self, dataset: Dataset, name: str) -> Features:
+        label, how = f"{name} {dataset.split}", self.preprocessing
+        return features(
+            self.model, dataset, self.options, preprocessing=how, cache=self.cache, label=label, world=self.world
+        )
+
+
 def load_train_and_test(
     name: str, splits: SplitOptions, on_error: str, world: World = SINGLE
 ) -> tuple[Dataset, Dataset]:
     """The split to learn from and the one to test on. Raises UserError where they cannot make a classifier."""
     check_source(name, splits.root)
+    whole, train_split = splits.train_split is None, splits.train_split or "train"
     with world.rank_0_first():
-        train = load_dataset(
-            name, splits.train_split or "train", root=splits.root, on_error=on_error,
-            whole_train=splits.train_split is None,
-        )  # fmt: skip
+        train = load_dataset(name, train_split, root=splits.root, on_error=on_error, whole_train=whole)
         test = load_dataset(name, splits.test_split, root=splits.root, on_error=on_error, partial=splits.partial)
-    if splits.train_split is not None:
+    if not whole:
         require_disjoint(train, test)
     check_train_and_test(train, test)
     return train, test
@@ -174,13 +174,3 @@ def check_train_and_test(train: Dataset, test: Dataset) -> None:
             raise UserError(f"{dataset.name} has no images in its split {dataset.split!r}.")
     if train.classes != test.classes:
         raise UserError(f"{train.name} has other classes in {train.split} than in {test.split}.")
-
-
-def check_features(x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " m"], num_classes: int) -> None:
-    """Raises UserError for representations and labels that no classifier can be fitted to."""
-    if not len(x) or len(x) != len(labels):
-        raise UserError(f"{len(x)} representations and {len(labels)} labels: give one label each, and at least one.")
-    if labels.min() < 0 or labels.max() >= num_classes:
-        raise UserError(f"the labels are {labels.min()} to {labels.max()}; {num_classes} classes go from 0 on.")
-    if not (finite := np.isfinite(x).all(axis=1)).all():
-        raise UserError(f"{(~finite).sum()} of {len(x)} representations are not finite; the weights are corrupt.")

@@ -25,14 +25,12 @@ from vitlab.errors import UserError, quoted
 from vitlab.evaluate.accuracy import dtype_record
 from vitlab.evaluate.features import (
     Features,
-    cache_folder,
-    check_features,
+    FrozenCheckpoint,
     check_train_and_test,
     features,
     frozen_preprocessing,
     load_train_and_test,
 )
-from vitlab.evaluate.load import load_for_evaluation
 from vitlab.evaluate.options import EvalOptions, FewShotProtocol, LoaderOptions, SplitOptions
 from vitlab.models.vit import Model
 from vitlab.train.distributed import SINGLE, World
@@ -52,7 +50,6 @@ class Ridge:
     """
 
     def __init__(self, x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"], num_classes: int) -> None:
-        check_features(x, labels, num_classes)
         wide = x.astype(np.float64)
         self.mean, self.std = wide.mean(axis=0), wide.std(axis=0) + 1e-5
         full = np.column_stack([(wide - self.mean) / self.std, np.full(len(x), BIAS)])
@@ -77,7 +74,6 @@ class Ridge:
         self, x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"], l2s: Sequence[float]
     ) -> Bool[np.ndarray, "L n"]:
         """Whether the label has the highest score, for each l2."""
-        check_features(x, labels, self._inner.shape[1])
         starts = range(0, len(x), ROWS)
         predictions = [[self.scores(x[i : i + ROWS], l2).argmax(axis=1) for i in starts] for l2 in l2s]
         return np.stack([np.concatenate(rows) == labels for rows in predictions])
@@ -97,10 +93,9 @@ def choose_l2(accuracies: Float[np.ndarray, "S L"], leave_self_out: bool = False
     leave_self_out: over the other data sets, so that a data set's test images have no part in its choice (as in
     uncertainty-baselines).
     """
-    sets = len(accuracies)
-    if not leave_self_out:
-        return np.full(sets, mean_ranks(accuracies).argmax())
-    return np.array([mean_ranks(np.delete(accuracies, i, axis=0)).argmax() for i in range(sets)])
+    rows = range(len(accuracies))
+    others = [np.delete(accuracies, i, axis=0) if leave_self_out else accuracies for i in rows]
+    return np.array([mean_ranks(rows).argmax() for rows in others])
 
 
 # ------------------------------------------------------------------------------------------------------ the few images
@@ -175,14 +170,14 @@ def during_training(config: TrainConfig, world: World = SINGLE) -> Callable[[nn.
     if config.fewshot is None:
         return lambda model: {}
     settings, data = config.fewshot, config.data
-    joined = {"trainval": {"train", "val"}, "all": {"train", "val", "test"}}
-    learned, tested = (joined.get(split, {split}) for split in (data.train_split, settings.test_split))
-    if settings.dataset is None and learned & tested:
-        raise UserError(
-            f"the few-shot test would be on {settings.test_split}, which is part of what the run learns from "
-            f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."
-        )
     if settings.dataset is None:
+        joined = {"trainval": {"train", "val"}, "all": {"train", "val", "test"}}
+        learned, tested = (joined.get(split, {split}) for split in (data.train_split, settings.test_split))
+        if learned & tested:
+            raise UserError(
+                f"the few-shot test would be on {settings.test_split}, which is part of what the run learns from "
+                f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."
+            )
         name, root, classes, exclude = data.name, data.root, data.classes, data.exclude
     else:
         name, root, classes, exclude = settings.dataset, settings.root, None, None
@@ -257,11 +252,9 @@ class Report:
         for row in self.rows:
             notes = [f"{row.short_classes} classes have fewer images than shots"] if row.short_classes else []
             notes += [f"{row.skipped} images could not be read"] if row.skipped else []
-            deviation = "" if row.deviation is None else f" ± {row.deviation:.2%}"
-            cells.append({
-                "data set": quoted(row.dataset), "shots": row.shots, "l2": f"{row.l2:g}",
-                "accuracy": f"{row.mean:.2%}{deviation}", "": "; ".join(notes),
-            })  # fmt: skip
+            accuracy = f"{row.mean:.2%}" + ("" if row.deviation is None else f" ± {row.deviation:.2%}")
+            names = {"data set": quoted(row.dataset), "shots": row.shots, "l2": f"{row.l2:g}"}
+            cells.append({**names, "accuracy": accuracy, "": "; ".join(notes)})
         dtype = self.settings.get("computed_in")
         return format_table(cells) + (f"\ncomputed in {dtype}" if dtype else "")
 
@@ -284,59 +277,41 @@ def fewshot_checkpoint(
     `frozen_preprocessing`, which is described to `log`; features are cached in `cache` (default: the user's cache
     folder). `out` receives the record as JSON. Raises UserError for bad settings, data or weights.
     """
-    _check_datasets(datasets, protocol, splits, out)
-    loaded = load_for_evaluation(checkpoint, options, world=world)
-    model, prepared = loaded.model, frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
-    log(f"images: {prepared.describe()}")
-    data = [
-        few_examples(*load_train_and_test(name, splits, options.on_error, world), protocol.shots, protocol.draw_seeds,
-                     protocol.test_images)
-        for name in datasets
-    ]  # fmt: skip
+    if protocol.leave_self_out and (len(datasets) < 2 or len(protocol.l2_grid) < 2):
+        counts = f"{len(protocol.l2_grid)} l2 and {len(datasets)} data sets"
+        raise UserError(f"leave_self_out chooses between several l2 by the other data sets; given are {counts}.")
+    for name in datasets:
+        check_source(name, splits.root)  # before anything is loaded
+    frozen = FrozenCheckpoint(checkpoint, options, cache, log, world)
+    data: list[FewShotData] = []
+    for name in datasets:
+        train, test = load_train_and_test(name, splits, options.on_error, world)
+        data.append(few_examples(train, test, protocol.shots, protocol.draw_seeds, protocol.test_images))
     results, skipped = [], []
     for name, few in zip(datasets, data, strict=True):
-        train, test = (
-            features(
-                model, part, options, preprocessing=prepared, cache=cache or cache_folder(),
-                label=f"{name} {part.split}", world=world,
-            )
-            for part in (few.train, few.test)
-        )  # fmt: skip
-        results.append(accuracies(few, train, test, protocol.l2_grid))
-        skipped.append(train.skipped + test.skipped)
+        train_x, test_x = frozen.features(few.train, name), frozen.features(few.test, name)
+        results.append(accuracies(few, train_x, test_x, protocol.l2_grid))
+        skipped.append(train_x.skipped + test_x.skipped)
     rows = []
     for k in protocol.shots:
         best = choose_l2(np.stack([result[k].mean(axis=0) for result in results]), protocol.leave_self_out).tolist()
-        rows += [
-            FewShot(
-                name, k, protocol.l2_grid[i], tuple(result[k][:, i].tolist()), len(few.draws[k, 0]), len(few.test),
-                unreadable, few.short_classes[k],
+        for name, few, result, i, unreadable in zip(datasets, data, results, best, skipped, strict=True):
+            images, short = (len(few.draws[k, 0]), len(few.test)), few.short_classes[k]
+            rows.append(
+                FewShot(name, k, protocol.l2_grid[i], tuple(result[k][:, i].tolist()), *images, unreadable, short)
             )
-            for name, few, result, i, unreadable in zip(datasets, data, results, best, skipped, strict=True)
-        ]  # fmt: skip
     settings = {
-        "shots": list(protocol.shots), "l2": list(protocol.l2_grid),
-        "seeds": None if protocol.original else len(protocol.draw_seeds), "leave_self_out": protocol.leave_self_out,
-        "train_split": splits.train_split or "train", "test_split": splits.test_split,
-        "image_size": list(model.config.image_hw), "preprocessing": prepared.to_card(),
+        "shots": list(protocol.shots),
+        "l2": list(protocol.l2_grid),
+        "seeds": None if protocol.original else len(protocol.draw_seeds),
+        "leave_self_out": protocol.leave_self_out,
+        "train_split": splits.train_split or "train",
+        "test_split": splits.test_split,
+        "image_size": list(frozen.model.config.image_hw),
+        "preprocessing": frozen.preprocessing.to_card(),
         **dtype_record(options.precision),
-    }  # fmt: skip
+    }
     report = Report(str(checkpoint), settings, tuple(rows))
     if out is not None and world.is_rank_0:
         write_json(out, report.record())
     return report
-
-
-def _check_datasets(datasets: Sequence[str], protocol: FewShotProtocol, splits: SplitOptions, out: Path | None) -> None:
-    """Raises UserError for what can be refused before anything is loaded."""
-    if not datasets or len(set(datasets)) < len(datasets):
-        raise UserError(f"data sets {tuple(datasets)}: name at least one, and each of them once.")
-    if protocol.leave_self_out and (len(datasets) < 2 or len(protocol.l2_grid) < 2):
-        raise UserError(
-            f"leave_self_out chooses between several l2 by the other data sets; {len(protocol.l2_grid)} l2 and "
-            f"{len(datasets)} data sets were given."
-        )
-    if out is not None and out.is_dir():
-        raise UserError(f"{out} is a folder; give the name of a file for the result.")
-    for name in datasets:
-        check_source(name, splits.root)

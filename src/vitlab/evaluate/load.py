@@ -1,17 +1,28 @@
-"""Loading a checkpoint for evaluation: size, precision, device.
+"""What an evaluation starts with: the checkpoint on its device, and a data set with its classes, batch by batch.
 
 There is no automatic precision: a result must not depend on the machine. In float32 the model computes exactly as its
 checkpoint; in bfloat16 weights and activations have 8 significant bits, and logits and features are cast to float32.
 """
 
+import contextlib
+import dataclasses
 import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
-from vitlab.errors import UserError
-from vitlab.evaluate.options import ModelOptions
+from vitlab.data.dataset import Dataset
+from vitlab.data.loader import Batch, eval_batches
+from vitlab.data.registry import DATASETS, has_imagenet_classes, predicts_imagenet
+from vitlab.data.transforms import EvalTransform
+from vitlab.display import ProgressDisplay
+from vitlab.errors import UserError, quoted
+from vitlab.evaluate.options import LoaderOptions, ModelOptions
+from vitlab.models.vit import evaluation_mode
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.precision import keep_freed_memory, resolve_precision
 from vitlab.weights import Checkpoint, load_checkpoint
@@ -49,10 +60,8 @@ def choose_device(name: str) -> torch.device:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"device {name!r} is unknown; give auto, cpu, cuda or cuda:1.")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device {name!r} is missing: torch sees {torch.cuda.device_count()} GPUs; `vitlab doctor` says more."
-        )
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        raise UserError(f"device {name!r} is missing: torch sees {count} GPUs; `vitlab doctor` says more.")
     return device
 
 
@@ -65,3 +74,92 @@ def dtype_of(model: nn.Module) -> str:
     """The type of the model's weights, such as `bfloat16`; float32 where it has none."""
     dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     return str(dtype).removeprefix("torch.")
+
+
+@contextlib.contextmanager
+def evaluation_batches(
+    model: nn.Module,
+    dataset: Dataset,
+    transform: EvalTransform,
+    options: LoaderOptions,
+    *,
+    label: str = "evaluation",
+    draws: int = 0,
+    shard: bool = True,
+    world: World = SINGLE,
+) -> Iterator[Iterator[Batch]]:
+    """A context in which `model` is in evaluation mode; gives the batches of this process, on the model's device.
+
+    Unreadable images are left out, and batches that are empty without them. Rank 0 shows the progress as `label`.
+    `shard`: each process takes its share of the images; else the whole `dataset`. `draws` is as in `eval_batches`.
+    """
+    world_size = world.world_size if shard else 1
+    batches = eval_batches(
+        dataset,
+        transform,
+        batch_size=options.batch_size * world_size,
+        rank=world.rank if shard else 0,
+        world_size=world_size,
+        workers=options.workers,
+        on_error=options.on_error,
+        device=device_of(model),
+        draws=draws,
+    )
+
+    def nonempty() -> Iterator[Batch]:
+        done = 0
+        for batch in batches:
+            world.check_peers()
+            if len(batch.labels):
+                yield batch
+            done += len(batch.labels) + batch.skipped
+            progress.update(done)
+
+    progress = ProgressDisplay(label, -(-len(dataset) // world_size), quiet=not world.is_rank_0)
+    with evaluation_mode(model), progress:
+        yield nonempty()
+
+
+def nothing_readable(dataset: Dataset) -> UserError:
+    return UserError(f"none of the {len(dataset)} images of {dataset.name} ({dataset.split}) could be read.")
+
+
+def match_classes(images: Dataset, card: dict[str, Any], outputs: int, name: str, checkpoint: str) -> Dataset:
+    """`images` with the class names and numbers of the checkpoint. Raises UserError for classes that it does not have.
+
+    Classes are matched by name; the test sets of ImageNet fit any checkpoint with ImageNet's 1,000 classes.
+    """
+    names, needs_imagenet = card.get("classes"), has_imagenet_classes(name)
+    if names == list(images.classes) or not (names or needs_imagenet):
+        return images
+    if not needs_imagenet and set(images.classes) <= set(names):
+        return _renumber_classes(images, tuple(names), checkpoint)
+    if needs_imagenet and predicts_imagenet(names, card.get("dataset")):
+        if outputs != DATASETS[name].num_classes:
+            imagenet_21k = ", as in ImageNet-21k" if outputs > 10_000 else ""
+            raise UserError(
+                f"{checkpoint} predicts {outputs:,} classes{imagenet_21k}, and {name} needs the 1,000 of ImageNet: "
+                f"take a checkpoint fine-tuned on ImageNet, or fine-tune this one (`vitlab finetune`)."
+            )
+        return dataclasses.replace(images, classes=tuple(names)) if names else images
+    unknown = [name for name in images.classes if name not in set(names or [])]
+    raise UserError(
+        f"{checkpoint} knows the classes {_some(names or [])} and not {_some(unknown)}, which {quoted(name)} has; "
+        f"evaluate it on data with some of its classes, or fine-tune it on this data (`vitlab finetune`)."
+    )
+
+
+def _renumber_classes(images: Dataset, classes: tuple[str, ...], checkpoint: str) -> Dataset:
+    """`images` with the checkpoint's `classes`. Raises UserError where the checkpoint has a name twice."""
+    if repeated := sorted({name for name in images.classes if classes.count(name) > 1}):
+        raise UserError(f"{checkpoint} has several outputs called {_some(repeated)}; give them different names.")
+    if (some := len(images.classes)) < (every := len(classes)):
+        text = "%s has %d of the model's %d classes; predictions are over all %d, and one of the other classes is wrong"
+        logger.warning(text, quoted(images.name), some, every, every)
+    new = np.array([classes.index(name) for name in images.classes])
+    sets = None if images.label_sets is None else images.label_sets.renumber(new)
+    return dataclasses.replace(images, classes=classes, labels=new[images.labels], label_sets=sets)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(quoted, names[:4])) + (f", ... ({len(names)})" if len(names) > 4 else "")

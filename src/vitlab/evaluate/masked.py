@@ -3,6 +3,7 @@
 The corruption of an image depends on its position in its split alone, so that all evaluations are of the same patches.
 """
 
+import contextlib
 import dataclasses
 import json
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
-from vitlab.evaluate.batches import evaluation_batches, nothing_readable
+from vitlab.evaluate.load import evaluation_batches, nothing_readable
 from vitlab.evaluate.options import LoaderOptions
 from vitlab.io import replacing_file
 from vitlab.models.vit import ViT
@@ -103,17 +104,18 @@ def evaluate_masked(
     counts = torch.zeros(cells, COLORS, dtype=torch.int64, device=device)
     moments = torch.zeros(2, cells, 3, dtype=torch.float64, device=device)  # sums, sums of squares
     images = 0
-    with evaluation_batches(
-        model, dataset, config.image_hw, preprocessing, options, draws=masking.draws(config.num_patches), world=world
-    ) as batches:
+    transform, draws = (
+        EvalTransform(config.image_hw, preprocessing or Preprocessing()),
+        masking.draws(config.num_patches),
+    )
+    with evaluation_batches(model, dataset, transform, options, draws=draws, world=world) as batches:
         for batch in batches:
             assert batch.draws is not None
             plan = draw_corruption(masking, batch.draws, config.num_patches)
             targets = patch_targets(masking, config.patch_size, batch.images, plan)
             images += len(targets)
-            measured += torch.stack(
-                [each.double().sum() for each in patch_losses(masking, model(batch.images, plan), targets)]
-            )
+            losses = patch_losses(masking, model(batch.images, plan), targets)
+            measured += torch.stack([values.double().sum() for values in losses])
             if masking.target == "regression":
                 values = targets.double()
                 moments += torch.stack([values.sum(dim=(0, 1)), values.square().sum(dim=(0, 1))])
@@ -199,7 +201,7 @@ def reconstruct(model: MaskedViT, images: Float[Tensor, "n 3 H W"], plan: Int64[
     """Reconstructs `images`, in [-1, 1] and on the model's device, corrupted as `plan` says."""
     patch = model.config.patch_size
     patches = patch_colors(images, patch, patch)
-    places, sources = plan.unbind(2)
+    positions, sources = plan.unbind(2)
     rows = torch.arange(len(plan), device=plan.device)[:, None]
     masked = (sources == MASK)[..., None, None]
     corrupted = patches[rows, sources.clamp(min=0)].masked_fill(masked, GRAY)
@@ -216,7 +218,7 @@ def reconstruct(model: MaskedViT, images: Float[Tensor, "n 3 H W"], plan: Int64[
         grid = cells.flatten(0, 1).unflatten(1, (side, side)).permute(0, 3, 1, 2)
         pixels = F.interpolate(grid, (patch, patch), mode="nearest-exact").permute(0, 2, 3, 1).flatten(1, 2)
         canvas = patches.clone()
-        canvas[rows, places] = pixels.unflatten(0, cells.shape[:2])
+        canvas[rows, positions] = pixels.unflatten(0, cells.shape[:2])
         return _assemble(canvas, model.config.grid)
 
     return Reconstructions(_assemble(patches, model.config.grid), paint(corrupted), paint(predicted), paint(best))
@@ -224,8 +226,8 @@ def reconstruct(model: MaskedViT, images: Float[Tensor, "n 3 H W"], plan: Int64[
 
 def _assemble(patches: Float[Tensor, "n N p 3"], grid: tuple[int, int]) -> UInt8[np.ndarray, "n H W 3"]:
     side = round(patches.shape[2] ** 0.5)
-    placed = patches.unflatten(2, (side, side)).unflatten(1, grid).transpose(2, 3)  # [n, h, P, w, P, 3]
-    return placed.flatten(3, 4).flatten(1, 2).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
+    image = patches.unflatten(2, (side, side)).unflatten(1, grid).transpose(2, 3)  # [n, h, P, w, P, 3]
+    return image.flatten(3, 4).flatten(1, 2).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
 
 
 def write_reconstructions(
@@ -235,21 +237,18 @@ def write_reconstructions(
 
     They are corrupted as in `evaluate_masked`. Unreadable images are left out.
     """
-    config, masking = model.config, model.masking
+    config, masking, device = model.config, model.masking, model.mask.device
     indices, decoded = [], []
     for index in np.unique(np.arange(count) * len(dataset) // count).tolist():
-        try:
+        with contextlib.suppress(ImageError):
             decoded.append(dataset.image(index))
             indices.append(index)
-        except ImageError:
-            continue
     if not decoded:
         raise UserError(f"none of {count} images of {dataset.name} ({dataset.split}) could be read.")
-    draws = example_uniforms(
-        0, np.zeros_like(indices), np.array(indices), masking.draws(config.num_patches), Stream.EXAMPLE_DRAWS
-    )
-    plan = draw_corruption(masking, torch.from_numpy(draws).to(model.mask.device), config.num_patches)
-    images = EvalTransform(config.image_hw, preprocessing or Preprocessing()).apply(decoded).to(model.mask.device)
+    epochs, num_draws = np.zeros_like(indices), masking.draws(config.num_patches)
+    draws = example_uniforms(0, epochs, np.array(indices), num_draws, Stream.EXAMPLE_DRAWS)
+    plan = draw_corruption(masking, torch.from_numpy(draws).to(device), config.num_patches)
+    images = EvalTransform(config.image_hw, preprocessing or Preprocessing()).apply(decoded).to(device)
     with replacing_file(folder / RECONSTRUCTIONS) as file:
         _draw_sheet(reconstruct(model, images, plan)).save(file, format="PNG")
     return folder / RECONSTRUCTIONS
@@ -257,14 +256,14 @@ def write_reconstructions(
 
 def _draw_sheet(drawn: Reconstructions, width: int = 112, gap: int = 6, title: int = 16) -> Image.Image:
     """One row per image, one titled column per field; small images are enlarged by an integer, to about `width`."""
-    columns: dict[str, np.ndarray] = {field.name: getattr(drawn, field.name) for field in dataclasses.fields(drawn)}
     count, *size, _ = drawn.images.shape
     scale = max(1, round(width / size[1]))
     down, across = size[0] * scale + gap, size[1] * scale + gap
-    sheet = Image.new("RGB", (len(columns) * across + gap, title + count * down + gap), "white")
+    names = [field.name for field in dataclasses.fields(drawn)]
+    sheet = Image.new("RGB", (len(names) * across + gap, title + count * down + gap), "white")
     draw = ImageDraw.Draw(sheet)
-    for column, (name, images) in enumerate(columns.items()):
-        left = gap + column * across
+    for column, name in enumerate(names):
+        left, images = gap + column * across, getattr(drawn, name)
         draw.text((left, 2), name, fill="black")
         for row, image in enumerate(images.repeat(scale, axis=1).repeat(scale, axis=2)):
             sheet.paste(Image.fromarray(image), (left, title + gap + row * down))

@@ -53,28 +53,23 @@ def predict(
     names = class_names(loaded.card, config.num_classes)
     transform = EvalTransform(config.image_hw, loaded.preprocessing)
     log(f"images: {loaded.preprocessing.describe()}")
-    paths: list[str] = []
-    images: list[torch.Tensor] = []
+    batch: list[tuple[str, torch.Tensor]] = []
 
     def flush() -> Iterator[Prediction]:
-        if paths:
+        if batch:
+            images = torch.cat([image for _, image in batch]).to(device_of(model))
             with torch.inference_mode():
-                probabilities = model(torch.cat(images).to(device_of(model))).float().softmax(dim=1)
-            values, classes = probabilities.topk(min(top, len(names)), dim=1)
-            for path, row, numbers in zip(paths, values.tolist(), classes.tolist(), strict=True):
-                yield Prediction(
-                    path, tuple((names[number], value) for number, value in zip(numbers, row, strict=True))
-                )
-        paths.clear()
-        images.clear()
+                values, classes = model(images).float().softmax(dim=1).topk(min(top, len(names)), dim=1)
+            for (path, _), row, numbers in zip(batch, values.tolist(), classes.tolist(), strict=True):
+                yield Prediction(path, tuple(zip([names[number] for number in numbers], row, strict=True)))
+        batch.clear()
 
     for path, data in list(find_images(sources)):  # a missing path is an error before any work
         try:
-            images.append(transform.apply([decode_image(data, path=path)]))
-            paths.append(path)
+            batch.append((path, transform.apply([decode_image(data, path=path)])))
         except ImageError as error:
             yield Prediction(path, error=error.reason)
-        if len(paths) == BATCH_SIZE:
+        if len(batch) == BATCH_SIZE:
             yield from flush()
     yield from flush()
 
@@ -96,9 +91,7 @@ def find_images(sources: Iterable[str]) -> Iterator[tuple[str, Path | bytes]]:
         elif path.exists():  # anything but a regular file is an error of its reader
             yield str(path), path
         else:
-            raise UserError(
-                f"there is no file or folder {quoted(source)}; give images, folders of them, or - for stdin."
-            )
+            raise UserError(f"there is no file or folder {quoted(source)}.")
 
 
 def _standard_input() -> Iterator[tuple[str, Path | bytes]]:

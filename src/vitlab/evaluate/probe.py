@@ -14,15 +14,8 @@ from vitlab.data.subsets import stratified_split
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
 from vitlab.evaluate.accuracy import dtype_record
-from vitlab.evaluate.features import (
-    Features,
-    cache_folder,
-    check_features,
-    features,
-    frozen_preprocessing,
-    load_train_and_test,
-)
-from vitlab.evaluate.load import device_of, load_for_evaluation
+from vitlab.evaluate.features import Features, FrozenCheckpoint, load_train_and_test
+from vitlab.evaluate.load import device_of
 from vitlab.evaluate.options import EvalOptions, SplitOptions
 from vitlab.train.distributed import SINGLE, World
 
@@ -46,10 +39,8 @@ class Neighbors:
     """By k: every neighbor has one vote; of equal counts the class with the nearer neighbors wins."""
 
     def as_table(self) -> str:
-        return format_table([
-            {"k": k, "weighted": f"{self.weighted[k]:.2%}", "majority": f"{self.majority[k]:.2%}"}
-            for k in self.weighted
-        ])  # fmt: skip
+        rows = [{"k": k, "weighted": self.weighted[k], "majority": self.majority[k]} for k in self.weighted]
+        return format_table([row | {name: f"{row[name]:.2%}" for name in ("weighted", "majority")} for row in rows])
 
 
 def knn(
@@ -65,8 +56,6 @@ def knn(
 
     Raises UserError for a k larger than the training set.
     """
-    check_features(train.x, train.labels, num_classes)
-    check_features(test.x, test.labels, num_classes)
     ks = check_ks(ks, len(train.x))
 
     def directions(x: np.ndarray) -> torch.Tensor:
@@ -115,9 +104,7 @@ class Linear:
     def as_table(self) -> str:
         rows = [{"l2": f"{l2:g}", "held-out": f"{accuracy:.2%}"} for l2, accuracy in self.held_out.items()]
         note = "" if self.converged else f" (stopped after {MAX_STEPS} steps)"
-        return "\n".join(
-            [*([format_table(rows)] if rows else []), f"accuracy {self.accuracy:.2%} with l2 {self.l2:g}{note}"]
-        )
+        return f"{format_table(rows)}\naccuracy {self.accuracy:.2%} with l2 {self.l2:g}{note}".lstrip()
 
 
 def linear_probe(
@@ -129,8 +116,6 @@ def linear_probe(
     Of several `l2` the best on a held-out share of each class is taken (of equals the largest), chosen by `seed`.
     Raises UserError where there is only one class, or nothing to hold out.
     """
-    check_features(train.x, train.labels, num_classes)
-    check_features(test.x, test.labels, num_classes)
     check_l2(l2)
     labels = train.labels
     if len(np.unique(labels)) < 2:
@@ -218,24 +203,14 @@ def probe_checkpoint(
         raise UserError(f"kind is {kind}: ks is for knn and l2 for linear; leave out the other.")
     check_l2(L2_GRID if l2 is None else l2)
     check_source(dataset, splits.root)
-    loaded = load_for_evaluation(checkpoint, options, world=world)
-    model, prepared = loaded.model, frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
-    log(f"images: {prepared.describe()}")
+    frozen = FrozenCheckpoint(checkpoint, options, cache, log, world)
     parts = load_train_and_test(dataset, splits, options.on_error, world)
     classes = len(parts[0].classes)
     check_ks(ks, len(parts[0]))  # before the long work
-    train, test = (
-        features(
-            model, part, options, preprocessing=prepared, cache=cache or cache_folder(),
-            label=f"{dataset} {part.split}", world=world,
-        )
-        for part in parts
-    )  # fmt: skip
+    train, test = (frozen.features(part, dataset) for part in parts)
     if kind == "knn":
-        result = knn(train, test, classes, ks=ks, device=device_of(model))
+        result = knn(train, test, classes, ks=ks, device=device_of(frozen.model))
     else:
         result = linear_probe(train, test, classes, l2=L2_GRID if l2 is None else l2)
-    skipped = train.skipped + test.skipped
-    return Probe(
-        str(checkpoint), dataset, kind, len(train.labels), len(test.labels), skipped, result, options.precision
-    )
+    images, skipped = (len(train.labels), len(test.labels)), train.skipped + test.skipped
+    return Probe(str(checkpoint), dataset, kind, *images, skipped, result, options.precision)

@@ -19,20 +19,11 @@ if typing.TYPE_CHECKING:
     from vitlab.inspect.embeddings import position_similarity as position_similarity
     from vitlab.inspect.embeddings import positions_of as positions_of
     from vitlab.inspect.embeddings import token_components as token_components
-    from vitlab.inspect.page import write_page as write_page
-    from vitlab.inspect.report import Inspection as Inspection
-    from vitlab.inspect.report import Mistakes as Mistakes
-    from vitlab.inspect.report import Phase as Phase
-    from vitlab.inspect.report import Rollout as Rollout
-    from vitlab.inspect.report import checkpoint_page as checkpoint_page
-    from vitlab.inspect.report import training_page as training_page
 
 NAMES = {
     "attention": "answer_grid answer_weights attention_layers attention_maps attention_rollout mean_attention_distance "
     "visit_attention",
     "embeddings": "filter_components filters_of position_similarity positions_of token_components",
-    "page": "write_page",
-    "report": "Inspection Mistakes Phase Rollout checkpoint_page training_page",
 }
 HOMES = {name: f"vitlab.inspect.{module}" for module, names in NAMES.items() for name in names.split()}
 

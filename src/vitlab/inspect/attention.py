@@ -44,12 +44,9 @@ def visit_attention(
     layers = _layers(model)
     assert isinstance(model, ViT)
     layers_per_block = len(layers) // model.config.depth
-    visited = 0
 
     def hook(number: int, axis: Axis) -> Callable[..., None]:
         def take(_module: Any, _args: Any, qkv: Tensor) -> None:
-            nonlocal visited
-            visited += 1
             with torch.autocast(qkv.device.type, enabled=False):
                 relative = model.position.relative(number // layers_per_block)
                 prefix = model.config.num_prefix_tokens
@@ -66,9 +63,7 @@ def visit_attention(
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         for number, (_, attention, axis) in enumerate(layers):
             stack.callback(attention.qkv.register_forward_hook(hook(number, axis)).remove)
-        tokens = model.forward_features(images)
-    assert visited == len(layers), "every layer must be visited exactly once"
-    return tokens
+        return model.forward_features(images)
 
 
 def attention_maps(model: Model, images: Float[Tensor, "B 3 H W"]) -> list[Float[Tensor, "B k T T"]]:
@@ -86,8 +81,7 @@ def _layers(model: Model) -> list[tuple[str, Attention, Axis]]:
         if isinstance(block, AxialBlock):
             layers.append((f"{number} rows", block.rows.attention, "rows"))
             layers.append((f"{number} columns", block.columns.attention, "columns"))
-        else:
-            assert isinstance(block, Block)
+        elif isinstance(block, Block):
             layers.append((str(number), block.attention, "all"))
     return layers
 
@@ -103,7 +97,7 @@ def _maps(heads: Heads, relative: Float[Tensor, "R Dh"] | None = None, prefix: i
 
 
 def _chunk(maps: Float[Tensor, "B k T S"]) -> int:
-    """The number of images computed together, so that temporary tensors are small beside all maps."""
+    """Images per chunk, so that temporary tensors are small beside all maps."""
     return max(1, 2**20 // maps[0].numel())
 
 
@@ -136,8 +130,6 @@ def attention_rollout(maps: Iterable[Float[Tensor, "B k T T"]], residual: bool =
     paper's sentence is taken literally.
     """
     layers = [attention.mean(dim=1) for attention in maps]
-    if not layers:
-        raise UserError("attention_rollout got no maps; it requires one for each layer, lowest layer first.")
     return rollout_rows(torch.eye(layers[0].shape[-1]).to(layers[0]).expand_as(layers[0]), layers, residual)
 
 
@@ -185,14 +177,8 @@ def answer_grid(
     `attention` is a rollout or one layer's maps; `weights` are `answer_weights`. With a class token alone this is the
     class token's row. Attention to the prefix is left out and the rest is not rescaled, so the sum is at most one.
     """
-    patches = grid[0] * grid[1]
-    if attention.shape[-1] < patches:
-        raise UserError(
-            f"attention over {attention.shape[-1]} tokens does not fit a grid of {grid[0]}x{grid[1]} patches; pass the "
-            f"model's config.grid."
-        )
     rows = weights.reshape(len(weights), *(1,) * (attention.ndim - 2), -1) @ attention
-    return rows[..., 0, -patches:].unflatten(-1, grid)
+    return rows[..., 0, -grid[0] * grid[1] :].unflatten(-1, grid)
 
 
 def mean_attention_distance(
@@ -205,8 +191,7 @@ def mean_attention_distance(
     the whole prefix is dropped, as queries and as keys, and each row is rescaled to sum to one. Uniform attention over
     14x14 patches of 16 pixels gives 116.5 pixels. `patch_size` is the model's config.stride.
     """
-    distances = patch_distances(grid, patch_size)
-    layers: list[Tensor] = []
+    distances, layers = patch_distances(grid, patch_size), []
     for attention in maps:
         if attention.shape[-1] != prefix + len(distances):
             raise UserError(
@@ -214,8 +199,6 @@ def mean_attention_distance(
                 f"{grid[0]}x{grid[1]} patches; pass the model's config.num_prefix_tokens and config.grid."
             )
         layers.append(head_distances(attention, distances.to(attention)).mean(dim=0))
-    if not layers:
-        raise UserError("mean_attention_distance got no maps; it requires one for each layer.")
     return torch.stack(layers)
 
 

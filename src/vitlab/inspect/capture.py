@@ -51,27 +51,24 @@ class Capture:
 def capture(model: Model, batches: Iterable[Float[Tensor, "_ 3 H W"]], *, keep: int = 16) -> Capture:
     """Runs `model` on batches of images in [-1, 1], of any batch sizes, and returns what attention and tokens show.
 
-    Memory is bounded by one batch with one layer's maps, their means over heads in all layers, and the result, whose
-    size grows with `keep`; so `batches` may be a stream of any length. A MAP head takes a second pass over the images
-    that are kept. Raises UserError for a ResNet, for no images, and for tokens that are not finite.
+    Memory is bounded by one batch with one layer's maps, their means over heads in all layers, and the result, so
+    `batches` may be a stream of any length. A MAP head takes a second pass over the first `keep` images. Raises
+    UserError for a ResNet, for no images, and for tokens that are not finite.
     """
     layers = attention_layers(model)
     assert isinstance(model, ViT)
-    if keep < 1:
-        raise UserError(f"keep is {keep}; give at least 1.")
     device = next(model.parameters()).device
     distances = patch_distances(model.config.grid, model.config.stride).to(device)
     count, total = 0, torch.zeros(len(layers), model.config.heads, dtype=torch.float64)
     parts: list[dict[str, np.ndarray]] = []
     for images in batches:
-        if len(images):
-            shown = max(min(len(images), keep - count), 0)
-            batch_distances, part = _capture_batch(model, images.to(device), shown, distances)
-            count += len(images)
-            total += batch_distances.double().sum(dim=0).cpu()
-            if shown:
-                parts.append(part)
-    if not count:
+        shown = max(min(len(images), keep - count), 0)
+        batch_distances, part = _capture_batch(model, images.to(device), shown, distances)
+        count += len(images)
+        total += batch_distances.double().sum(dim=0).cpu()
+        if shown:
+            parts.append(part)
+    if not parts:
         raise UserError("there are no images; give at least one.")
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     components = token_components(arrays.pop("patches"))

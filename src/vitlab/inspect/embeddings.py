@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from vitlab.errors import UserError
 from vitlab.models.vit import ViT
 
 
@@ -26,10 +25,9 @@ def positions_of(model: ViT) -> Float[np.ndarray, "J h w h2 w2"] | None:
     """
     config = model.config
     tables = [model.position.absolute(layer) for layer in range(config.depth if config.position_at == "every" else 1)]
+    grid, prefix = config.grid, config.num_prefix_tokens
     similarities = [
-        position_similarity(table[None].cpu(), config.grid, config.num_prefix_tokens).numpy()
-        for table in tables
-        if table is not None
+        position_similarity(table[None].cpu(), grid, prefix).numpy() for table in tables if table is not None
     ]
     return np.stack(similarities) if similarities else None
 
@@ -39,11 +37,6 @@ def position_similarity(table: Float[Tensor, "1 T D"], grid: tuple[int, int], pr
 
     `similarity[i, j]` is the map of the patch in row i, column j. The first `prefix` rows of the table are left out.
     """
-    if table.shape[1] != prefix + grid[0] * grid[1]:
-        raise UserError(
-            f"a position table of {table.shape[1]} rows does not fit {prefix} prefix tokens and a grid of "
-            f"{grid[0]}x{grid[1]} patches ({prefix + grid[0] * grid[1]} rows)."
-        )
     rows = F.normalize(table.detach()[0, prefix:].float(), dim=-1)
     return (rows @ rows.T).reshape(*grid, *grid)
 
@@ -56,8 +49,6 @@ def filter_components(weight: Float[Tensor, "D 3 P P"], n: int = 28) -> Float[Te
     """
     filters = weight.detach().float().permute(0, 2, 3, 1).flatten(1)
     n = min(n, filters.shape[0] - 1, filters.shape[1])
-    if n < 1:
-        raise UserError(f"{filters.shape[0]} filters have no components to show; requires two filters and n >= 1.")
     components = torch.linalg.svd(filters - filters.mean(dim=0), full_matrices=False).Vh[:n]
     largest = components.gather(1, components.abs().argmax(dim=1, keepdim=True))
     components = components * largest.sign()

@@ -1,26 +1,33 @@
-"""The paper's figures (Fig. 6, 7, 10, 11, 14) and those of a training run. The only file that imports matplotlib.
+"""The paper's figures of one model (Fig. 6, 7, 10, 11, 14), each for a light and a dark page, with its files.
 
-Every figure is drawn for a light or a dark page. 100 units of its size are 100 CSS pixels, at twice the density. Only
-`matplotlib.figure.Figure` is used, without pyplot and its global state, so threads are safe.
+100 units of a figure's size are 100 CSS pixels, at twice the density. Only `matplotlib.figure.Figure` is used, without
+pyplot and its global state, so threads are safe.
 """
 
 import io
-import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator as FixedLocator
-from matplotlib.ticker import LogLocator as LogLocator
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
+
+from vitlab.inspect import overlays
+from vitlab.inspect.capture import Capture
+from vitlab.io import replacing_file, write_arrays
+
+FIGURES = ("filters", "positions", "distances", "heads", "attention", "components")
+"""Names of the figures of a checkpoint."""
+PAIR = 112
+"""Side of one image of a pair, in CSS pixels."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +65,49 @@ DARK = Theme(
     series=("#6db7f2", "#f2a65a", "#4fd1a5", "#e39ac9", "#e0cf5c", "#8fe3f5", "#ff8a8a", "#b4bbc4"),
     ramp=("#181d23", "#1c3d5c", "#2a6ca3", "#68a9dc", "#dcefff"),
 )
-PAIR = 112
-"""Side of one image of a pair, in CSS pixels."""
+
+
+@dataclass(frozen=True)
+class PageImage:
+    """A PNG or WebP file, shown `width` CSS pixels wide where there is room; `dark` is shown on a dark page."""
+
+    data: bytes
+    alt: str
+    width: int
+    caption: str = ""
+    dark: bytes | None = None
+
+    @property
+    def pixels(self) -> tuple[int, int]:
+        """(width, height) of the file."""
+        return Image.open(io.BytesIO(self.data)).size
+
+    @property
+    def height(self) -> int:
+        return round(self.pixels[1] * self.width / self.pixels[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """A figure that is drawn on first use; `arrays` are the numbers behind it."""
+
+    draw: Callable[[Theme], Figure]
+    alt: str = ""
+    name: str = ""
+    arrays: Mapping[str, np.ndarray] = field(default_factory=dict)
+
+    @cached_property
+    def figure(self) -> Figure:
+        return self.draw(LIGHT)
+
+    @cached_property
+    def png(self) -> bytes:
+        return png(self.figure)
+
+    @cached_property
+    def image(self) -> PageImage:
+        data = webp(self.png)
+        return PageImage(data, self.alt, Image.open(io.BytesIO(data)).width // 2, dark=webp(png(self.draw(DARK))))
 
 
 def png(figure: Figure) -> bytes:
@@ -79,16 +127,24 @@ def _save(figure: Figure, **options: Any) -> bytes:
     return out.getvalue()
 
 
-def width_of(image: bytes) -> int:
-    """Width of a figure's `png` in CSS pixels."""
-    return Image.open(io.BytesIO(image)).width // 2
-
-
 def webp(image: bytes) -> bytes:
     """A PNG as lossless WebP, a third of the size."""
     out = io.BytesIO()
     Image.open(io.BytesIO(image)).convert("RGB").save(out, format="WEBP", lossless=True, method=2)
     return out.getvalue()
+
+
+def write_drawings(drawings: Sequence[Drawing], folder: Path) -> None:
+    """Writes NAME.png, NAME.svg and NAME.npz (the arrays) atomically; removes those of FIGURES that are not given, so
+    that none is left from an earlier call."""
+    for drawing in drawings:
+        for suffix, data in (("png", drawing.png), ("svg", svg(drawing.figure))):
+            with replacing_file(folder / f"{drawing.name}.{suffix}") as file:
+                file.write(data)
+        write_arrays(folder / f"{drawing.name}.npz", drawing.arrays)
+    for name in set(FIGURES) - {drawing.name for drawing in drawings}:
+        for suffix in ("png", "svg", "npz"):
+            (folder / f"{name}.{suffix}").unlink(missing_ok=True)
 
 
 def new_figure(
@@ -106,190 +162,161 @@ def new_figure(
     figure = Figure(figsize=(size[0] / 100, size[1] / 100), facecolor=theme.card, layout=layout)
     if title:
         figure.suptitle(title, x=0.01, ha="left", color=theme.ink, fontsize=10, fontweight="bold")
-    shown = figure.subplots(rows, columns, squeeze=False, **grid).ravel().tolist()
-    for axes in shown:
+    all_axes = figure.subplots(rows, columns, squeeze=False, **grid).ravel().tolist()
+    for axes in all_axes:
         axes.set_facecolor(theme.card)
         axes.tick_params(colors=theme.muted, labelsize=8.5, length=3)
         axes.xaxis.label.set(color=theme.muted, fontsize=9)
         axes.yaxis.label.set(color=theme.muted, fontsize=9)
         axes.spines[["top", "right"]].set_visible(False)
         axes.spines[:].set_color(theme.line)
-    return figure, shown
+    return figure, all_axes
 
 
-def curves(
-    records: Sequence[Mapping[str, Any]],
-    keys: Sequence[str],
-    title: str,
-    *,
-    percent: bool = False,
-    theme: Theme = LIGHT,
-) -> Figure:
-    """Each of `keys` over `step`, from the records (of metrics.jsonl) that hold a finite number for it."""
-    figure, (axes,) = new_figure(theme, (288, 220), title=title)
-    for key, color in zip(keys, itertools.cycle(theme.series), strict=False):
-        points = [(r["step"], r[key]) for r in records if r.get(key) is not None and math.isfinite(r[key])]
-        steps, values = np.array(points, dtype=float).reshape(-1, 2).T
-        marker = "o" if len(points) <= 30 else None
-        axes.plot(steps, values, color=color, lw=1.5, marker=marker, ms=3, label=key.replace("_", " "))
-    axes.grid(axis="y", color=theme.line, lw=0.7)
-    axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True, min_n_ticks=1))
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    if percent:
-        low, high = axes.get_ylim()
-        axes.set_ylim(min(low, high - 0.02), high)  # do not magnify noise
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.4g}%" if percent else short(value))
-    if len(keys) > 1:
-        axes.legend(frameon=False, fontsize=8.5, labelcolor=theme.ink)
-    return figure
-
-
-def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str], *, theme: Theme = LIGHT) -> Figure:
-    """The confusion matrix; rows are labels, columns predictions, color is the square root of the share of the row.
-
-    Counts are written for up to 12 classes, names for up to 40; beyond that every tenth class has its index.
-    """
-    kinds = len(counts)
-    cell = max(min(48, (360 if kinds <= 12 else 480) // kinds), 4)
-    names = [name if len(name) <= 16 else name[:15] + "…" for name in classes] if kinds <= 40 else ["00"]
-    size = min(8.5, 0.6 * cell)
-    longest = round(0.9 * size * max(map(len, names)))  # a letter is about 0.9 CSS pixels a point wide
-    upright = longest < 0.9 * cell or kinds > 40
-    side = cell * kinds + 60
-    figure, (axes,) = new_figure(theme, (side + longest, side if upright else side + longest), layout="compressed")
-    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    ramp = LinearSegmentedColormap.from_list("ramp", theme.ramp)
-    axes.imshow(share, cmap=ramp, norm=PowerNorm(0.5, vmin=0, vmax=1), interpolation="nearest")
-    axes.set(xlabel="prediction", ylabel="label")
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(True)
-    if kinds > 40:
-        axes.set(xticks=range(0, kinds, 10), yticks=range(0, kinds, 10))
-    else:
-        axes.set_xticks(range(kinds), names, rotation=0 if upright else 90, fontsize=size)
-        axes.set_yticks(range(kinds), names, fontsize=size)
-    if kinds <= 12:
-        for row, column in zip(*counts.nonzero(), strict=True):
-            text = str(counts[row, column])
-            lightness = np.dot(ramp(share[row, column] ** 0.5)[:3], (0.299, 0.587, 0.114))
-            color = LIGHT.ink if lightness > 0.5 else "#ffffff"
-            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=min(9, cell / len(text)))
-    return figure
-
-
-def positions(similarity: Float[np.ndarray, "J h w h2 w2"], *, theme: Theme = LIGHT) -> Figure:
-    """Cosine similarity of position embeddings: a tile for each patch, over all patches (Fig. 7 center).
-
-    Tables of several blocks are drawn three to a row, the first block first (Fig. 10). Of more than 16 patches to a
-    side only every second (third, ...) has a tile.
-    """
-    step = math.ceil(max(similarity.shape[1:3]) / 16)
-    similarity = similarity[:, ::step, ::step]
-    count, rows, columns = similarity.shape[:3]
-    across, down = min(count, 3), math.ceil(count / 3)
-    side = 230 if max(rows, columns) <= 8 else 420 if count == 1 else 290
-    size = (across * side + 70, round(down * (side * min(rows / columns, 2) + 50)) + 30)
-    figure, grid = new_figure(theme, size, down, across, "Position embedding similarity", "compressed")
-    image = None
-    for block, axes in enumerate(grid):
-        if block >= count:
-            axes.remove()
-            continue
-        sheet, pitches = _tiles(np.round(50 * similarity[block, ..., None]) / 50)  # few colors make a small file
-        image = axes.imshow(sheet[..., 0], cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
-        for pitch, patches, set_ticks in zip(pitches, (rows, columns), (axes.set_yticks, axes.set_xticks), strict=True):
-            numbers = [str(1 + step * i) for i in range(patches)]  # from 1, as in the paper
-            set_ticks([pitch * (i + 0.45) for i in range(patches)], numbers)
-        axes.tick_params(length=0)
-        axes.spines[:].set_visible(False)
-        axes.set_xlabel("input patch column" if count == 1 else f"block {block + 1}")
-        axes.set_ylabel("input patch row" if block % across == 0 else "")
-    assert image is not None
-    bar = figure.colorbar(image, ax=grid[:count], ticks=[-1, 0, 1], aspect=25, pad=0.02)
-    bar.set_label("cosine similarity", color=theme.muted, fontsize=9, labelpad=-4)
-    bar.ax.tick_params(colors=theme.muted, labelsize=8.5, length=0)
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
-    return figure
-
-
-def filters(components: Float[np.ndarray, "n P P 3"], *, theme: Theme = LIGHT) -> Figure:
-    """The components of `filter_components`, seven to a row (Fig. 7 left)."""
+def filters(components: Float[np.ndarray, "n P P 3"]) -> Drawing:
+    """The components of `filters_of` a model, seven to a row (Fig. 7 left)."""
     columns = min(7, len(components))
     rows = math.ceil(len(components) / columns)
     sheet = np.full((rows * columns, *components.shape[1:]), np.nan)
     sheet[: len(components)] = components
     tiles, _ = _tiles(sheet.reshape(rows, columns, *components.shape[1:]))
-    height = round(288 * tiles.shape[0] / tiles.shape[1])
-    figure, (axes,) = new_figure(theme, (288, height + 34), title="RGB embedding filters")
-    opaque = np.isfinite(tiles[..., :1]).astype(float)
-    axes.imshow(np.concatenate([np.nan_to_num(tiles), opaque], axis=-1), interpolation="nearest")
-    axes.set_axis_off()
-    return figure
+    pixels = np.concatenate([np.nan_to_num(tiles), np.isfinite(tiles[..., :1])], axis=-1)
+
+    def draw(theme: Theme) -> Figure:
+        size = (288, round(288 * tiles.shape[0] / tiles.shape[1]) + 34)
+        figure, (axes,) = new_figure(theme, size, title="RGB embedding filters")
+        axes.imshow(pixels, interpolation="nearest")
+        axes.set_axis_off()
+        return figure
+
+    alt = f"The first {len(components)} principal components of the filters, as small color images."
+    return Drawing(draw, alt, "filters", {"components": components})
 
 
-def attention_distance(
-    distances: Float[np.ndarray, "L k"],
-    layers: Sequence[str] = (),
-    uniform: Sequence[float] = (),
-    *,
-    title: str = "Attention distance",
-    theme: Theme = LIGHT,
-) -> Figure:
-    """One dot for each head of each layer, and a line through the layers' means (Fig. 7 right, Fig. 11).
+def positions(similarity: Float[np.ndarray, "J h w h2 w2"]) -> Drawing:
+    """`positions_of` a model: a tile for each patch, over all patches (Fig. 7 center).
+
+    Tables of several blocks are drawn three to a row, the first block first (Fig. 10). Of more than 16 patches to a
+    side only every second (third, ...) has a tile.
+    """
+    step = math.ceil(max(similarity.shape[1:3]) / 16)
+    count, rows, columns = similarity[:, ::step, ::step].shape[:3]
+    across, down = min(count, 3), math.ceil(count / 3)
+
+    def draw(theme: Theme) -> Figure:
+        side = 230 if max(rows, columns) <= 8 else 420 if count == 1 else 290
+        size = (across * side + 70, round(down * (side * min(rows / columns, 2) + 50)) + 30)
+        figure, grid = new_figure(theme, size, down, across, "Position embedding similarity", "compressed")
+        for spare in grid[count:]:
+            spare.remove()
+        for block, axes in enumerate(grid[:count]):
+            tiles = np.round(50 * similarity[block, ::step, ::step, ..., None]) / 50  # few colors make a small file
+            sheet, pitches = _tiles(tiles)
+            axes.imshow(sheet[..., 0], cmap="viridis", vmin=-1, vmax=1, interpolation="nearest")
+            for patches, pitch, axis in zip((rows, columns), pitches, (axes.yaxis, axes.xaxis), strict=True):
+                numbers = [str(1 + step * i) for i in range(patches)]  # from 1, as in the paper
+                axis.set_ticks([pitch * (i + 0.45) for i in range(patches)], labels=numbers)
+            axes.tick_params(length=0)
+            axes.spines[:].set_visible(False)
+            axes.set_xlabel("input patch column" if count == 1 else f"block {block + 1}")
+            axes.set_ylabel("input patch row" if block % across == 0 else "")
+        bar = figure.colorbar(grid[0].images[0], ax=grid[:count], ticks=[-1, 0, 1], aspect=25, pad=0.02)
+        bar.set_label("cosine similarity", color=theme.muted, fontsize=9, labelpad=-4)
+        bar.ax.tick_params(colors=theme.muted, labelsize=8.5, length=0)
+        bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue]
+        return figure
+
+    alt = f"Cosine similarity of position embeddings: {rows} by {columns} tiles, each over all patches."
+    blocks = f" One such grid for each of {count} blocks." if count > 1 else ""
+    return Drawing(draw, alt + blocks, "positions", {"similarity": similarity})
+
+
+def distances(
+    values: Float[np.ndarray, "L k"], layers: Sequence[str] = (), uniform: Sequence[float] = (), title: str = ""
+) -> Drawing:
+    """`Capture.distances`: a dot for each head of each layer, a line through the layers' means (Fig. 7 right, Fig. 11).
 
     layers: names, numbers by default. uniform: distances of uniform attention, each a dashed line.
     """
-    count, heads = distances.shape
-    figure, (axes,) = new_figure(theme, (340, 320), title=title)
+    count, heads = values.shape
     depth = np.arange(1, count + 1)
-    dots = {"s": 20, "color": theme.series[0], "alpha": 0.7, "linewidths": 0, "zorder": 2}
-    axes.scatter(np.repeat(depth, heads), distances.ravel(), label="one head", **dots)
-    axes.plot(depth, distances.mean(axis=1), color=theme.series[1], lw=1.5, label="mean of the layer", zorder=1)
-    for level in uniform:
-        axes.axhline(level, color=theme.muted, lw=1, ls=(0, (5, 3)), label=f"uniform: {level:.4g}", zorder=0)
-    axes.grid(axis="y", color=theme.line, lw=0.7)
-    axes.set(xlim=(0.5, count + 0.5), ylim=(0, 1.12 * max(float(distances.max()), *uniform, 1e-6)))
     names = [name.split()[0] for name in layers] or [str(i) for i in depth]
-    axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
-    axes.xaxis.set_major_formatter(lambda x, _: names[round(x) - 1] if 1 <= round(x) <= count else "")
-    axes.yaxis.set_major_locator(MaxNLocator(6))
-    halves = "; rows, then columns" if layers and layers[0] != names[0] else ""
-    axes.set(xlabel=f"network depth (layer{halves})", ylabel="mean attention distance (pixels)")
-    compact = {"handlelength": 1.4, "columnspacing": 1.2, "handletextpad": 0.5, "borderaxespad": 0.2}
-    style = {"frameon": False, "fontsize": 8.5, "labelcolor": theme.muted, "ncols": 2 if len(uniform) != 1 else 3}
-    figure.legend(loc="outside lower center", **style, **compact)
-    return figure
+    axial = bool(layers) and layers[0] != names[0]
+
+    def draw(theme: Theme) -> Figure:
+        figure, (axes,) = new_figure(theme, (340, 320), title=title or "Attention distance")
+        dots = {"s": 20, "color": theme.series[0], "alpha": 0.7, "linewidths": 0, "zorder": 2}
+        axes.scatter(np.repeat(depth, heads), values.ravel(), label="one head", **dots)
+        axes.plot(depth, values.mean(axis=1), color=theme.series[1], lw=1.5, label="mean of the layer", zorder=1)
+        for level in uniform:
+            axes.axhline(level, color=theme.muted, lw=1, ls=(0, (5, 3)), label=f"uniform: {level:.4g}", zorder=0)
+        axes.grid(axis="y", color=theme.line, lw=0.7)
+        axes.set(xlim=(0.5, count + 0.5), ylim=(0, 1.12 * max(float(values.max()), *uniform, 1e-6)))
+        axes.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
+        axes.xaxis.set_major_formatter(lambda x, _: names[round(x) - 1] if 1 <= round(x) <= count else "")
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+        label = "layer; rows, then columns" if axial else "layer"
+        axes.set(xlabel=f"network depth ({label})", ylabel="mean attention distance (pixels)")
+        columns = 2 if len(uniform) != 1 else 3
+        compact = {"handlelength": 1.4, "columnspacing": 1.2, "handletextpad": 0.5, "borderaxespad": 0.2}
+        style = {"frameon": False, "fontsize": 8.5, "labelcolor": theme.muted, "ncols": columns}
+        figure.legend(loc="outside lower center", **style, **compact)
+        return figure
+
+    alt = (
+        f"Mean attention distance of {heads} heads in each of {count} layers; on average {values[0].mean():.1f} pixels "
+        f"in the first layer and {values[-1].mean():.1f} in the last."
+    )
+    arrays = {"distances": values, "layers": np.array(layers, np.str_), "uniform": np.array(uniform, np.float64)}
+    return Drawing(draw, alt, "distances", arrays)
 
 
-def heads(maps: Float[np.ndarray, "L k h w"], layers: Sequence[str], *, theme: Theme = LIGHT) -> Figure:
-    """The map of every head in one image: rows are layers, the lowest at the top, columns are heads.
+def heads(capture: Capture, name: str) -> Drawing:
+    """Every head (column) of every layer (row, the lowest at the top) in the first image, called `name`.
 
-    `maps` are `overlays.levels`, from 0 (dark blue) to 1 (yellow).
+    The arrays are of all images.
     """
+    maps = overlays.levels(capture.heads[0])
     count, columns = maps.shape[:2]
     sheet, pitches = _tiles(np.round(31 * maps[..., None]) / 31)  # few colors make a small file
-    width = max(min(620 // columns, 48), 24) * columns
-    size = (max(width + 90, 220), round(width * sheet.shape[0] / sheet.shape[1]) + 80)
-    figure, (axes,) = new_figure(theme, size, title="Attention of every head", layout="compressed")
-    axes.imshow(sheet[..., 0], cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
-    shown = range(0, columns, math.ceil(columns * 14 / width))
-    axes.set_xticks([pitches[1] * (i + 0.45) for i in shown], [str(i + 1) for i in shown])
-    axes.set_yticks([pitches[0] * (i + 0.45) for i in range(count)], layers)
-    axes.tick_params(length=0)
-    axes.spines[:].set_visible(False)
-    axes.set(xlabel="head", ylabel="layer")
-    return figure
+
+    def draw(theme: Theme) -> Figure:
+        width = max(min(620 // columns, 48), 24) * columns
+        size = (max(width + 90, 220), round(width * sheet.shape[0] / sheet.shape[1]) + 80)
+        figure, (axes,) = new_figure(theme, size, title="Attention of every head", layout="compressed")
+        axes.imshow(sheet[..., 0], cmap="viridis", vmin=0, vmax=1, interpolation="nearest")
+        ticks = range(0, columns, math.ceil(columns * 14 / width))
+        axes.set_xticks([pitches[1] * (i + 0.45) for i in ticks], [str(i + 1) for i in ticks])
+        axes.set_yticks([pitches[0] * (i + 0.45) for i in range(count)], capture.layers)
+        axes.tick_params(length=0)
+        axes.spines[:].set_visible(False)
+        axes.set(xlabel="head", ylabel="layer")
+        return figure
+
+    alt = f"Attention maps of {columns} heads in each of {count} layers in {name}."
+    arrays = {"heads": capture.heads, "layers": np.array(capture.layers), "distances": capture.image_distances}
+    return Drawing(draw, alt, "heads", arrays)
 
 
-def pairs(
-    left: Sequence[UInt8[np.ndarray, "_ _ 3"]],
-    right: Sequence[UInt8[np.ndarray, "_ _ 3"]],
-    names: tuple[str, str] = ("Input", "Attention"),
-    *,
-    theme: Theme = LIGHT,
-) -> Figure:
-    """Pairs of images side by side, up to four pairs to a row (Fig. 6; Fig. 14)."""
+def pairs(capture: Capture, images: Sequence[UInt8[np.ndarray, "H W 3"]]) -> list[Drawing]:
+    """Images beside themselves under their rollout, and beside their tokens as colors (Fig. 6, Fig. 14)."""
+    side = 2 * PAIR
+    inputs = [overlays.fit(image, side, enlarge=True) for image in images]
+    masked = [overlays.masked(image, rollout) for image, rollout in zip(inputs, capture.rollout, strict=True)]
+    tokens = [overlays.fit(overlays.to_uint8(colors), side, enlarge=True) for colors in capture.components]
+    rollouts = {"rollout": capture.rollout, "rollout_plain": capture.rollout_plain}
+    return [
+        Drawing(lambda theme: _pairs(inputs, masked, "Attention", theme), name="attention", arrays=rollouts),
+        Drawing(
+            lambda theme: _pairs(inputs, tokens, "Tokens", theme),
+            name="components",
+            arrays={"components": capture.components},
+        ),
+    ]
+
+
+def _pairs(left: Sequence[np.ndarray], right: Sequence[np.ndarray], name: str, theme: Theme) -> Figure:
+    """Pairs of images side by side, up to four pairs to a row."""
     across = min(len(left), 4)
     rows = math.ceil(len(left) / across)
     size = (across * round(2.2 * PAIR), rows * PAIR + 24)
@@ -297,27 +324,11 @@ def pairs(
     for axes in grid:
         axes.set_axis_off()
     for i, images in enumerate(zip(left, right, strict=True)):
-        for j, (image, name) in enumerate(zip(images, names, strict=True)):
-            grid[2 * i + j].imshow(image)
+        for axes, image, title in zip(grid[2 * i :], images, ("Input", name), strict=False):
+            axes.imshow(image)
             if i < across:
-                grid[2 * i + j].set_title(name, color=theme.ink, fontsize=10)
+                axes.set_title(title, color=theme.ink, fontsize=10)
     return figure
-
-
-def ramp(count: int) -> UInt8[np.ndarray, "count 3"]:
-    """The colors of attention maps, from least to most."""
-    return (255 * matplotlib.colormaps["viridis"](np.linspace(0, 1, count))[:, :3]).round().astype(np.uint8)
-
-
-def short(value: float | int) -> str:
-    """A number for a tick: 0.0075, 2.5e-4, 600, 60k, 1.3M."""
-    for unit, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= 0.9995 * unit:
-            return f"{value / unit:.3g}{sign}"
-    if value == 0 or abs(value) >= 0.00095:
-        return f"{value:.3g}"
-    mantissa, exponent = f"{value:.1e}".split("e")
-    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
 
 
 def _tiles(grid: np.ndarray) -> tuple[np.ndarray, tuple[int, int]]:

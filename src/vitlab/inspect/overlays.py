@@ -1,15 +1,28 @@
-"""Images under attention maps, and images encoded for a page: plain arrays without axes (Fig. 6, Fig. 14)."""
+"""Images under attention maps (Fig. 6, Fig. 14): as arrays, as files, and all maps of one image for the viewer."""
 
 import io
+import json
+from collections.abc import Sequence
+from typing import Any
 
+import matplotlib
 import numpy as np
 from jaxtyping import Float, UInt8
 from PIL import Image
 
-from vitlab.inspect.figures import ramp
+from vitlab.inspect.capture import Capture
 
 TINY = 64
 """Images whose longer side is at most this are enlarged without smoothing and encoded without loss."""
+SIDE = 288
+"""Longer side of an image under its maps in the viewer, in pixels."""
+LEVELS = 32
+"""Colors of a map in the viewer."""
+
+
+def ramp(count: int) -> UInt8[np.ndarray, "count 3"]:
+    """The colors of attention maps, from least (dark blue) to most (yellow)."""
+    return (255 * matplotlib.colormaps["viridis"](np.linspace(0, 1, count))[:, :3]).round().astype(np.uint8)
 
 
 def levels(maps: Float[np.ndarray, "*n h w"]) -> Float[np.ndarray, "*n h w"]:
@@ -34,8 +47,7 @@ def masked(image: UInt8[np.ndarray, "H W 3"], attention: Float[np.ndarray, "h w"
 
 
 def overlay(image: UInt8[np.ndarray, "H W 3"], attention: Float[np.ndarray, "h w"]) -> UInt8[np.ndarray, "H W 3"]:
-    """The image in the colors of its attention, from dark blue to yellow: the map's `levels`, smoothed over patches,
-    with the lightness of the image."""
+    """The map's `levels`, smoothed over patches, in the colors of `ramp` with the lightness of the image."""
     level = _resized(levels(attention), image.shape[:2])
     heat = ramp(256)[(255 * level).round().astype(np.uint8)] / 255
     gray = np.asarray(Image.fromarray(image).convert("L"), dtype=float)[..., None] / 255
@@ -63,13 +75,11 @@ def beside(
 ) -> UInt8[np.ndarray, "H2 W2 4"]:
     """Both images on one canvas, each centered in its half, on a transparent ground."""
     height, width = (max(image.shape[axis] for image in (left, right)) for axis in (0, 1))
-    canvas = np.zeros((height, 2 * width + gap, 4), np.uint8)
+    canvas = Image.new("RGBA", (2 * width + gap, height))
     for image, start in ((left, 0), (right, width + gap)):
-        y, x = (height - image.shape[0]) // 2, start + (width - image.shape[1]) // 2
-        canvas[y : y + image.shape[0], x : x + image.shape[1]] = np.pad(
-            image, ((0, 0), (0, 0), (0, 1)), constant_values=255
-        )
-    return canvas
+        corner = (start + (width - image.shape[1]) // 2, (height - image.shape[0]) // 2)
+        canvas.paste(Image.fromarray(image), corner)
+    return np.asarray(canvas)
 
 
 def encoded(image: UInt8[np.ndarray, "H W C"]) -> bytes:
@@ -79,4 +89,78 @@ def encoded(image: UInt8[np.ndarray, "H W C"]) -> bytes:
         Image.fromarray(image).save(out, format="PNG", optimize=True)
     else:
         Image.fromarray(image).save(out, format="WEBP", quality=88)
+    return out.getvalue()
+
+
+def view(
+    capture: Capture,
+    index: int,
+    name: str,
+    image: UInt8[np.ndarray, "H W 3"],
+    predictions: Sequence[tuple[str, float]],
+    caption: str = "Input",
+) -> dict[str, Any]:
+    """The values of templates/viewer.html.j2 for one image of a capture.
+
+    The maps are tiles of one PNG, the sprite, which static/viewer.js draws over the image; without the script the
+    rollout is shown. image: as the model sees it. predictions: classes and probabilities, largest first; empty without
+    a head.
+    """
+    maps = all_maps(capture, index)
+    peaks = _peaks(maps, capture.image_distances[index])
+    row, column, percent, _ = peaks[0]
+    h, w = maps.shape[2:]
+    static = overlay(fit(image, SIDE, enlarge=True), capture.rollout[index])
+    return {
+        "name": name,
+        "caption": caption,
+        "size": image.shape[:2],
+        "predictions": predictions,
+        "sprite": _sprite(maps),
+        "grid": (h, w),
+        "layers": json.dumps(capture.layers),
+        "layer_count": maps.shape[0] - 1,
+        "head_count": maps.shape[1] - 1,
+        "peaks": json.dumps(peaks, separators=(",", ":")),
+        "input": encoded(fit(image, SIDE)),
+        "crisp": max(image.shape[:2]) <= TINY,
+        "tokens": encoded(to_uint8(capture.components[index])),
+        "static": encoded(static),
+        "height": static.shape[0],
+        "width": static.shape[1],
+        "summary": f"Rollout: highest at patch row {row} of {h}, column {column} of {w}, with {percent} % of it.",
+    }
+
+
+def all_maps(capture: Capture, index: int) -> Float[np.ndarray, "R C h w"]:
+    """All maps of an image as in the sprite: both rollouts in the first row, then a row for each layer with the mean
+    over its heads, then each head."""
+    layers, heads, h, w = capture.heads.shape[1:]
+    maps = np.zeros((layers + 1, heads + 1, h, w), np.float32)
+    maps[0, 0], maps[0, 1] = capture.rollout[index], capture.rollout_plain[index]
+    maps[1:, 0], maps[1:, 1:] = capture.heads[index].mean(axis=1), capture.heads[index]
+    return maps
+
+
+def _peaks(
+    maps: Float[np.ndarray, "R C h w"], distances: Float[np.ndarray, "L k"]
+) -> list[tuple[int, int, float, float]]:
+    """Of each map: row and column of its highest patch, from 1, the share in percent, the mean distance in pixels."""
+    pixels = np.zeros(maps.shape[:2])
+    pixels[1:, 0], pixels[1:, 1:] = distances.mean(axis=1), distances
+    peaks: list[tuple[int, int, float, float]] = []
+    for attention, distance in zip(maps.reshape(-1, *maps.shape[2:]), pixels.ravel(), strict=True):
+        row, column = divmod(int(attention.argmax()), attention.shape[1])
+        peaks.append((row + 1, column + 1, round(100 * float(attention.max()), 1), round(float(distance), 1)))
+    return peaks
+
+
+def _sprite(maps: Float[np.ndarray, "R C h w"]) -> bytes:
+    """The `levels` of all maps, side by side, as a PNG of LEVELS colors."""
+    steps = np.round((LEVELS - 1) * levels(maps)).astype(np.uint8)
+    rows, columns, height, width = steps.shape
+    image = Image.fromarray(steps.transpose(0, 2, 1, 3).reshape(rows * height, columns * width))
+    image.putpalette(ramp(LEVELS).tobytes())
+    out = io.BytesIO()
+    image.save(out, format="PNG", optimize=True)
     return out.getvalue()

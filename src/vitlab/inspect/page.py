@@ -2,47 +2,18 @@
 
 import base64
 import hashlib
-import io
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
-from PIL import Image
 
 from vitlab.inspect.figures import DARK, LIGHT
 from vitlab.io import replacing_file
 
 FOLDER = Path(__file__).parent
-ENVIRONMENT = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(FOLDER / "templates"),
-    autoescape=True,
-    undefined=jinja2.StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-)
-
-
-@dataclass(frozen=True)
-class PageImage:
-    """A PNG or WebP file, shown `width` CSS pixels wide where there is room; `dark` is shown on a dark page."""
-
-    data: bytes
-    alt: str
-    width: int
-    caption: str = ""
-    dark: bytes | None = None
-
-    @property
-    def pixels(self) -> tuple[int, int]:
-        """(width, height) of the file."""
-        return Image.open(io.BytesIO(self.data)).size
-
-    @property
-    def height(self) -> int:
-        return round(self.pixels[1] * self.width / self.pixels[0])
 
 
 def data_uri(data: bytes) -> str:
@@ -51,7 +22,29 @@ def data_uri(data: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
-ENVIRONMENT.filters |= {"data_uri": data_uri, "percent": "{:.1%}".format, "thousands": "{:,}".format}
+def static(name: str) -> Markup:
+    """A file of static/ as text."""
+    return Markup((FOLDER / "static" / name).read_text())
+
+
+def script_hash(script: str) -> str:
+    """The source of an inline script in a content security policy."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(FOLDER / "templates"),
+    autoescape=True,
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+ENVIRONMENT.filters |= {
+    "data_uri": data_uri,
+    "percent": "{:.1%}".format,
+    "thousands": "{:,}".format,
+    "script_hash": script_hash,
+}
 
 
 def render(template: str, **context: Any) -> Markup:
@@ -59,18 +52,14 @@ def render(template: str, **context: Any) -> Markup:
     return Markup(ENVIRONMENT.get_template(template).render(context))
 
 
-def static(name: str) -> Markup:
-    """A file of static/ as text."""
-    return Markup((FOLDER / "static" / name).read_text())
+def page(body: str, title: str, lead: str, *, scripts: Sequence[str] = (), app: bool = False, **context: Any) -> str:
+    """The page around the template `body`, which is rendered with `context`. The contents list every h2 with an id.
 
-
-def page(body: str, title: str, lead: str, *, viewers: bool = False, **context: Any) -> str:
-    """The page around the template `body`, which is rendered with `context`; `viewers` adds their style and script.
-
-    Its policy allows this script alone, known by its hash, and no requests. The contents list every h2 with an id.
+    Its policy allows only these `scripts` (of static/), known by their hash. With `app` they may send requests to the
+    server of the page; otherwise the page loads nothing.
     """
-    script = static("viewer.js") if viewers else ""
     text = render(body, **context)
+    styles = ["page.css", *(["viewer.css"] if scripts else []), *(["app.css"] if app else [])]
     page = render(
         "page.html.j2",
         title=title,
@@ -78,9 +67,9 @@ def page(body: str, title: str, lead: str, *, viewers: bool = False, **context: 
         body=text,
         contents=[(anchor, Markup(heading)) for anchor, heading in re.findall(r'<h2 id="(.*?)">(.*?)</h2>', text)],
         themes=(LIGHT, DARK),
-        style=static("page.css") + (static("viewer.css") if viewers else ""),
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        style=Markup().join(map(static, styles)),
+        script=Markup().join(map(static, scripts)),
+        app=app,
     )
     return page.encode(errors="replace").decode()  # file names may hold bytes that are not text
 

@@ -1,4 +1,4 @@
-"""The contents of a study's figure as plain data; `plots` draws it."""
+"""The contents of a plot as plain data, without matplotlib; `plots` draws it."""
 
 import math
 from collections.abc import Sequence
@@ -17,12 +17,6 @@ class Series:
     """Text beside each point."""
     dashed: bool = False
 
-    def __post_init__(self) -> None:
-        count = len(self.x)
-        assert len(self.y) == count, f"{self.name}: {count} x and {len(self.y)} y"
-        assert len(self.spread) in (0, count), f"{self.name}: {count} points and {len(self.spread)} bars"
-        assert len(self.notes) in (0, count), f"{self.name}: {count} points and {len(self.notes)} notes"
-
 
 @dataclass(frozen=True)
 class Panel:
@@ -40,14 +34,6 @@ class Panel:
     """Draws the Pareto front."""
     percent: bool = True
     """Whether y is a fraction, shown in percent."""
-
-    def __post_init__(self) -> None:
-        xs = [x for series in self.series for x in series.x]
-        assert not self.log_x or all(x > 0 for x in xs), f"{self.title}: no place for 0 on a logarithmic axis"
-        values = [y for series in self.series for y in series.y]
-        assert not self.log_y or all(y > 0 for y in values), f"{self.title}: no place for 0 on a logarithmic axis"
-        assert not (self.log_y and self.percent), f"{self.title}: a share has no logarithmic axis"
-        assert not self.ticks or set(xs) <= set(range(len(self.ticks))), f"{self.title}: a place without a name"
 
 
 def front(points: Sequence[tuple[float | int, float | int]]) -> list[tuple[float | int, float | int]]:

@@ -1,14 +1,21 @@
-"""Figures of the studies: panels side by side under one legend (Fig. 3-5, 8, 9, 12, 13)."""
+"""Plots of runs and studies: panels side by side under one legend (Fig. 3-5, 8, 9, 12, 13), and confusion matrices."""
 
 import itertools
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+from matplotlib.figure import Figure
+from matplotlib.text import Annotation
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
 
-from vitlab.inspect.figures import LIGHT, Axes, Figure, FixedLocator, LogLocator, MaxNLocator, Theme, new_figure, short
+from vitlab.inspect.figures import LIGHT, Theme, new_figure
 from vitlab.inspect.panels import Panel, Series, front
 
 FRONT = "Pareto front"
@@ -17,36 +24,46 @@ WIDTHS = {1: 500, 2: 405, 3: 345}
 """Of a panel in CSS pixels, by the number of panels in a row."""
 LETTER = 6.5
 """Width of a letter of small print, about."""
-BESIDE = [
-    (dx * far, dy * far, ha, va)
-    for far in (1, 2.5)
-    for dx, dy, ha, va in (
-        (6, 2, "left", "bottom"), (6, -2, "left", "top"), (-6, 2, "right", "bottom"), (-6, -2, "right", "top"),
-        (0, 6, "center", "bottom"), (0, -6, "center", "top"),
-    )
-]  # fmt: skip
-"""Offset in points and alignment of a note beside its point, the best first."""
+NEAR = ((6.0, 2.0), (6.0, -2.0), (-6.0, 2.0), (-6.0, -2.0), (0.0, 6.0), (0.0, -6.0))
+OFFSETS = (*NEAR, *((2.5 * dx, 2.5 * dy) for dx, dy in NEAR))
+"""Of a note from its point, in points, the best first."""
 
 
-def panels(shown: Sequence[Panel], *, theme: Theme = LIGHT) -> Figure:
-    """The panels in their order, up to three to a row, above a legend of all series where there are several."""
+def curves(records: Sequence[Mapping[str, Any]], keys: Sequence[str], title: str, percent: bool = False) -> Panel:
+    """Each of `keys` over `step`, from the records (of metrics.jsonl) that hold a finite number for it."""
+    series = []
+    for key in keys:
+        points = [(r["step"], r[key]) for r in records if r.get(key) is not None and math.isfinite(r[key])]
+        series.append(Series(key.replace("_", " "), [step for step, _ in points], [value for _, value in points]))
+    return Panel(title, "step", "", series, percent=percent)
+
+
+def panels(shown: Sequence[Panel], *, theme: Theme = LIGHT, size: tuple[int, int] | None = None) -> Figure:
+    """The panels in their order, up to three to a row, above a legend of all series where there are several.
+
+    size: width and height of a panel in CSS pixels."""
     across = 2 if len(shown) == 4 else min(len(shown), 3)
     rows = math.ceil(len(shown) / across)
-    figure, grid = new_figure(theme, (across * WIDTHS[across], rows * 310 + 30), rows, across)
+    width, height = size or (WIDTHS[across], 310)
+    figure, grid = new_figure(theme, (across * width, rows * height + 30), rows, across)
     for spare in grid[len(shown) :]:
         spare.remove()
     names = list(dict.fromkeys(series.name for panel in shown for series in panel.series))
     handles: dict[str, Any] = {}
     for panel, axes in zip(shown, grid, strict=False):
         handles = _draw(axes, panel, names, theme) | handles
-        _set_ticks(axes, panel, WIDTHS[across] - 80)
+        _set_ticks(axes, panel, width - 80)
     if len(handles) > 1:
-        columns = max(int(across * WIDTHS[across] / (LETTER * max(map(len, handles)) + 50)), 1)
-        columns = math.ceil(len(handles) / math.ceil(len(handles) / columns))
-        figure.legend(
-            handles=handles.values(), labels=handles, ncols=columns, loc="outside lower center", frameon=False,
-            fontsize=9, labelcolor=theme.ink, handlelength=1.8, columnspacing=1.4, handletextpad=0.6,
-        )  # fmt: skip
+        columns = max(int(across * width / (LETTER * max(map(len, handles)) + 50)), 1)
+        style = {
+            "ncols": math.ceil(len(handles) / math.ceil(len(handles) / columns)),
+            "labelcolor": theme.ink,
+            "fontsize": 9,
+            "handlelength": 1.8,
+            "columnspacing": 1.4,
+            "handletextpad": 0.6,
+        }
+        figure.legend(handles.values(), handles, loc="outside lower center", frameon=False, **style)
     figure.draw_without_rendering()  # notes need the final layout
     for panel, axes in zip(shown, grid, strict=False):
         _annotate(axes, panel, names, theme)
@@ -63,6 +80,8 @@ def _draw(axes: Axes, panel: Panel, names: Sequence[str], theme: Theme) -> dict[
         if series.spread:
             axes.errorbar(x, y, spread, fmt="none", ecolor=color, elinewidth=1, capsize=2.5, alpha=0.7, zorder=2)
         style = {"color": color, "marker": marker, "ms": 7.5 if marker == "*" else 5.5, "mec": theme.card, "mew": 0.7}
+        if len(x) > 30:
+            style["marker"] = None
         line = "" if not joined else "--" if series.dashed else "-"
         (handles[series.name],) = axes.plot(x, y, ls=line, lw=1.6, zorder=3, **style)
     if panel.front:
@@ -84,7 +103,7 @@ def _style(number: int, theme: Theme) -> tuple[str, str]:
 
 
 def _points(panel: Panel, series: Series, order: int) -> list[tuple[float, float, float]]:
-    """The finite (x, y, spread) of a series; on an axis of names, several series are side by side."""
+    """The (x, y, spread) of a series, NaN unless finite; on an axis of names, several series are side by side."""
     pitch = min(0.16, 0.7 / len(panel.series)) if panel.ticks else 0.0
     shift = pitch * (order - (len(panel.series) - 1) / 2)
     spread = series.spread or [0.0] * len(series.x)
@@ -93,19 +112,18 @@ def _points(panel: Panel, series: Series, order: int) -> list[tuple[float, float
 
 
 def _set_ticks(axes: Axes, panel: Panel, width: int) -> None:
-    xs = [x for series in panel.series for x in series.x]
     if panel.log_x:
         axes.set_xscale("log")
-        axes.xaxis.set_major_locator(_log_locator(xs, *axes.get_xlim()))
+        values = {float(x) for series in panel.series for x in series.x}
+        axes.xaxis.set_major_locator(_log_locator(sorted(values), *axes.get_xlim()))
     if panel.log_y:
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(_log_locator([], *axes.get_ylim()))
     for axis, log in ((axes.xaxis, panel.log_x), (axes.yaxis, panel.log_y)):
         if not log:
-            axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
+            axis.set_major_locator(MaxNLocator(min(width // 40, 6), steps=[1, 2, 2.5, 5, 10]))
         axis.set_major_formatter(lambda value, _: short(value))
-    if panel.log_x or panel.log_y:
-        axes.minorticks_off()
+    axes.minorticks_off()
     if panel.percent:
         low, high = axes.get_ylim()
         high = min(high + max(0.02 - (high - low), 0) / 2, 1.001)
@@ -120,9 +138,8 @@ def _set_ticks(axes: Axes, panel: Panel, width: int) -> None:
         axes.set_xlim(-0.5, len(labels) - 0.5)
 
 
-def _log_locator(values: Sequence[float | int], low: float, high: float) -> FixedLocator | LogLocator:
+def _log_locator(ticks: Sequence[float | int], low: float, high: float) -> FixedLocator | LogLocator:
     """A tick at each of a few values that are not too near to each other, else round numbers."""
-    ticks = sorted({float(value) for value in values})
     decades = math.log10(high / low)
     if 0 < len(ticks) <= 8 and all(math.log10(b / a) > 0.07 * decades for a, b in itertools.pairwise(ticks)):
         return FixedLocator(ticks)
@@ -134,22 +151,69 @@ def _annotate(axes: Axes, panel: Panel, names: Sequence[str], theme: Theme) -> N
     series_points = [_points(panel, series, order) for order, series in enumerate(panel.series)]
     points = [point[:2] for points in series_points for point in points if math.isfinite(point[0])]
     taken = axes.transData.transform(points).tolist()
+    style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8.5, "zorder": 4}
+    style["bbox"] = {"facecolor": theme.card, "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
     for series, placed in zip(panel.series, series_points, strict=True):
         color, _ = _style(names.index(series.name), theme)
         for note, (x, y, _) in zip(series.notes, placed, strict=False):
-            if note and math.isfinite(x):
-                text = axes.annotate(
-                    note, (x, y), (0, 0), textcoords="offset points", fontsize=8.5, color=color, zorder=4,
-                    bbox={"facecolor": theme.card, "edgecolor": "none", "alpha": 0.7, "pad": 0.5},
-                )  # fmt: skip
-                costs = []
-                for dx, dy, ha, va in BESIDE:
-                    text.set(position=(dx, dy), ha=ha, va=va)
-                    box = text.get_window_extent()
-                    outside = not all(axes.bbox.contains(*corner) for corner in box.corners())
-                    costs.append(sum(box.padded(3).contains(*point) for point in taken) + outside)
-                dx, dy, ha, va = BESIDE[int(np.argmin(costs))]
-                text.set(position=(dx, dy), ha=ha, va=va)
-                left, bottom, right, top = text.get_window_extent().extents
-                across = np.linspace(left, right, max(int((right - left) / 4), 2))
-                taken += [(x, y) for x in across for y in (bottom, (bottom + top) / 2, top)]
+            if not note or not math.isfinite(x):
+                continue
+            text = axes.annotate(note, (x, y), (0, 0), color=color, **style)
+            _move(text, min(OFFSETS, key=partial(_move, text, taken=taken)), taken)
+            left, bottom, right, top = text.get_window_extent().extents
+            across = np.linspace(left, right, max(int((right - left) / 4), 2))
+            taken += [(x, y) for x in across for y in (bottom, (bottom + top) / 2, top)]
+
+
+def _move(note: Annotation, offset: tuple[float, float], taken: Sequence[Sequence[float]]) -> int:
+    """Moves a note this far from its point; returns the number of points that it covers."""
+    ha, va = ("center", "left", "right")[int(np.sign(offset[0]))], "bottom" if offset[1] > 0 else "top"
+    note.set(position=offset, ha=ha, va=va)
+    box = note.get_window_extent()
+    assert note.axes is not None
+    outside = not all(note.axes.bbox.contains(*corner) for corner in box.corners())
+    return int(sum(box.padded(3).contains(*point) for point in taken) + outside)
+
+
+def short(value: float | int) -> str:
+    """A number for a tick: 0.0075, 2.5e-4, 600, 60k, 1.3M."""
+    for unit, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= 0.9995 * unit:
+            return f"{value / unit:.3g}{sign}"
+    if value == 0 or abs(value) >= 0.00095:
+        return f"{value:.3g}"
+    mantissa, exponent = f"{value:.1e}".split("e")
+    return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
+
+
+def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str], *, theme: Theme = LIGHT) -> Figure:
+    """The confusion matrix; rows are labels, columns predictions, color is the square root of the share of the row.
+
+    Counts are written for up to 12 classes, names for up to 40; beyond that every tenth class has its index.
+    """
+    kinds = len(counts)
+    cell = max(min(48, (360 if kinds <= 12 else 480) // kinds), 4)
+    names = [name if len(name) <= 16 else name[:15] + "…" for name in classes] if kinds <= 40 else ["00"]
+    fontsize = min(8.5, 0.6 * cell)
+    longest = round(0.9 * fontsize * max(map(len, names)))  # a letter is about 0.9 CSS pixels a point wide
+    upright = longest < 0.9 * cell or kinds > 40
+    side = cell * kinds + 60
+    figure, (axes,) = new_figure(theme, (side + longest, side if upright else side + longest), layout="compressed")
+    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    ramp = LinearSegmentedColormap.from_list("ramp", theme.ramp)
+    axes.imshow(share, cmap=ramp, norm=PowerNorm(0.5, vmin=0, vmax=1), interpolation="nearest")
+    axes.set(xlabel="prediction", ylabel="label")
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(True)
+    if kinds > 40:
+        axes.set(xticks=range(0, kinds, 10), yticks=range(0, kinds, 10))
+    else:
+        axes.set_xticks(range(kinds), names, rotation=0 if upright else 90, fontsize=fontsize)
+        axes.set_yticks(range(kinds), names, fontsize=fontsize)
+    if kinds <= 12:
+        for row, column in zip(*counts.nonzero(), strict=True):
+            text = str(counts[row, column])
+            lightness = np.dot(ramp(share[row, column] ** 0.5)[:3], (0.299, 0.587, 0.114))
+            color = LIGHT.ink if lightness > 0.5 else "#ffffff"
+            axes.text(column, row, text, ha="center", va="center", color=color, fontsize=min(9, cell / len(text)))
+    return figure

@@ -1,26 +1,82 @@
 """The pages of training runs and of a checkpoint."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
 
 from vitlab.errors import UserError
-from vitlab.inspect import drawings, figures, overlays, viewer
+from vitlab.inspect import figures, overlays, plots
 from vitlab.inspect.attention import patch_distances
 from vitlab.inspect.capture import Capture
-from vitlab.inspect.drawings import Drawing
-from vitlab.inspect.page import PageImage, page
-from vitlab.inspect.summary import details_of, name_of, numbers_of
-from vitlab.models import ModelConfig, ViTConfig
+from vitlab.inspect.embeddings import filters_of, positions_of
+from vitlab.inspect.figures import Drawing, PageImage
+from vitlab.inspect.page import page
+from vitlab.models import MODELS, ModelConfig, ResNetConfig, ViTConfig
+from vitlab.models.vit import ViT
 from vitlab.weights import class_names
 
-LEARNED = ("filters", "positions", "distances")
-"""The panels of Fig. 7."""
+SIZES = ("width", "depth", "heads", "mlp_dim", "patch_size", "encoder", "stem")
+POOLING = {
+    "token": "the class token (Eq. 4)",
+    "gap": "the mean over patches (App. D.3)",
+    "map": "a learned query's attention over all tokens",
+    "token+gap": "class token and mean over patches",
+}
+POSITION_AT = {"stem": "", "every": ", one table for each block", "shared": ", shared by all blocks"}
+
+
+def name_of(config: ModelConfig) -> str:
+    """The paper's name for a model of these sizes, or else its kind and stride."""
+    fields = ("body",) if isinstance(config, ResNetConfig) else SIZES
+    for name, known in MODELS.items():
+        if all(getattr(config, field) == getattr(known, field, None) for field in fields):
+            return name
+    if isinstance(config, ResNetConfig):
+        return "ResNet"
+    kind = "Axial ViT" if config.encoder == "axial" else "Hybrid" if config.stem else "ViT"
+    return f"{kind}/{config.stride}"
+
+
+def numbers_of(config: ModelConfig) -> dict[str, str]:
+    """The headline numbers of a model as text (Table 1, Sec. 3.1)."""
+    numbers = {
+        "Model": name_of(config),
+        "Parameters": f"{config.num_parameters:,}",
+        "GMACs per image": f"{config.forward_macs / 1e9:.3g}",
+        "Pixels, h × w": "{} × {}".format(*config.image_hw),
+    }
+    if isinstance(config, ViTConfig):
+        numbers["Patches, h × w"] = "{} × {}".format(*config.grid)
+        numbers["Layers × heads"] = f"{config.depth} × {config.heads}"
+    return numbers
+
+
+def details_of(config: ModelConfig) -> dict[str, str]:
+    """Further details of a model as text."""
+    classes = f"{config.num_classes:,} classes"
+    if isinstance(config, ResNetConfig):
+        return {"kind": "ResNet (BiT)", "prediction from": classes if config.num_classes else "none: no head"}
+    kind = "hybrid: a Vision Transformer on a ResNet's feature map" if config.stem else "Vision Transformer"
+    source = "class token and distillation token, with two heads" if config.distilled else POOLING[config.pool]
+    return {
+        "kind": kind + (", axial attention" if config.encoder == "axial" else ""),
+        "pixels from patch to patch": str(config.stride),
+        "width of a token, of the MLP": f"{config.width}, {config.mlp_dim}",
+        "tokens before the patches": str(config.num_prefix_tokens),
+        "position embedding": config.position + POSITION_AT[config.position_at],
+        "prediction from": f"{source}; {classes}" if config.num_classes else "none: no head",
+    }
+
+
+def embedding_drawings(model: ViT) -> list[Drawing]:
+    """Fig. 7, left and center."""
+    similarity = positions_of(model)
+    return [figures.filters(filters_of(model)), *([] if similarity is None else [figures.positions(similarity)])]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,62 +115,46 @@ class Phase:
     """For each class: class, images, recall (or accuracy), precision, as in `Evaluation.per_class`."""
     mistakes: Mistakes | None = None
     rollout: Rollout | None = None
-    filters: Float[np.ndarray, "n P P 3"] | None = None
-    """`filters_of` the model."""
-    positions: Float[np.ndarray, "h w h2 w2"] | None = None
-    """`position_similarity` of the model."""
-    distances: Float[np.ndarray, "L k"] | None = None
-    """`mean_attention_distance` over test images."""
+    learned: Sequence[Drawing] = ()
+    """The panels of Fig. 7."""
 
 
 def training_page(title: str, lead: str, phases: Sequence[Phase]) -> str:
-    """The page of one or more training runs, for `write_page`.
-
-    Raises UserError where the parts of a phase do not fit each other.
-    """
+    """The page of one or more training runs, for `write_page`."""
     return page("phases.html.j2", title, lead, phases=[_phase(phase) for phase in phases])
 
 
 def _phase(phase: Phase) -> dict[str, Any]:
     """The values of the template for one run."""
-    learned = [
-        None if phase.filters is None else drawings.filters(phase.filters),
-        None if phase.positions is None else drawings.positions(phase.positions[None]),
-        None if phase.distances is None else drawings.distances(phase.distances),
-    ]
     return {
-        "name": phase.name,
-        "explanation": phase.explanation,
-        "numbers": phase.numbers,
-        "curves": _curves(phase),
+        "phase": phase,
+        "curves": list(_curves(phase)),
         "confusion": None if phase.confusion is None else _confusion(phase, phase.confusion),
-        "classes": _classes(phase),
-        "mistakes": None if phase.mistakes is None else _mistakes(phase.mistakes, phase.classes),
-        "rollout": None if phase.rollout is None else _rollout(phase.rollout),
-        "learned": [drawing for drawing in learned if drawing is not None],
+        "per_class": _per_class(phase.per_class),
+        "mistakes": None if phase.mistakes is None else list(_mistakes(phase.mistakes, phase.classes)),
+        "rollout": [] if phase.rollout is None else list(_rollout(phase.rollout)),
     }
 
 
-def _curves(phase: Phase) -> list[PageImage]:
+def _curves(phase: Phase) -> Iterator[PageImage]:
     names = dict.fromkeys(key for record in phase.records for key in record)
-    images = []
     for title, ending in (("Loss", "loss"), ("Accuracy", "accuracy"), ("Learning rate", "lr")):
         keys = [name for name in names if name.endswith(ending)]
         last = {key: record[key] for record in phase.records for key in keys if record.get(key) is not None}
         if last:
             ends = ", ".join(f"{key.replace('_', ' ')} ends at {value:.4g}" for key, value in last.items())
-            draw = partial(figures.curves, phase.records, list(last), title, percent=ending == "accuracy")
-            images.append(Drawing(draw, alt=f"{title} over training steps: {ends}.").image)
-    return images
+            panel = plots.curves(phase.records, list(last), title, percent=ending == "accuracy")
+            drawing = Drawing(
+                lambda theme, panel=panel: plots.panels([panel], theme=theme, size=(288, 220)),
+                f"{title} over training steps: {ends}.",
+            )
+            yield drawing.image
 
 
 def _confusion(phase: Phase, counts: Int[np.ndarray, "K K"], most: int = 8) -> dict[str, Any]:
     names = phase.classes
     if len(counts) != len(names):
-        raise UserError(
-            f"{phase.name}: a confusion matrix of {len(counts)} classes and {len(names)} class names; "
-            f"give one name for each class, in the order of the rows."
-        )
+        raise UserError(f"{phase.name}: a confusion matrix of {len(counts)} classes has {len(names)} class names.")
     right, total = int(np.trace(counts)), int(counts.sum())
     wrong = counts - np.diag(np.diag(counts))
     cells = (divmod(int(i), len(counts)) for i in np.argsort(-wrong, axis=None, kind="stable")[:most])
@@ -124,40 +164,33 @@ def _confusion(phase: Phase, counts: Int[np.ndarray, "K K"], most: int = 8) -> d
         if (n := int(wrong[label, prediction]))
     ]
     alt = f"Confusion matrix of {len(counts)} classes: {right} of {total} images are on its diagonal."
-    image = Drawing(partial(figures.confusion, counts, names), alt=alt).image
+    image = Drawing(lambda theme: plots.confusion(counts, names, theme=theme), alt).image
     return {"right": right, "total": total, "rows": rows, "image": image}
 
 
-def _classes(phase: Phase, most: int = 50) -> dict[str, Any] | None:
+def _per_class(rows: Sequence[Mapping[str, Any]], most: int = 50) -> dict[str, Any] | None:
     """Results of each class, the worst first."""
-    present = [row for row in phase.per_class if row["images"] or row["precision"] is not None]
+    present = [row for row in rows if row["images"] or row["precision"] is not None]
     if not present:
         return None
     share = "recall" if "recall" in present[0] else "accuracy"
     present.sort(key=lambda row: math.inf if row[share] is None else row[share])
-    rows = [
-        (
-            row["class"],
-            f"{row['images']:,}",
-            *("-" if row[name] is None else f"{row[name]:.1%}" for name in (share, "precision")),
-        )
-        for row in present[:most]
+    columns = [(row["class"], f"{row['images']:,}", row[share], row["precision"]) for row in present[:most]]
+    texts = [
+        [cell if isinstance(cell, str) else "-" if cell is None else f"{cell:.1%}" for cell in row] for row in columns
     ]
-    return {"share": share, "rows": rows, "count": len(present)}
+    return {"share": share, "rows": texts, "count": len(present)}
 
 
-def _mistakes(mistakes: Mistakes, classes: Sequence[str], most: int = 24) -> list[PageImage]:
-    images = []
+def _mistakes(mistakes: Mistakes, classes: Sequence[str], most: int = 24) -> Iterator[PageImage]:
     for i in map(int, np.argsort(-mistakes.confidence, kind="stable")[:most]):
         prediction, label = classes[int(mistakes.predictions[i])], classes[int(mistakes.labels[i])]
         caption = f"predicted {prediction}\n{mistakes.confidence[i]:.0%} sure\nlabel {label}"
         data = overlays.encoded(overlays.fit(mistakes.images[i], 192))
-        images.append(PageImage(data, f"An image of {label} that was predicted as {prediction}.", 96, caption))
-    return images
+        yield PageImage(data, f"An image of {label} that was predicted as {prediction}.", 96, caption)
 
 
-def _rollout(rollout: Rollout, side: int = 192) -> list[PageImage]:
-    images = []
+def _rollout(rollout: Rollout, side: int = 192) -> Iterator[PageImage]:
     for image, caption, attention in zip(rollout.images, rollout.captions, rollout.maps, strict=True):
         row, column = np.unravel_index(int(attention.argmax()), attention.shape)
         alt = (
@@ -166,8 +199,7 @@ def _rollout(rollout: Rollout, side: int = 192) -> list[PageImage]:
         )
         large = overlays.fit(image, side, enlarge=True)
         both = overlays.beside(large, overlays.overlay(large, attention), gap=side // 24)
-        images.append(PageImage(overlays.encoded(both), alt, 288, caption))
-    return images
+        yield PageImage(overlays.encoded(both), alt, 288, caption)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,10 +210,8 @@ class Inspection:
     config: ModelConfig
     card: Mapping[str, Any] = field(default_factory=dict)
     """From `weights.load_card`."""
-    filters: Float[np.ndarray, "n P P 3"] | None = None
-    """`filters_of` the model."""
-    positions: Float[np.ndarray, "J h w h2 w2"] | None = None
-    """`positions_of` the model."""
+    embeddings: Sequence[Drawing] = ()
+    """`embedding_drawings` of the model."""
     capture: Capture | None = None
     names: Sequence[str] = ()
     """Of the images that the capture keeps, in order."""
@@ -201,17 +231,19 @@ class Inspection:
 
 def draw(inspection: Inspection) -> list[Drawing]:
     """The figures of the paper for which there are numbers."""
-    drawn, config, capture = [], inspection.config, inspection.capture
-    if not isinstance(config, ViTConfig):
-        return drawn
-    if inspection.filters is not None:
-        drawn.append(drawings.filters(inspection.filters, hybrid=config.stem is not None))
-    if inspection.positions is not None:
-        drawn.append(drawings.positions(inspection.positions))
-    if capture is not None:
-        drawn.append(drawings.distances(capture.distances, capture.layers, _uniform(config), name_of(config)))
-        drawn += [drawings.heads(capture, inspection.names[0]), *drawings.pairs(capture, inspection.images)]
-    return drawn
+    config, capture = inspection.config, inspection.capture
+    if capture is None or not isinstance(config, ViTConfig):
+        return [*inspection.embeddings]
+    distances = figures.distances(capture.distances, capture.layers, _uniform(config), name_of(config))
+    heads = figures.heads(capture, inspection.names[0])
+    return [*inspection.embeddings, distances, heads, *figures.pairs(capture, inspection.images)]
+
+
+def _uniform(config: ViTConfig) -> list[float]:
+    """Distances of uniform attention: along rows and along columns for an axial encoder."""
+    h, w = config.grid
+    lines = [(1, w), (h, 1)] if config.encoder == "axial" else [(h, w)]
+    return sorted({round(float(patch_distances(line, config.stride).mean()), 6) for line in lines})
 
 
 def checkpoint_page(
@@ -222,42 +254,30 @@ def checkpoint_page(
     drawn: from `draw`; phases: the runs that trained it; top: number of predictions for each image.
     """
     config, capture = inspection.config, inspection.capture
-    name, by_name = name_of(config), {drawing.name: drawing for drawing in drawn}
-    lead = (
-        f"The attention and embeddings of {name}, in the figures of 'An Image is Worth 16x16 Words' (ICLR 2021, "
-        f"Sec. 4.5, App. D.7 and D.8)."
-        if isinstance(config, ViTConfig)
-        else f"The training of {name}, which has no attention to show."
-    )
-    numbers = numbers_of(config) | ({"Images": f"{capture.count:,}"} if capture else {})
     details = details_of(config) | {"weights from": str(inspection.card.get("source") or inspection.checkpoint)}
     if "dataset" in inspection.card:
         details["trained on"] = str(inspection.card["dataset"])
-    views, pool = [], 1
-    if capture:
-        n, layers, heads, *grid = capture.heads.shape
-        pool = viewer.pooling(n, layers, heads, (grid[0], grid[1]))
-        for i, (image_name, image) in enumerate(zip(inspection.names, inspection.images, strict=True)):
-            views.append(viewer.view(capture, i, image_name, image, inspection.predictions(i, top), pool=pool))
+    views = [
+        overlays.view(capture, i, "/".join(Path(name).parts[-2:]), image, inspection.predictions(i, top))
+        for i, (name, image) in enumerate(zip(inspection.names, inspection.images, strict=True))
+        if capture
+    ]
+    lead = f"The training of {name_of(config)}, which has no attention to show."
+    if isinstance(config, ViTConfig):
+        lead = (
+            f"The attention and embeddings of {name_of(config)}, in the paper's figures (Sec. 4.5, App. D.7, App. D.8)."
+        )
     return page(
         "checkpoint.html.j2",
         f"Inside {inspection.checkpoint}",
         lead,
-        viewers=True,
-        model_numbers=numbers,
+        scripts=("viewer.js",),
+        model_numbers=numbers_of(config) | ({"Images": f"{capture.count:,}"} if capture else {}),
         details=details,
-        learned_drawings=[by_name[name] for name in LEARNED if name in by_name],
+        learned_drawings=[drawing for drawing in drawn if drawing.name in ("filters", "positions", "distances")],
+        heads=next((drawing.image for drawing in drawn if drawing.name == "heads"), None),
         views=views,
-        pool=pool,
         count=capture.count if capture else 0,
-        heads=by_name["heads"].image if capture else None,
         unreadable_rows=inspection.unreadable,
         phases=[_phase(phase) for phase in phases],
     )
-
-
-def _uniform(config: ViTConfig) -> list[float]:
-    """Distances of uniform attention: along rows and along columns for an axial encoder."""
-    h, w = config.grid
-    lines = [(1, w), (h, 1)] if config.encoder == "axial" else [(h, w)]
-    return sorted({round(float(patch_distances(line, config.stride).mean()), 6) for line in lines})

@@ -14,7 +14,8 @@ from vitlab.data.similarity import LARGEST, THRESHOLD
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
 from vitlab.inspect import overlays
-from vitlab.inspect.page import PageImage, page, write_page
+from vitlab.inspect.figures import PageImage
+from vitlab.inspect.page import page, write_page
 from vitlab.train.workdir import write_json
 
 SHOWN = 300

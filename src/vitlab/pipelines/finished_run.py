@@ -15,8 +15,7 @@ from vitlab.data.decode import ImageError
 from vitlab.data.exclude import image_id
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform, pair, to_pixels
-from vitlab.evaluate.accuracy import Evaluation
-from vitlab.evaluate.predictions import read_predictions
+from vitlab.evaluate.accuracy import Evaluation, read_predictions
 from vitlab.inspect.report import Mistakes, Phase
 from vitlab.io import find_damage
 from vitlab.pipelines.pretrain import PREDICTIONS

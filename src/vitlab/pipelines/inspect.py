@@ -18,11 +18,9 @@ from vitlab.errors import UserError, quoted
 from vitlab.evaluate.load import choose_device
 from vitlab.evaluate.predict import find_images
 from vitlab.inspect.capture import capture
-from vitlab.inspect.drawings import write_drawings
-from vitlab.inspect.embeddings import filters_of, positions_of
+from vitlab.inspect.figures import write_drawings
 from vitlab.inspect.page import write_page
-from vitlab.inspect.report import Inspection, checkpoint_page, draw
-from vitlab.inspect.summary import name_of
+from vitlab.inspect.report import Inspection, checkpoint_page, draw, embedding_drawings, name_of
 from vitlab.models.config import ImageSize, Interpolation, ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.pipelines.finished_run import Run, run_folders
@@ -50,21 +48,26 @@ def inspect_checkpoint(
 
     sources: files, folders (searched recursively) or `-` for the standard input. All images count for the attention
     distances, the first `shown` are on the page with their `top` predictions; unreadable images are skipped and named.
-    Without sources, a finished run shows its own test images, and the page of any other checkpoint only its card,
-    filters and position embeddings. The page of a run also shows its training; that of a ResNet only this.
-    `say` receives how images are prepared.
+    Without sources, a finished run shows its test images, and any other checkpoint only its sizes, filters and position
+    embeddings. The page of a run also shows its training; that of a ResNet only this. `say` receives how images are
+    preprocessed.
 
     In `out`: index.html; figures/NAME.png, .svg and .npz; result.json, which is returned. Raises UserError for a
     ResNet with images or without a run, for a missing path, and where no image can be read.
     """
     out = Path(out)
-    _check(out, {"shown": shown, "top": top, "batch_size": batch_size})
+    for name, value in {"shown": shown, "top": top, "batch_size": batch_size}.items():
+        if value < 1:
+            raise UserError(f"{name} is {value}; give at least 1.")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give a folder.")
+    if (out / "config.json").exists():  # its result.json would be overwritten
+        raise UserError(f"{out} holds a run or a model; give another folder, for example {out / 'look'}.")
     torch_device = choose_device(device)
     loaded = load_checkpoint(checkpoint, image_size=image_size, interpolation=interpolation)
     model, preprocessing = loaded.model, loaded.preprocessing
     runs = [Run.read(folder) for folder in run_folders(checkpoint)]
-    card = loaded.card | {"preprocessing": preprocessing.to_card()}
-    inspection, stream = Inspection(checkpoint=str(checkpoint), config=model.config, card=card), None
+    inspection = Inspection(str(checkpoint), model.config, loaded.card)
     if isinstance(model, ViT):
         images = list(find_images(sources)) if sources else _test_images(runs, shown)
         stream = _Stream(images, EvalTransform(model.config.image_hw, preprocessing), shown, batch_size)
@@ -72,10 +75,9 @@ def inspect_checkpoint(
             say(f"images: {preprocessing.describe()}")
         inspection = replace(
             inspection,
-            filters=filters_of(model),
-            positions=positions_of(model),
+            embeddings=embedding_drawings(model),
             capture=capture(model.to(torch_device), stream.batches(), keep=shown) if images else None,  # fills stream
-            names=["/".join(Path(name).parts[-2:]) for name in stream.names],
+            names=stream.names,
             images=stream.images,
             unreadable=stream.unreadable,
         )
@@ -88,21 +90,11 @@ def inspect_checkpoint(
     phases = [run.phase(f"{run.folder.name}: {run.title}" if len(runs) > 1 else None) for run in runs]
     write_drawings(figures, out / "figures")
     write_page(out / "index.html", checkpoint_page(inspection, figures, top=top, phases=phases))
-    result = _result(inspection, stream.names if stream else [], top)
+    result = _result(inspection, top)
     result["figures"] = [f"figures/{figure.name}" for figure in figures]
     result["page"] = str((out / "index.html").resolve())
     write_json(out / "result.json", result)
     return result
-
-
-def _check(out: Path, counts: dict[str, int]) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise UserError(f"{name} is {value}; give at least 1.")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; give a folder.")
-    if (out / "config.json").exists():  # its result.json would be overwritten
-        raise UserError(f"{out} holds a run or a model; give another folder, for example {out / 'look'}.")
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -120,22 +112,21 @@ def as_text(result: dict[str, Any]) -> str:
 def _test_images(runs: Sequence[Run], shown: int) -> list[tuple[str, np.ndarray]]:
     """Up to DISTANCE_IMAGES test images of the first run by name and class, preprocessed: one of each class first.
 
-    Empty without a run, or where its data set is missing; its part of the page says so.
+    Empty without a run, or where its data set is missing, which the run's part of the page says.
     """
     for run in runs[:1]:
         first = run.one_of_each(shown)
         rest = np.setdiff1d(np.arange(len(run.test.labels)), first)
         rows = np.concatenate([first, rest])[: max(shown, DISTANCE_IMAGES)]
         with contextlib.suppress(ValueError):
-            images = run.images(rows)
             classes = [run.test.classes[label] for label in run.test.labels]
-            return [(f"{run.names[row]}, {classes[row]}", images[row]) for row in map(int, rows) if row in images]
+            return [(f"{run.names[row]}, {classes[row]}", image) for row, image in run.images(rows).items()]
     return []
 
 
 @dataclass
 class _Stream:
-    """Reads and preprocesses images in batches, and keeps those to show."""
+    """Reads and preprocesses images in batches; stores names and pixels of the first `shown`."""
 
     sources: Sequence[tuple[str, Path | bytes | np.ndarray]]
     """Name, and file, encoded image, or preprocessed pixels."""
@@ -143,14 +134,13 @@ class _Stream:
     shown: int
     batch_size: int
     names: list[str] = field(default_factory=list)
-    """Of the first `shown` images; `images` are their preprocessed pixels."""
     images: list[np.ndarray] = field(default_factory=list)
     unreadable: list[tuple[str, str]] = field(default_factory=list)
     """Name and reason."""
 
     def batches(self) -> Iterator[Float[Tensor, "B 3 H W"]]:
         """Raises UserError where no image can be read."""
-        pending: list[Tensor] = []
+        batch: list[Tensor] = []
         with ProgressDisplay("inspect", len(self.sources)) as progress:
             for number, (name, source) in enumerate(self.sources, start=1):
                 try:
@@ -161,13 +151,13 @@ class _Stream:
                 if len(self.names) < self.shown:
                     self.names.append(name)
                     self.images.append(to_pixels(image)[0])
-                pending.append(image)
-                if len(pending) == self.batch_size:
-                    yield torch.cat(pending)
-                    pending = []
+                batch.append(image)
+                if len(batch) == self.batch_size:
+                    yield torch.cat(batch)
+                    batch = []
                     progress.update(number)
-            if pending:
-                yield torch.cat(pending)
+        if batch:
+            yield torch.cat(batch)
         if not self.names:
             name, reason = self.unreadable[0]
             raise UserError(f"none of the {len(self.sources)} images can be read; the first, {quoted(name)}: {reason}.")
@@ -176,11 +166,11 @@ class _Stream:
         if not isinstance(source, np.ndarray):
             return self.transform.apply([decode_image(source, path=name)])
         if source.shape[:2] != pair(self.transform.image_size):
-            return self.transform.apply([source])  # the model is inspected at another size than its own
+            return self.transform.apply([source])  # the model is inspected at another size than the run's
         return to_range(torch.from_numpy(source).permute(2, 0, 1)[None].float())
 
 
-def _result(inspection: Inspection, names: Sequence[str], top: int) -> dict[str, Any]:
+def _result(inspection: Inspection, top: int) -> dict[str, Any]:
     config, captured = inspection.config, inspection.capture
     result: dict[str, Any] = {
         "checkpoint": inspection.checkpoint,
@@ -197,6 +187,6 @@ def _result(inspection: Inspection, names: Sequence[str], top: int) -> dict[str,
         result["distances"] = dict(zip(captured.layers, captured.distances.tolist(), strict=True))
         result["shown"] = [
             {"path": name, "answers": [{"class": c, "probability": p} for c, p in inspection.predictions(i, top)]}
-            for i, name in enumerate(names)
+            for i, name in enumerate(inspection.names)
         ]
     return result

@@ -25,8 +25,8 @@
   const start = (viewer, sprite) => {
     const [image, canvas, caption, choice, layer, head] =
       [".input", "canvas", ".stage figcaption", "fieldset", ".layer", ".head"].map((name) => viewer.querySelector(name));
-    const [rows, columns, down, across, names, peaks] =
-      ["rows", "columns", "down", "across", "names", "peaks"].map((name) => JSON.parse(viewer.dataset[name]));
+    const [rows, columns, names, peaks] =
+      ["rows", "columns", "names", "peaks"].map((name) => JSON.parse(viewer.dataset[name]));
     const { width, height } = canvas, view = canvas.getContext("2d"), tile = surface(columns, rows);
     const shade = lightness(image, width, height, "white", 0.55);
     const light = lightness(image, width, height, "black", 0.25);
@@ -52,7 +52,7 @@
       const title = alone ? `Layer ${names[row - 1]}, ${which}` : map === "plain" ? "Rollout without residual" : "Rollout";
       const distance = alone ? ` Patches gather from ${pixels.toFixed(1)} pixels away on average.` : "";
       caption.textContent =
-        `${title}: highest at patch row ${y} of ${down}, column ${x} of ${across}, with ${share} % of it.${distance}`;
+        `${title}: highest at patch row ${y} of ${rows}, column ${x} of ${columns}, with ${share} % of it.${distance}`;
       canvas.setAttribute("aria-label", `${image.alt.split(", as the model")[0]} under a map of attention. ${title}.`);
     };
     choice.oninput = (event) => {
