@@ -66,6 +66,7 @@ def download(
                         _complete(url, part, digest, size, cancelled, quiet)
                         os.fsync(part.fileno())
                         part_path.replace(target)
+                        return
                 finally:
                     fcntl.flock(part, fcntl.LOCK_UN)
     except OSError as error:
