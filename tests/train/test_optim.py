@@ -199,8 +199,8 @@ def _start(golden: Any, case: str, key: str) -> Tensor:
         ("MlpBlock_0", "MlpBlock_3"),
     ):
         stored = stored.replace(new, old)
-    found = f"{case}/init/{stored}"
-    return torch.from_numpy(golden[found if found in golden else f"{case}/init/{key}"])
+    name = f"{case}/init/{stored}"
+    return torch.from_numpy(golden[name if name in golden else f"{case}/init/{key}"])
 
 
 # --- parameter groups
