@@ -106,16 +106,13 @@ def test_any_file_system(written: Path, tmp_path: Path) -> None:
     for path in written.iterdir():
         memory.pipe(f"/bucket/set/{path.name}", path.read_bytes())
     near = load_dataset(f"shards:{written}", "train")
-    for name in ("shards:memory://bucket/set", "shards:memory://bucket/set/"):
-        far = load_dataset(name, "train")
-        for batch in itertools.islice(train_batches(far, TRAIN, **BATCH, workers=0), len(far) // 4):
-            assert batch.labels.tolist() == near.labels[batch.indices].tolist()
+    far = load_dataset("shards:memory://bucket/set/", "train")
+    for batch in itertools.islice(train_batches(far, TRAIN, **BATCH, workers=0), len(far) // 4):
+        assert batch.labels.tolist() == near.labels[batch.indices].tolist()
     memory.rm("/bucket/set/index.json")
     scanned = load_dataset("shards:memory://bucket/set", "train")
     assert scanned.classes == near.classes
-    assert [Path(scanned.path(i)).name for i in range(len(scanned))] == [
-        Path(near.path(i)).name for i in range(len(near))
-    ]
+    assert scanned.labels.tolist() == near.labels.tolist()
 
 
 @pytest.mark.parametrize("split", ["train", "val", "trainval"])
