@@ -25,7 +25,7 @@ from vitlab.pipelines.pretrain import Outcome, Splits, drop_unreadable, pretrain
 from vitlab.settings import to_dict
 from vitlab.train.distributed import World, init_distributed
 from vitlab.train.workdir import Workdir
-from vitlab.weights import load_card, load_model
+from vitlab.weights import load_model
 
 
 def again(config: TrainConfig, folder: Path) -> Outcome:
@@ -52,17 +52,6 @@ def test_what_it_leaves(config: TrainConfig, pretrained: Outcome, workdir: Path)
     assert seconds["run_seconds"] > 0
 
 
-def test_the_model_it_leaves(config: TrainConfig, pretrained: Outcome, workdir: Path) -> None:
-    model = load_model(workdir)
-    assert model.config == config.model
-    assert same_weights(model, pretrained.model)
-    card = load_card(workdir)
-    assert card["classes"] == ["0", "1", "2"]
-    assert card["dataset"] == "digits"
-    assert card["class_indices"] == [0, 1, 2]
-    assert card["test_accuracy"] == pretrained.test.accuracy
-
-
 def test_the_test_is_of_the_whole_test_split(pretrained: Outcome) -> None:
     dataset = load_dataset("digits", "test", classes=(0, 1, 2))
     assert pretrained.test.record() == evaluate(pretrained.model, dataset, (8, 8)).record()
@@ -77,12 +66,6 @@ def test_records_while_training_are_of_the_other_split(pretrained: Outcome, work
     dataset = load_dataset("digits", "val", classes=(0, 1, 2))
     expected = evaluate(pretrained.model, dataset, (8, 8)).figures()
     assert judged[15] == {"step": 15} | {f"val_{name}": value for name, value in expected.items()}
-
-
-def test_summary_says_where_things_lie(pretrained: Outcome, workdir: Path) -> None:
-    *table, last = pretrained.summary(workdir).splitlines()
-    assert "\n".join(table) == pretrained.test.as_table()
-    assert last == f"model: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}"
 
 
 def test_finished_run_is_only_tested_again(
@@ -174,15 +157,6 @@ def test_stopped_before_its_result_was_written(
     assert (tmp_path / "result.json").is_file()
 
 
-@pytest.mark.usefixtures("pretrained")
-def test_another_run_in_the_folder(config: TrainConfig, workdir: Path) -> None:
-    other = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=0.25), seed=3)
-    with pytest.raises(
-        ValueError, match=r"holds a run with other settings:\n  optim.lr: 0.005 -> 0.25\n  seed: 0 -> 3"
-    ):
-        again(other, workdir)
-
-
 def test_seed_decides_the_start(
     config: TrainConfig, pretrained: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,11 +178,6 @@ def test_model_is_fitted_to_the_classes(config: TrainConfig, pretrained: Outcome
     expected = dataclasses.replace(every, model=dataclasses.replace(config.model, num_classes=10))
     assert told == [outcome.config] == [expected]
     assert load_model(tmp_path).config == expected.model
-
-
-def test_curves_for_the_viewer(config: TrainConfig, tmp_path: Path) -> None:
-    pretrain(dataclasses.replace(config, steps=1), tmp_path, device="cpu")
-    assert list((tmp_path / "tensorboard").glob("events.*"))
 
 
 def images(folder: Path, size: int, *splits: str) -> Splits:
@@ -242,17 +211,6 @@ def test_readable_leaves_out_what_cannot_be_read(size: int, tmp_path: Path) -> N
     }
 
 
-def test_split_that_serves_twice_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = images(tmp_path, 100, "train", "val", "test")
-    given = dataclasses.replace(given, val=given.test)
-    read: list[int] = []
-    image = type(given.test).image
-    monkeypatch.setattr(type(given.test), "image", lambda self, index: read.append(index) or image(self, index))
-    kept = drop_unreadable(given)
-    assert kept.val is kept.test
-    assert len(read) == 20
-
-
 def test_the_first_reads_for_all(
     tmp_path: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,14 +242,6 @@ def test_a_batch_that_the_processes_cannot_share(config: TrainConfig, tmp_path: 
     with pytest.raises(ValueError, match=r"batch_size=.* is the global batch of 7 processes"):
         pretrain(dataclasses.replace(config, batch_size=32), tmp_path / "run", device="cpu", world=World(0, 7))
     assert not (tmp_path / "run").exists()
-
-
-def test_nothing_readable(tmp_path: Path) -> None:
-    given = images(tmp_path, 100, "train", "val", "test")
-    for path in tmp_path.rglob("*.png"):
-        path.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"none of the 10 images of folder:.* \(train\) can be read"):
-        drop_unreadable(given)
 
 
 def test_part_is_of_the_training_split_alone(config: TrainConfig, tmp_path: Path) -> None:

@@ -1,13 +1,13 @@
-"""Kills a training run again and again, and compares its end with that of a run that was left alone.
+"""Kills a training run again and again, and compares its end with that of a run that was not stopped.
 
     python tests/train/kill_harness.py --kills 25 [--steps 600] [--seed 0] [--folder DIR] [--masked | --compile]
         [--processes 2]
 
 The run uses everything that has a state or draws a random number: augmentation, mixup, dropout, micro-batches,
-warm-up, clipping, Adam, Polyak average, evaluation. Each of its lives is a fresh process, ended by SIGKILL at a
-random moment after it took its folder, while it loads, trains, evaluates, or writes a checkpoint or the result. With
-several processes a life is all of them; one is killed, and the others have to end by themselves. With --compile half
-of the lives end while the model is compiled. At the end no file of a killed life may be left.
+warm-up, clipping, Adam, Polyak average, evaluation. Each start is a new process, ended by SIGKILL at a random moment
+after it locked its folder, while it loads, trains, evaluates, or writes a checkpoint or the result. Of several
+processes one is killed, and the others have to end by themselves. With --compile half of the kills come while the model
+is compiled. At the end no temporary file may be left.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, replace
-from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -56,11 +56,10 @@ def settings(steps: int) -> TrainConfig:
 
 
 def masked(steps: int) -> TrainConfig:
-    """The same in masked patch prediction, which draws what it hides from every example's own numbers."""
+    """The same in masked patch prediction, whose corruption is drawn for every example."""
     config = settings(steps)
-    return replace(
-        config, model=replace(config.model, num_classes=0), label_smoothing=0.0, mixup=0.0, masking=MaskingConfig()
-    )
+    model = replace(config.model, num_classes=0)
+    return replace(config, model=model, label_smoothing=0.0, mixup=0.0, masking=MaskingConfig())
 
 
 def compiled(steps: int) -> TrainConfig:
@@ -69,157 +68,40 @@ def compiled(steps: int) -> TrainConfig:
     return replace(config, model=replace(config.model, depth=1), compile=True, microbatch=None, checkpoint_every=1)
 
 
-def live(config: TrainConfig, folder: Path, place: dict[str, str]) -> None:
-    """One life of the run, or one of its processes; what it says goes to a file beside its folder. `place` is what
-    torchrun would tell it."""
-    os.environ.update(place)
-    for name in IMPORTS:  # before the folder is taken, so that kills find the run at work
+def train_process(config: TrainConfig, folder: Path, environment: dict[str, str]) -> None:
+    """One process of the run; its messages go to a file beside its folder. `environment` is as from torchrun."""
+    os.environ.update(environment)
+    for name in IMPORTS:  # before the folder is locked, so that kills hit the run at work
         importlib.import_module(name)
     import torch
 
     from vitlab.pipelines.pretrain import pretrain
     from vitlab.train.distributed import RankError, init_distributed
-    from vitlab.train.signals import StoppedError
 
     sys.stderr = folder.with_suffix(".log").open("a", buffering=1)
     torch.set_num_threads(1)
     try:
         with init_distributed() as world:
             pretrain(config, folder, device="cpu", tensorboard=False, world=world)
-    except (StoppedError, RankError) as stopped:
-        sys.stderr.write(f"{stopped}\n")
-        sys.exit(143 if isinstance(stopped, StoppedError) else 1)
+    except RankError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(1)
 
 
-def places(count: int) -> list[dict[str, str]]:
-    """What torchrun tells each of `count` processes; nothing where there is one."""
+def environments(count: int) -> list[dict[str, str]]:
+    """torchrun's variables for each of `count` processes; none for a single one."""
     if count == 1:
         return [{}]
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(count)}
-    return [shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
-
-
-@dataclass(frozen=True)
-class Life:
-    """The processes of one start."""
-
-    processes: list[BaseProcess]
-
-    @property
-    def pid(self) -> int | None:
-        """Of the process that takes the folder."""
-        return self.processes[0].pid
-
-    @property
-    def exitcode(self) -> int | None:
-        return self.processes[0].exitcode
-
-    def is_alive(self) -> bool:
-        return any(process.is_alive() for process in self.processes)
-
-    def join(self, timeout: float | None = None) -> None:
-        end = None if timeout is None else time.monotonic() + timeout
-        for process in self.processes:
-            process.join(None if end is None else max(0.0, end - time.monotonic()))
-
-    def terminate(self) -> None:
-        self.processes[-1].terminate()
-
-    def kill(self, which: int = 0) -> float:
-        """Kills one process; returns how many seconds the others took to end."""
-        since = time.monotonic()
-        self.processes[which].kill()
-        self.join(60)
-        assert not self.is_alive(), "a process outlives its fellow by a minute"
-        return time.monotonic() - since
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that can be started and stopped; `processes` says how a life of it begins."""
-
-    config: TrainConfig
-    folder: Path
-    processes: SpawnContext | ForkServerContext
-    count: int = 1
-    """Processes of a life."""
-
-    def start(self) -> Life:
-        """Begins a life; comes back when it has taken the folder (or ended)."""
-        life = Life([
-            self.processes.Process(target=live, args=(self.config, self.folder, place)) for place in places(self.count)
-        ])  # fmt: skip
-        for process in life.processes:
-            process.start()
-        lock = self.folder / ".lock"
-        while life.is_alive() and not (lock.exists() and lock.read_text() == str(life.pid)):
-            time.sleep(0.001)
-        return life
-
-    def finish(self) -> float:
-        """Lives to the end; returns the seconds from taking the folder."""
-        life, since = self.start(), time.monotonic()
-        life.join()
-        assert life.exitcode == 0, self.said()
-        return time.monotonic() - since
-
-    def kill_often(self, kills: int, seconds: float, seed: int) -> list["Kill"]:
-        """Lives to the end through up to `kills` kills; `seconds` is how long an unharmed run takes.
-
-        A life lasts some steps, so that a busy machine kills as often as an idle one, and then a moment; one in
-        four lasts until a checkpoint is being written, which chance would seldom hit.
-        """
-        rng = random.Random(seed)
-        steps = self.config.steps or 0
-        done: list[Kill] = []
-        while len(done) < kills:
-            reached = self.last_step()
-            until = reached + rng.uniform(-3, 2 * (steps - reached) / (kills - len(done) + 1))
-            moment, aimed = rng.uniform(0, 3 * seconds / steps), rng.random() < 0.25
-            compiling = self.config.compile and len(done) % 2 == 0  # every other kill hits a compiled run's first step
-            if self.config.compile:
-                moment, aimed = (rng.uniform(0, seconds / 2), False) if compiling else (rng.uniform(0, 0.1), aimed)
-            life, since = self.start(), time.monotonic()
-            if compiling:  # which takes a tenth as long where an earlier life has compiled
-                while life.is_alive() and time.monotonic() - since < moment and self.last_step() <= reached:
-                    time.sleep(0.001)
-                moment = 0
-            else:
-                while life.is_alive() and self.last_step() < until:
-                    time.sleep(0.001)
-            while aimed and life.is_alive() and not self.is_saving():
-                pass
-            life.join(0 if aimed else moment)
-            if not life.is_alive():
-                break
-            which = len(done) % self.count
-            took = life.kill(which)
-            done.append(Kill(self.last_step(), self.is_saving(), which, took))
-        self.finish()
-        return done
-
-    def last_step(self) -> int:
-        """The step of the last whole record in metrics.jsonl; 0 if there is none."""
-        log = self.folder / "metrics.jsonl"
-        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-        return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)
-
-    def is_saving(self) -> bool:
-        """Whether a checkpoint is half written."""
-        return any((self.folder / "checkpoints").glob("tmp-step-*"))
-
-    def said(self) -> str:
-        """All that its lives have said."""
-        log = self.folder.with_suffix(".log")
-        return log.read_text() if log.exists() else ""
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": str(count)}
+    return [job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]
 
 
 @dataclass(frozen=True)
 class Kill:
-    """One SIGKILL: the last step on record, and whether a checkpoint was half written."""
+    """One SIGKILL: the last recorded step, and whether a checkpoint was half written."""
 
     step: int
     while_saving: bool
@@ -228,16 +110,97 @@ class Kill:
     """Until all the others had ended."""
 
 
+@dataclass(frozen=True)
+class Run:
+    """A run that can be started and killed; each start is `count` processes of `context`."""
+
+    config: TrainConfig
+    folder: Path
+    context: ForkServerContext
+    count: int = 1
+
+    def start(self) -> list[BaseProcess]:
+        """Starts the processes; returns when rank 0 has locked the folder (or ended)."""
+        started: list[BaseProcess] = [
+            self.context.Process(target=train_process, args=(self.config, self.folder, environment))
+            for environment in environments(self.count)
+        ]
+        for process in started:
+            process.start()
+        lock = self.folder / ".lock"
+        while is_alive(started) and not (lock.exists() and lock.read_text() == str(started[0].pid)):
+            time.sleep(0.001)
+        return started
+
+    def finish(self) -> float:
+        """Runs to the end; returns the seconds since the folder was locked."""
+        started, since = self.start(), time.monotonic()
+        for process in started:
+            process.join()
+        assert started[0].exitcode == 0, self.folder.with_suffix(".log").read_text()
+        return time.monotonic() - since
+
+    def kill_often(self, kills: int, seconds: float, seed: int) -> list[Kill]:
+        """Runs to the end through up to `kills` kills; `seconds` is the duration of an undisturbed run.
+
+        A start is killed some steps and a moment later, so that a busy machine kills as often as an idle one; one in
+        four is killed while a checkpoint is written, which chance would seldom hit.
+        """
+        rng = random.Random(seed)
+        steps = self.config.steps or 0
+        done: list[Kill] = []
+        while len(done) < kills:
+            first = self.last_step()
+            until = first + rng.uniform(-3, 2 * (steps - first) / (kills - len(done) + 1))
+            pause, saving = rng.uniform(0, 3 * seconds / steps), rng.random() < 0.25
+            compiling = self.config.compile and len(done) % 2 == 0  # every other kill hits a compiled run's first step
+            if self.config.compile:
+                pause, saving = (rng.uniform(0, seconds / 2), False) if compiling else (rng.uniform(0, 0.1), saving)
+            started, since = self.start(), time.monotonic()
+            if compiling:  # which takes a tenth as long where an earlier start has compiled
+                while is_alive(started) and time.monotonic() - since < pause and self.last_step() <= first:
+                    time.sleep(0.001)
+            else:
+                while is_alive(started) and self.last_step() < until:
+                    time.sleep(0.001)
+                while saving and is_alive(started) and not self.is_saving():
+                    pass
+                started[0].join(0 if saving else pause)
+            if not is_alive(started):
+                break
+            which, since = len(done) % self.count, time.monotonic()
+            started[which].kill()
+            for process in started:
+                process.join(60)
+            assert not is_alive(started), "a process outlives the killed one by a minute"
+            done.append(Kill(self.last_step(), self.is_saving(), which, time.monotonic() - since))
+        self.finish()
+        return done
+
+    def last_step(self) -> int:
+        """The step of the last complete record in metrics.jsonl; 0 if there is none."""
+        log = self.folder / "metrics.jsonl"
+        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
+        return max((json.loads(line)["step"] for line in lines if line.endswith("\n")), default=0)
+
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is half written."""
+        return any((self.folder / "checkpoints").glob("tmp-step-*"))
+
+
+def is_alive(processes: list[BaseProcess]) -> bool:
+    return any(process.is_alive() for process in processes)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Every file of a finished run that must not depend on how often it was stopped."""
-    kept = ["config.json", "metrics.jsonl", "result.json", "predictions.csv", "model/*"]
-    kept += ["checkpoints/*/*", "masking.safetensors", "*.png"]
-    paths = [path for pattern in kept for path in folder.glob(pattern)]
+    patterns = ["config.json", "metrics.jsonl", "result.json", "predictions.csv", "model/*", "checkpoints/*/*"]
+    paths = [path for pattern in [*patterns, "masking.safetensors", "*.png"] for path in folder.glob(pattern)]
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Files and folders below `folder` that only a killed life can have left."""
+    """Temporary files and folders below `folder`."""
     patterns = (".*.new", ".*.old", "tmp-*", "*.tmp", "vitlab-job-*")
     return sorted({path.relative_to(folder).as_posix() for pattern in patterns for path in folder.rglob(pattern)})
 
@@ -255,31 +218,29 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--masked", action="store_true", help="masked patch prediction instead of classes")
-    parser.add_argument(
-        "--compile", action="store_true", help="a compiled model; about half the kills while it compiles"
-    )
+    parser.add_argument("--compile", action="store_true", help="a compiled model; half the kills while it compiles")
     parser.add_argument("--processes", type=int, default=1, help="of each run")
     parser.add_argument("--folder", type=Path, help="an empty folder for the two runs")
     given = parser.parse_args()
     folder = given.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")
-    processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(IMPORTS)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTS)
     make = compiled if given.compile else masked if given.masked else settings
-    quiet = Run(make(given.steps), folder / "quiet", processes, given.processes)
-    seconds = quiet.finish()
+    straight = Run(make(given.steps), folder / "straight", context, given.processes)
+    seconds = straight.finish()
     shutil.rmtree(folder / "cache", ignore_errors=True)  # or the second run had nothing to compile
-    killed = Run(quiet.config, folder / "killed", processes, given.processes)
+    killed = Run(straight.config, folder / "killed", context, given.processes)
     kills = killed.kill_often(given.kills, seconds, given.seed)
-    wrong, left = differing(quiet.folder, killed.folder), leftovers(folder)
+    wrong, left = differing(straight.folder, killed.folder), leftovers(folder)
     steps = ", ".join(str(kill.step) for kill in kills)
     sys.stdout.write(
-        f"{len(kills)} kills in {given.steps} steps (at {steps}), {sum(kill.while_saving for kill in kills)} of "
-        f"them while a checkpoint was written, {sum(kill.process > 0 for kill in kills)} of another process than the "
-        f"first; the others ended within {max((kill.seconds for kill in kills), default=0):.1f} s: "
-        f"{'DIFFERENT ' + ', '.join(wrong) if wrong else f'all {len(contents(quiet.folder))} files identical'}, "
-        f"{'LEFT ' + ', '.join(left) if left else 'no leftover file'}\n"
+        f"{len(kills)} kills in {given.steps} steps (at {steps}), {sum(kill.while_saving for kill in kills)} while a "
+        f"checkpoint was written, {sum(kill.process > 0 for kill in kills)} of a rank other than 0; the others ended "
+        f"within {max((kill.seconds for kill in kills), default=0):.1f} s: "
+        f"{'DIFFERENT ' + ', '.join(wrong) if wrong else f'all {len(contents(straight.folder))} files identical'}, "
+        f"{'LEFT ' + ', '.join(left) if left else 'no temporary file left'}\n"
     )
     return 1 if wrong or left else 0
 

@@ -1,4 +1,4 @@
-"""Checkpoints: exact, whole or absent, and noticed when damaged."""
+"""Checkpoints: exact, complete or absent, and verified."""
 
 import contextlib
 import dataclasses
@@ -109,7 +109,7 @@ def names(folder: Path) -> list[str]:
 
 def same(a: Tensor, b: Tensor) -> bool:
     """Bit for bit, NaNs and signs of zero included."""
-    a, b = (each.contiguous().reshape(-1).view(torch.uint8) for each in (a, b))
+    a, b = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b))
     return torch.equal(a, b)
 
 
@@ -126,24 +126,12 @@ def test_everything_comes_back_exactly(tmp_path: Path) -> None:
         assert same(back, tensor), name
 
 
-def test_same_content_makes_the_same_bytes(tmp_path: Path) -> None:
-    one = save_checkpoint(tmp_path / "a", 1, TENSORS, STATE, keep=1)
-    two = save_checkpoint(tmp_path / "b", 1, dict(reversed(TENSORS.items())), STATE, keep=1)
-    for file in (checkpoint.TENSORS, checkpoint.STATE):
-        assert (one / file).read_bytes() == (two / file).read_bytes()
-
-
 def test_loaded_tensors_outlive_the_files(tmp_path: Path) -> None:
     path = save_checkpoint(tmp_path, 1, TENSORS, STATE, keep=1)
     loaded = read_checkpoint(path)
     with (path / checkpoint.TENSORS).open("r+b") as file:  # in place, as a mapping of the file would notice
         file.write(bytes((path / checkpoint.TENSORS).stat().st_size))
     assert all(same(loaded.tensors[name], tensor) for name, tensor in TENSORS.items())
-
-
-def test_no_checkpoint_is_no_error(tmp_path: Path) -> None:
-    assert load_latest(tmp_path / "missing", refuse) is None
-    assert load_latest(tmp_path, refuse) is None
 
 
 def test_the_last_few_stay(tmp_path: Path) -> None:
@@ -187,57 +175,37 @@ def test_a_valid_checkpoint_of_the_step_stays(tmp_path: Path) -> None:
     assert (path / checkpoint.TENSORS).stat().st_ino == before
 
 
-# --- damage
-
-
-def cut(path: Path) -> None:
-    file = path / checkpoint.TENSORS
-    file.write_bytes(file.read_bytes()[:-1])
+# --- corruption
 
 
 def flip_bit(path: Path) -> None:
-    file = path / checkpoint.TENSORS
-    content = bytearray(file.read_bytes())
+    content = bytearray(path.read_bytes())
     content[-1] ^= 1
-    file.write_bytes(content)
+    path.write_bytes(content)
 
 
-def change_state(path: Path) -> None:
-    file = path / checkpoint.STATE
-    file.write_text(file.read_text().replace('"at": 20', '"at": 21'))
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
 
 
-def garble_state(path: Path) -> None:
-    (path / checkpoint.STATE).write_bytes(b"\0\xff" * 50)
-
-
-def other_json(path: Path) -> None:
-    (path / checkpoint.STATE).write_text("[1, 2]")
-
-
-def lose_tensors(path: Path) -> None:
-    (path / checkpoint.TENSORS).unlink()
-
-
-def lose_state(path: Path) -> None:
-    (path / checkpoint.STATE).unlink()
+def change_step(path: Path) -> None:
+    path.write_text(path.read_text().replace('"at": 20', '"at": 21'))
 
 
 DAMAGES = [
-    (cut, "bytes instead of"),
-    (flip_bit, "state.safetensors does not match its checksum"),
-    (change_state, "state.json does not match its checksum"),
-    (garble_state, "state.json cannot be read"),
-    (other_json, "state.json cannot be read"),
-    (lose_tensors, "state.safetensors: No such file"),
-    (lose_state, "state.json: No such file"),
+    (checkpoint.TENSORS, cut, "bytes instead of"),
+    (checkpoint.TENSORS, flip_bit, "state.safetensors does not match its checksum"),
+    (checkpoint.STATE, change_step, "state.json does not match its checksum"),
+    (checkpoint.STATE, lambda path: path.write_text("[1, 2]"), "state.json cannot be read"),
+    (checkpoint.STATE, lambda path: path.write_bytes(b"\0\xff"), "state.json cannot be read"),
+    (checkpoint.TENSORS, Path.unlink, "state.safetensors: No such file"),
 ]
 
 
-@pytest.mark.parametrize(("damage", "reason"), DAMAGES, ids=[damage.__name__ for damage, _ in DAMAGES])
-def test_a_damaged_one_is_reported_and_the_one_before_it_used(tmp_path: Path, damage: Any, reason: str) -> None:
+@pytest.mark.parametrize(("file", "damage", "reason"), DAMAGES)
+def test_a_corrupt_one_is_reported_and_skipped(tmp_path: Path, file: str, damage: Any, reason: str) -> None:
     _, newest = save_steps(tmp_path, 10, 20)
-    damage(newest)
+    damage(newest / file)
     reports: list[str] = []
     latest = load_latest(tmp_path, reports.append)
     assert latest is not None
@@ -247,33 +215,33 @@ def test_a_damaged_one_is_reported_and_the_one_before_it_used(tmp_path: Path, da
     assert reason in report
 
 
-def test_all_damaged_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+def test_all_corrupt_is_an_error(tmp_path: Path) -> None:
     for path in save_steps(tmp_path, 10, 20):
-        flip_bit(path)
+        flip_bit(path / checkpoint.TENSORS)
     reports: list[str] = []
     with pytest.raises(ValueError, match=r"step-000000020: .*step-000000010: .*or delete the folder"):
         load_latest(tmp_path, reports.append)
     assert len(reports) == 2
 
 
-def test_a_damaged_one_is_replaced_when_its_step_comes_again(tmp_path: Path) -> None:
+def test_a_corrupt_one_is_replaced_at_its_step(tmp_path: Path) -> None:
     _, newest = save_steps(tmp_path, 10, 20)
-    flip_bit(newest)
+    flip_bit(newest / checkpoint.TENSORS)
     save_steps(tmp_path, 20)
     assert read_checkpoint(newest).state == {"at": 20}
     assert names(tmp_path) == ["step-000000010", "step-000000020"]
 
 
-def test_a_damaged_later_one_does_not_push_out_the_good_one(tmp_path: Path) -> None:
+def test_a_corrupt_later_one_does_not_replace_a_valid_one(tmp_path: Path) -> None:
     _, damaged = save_steps(tmp_path, 10, 20)
-    flip_bit(damaged)
+    flip_bit(damaged / checkpoint.TENSORS)
     save_steps(tmp_path, 15, keep=1)  # stopped between the two
     latest = load_latest(tmp_path, lambda *_: None)
     assert latest is not None
     assert latest.step == 15
 
 
-def test_a_later_format_is_refused_not_called_damaged(tmp_path: Path) -> None:
+def test_a_later_format_is_refused(tmp_path: Path) -> None:
     (path,) = save_steps(tmp_path, 10)
     record = json.loads((path / checkpoint.STATE).read_text())
     record.pop("checksum")
@@ -299,12 +267,6 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path: Path, large: str) -> Non
     assert latest.step == 10
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match=r"checkpoint of step 1 cannot be written .*Not a directory"):
-        save_steps(tmp_path / "file" / "checkpoints", 1)
-
-
 # --- a writer that is killed
 
 WRITER = """
@@ -316,20 +278,20 @@ for step in itertools.count(1):
 """
 
 
-def test_a_killed_writer_never_leaves_a_damaged_checkpoint(tmp_path: Path, processes: ForkServerContext) -> None:
+def test_a_killed_writer_never_leaves_a_corrupt_checkpoint(tmp_path: Path, processes: ForkServerContext) -> None:
     """Killed at many moments; the last one announced, or a later one, is always there and whole."""
-    for kill in range(20):
-        hear, announce = processes.Pipe(duplex=False)
+    for kill in range(8):
+        receiver, announce = processes.Pipe(duplex=False)
         scope = {"folder": tmp_path / str(kill), "announce": announce}
         writer = processes.Process(target=exec, args=(WRITER, scope), daemon=True)
         writer.start()
         announce.close()
-        announced = hear.recv()
-        time.sleep(0.0017 * kill)
+        announced = receiver.recv()
+        time.sleep(0.004 * kill)
         writer.kill()
         with contextlib.suppress(EOFError):
             while True:
-                announced = hear.recv()
+                announced = receiver.recv()
         latest = load_latest(scope["folder"], refuse)
         assert latest is not None
         assert latest.step >= announced
@@ -346,9 +308,9 @@ def test_the_writer_keeps_what_it_was_given(tmp_path: Path) -> None:
         for step in (1, 2, 3):
             writer.save(step, {"w": weights}, {"at": step})
             weights += 1
-    found = load_latest(tmp_path, pytest.fail)
-    assert found is not None
-    assert (found.step, found.state, found.tensors["w"].unique().tolist()) == (3, {"at": 3}, [2.0])
+    latest = load_latest(tmp_path, pytest.fail)
+    assert latest is not None
+    assert (latest.step, latest.state, latest.tensors["w"].unique().tolist()) == (3, {"at": 3}, [2.0])
 
 
 @pytest.mark.parametrize("then", ["check", "wait", "save", "the end"])

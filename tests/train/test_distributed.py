@@ -92,19 +92,6 @@ def test_one_that_fails_ends_those_that_wait_for_it(failing: int, in_ranks: InRa
             assert "another rank failed: the image 7.png is broken" in str(answer)
 
 
-def test_one_that_fails_without_a_word(in_ranks: InRanks) -> None:
-    """A KeyboardInterrupt, a MemoryError and many an assert say nothing; the others must not wait for ever."""
-
-    def job() -> None:
-        with init_distributed() as world:
-            if world.rank == 1:
-                raise RuntimeError
-            world.all_gather(rows(world.rank))
-
-    answers = in_ranks(2, job)
-    assert "another rank failed: RuntimeError" in str(answers[0])
-
-
 def test_one_that_fails_ends_those_at_work(in_ranks: InRanks) -> None:
     """Long before they are done: `check` is called between two pieces of work."""
 
@@ -137,36 +124,11 @@ def test_a_wait_may_take_longer_than_an_exchange(in_ranks: InRanks, monkeypatch:
     assert in_ranks(2, job) == [5, 5]
 
 
-def test_the_first_goes_ahead(tmp_path: Path, in_ranks: InRanks) -> None:
-    """What it fetches, the others find."""
-
-    def job() -> bool:
-        with init_distributed() as world, world.rank_0_first():
-            there = (tmp_path / "fetched").exists()
-            time.sleep(0.2)
-            (tmp_path / "fetched").touch()
-            return there
-
-    assert in_ranks(3, job) == [False, True, True]
-
-
 def test_a_batch_for_all() -> None:
     World(1, 3).check_batch_size(33)
     SINGLE.check_batch_size(7)
     with pytest.raises(ValueError, match="batch_size=32 is the global batch of 3 processes; give a multiple of 3"):
         World(0, 3).check_batch_size(32)
-
-
-def test_alone_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributed.dist, "init_process_group", None)
-    for world_size in (None, "1"):
-        if world_size:
-            monkeypatch.setenv("WORLD_SIZE", world_size)
-        with init_distributed() as world:
-            assert world == SINGLE
-            world.check_peers()
-            given = {"x": np.arange(3)}
-            assert world.all_gather(given) == given
 
 
 def test_half_of_an_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,6 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from vitlab.config import MaskingConfig
@@ -90,15 +88,6 @@ def test_the_other_patch_is_any_other() -> None:
         assert others[own] == 0
         shares = others[torch.arange(5) != own] / others.sum()
         assert within(shares, 0.25, int(others.sum()))
-
-
-@given(st.floats(0, 1, exclude_max=True), st.integers(2, 300))
-def test_a_place_is_a_place_whatever_is_drawn(u: float, patches: int) -> None:
-    masking = MaskingConfig(masked=0.0, replaced=1.0)
-    plan = draw_corruption(masking, torch.full((1, masking.draws(patches)), u, dtype=torch.float64), patches)
-    assert plan.min() >= 0
-    assert plan.max() < patches
-    assert (plan[..., 0] != plan[..., 1]).all()
 
 
 def noise(n: int = 37) -> Dataset:
@@ -217,15 +206,6 @@ def test_downsized_patches_that_four_does_not_divide() -> None:
     assert found.tolist() == [[4 * [73 * 2, 73 * 3, 73 * 3, 73]]]
 
 
-@pytest.mark.parametrize("patch", [1, 2, 3, 7, 14])
-def test_downsized_of_any_patch(patch: int) -> None:
-    images = 2 * torch.rand(2, 3, 2 * patch, 3 * patch) - 1
-    assert patch_targets(MaskingConfig("downsized"), patch, images, plans(2, 6, MaskingConfig())).shape == (2, 3, 16)
-    cells = patch_colors(images, patch, 4)
-    assert cells.shape == (2, 6, 16, 3)
-    torch.testing.assert_close(cells.mean(dim=2), patch_colors(images, patch, 1)[:, :, 0], atol=1e-3, rtol=0)
-
-
 def test_regression_by_hand() -> None:
     """The pixels of a patch in reading order, each with its three channels, in the images' range."""
     values = torch.arange(3 * 4 * 4, dtype=torch.float32).reshape(3, 4, 4)
@@ -235,15 +215,6 @@ def test_regression_by_hand() -> None:
     back = (found * 127.5 + 127.5).round()
     assert back[0, 0].tolist() == [[c * 16 + at for c in range(3)] for at in (10, 11, 14, 15)]
     assert back[0, 1].tolist() == [[c * 16 + at for c in range(3)] for at in (2, 3, 6, 7)]
-
-
-def test_targets_are_of_the_patch_itself_whatever_stands_there() -> None:
-    images = 2 * torch.rand(2, 3, 16, 16) - 1
-    plan = plans(2, N, MaskingConfig())
-    own = torch.stack([plan[..., 0], plan[..., 0]], dim=2)
-    for target in TARGETS:
-        masking = MaskingConfig(target)
-        assert torch.equal(patch_targets(masking, 4, images, plan), patch_targets(masking, 4, images, own))
 
 
 # ----------------------------------------------------------------------------------------------------------- the loss
@@ -280,17 +251,6 @@ def test_all_three_kinds_of_corrupted_patches_count_and_no_other(target: Any) ->
     each = patch_losses(masking, predictions, patch_targets(masking, 4, images, plan))[0].mean(dim=2)[0]
     assert len(set(each.tolist())) == 4
     torch.testing.assert_close(loss, each.mean())
-
-
-def test_micro_batches_change_nothing() -> None:
-    """All images have as many corrupted patches, so the mean of parts is the mean of all."""
-    objective, model = MaskedPatch(MaskingConfig(), MODEL), MaskedViT(MODEL, MaskingConfig()).double()
-    images, plan = 2 * torch.rand(6, 3, 16, 16) - 1, plans(6, N, MaskingConfig())
-    whole, _ = objective.loss(model, images, plan)
-    parts = sum(
-        objective.loss(model, i, p)[0] * len(i) / 6 for i, p in zip(images.split(4), plan.split(4), strict=True)
-    )
-    torch.testing.assert_close(whole, parts)
 
 
 # ---------------------------------------------------------------------------------------------------------- the model
@@ -363,13 +323,6 @@ def test_outputs_for_a_patch_of_16(target: Literal["mean-color", "downsized", "r
         assert MaskedViT(ViTConfig(num_classes=0), masking).predictor.weight.shape == (numbers, 768)
 
 
-def test_starts_from_the_generator_alone() -> None:
-    one, two = (MaskedViT(MODEL, MaskingConfig(), generator=torch.Generator().manual_seed(4)) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
-    assert one.mask.std() > 0
-    assert one.predictor.weight.std() > 0
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_parameter_learns(target: Any) -> None:
     masking = MaskingConfig(target, masked=0.4, replaced=0.3)
@@ -380,30 +333,3 @@ def test_every_parameter_learns(target: Any) -> None:
     loss.backward()
     still = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
     assert still == []
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_learns_more_than_a_constant(target: Any) -> None:
-    """A few steps on images of one color each: the visible patches tell it."""
-    masking = MaskingConfig(target)
-    rng = np.random.default_rng(0)
-    colors = rng.choice(np.array([20, 100, 220], np.uint8), (32, 1, 1, 3))
-    data = Dataset("flat", "train", ("a",), np.zeros(32, np.int64), np.broadcast_to(colors, (32, 16, 16, 3)).copy())
-    model, objective = MaskedViT(MODEL, masking), MaskedPatch(masking, MODEL)
-    batches = train_batches(data, TrainTransform(16, crop="none"), batch_size=16, seed=0, draws=objective.draws)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _, batch in zip(range(60), batches, strict=False):
-        loss, _ = objective.loss(model, *objective.corrupt(batch, np.random.default_rng(0)))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    (whole,) = eval_batches(data, EvalTransform(16), batch_size=32)
-    answers = patch_targets(masking, 4, whole.images, all_kept(N).expand(32, -1, -1))
-    if target == "regression":
-        best = float(answers.flatten(0, 1).var(dim=0, unbiased=False).mean())
-    else:
-        shares = torch.bincount(answers[..., 0].flatten(), minlength=512) / (32 * N)
-        best = float(torch.special.entr(shares).sum())
-    assert np.mean(losses[-5:]) < 0.7 * best

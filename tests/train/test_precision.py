@@ -45,13 +45,6 @@ def test_the_model_is_its_own_master(model: ViT, precision: Any) -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(("precision", "dtype"), [("float32", torch.float32), ("autocast", torch.bfloat16)])
-def test_autocast_by_precision(model: ViT, precision: Any, dtype: torch.dtype) -> None:
-    with MasterWeights(model, precision).autocast():
-        assert model(IMAGES).dtype == dtype
-    assert model(IMAGES).dtype == torch.float32
-
-
 def test_masters_are_float32_and_the_model_a_copy(model: ViT) -> None:
     before = state(model)
     weights = MasterWeights(model, "bfloat16")
@@ -91,11 +84,6 @@ def test_gradients_add_up_in_float32(model: ViT) -> None:
     assert all(master.grad is None for master in weights.masters.values())
 
 
-@pytest.mark.parametrize("asked", ["float32", "autocast", "bfloat16"])
-def test_what_is_asked_for_is_taken(asked: str) -> None:
-    assert resolve_precision(asked, CPU) == resolve_precision(asked, CUDA) == asked
-
-
 @pytest.mark.parametrize(
     ("capabilities", "expected"),
     [
@@ -112,12 +100,6 @@ def test_auto_on_a_processor(monkeypatch: pytest.MonkeyPatch, capabilities: dict
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     assert resolve_precision("auto", CPU) == expected
     assert cpu_is_faster_in_bfloat16() == (expected == "bfloat16")
-
-
-@pytest.mark.parametrize(("supported", "expected"), [(True, "autocast"), (False, "float32")])
-def test_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch, supported: bool, expected: str) -> None:
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported > including_emulation)
-    assert resolve_precision("auto", CUDA) == expected
 
 
 def test_freed_memory_is_kept_where_glibc_manages_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ class Inspect:
 
 @dataclass(frozen=True)
 class App:
-    """Serve a page on this machine: drop an image, see predictions and attention. Requires `vitlab[app]`."""
+    """Serve a page on this machine: drop an image, see predictions and attention."""
 
     checkpoint: Annotated[
         Positional[str],
