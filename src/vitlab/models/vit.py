@@ -14,10 +14,9 @@ from torch import Tensor, nn
 
 from vitlab.models.config import ViTConfig
 from vitlab.models.encoder import Block, MAPHead
-from vitlab.models.images import check_images
 from vitlab.models.init import init_weights, linear
 from vitlab.models.position import PositionEmbedding
-from vitlab.models.resnet import Body, ResNet
+from vitlab.models.resnet import Body, ResNet, check_images
 
 torch.fx.wrap("check_images")  # one node of a symbolic trace, which knows neither shape nor type
 
