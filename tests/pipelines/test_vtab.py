@@ -217,8 +217,8 @@ def test_augmentation_that_would_change_labels(setting: TrainConfig) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": DataConfig(classes=(0, 1))}, r"classes is \(0, 1\); a VTAB task"),
-        ({"data": DataConfig(part=0.5)}, r"part is 0\.5; a VTAB task"),
+        ({"data": DataConfig(classes=(0, 1))}, r"classes is \(0, 1\); .* VTAB task"),
+        ({"data": DataConfig(part=0.5)}, r"part is 0\.5; .* VTAB task"),
         ({"model": {"image_size": 64}}, "64 pixels are far from the 8"),
     ],
 )

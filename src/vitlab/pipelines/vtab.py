@@ -65,7 +65,9 @@ def vtab(
         task_named(name)
     for name in ("classes", "exclude", "part"):
         if (value := getattr(config.data, name)) is not None:
-            raise UserError(f"{name} is {value!r}; a VTAB task has its own classes and 1,000 images, leave it out.")
+            raise UserError(
+                f"{name} is {value!r}; the classes and the 1,000 images of a VTAB task are fixed, leave it out."
+            )
     choose_device(world.device(device))
     world.check_batch_size(config.batch_size)
     source = load_model(checkpoint)
