@@ -23,7 +23,7 @@ import torch
 
 from vitlab.config import FinetuneConfig
 from vitlab.display import ProgressDisplay
-from vitlab.errors import UserError
+from vitlab.errors import RunError, UserError
 from vitlab.evaluate.load import choose_device
 from vitlab.io import find_damage, lock_file
 from vitlab.models.config import ModelConfig
@@ -47,7 +47,7 @@ FAILED = "failed.json"
 SPAWN = multiprocessing.get_context("spawn")
 
 
-class StudyError(RuntimeError):
+class StudyError(RunError):
     """Some points of a study could not be finished; the others are kept."""
 
 
