@@ -34,7 +34,7 @@ def test_app_says_where_it_is(run: Path, monkeypatch: pytest.MonkeyPatch, capsys
         arguments.update(options, path=path)
         announce("http://127.0.0.1:8000/")
 
-    monkeypatch.setattr("vitlab.app.server.launch", launch)
+    monkeypatch.setattr("vitlab.app.launch", launch)
     result = f"vitlab: loading {run} ..."
     assert call(capsys, "app", str(run)) == (0, "http://127.0.0.1:8000/ (Ctrl-C ends it)\n", result)
     assert call(capsys, "app", str(run), "--port", "8000", "--json") == (

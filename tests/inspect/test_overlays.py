@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inside import photograph, smooth
+from inside import photograph, random_capture, smooth
 from markup import check
 from PIL import Image
 
@@ -18,6 +18,7 @@ from vitlab.inspect.capture import Capture
 from vitlab.inspect.figures import PageImage
 from vitlab.inspect.overlays import LEVELS, SIDE, ramp, view
 from vitlab.inspect.page import page, write_page
+from vitlab.models import ViTConfig, get_config
 
 RANDOM = np.random.default_rng(0)
 EVIL = "\"><script>alert('$')</script>"
@@ -104,7 +105,9 @@ def view_of(capture: Capture, name: str = "cat.png", size: tuple[int, int] = (80
 def page_of(*views: dict[str, Any]) -> str:
     context = {"model_numbers": {}, "details": {}, "learned_drawings": (), "unreadable_rows": (), "phases": ()}
     heads = PageImage(views[0]["input"], "every head of every layer", 96)
-    return page("checkpoint.html.j2", "T", "L", viewers=True, views=views, count=len(views), heads=heads, **context)
+    return page(
+        "checkpoint.html.j2", "T", "L", scripts=("viewer.js",), views=views, count=len(views), heads=heads, **context
+    )
 
 
 def attributes(text: str) -> dict[str, str]:
@@ -137,6 +140,16 @@ def test_peaks_are_where_each_map_is_highest() -> None:
     assert peaks[2 * 3 + 2] == [3, 6, 50.0, 3.0]
     assert peaks[3 * 3] == [4, 1, 20.5, 4.5]  # the mean of both heads, at the mean distance
     assert peaks[0][3] == 0, "a rollout has no distance"
+
+
+def test_a_page_of_sixteen_images_of_a_large_model_is_under_5_mb() -> None:
+    """L/16 at 384 pixels, with maps that are hard to compress."""
+    config = get_config("ViT-L/16", image_size=384)
+    assert isinstance(config, ViTConfig)
+    files = [
+        value for value in view_of(random_capture(config, 1), size=(384, 384)).values() if isinstance(value, bytes)
+    ]
+    assert 50_000 < 4 / 3 * sum(map(len, files)) < 5_000_000 / 16
 
 
 def test_the_viewer_without_its_script() -> None:

@@ -50,7 +50,7 @@ def test_macros() -> None:
 def test_contents_and_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     body = Markup('<section><h2 id="a">A &amp; B</h2></section><section><h2 id="b">C</h2></section>')
     monkeypatch.setattr(module, "render", lambda name, **context: body if name == "body" else render(name, **context))
-    with_script, without = page("body", "T", "L", viewers=True), page("body", "T", "L")
+    with_script, without = page("body", "T", "L", scripts=("viewer.js",)), page("body", "T", "L")
     assert [link["href"] for link in check(with_script).all("a")] == ["#main", "#a", "#b"]
     assert check(with_script).words.count("A & B") == 2
     assert static("viewer.js") in with_script

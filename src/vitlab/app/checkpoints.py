@@ -1,6 +1,5 @@
 """The checkpoints that the page offers, loaded when they are chosen."""
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,24 +29,25 @@ class Loaded:
 def find_checkpoints(path: str | Path) -> dict[str, str]:
     """Name -> location of the checkpoint at `path`, or of all directly in that folder, by name.
 
-    Only file names are looked at, so a corrupt checkpoint is included and raises when it is loaded; pickles are not.
+    Only file names are compared, so a corrupt checkpoint is included and raises when it is loaded; pickles are not.
     Raises UserError where there is none.
     """
-    place = Path(path)
-    if str(path).startswith(("hub:", "timm:")) or _is_checkpoint(place):
-        return {str(path) if ":" in str(path) else place.resolve().name: str(path)}
-    if place.is_dir() and (entries := [entry for entry in sorted(place.iterdir()) if _is_checkpoint(entry)]):
+    folder = Path(path)
+    if str(path).startswith(("hub:", "timm:")):
+        return {str(path): str(path)}
+    if _is_checkpoint(folder):
+        return {folder.resolve().name: str(path)}
+    if folder.is_dir() and (entries := [entry for entry in sorted(folder.iterdir()) if _is_checkpoint(entry)]):
         return {entry.name: str(entry) for entry in entries}
     load_card(path)  # raises with the reason: missing, a pickle, a training that has not ended
     raise UserError(f"{path} holds no checkpoint; give one or a folder of them: {READABLE}.")
 
 
-def _is_checkpoint(place: Path) -> bool:
-    if place.is_file():
-        return place.suffix in (".npz", ".safetensors")
-    if (place / "model" / "config.json").is_file():
-        return True
-    return (place / "config.json").is_file() and any(place.glob("*.safetensors*"))
+def _is_checkpoint(path: Path) -> bool:
+    if path.is_file():
+        return path.suffix in (".npz", ".safetensors")
+    saved = (path / "config.json").is_file() and any(path.glob("*.safetensors*"))
+    return saved or (path / "model" / "config.json").is_file()
 
 
 class ModelCache:
@@ -56,33 +56,31 @@ class ModelCache:
     def __init__(self, path: str | Path, device: str = "auto") -> None:
         """Raises UserError where there is no checkpoint, or where the only one cannot be loaded."""
         self.device = choose_device(device)
-        self.places = find_checkpoints(path)
-        self._loaded: OrderedDict[str, Loaded] = OrderedDict()
-        if len(self.places) == 1:
-            self.get(self.names[0])
-
-    @property
-    def names(self) -> list[str]:
-        return list(self.places)
+        self.paths = find_checkpoints(path)
+        self._loaded: dict[str, Loaded] = {}
+        """The last used is the last."""
+        if len(self.paths) == 1:
+            self.get(next(iter(self.paths)))
 
     def get(self, name: str) -> Loaded:
         """The checkpoint of that name. Raises UserError where it cannot be loaded."""
-        if name not in self.places:
-            raise UserError(f"there is no checkpoint {name!r} here; choose one of {', '.join(self.places)}.")
-        if name not in self._loaded:
-            while len(self._loaded) >= CACHED:  # make room before loading
-                self._loaded.popitem(last=False)
-            self._loaded[name] = self._load(name)
-        self._loaded.move_to_end(name)
-        return self._loaded[name]
+        if name not in self.paths:
+            raise UserError(f"there is no checkpoint {name!r} here; choose one of {', '.join(self.paths)}.")
+        loaded = self._loaded.pop(name, None)
+        if loaded is None:
+            while len(self._loaded) >= CACHED:  # frees memory before loading
+                del self._loaded[next(iter(self._loaded))]
+            loaded = self._load(name)
+        self._loaded[name] = loaded
+        return loaded
 
     def _load(self, name: str) -> Loaded:
-        place = self.places[name]
+        path = self.paths[name]
         try:
-            checkpoint = load_checkpoint(place)
-            model, card = checkpoint.model.to(self.device), checkpoint.card
-            classes = class_names(card, model.config.num_classes) if model.head is not None else ()
-            transform = EvalTransform(model.config.image_hw, checkpoint.preprocessing)
-            return Loaded(name, model, classes, transform, str(card.get("source", place)))
-        except (OSError, RuntimeError, KeyError, TypeError) as error:  # what a corrupt file can raise
-            raise UserError(f"the checkpoint {place} cannot be loaded: {error}") from error
+            checkpoint = load_checkpoint(path)
+        except (OSError, RuntimeError, KeyError, TypeError) as error:  # raised for some corrupt files
+            raise UserError(f"the checkpoint {path} cannot be loaded: {error}") from error
+        model, card = checkpoint.model.to(self.device), checkpoint.card
+        classes = class_names(card, model.config.num_classes) if model.head is not None else ()
+        transform = EvalTransform(model.config.image_hw, checkpoint.preprocessing)
+        return Loaded(name, model, classes, transform, str(card.get("source", path)))

@@ -1,43 +1,29 @@
 """Serves the page on loopback, in one process, without a network."""
 
-import logging
-import os
+import contextlib
+import json
 import signal
-import socket
+import socketserver
 import sys
-import tempfile
 import threading
 import webbrowser
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
-from vitlab.app.page import build_page, gradio, theme
-from vitlab.app.state import Limits
-from vitlab.app.uploads import OnlyUploads
+from vitlab.app.checkpoints import ModelCache
+from vitlab.app.session import Limits, Session
 from vitlab.errors import UserError
-from vitlab.inspect.page import render, static
+from vitlab.inspect.page import page
 
 HOST = "127.0.0.1"
 PORTS = range(7860, 7960)
-"""Tried in this order by default, as Gradio does."""
-SESSIONS = 32
-"""Open pages whose last image is stored."""
-POLICY = "; ".join(
-    (
-        "default-src 'self'",
-        "script-src 'self' 'unsafe-inline' 'unsafe-eval'",  # Gradio compiles templates of its HTML parts
-        "style-src 'self' 'unsafe-inline'",
-        "img-src 'self' data: blob:",
-        "font-src 'self' data:",
-        "connect-src 'self'",
-        "object-src 'none'",
-        "base-uri 'self'",
-        "form-action 'self'",
-        "frame-ancestors 'none'",
-    )
+"""Tried in this order by default."""
+LEAD = (
+    "A Vision Transformer cuts an image into patches and lets each attend to all others. This page shows its "
+    "predictions, and the attention behind them. Nothing leaves this computer."
 )
-"""The browser loads from this server alone."""
 
 
 def launch(
@@ -53,102 +39,95 @@ def launch(
     """Serves the page of the checkpoint at `path`, or of all in that folder, until it is interrupted.
 
     It listens on 127.0.0.1 alone, on `port` or the first free of PORTS. `announce` gets the address. Larger images are
-    refused; uploads are stored in a temporary folder. Raises UserError for a port in use, an invalid limit, no
-    checkpoint, and without Gradio.
+    refused; none is written to disk. Raises UserError for a port in use, an invalid limit, and no checkpoint.
     """
-    gradio()
     limits = Limits(max_megapixels, max_upload_mb)
-    with listen(port) as listener, tempfile.TemporaryDirectory(prefix="vitlab-app-") as uploads:
-        os.environ["GRADIO_TEMP_DIR"] = uploads
-        app = application(build_page(path, limits=limits, device=device), limits, Path(uploads))
-        address = f"http://{HOST}:{listener.getsockname()[1]}/"
+    with listen(port) as server:
+        server.session = Session(ModelCache(path, device), limits)
+        address = f"http://{HOST}:{server.server_port}/"
         announce(address)
         if open_browser:
             webbrowser.open(address)  # which waits in the port's queue until the server runs
-        serve(app, listener)
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        with contextlib.suppress(KeyboardInterrupt):
+            server.serve_forever()
 
 
-def listen(port: int | None = None) -> socket.socket:
-    """A socket that listens on loopback. Raises UserError where the port, or every one of PORTS, is in use."""
+def listen(port: int | None = None) -> "Server":
+    """A server on loopback. Raises UserError where the port, or every one of PORTS, is in use."""
     for number in PORTS if port is None else (port,):
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            listener.bind((HOST, number))
-            listener.listen()
+            return Server((HOST, number), Handler)
         except (OSError, OverflowError) as error:
-            listener.close()
             if port is not None:
                 raise UserError(f"port {port} of {HOST} is not available ({error}); give another, or none.") from error
-        else:
-            return listener
     raise UserError(f"the ports {PORTS.start} to {PORTS.stop - 1} of {HOST} are all in use; give another.")
 
 
-def application(page: Any, limits: Limits, uploads: Path) -> Any:
-    """The page as an ASGI application under `POLICY`; it reads no files but images in the folder `uploads`."""
-    from fastapi import FastAPI
-    from starlette.middleware.trustedhost import TrustedHostMiddleware
+class Server(ThreadingHTTPServer):
+    """A thread for each request; `session` answers one at a time."""
 
-    page.state_session_capacity = SESSIONS
-    page.has_launched = True  # without it, Gradio does not check where an uploaded file is
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    head = render("head.html.j2", style=static("viewer.css") + static("app.css"), script=static("viewer.js"))
-    app = gradio().mount_gradio_app(
-        app, page, "/", server_name=HOST, app_kwargs={"openapi_url": None}, footer_links=[], run_history=False,
-        max_file_size=limits.max_bytes, show_error=True, ssr_mode=False, enable_monitoring=False, pwa=False,
-        mcp_server=False, theme=theme(), head=str(head),
-    )  # fmt: skip
-    app.add_middleware(OnlyUploads, folder=uploads, limit=limits.max_bytes)
-    app.add_middleware(SecurityHeaders)
-    # Another page cannot reach this one through a host name of its own for 127.0.0.1.
-    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[HOST, "localhost"])
-    return app
+    session: Session
+    request_queue_size = 64
+
+    def server_bind(self) -> None:
+        socketserver.TCPServer.server_bind(self)  # HTTPServer would look up the host's name
+        self.server_name, self.server_port = HOST, self.server_address[1]
 
 
-def serve(app: Any, listener: socket.socket) -> None:
-    """Serves `listener` until Ctrl-C or SIGTERM."""
-    import uvicorn
+class Handler(BaseHTTPRequestHandler):
+    """GET / is the page; POST /inspect?checkpoint=NAME&name=FILE, with the image as its body, its parts as JSON."""
 
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
-    log = logging.getLogger("uvicorn.error")
+    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+    timeout = 60
 
-    def running(_record: logging.LogRecord) -> bool:
-        return not server.should_exit  # open pages are cut off at the end, which is not an error
+    def do_GET(self) -> None:
+        if self._is_allowed() and self.path == "/":
+            session = self.server.session
+            context = {"names": list(session.models.paths), "message": session.message(), "limits": session.limits}
+            text = page("app.html.j2", "Looking inside", LEAD, scripts=("viewer.js", "app.js"), app=True, **context)
+            self._answer(200, "text/html; charset=utf-8", text.encode())
+        elif self._is_allowed():
+            self._answer(404, "text/plain", b"There is no such page.")
 
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the uploads are removed
-    log.addFilter(running)
-    try:
-        server.run(sockets=[listener])
-    except KeyboardInterrupt:
-        pass
-    finally:
-        log.removeFilter(running)
-
-
-class SecurityHeaders:
-    """Adds the policy to every response, and refuses requests from pages of other origins."""
-
-    HEADERS = (
-        (b"content-security-policy", POLICY.encode()),
-        (b"referrer-policy", b"no-referrer"),
-        (b"x-content-type-options", b"nosniff"),
-    )
-
-    def __init__(self, app: Any) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        async def send_with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *self.HEADERS]
-            await send(message)
-
-        headers = dict(scope.get("headers", ()))
-        origin = b"http://" + headers.get(b"host", b"")
-        if scope["type"] == "http" and headers.get(b"origin", origin) != origin:
-            await send_with_headers({"type": "http.response.start", "status": 403, "headers": []})
-            await send({"type": "http.response.body", "body": b"Requests from other origins are refused."})
+    def do_POST(self) -> None:
+        if not self._is_allowed():
+            return
+        url, length = urlsplit(self.path), self.headers.get("Content-Length", "")
+        query = {name: values[-1] for name, values in parse_qs(url.query).items()}
+        if url.path != "/inspect":
+            self._answer(404, "text/plain", b"There is no such page.")
+        elif not length.isdecimal():
+            self._answer(411, "text/plain", b"The request has no length.")
+        elif int(length) > self.server.session.limits.max_bytes + 1:  # the page sends one byte too many, at most
+            self._answer(413, "text/plain", b"The image is too large.")
         else:
-            await self.app(scope, receive, send_with_headers)
+            data = self.rfile.read(int(length))
+            parts = self.server.session.inspect(query.get("checkpoint", ""), query.get("name", ""), data)
+            self._answer(200, "application/json", json.dumps(parts).encode())
+
+    def _is_allowed(self) -> bool:
+        """Refuses other host names for 127.0.0.1, and requests from pages of other origins."""
+        hosts = [f"{name}:{self.server.server_port}" for name in (HOST, "localhost")]
+        host = self.headers.get("Host")
+        allowed = host in hosts and self.headers.get("Origin") in (None, f"http://{host}")
+        if not allowed:
+            self._answer(403, "text/plain", b"Requests from other origins are refused.")
+        return allowed
+
+    def _answer(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        for name, value in {
+            "Content-Type": kind,
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": "frame-ancestors 'none'",  # the page's own policy is in its head
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+        }.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+        """Logs nothing."""

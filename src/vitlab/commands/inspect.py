@@ -1,4 +1,4 @@
-"""The commands for looking: inspect, app, duplicates."""
+"""The commands that inspect models and data: inspect, app, duplicates."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ class Inspect:
 
 @dataclass(frozen=True)
 class App:
-    """Serve a page on this machine: drop an image, see predictions and attention. Requires `vitlab[app]`."""
+    """Serve a page on this machine: drop an image, see predictions and attention."""
 
     checkpoint: Annotated[
         Positional[str],

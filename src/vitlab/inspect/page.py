@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +52,14 @@ def render(template: str, **context: Any) -> Markup:
     return Markup(ENVIRONMENT.get_template(template).render(context))
 
 
-def page(body: str, title: str, lead: str, *, viewers: bool = False, **context: Any) -> str:
-    """The page around the template `body`, which is rendered with `context`; `viewers` adds their style and script.
+def page(body: str, title: str, lead: str, *, scripts: Sequence[str] = (), app: bool = False, **context: Any) -> str:
+    """The page around the template `body`, which is rendered with `context`. The contents list every h2 with an id.
 
-    Its policy allows this script alone, known by its hash, and no requests. The contents list every h2 with an id.
+    Its policy allows only these `scripts` (of static/), known by their hash. With `app` they may send requests to the
+    server of the page; otherwise the page loads nothing.
     """
     text = render(body, **context)
+    styles = ["page.css", *(["viewer.css"] if scripts else []), *(["app.css"] if app else [])]
     page = render(
         "page.html.j2",
         title=title,
@@ -64,8 +67,9 @@ def page(body: str, title: str, lead: str, *, viewers: bool = False, **context: 
         body=text,
         contents=[(anchor, Markup(heading)) for anchor, heading in re.findall(r'<h2 id="(.*?)">(.*?)</h2>', text)],
         themes=(LIGHT, DARK),
-        style=static("page.css") + (static("viewer.css") if viewers else ""),
-        script=static("viewer.js") if viewers else "",
+        style=Markup().join(map(static, styles)),
+        script=Markup().join(map(static, scripts)),
+        app=app,
     )
     return page.encode(errors="replace").decode()  # file names may hold bytes that are not text
 

@@ -271,7 +271,7 @@ def checkpoint_page(
         "checkpoint.html.j2",
         f"Inside {inspection.checkpoint}",
         lead,
-        viewers=True,
+        scripts=("viewer.js",),
         model_numbers=numbers_of(config) | ({"Images": f"{capture.count:,}"} if capture else {}),
         details=details,
         learned_drawings=[drawing for drawing in drawn if drawing.name in ("filters", "positions", "distances")],

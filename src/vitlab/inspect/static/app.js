@@ -1,0 +1,45 @@
+"use strict";
+(() => {
+  const part = (id) => document.getElementById(id);
+  const [checkpoint, upload, result] = ["checkpoint", "upload", "result"].map(part);
+  let image = null, latest = 0;
+
+  const ask = async () => {
+    const query = new URLSearchParams({ checkpoint: checkpoint.value, name: image?.name ?? "" });
+    const body = image?.slice(0, Number(upload.dataset.limit) + 1);  // the server refuses what is longer than its limit
+    const response = await fetch(`inspect?${query}`, { method: "POST", body: body ?? "" });
+    if (!response.ok) throw new Error(await response.text());
+    return response.json();
+  };
+
+  const show = async () => {
+    const request = ++latest;
+    result.setAttribute("aria-busy", "true");
+    let parts;
+    try {
+      parts = await ask();
+    } catch (error) {
+      parts = { message: "", result: "" };
+      if (request === latest) part("message").textContent = `The server did not answer: ${error.message}`;
+    }
+    if (request !== latest) return;  // of an earlier request
+    for (const [id, text] of Object.entries(parts)) if (text || id !== "message") part(id).innerHTML = text;
+    result.hidden = !parts.result;
+    result.setAttribute("aria-busy", "false");
+  };
+
+  const choose = (files) => {
+    if (!files.length) return;
+    image = files[0];
+    show();
+  };
+
+  upload.addEventListener("change", () => choose(upload.files));
+  checkpoint.addEventListener("change", show);
+  addEventListener("dragover", (event) => event.preventDefault());
+  addEventListener("drop", (event) => {
+    event.preventDefault();
+    choose(event.dataTransfer.files);
+  });
+  show();
+})();
