@@ -130,14 +130,6 @@ def test_a_remote_set_equals_the_local_one(server: Server, written: Path, split:
     assert max(server.asked[path.name] for path in written.glob("*.tar")) == 1
 
 
-def test_exclusion_lists_fit_both(server: Server, written: Path, tmp_path: Path) -> None:
-    _, near = both(server, written)
-    name = near.path(5).removeprefix(f"{written}/")
-    (tmp_path / "exclude.txt").write_text(name)
-    fewer = load_dataset(f"shards:{server.address}", "train", exclude=tmp_path / "exclude.txt")
-    assert len(fewer) == len(near) - 1
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_image_once_an_epoch(server: Server, written: Path, workers: int) -> None:
     far, near = both(server, written)

@@ -19,7 +19,7 @@ from vitlab.models.vit import Model
 from vitlab.weights import ParityError, export, save_model
 from vitlab.weights.export import export_checkpoint, export_model
 
-pytestmark = pytest.mark.usefixtures("unchecked")  # the tests' own checks cannot be traced
+pytestmark = pytest.mark.usefixtures("unchecked")  # the tests' type checks cannot be traced
 
 SMALL: dict[str, Any] = {"image_size": 16, "patch_size": 8, "width": 8, "depth": 1, "heads": 2, "mlp_dim": 12}
 TWO_STAGES = ResNetBody(layers=(1, 1), width=32, version="v2")

@@ -284,7 +284,7 @@ def digits_splits(name: str, root: Path | None, download: bool) -> Splits:
 
 
 def published_splits(name: str, root: Path | None, download: bool) -> Splits:
-    """A set of VTAB's sources as a data set of its own, by its reader in `vtab/readers.py`."""
+    """A set of VTAB's sources as a data set, by its reader in `vtab/readers.py`."""
     from vitlab.data.vtab.sources import SOURCES
     from vitlab.data.vtab.tasks import read_published
 
