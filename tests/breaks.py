@@ -228,8 +228,8 @@ io.py: What a living process is writing is taken for the leftover of a killed on
 pytest test_io.py -k written
 
 cli.py: A run that was asked to stop, and saved itself, exits as one that failed.
-- return 143 if isinstance(error, StoppedError) else 1
-+ return 1
+-         return error.exit_code
++         return 1
 pytest test_cli.py -k exit_codes
 """
 

@@ -98,7 +98,7 @@ def wrong_imports(path: str, source: str) -> list[str]:
         root, *below = name.split(".")
         if root != "vitlab" or not below or below[0] == room or below[0].startswith("__"):
             continue
-        home = vitlab.HOMES.get(below[0])  # a public name stands for the room that it comes from
+        home = vitlab.MODULE_OF.get(below[0])  # a public name stands for the room that it comes from
         target = f"{home}.{below[0]}".removeprefix("vitlab.") if home else ".".join(below)
         if not any(lies_in(target, allowed) for allowed in STANDS_ON[room]):
             wrong.append(f"{path}:{line} imports {name}; {room} stands on {STANDS_ON[room]} only")
@@ -258,7 +258,7 @@ def test_names_and_settings_are_there_without_torch() -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    for name in (*vitlab.HOMES, *vitlab.ROOMS):
+    for name in (*vitlab.MODULE_OF, *vitlab.SUBPACKAGES):
         assert getattr(vitlab, name).__doc__
         assert name in dir(vitlab)
     with pytest.raises(AttributeError, match=r"no 'build_model'; its public names are .*create_model"):

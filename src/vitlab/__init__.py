@@ -1,7 +1,6 @@
 """The Vision Transformer ("An Image is Worth 16x16 Words", ICLR 2021) as software.
 
-The public names, one by one. Each is looked up when it is first used, so that `import vitlab` costs nothing
-and does not import torch.
+The public names. Each is imported on first use, so that `import vitlab` is fast and does not import torch.
 """
 
 import importlib
@@ -33,8 +32,8 @@ if typing.TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-ROOMS = ("app", "data", "evaluate", "inspect", "models", "pipelines", "recipes", "train", "weights")
-HOMES = {
+SUBPACKAGES = ("app", "data", "evaluate", "inspect", "models", "pipelines", "recipes", "train", "weights")
+MODULE_OF = {
     "MODELS": "vitlab.models",
     "DataConfig": "vitlab.config",
     "OptimConfig": "vitlab.config",
@@ -55,12 +54,12 @@ HOMES = {
 if not typing.TYPE_CHECKING:  # or a type checker would take any name for a public one
 
     def __getattr__(name: str) -> typing.Any:
-        if name in ROOMS:
+        if name in SUBPACKAGES:
             return importlib.import_module(f"vitlab.{name}")
-        if name in HOMES:
-            return getattr(importlib.import_module(HOMES[name]), name)
-        raise AttributeError(f"vitlab has no {name!r}; its public names are {', '.join((*HOMES, *ROOMS))}.")
+        if name in MODULE_OF:
+            return getattr(importlib.import_module(MODULE_OF[name]), name)
+        raise AttributeError(f"vitlab has no {name!r}; its public names are {', '.join((*MODULE_OF, *SUBPACKAGES))}.")
 
 
 def __dir__() -> list[str]:
-    return ["__version__", *HOMES, *ROOMS]
+    return ["__version__", *MODULE_OF, *SUBPACKAGES]

@@ -12,8 +12,9 @@ from typing import Any
 import tyro
 
 from vitlab.commands import COMMANDS, Command, command_type
+from vitlab.commands.output import is_rank_0
 from vitlab.commands.settings import Arguments, check_settings, with_recipe
-from vitlab.errors import UserError, printable
+from vitlab.errors import RunError, UserError, printable
 from vitlab.settings import nearest
 
 DISTRIBUTED = ("pretrain", "finetune", "vtab", "evaluate", "fewshot", "probe")
@@ -102,23 +103,17 @@ def _exit_code(error: RuntimeError, command: Command | None) -> int:
     """Prints a known error and returns its exit code; raises an unknown one again, with its traceback."""
     import torch
 
-    from vitlab.studies.runner import StudyError
-    from vitlab.train.distributed import RankError
-    from vitlab.train.loop import NonFiniteError
-    from vitlab.train.signals import StoppedError
-    from vitlab.weights import ParityError
-
+    if isinstance(error, RunError):
+        if error.on_every_rank or is_rank_0():
+            _print_error(str(error))
+        return error.exit_code
     if isinstance(error, torch.OutOfMemoryError):
         _print_error(f"out of device memory.{_smaller_flags(command)} ({error})")
         return 1
     if NO_COMPILER.search(str(error)):
         _print_error("torch.compile needs a C++ compiler (g++); install one, or leave --compile out.")
         return 2
-    if not isinstance(error, (StoppedError, NonFiniteError, ParityError, RankError, StudyError)):
-        raise error
-    if isinstance(error, RankError) or os.environ.get("RANK", "0") == "0":  # else rank 0 prints the same
-        _print_error(str(error))
-    return 143 if isinstance(error, StoppedError) else 1
+    raise error
 
 
 def _smaller_flags(command: Command | None) -> str:

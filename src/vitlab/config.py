@@ -22,7 +22,7 @@ Fraction = Annotated[float, Gt(0), Le(1)]
 FractionBelow1 = Annotated[float, Ge(0), Lt(1)]
 
 ABOVE_0 = "above 0"
-COUNTS_WITH: dict[str, dict[str, tuple[str, Any]]] = {
+REQUIRED_SWITCHES: dict[str, dict[str, tuple[str, Any]]] = {
     "optim": {
         "momentum": ("name", "sgd"),
         "beta1": ("name", "adam"),
@@ -40,8 +40,8 @@ COUNTS_WITH: dict[str, dict[str, tuple[str, Any]]] = {
 value). With any other value they must keep their default."""
 
 
-def counts_with(value: Any, wanted: Any) -> bool:
-    """Whether a switch of COUNTS_WITH with this value gives the setting an effect."""
+def has_effect(value: Any, wanted: Any) -> bool:
+    """Whether a switch of REQUIRED_SWITCHES with this value gives the setting an effect."""
     return value > 0 if wanted == ABOVE_0 else value == wanted
 
 
@@ -241,7 +241,7 @@ class TrainConfig:
     activation_checkpointing: bool = False
     """Recompute the activations inside a block in the backward pass: less memory, more time."""
     fsdp: bool = False
-    """With several processes, shard weights, gradients and optimizer state (FSDP2) not replicas (DDP)."""
+    """With several processes, shard weights, gradients and optimizer state (FSDP2) instead of DDP."""
     seed: Seed = 0
     """Seed of all random numbers."""
     log_every: PositiveInt = 50
@@ -263,15 +263,15 @@ class TrainConfig:
             raise UserError(f"steps={self.steps} and epochs={self.epochs}: give exactly one of them.")
         if self.masking is not None:
             self._check_masking()
-        self._check_idle()
+        self._check_ineffective()
 
-    def _check_idle(self) -> None:
+    def _check_ineffective(self) -> None:
         """Raises UserError for a setting that its switch leaves without effect."""
-        for section, settings in COUNTS_WITH.items():
+        for section, settings in REQUIRED_SWITCHES.items():
             part = getattr(self, section)
             for name, (switch, wanted) in settings.items():
                 value, default, current = getattr(part, name), getattr(type(part), name), getattr(part, switch)
-                if value != default and not counts_with(current, wanted):
+                if value != default and not has_effect(current, wanted):
                     required = f"{section}.{switch} {wanted}" if wanted == ABOVE_0 else f"{section}.{switch}={wanted!r}"
                     raise UserError(
                         f"{section}.{name}={value!r} has no effect with {section}.{switch}={current!r}; give "

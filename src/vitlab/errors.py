@@ -1,4 +1,4 @@
-"""The error that means: the input is at fault, not the program; and how names are written in messages."""
+"""The errors whose messages are printed without a traceback; and how names are written in messages."""
 
 import re
 
@@ -11,6 +11,14 @@ class UserError(ValueError):
 
     The command line prints the message alone and exits with 2; every other ValueError keeps its traceback.
     """
+
+
+class RunError(RuntimeError):
+    """A command that failed in a known way: its message is printed without a traceback."""
+
+    exit_code = 1
+    on_every_rank = False
+    """Whether each rank prints its own message; else rank 0 prints for all."""
 
 
 def quoted(name: str) -> str:

@@ -13,7 +13,7 @@ from vitlab.settings import check_fields, from_dict, to_dict
 
 Size = int | tuple[int, int]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming", "area"]
-LARGEST = 2**16
+MAX_SIDE = 2**16
 """Pixels: no image is brought to more."""
 
 
@@ -50,8 +50,8 @@ class Preprocessing:
         check_fields(self)
         sides = () if self.image_size is None else _pair(self.image_size)
         for name, value in (*(("image_size", side) for side in sides), ("resize", self.resize)):
-            if value is not None and not 1 <= value <= LARGEST:
-                raise UserError(f"{name} is {value}; allowed: 1 to {LARGEST} pixels.")
+            if value is not None and not 1 <= value <= MAX_SIDE:
+                raise UserError(f"{name} is {value}; allowed: 1 to {MAX_SIDE} pixels.")
         if self.resize is not None and sides and self.resize < max(sides):
             raise UserError(f"resize={self.resize} must be at least image_size={self.image_size}, which is cut from it")
         center = self.resize is not None and self.keep_aspect
@@ -79,16 +79,16 @@ class Preprocessing:
         A card without either gives the defaults, and one without a size has `image_size`. Raises UserError, naming
         `where`, for anything else.
         """
-        said = card.get("preprocessing")
+        entry = card.get("preprocessing")
         try:
-            if said is None:
+            if entry is None:
                 return cls.google(image_size, card["eval_resize"]) if "eval_resize" in card else cls(image_size)
-            if not isinstance(said, dict):
-                raise UserError(f"it is {str(said)[:100]!r}; allowed: settings by name.")
-            found = from_dict(cls, said)
-            return found.at(image_size) if found.image_size is None and image_size is not None else found
+            if not isinstance(entry, dict):
+                raise UserError(f"it is {str(entry)[:100]!r}; allowed: settings by name.")
+            read = from_dict(cls, entry)
+            return read.at(image_size) if read.image_size is None and image_size is not None else read
         except UserError as error:
-            name = "eval_resize" if said is None else "preprocessing"
+            name = "eval_resize" if entry is None else "preprocessing"
             raise UserError(f"{where}: its {name} cannot be used: {error}") from error
 
     @property
@@ -126,7 +126,7 @@ class Preprocessing:
             done = f"resize {self.resize}{sides} ({how}), center crop {size}"
         if self.mean is None or self.std is None:
             return done
-        mean, std = (", ".join(f"{each:.3g}" for each in values) for values in (self.mean, self.std))
+        mean, std = (", ".join(f"{value:.3g}" for value in values) for values in (self.mean, self.std))
         return f"{done}, mean ({mean}) and std ({std}) folded into the patch embedding"
 
 

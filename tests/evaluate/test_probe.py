@@ -176,17 +176,6 @@ def test_checkpoint_on_digits(workdir: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert set(first.record()["weighted"]) == {1, 5}
 
 
-@pytest.mark.usefixtures("pretrained")
-def test_bfloat16_is_recorded(workdir: Path) -> None:
-    rounded, exact = (
-        probe_checkpoint(workdir, "digits", "knn", options=EvalOptions(precision=each, device="cpu"), ks=[5])
-        for each in ("bfloat16", "float32")
-    )
-    assert rounded.record().keys() - exact.record().keys() == {"computed_in"}
-    assert rounded.record()["weighted"][5] == pytest.approx(exact.record()["weighted"][5], abs=0.03)
-    assert rounded.as_table().endswith("computed in bfloat16")
-
-
 @pytest.mark.parametrize(
     ("kind", "dataset", "options", "message"),
     [

@@ -17,7 +17,7 @@ PURPOSES = {
     },
     "Inspect": {"inspect": "inspect", "duplicates": "inspect"},
     "Convert and serve": {"convert": "convert", "export": "convert", "shard": "convert", "app": "inspect"},
-    "This machine, and what there is": {"list": "info", "plan": "study", "bench": "study", "doctor": "info"},
+    "Machine and lists": {"list": "info", "plan": "study", "bench": "study", "doctor": "info"},
 }
 """The commands by purpose: name -> module in this folder, in which the class has the capitalized name."""
 COMMANDS = {name: module for commands in PURPOSES.values() for name, module in commands.items()}

@@ -69,7 +69,7 @@ class Shard:
                 report=lambda done, total: display.update(done, total=total),
             )
         print_result(index, self.json, summary_as_text(index))
-        return 1 if any(each["unreadable"] for each in index["splits"].values()) else 0
+        return 1 if any(part["unreadable"] for part in index["splits"].values()) else 0
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The commands for looking: inspect, app, duplicates."""
+"""The commands that inspect models and data: inspect, app, duplicates."""
 
 from dataclasses import dataclass
 from pathlib import Path

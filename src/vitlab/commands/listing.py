@@ -19,8 +19,8 @@ Row = dict[str, Any]
 def models(pattern: str = "*") -> list[Row]:
     """Every model at 224 pixels with 1,000 classes: sizes, parameters, multiply-accumulates; "-" for what it has not.
 
-    `layers` of a ResNet are those that its name counts, `width` is the channels of its root, `tokens` the places of its
-    last feature map. `patch` is in pixels, of a hybrid in places of its stem's feature map; `stride` always in pixels.
+    `layers` of a ResNet are those that its name counts, `width` is the channels of its root, `tokens` the positions of
+    its last feature map. `patch` is in pixels, of a hybrid in positions of its stem's feature map; `stride` in pixels.
     """
     return [_model(name, config) for name, config in MODELS.items() if fnmatch.fnmatchcase(name, pattern)]
 
@@ -96,7 +96,7 @@ def _percent(share: float) -> str:
 
 
 def vtab(pattern: str = "*", root: Path | None = None) -> list[Row]:
-    """Every task of VTAB-1k, and how its data is had; with a `root`, also what of it is there (without a download)."""
+    """Every task of VTAB-1k, and how to get its data; with a `root`, also what of it is there (without a download)."""
     from vitlab.data.vtab.tasks import TASKS, available
 
     return [

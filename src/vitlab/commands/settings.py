@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vitlab.commands.output import FinetuneRunConfig, RunConfig
-from vitlab.config import COUNTS_WITH, FewShotConfig, FinetuneConfig, TrainConfig, counts_with
+from vitlab.config import REQUIRED_SWITCHES, FewShotConfig, FinetuneConfig, TrainConfig, has_effect
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig
 from vitlab.models.registry import MODELS, get_config
@@ -117,12 +117,12 @@ def _apply_switches(config: TrainConfig, arguments: Arguments) -> TrainConfig:
         config = dataclasses.replace(config, steps=None, epochs=1.0)
     if any(flag.startswith("--fewshot.") for flag in arguments.flags):
         config = dataclasses.replace(config, fewshot=FewShotConfig())
-    for section, settings in COUNTS_WITH.items():
+    for section, settings in REQUIRED_SWITCHES.items():
         part = getattr(config, section)
         for name, (switch, wanted) in settings.items():
             value = arguments.value(f"--{section}.{switch.replace('_', '-')}")
             with contextlib.suppress(ValueError):  # tyro reports an invalid value of the switch
-                if value is not None and not counts_with(type(getattr(part, switch))(value), wanted):
+                if value is not None and not has_effect(type(getattr(part, switch))(value), wanted):
                     part = dataclasses.replace(part, **{name: getattr(type(part), name)})
         config = dataclasses.replace(config, **{section: part})
     return config

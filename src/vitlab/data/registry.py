@@ -65,7 +65,8 @@ def _info(name: str, row: dict[str, Any], published: dict[str, Any]) -> DatasetI
             "num_classes": published[name]["classes"],
             "splits": {_ours(split): count for split, count in published[name]["sizes"].items()},
         }
-    return DatasetInfo(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    return DatasetInfo(**values)
 
 
 def _ours(split: str) -> str:

@@ -277,6 +277,8 @@ def fewshot_checkpoint(
     `frozen_preprocessing`, which is described to `log`; features are cached in `cache` (default: the user's cache
     folder). `out` receives the record as JSON. Raises UserError for bad settings, data or weights.
     """
+    if out is not None and out.is_dir():
+        raise UserError(f"{out} is a folder; give the name of a file.")
     if protocol.leave_self_out and (len(datasets) < 2 or len(protocol.l2_grid) < 2):
         counts = f"{len(protocol.l2_grid)} l2 and {len(datasets)} data sets"
         raise UserError(f"leave_self_out chooses between several l2 by the other data sets; given are {counts}.")

@@ -44,6 +44,7 @@ def duplicates(
     threshold: the largest distance of a pair (`vitlab.data.similarity.distances`). workers: threads that read images.
     """
     out = Path(out)
+    out.mkdir(parents=True, exist_ok=True)  # before the images are read
     if not 0 < threshold <= LARGEST:
         raise UserError(f"threshold is {threshold}; it must be above 0 and at most {LARGEST} (default: {THRESHOLD}).")
     if train == test:

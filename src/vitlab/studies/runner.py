@@ -19,7 +19,7 @@ import torch
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.display import ProgressDisplay
-from vitlab.errors import UserError
+from vitlab.errors import RunError, UserError
 from vitlab.evaluate.load import choose_device
 from vitlab.io import find_damage, lock_file
 from vitlab.models.config import ModelConfig
@@ -40,7 +40,7 @@ LOG = "workers.log"
 SPAWN = multiprocessing.get_context("spawn")
 
 
-class StudyError(RuntimeError):
+class StudyError(RunError):
     """Some points of a study could not be finished; the others are complete."""
 
 

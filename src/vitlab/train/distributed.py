@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from vitlab.errors import UserError
+from vitlab.errors import RunError, UserError
 
 JSON = TypeVar("JSON")
 FAILED = "vitlab/failed"  # the store's key for the message of a rank that has failed
@@ -27,8 +27,10 @@ FAREWELL = 5.0  # seconds that rank 0 waits for the others when all end
 TIMEOUT = datetime.timedelta(days=30)  # of waiting for a rank that is alive: it may be downloading
 
 
-class RankError(RuntimeError):
+class RankError(RunError):
     """Another rank of this job has failed, or is gone."""
+
+    on_every_rank = True
 
 
 @dataclass(eq=False)

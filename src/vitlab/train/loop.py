@@ -20,7 +20,7 @@ from vitlab.config import TrainConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import Batch, train_batches
 from vitlab.data.transforms import TrainTransform
-from vitlab.errors import UserError
+from vitlab.errors import RunError, UserError
 from vitlab.rng import Stream, generator
 from vitlab.train.checkpoint import CheckpointWriter, TrainState, create_state, load_latest, trained_model
 from vitlab.train.distributed import SINGLE, World
@@ -37,7 +37,7 @@ Evaluate = Callable[[nn.Module], dict[str, float]]
 AnyModel = TypeVar("AnyModel", bound=nn.Module)
 
 
-class NonFiniteError(RuntimeError):
+class NonFiniteError(RunError):
     """The loss or the gradient is infinite or NaN."""
 
 

@@ -6,9 +6,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from vitlab.errors import RunError
 
-class StoppedError(RuntimeError):
-    """The run was asked to stop (SIGTERM, Ctrl-C); it is saved, and the same command continues it."""
+
+class StoppedError(RunError):
+    """SIGTERM or Ctrl-C has stopped the run; it is saved, and the same command continues it."""
+
+    exit_code = 143
 
 
 class _Interrupted(BaseException):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from vitlab.errors import UserError
+from vitlab.errors import RunError, UserError
 from vitlab.io import open_regular
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.detect import Format, find_checkpoint
@@ -26,7 +26,7 @@ PARITY_BATCHES = (1, 3)
 """Sizes of the batches of random images on which a written model is compared."""
 
 
-class ParityError(RuntimeError):
+class ParityError(RunError):
     """A written file does not compute what its model computes."""
 
 
