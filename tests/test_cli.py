@@ -215,7 +215,7 @@ WORDS: list[tuple[str, list[str]]] = [
     ("finetune mixed --dataset digits", ["mixed/model.safetensors is corrupt", "SHA-256"]),
     ("vtab", ["CHECKPOINT", "Google .npz"]),
     ("vtab RUN --tasks svnh", ["unknown VTAB task 'svnh'; the nearest: svhn", "`vitlab list vtab`"]),
-    ("vtab RUN --tasks dmlab --root images --image-size 16", ["1 of the tasks asked for are missing", "dmlab"]),
+    ("vtab RUN --tasks dmlab --root images --image-size 16", ["1 of the requested tasks are missing", "dmlab"]),
     ("vtab RUN", ["384 pixels are far from the 8", "--image-size 16"]),
     ("vtab RUN --data.name cifar10", ["--data.name has no effect here", "--root and --tasks"]),
     ("vtab RUN --model.depth 3", ["--model.depth has no effect here: the checkpoint brings"]),
