@@ -40,7 +40,6 @@ from run_record import describe_run
 from vitlab.data import shards
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import train_batches
-from vitlab.data.shard_index import INDEX, File, ShardIndex, write_places
 from vitlab.data.transforms import TrainTransform
 
 IN_A_SHARD = 10_000
@@ -77,15 +76,6 @@ def write(folder: Path, records: int) -> None:
                     info.size = len(data)
                     file.write(info.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % 512))
             file.write(bytes(1024))
-
-
-def write_list(folder: Path) -> None:
-    """The two files by which the set becomes one of ours."""
-    tars = sorted(folder.glob("*.tar"))
-    places, labels = shards.scan(tars)
-    write_places(folder / "train.index.npz", places, labels)
-    files = tuple(File.of(tar, int(count)) for tar, count in zip(tars, places.records, strict=True))
-    ShardIndex({"train": files}, (File.of(folder / "train.index.npz"),), {}, {}).write(folder / INDEX)
 
 
 def own_memory(process: int | str = "self") -> float:
@@ -168,7 +158,7 @@ def main() -> None:
         tell("images", medians(arguments.rounds, images, folder, arguments.images))
         for workers in (0, 2):
             tell(f"resume_{workers}_workers", medians(arguments.rounds, resume, folder, workers))
-        write_list(folder)
+        shards.write_index(folder, {"train": sorted(folder.glob("*.tar"))}, None)
         tell("listed", medians(arguments.rounds, opening, folder))
         results["megabytes"] = round(sum(tar.stat().st_size for tar in folder.glob("*.tar")) / 1e6)
     finally:

@@ -15,8 +15,8 @@ from vitlab.cost import plan
 from vitlab.cost.plan import core_days, estimate, format_estimate
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.recipes.tiny import digits
-from vitlab.studies.point import exaflops
 from vitlab.studies.scaling import SCALING, TABLE6
+from vitlab.studies.spec import exaflops
 from vitlab.train.progress import DEVICES
 
 on_h100 = functools.partial(estimate, device="h100", count=1, mfu="0.4")

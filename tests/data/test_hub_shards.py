@@ -131,8 +131,6 @@ def test_a_set_that_shard_wrote(start: Start, tmp_path: Path) -> None:
         np.testing.assert_array_equal(far.image(i), near.image(i))
     assert far.path(0).startswith(f"hf://datasets/ants/hill@{COMMIT}/train-")
     assert len(load_dataset("shards:hub:ants/hill@v2", "train")) == len(near)
-    few = load_dataset("shards:hub:ants/hill/{train,val,test}-{000000..000000}.tar", "train")
-    assert [few.path(i) for i in range(len(few))] == [p for p in map(far.path, range(len(far))) if "train-000000" in p]
 
 
 def test_tars_of_others_with_the_hubs_sums(
@@ -161,7 +159,7 @@ def test_tars_of_others_with_the_hubs_sums(
         train = load_dataset("shards:hub:ants/secret/wds", "train")
         assert (len(train), train.labels.tolist()) == (12, [0, 1] * 6)
         assert int(load_dataset("shards:hub:ants/secret/wds", "val").image(0)[0, 0, 0]) == 99
-    assert caplog.text.count("downloading its shards once") == 5
+    assert caplog.text.count("downloading its shards once") == 1
     assert hub.shown[-1] == "Bearer hf_good"
     assert set(heard) == {None}
     with pytest.raises(UserError, match=r"neither index.json nor a tar at .*ants/secret"):

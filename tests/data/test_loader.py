@@ -76,16 +76,13 @@ def same_streams(one: Iterator[Batch], two: Iterator[Batch], count: int) -> None
 # ---------------------------------------------------------------------------------------------- the order
 
 
-@given(st.integers(1, 300), st.integers(0, 2**64 - 1), st.integers(0, 10**6))
-def test_an_epoch_is_a_permutation(n: int, seed: int, epoch: int) -> None:
-    np.testing.assert_array_equal(np.sort(epoch_order(n, seed, epoch)), np.arange(n))
-
-
 def test_the_order_never_changes() -> None:
     """Literals: a resumed run counts on them, on every machine and in every version."""
     assert epoch_order(8, 0, 0).tolist() == [1, 2, 3, 5, 0, 4, 7, 6]
     assert epoch_order(8, 42, 7).tolist() == [3, 6, 4, 1, 0, 2, 7, 5]
-    assert len({tuple(epoch_order(50, seed, epoch)) for seed in range(4) for epoch in range(4)}) == 16
+    orders = {tuple(epoch_order(50, seed, epoch)) for seed in (0, 1, 2**64 - 1) for epoch in (0, 1, 10**6)}
+    assert len(orders) == 9
+    assert all(sorted(order) == list(range(50)) for order in orders)
 
 
 @given(st.integers(1, 30), st.integers(1, 12), st.integers(0, 100), st.integers(1, 6))
@@ -230,12 +227,11 @@ def test_unreadable_images_are_raised_or_skipped(
         next(train_batches(broken, TRAIN, batch_size=11, seed=0, workers=workers))
 
 
-def test_failures_of_a_set_in_memory(caplog: pytest.LogCaptureFixture) -> None:
+def test_failures_of_a_set_in_memory() -> None:
     data = in_memory(6)
     data.failures[2] = ImageError("2.png", "zero bytes")
     result = join(list(eval_batches(data, EVAL, batch_size=4, on_error="skip")))
     assert (result.indices.tolist(), result.skipped) == ([0, 1, 3, 4, 5], 1)
-    assert "2.png: zero bytes" in caplog.text
     with pytest.raises(ImageError, match=r"2\.png"):
         next(train_batches(data, TRAIN, batch_size=6, seed=0))
 
@@ -344,12 +340,7 @@ def test_draws_depend_on_seed_epoch_and_index_alone(on_disk: Dataset) -> None:
     readable = next(train_batches(on_disk, TRAIN, **SKIP, batch_size=11, draws=3))
     expected = example_uniforms(0, np.zeros(9, np.int64), readable.indices.numpy(), 3, Stream.EXAMPLE_DRAWS)
     np.testing.assert_array_equal(readable.draws, expected)
-
-
-def test_draws_of_an_evaluation_image_are_always_the_same() -> None:
-    draws = []
-    for size in (5, 64):
-        batches = eval_batches(in_memory(37), EVAL, batch_size=size, draws=10)
-        draws.append(torch.cat([batch.draws for batch in batches if batch.draws is not None]))
-    assert torch.equal(*draws)
-    assert draws[0].shape == (37, 10)
+    for batch in eval_batches(data, EVAL, batch_size=5, draws=10):  # those of seed 0 and epoch 0
+        indices = batch.indices.numpy()
+        expected = example_uniforms(0, np.zeros_like(indices), indices, 10, Stream.EXAMPLE_DRAWS)
+        np.testing.assert_array_equal(batch.draws, expected)

@@ -1,9 +1,10 @@
-"""A set on a web server is the set that lies there: each image once an epoch, wherever a run starts, with room for
-few of its shards."""
+"""Remote shards: every image once an epoch, wherever a run starts, with room for few of the shards."""
 
 import contextlib
+import hashlib
 import itertools
 import logging
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shard_files import Server, pair, serving, write_folders, write_shard
 
-from vitlab.data import downloads, remote, shard_cache
+from vitlab.data import downloads, remote
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import eval_batches, train_batches
 from vitlab.data.registry import load_dataset
-from vitlab.data.remote import expand, window_order
+from vitlab.data.remote import ROOM, ShardCache, expand, window_order
+from vitlab.data.shard_index import File, ShardIndex
+from vitlab.data.shards import OpenFile
 from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.data.write_shards import ShardSettings, write_shards
 
@@ -33,7 +36,7 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "WINDOW", 3)
     monkeypatch.setattr(remote, "CONNECTIONS", 2)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(shard_cache.ROOM, raising=False)
+    monkeypatch.delenv(ROOM, raising=False)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +66,7 @@ def tars(tmp_path: Path) -> list[Path]:
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=40), st.integers(1, 9), st.integers(0, 99), st.integers(0, 9))
-def test_few_shards_are_under_way(counts: list[int], window: int, seed: int, epoch: int) -> None:
+def test_few_shards_are_in_use(counts: list[int], window: int, seed: int, epoch: int) -> None:
     shard = np.repeat(np.arange(len(counts)) * 3, counts)  # numbers may be missing
     order = window_order(shard, window, seed, epoch)
     assert sorted(order.tolist()) == list(range(len(shard)))
@@ -116,7 +119,7 @@ def test_any_file_system(written: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["train", "val", "trainval"])
-def test_a_set_from_a_server_is_the_set(server: Server, written: Path, split: str) -> None:
+def test_a_remote_set_equals_the_local_one(server: Server, written: Path, split: str) -> None:
     far, near = both(server, written, split)
     assert far.classes == near.classes
     assert far.labels.tolist() == near.labels.tolist()
@@ -159,8 +162,8 @@ def test_any_start_continues_and_ranks_share(server: Server, written: Path) -> N
         np.testing.assert_array_equal(part.images, whole[start // 4].images)
     ranks = [train_batches(far, TRAIN, **BATCH, start=8, rank=r, world_size=2) for r in (0, 1)]
     for i in range(2, 16):
-        shares = [next(rank) for rank in ranks]
-        assert [x for share in shares for x in share.indices.tolist()] == whole[i].indices.tolist()
+        parts = [next(rank) for rank in ranks]
+        assert [x for part in parts for x in part.indices.tolist()] == whole[i].indices.tolist()
 
 
 def size(path: Path) -> int:
@@ -175,7 +178,7 @@ def test_room_for_few_shards(
     server: Server, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     largest = max(path.stat().st_size for path in written.glob("train-*.tar"))
-    monkeypatch.setenv(shard_cache.ROOM, f"{7 * largest / 1e9:.12f}")
+    monkeypatch.setenv(ROOM, f"{7 * largest / 1e9:.12f}")
     far, near = both(server, written)
     for batch in itertools.islice(train_batches(far, TRAIN, **BATCH, workers=workers), 3 * len(far) // 4):
         assert batch.labels.tolist() == near.labels[batch.indices].tolist()
@@ -183,11 +186,8 @@ def test_room_for_few_shards(
     fetched = sum(server.asked[path.name] for path in written.glob("train-*.tar"))
     # Each once an epoch, and a few again where two epochs meet, or where a worker is behind the others.
     assert fetched <= 3 * 12 + (18 if workers else 6)
-    monkeypatch.setenv(shard_cache.ROOM, f"{5 * largest / 1e9:.12f}")
+    monkeypatch.setenv(ROOM, f"{5 * largest / 1e9:.12f}")
     with pytest.raises(ValueError, match=r"VITLAB_SHARD_CACHE_GB is .* or more for this data set"):
-        both(server, written)
-    monkeypatch.setenv(shard_cache.ROOM, "lots")
-    with pytest.raises(ValueError, match="VITLAB_SHARD_CACHE_GB is 'lots'"):
         both(server, written)
 
 
@@ -208,7 +208,7 @@ def test_shards_come_before_they_are_needed(server: Server, written: Path) -> No
 # ---------------------------------------------------------------------------------------------- what can happen
 
 
-def test_a_server_with_moods(server: Server, written: Path) -> None:
+def test_interrupted_connections(server: Server, written: Path) -> None:
     server.stops = {path.name: [1000, 0, 3000] for path in written.glob("train-*.tar")}
     far, near = both(server, written)
     for batch in itertools.islice(train_batches(far, TRAIN, **BATCH), len(far) // 4):
@@ -216,7 +216,7 @@ def test_a_server_with_moods(server: Server, written: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_server_that_dies(server: Server, written: Path, workers: int) -> None:
+def test_a_server_that_no_longer_answers(server: Server, written: Path, workers: int) -> None:
     """The message is the same from whichever process, and skipping bad images does not skip it."""
     far, _ = both(server, written)
     batches = train_batches(far, TRAIN, **BATCH, workers=workers, on_error="skip")
@@ -244,15 +244,15 @@ def test_a_damaged_shard_is_refused(server: Server, written: Path, tmp_path: Pat
 
 
 def test_another_set_at_the_same_address(written: Path, tmp_path: Path) -> None:
-    """What was kept of the first is not taken for the second."""
+    """What is cached of the first is not used for the second."""
     write_folders(tmp_path / "in", {"ant": 30, "bee": 30}, seed=5)
     write_shards(f"folder:{tmp_path / 'in'}", tmp_path / "new", ShardSettings(records=4))
-    place = tmp_path / "place"
-    place.symlink_to(written)
-    with serving(place) as server:
+    served = tmp_path / "served"
+    served.symlink_to(written)
+    with serving(served) as server:
         load_dataset(f"shards:{server.address}", "train").image(0)
-        place.unlink()
-        place.symlink_to(tmp_path / "new")
+        served.unlink()
+        served.symlink_to(tmp_path / "new")
         far = load_dataset(f"shards:{server.address}", "train")
         near = load_dataset(f"shards:{tmp_path / 'new'}", "train")
         np.testing.assert_array_equal(far.image(0), near.image(0))
@@ -270,39 +270,83 @@ def test_expand() -> None:
             expand(f"train-{wrong}.tar")
 
 
-def test_some_of_the_shards(server: Server, written: Path) -> None:
-    far = load_dataset(f"shards:{server.address}/{{train,val,test}}-{{000000..000000}}.tar", "train")
-    near = load_dataset(f"shards:{written}", "train")
-    assert len(far) == 4
-    keep = [i for i in range(len(near)) if "train-000000" in near.path(i)]
-    np.testing.assert_array_equal(far.labels, near.labels[keep])
-    np.testing.assert_array_equal(far.image(2), near.image(keep[2]))
-    with pytest.raises(ValueError, match=r"index.json does not list train-000012.tar \(88 of 90 are missing\)"):
-        load_dataset(f"shards:{server.address}/train-0000{{10..99}}.tar", "train")
-
-
-def test_tars_of_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Without an `index.json`: fetched once, all, and then known."""
+def test_tars_without_an_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """They are downloaded once, all, and then known."""
     caplog.set_level(logging.WARNING)
-    place = tmp_path / "place"
+    served = tmp_path / "served"
     for shard in range(4):
         members = [m for i in range(5) for m in pair(f"{shard}{i}", i % 2, 10 * shard + i, 70)]
-        write_shard(place / f"mine-{shard}.tar", members)
-    write_shard(place / "test-0.tar", pair("t", 1, 99, 70))
-    write_shard(place / "val-0.tar", pair("v", 0, 98, 70))
-    with serving(place) as server:
+        write_shard(served / f"mine-{shard}.tar", members)
+    write_shard(served / "test-0.tar", pair("t", 1, 99, 70))
+    write_shard(served / "val-0.tar", pair("v", 0, 98, 70))
+    (served / "classes.json").write_text('["a", "b"]')
+    with serving(served) as server:
         with pytest.raises(ValueError, match=r"neither index.json nor a tar at http.*, or name its tars"):
             load_dataset(f"shards:{server.address}", "train")
         name = f"shards:{server.address}/{{mine-0,mine-1,mine-2,mine-3,test-0,val-0}}.tar"
         for _ in range(2):
             far = load_dataset(name, "train")
-            assert far.classes == ("0", "1")
+            assert far.classes == ("a", "b")
             assert [int(far.image(i)[0, 0, 0]) for i in range(20)] == [10 * s + i for s in range(4) for i in range(5)]
             assert far.labels.tolist() == [0, 1, 0, 1, 0] * 4
             assert int(load_dataset(name, "test").image(0)[0, 0, 0]) == 99
-        assert caplog.text.count("downloading its shards once") == 6
-        (place / "mine-0.tar").write_bytes((place / "mine-1.tar").read_bytes())
+        assert caplog.text.count("downloading its shards once") == 1
+        (served / "mine-0.tar").write_bytes((served / "mine-1.tar").read_bytes())
         for path in tars(tmp_path):
             path.unlink()
         with pytest.raises(ValueError, match=r"mine-0.tar has the sha256 .*, expected"):
             load_dataset(name, "train").image(0)
+
+
+# ----------------------------------------------------------------------------------------------------- cache
+
+DATA = np.random.default_rng(0).bytes(3000)
+FILES = tuple(File(f"{i}.tar", len(DATA) - i, hashlib.sha256(DATA[i:]).hexdigest()) for i in range(6))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[Server]:
+    (tmp_path / "served").mkdir()
+    for i in range(6):
+        (tmp_path / "served" / f"{i}.tar").write_bytes(DATA[i:])
+    with serving(tmp_path / "served") as started:
+        yield started
+
+
+def test_the_least_recently_used_make_room(files: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote, "WINDOW", -1)
+    monkeypatch.setenv(ROOM, f"{3 * len(DATA) / 1e9:.12f}")
+    cache = ShardCache(files.address, tmp_path / "cached", ShardIndex({"train": FILES}))
+    for i, present in ((0, "0"), (1, "01"), (2, "012"), (0, "012"), (3, "023"), (4, "034"), (0, "034"), (5, "045")):
+        cache.fetch(f"{i}.tar")
+        assert sorted(path.stem for path in (tmp_path / "cached").glob("*.tar")) == [*present]
+    assert files.asked["0.tar"] == 1
+    assert cache.opened("0.tar").read(0, 5) == DATA[:5]
+    (tmp_path / "cached" / "0.tar").unlink()
+    assert cache.opened("0.tar").read(5, 5) == DATA[5:10]  # it is still open
+    assert files.asked["0.tar"] == 1
+    assert pickle.loads(pickle.dumps(cache)).opened("5.tar").read(0, 5) == DATA[5:10]  # noqa: S301
+    for value in ("0.000001", "lots", "-1"):
+        monkeypatch.setenv(ROOM, value)
+        with pytest.raises(ValueError, match=f"{ROOM} is '{value}'"):
+            ShardCache(files.address, tmp_path, ShardIndex({"train": FILES}))
+
+
+def test_a_file_that_another_process_removes_is_downloaded_again(
+    files: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its download and its opening, as a process does that makes room."""
+    cache = ShardCache(files.address, tmp_path / "cached", ShardIndex({"train": FILES}))
+    removals = iter([True, True, False])
+
+    def open_file(path: str) -> OpenFile:
+        if next(removals):
+            Path(path).unlink()
+        return OpenFile(path)
+
+    monkeypatch.setattr(remote, "OpenFile", open_file)
+    assert cache.opened("0.tar").read(100, 50) == DATA[100:150]
+    assert files.asked["0.tar"] == 3
+    for name in ("train.index.npz", "../secret"):
+        with pytest.raises(ValueError, match=f"does not list {name}"):
+            cache.fetch(name)

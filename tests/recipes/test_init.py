@@ -25,13 +25,13 @@ def _digits_are_read_once() -> None:
 
 def shrunken(config: TrainConfig) -> TrainConfig:
     """The recipe with everything that takes time or data made small, and all else as it is."""
-    model, hybrid = config.model, isinstance(config.model, ViTConfig) and config.model.stem
+    model = config.model
     if isinstance(model, ViTConfig):
-        model = dataclasses.replace(
-            model, image_size=8, patch_size=1 if hybrid else 4, width=8, depth=1, heads=2, mlp_dim=8,
-            representation_size=8 if model.representation_size else None,
-            stem=ResNetBody((1,), width=32) if hybrid else None,
-        )  # fmt: skip
+        hybrid = model.stem is not None
+        size = {"image_size": 8, "patch_size": 1 if hybrid else 4, "width": 8, "depth": 1, "heads": 2, "mlp_dim": 8}
+        head = {"representation_size": 8 if model.representation_size else None}
+        stem = {"stem": ResNetBody((1,), width=32) if hybrid else None}
+        model = dataclasses.replace(model, **size, **head, **stem)
     else:
         model = dataclasses.replace(model, image_size=8, body=ResNetBody((1,), width=32, version="v2"))
     data = dataclasses.replace(

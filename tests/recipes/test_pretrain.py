@@ -1,18 +1,18 @@
-"""Table 3, row by row, in its own numbers."""
+"""Table 3 and App. B.1.2, row by row, in their numbers."""
 
 import dataclasses
 
 import pytest
 import torch
 
-from vitlab.config import OptimConfig, TrainConfig
+from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models import ViTConfig, build_model, get_config
-from vitlab.recipes import pretrain
+from vitlab.recipes import PRETRAIN, pretrain
 
 JFT, IMAGENET21K, IMAGENET = 303_000_000, 14_197_122, 1_281_167
 
 
-def check_what_is_common(config: TrainConfig, model: str, head_bias: float = -10.0) -> None:
+def check_common_settings(config: TrainConfig, model: str, head_bias: float = -10.0) -> ViTConfig:
     """Batch 4096, 10,000 steps of warm-up, 224 pixels, Adam with 0.9 and 0.999."""
     assert config.batch_size == 4096
     assert config.optim.warmup_steps == 10_000
@@ -27,6 +27,7 @@ def check_what_is_common(config: TrainConfig, model: str, head_bias: float = -10
     assert (config.loss, config.model.head_bias) == ("sigmoid", head_bias)
     assert (config.data.crop, config.data.min_area, config.data.flip) == ("inception", 0.05, True)
     assert (config.data.randaugment_layers, config.mixup) == (0, 0.0)
+    return config.model
 
 
 @pytest.mark.parametrize(
@@ -41,24 +42,18 @@ def check_what_is_common(config: TrainConfig, model: str, head_bias: float = -10
 )
 def test_jft(model: str, epochs: int, lr: float, steps: int) -> None:
     config = pretrain.jft(model)
-    check_what_is_common(config, model)
-    assert (config.epochs, config.optim.lr) == (epochs, lr)
-    assert isinstance(config.model, ViTConfig)
-    assert (config.optim.schedule, config.optim.weight_decay, config.model.dropout) == ("linear", 0.1, 0.0)
-    assert config.optim.clip_norm is None
-    assert config.model.num_classes == 18_291
+    vit = check_common_settings(config, model)
+    assert (vit.num_classes, vit.dropout, config.epochs, config.label_smoothing) == (18_291, 0.0, epochs, 0)
+    assert config.optim == OptimConfig(lr=lr, weight_decay=0.1, schedule="linear", end_lr=1e-5, warmup_steps=10_000)
     assert config.total_steps(JFT) == steps
 
 
 @pytest.mark.parametrize("model", ["ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32"])
 def test_imagenet21k(model: str) -> None:
     config = pretrain.imagenet21k(model)
-    check_what_is_common(config, model)
-    assert (config.epochs, config.optim.lr) == (90, 1e-3)
-    assert isinstance(config.model, ViTConfig)
-    assert (config.optim.schedule, config.optim.weight_decay, config.model.dropout) == ("linear", 0.03, 0.1)
-    assert config.optim.clip_norm is None
-    assert config.model.num_classes == 21_843
+    vit = check_common_settings(config, model)
+    assert (vit.num_classes, vit.dropout, config.epochs, config.label_smoothing) == (21_843, 0.1, 90, 1e-4)
+    assert config.optim == OptimConfig(lr=1e-3, weight_decay=0.03, schedule="linear", end_lr=1e-5, warmup_steps=10_000)
     assert config.total_steps(IMAGENET21K) == 311_948
     assert dataclasses.replace(config, epochs=30.0).total_steps(IMAGENET21K) == 103_983
 
@@ -66,12 +61,9 @@ def test_imagenet21k(model: str) -> None:
 @pytest.mark.parametrize("model", ["ViT-Ti/16", "ViT-B/16", "ViT-B/32", "ViT-L/16", "ViT-L/32", "ViT-H/14"])
 def test_imagenet(model: str) -> None:
     config = pretrain.imagenet(model)
-    check_what_is_common(config, model, head_bias=-6.9)
-    assert (config.epochs, config.optim.lr) == (300, 3e-3)
-    assert isinstance(config.model, ViTConfig)
-    assert (config.optim.schedule, config.optim.weight_decay, config.model.dropout) == ("cosine", 0.3, 0.1)
-    assert config.optim.clip_norm == 1.0
-    assert config.model.num_classes == 1000
+    vit = check_common_settings(config, model, head_bias=-6.9)
+    assert (vit.num_classes, vit.dropout, config.epochs, config.label_smoothing) == (1000, 0.1, 300, 1e-4)
+    assert config.optim == OptimConfig(lr=3e-3, weight_decay=0.3, schedule="cosine", warmup_steps=10_000, clip_norm=1.0)
     assert config.total_steps(IMAGENET) == 93_835
 
 
@@ -83,27 +75,34 @@ def test_a_new_imagenet_model_expects_each_class_once_in_a_thousand() -> None:
     torch.testing.assert_close(probabilities, torch.full_like(probabilities, 1 / 1000), rtol=0.02, atol=0)
 
 
-def test_label_smoothing() -> None:
-    """uncertainty-baselines' for ImageNet-21k, none for JFT, and our choice for ImageNet."""
-    assert pretrain.imagenet21k().label_smoothing == pretrain.imagenet().label_smoothing == 1e-4
-    assert pretrain.jft().label_smoothing == 0
-
-
-def test_linear_schedules_end_at_googles_rate() -> None:
-    assert pretrain.jft().optim.end_lr == pretrain.imagenet21k().optim.end_lr == 1e-5
-    assert pretrain.imagenet().optim == OptimConfig(
-        lr=3e-3, weight_decay=0.3, schedule="cosine", warmup_steps=10_000, clip_norm=1.0
-    )
-
-
 @pytest.mark.parametrize(
     ("recipe", "model", "message"),
     [
-        (pretrain.jft, "ViT-H/16", r"no row for 'ViT-H/16' on JFT; its rows are ViT-B/16, .*\(the nearest: ViT-"),
-        (pretrain.imagenet21k, "ViT-H/14", r"no row for 'ViT-H/14' on ImageNet-21k; .*override `--model\.\*`"),
+        (pretrain.jft, "ViT-H/16", r"no row for 'ViT-H/16' on JFT; the nearest: ViT-.*override `--model\.\*`"),
+        (pretrain.imagenet21k, "R50x1", "no row for 'R50x1' on ImageNet-21k; allowed: ViT-B/16"),
         (pretrain.imagenet, "ViT-X/16", r"unknown model 'ViT-X/16'; the nearest"),
     ],
 )
 def test_model_without_a_row(recipe, model: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         recipe(model)
+
+
+def test_masked_patch_prediction() -> None:
+    config = PRETRAIN["masked"]()
+    assert (config.steps, config.batch_size) == (1_000_000, 4096)
+    assert round(1_000_000 * 4096 / JFT) == 14  # "14 epochs"
+    optim = config.optim
+    assert (optim.name, optim.lr, optim.warmup_steps, optim.schedule) == ("adam", 2e-4, 10_000, "cosine")
+    assert (optim.beta1, optim.beta2, optim.weight_decay, optim.clip_norm) == (0.9, 0.999, 0.1, None)  # Sec. 4.1
+    assert config.masking == MaskingConfig(target="mean-color", share=0.5, masked=0.8, replaced=0.1)
+    named = get_config("ViT-B/16")
+    assert isinstance(named, ViTConfig)
+    assert config.model == dataclasses.replace(named, num_classes=0, representation_size=None, dropout=0.0)
+
+
+@pytest.mark.parametrize("name", ["masked", "tiny-masked", "tiny-masked-digits"])
+@pytest.mark.parametrize("model", ["R50x1", "R26+ViT-S/32"])
+def test_masked_patch_prediction_needs_patches(name: str, model: str) -> None:
+    with pytest.raises(ValueError, match="take a ViT"):
+        PRETRAIN[name](model)

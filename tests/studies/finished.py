@@ -1,18 +1,25 @@
 """Finished studies without training: results with given metrics, or those that docs/studies records."""
 
+import functools
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from vitlab.models.config import ModelConfig
 from vitlab.studies import STUDIES
 from vitlab.studies.cost import model_of
-from vitlab.studies.point import Point, Result, Scale
-from vitlab.studies.report import build_report, study_panels
-from vitlab.studies.spec import Study
-from vitlab.studies.statistics import Results
+from vitlab.studies.report import build_report
+from vitlab.studies.spec import Point, Result, Results, Scale, Study
 
 RECORDED = Path(__file__).parents[2] / "docs" / "studies"
+
+
+@functools.cache
+def points_and_models(name: str, scale: Scale) -> list[tuple[Point, ModelConfig]]:
+    points = STUDIES[name].points(scale)
+    by_name = {point.name: point for point in points}
+    return [(point, model_of(point, by_name)) for point in points]
 
 
 def finished(
@@ -23,18 +30,15 @@ def finished(
     examples: int = 30_000,
 ) -> Results:
     """Every point with this accuracy, few-shot accuracy and (unless given) held-out accuracy; it grows to them."""
-    points = study.points(scale)
-    by_name = {point.name: point for point in points}
     runs = []
-    for point in points:
+    for point, model in points_and_models(study.name, scale):
         value, val = accuracy(point), (held_out or accuracy)(point)
         records = [
             {"step": step, "fewshot_5shot": value * step / 20, "val_accuracy": val * step / 20} for step in (10, 20)
         ]
         figures = {"accuracy": value, "loss": 2.5, "constant_loss": 4.25}
         figures |= {"fewshot_5shot": value, "fewshot_10shot": value}
-        images = round(examples * (point.config.data.part or 1))
-        runs.append(Result(point, figures, records, images, model_of(point, by_name)))
+        runs.append(Result(point, figures, records, round(examples * (point.config.data.part or 1)), model))
     return Results(tuple(runs))
 
 
@@ -43,18 +47,24 @@ def noise(point: Point, size: float = 1e-3) -> float:
     return size * (point.config.seed - 1)
 
 
-def report(study: Study, results: Results, scale: Scale = "tiny") -> dict[str, Any]:
-    return build_report(study, scale, results, study_panels(study, results))
+def report(
+    study: Study, accuracy: Callable[[Point], float], held_out: Callable[[Point], float] | None = None, **settings: Any
+) -> dict[str, Any]:
+    """The report of points with these accuracies."""
+    return build_report(study, settings.get("scale", "tiny"), finished(study, accuracy, held_out, **settings))
+
+
+def verdicts(report: dict[str, Any]) -> list[str]:
+    return [claim["verdict"] for claim in report["claims"]]
 
 
 def recorded(name: str) -> tuple[dict[str, Any], Results]:
     """The recorded study.json, and its results; metrics.jsonl, which is not recorded, holds the final metrics."""
-    text = (RECORDED / name / "study.json").read_text().replace("colour", "color")
-    study = json.loads(text)
-    by_name = {point.name: point for point in STUDIES[name].points(study["scale"])}
+    study = json.loads((RECORDED / name / "study.json").read_text().replace("colour", "color"))
+    known = {point.name: (point, model) for point, model in points_and_models(name, study["scale"])}
     runs = []
     for row in study["points"]:
-        point, figures = by_name[row["name"]], row["figures"]
+        (point, model), figures = known[row["name"]], row["figures"]
         records = [{"step": 1, **figures, "val_accuracy": figures.get("accuracy", 0.0)}]
-        runs.append(Result(point, figures, records, row["examples"], model_of(point, by_name)))
+        runs.append(Result(point, figures, records, row["examples"], model))
     return study, Results(tuple(runs))

@@ -15,16 +15,15 @@ from pathlib import Path
 
 from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.models.config import ViTConfig
-from vitlab.studies.point import Point, Scale
 from vitlab.studies.presets import changed
-from vitlab.studies.spec import Chart, Claim, Study, share
+from vitlab.studies.spec import Chart, Claim, Point, Scale, Study, percent
 
 RATES = (1e-3, 1e-2)
 FILES = ("report.md", "study.json", "figure.png", "figure.svg")
 FIRST: dict[str, str | float] = {"what": "digits 0 to 2"}
 
 
-def variants(scale: Scale, steps: int = 40) -> list[Point]:
+def variants(scale: Scale, steps: int = 20) -> list[Point]:
     """Two rates with few-shot accuracy while training, and a fine-tuning of the faster one."""
     data = DataConfig(
         name="digits", train_split="trainval", eval_split="test", classes=(0, 1, 2), crop="pad", flip=False
@@ -37,13 +36,18 @@ def variants(scale: Scale, steps: int = 40) -> list[Point]:
         steps=steps,
         batch_size=16,
         log_every=5,
-        eval_every=20,
-        checkpoint_every=7,
+        eval_every=10,
+        checkpoint_every=6,
     )
     tuned = FinetuneConfig(
-        model=ViTConfig(image_size=16), data=changed(data, classes=(5, 6, 7)), optim=OptimConfig(name="sgd", lr=0.03),
-        steps=steps, batch_size=16, log_every=5, checkpoint_every=7,
-    )  # fmt: skip
+        model=ViTConfig(image_size=16),
+        data=changed(data, classes=(5, 6, 7)),
+        optim=OptimConfig(name="sgd", lr=0.03),
+        steps=steps,
+        batch_size=16,
+        log_every=5,
+        checkpoint_every=6,
+    )
     points = [Point(f"rate-{rate:g}", changed(base, optim={"lr": rate}), FIRST | {"rate": rate}) for rate in RATES]
     labels = {"rate": RATES[1], "what": "digits 5 to 7"}
     return [*points, Point("tuned", tuned, labels, start=f"rate-{RATES[1]:g}")]
@@ -52,20 +56,23 @@ def variants(scale: Scale, steps: int = 40) -> list[Point]:
 SMALL = Study(
     name="small",
     source="nothing",
-    question="does the machine work?",
+    question="Does the runner work?",
     variants=variants,
     summary="Digits at 8 pixels.",
     rows=("what", "rate"),
-    columns={"rate": "rate", "accuracy": share("accuracy"), "2-shot": share("fewshot_2shot", **FIRST)},
+    columns={"rate": "rate", "accuracy": percent("accuracy"), "2-shot": percent("fewshot_2shot", **FIRST)},
     claims=(
         Claim(
-            "The larger rate is ahead.", "nothing (this is not a study of the paper)", "accuracy",
-            FIRST | {"rate": RATES[1]}, FIRST | {"rate": RATES[0]},
+            "The larger rate is ahead.",
+            "nothing (this is not a study of the paper)",
+            "accuracy",
+            FIRST | {"rate": RATES[1]},
+            FIRST | {"rate": RATES[0]},
         ),
     ),
     charts=(Chart("Accuracy over rate", "accuracy", "accuracy", x="rate", lines="what", log_x=True),),
     seeds=(0, 1),
-)  # fmt: skip
+)
 
 
 def contents(out: Path) -> dict[str, bytes]:
@@ -75,7 +82,7 @@ def contents(out: Path) -> dict[str, bytes]:
 
 
 def start(out: Path, processes: int) -> subprocess.Popen[str]:
-    """The study in a process of its own, which starts workers."""
+    """The study in a process that starts workers."""
     command = [sys.executable, __file__, "--out", str(out), "--processes", str(processes)]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
@@ -91,19 +98,19 @@ def steps_done(out: Path) -> int:
 
 
 def kill_at(out: Path, processes: int, records: int, moment: float) -> bool:
-    """Kills a life of the study once its points have so many records and a moment more; whether it was still alive."""
-    life = start(out, processes)
-    while life.poll() is None and steps_done(out) < records:
+    """Kills a run of the study `moment` seconds after its points have this many records; whether it was still alive."""
+    run = start(out, processes)
+    while run.poll() is None and steps_done(out) < records:
         time.sleep(0.005)
     time.sleep(moment)
-    alive = life.poll() is None
-    life.send_signal(signal.SIGKILL)
-    life.communicate()
+    alive = run.poll() is None
+    run.send_signal(signal.SIGKILL)
+    run.communicate()
     return alive
 
 
-def gone(pids: set[int], seconds: float) -> bool:
-    """Whether all these processes end within so many seconds."""
+def have_ended(pids: set[int], seconds: float) -> bool:
+    """Whether all these processes end within this time."""
     until = time.monotonic() + seconds
     while any(Path(f"/proc/{pid}").exists() for pid in pids):
         if time.monotonic() > until:
@@ -129,7 +136,7 @@ def main() -> None:
     records, kills = steps_done(quiet), 0
     for number in range(given.kills):
         kills += kill_at(killed, given.processes, round(records * number / given.kills), rng.uniform(0, 1.0))
-        assert gone(holders(killed), 30), "a process outlived the study that started it"
+        assert have_ended(holders(killed), 30), "a process outlived the study that started it"
     assert start(killed, given.processes).wait() == 0
     same = contents(quiet) == contents(killed)
     ends = f"{len(contents(quiet))} files {'are the same' if same else 'DIFFER'}"

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from finished import finished, noise, report
+from finished import noise, report, verdicts
 
 from vitlab.models.config import ResNetConfig, ViTConfig
 from vitlab.studies.axial import AXIAL, FIG13, FORMS
-from vitlab.studies.point import Scale
+from vitlab.studies.spec import Scale
 
 
 @pytest.mark.parametrize("scale", ["tiny", "gpu", "paper"])
@@ -23,10 +23,10 @@ def test_a_pair_differs_only_by_its_attention(scale: Scale) -> None:
             assert model.body.mixing == "axial"
             back = replace(model, body=replace(model.body, mixing="conv"))
         assert replace(configs[axial], model=back) == configs[plain]
-        assert model.forward_macs > configs[plain].model.forward_macs  # "at the cost of more compute"
+        assert model.forward_macs > configs[plain].model.forward_macs
 
 
-def test_the_papers_models() -> None:
+def test_models_of_the_paper() -> None:
     models = {str(point.labels["model"]): point.config.model for point in AXIAL.variants("paper")}
     resnet, coarse, fine = models["AxialResNet"], models["ViT-coarse"], models["Axial-ViT-fine"]
     assert isinstance(resnet, ResNetConfig)
@@ -38,10 +38,8 @@ def test_the_papers_models() -> None:
 
 @pytest.mark.parametrize(("gain", "verdict"), [(0.02, "shows"), (-0.02, "contradicted")])
 def test_report(gain: float, verdict: str) -> None:
-    results = finished(AXIAL, lambda point: 0.7 + gain * (point.labels["model"] in FORMS.values()) + noise(point))
-    written = report(AXIAL, results)
-    assert [claim["verdict"] for claim in written["claims"]] == [verdict] * 6
-    assert written["claims"][0]["claim"].startswith("Axial-ViT, P = 7 has a higher 5-shot accuracy than ViT, P = 7")
+    written = report(AXIAL, lambda point: 0.7 + gain * (point.labels["model"] in FORMS.values()) + noise(point))
+    assert verdicts(written) == [verdict] * 6
     assert "1.79 (Axial-ViT, P = 7), 1.63 (Axial-ViT, P = 4), 1.34 (AxialResNet)" in written["lead"]
     line = written["panels"][0]["series"][0]
     assert (line["name"], list(line["notes"])) == ("ViT", ["P = 7", "P = 4"])

@@ -1,12 +1,12 @@
 """Table 8's study: its cells, and claims of equality."""
 
 import pytest
-from finished import finished, noise, report
+from finished import noise, report, verdicts
 
 from vitlab.models.config import ViTConfig
-from vitlab.studies.point import Point, Scale
 from vitlab.studies.positions import POSITIONS, TABLE8
 from vitlab.studies.presets import changed
+from vitlab.studies.spec import Point, Scale
 
 
 @pytest.mark.parametrize("scale", ["tiny", "gpu", "paper"])
@@ -22,15 +22,15 @@ def test_the_cells_of_the_table_differ_only_by_their_positions(scale: Scale) -> 
     assert len(plain) == 1
 
 
-def test_report_of_the_papers_outcome() -> None:
+def test_report_of_the_outcome_in_the_paper() -> None:
     def accuracy(point: Point) -> float:
         sign = 1 if point.config.seed % 2 else -1
         kind = str(point.labels["kind"])
         return 0.7 - 0.1 * (kind == "none") + noise(point) + sign * {"1d": 1e-3, "2d": -1e-3}.get(kind, 0.0)
 
-    written = report(POSITIONS, finished(POSITIONS, accuracy))
+    written = report(POSITIONS, accuracy)
     claims = written["claims"]
-    assert [claim["verdict"] for claim in claims] == ["shows"] * 6
+    assert verdicts(written) == ["shows"] * 6
     assert [claim["expected"] for claim in claims] == ["more"] * 2 + ["equal"] * 4
     assert claims[0]["measured"]["mean"] == pytest.approx(0.1, abs=0.005)
     assert claims[0]["paper"].startswith("0.61382 against 0.64080")
@@ -42,10 +42,7 @@ def test_report_of_the_papers_outcome() -> None:
 def test_report_of_another_outcome() -> None:
     """None is best, and in every block is worse than at the stem."""
     accuracies = {"none": 0.8, "stem": 0.7, "shared": 0.7, "every": 0.6}
-
-    def accuracy(point: Point) -> float:
-        key = "none" if point.labels["kind"] == "none" else str(point.labels["at"])
-        return accuracies[key] + noise(point)
-
-    claims = report(POSITIONS, finished(POSITIONS, accuracy))["claims"]
-    assert [claim["verdict"] for claim in claims] == ["contradicted"] * 2 + ["shows", "differ", "differ", "shows"]
+    written = report(
+        POSITIONS, lambda p: accuracies["none" if p.labels["kind"] == "none" else str(p.labels["at"])] + noise(p)
+    )
+    assert verdicts(written) == ["contradicted"] * 2 + ["shows", "differ", "differ", "shows"]

@@ -4,22 +4,23 @@ import dataclasses
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from small_study import FILES, SMALL, contents, gone, holders, kill_at, start, steps_done, variants
+from small_study import FILES, SMALL, contents, have_ended, holders, start, steps_done, variants
 
 from vitlab.config import FewShotConfig
 from vitlab.io import lock_file
 from vitlab.models.config import ViTConfig
-from vitlab.pipelines import pretrain as run_module
-from vitlab.studies.point import Point
+from vitlab.pipelines import pretrain as pretrain_module
 from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
 from vitlab.studies.runner import FAILED, Plan, StudyError, plan, run_study, work
+from vitlab.studies.spec import Point
 from vitlab.train.loop import NonFiniteError
 from vitlab.train.signals import StoppedError
 from vitlab.train.workdir import write_json
@@ -66,7 +67,7 @@ def test_every_point_is_run_and_reported(quiet: Path) -> None:
     assert [result.point for result in results] == SMALL.points("tiny")
     for result in results:
         assert 0 <= result.figures["accuracy"] <= 1
-        assert result.records[-1]["step"] == 40
+        assert result.records[-1]["step"] == 20
         assert result.examples > 300
     first, tuned = results[0], results[2]
     assert first.figures["fewshot_2shot"] == first.records[-1]["fewshot_2shot"]
@@ -78,34 +79,53 @@ def test_every_point_is_run_and_reported(quiet: Path) -> None:
     assert all((quiet / name).is_file() for name in FILES)
 
 
-def test_killed_with_its_processes_it_ends_the_same(quiet: Path, tmp_path: Path) -> None:
-    out = tmp_path / "killed"
-    assert kill_at(out, 2, steps_done(quiet) // 2, 0.1)
-    assert holders(out)
-    assert gone(holders(out), 120)  # none continues by itself
-    assert start(out, 2).wait() == 0
-    assert contents(out) == contents(quiet)
+def once(condition: Callable[[], Any], action: Callable[[], None]) -> None:
+    """In a thread: waits for the condition, then acts."""
+
+    def wait() -> None:
+        while not condition():
+            time.sleep(0.01)
+        action()
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def test_a_killed_study_ends_its_workers_and_then_the_same(quiet: Path, tmp_path: Path) -> None:
+    run = start(tmp_path, 1)
+    while steps_done(tmp_path) < 3 and run.poll() is None:
+        time.sleep(0.005)
+    run.kill()
+    run.communicate()
+    assert have_ended(holders(tmp_path), 120)  # none continues by itself
+    unfinished = plan(SMALL, "tiny", tmp_path)
+    assert unfinished.open_points
+    work(unfinished, "cpu")
+    run_study(SMALL, unfinished, device="cpu")
+    assert contents(tmp_path) == contents(quiet)
+
+
+def test_a_killed_worker_ends_the_study(tmp_path: Path) -> None:
+    once(lambda: holders(tmp_path), lambda: os.kill(next(iter(holders(tmp_path))), signal.SIGKILL))
+    with pytest.raises(StudyError, match="a process of the study was killed"):
+        run_study(SMALL, plan(SMALL, "tiny", tmp_path), processes=1, device="cpu")
 
 
 def test_sigterm_saves_and_the_same_call_continues(quiet: Path, tmp_path: Path) -> None:
-    life = start(tmp_path, 1)
-    while steps_done(tmp_path) < 3 and life.poll() is None:
-        time.sleep(0.01)
-    life.send_signal(signal.SIGTERM)
-    _, text = life.communicate(timeout=200)
-    assert life.returncode == 1  # a traceback of StoppedError: the command line turns it into 143
-    assert "stopped and saved with" in text
-    assert gone(holders(tmp_path), 60)
+    whole = plan(SMALL, "tiny", tmp_path)
+    once(lambda: steps_done(tmp_path) >= 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(StoppedError, match="stopped and saved with"):
+        run_study(SMALL, whole, processes=1, device="cpu")
+    assert have_ended(holders(tmp_path), 60)
     assert list(tmp_path.glob("points/*/checkpoints/*"))
-    work(plan(SMALL, "tiny", tmp_path), "cpu")
-    ours, theirs = (sorted(out.glob("points/*/metrics.jsonl")) for out in (tmp_path, quiet))
-    assert [path.read_bytes() for path in ours] == [path.read_bytes() for path in theirs]
+    point = whole.open_points[0]
+    work(dataclasses.replace(whole, points=(point,)), "cpu")
+    metrics = Path("points") / whole.folders[point.name].name / "metrics.jsonl"
+    assert (tmp_path / metrics).read_bytes() == (quiet / metrics).read_bytes()
 
 
 def test_finished_points_are_not_run_again(quiet: Path, simulated: list[str]) -> None:
     whole = plan(SMALL, "tiny", quiet)
     before = (quiet / "study.json").read_bytes()
-    work(whole, "cpu")
     assert run_study(SMALL, whole, device="cpu") == json.loads(before)
     assert simulated == []
     assert (quiet / "study.json").read_bytes() == before
@@ -119,10 +139,7 @@ def test_a_changed_recipe_runs_its_points_and_those_that_start_from_them(tmp_pat
     work(after, "cpu")
     names = [f"{name}.seed-{seed}" for seed in (0, 1) for name in ("rate-0.01", "tuned")]
     assert simulated == names
-    assert {path.name for path in after.leftovers()} == {before.folders[name].name for name in names} & {
-        path.parent.name for path in tmp_path.glob("points/*/result.json")
-    }
-    assert len(after.leftovers()) == 4
+    assert {path.name for path in after.leftovers()} == {before.folders[name].name for name in names}
 
 
 def test_a_point_that_another_process_holds_is_left_to_it(
@@ -146,36 +163,28 @@ def test_a_point_that_another_process_holds_is_left_to_it(
 
 
 def test_a_point_that_diverges_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its failure is passed down to the points that start from it, directly or not."""
+
+    def chain(points: list[Point]) -> list[Point]:
+        return [*points, dataclasses.replace(points[2], name="third", start="tuned")]
+
     def run(plan: Plan, point: Point, device: str) -> None:
         if point.name == "rate-0.01.seed-1":
             raise NonFiniteError("the loss is not finite at step 3")
         write_json(plan.folders[point.name] / "result.json", {})
 
     monkeypatch.setattr("vitlab.studies.runner._run", run)
-    short = planned(tmp_path)
+    short = planned(tmp_path, chain)
     work(short, "cpu")
     assert short.open_points == []
-    assert len(list(tmp_path.glob("points/*/result.json"))) == 4
-    with pytest.raises(StudyError, match="2 of 6 points") as raised:
+    assert len(list(tmp_path.glob("points/*/result.json"))) == 5
+    with pytest.raises(StudyError, match="3 of 8 points") as raised:
         run_study(SMALL, short, device="cpu")
     assert "rate-0.01.seed-1: the loss is not finite at step 3" in str(raised.value)
     assert "tuned.seed-1: it starts from rate-0.01.seed-1, which failed" in str(raised.value)
+    assert "third.seed-1: it starts from tuned.seed-1, which failed" in str(raised.value)
     (short.folders["rate-0.01.seed-1"] / FAILED).unlink()
-    assert [point.name for point in short.open_points] == ["rate-0.01.seed-1", "tuned.seed-1"]
-
-
-def test_a_failure_is_passed_down_a_chain(tmp_path: Path) -> None:
-    def chain(points: list[Point]) -> list[Point]:
-        """Each starts from the one before."""
-        first, _, tuned = points
-        second = dataclasses.replace(tuned, name="second", start=first.name)
-        return [first, second, dataclasses.replace(tuned, name="third", start="second")]
-
-    whole = planned(tmp_path, chain)
-    for seed in (0, 1):
-        write_json(whole.folders[f"rate-0.001.seed-{seed}"] / FAILED, {"why": "it diverged"})
-    assert whole.open_points == []
-    assert whole.failure("third.seed-0") == "it starts from second.seed-0, which failed"
+    assert [point.name for point in short.open_points] == ["rate-0.01.seed-1", "tuned.seed-1", "third.seed-1"]
 
 
 def test_a_stop_in_the_last_evaluation_of_a_run_stops_the_study(
@@ -183,14 +192,14 @@ def test_a_stop_in_the_last_evaluation_of_a_run_stops_the_study(
 ) -> None:
     """It must not be lost between two runs."""
     short = planned(tmp_path, lambda points: points[:1])
-    judge = run_module.evaluate_split
+    evaluate = pretrain_module.evaluate_split
 
-    def judge_and_stop(*arguments: Any) -> Any:
+    def evaluate_and_stop(*arguments: Any) -> Any:
         signal.raise_signal(signal.SIGTERM)
-        return judge(*arguments)
+        return evaluate(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "evaluate_split", judge_and_stop)
+        patch.setattr(pretrain_module, "evaluate_split", evaluate_and_stop)
         with pytest.raises(StoppedError, match="step 4/4"):
             work(short, "cpu")
     assert len(short.open_points) == len(short.points)
@@ -199,39 +208,24 @@ def test_a_stop_in_the_last_evaluation_of_a_run_stops_the_study(
 
 
 def test_data_of_the_user(tmp_path: Path) -> None:
-    own = planned(tmp_path, dataset="fashion_mnist", root="somewhere/")
-    assert {(p.config.data.name, p.config.data.root) for p in own.points} == {("fashion_mnist", "somewhere")}
-    assert not set(own.folders.values()) & set(planned(tmp_path).folders.values())
-    assert own.points[0].config.fewshot is not None
-    assert own.points[0].config.fewshot.root is None  # the run's own data set has its folder
+    given = planned(tmp_path, dataset="fashion_mnist", root="somewhere/")
+    assert {(p.config.data.name, p.config.data.root) for p in given.points} == {("fashion_mnist", "somewhere")}
+    assert not set(given.folders.values()) & set(planned(tmp_path).folders.values())
+    assert given.points[0].config.fewshot is not None
+    assert given.points[0].config.fewshot.root is None  # it takes the data set of the run, which has its folder
     with pytest.raises(ValueError, match=r"several data sets.*cifar10, digits"):
         planned(tmp_path, lambda points: with_config(points, 0, data={"name": "cifar10"}), dataset="fashion_mnist")
-
-
-def test_the_users_folder_is_for_the_few_shot_data_too(tmp_path: Path) -> None:
     fewshot = FewShotConfig(dataset="imagenet", test_split="test")
     point, *_ = planned(tmp_path, lambda points: with_config(points, 0, fewshot=fewshot), root="somewhere").points
     assert point.config.fewshot is not None
     assert (point.config.data.root, point.config.fewshot.root) == ("somewhere", "somewhere")
 
 
-def test_missing_data_is_the_users_error(tmp_path: Path) -> None:
+def test_missing_data_is_an_error_of_the_user(tmp_path: Path) -> None:
     wrong = plan(SMALL, "tiny", tmp_path, dataset="folder:nowhere")
     with pytest.raises(ValueError, match="nowhere"):
         run_study(SMALL, wrong, processes=1, device="cpu")
-    assert gone(holders(tmp_path), 60)
-
-
-def test_a_worker_that_dies_ends_the_study_with_its_reason(tmp_path: Path) -> None:
-    life = start(tmp_path, 2)
-    while not holders(tmp_path) and life.poll() is None:
-        time.sleep(0.01)
-    victim, *_ = holders(tmp_path)
-    os.kill(victim, signal.SIGKILL)
-    _, text = life.communicate(timeout=200)
-    assert life.returncode == 1
-    assert "killed by signal 9" in text
-    assert gone(holders(tmp_path), 60)
+    assert have_ended(holders(tmp_path), 60)
 
 
 @pytest.mark.parametrize(("processes", "device", "word"), [(0, "cpu", "processes is 0"), (1, "tpu", "tpu")])

@@ -43,8 +43,7 @@ class Shard:
 
     def run(self) -> int:
         print_start(f"reading {self.source}")
-        from vitlab.data import shard_index
-        from vitlab.data.write_shards import ShardSettings, write_shards
+        from vitlab.data.write_shards import ShardSettings, check_as_text, check_shards, summary_as_text, write_shards
 
         if self.check:
             kind, _, path = self.source.partition(":")
@@ -52,8 +51,8 @@ class Shard:
                 raise UserError("--check takes SOURCE alone, as shards:PATH; leave out all else.")
             with ProgressDisplay("checking", 0, "bytes") as display:
                 folder = Path(self.root or "", Path(path).expanduser())
-                result = shard_index.check_shards(folder, lambda done, total: display.update(done, total=total))
-            print_result(result, self.json, shard_index.check_as_text(result))
+                result = check_shards(folder, lambda done, total: display.update(done, total=total))
+            print_result(result, self.json, check_as_text(result))
             return 1 if result["wrong"] else 0
         if self.destination is None:
             raise UserError("give a DESTINATION, a new folder for the shards.")
@@ -69,7 +68,7 @@ class Shard:
                 on_error=self.on_error,
                 report=lambda done, total: display.update(done, total=total),
             )
-        print_result(index, self.json, shard_index.summary_as_text(index))
+        print_result(index, self.json, summary_as_text(index))
         return 1 if any(each["unreadable"] for each in index["splits"].values()) else 0
 
 

@@ -61,7 +61,7 @@ class Study:
         plan = runner.plan(study, self.scale, out, dataset=self.dataset, root=self.root)
         if self.dry_run:
             result = cost.cost(plan, self.tflops)
-            print_result(result, self.json, f"{format_table(cost.rows(result))}\n{cost.summary(result)}")
+            print_result(result, self.json, cost.as_text(result))
             return 0
         result = runner.run_study(study, plan, processes=self.processes, device=self.device)
         print_result(

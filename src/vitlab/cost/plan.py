@@ -22,7 +22,7 @@ from vitlab.pipelines.finetune import bit_hyperrule
 from vitlab.recipes import pretrain
 from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of
-from vitlab.studies.point import Point, exaflops, updates
+from vitlab.studies.spec import Point, exaflops, updates
 from vitlab.train.optim import state_per_weight
 from vitlab.train.precision import device_name, keep_freed_memory, resolve_precision
 from vitlab.train.progress import DEVICES, find_device

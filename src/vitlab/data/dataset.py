@@ -1,7 +1,4 @@
-"""The `Dataset` type: N labeled images, in files or in memory. An image is uint8 [H, W, 3], RGB.
-
-For caches of what was computed from images there is a digest that identifies them.
-"""
+"""The `Dataset` type: N labeled images, in files or in memory. An image is uint8 [H, W, 3], RGB."""
 
 import dataclasses
 import hashlib
@@ -18,10 +15,12 @@ from vitlab.data.decode import Entry, ImageError
 from vitlab.errors import UserError
 from vitlab.io import ARCHIVE_DAMAGE, reading_npz
 
-MEMORY_SIDE = 64  # pixels: sets of one size up to this side are decoded once, if they stay below ...
-MEMORY_BYTES = 2**30  # ... this many bytes
-MEMORY_FILES = 200_000  # and, from files, this many images: every start takes 40 microseconds or more for each
-MAX_CLASSES = 2**20  # without names: a larger label is a mistake, and a list of them all would fill the memory
+# Images of one size up to MEMORY_SIDE pixels are decoded once, if they have at most MEMORY_BYTES, and MEMORY_FILES
+# images: at each start of a run every file takes 40 microseconds or more.
+MEMORY_SIDE = 64
+MEMORY_BYTES = 2**30
+MEMORY_FILES = 200_000
+MAX_CLASSES = 2**20  # without names: a larger label is a mistake
 
 Request = tuple[np.ndarray, np.ndarray]
 """Epochs and dataset indices of one batch, int64 [B] each."""
@@ -238,10 +237,9 @@ def numbered_classes(top: int, where: str) -> tuple[str, ...]:
 
 
 def digest_images(start: str, dataset: Dataset, indices: range, stats: dict[str, bytes]) -> str:
-    """SHA-256 of `start` and the images `indices`: it changes with any of them, not with their labels.
+    """SHA-256 of `start` and the images `indices`: their bytes in memory, or the paths, sizes and times of files.
 
-    Of images in memory the bytes count; of those in files their paths, sizes and times. `stats` caches what is known
-    of files from one call to the next.
+    `stats` caches the state of files between calls. Labels do not count.
     """
     digest = hashlib.sha256(start.encode())
     part = slice(indices.start, indices.stop)

@@ -42,7 +42,8 @@ def folder_splits(path: Path, name: str) -> Splits:
                 f"the folder {path} has {sorted(folder.name for folder in splits.values())} but no train: add "
                 f"{path / 'train'}/CLASS/image.jpg, or use one of its splits ({', '.join([*splits, 'all'])})"
             )
-        return dataclasses.replace(read_class_folders(splits[split], name, split, classes), classes=shown)
+        dataset = read_class_folders(splits[split], name, split, classes)
+        return dataclasses.replace(dataset, classes=shown, folder=str(path))
 
     return list(splits), read
 
@@ -60,14 +61,12 @@ def _split_folders(path: Path) -> dict[str, Path]:
     several = len(named) > 1 and any(map(_subfolders, folders))
     if not (several or (folders and not others) or any(map(_holds_classes, folders))):
         return {}
-    for split, same in named.items():
-        if len(same) > 1:
-            names = " and ".join(quoted(str(folder)) for folder in same)
-            raise UserError(f"{names} are both the {split} split: put their images together, or rename one")
+    if same := next((same for same in named.values() if len(same) > 1), None):
+        raise UserError(f"{' and '.join(quoted(str(folder)) for folder in same)} are the same split: rename one")
     if len(named) == 1 and any(images_below(path / other, collections.Counter()) for other in others):
         raise UserError(
-            f"{folders[0]} holds folders, as a split with its classes does, and there are images in {others} beside "
-            f"it. If all of them are classes, give {folders[0].name} another name; if not, move the others away."
+            f"{folders[0]} holds folders, as a split with classes does, and there are images in {others} beside it: "
+            f"rename {folders[0].name} if it is a class, or move the others away"
         )
     if others:
         logger.warning("%s: the folders %s are not splits and are not read", quoted(str(path)), others)
@@ -80,27 +79,21 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
     if unknown := sorted(set(present) - set(classes)):
         raise UserError(f"{shown} has class folders that train lacks: {unknown}; train's are {list(classes)}")
     if not present:
-        lacking = "has no class folders" if any(path.iterdir()) else "is empty"
-        raise UserError(f"{shown} {lacking}: add {shown}/CLASS/image.jpg, or remove it to cut {split} from train")
+        raise UserError(
+            f"{shown} has no class folders: add {shown}/CLASS/image.jpg, or remove it to cut {split} from train"
+        )
     if missing := [folder for folder in classes if folder not in present]:
         first = ", ".join(map(repr, missing[:10])) + (", ..." if len(missing) > 10 else "")
         logger.warning("%s has no folder for %d of the %d classes: %s", shown, len(missing), len(classes), first)
-    entries: list[Entry] = []
-    labels: list[int] = []
     ignored = collections.Counter("outside the class folders" for p in path.iterdir() if p.is_file())
-    for label, folder in enumerate(classes):
-        if folder not in present:
-            continue
-        images = images_below(path / folder, ignored)
-        if not images:
-            raise UserError(
-                f"the class folder {quoted(str(path / folder))} holds no images: "
-                f"add some ({', '.join(sorted(IMAGE_SUFFIXES))}) or remove the folder"
-            )
-        entries += map(Entry, images)
-        labels += [label] * len(images)
+    images = {folder: images_below(path / folder, ignored) for folder in present}
+    if empty := [folder for folder in present if not images[folder]]:
+        suffixes = ", ".join(sorted(IMAGE_SUFFIXES))
+        raise UserError(f"the class folder {quoted(str(path / empty[0]))} holds no images ({suffixes}): remove it")
     report_ignored(path, ignored)
-    return Dataset(name, split, classes, np.array(labels, np.int64), entries=entries)
+    entries = [Entry(image) for folder in classes for image in images.get(folder, ())]
+    labels = np.repeat(np.arange(len(classes)), [len(images.get(folder, ())) for folder in classes])
+    return Dataset(name, split, classes, labels, entries=entries)
 
 
 def images_below(folder: Path, ignored: collections.Counter[str]) -> list[str]:
@@ -134,7 +127,7 @@ def _leads_back(path: Path, top: Path) -> bool:
 
 
 def report_ignored(path: Path, ignored: collections.Counter[str]) -> None:
-    """Logs how many files of each kind are left out."""
+    """Logs the counts of files by kind that are left out."""
     if ignored:
         kinds = ", ".join(f"{quoted(kind)} {count}" for kind, count in sorted(ignored.items()))
         logger.warning("%s: %d files are not images and are left out (%s)", quoted(str(path)), ignored.total(), kinds)
@@ -151,9 +144,7 @@ def _holds_classes(path: Path) -> bool:
 
 
 def require_folder(path: Path, content: str) -> None:
-    """Raises UserError unless `path` is a folder; `content` says what it should hold."""
+    """Raises UserError unless `path` is a folder; `content` describes what it should hold."""
     if not path.is_dir():
         state = "is a file" if path.exists() else "does not exist"
-        raise UserError(
-            f"the folder {quoted(str(path))} {state} (relative to {Path.cwd()}): give a folder of {content}"
-        )
+        raise UserError(f"the folder {quoted(str(path))} {state} (in {Path.cwd()}): give a folder of {content}")

@@ -18,7 +18,7 @@ from vitlab.errors import UserError
 from vitlab.settings import nearest
 
 if TYPE_CHECKING:
-    import datasets  # pyright: ignore[reportMissingImports]  # of the extra `hub`
+    import datasets  # pyright: ignore[reportMissingImports]  # of the extra `data`
 
 CHOICES = ("image", "label", "config", "revision")
 """The choices after a question mark: `OWNER/NAME?image=img&label=fine_label`."""
@@ -26,25 +26,24 @@ SPLIT_NAMES = {"train": ("train",), "val": ("validation", "val", "valid", "dev")
 
 
 class HubEntry(Entry):
-    """An image of an Arrow file, `file`; `name` is what it is called in messages."""
+    """An image of an Arrow file; `member` is its name in messages."""
 
-    name: str
     stored: dict[str, Any] | None  # "bytes", or the "path" of a file; None where the row has no image
 
     @property
     def path(self) -> str:
-        return self.name
+        return self.member
 
     def data(self) -> bytes:
         stored = self.stored or {}
         if stored.get("bytes") is not None:
             return stored["bytes"]
         if stored.get("path") is None:
-            raise ImageError(self.name, "the row holds no image")
+            raise ImageError(self.member, "the row holds no image")
         try:
             return read_bytes(stored["path"])
         except ImageError as error:
-            raise ImageError(f"{self.name} ({error.path})", error.reason) from error
+            raise ImageError(f"{self.member} ({error.path})", error.reason) from error
 
 
 class HubEntries(Entries):
@@ -70,7 +69,6 @@ class HubEntries(Entries):
         row = int(self.rows[index] - self.starts[number])
         file = table.cache_files[0]["filename"] if table.cache_files else name
         entry = HubEntry(file, f"{name}[{row}]")
-        entry.name = f"{name}[{row}]"
         (entry.stored,) = table[row].values()
         return entry
 

@@ -1,11 +1,9 @@
 """Batches in an order that is a pure function of (seed, epoch, position).
 
-Training examples are numbered by a counter g = 0, 1, 2, ... that runs on through all epochs; `example_at` gives the
-image of g. A step takes the next `batch_size` of them, and rank r the r-th equal part of those, so that a run can start
-at any example, on any number of ranks, and see what an uninterrupted run sees.
-
-Images in files are read by workers in pieces of at most `PIECE`, which are joined in order, so that all workers have a
-part in a large batch and none holds much.
+Training examples are numbered g = 0, 1, 2, ... through all epochs; `example_at` gives the image of g. A step takes the
+next `batch_size` of them, and rank r the r-th equal part of those, so that a run can resume at any example, on any
+number of ranks. Images in files are read by workers in pieces of at most `PIECE`, which are joined in order, so that
+all workers share a large batch.
 """
 
 import contextlib
@@ -32,18 +30,16 @@ from vitlab.rng import Stream, example_uniforms, philox
 
 logger = logging.getLogger(__name__)
 
-PIECE = 64
-"""Most images that a worker hands over at once: 9 MB of crops of 224 pixels."""
+PIECE = 64  # images that a worker returns at a time: 9 MB of crops of 224 pixels
 
 
 @dataclasses.dataclass
 class Batch:
     """Images in [-1, 1], their labels and their indices in the set; `skipped` images could not be read.
 
-    targets: all labels of each image, where the set has several; `labels` is the first of them.
-    draws: uniform numbers in [0, 1) of each example's own, as many as were requested.
-    If one of several ranks can read no image of its part of a training batch, it gets a gray image that must not count:
-    it has a label, but no index, so `indices` is empty.
+    targets: all labels of each image, if the set has several; `labels` is the first of them. draws: uniform numbers in
+    [0, 1), a function of the example. If one of several ranks can read no image of its part of a training batch, it
+    gets a gray image that must not count: it has a label, but `indices` is empty.
     """
 
     images: Float[Tensor, "B 3 H W"]
@@ -66,7 +62,7 @@ def example_at(dataset: Dataset, seed: int, g: int) -> tuple[int, int]:
 
 
 def _order(dataset: Dataset, seed: int, epoch: int) -> np.ndarray:
-    """The set's own order of an epoch if it has one, as where shards have to be fetched; else `epoch_order`."""
+    """The order of the entries if they have one, as shards at an address do; else `epoch_order`."""
     order = dataset.entries.order(seed, epoch) if isinstance(dataset.entries, Entries) else None
     return epoch_order(len(dataset), seed, epoch) if order is None else order
 
@@ -87,10 +83,9 @@ def train_batches(
 ) -> Iterator[Batch]:
     """This rank's part of every global batch of `batch_size` examples, without end.
 
-    start: the first example, counted over all epochs and ranks. on_error: "raise", or "skip": unreadable images leave
-    their batch, are counted in `Batch.skipped` and logged once; UserError if none of a batch is left (of several ranks:
-    see `Batch`). workers: processes that read images ahead; a set in memory uses none. draws: uniform numbers that come
-    with each example and depend on (seed, epoch, index) alone.
+    start: the first example, counted over all epochs and ranks. on_error: "raise", or "skip": unreadable images are
+    counted in `Batch.skipped` and logged once; UserError if none of a batch is left (of several ranks: see `Batch`).
+    workers: processes that read images; a set in memory uses none. draws: the number of `Batch.draws` of an example.
     """
     local = _local_batch_size(dataset, batch_size, world_size)
     if transform.fast and dataset.pixels is not None:
@@ -277,11 +272,11 @@ class _Stream:
         return Batch(images, labels, labels[:0], skipped, targets, draws)
 
     def _to_device(self, parts: list[Tensor]) -> Tensor:
-        """All parts in one, on the device; copies to a GPU run beside the work that is under way there."""
+        """All parts in one, on the device; copies to a GPU overlap with its work."""
         if self.copies is None or parts[0].is_cuda:
             return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.device)
         shape = (sum(map(len, parts)), *parts[0].shape[1:])
-        # torch caches pinned memory and reuses it once the copy from it is done: two batches take turns.
+        # torch caches pinned memory and reuses it once the copy from it is done.
         pinned = torch.empty(shape, dtype=parts[0].dtype, pin_memory=True)
         torch.cat(parts, out=pinned)
         work = torch.cuda.current_stream(self.device)

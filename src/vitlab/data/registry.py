@@ -24,7 +24,6 @@ from vitlab.data.subsets import (
     stratified_split,
     val_is_test,
     warn_once,
-    warn_val_is_test,
 )
 from vitlab.errors import UserError, quoted
 
@@ -119,21 +118,11 @@ def load_dataset(
         raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
     if partial and name not in PARTIAL:
         raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
-    kind, _, path = name.partition(":")
-    if kind == "vtab" and path:
-        from vitlab.data.vtab.tasks import load_task
-
-        dataset = load_task(path, split, _home(root), download)
-    elif custom := _custom_splits(name, root):
-        dataset = choose_custom_split(name, *custom, split, seed, whole_train)
-        if kind != "hub" and not _is_address(path):
-            dataset = dataclasses.replace(dataset, folder=str(_resolve(path, root)))
-    elif (info := DATASETS.get(name)) and info.reader:
-        options = {"partial": True} if partial else {}
-        present, read = _reader(info)(name, _expanded(root), download, **options)
-        dataset = choose_split(present, read, split, info.held_out, seed)
+    custom = name.partition(":")[0] in CUSTOM
+    if splits := _custom_splits(name, root):
+        dataset = choose_custom_split(name, *splits, split, seed, whole_train)
     else:
-        raise UserError(_unknown(name, root))
+        dataset = _read_published(name, split, root, download, partial, seed)
     if not len(dataset):
         raise UserError(f"{name}: no class of train has enough images to cut a {split} split from it; add some")
     if part is not None:
@@ -143,11 +132,26 @@ def load_dataset(
     if exclude is not None:
         from vitlab.data.exclude import leave_out
 
-        whole = "all" if kind in CUSTOM else "trainval"
+        whole = "all" if custom else "trainval"
         dataset = leave_out(dataset, exclude, lambda: load_dataset(name, whole, root=root, on_error="skip", seed=seed))
-    if kind in CUSTOM:
+    if custom:
         _warn_of_small_classes(dataset)
     return dataset.in_memory(on_error)
+
+
+def _read_published(
+    name: str, split: str, root: str | os.PathLike[str] | None, download: bool, partial: bool, seed: int
+) -> Dataset:
+    if name.startswith("vtab:"):
+        from vitlab.data.vtab.tasks import load_task
+
+        return load_task(name.removeprefix("vtab:"), split, _home(root), download)
+    info = DATASETS.get(name)
+    if info is None or not info.reader:
+        raise UserError(_unknown(name, root))
+    options = {"partial": True} if partial else {}
+    present, read = _reader(info)(name, _expanded(root), download, **options)
+    return choose_split(present, read, split, info.held_out, seed)
 
 
 def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
@@ -242,10 +246,8 @@ def _custom_splits(name: str, root: str | os.PathLike[str] | None) -> Splits | N
 def splits_to_copy(name: str, splits: Sequence[str], *, root: str | os.PathLike[str] | None = None) -> list[str]:
     """`splits` without test if it is the user's val, so the same images."""
     custom = _custom_splits(name, root) if {"val", "test"} <= set(splits) else None
-    if not custom or not val_is_test(custom[0]):
-        return list(splits)
-    warn_val_is_test(name)
-    return [split for split in splits if split != "test"]
+    same = custom is not None and val_is_test(name, custom[0])
+    return [split for split in splits if split != "test" or not same]
 
 
 def _warn_of_small_classes(dataset: Dataset) -> None:

@@ -1,7 +1,7 @@
 """What a data set in shards consists of: where its images lie, as arrays, and `index.json`, the list of its files.
 
-`index.json` is written last and names every file with its bytes and its SHA-256; beside it lie `SPLIT.index.npz`, the
-places and labels of a split's images, so that no tar has to be scanned.
+`index.json` names every file with its bytes and its SHA-256; beside it lie `SPLIT.index.npz`, the locations and labels
+of a split's images, so that no tar has to be scanned.
 """
 
 import dataclasses
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from vitlab.data.dataset import Labels, read_arrays
-from vitlab.data.downloads import Report
 from vitlab.errors import UserError
 from vitlab.io import (
     JSON_BYTES,
@@ -31,7 +30,7 @@ INDEX = "index.json"
 CLASSES = "classes.json"
 FORMAT = "vitlab-shards-1"
 MAX_IMAGE_BYTES = 2**30
-"""Largest encoded image in a tar."""
+"""Largest member of a tar that is read."""
 _ARRAYS = ("shards", "records", "offset", "size", "letters", "lengths", "labels", "counts")
 _KINDS = "Uiiuuuiu"  # of their dtypes
 
@@ -70,6 +69,13 @@ class Places:
         lengths = np.array([*map(len, names)], np.uint32)
         return cls((shard,), np.array([len(names)]), numbers[:, 0], numbers[:, 1].astype(np.uint32), letters, lengths)
 
+    @classmethod
+    def joined(cls, parts: Sequence["Places"]) -> "Places":
+        """The images of all parts, one part after the other."""
+        names = ("records", "offset", "size", "letters", "lengths")
+        arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+        return cls(tuple(shard for part in parts for shard in part.shards), *arrays)
+
     def __len__(self) -> int:
         return len(self.offset)
 
@@ -78,70 +84,39 @@ class Places:
         start, end = self.ends[index : index + 2]
         return self.letters[start:end].tobytes().decode(errors="surrogateescape")
 
-    @classmethod
-    def joined(cls, parts: Sequence["Places"]) -> "Places":
-        """The images of all parts, one part after the other."""
-        arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in _PLACES)
-        return cls(tuple(shard for part in parts for shard in part.shards), *arrays)
-
-    def of_shards(self, shards: Sequence[str]) -> tuple["Places", np.ndarray]:
-        """The images of some shards only, and their indices."""
-        numbers = [self.shards.index(shard) for shard in shards]
-        rows = np.flatnonzero(np.isin(self.shard, numbers))
-        letters = np.frombuffer("".join(map(self.member, rows.tolist())).encode(errors="surrogateescape"), np.uint8)
-        arrays = (self.records[numbers], self.offset[rows], self.size[rows], letters, self.lengths[rows])
-        return Places(tuple(shards), *arrays), rows
-
-
-_PLACES = ("records", "offset", "size", "letters", "lengths")
-
 
 def labels_of(values: np.ndarray, counts: np.ndarray) -> Labels:
     """The labels `values`, one image after the other, of which each image has `counts`."""
     return Labels(values.astype(np.int64), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
 
 
-def write_places(path: Path, places: Places, labels: Labels, **further: np.ndarray) -> None:
+def write_places(path: Path, places: Places, labels: Labels) -> None:
     """Writes `SPLIT.index.npz`, about 30 bytes per image."""
-    arrays = (
-        np.array(places.shards),
-        places.records,
-        places.offset,
-        places.size,
-        places.letters,
-        places.lengths,
-        labels.values.astype(np.int32),
-        labels.counts.astype(np.uint32) if len(labels.values) > len(labels) else np.empty(0, np.uint32),
-    )
-    write_arrays(path, dict(zip(_ARRAYS, arrays, strict=True)) | further)
+    arrays = {name: getattr(places, name) for name in _ARRAYS if hasattr(places, name)}
+    arrays |= {"shards": np.array(places.shards), "labels": labels.values.astype(np.int32)}
+    several = len(labels.values) > len(labels)
+    write_arrays(path, arrays | {"counts": labels.counts.astype(np.uint32) if several else np.empty(0, np.uint32)})
 
 
-def read_places(path: Path, *further: str) -> tuple[Places, Labels, list[np.ndarray]] | None:
-    """What `write_places` wrote, and the arrays `further`; None where the file is missing or corrupt."""
-    if (arrays := read_arrays(path, *_ARRAYS, *further)) is None:
+def read_places(path: Path) -> tuple[Places, Labels] | None:
+    """What `write_places` wrote; None where the file is missing or corrupt."""
+    arrays = read_arrays(path, *_ARRAYS)
+    if arrays is None or any(a.ndim != 1 or a.dtype.kind != k for a, k in zip(arrays, _KINDS, strict=True)):
         return None
-    if any(array.ndim != 1 or array.dtype.kind != kind for array, kind in zip(arrays, _KINDS, strict=False)):
-        return None
-    shards, records, offset, size, letters, lengths, values, counts = arrays[: len(_ARRAYS)]
+    shards, records, offset, size, letters, lengths, values, counts = arrays
     n = len(offset)
     counts = counts if len(counts) else np.ones(n, np.int64)
-    in_range = ((records >= 0) & (records <= n)).all() and min(offset.min(initial=0), values.min(initial=0)) >= 0
-    if not in_range or size.max(initial=0) > MAX_IMAGE_BYTES or not counts.all():
+    consistent = len(shards) == len(records) and len(size) == len(lengths) == len(counts) == n == records.sum()
+    consistent = consistent and lengths.sum() == len(letters) and counts.sum() == len(values) and counts.all()
+    in_range = all(array.min(initial=0) >= 0 for array in (records, offset, values)) and records.max(initial=0) <= n
+    if not consistent or not in_range or size.max(initial=0) > MAX_IMAGE_BYTES:
         return None
-    if not (len(shards) == len(records) and n == records.sum() == len(size) == len(lengths) == len(counts)):
-        return None
-    if lengths.sum() != len(letters) or counts.sum() != len(values):
-        return None
-    places = Places(tuple(shards.tolist()), records, offset, size, letters, lengths)
-    return places, labels_of(values, counts), arrays[len(_ARRAYS) :]
-
-
-# ----------------------------------------------------------------------------------------------- index.json
+    return Places(tuple(shards.tolist()), records, offset, size, letters, lengths), labels_of(values, counts)
 
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A file of a data set. records: how many images, where it is a shard."""
+    """A file of a data set; bytes: -1 if unknown. records: how many images, where it is a shard."""
 
     file: str
     bytes: int
@@ -163,9 +138,9 @@ class ShardIndex:
     """
 
     shards: dict[str, tuple[File, ...]]
-    beside: tuple[File, ...]
-    left_out: dict[str, int]
-    settings: dict[str, Any]
+    beside: tuple[File, ...] = ()
+    left_out: dict[str, int] = dataclasses.field(default_factory=dict)
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -201,76 +176,12 @@ def _parse_file(content: dict[str, Any]) -> File:
 
 def read_index(path: Path) -> ShardIndex:
     """The content of the file `index.json`. Raises UserError."""
-    try:
-        return parse_index(read_regular(path, JSON_BYTES), str(path))
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): get or write the data set again") from error
+    return parse_index(read_regular(path, JSON_BYTES), str(path))
 
 
 def class_names(path: Path) -> tuple[str, ...]:
     """The names in `classes.json`; none if there is no such file."""
-    if not path.exists():
-        return ()
-    names = read_json(path)
-    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+    names = read_json(path) if path.exists() else []
+    if not isinstance(names, list) or (path.exists() and not names) or not all(isinstance(n, str) for n in names):
         raise UserError(f"{path} must be a list of class names in label order, not {str(names)[:60]}")
     return tuple(names)
-
-
-# ----------------------------------------------------------------------------------------- whole data sets
-
-
-def summary(folder: Path) -> dict[str, Any]:
-    """The images, tars, bytes and unreadable images of each split of a finished data set, and its settings."""
-    index = read_index(folder / INDEX)
-    splits = {
-        split: {
-            "images": sum(file.records for file in files),
-            "shards": len(files),
-            "bytes": sum(file.bytes for file in files),
-            "unreadable": index.left_out.get(split, 0),
-        }
-        for split, files in index.shards.items()
-    }
-    return {"folder": str(folder), "splits": splits, "settings": index.settings}
-
-
-def check_shards(folder: Path | str, report: Report = lambda done, of: None) -> dict[str, Any]:
-    """Compares every file of a data set with `index.json`; "wrong" has what differs. `report` receives bytes."""
-    folder = Path(folder)
-    if not (folder / INDEX).is_file():
-        raise UserError(f"{folder} has no {INDEX}: give a folder that `vitlab shard` wrote, as shards:PATH")
-    index = read_index(folder / INDEX)
-    total, done = sum(file.bytes for file in index.files), 0
-    wrong: dict[str, str] = {}
-    for file in index.files:
-        path = folder / file.file
-        if not path.is_file():
-            wrong[file.file] = "is missing"
-        elif (size := path.stat().st_size) != file.bytes:
-            wrong[file.file] = f"has {size} bytes, expected {file.bytes}"
-        elif (digest := sha256(path)) != file.sha256:
-            wrong[file.file] = f"has the sha256 {digest}, expected {file.sha256}"
-        done += file.bytes
-        report(done, total)
-    listed = {file.file for file in index.files}
-    wrong |= {path.name: "is not listed" for path in sorted(folder.glob("*.tar")) if path.name not in listed}
-    return {"folder": str(folder), "files": len(index.files), "bytes": total, "wrong": wrong}
-
-
-def summary_as_text(found: dict[str, Any]) -> str:
-    """A `summary` in a few lines, for people."""
-    lines = [
-        f"{split}: {part['images']:,} images in {part['shards']} shards, {part['bytes'] / 1e6:,.1f} MB"
-        + (f"; {part['unreadable']} could not be read" if part["unreadable"] else "")
-        for split, part in found["splits"].items()
-    ]
-    return "\n".join([*lines, f"use it as shards:{found['folder']}"])
-
-
-def check_as_text(found: dict[str, Any]) -> str:
-    """The result of `check_shards` in a few lines, for people."""
-    if not found["wrong"]:
-        return f"all {found['files']} files of {found['folder']} match {INDEX}"
-    lines = [f"{name} {problem}" for name, problem in found["wrong"].items()]
-    return "\n".join([*lines, f"{found['folder']} does not match {INDEX}: get or write the data set again"])

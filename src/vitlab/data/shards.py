@@ -1,18 +1,20 @@
-"""Data sets in WebDataset tars ("shards"): found, scanned once, and read in place.
+"""Data sets in WebDataset tars ("shards"): scanned once, and read where they lie.
 
 What is known of a million images is a few arrays; no object is made for an image before it is needed, and the
 processes that read images share those arrays or copy them whole.
 """
 
 import collections
+import dataclasses
 import functools
 import hashlib
+import json
 import logging
 import os
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from vitlab.data.shard_index import (
     CLASSES,
     INDEX,
     MAX_IMAGE_BYTES,
+    File,
     Places,
     ShardIndex,
     class_names,
@@ -32,29 +35,23 @@ from vitlab.data.shard_index import (
     read_places,
     write_places,
 )
-from vitlab.display import ProgressDisplay
+from vitlab.display import track
 from vitlab.errors import UserError
-from vitlab.io import check_regular, open_regular, parse_json
+from vitlab.io import open_regular, replacing_file
 
 logger = logging.getLogger(__name__)
 
 OPEN_SHARDS = 256
 """Largest number of tars that a process keeps open."""
 CACHE_FROM = 20_000
-"""Splits of at least so many images are scanned once, and the result is cached."""
-MAX_LABEL_BYTES, MAX_HEADER_BYTES = 2**20, 2**14
-"""Largest member of a tar that holds labels, and largest header that names a member."""
-
-
-# ------------------------------------------------------------------------------------------------- in place
+"""Splits of at least this many images are scanned once, and the result is cached."""
 
 
 class OpenFile:
     """An open file, closed when nobody refers to it: not while it is read, though another thread lets go of it."""
 
     def __init__(self, path: str) -> None:
-        check_regular(path)
-        self.number = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that took its place would not block
+        self.number = os.open(path, os.O_RDONLY)
 
     def __del__(self) -> None:
         if hasattr(self, "number"):
@@ -99,8 +96,6 @@ class ShardEntries(Entries):
     def join(self, other: Entries) -> "ShardEntries":
         assert isinstance(other, ShardEntries)
         assert self.folder == other.folder
-        if self.places is other.places:
-            return self.of(self.places, np.concatenate([self.rows, other.rows]))
         rows = np.concatenate([self.rows, other.rows + len(self.places)])
         return self.of(Places.joined([self.places, other.places]), rows)
 
@@ -116,7 +111,7 @@ class ShardEntries(Entries):
         return _opened(file).read(offset, size)
 
 
-# --------------------------------------------------------------------------------------------------- finding
+# ------------------------------------------------------------------------------------------------ data sets
 
 
 def shard_splits(path: Path, name: str) -> Splits:
@@ -133,8 +128,6 @@ def shard_splits(path: Path, name: str) -> Splits:
         for split, names in SPLIT_FOLDERS.items()
         if (files := sorted(file for n in names for file in path.glob(f"{n}-*.tar")))
     }
-    for tar in (tar for files in tars.values() for tar in files):
-        check_regular(tar)
     missing = f"the folder {path} has no train-*.tar (its tars: {sorted(tar.name for tar in path.glob('*.tar'))})"
     if not tars:
         raise UserError(f"{missing}: name shards by split")
@@ -142,65 +135,55 @@ def shard_splits(path: Path, name: str) -> Splits:
     _opened.cache_clear()  # of files that were there before
 
     @functools.cache
-    def find(split: str) -> tuple[Places, Labels]:
+    def find(split: str) -> tuple[ShardEntries, Labels]:
         if split not in tars:
             raise UserError(f"{missing}: name shards by split")
-        return _indexed(path, split, tars[split], index) if index else _scanned(path, split, tars[split])
+        places, labels = _indexed(path, split, tars[split], index) if index else _scanned(path, split, tars[split])
+        return ShardEntries(str(path), places), labels
 
-    def read(split: str) -> Dataset:
-        return labeled(name, split, class_names(path / CLASSES), find, lambda p: ShardEntries(str(path), p))
-
-    return list(tars), read
+    return list(tars), lambda split: labeled(name, split, class_names(path / CLASSES), find)
 
 
 def labeled(
-    name: str,
-    split: str,
-    classes: tuple[str, ...],
-    find: Callable[[str], tuple[Places, Labels]],
-    entries: Callable[[Places], ShardEntries],
+    name: str, split: str, classes: tuple[str, ...], find: Callable[[str], tuple[ShardEntries, Labels]]
 ) -> Dataset:
     """A split of shards whose labels are among `classes`; without names, among as many as train has."""
-    places, labels = find(split)
-    images = entries(places)
+    entries, labels = find(split)
     if not classes:
         train = labels if split == "train" else find("train")[1]
         classes = numbered_classes(int(train.values.max()), f"{name}, train,")
     if (top := labels.values.max()) >= len(classes):
-        path = images[int(np.searchsorted(labels.offsets, labels.values.argmax(), side="right")) - 1].path
+        path = entries[int(np.searchsorted(labels.offsets, labels.values.argmax(), side="right")) - 1].path
         raise UserError(f"{path} has the label {top}, but train's classes are 0 to {len(classes) - 1}")
     label_sets = labels if labels.counts.max() > 1 else None
-    return Dataset(name, split, classes, labels.firsts, entries=images, label_sets=label_sets, folder=images.folder)
+    return Dataset(name, split, classes, labels.firsts, entries=entries, label_sets=label_sets, folder=entries.folder)
 
 
 def _indexed(path: Path, split: str, tars: Sequence[Path], index: ShardIndex) -> tuple[Places, Labels]:
     """A split as `index.json` lists it. Raises UserError where the files are others."""
     actual = {tar.name: tar.stat().st_size for tar in tars}
     listed = {file.file: file.bytes for file in index.shards.get(split, ())}
-    advice = f"get or write the data set again; or, if the tars are right, remove {INDEX}, and they are scanned"
-    if actual != listed:
-        wrong = sorted({file for file, _ in actual.items() ^ listed.items()})
-        raise UserError(f"{path / INDEX} does not match the shards beside it ({', '.join(wrong[:3])}): {advice}")
-    found = read_places(path / f"{split}.index.npz")
-    if found is None or found[0].shards != tuple(listed):
-        raise UserError(f"{path / f'{split}.index.npz'} is missing or corrupt: {advice}")
-    return found[0], found[1]
+    wrong = sorted({file for file, _ in actual.items() ^ listed.items()})
+    stored = read_places(path / f"{split}.index.npz")
+    if wrong or stored is None or stored[0].shards != tuple(listed):
+        raise UserError(
+            f"{path / INDEX} does not match the files beside it ({', '.join(wrong[:3]) or f'{split}.index.npz'}): get "
+            f"or write the data set again; or, if the tars are right, remove {INDEX}, and they are scanned"
+        )
+    return stored
 
 
 def _scanned(path: Path, split: str, tars: Sequence[Path]) -> tuple[Places, Labels]:
     """A split without `index.json`: the cached result of a scan, if the tars are the same, or of a scan now."""
-    stats = [tar.stat() for tar in tars]
-    stamps = np.array([(stat.st_size, stat.st_mtime_ns) for stat in stats], np.int64)
-    key = hashlib.sha256(f"{path.absolute()}\0{split}".encode(errors="surrogateescape")).hexdigest()
+    stats = [(tar.name, tar.stat().st_size, tar.stat().st_mtime_ns) for tar in tars]
+    key = hashlib.sha256(f"{path.absolute()}\0{split}\0{stats}".encode(errors="surrogateescape")).hexdigest()
     cached = cache_folder() / "shard-indexes" / f"{key[:32]}.npz"
-    if cached.exists() and (found := read_places(cached, "stamps")):
-        places, labels, (known,) = found
-        if places.shards == tuple(tar.name for tar in tars) and np.array_equal(known, stamps):
-            return places, labels
-    places, labels = scan(tars)
+    if stored := read_places(cached):
+        return stored
+    places, labels = scan(track(tars, len(tars), f"scanning {path}", "shards"))
     if len(places) >= CACHE_FROM:
         try:
-            write_places(cached, places, labels, stamps=stamps)
+            write_places(cached, places, labels)
         except OSError as error:
             logger.warning("%s: cannot cache the scan of %s shards (%s)", cached, len(tars), error.strerror)
     return places, labels
@@ -209,23 +192,23 @@ def _scanned(path: Path, split: str, tars: Sequence[Path]) -> tuple[Places, Labe
 # -------------------------------------------------------------------------------------------------- scanning
 
 
-def scan(tars: Sequence[Path]) -> tuple[Places, Labels]:
+def scan(tars: Iterable[Path]) -> tuple[Places, Labels]:
     """The images of some tars, and their labels. Raises UserError."""
     parts: list[Places] = []
     values, counts = [], []
     ignored: collections.Counter[str] = collections.Counter()
-    with ProgressDisplay(f"scanning {tars[0].parent}", len(tars), "shards") as display:
-        for done, tar in enumerate(tars):
-            display.update(done)
-            images, labels = _scan_tar(tar, ignored)
-            if unpaired := sorted(images.keys() ^ labels.keys()):
-                raise UserError(f"{tar}: {len(unpaired)} keys lack an image or a .cls, first {unpaired[0]!r}")
-            parts.append(Places.of_shard(tar.name, list(images.values())))
-            values.append(np.array([label for key in images for label in labels[key]], np.int64))
-            counts.append(np.array([len(labels[key]) for key in images], np.int64))
-    report_ignored(tars[0].parent, ignored)
+    folder = Path()
+    for tar in tars:
+        folder = tar.parent
+        images, labels = _scan_tar(tar, ignored)
+        if unpaired := sorted(images.keys() ^ labels.keys()):
+            raise UserError(f"{tar}: {len(unpaired)} keys lack an image or a .cls, first {unpaired[0]!r}")
+        parts.append(Places.of_shard(tar.name, list(images.values())))
+        values.append(np.array([label for key in images for label in labels[key]], np.int64))
+        counts.append(np.array([len(labels[key]) for key in images], np.int64))
+    report_ignored(folder, ignored)
     if not any(map(len, parts)):
-        raise UserError(f"no images in {', '.join(map(str, tars))}: expected KEY.jpg|png|webp with KEY.cls")
+        raise UserError(f"no images in the tars in {folder}: expected KEY.jpg|png|webp with KEY.cls")
     return Places.joined(parts), labels_of(np.concatenate(values), np.concatenate(counts))
 
 
@@ -234,27 +217,28 @@ def _scan_tar(
 ) -> tuple[dict[str, tuple[str, int, int]], dict[str, list[int]]]:
     """Key -> name, offset and size of the image, and key -> labels. The tar is read once and never unpacked."""
     images: dict[str, tuple[str, int, int]] = {}
-    labels: dict[str, dict[str, list[int]]] = {kind: {} for kind in _LABEL_PARSERS}
+    labels: dict[str, dict[str, list[int]]] = {"cls": {}, "labels.json": {}}
     try:
-        with open_regular(path) as file, tarfile.open(fileobj=cast(IO[bytes], _Headers(file)), mode="r:") as tar:
+        with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             while member := tar.next():
                 tar.members = []  # pyright: ignore[reportAttributeAccessIssue]  # or they would all stay in memory
                 if not member.isfile():
                     continue
                 folder, slash, base = member.name.rpartition("/")
                 stem, _, kind = base.partition(".")
-                key, parse = folder + slash + stem, _LABEL_PARSERS.get(kind)
-                if parse is None and f".{kind.lower()}" not in IMAGE_SUFFIXES:
+                key = folder + slash + stem
+                if kind not in labels and f".{kind.lower()}" not in IMAGE_SUFFIXES:
                     ignored[f".{kind}"] += 1
                     continue
-                if key in (labels[kind] if parse else images):
+                if key in labels.get(kind, images):
                     raise UserError(f"{path} has more than one image or .cls of the key {key!r}: keys are unique")
-                limit = MAX_LABEL_BYTES if parse else MAX_IMAGE_BYTES
-                if member.size > limit:
-                    raise UserError(f"{path}/{member.name} has {member.size:,} bytes by its header; at most {limit:,}")
-                if parse:
+                if member.size > MAX_IMAGE_BYTES:
+                    raise UserError(
+                        f"{path}/{member.name} has {member.size:,} bytes by its header; at most {MAX_IMAGE_BYTES:,}"
+                    )
+                if kind in labels:
                     file.seek(member.offset_data)
-                    labels[kind][key] = parse(file.read(member.size), f"{path}/{member.name}")
+                    labels[kind][key] = _parse_labels(file.read(member.size), f"{path}/{member.name}")
                 else:
                     images[key] = (member.name, member.offset_data, member.size)
             file.seek(tar.offset)
@@ -262,45 +246,54 @@ def _scan_tar(
                 raise tarfile.ReadError("it ends without the closing block")
     except UserError:
         raise
-    except (tarfile.TarError, ValueError, OverflowError) as error:  # the last two for invalid numbers in headers
+    except (tarfile.TarError, ValueError, OverflowError, MemoryError) as error:  # invalid numbers in headers
         raise UserError(f"the shard {path} is corrupt or cut off ({error}): get or write it again") from error
     return images, labels["cls"] | labels["labels.json"]
 
 
-class _Headers:
-    """A tar as `tarfile` sees it: it reads headers from it, which may promise to be of any length."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.seek, self.tell, self._file = file.seek, file.tell, file
-
-    def read(self, size: int) -> bytes:
-        if size > MAX_HEADER_BYTES:
-            raise tarfile.ReadError(f"a header of {size:,} bytes; at most {MAX_HEADER_BYTES:,}")
-        return self._file.read(size)
-
-
-def _parse_cls(text: bytes, path: str) -> list[int]:
-    """The class numbers in `text`, each once."""
-    words = text.replace(b",", b" ").split()
-    return _checked([int(word) if word.isdigit() and len(word) < 16 else -1 for word in words], text, path)
-
-
-def _parse_list(text: bytes, path: str) -> list[int]:
-    try:
-        numbers = parse_json(text, path)
-    except UserError:
-        numbers = None
-    return _checked(numbers if isinstance(numbers, list) else [], text, path)
-
-
-def _checked(numbers: list, text: bytes, path: str) -> list[int]:
-    if not numbers or not all(type(number) is int and 0 <= number < MAX_CLASSES for number in numbers):
-        form = (
-            "a list of class numbers, [3, 17, 42]" if path.endswith("json") else "a class number, or several: 3 17 42"
+def _parse_labels(text: bytes, path: str) -> list[int]:
+    """The class numbers in a `.cls` or `.labels.json`, each once."""
+    words = text.strip().removeprefix(b"[").removesuffix(b"]").replace(b",", b" ").split()
+    numbers = [int(word) if word.isdigit() and len(word) < 16 else -1 for word in words]
+    if not numbers or not all(0 <= number < MAX_CLASSES for number in numbers):
+        raise UserError(
+            f"{path} must hold a class number, or several (3 17 42), each below {MAX_CLASSES:,}; not {text[:40]!r}"
         )
-        raise UserError(f"{path} must hold {form}, each below {MAX_CLASSES:,}; not {text[:40]!r}")
     return list(dict.fromkeys(numbers))
 
 
-_LABEL_PARSERS = {"cls": _parse_cls, "labels.json": _parse_list}
-"""The members that hold labels, and how each is read; a list has precedence over a `.cls`."""
+def write_index(
+    folder: Path,
+    tars: Mapping[str, Iterable[Path]],
+    classes: Sequence[str] | None,
+    images: Mapping[str, int] | None = None,
+    settings: dict[str, Any] | None = None,
+) -> ShardIndex:
+    """Scans the tars of each split, and writes `SPLIT.index.npz`, `classes.json` and, last, `index.json` to `folder`.
+
+    classes: the names, if there are any. images: how many each split has, with those that could not be read.
+    """
+    shards, left_out = {}, {}
+    for split, paths in tars.items():
+        files: list[File] = []
+        places, labels = scan(_listed(paths, files))
+        shards[split] = tuple(
+            dataclasses.replace(file, records=count) for file, count in zip(files, places.records.tolist(), strict=True)
+        )
+        write_places(folder / f"{split}.index.npz", places, labels)
+        if images:
+            left_out[split] = images[split] - len(places)
+    if classes is not None:
+        with replacing_file(folder / CLASSES) as file:
+            file.write(json.dumps(list(classes), ensure_ascii=False).encode())
+    names = [*(f"{split}.index.npz" for split in tars), *([CLASSES] if classes is not None else [])]
+    index = ShardIndex(shards, tuple(File.of(folder / name) for name in names), left_out, settings or {})
+    index.write(folder / INDEX)
+    return index
+
+
+def _listed(paths: Iterable[Path], files: list[File]) -> Iterable[Path]:
+    """The same paths; `files` collects what each is."""
+    for path in paths:
+        files.append(File.of(path))
+        yield path

@@ -22,10 +22,7 @@ CUSTOM_HELD_OUT = {"val": 0.1, "test": 0.1}
 def shuffled_ranks(
     labels: Int[np.ndarray, " n"], seed: int, stream: Stream
 ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
-    """The images ordered by class, shuffled within each, and their ranks in their class in that order.
-
-    The draw of an image depends on the seed and its index alone.
-    """
+    """The images ordered by class, shuffled within each by (seed, index), and their ranks in their class."""
     order = np.lexsort((philox(seed, stream).random_raw(len(labels)), labels))
     counts = np.bincount(labels)
     return order, np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -34,10 +31,10 @@ def shuffled_ranks(
 def stratified_split(
     labels: np.ndarray, shares: Mapping[str, float], seed: int, stream: Stream = Stream.SPLIT
 ) -> dict[str, np.ndarray]:
-    """Sorted indices of "train" and of every split in `shares`, which together hold every index once.
+    """Sorted indices of "train" and of every split in `shares`, which partition all indices.
 
-    Each class gives each split its share, rounded, and at least one image if it has enough for all splits. (Of several
-    labels the first counts.) A part that is split again needs another `stream`.
+    Each class gives each split its share, rounded, and at least one image if it has enough for all splits. A part that
+    is split again needs another `stream`.
     """
     order, rank = shuffled_ranks(labels, seed, stream)
     size = np.bincount(labels)[labels[order]]
@@ -51,11 +48,6 @@ def stratified_split(
     return parts | {"train": np.sort(order[rank >= start])}
 
 
-def val_is_test(present: Sequence[str]) -> bool:
-    """Whether val stands in for the test split that the user's data set lacks."""
-    return "val" in present and "test" not in present
-
-
 def choose_custom_split(
     name: str, present: Sequence[str], read: Callable[[str], Dataset], split: str, seed: int, whole_train: bool
 ) -> Dataset:
@@ -63,9 +55,7 @@ def choose_custom_split(
     if whole_train and split == "train" and "val" not in present:
         split = "trainval"
     stored, held_out = split, CUSTOM_HELD_OUT
-    if val_is_test(present):
-        if split in ("test", "trainval"):
-            warn_val_is_test(name)
+    if val_is_test(name, present, warn=split in ("test", "trainval")):
         stored, held_out = {"test": "val", "trainval": "train"}.get(split, split), {}
     elif split == "trainval" and "test" in present and "val" not in present:
         stored, held_out = "train", {}  # in its own order
@@ -114,17 +104,20 @@ def warn_once(text: str) -> None:
     logger.warning(text)
 
 
-def warn_val_is_test(name: str) -> None:
-    warn_once(f"{quoted(name)} has val and no test split: val is the test, and is not trained on")
+def val_is_test(name: str, present: Sequence[str], warn: bool = True) -> bool:
+    """Whether val stands in for the test split that the user's data set lacks, which is logged."""
+    if "val" not in present or "test" in present:
+        return False
+    if warn:
+        warn_once(f"{quoted(name)} has val and no test split: val is the test, and is not trained on")
+    return True
 
 
 def part_of(dataset: Dataset, share: float, seed: int) -> Dataset:
-    """The given share of each class of a whole split, in its order, and at least one image of each.
+    """The given share of each class of a whole split, in its order, and at least one image of each class.
 
     A part is contained in every larger one of the same seed. Of several labels of an image the first counts.
-
-    Deviation: the paper's parts of JFT are plain random ones. Shares of each class keep small parts as balanced as
-    the whole, and no class is missing from any.
+    Deviation: the paper's parts of JFT are not stratified.
     """
     if not 0 < share <= 1:
         raise UserError(f"part is {share}; it is a share of each class of the split, in (0, 1], or None for all.")

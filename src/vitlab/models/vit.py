@@ -4,7 +4,7 @@ The letters are the paper's: B images, H x W pixels, P patch side, N patches, T 
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.fx
@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitlab.models.axial import AxialBlock
 from vitlab.models.config import ViTConfig
 from vitlab.models.encoder import Block, MAPHead
 from vitlab.models.images import check_images
@@ -55,7 +54,11 @@ class ViT(nn.Module):
         self.registers = _tokens(config, config.registers) if config.registers else None
         self.position = PositionEmbedding(config)
         self.dropout = nn.Dropout(config.dropout)
-        kind = AxialBlock if config.encoder == "axial" else Block
+        kind: Callable[[ViTConfig, float], nn.Module] = Block
+        if config.encoder == "axial":
+            from vitlab.models.axial import AxialBlock
+
+            kind = AxialBlock
         rates = [config.stochastic_depth * layer / max(config.depth - 1, 1) for layer in range(config.depth)]
         self.blocks = nn.ModuleList(kind(config, rate) for rate in rates)
         self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)

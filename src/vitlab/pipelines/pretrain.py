@@ -21,7 +21,6 @@ from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.evaluate.accuracy import evaluate, write_predictions
 from vitlab.evaluate.load import choose_device
-from vitlab.evaluate.masked import evaluate_masked, load_masked, save_masked, write_reconstructions
 from vitlab.evaluate.options import LoaderOptions
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
@@ -219,8 +218,7 @@ def run(
     with Workdir(workdir, settings, tensorboard=execution.tensorboard, world=world) as folder:
         began = time.perf_counter()
         if folder.trained:
-            model = load_model(folder.path / "model") if config.masking is None else load_masked(folder.path)
-            model = model.to(device)
+            model = _load_trained(config, folder.path).to(device)
         else:
             folder.check_checkpoints()
             options = {"label": label or command, "device": device, "microbatch": execution.microbatch, "world": world}
@@ -259,8 +257,18 @@ def _write_files(
         card |= {"classes": list(splits.test.classes), "test_accuracy": test.accuracy}
         save_model(model, folder.path / "model", extra=card)
     else:
+        from vitlab.evaluate.masked import save_masked, write_reconstructions
+
         save_masked(model, folder.path, extra=card)
         write_reconstructions(model, splits.test, folder.path, preprocessing=preprocessing)
+
+
+def _load_trained(config: TrainConfig, folder: Path) -> nn.Module:
+    if config.masking is None:
+        return load_model(folder / "model")
+    from vitlab.evaluate.masked import load_masked
+
+    return load_masked(folder)
 
 
 def _plain(model: nn.Module) -> Any:
@@ -292,5 +300,7 @@ def evaluate_split(
     options = LoaderOptions(batch_size, config.data.workers, config.data.on_error)
     preprocessing = config.data.preprocessing(config.model.image_size)
     if isinstance(model, MaskedViT):
+        from vitlab.evaluate.masked import evaluate_masked
+
         return evaluate_masked(model, dataset, options, preprocessing=preprocessing, world=world)
     return evaluate(model, dataset, config.model.image_hw, options, preprocessing=preprocessing, world=world)

@@ -6,18 +6,18 @@
 from collections.abc import Callable
 
 from vitlab.config import FinetuneConfig, TrainConfig
-from vitlab.recipes import finetune, pretrain, selfsup, tiny
+from vitlab.recipes import finetune, pretrain, tiny
 
 PRETRAIN: dict[str, Callable[..., TrainConfig]] = {
     "jft": pretrain.jft,
     "imagenet21k": pretrain.imagenet21k,
     "imagenet": pretrain.imagenet,
-    "masked": selfsup.masked,
+    "masked": pretrain.masked,
     "tiny-digits": tiny.digits,
     "tiny-fashion": tiny.fashion_mnist,
     "tiny-cifar10": tiny.cifar10,
-    "tiny-masked": selfsup.tiny_cifar10,
-    "tiny-masked-digits": selfsup.tiny_digits,
+    "tiny-masked": tiny.masked_cifar10,
+    "tiny-masked-digits": tiny.masked_digits,
 }
 """Each takes the name of a model (the tiny ones have their own) and returns the run."""
 

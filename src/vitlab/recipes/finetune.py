@@ -5,39 +5,47 @@ is the one for those who do not search. The model of these configs is a stand-in
 `vitlab.pipelines.finetune` puts the checkpoint's own in its place.
 """
 
-import dataclasses
+from dataclasses import replace
+from typing import Any
 
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig
 from vitlab.models.config import ViTConfig
 
 SMALL_GRID = (0.001, 0.003, 0.01, 0.03)
+TABLE4 = {
+    "imagenet": ((0.003, 0.01, 0.03, 0.06), 0.01, 20_000, 500),
+    "cifar100": (SMALL_GRID, 0.02, 10_000, 500),
+    "cifar10": (SMALL_GRID, 0.02, 10_000, 500),
+    "pets": (SMALL_GRID, 0.1, 500, 100),
+    "flowers102": (SMALL_GRID, 0.1, 500, 100),
+    "vtab:TASK": ((0.01,), 0.2, 2_500, 500),
+    "": ((0.003, 0.01, 0.03), 0.1, 500, 100),
+}
+"""Data set -> base learning rates, held-out fraction, steps, and warm-up steps. Warm-up is not in the table; the steps
+are those of Google's code. The last row is not the paper's, but ours for any images."""
 
 
 def imagenet() -> FinetuneConfig:
     """20,000 steps at 512 pixels (give `--image-size 518` for patches of 14), Polyak average 0.9999 (Sec. 4.1)."""
-    run = _row(
-        "imagenet", (0.003, 0.01, 0.03, 0.06), held_out=0.01, steps=20_000, warmup_steps=500, lr=0.03,
-        image_size=512,
-    )  # fmt: skip
-    return dataclasses.replace(run, average_decay=0.9999)
+    run = _row("imagenet", image_size=512)
+    return replace(run, optim=replace(run.optim, lr=0.03), average_decay=0.9999)
 
 
 def cifar100() -> FinetuneConfig:
-    return _row("cifar100", SMALL_GRID, held_out=0.02, steps=10_000, warmup_steps=500)
+    return _row("cifar100")
 
 
 def cifar10() -> FinetuneConfig:
-    return _row("cifar10", SMALL_GRID, held_out=0.02, steps=10_000, warmup_steps=500)
+    return _row("cifar10")
 
 
 def pets() -> FinetuneConfig:
-    return _row("pets", SMALL_GRID, held_out=0.1, steps=500, warmup_steps=100)
+    return _row("pets")
 
 
 def flowers() -> FinetuneConfig:
     """The official training part alone, 1,020 images, as Google's code; `--data.train-split trainval` has 2,040."""
-    run = _row("flowers102", SMALL_GRID, held_out=0.1, steps=500, warmup_steps=100)
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, train_split="train"))
+    return _row("flowers102", train_split="train")
 
 
 def vtab() -> FinetuneConfig:
@@ -45,8 +53,7 @@ def vtab() -> FinetuneConfig:
 
     Images as in BiT, but at one size: squashed to 448, a random 384 of it, mirrored; not where that changes a label.
     """
-    run = _row("vtab:TASK", (0.01,), held_out=0.2, steps=2_500, warmup_steps=500)
-    return dataclasses.replace(run, data=dataclasses.replace(run.data, crop="random", crop_resize=448))
+    return _row("vtab:TASK", crop="random", crop_resize=448)
 
 
 def own() -> FinetuneConfig:
@@ -58,26 +65,24 @@ def own() -> FinetuneConfig:
     tries each rate for a fifth of the steps. Test images are shrunk with antialiasing, where Google's code looks up
     single points.
     """
-    run = _row("", (0.003, 0.01, 0.03), held_out=0.1, steps=500, warmup_steps=100, image_size=224)
-    return dataclasses.replace(
-        run,
-        data=dataclasses.replace(run.data, min_area=0.3, eval_interpolation="bilinear"),
+    return replace(
+        _row("", image_size=224, min_area=0.3, eval_interpolation="bilinear"),
         automatic=("steps", "warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size", "preprocessing"),
         log_every=10,
         checkpoint_every=25,
     )
 
 
-def _row(
-    name: str, learning_rates: tuple[float, ...], *, held_out: float, steps: int, warmup_steps: int, lr: float = 0.01,
-    image_size: int = 384,
-) -> FinetuneConfig:  # fmt: skip
-    """Warm-up is not in the table; the steps are those of Google's code, as are crop, flip and test images: squashed
-    bilinearly without antialiasing (vision_transformer's `input_pipeline.py`)."""
+def _row(name: str, image_size: int = 384, **data: Any) -> FinetuneConfig:
+    """Crop, flip and test images are those of Google's code: squashed bilinearly without antialiasing
+    (vision_transformer's `input_pipeline.py`)."""
+    learning_rates, held_out, steps, warmup_steps = TABLE4[name]
+    settings = {"train_split": "trainval", "eval_split": "test", "crop": "inception", "workers": 2} | data
+    optim = OptimConfig(name="sgd", lr=0.01, momentum=0.9, schedule="cosine", warmup_steps=warmup_steps, clip_norm=1.0)
     return FinetuneConfig(
         model=ViTConfig(image_size=image_size),
-        data=DataConfig(name=name, train_split="trainval", eval_split="test", crop="inception", workers=2),
-        optim=OptimConfig(name="sgd", lr=lr, momentum=0.9, schedule="cosine", warmup_steps=warmup_steps, clip_norm=1.0),
+        data=DataConfig(name=name, **settings),
+        optim=optim,
         steps=steps,
         batch_size=512,
         learning_rates=learning_rates,

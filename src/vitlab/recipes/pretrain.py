@@ -1,4 +1,4 @@
-"""Table 3: pre-training, one function per data set, one entry per model.
+"""Table 3: pre-training, one function per data set, one entry per model. App. B.1.2: masked patch prediction.
 
 Where the table is silent, values come from files that the authors published:
 - JFT, ImageNet-21k: sigmoid loss, head bias -10, last rate 1e-5 and, for ImageNet-21k, smoothing 1e-4, from
@@ -10,12 +10,12 @@ The data sets are not to be had by a download: give yours with `--data.name fold
 """
 
 import dataclasses
-import difflib
 
-from vitlab.config import DataConfig, OptimConfig, TrainConfig
+from vitlab.config import DataConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.errors import UserError
-from vitlab.models.config import ModelConfig, ResNetConfig
+from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.registry import get_config
+from vitlab.settings import nearest
 
 WARMUP_STEPS = 10_000
 BATCH_SIZE = 4096
@@ -81,6 +81,32 @@ def imagenet(model: str = "ViT-B/16") -> TrainConfig:
     )
 
 
+def masked(model: str = "ViT-B/16") -> TrainConfig:
+    """Masked patch prediction on JFT-300M: a million steps, about 14 epochs (`--steps 100000` is nearly as good).
+
+    The result is a ViT without a head, to be fine-tuned as any other checkpoint. The appendix gives batch, rate,
+    warm-up and schedule; the decay is that of all models (Sec. 4.1), dropout and images those of pre-training on JFT.
+    """
+    return TrainConfig(
+        model=dataclasses.replace(headless(get_config(model)), dropout=0.0),
+        data=_data("shards:jft300m"),
+        optim=OptimConfig(lr=2e-4, weight_decay=0.1, schedule="cosine", warmup_steps=WARMUP_STEPS),
+        masking=MaskingConfig(target="mean-color", share=0.5),
+        steps=1_000_000,
+        batch_size=BATCH_SIZE,
+    )
+
+
+def headless(config: ModelConfig) -> ViTConfig:
+    """The ViT without its head, for masked patch prediction. Raises UserError for a ResNet or a hybrid."""
+    if isinstance(config, ResNetConfig) or config.stem is not None:
+        raise UserError(
+            "masked patch prediction needs patches that are cut from the image, and a ResNet or a hybrid has none; "
+            "take a ViT (`vitlab list models 'ViT*'`)."
+        )
+    return dataclasses.replace(config, num_classes=0, representation_size=None)
+
+
 def _model(name: str, num_classes: int, dropout: float, head_bias: float = -10.0) -> ModelConfig:
     """224 pixels, a head that starts out saying no to all; a ViT's hidden head layer is as wide as it (App. D.3)."""
     config = get_config(name, num_classes=num_classes, head_bias=head_bias)
@@ -95,9 +121,8 @@ def _data(name: str) -> DataConfig:
 
 def _row(model: str, rows: dict, data: str) -> str:
     if model not in rows:
-        near = difflib.get_close_matches(model, rows, n=1, cutoff=0.0)[0]
         raise UserError(
-            f"Table 3 has no row for {model!r} on {data}; its rows are {', '.join(rows)} (the nearest: {near}). "
-            f"Take one of them and override `--model.*` and `--optim.lr`."
+            f"Table 3 has no row for {model!r} on {data}; {nearest(model, rows)}. Take one of its rows and override "
+            "`--model.*` and `--optim.lr`."
         )
     return model

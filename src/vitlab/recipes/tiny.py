@@ -5,23 +5,27 @@ minutes and the machine. The exact GELU stands in for the tanh form, whose CPU k
 position embeddings and heads start wide: a short run with Google's 0.02 and 0 spends its first epochs growing them.
 """
 
+import dataclasses
 from typing import Any
 
-from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
+from vitlab.config import DataConfig, FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.registry import MODELS, get_config
 from vitlab.models.resnet_config import ResNetBody
+from vitlab.recipes.pretrain import headless
+
+
+def vit(side: int, patch_size: int, width: int, depth: int, **more: Any) -> ViTConfig:
+    """A small ViT: four heads and an MLP of twice the width unless `more` says otherwise."""
+    defaults = {"heads": 4, "mlp_dim": 2 * width, "num_classes": 10, "pool": "gap", "gelu": "erf", "position_std": 1.0}
+    return ViTConfig(image_size=side, patch_size=patch_size, width=width, depth=depth, **(defaults | more))
 
 
 def digits(model: str | None = None) -> TrainConfig:
     """scikit-learn's 1,797 handwritten digits, shown at 16 pixels."""
-    own = ViTConfig(
-        image_size=16, patch_size=4, width=96, depth=5, heads=4, mlp_dim=192, num_classes=10, pool="gap",
-        gelu="erf", position_std=1.0,
-    )  # fmt: skip
     return TrainConfig(
-        model=_named(model, own),
-        data=DataConfig(name="digits", train_split="trainval", eval_split="test", crop="pad", pad=2, flip=False),
+        model=_named(model, vit(16, 4, 96, 5)),
+        data=_data("digits", crop="pad", pad=2, flip=False),
         optim=OptimConfig(lr=2e-3, weight_decay=0.05, schedule="cosine", warmup_steps=100, clip_norm=1.0),
         mixup=1.0,
         epochs=200.0,
@@ -34,21 +38,40 @@ def digits(model: str | None = None) -> TrainConfig:
 
 def fashion_mnist(model: str | None = None) -> TrainConfig:
     """Fashion-MNIST at twice its 28 pixels, by a small hybrid."""
-    data = DataConfig(name="fashion_mnist", train_split="trainval", eval_split="test", crop="pad", pad=2)
-    return _by_hybrid(model, data, epochs=8.5)
+    return _by_hybrid(model, _data("fashion_mnist", crop="pad", pad=2), epochs=8.5)
 
 
 def cifar10(model: str | None = None) -> TrainConfig:
     """CIFAR-10 at 56 pixels, by Fashion-MNIST's hybrid. `--data.name shards:PATH` takes shards."""
-    data = DataConfig(name="cifar10", train_split="trainval", eval_split="test", crop="pad", pad=7)
-    return _by_hybrid(model, data, epochs=10.0)
+    return _by_hybrid(model, _data("cifar10", crop="pad", pad=7), epochs=10.0)
+
+
+def masked_cifar10(model: str | None = None) -> TrainConfig:
+    """Masked patch prediction on CIFAR-10 in 64 patches of 4 pixels; `--data.name shards:PATH` takes shards."""
+    return TrainConfig(
+        model=_masked(model, 32),
+        data=_data("cifar10", crop="inception", min_area=0.3),
+        optim=OptimConfig(lr=1e-3, weight_decay=0.05, schedule="cosine", warmup_steps=500, clip_norm=1.0),
+        masking=MaskingConfig(),
+        epochs=20.0,
+        batch_size=64,
+        log_every=200,
+        checkpoint_every=1000,
+    )
+
+
+def masked_digits(model: str | None = None) -> TrainConfig:
+    """Masked patch prediction on the handwritten digits, shown at 16 pixels."""
+    return dataclasses.replace(
+        digits(), model=_masked(model, 16), masking=MaskingConfig(), mixup=0.0, epochs=100.0, average_decay=None
+    )
 
 
 def finetune_digits() -> FinetuneConfig:
     """Digits at 32 pixels, twice the resolution of `digits`: Table 4 in small."""
     return FinetuneConfig(
         model=ViTConfig(image_size=32, patch_size=4),
-        data=DataConfig(name="digits", train_split="trainval", eval_split="test", crop="pad", pad=4, flip=False),
+        data=_data("digits", crop="pad", pad=4, flip=False),
         optim=OptimConfig(name="sgd", lr=0.03, schedule="cosine", warmup_steps=20, clip_norm=1.0),
         steps=200,
         batch_size=64,
@@ -61,15 +84,7 @@ def finetune_small() -> FinetuneConfig:
     """Any small data set (`--dataset folder:PATH`): 500 steps of 64 images at 224 pixels."""
     return FinetuneConfig(
         model=ViTConfig(image_size=224),
-        data=DataConfig(
-            name="digits",
-            train_split="trainval",
-            eval_split="test",
-            crop="inception",
-            min_area=0.3,
-            eval_interpolation="bilinear",
-            workers=2,
-        ),
+        data=_data("digits", crop="inception", min_area=0.3, eval_interpolation="bilinear", workers=2),
         optim=OptimConfig(name="sgd", lr=0.01, schedule="cosine", warmup_steps=100, clip_norm=1.0),
         steps=500,
         batch_size=64,
@@ -78,17 +93,18 @@ def finetune_small() -> FinetuneConfig:
     )
 
 
+def _data(name: str, **settings: Any) -> DataConfig:
+    return DataConfig(name=name, train_split="trainval", eval_split="test", **settings)
+
+
 def _by_hybrid(model: str | None, data: DataConfig, epochs: float) -> TrainConfig:
-    """A short run at 56 pixels by a small hybrid: convolutions to 4 x 4 places, then one block.
+    """A short run at 56 pixels by a small hybrid: convolutions to a grid of 4 x 4, then one block.
 
     The rate, and the decay, ten times that of the digits, were the best of those tried on held-out images.
     """
-    own = ViTConfig(
-        image_size=56, patch_size=1, width=192, depth=1, heads=4, mlp_dim=384, num_classes=10, pool="gap",
-        gelu="erf", position_std=1.0, head_std=0.1, stem=ResNetBody((2, 2, 2), width=32, version="v2"),
-    )  # fmt: skip
+    hybrid = vit(56, 1, 192, 1, head_std=0.1, stem=ResNetBody((2, 2, 2), width=32, version="v2"))
     return TrainConfig(
-        model=_named(model, own),
+        model=_named(model, hybrid),
         data=data,
         optim=OptimConfig(lr=3e-3, weight_decay=0.5, schedule="cosine", warmup_steps=300, clip_norm=1.0),
         label_smoothing=0.1,
@@ -99,14 +115,22 @@ def _by_hybrid(model: str | None, data: DataConfig, epochs: float) -> TrainConfi
     )
 
 
-def _named(model: str | None, own: ViTConfig) -> ModelConfig:
-    """`own`, or a named model at the same resolution (if it cuts its patches from the image, into as many)."""
+def _masked(model: str | None, side: int) -> ViTConfig:
+    """A small ViT without a head, or a named one at this size."""
     if model is None:
-        return own
-    wanted: dict[str, Any] = {"image_size": own.image_size, "num_classes": own.num_classes}
-    named = MODELS.get(model)
-    if isinstance(named, ViTConfig):
-        wanted |= {"pool": own.pool, "gelu": own.gelu, "position_std": own.position_std, "head_std": own.head_std}
+        return vit(side, 4, 128, 4, num_classes=0)
+    named = headless(get_config(model))
+    return dataclasses.replace(named, image_size=side, patch_size=4, pool="gap", gelu="erf", position_std=1.0)
+
+
+def _named(model: str | None, default: ViTConfig) -> ModelConfig:
+    """`default`, or a named model at the same resolution (if it cuts its patches from the image, into as many)."""
+    if model is None:
+        return default
+    names = ["image_size", "num_classes"]
+    changes: dict[str, Any] = {}
+    if isinstance(named := MODELS.get(model), ViTConfig):
+        names += ["pool", "gelu", "position_std", "head_std"]
         if named.stem is None:
-            wanted["patch_size"] = own.image_hw[0] // own.grid[0]
-    return get_config(model, **wanted)
+            changes["patch_size"] = default.image_hw[0] // default.grid[0]
+    return get_config(model, **{name: getattr(default, name) for name in names}, **changes)

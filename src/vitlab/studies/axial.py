@@ -3,15 +3,9 @@
 Fig. 13 has two measures of cost: FLOPs, which are counted here, and speed, which is not measured.
 """
 
-from dataclasses import replace
-
-from vitlab.config import TrainConfig
-from vitlab.models.config import ModelConfig, ResNetConfig
-from vitlab.models.registry import get_config
-from vitlab.studies.point import Point, Scale
-from vitlab.studies.presets import FEWSHOT, comparison, jft, resnet, vit
-from vitlab.studies.spec import Chart, Claim, Study, share
-from vitlab.studies.statistics import Results
+from vitlab.models.config import ResNetConfig
+from vitlab.studies.presets import FEWSHOT, Models, changed, comparison, fewshot_and_accuracy, resnet, vit
+from vitlab.studies.spec import Claim, Point, Results, Scale, Study, parameters, percent
 
 FIG13 = {
     "ViT-coarse": "55.0-57.5",
@@ -26,38 +20,22 @@ patches), ResNet50 and their axial forms after 7 epochs of JFT-300M."""
 FORMS = {"ViT-coarse": "Axial-ViT-coarse", "ViT-fine": "Axial-ViT-fine", "ResNet": "AxialResNet"}
 """Model -> its axial form."""
 
+# tiny: 18 runs, 19 TFLOP, 9 minutes of one core at 36 GFLOP/s; gpu: 11 PFLOP, 2 minutes at 100 TFLOP/s
+MODELS: dict[str, Models] = {
+    "ViT-coarse": {"tiny": (vit(28, 7, 48, 3), 800), "gpu": (vit(32, 8, 192, 6, 6), 2500), "paper": "ViT-B/32"},
+    "ViT-fine": {"tiny": (vit(28, 4, 48, 3), 800), "gpu": (vit(32, 4, 192, 6, 6), 2500), "paper": "ViT-B/16"},
+    "ResNet": {"tiny": (resnet(28, (1, 1)), 800), "gpu": (resnet(32, (2, 2), 64), 2500), "paper": "R50x1"},
+}
+
 
 def variants(scale: Scale) -> list[Point]:
-    return [Point(name, config, {"model": name}) for name, config in _configs(scale).items()]
-
-
-def _configs(scale: Scale) -> dict[str, TrainConfig]:
-    if scale == "paper":  # Table 3's recipes of the models that these are the axial forms of
-        axial = get_config("AxialResNet50")
-        assert isinstance(axial, ResNetConfig)
-        forms = {"ViT": {}, "Axial-ViT": {"encoder": "axial"}}
-        sizes = {"coarse": "ViT-B/32", "fine": "ViT-B/16"}
-        vits = {f"{form}-{size}": jft(row, **model) for size, row in sizes.items() for form, model in forms.items()}
-        return vits | {"ResNet": jft("R50x1"), "AxialResNet": jft("R50x1", body=axial.body)}
-    # tiny: 18 runs, 19 TFLOP, 9 minutes of one core at 36 GFLOP/s; gpu: 11 PFLOP, 2 minutes at 100 TFLOP/s
-    steps = 800 if scale == "tiny" else 2500
-    return {name: comparison(scale, model, steps) for name, model in _models(scale).items()}
-
-
-def _models(scale: Scale) -> dict[str, ModelConfig]:
-    """The small models; the two of a pair differ only by the axial attention."""
-    if scale == "tiny":
-        coarse, fine, layers, side, width = vit(28, 7, 48, 3), vit(28, 4, 48, 3), (1, 1), 28, 32
-    else:
-        coarse, fine, layers, side, width = vit(32, 8, 192, 6, 6), vit(32, 4, 192, 6, 6), (2, 2), 32, 64
-    return {
-        "ViT-coarse": coarse,
-        "Axial-ViT-coarse": replace(coarse, encoder="axial"),
-        "ViT-fine": fine,
-        "Axial-ViT-fine": replace(fine, encoder="axial"),
-        "ResNet": resnet(side, layers, width),
-        "AxialResNet": resnet(side, layers, width, mixing="axial"),
-    }
+    """Pairs that differ only by the axial attention."""
+    points = []
+    for plain, axial in FORMS.items():
+        config = comparison(scale, MODELS[plain])
+        form = {"body": {"mixing": "axial"}} if isinstance(config.model, ResNetConfig) else {"encoder": "axial"}
+        points += [Point(plain, config, {"model": plain}), Point(axial, changed(config, model=form), {"model": axial})]
+    return points
 
 
 def _summary(results: Results) -> str:
@@ -74,8 +52,7 @@ def _summary(results: Results) -> str:
 
 def _title(group: Results) -> str:
     """Name of a group's model, with its patch size."""
-    name = str(group.labels["model"])
-    return f"{_family(group)}, {_patch(group)}" if _patch(group) else name
+    return ", ".join(filter(None, (_family(group), _patch(group))))
 
 
 def _family(group: Results) -> str:
@@ -114,24 +91,14 @@ AXIAL = Study(
     rows=("model",),
     columns={
         "model": _title,
-        "parameters": lambda row: f"{row.model.num_parameters:,}",
+        "parameters": parameters,
         "GFLOPs": lambda row: f"{_gflops(row):.3g}",
-        "5-shot, %": share(FEWSHOT),
+        "5-shot, %": percent(FEWSHOT),
         "paper: 5-shot on ImageNet, %": lambda row: FIG13[str(row.labels["model"])],
-        "accuracy, %": share("accuracy"),
+        "accuracy, %": percent("accuracy"),
     },
     claims=_claims,
-    charts=tuple(
-        Chart(
-            f"Axial attention: {title}",
-            title,
-            metric,
-            x=_gflops,
-            lines=_family,
-            note=_patch,
-            log_x=True,
-            x_label="GFLOPs of a forward pass",
-        )
-        for title, metric in (("5-shot accuracy", FEWSHOT), ("test accuracy", "accuracy"))
+    charts=fewshot_and_accuracy(
+        "Axial attention", x=_gflops, lines=_family, note=_patch, log_x=True, x_label="GFLOPs of a forward pass"
     ),
 )

@@ -6,10 +6,11 @@ from typing import Any
 
 from vitlab.config import DataConfig
 from vitlab.data.registry import DATASETS
+from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ViTConfig
-from vitlab.studies.point import Point, Scale, exaflops, updates
 from vitlab.studies.runner import Plan
+from vitlab.studies.spec import Point, Scale, exaflops, updates
 
 IMAGES = {"shards:jft300m": 303_000_000, "shards:imagenet21k": 14_197_122, "folder:imagenet": 1_281_167}
 """Training images of the paper's data sets that the user provides (Sec. 4.1)."""
@@ -80,23 +81,19 @@ def images(data: DataConfig) -> int:
     else:
         known = ", ".join([*IMAGES, *(name for name, info in DATASETS.items() if info.splits)])
         raise UserError(f"the number of images of {data.name} is not known before it is read; it is for {known}.")
-    share = len(data.classes) / (_classes(data.name) or len(data.classes)) if data.classes else 1.0
-    return max(1, round(whole * share * (data.part or 1.0)))
+    fraction = len(data.classes) / (_classes(data.name) or len(data.classes)) if data.classes else 1.0
+    return max(1, round(whole * fraction * (data.part or 1.0)))
 
 
-def rows(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The points for a table, to three digits."""
-    return [
+def as_text(report: Mapping[str, Any]) -> str:
+    """A table of the points, to three digits, and the sums as a sentence."""
+    rows = [
         {name: float(f"{value:.3g}") if isinstance(value, float) else value for name, value in row.items()}
         for row in report["points"]
     ]
-
-
-def summary(report: Mapping[str, Any]) -> str:
-    """The sums as a sentence."""
     total, unit = report["sum"], "core" if report["scale"] == "tiny" else "device"
     return (
-        f"{total['points']} points: {total['images']:,} images, {total['exaflops']:.3g} exaFLOPs of training, "
-        f"{total['hours']:.3g} hours of one {unit} at {report['tflops']:g} TFLOP/s ({total['open_hours']:.3g} of them "
-        "still to do)"
+        f"{format_table(rows)}\n{total['points']} points: {total['images']:,} images, {total['exaflops']:.3g} exaFLOPs "
+        f"of training, {total['hours']:.3g} hours of one {unit} at {report['tflops']:g} TFLOP/s "
+        f"({total['open_hours']:.3g} of them still to do)"
     )

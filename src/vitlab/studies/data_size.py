@@ -6,17 +6,41 @@ from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import finetune, pretrain
-from vitlab.studies.point import Point, Result, Scale
 from vitlab.studies.presets import changed, finetuning, jft, pretraining, resnet, vit
-from vitlab.studies.spec import Chart, Claim, Study, share
-from vitlab.studies.statistics import Results
+from vitlab.studies.spec import Chart, Claim, Point, Result, Results, Scale, Study, percent
 
 PARTS = (0.03, 0.1, 0.3, 1.0)
-"""Shares of the pre-training data, nested: of JFT's 303 million images the 9, 30, 90 and all of Fig. 4."""
+"""Fractions of the pre-training data, nested: of JFT's 303 million images the 9, 30, 90 and all of Fig. 4."""
 GPU_PARTS = (0.01, *PARTS)
 PRETRAINING, FINETUNING = "pre-training", "fine-tuning"
-Candidates = dict[str, tuple[str, str, TrainConfig]]
-"""Name -> family; size (`small` is compared with `small`); pre-training, without part and seed."""
+
+# 2 to 8 million multiply-accumulates an image at `tiny`, 24 to 185 million at `gpu`.
+MODELS: dict[Scale, dict[str, tuple[str, str, ModelConfig]]] = {
+    "tiny": {
+        "ViT-64/7": ("ViT", "small", vit(28, 7, 64, 4)),
+        "ViT-96/7": ("ViT", "large", vit(28, 7, 96, 6)),
+        "R8x0.5": ("ResNet", "small", resnet(28, (1, 1))),
+        "R14x0.5": ("ResNet", "large", resnet(28, (2, 2))),
+        "R8x0.5+ViT-64": ("hybrid", "small", vit(28, 1, 64, 2, stem=ResNetBody((1, 1), width=32))),
+    },
+    "gpu": {
+        "ViT-128/4": ("ViT", "small", vit(32, 4, 128, 6)),
+        "ViT-192/4": ("ViT", "large", vit(32, 4, 192, 9)),
+        "R14x1": ("ResNet", "small", resnet(32, (2, 2), width=64)),
+        "R26x1.5": ("ResNet", "large", resnet(32, (2, 2, 2, 2), width=96)),
+        "R14x1+ViT-192": ("hybrid", "small", vit(32, 1, 192, 6, stem=ResNetBody((2, 2), width=64))),
+    },
+}
+"""Name -> family, size (`small` is compared with `small`), model."""
+PAPER = {
+    "ViT-b/32": ("ViT", "half", "ViT-B/32", {"width": 384, "heads": 6, "mlp_dim": 1536}),
+    "ViT-B/32": ("ViT", "small", "ViT-B/32", {}),
+    "ViT-L/32": ("ViT", "medium", "ViT-L/32", {}),
+    "ViT-L/16": ("ViT", "large", "ViT-L/16", {}),
+    "R50x1": ("ResNet", "small", "R50x1", {}),
+    "R152x2": ("ResNet", "large", "R152x2", {}),
+}
+"""Fig. 4's models: name -> family, size, row of Table 3, changes to its model."""
 
 
 def early_stopped(result: Result) -> float:
@@ -43,7 +67,9 @@ def variants(scale: Scale) -> list[Point]:
 
     At `tiny` only the models of the least and the most data are fine-tuned.
     """
-    candidates, parts, after = _settings(scale)
+    candidates = _paper() if scale == "paper" else _small(scale)
+    parts = GPU_PARTS if scale == "gpu" else PARTS
+    after = _finetuning(scale)
     before, tuned = [], []
     for name, (family, size, config) in candidates.items():
         for part in parts:
@@ -55,64 +81,34 @@ def variants(scale: Scale) -> list[Point]:
     return before + tuned
 
 
-def _settings(scale: Scale) -> tuple[Candidates, tuple[float, ...], FinetuneConfig]:
-    match scale:
-        case "tiny":  # 2 to 8 million multiply-accumulates an image
-            return _tiny(), PARTS, finetuning(scale, part=0.01, steps=100, batch_size=32)
-        case "gpu":  # 24 to 185 million
-            return _gpu(), GPU_PARTS, finetuning(scale, part=0.1, steps=300, batch_size=128)
-        case "paper":
-            return _paper(), PARTS, changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
-
-
-def _tiny() -> Candidates:
-    hybrid = vit(28, 1, 64, 2, stem=ResNetBody((1, 1), width=32))
-    return {
-        "ViT-64/7": ("ViT", "small", _small("tiny", vit(28, 7, 64, 4))),
-        "ViT-96/7": ("ViT", "large", _small("tiny", vit(28, 7, 96, 6))),
-        "R8x0.5": ("ResNet", "small", _small("tiny", resnet(28, (1, 1)))),
-        "R14x0.5": ("ResNet", "large", _small("tiny", resnet(28, (2, 2)))),
-        "R8x0.5+ViT-64": ("hybrid", "small", _small("tiny", hybrid)),
-    }
-
-
-def _gpu() -> Candidates:
-    hybrid = vit(32, 1, 192, 6, stem=ResNetBody((2, 2), width=64))
-    return {
-        "ViT-128/4": ("ViT", "small", _small("gpu", vit(32, 4, 128, 6))),
-        "ViT-192/4": ("ViT", "large", _small("gpu", vit(32, 4, 192, 9))),
-        "R14x1": ("ResNet", "small", _small("gpu", resnet(32, (2, 2), width=64))),
-        "R26x1.5": ("ResNet", "large", _small("gpu", resnet(32, (2, 2, 2, 2), width=96))),
-        "R14x1+ViT-192": ("hybrid", "small", _small("gpu", hybrid)),
-    }
-
-
-def _small(scale: Scale, model: ModelConfig) -> TrainConfig:
+def _small(scale: Scale) -> dict[str, tuple[str, str, TrainConfig]]:
     """The held-out images choose the evaluation that counts."""
     steps = 600 if scale == "tiny" else 2500
-    images = {"train_split": "train", "eval_split": "val", "pad": 3}
-    return pretraining(scale, model, steps, data=images, fewshot={"test_images": 1000}, eval_every=steps // 5)
+    more: dict[str, Any] = {"eval_every": steps // 5, "fewshot": {"test_images": 1000}}
+    more["data"] = {"train_split": "train", "eval_split": "val", "pad": 3}
+    models = MODELS[scale].items()
+    return {name: (*kind, pretraining(scale, model, steps, **more)) for name, (*kind, model) in models}
 
 
-def _paper() -> Candidates:
+def _paper() -> dict[str, tuple[str, str, TrainConfig]]:
     """Fig. 4's models as Table 3 trains them; every part gets the steps of 7 epochs of the whole.
 
     Deviation: the paper fine-tunes (Fig. 3) models of ImageNet, ImageNet-21k and JFT, not of parts of JFT; those runs
     are the three functions of `recipes.pretrain`.
     """
     steps = round(7 * 303e6 / pretrain.BATCH_SIZE)
-
-    def row(name: str, **model: Any) -> TrainConfig:
-        return changed(jft(name, **model), epochs=None, steps=steps, eval_every=steps // 20)
-
     return {
-        "ViT-b/32": ("ViT", "half", row("ViT-B/32", width=384, heads=6, mlp_dim=1536)),
-        "ViT-B/32": ("ViT", "small", row("ViT-B/32")),
-        "ViT-L/32": ("ViT", "medium", row("ViT-L/32")),
-        "ViT-L/16": ("ViT", "large", row("ViT-L/16")),
-        "R50x1": ("ResNet", "small", row("R50x1")),
-        "R152x2": ("ResNet", "large", row("R152x2")),
+        name: (family, size, changed(jft(row, **model), epochs=None, steps=steps, eval_every=steps // 20))
+        for name, (family, size, row, model) in PAPER.items()
     }
+
+
+def _finetuning(scale: Scale) -> FinetuneConfig:
+    if scale == "paper":
+        return changed(finetune.imagenet(), model=ViTConfig(image_size=384), average_decay=None)
+    if scale == "tiny":
+        return finetuning(scale, part=0.01, steps=100, batch_size=32)
+    return finetuning(scale, part=0.1, steps=300, batch_size=128)
 
 
 def _images(results: Results) -> dict[float, int]:
@@ -125,7 +121,7 @@ def _columns(results: Results) -> dict[str, Any]:
     metrics = {run: (metric, title) for run, metric, title in MEASURES}
     columns: dict[str, Any] = {"model": "model", "measured, %": lambda row: metrics[row.labels["run"]][1]}
     for part, count in _images(results).items():
-        columns[f"{count:,} images"] = lambda row, part=part: share(metrics[row.labels["run"]][0], part=part)(row)
+        columns[f"{count:,} images"] = lambda row, part=part: percent(metrics[row.labels["run"]][0], part=part)(row)
     return columns
 
 
@@ -134,29 +130,15 @@ def _claims(results: Results) -> list[Claim]:
     claims = []
     for size, names in (("small", "ViT-B/32 and R50x1"), ("large", "ViT-L/16 and R152x2")):
         vits, resnets = ({"run": PRETRAINING, "family": family, "size": size} for family in ("ViT", "ResNet"))
-        models, paper = f"of the {size} models", f"of {names}, on 9 and 300 million images (Fig. 4, no numbers)"
+        paper = f"of {names}, on 9 and 300 million images (Fig. 4, no numbers)"
+        gain, loss = (vits | most, resnets | least), (vits | least, resnets | most)
         claims += [
-            Claim(
-                f"With the least data the ResNet is ahead, {models}.",
-                f"the ResNet, {paper}",
-                early_stopped,
-                resnets | least,
-                vits | least,
-            ),
-            Claim(
-                f"More data brings the ViT more than the ResNet, {models}.",
-                f"the ViT, {paper}",
-                early_stopped,
-                (vits | most, resnets | least),
-                (vits | least, resnets | most),
-            ),
-            Claim(
-                f"With all data the ViT is ahead, {models}.",
-                f"the ViT, {paper}",
-                early_stopped,
-                vits | most,
-                resnets | most,
-            ),
+            Claim(f"{text}, of the {size} models.", f"the {ahead}, {paper}", early_stopped, more, less)
+            for text, ahead, more, less in (
+                ("With the least data the ResNet is ahead", "ResNet", resnets | least, vits | least),
+                ("More data brings the ViT more than the ResNet", "ViT", gain, loss),
+                ("With all data the ViT is ahead", "ViT", vits | most, resnets | most),
+            )
         ]
     for run, metric, title in MEASURES:
         large, small = ({"run": run, "family": "ViT", "size": size} for size in ("large", "small"))

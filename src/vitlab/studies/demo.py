@@ -1,15 +1,12 @@
 """The paper in small: pre-train, fine-tune on other classes at a higher resolution, test, inspect."""
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
-from vitlab.config import TrainConfig
 from vitlab.data.transforms import to_range
 from vitlab.inspect.capture import capture
 from vitlab.inspect.figures import distances
@@ -24,7 +21,6 @@ from vitlab.studies.presets import changed
 from vitlab.train.workdir import write_json
 from vitlab.weights import load_model
 
-Config = TypeVar("Config", bound=TrainConfig)
 LEAD = (
     "A Vision Transformer is pre-trained on one task, fine-tuned on another at a higher resolution, tested, and "
     "inspected: the main experiment of 'An Image is Worth 16x16 Words' (ICLR 2021), on scikit-learn's scanned digits."
@@ -41,28 +37,20 @@ FINETUNING = (
 )
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch computes with one thread: steps this small gain nothing from a second one on shared cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-@one_thread()
 def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     """Pre-trains on the digits 0-4 at 16 pixels, fine-tunes on 5-9 at 32, and writes `out`/index.html.
 
     Returns both test accuracies and the page's path (also in `out`/result.json). The same call continues an interrupted
-    one. `shrink` divides the length of both runs.
+    one. `shrink` divides the length of both runs. Torch computes with one thread from here on: steps this small gain
+    nothing from a second one on shared cores.
     """
+    torch.set_num_threads(1)
     out = Path(out)
-    first = _shorten(_settings(tiny.digits(), (0, 1, 2, 3, 4), seed), 3 * shrink)  # enough for five easy classes
+    first = changed(tiny.digits(), data={"classes": (0, 1, 2, 3, 4)}, model={"num_classes": 5}, seed=seed)
+    first = replace(first, epochs=200 / (3 * shrink))  # enough for five easy classes
+    second = changed(tiny.finetune_digits(), data={"classes": (5, 6, 7, 8, 9)}, model={"num_classes": 5}, seed=seed)
+    second = replace(second, steps=200 // shrink)
     before = pretrain(first, out / "pretrain")
-    second = _shorten(_settings(tiny.finetune_digits(), (5, 6, 7, 8, 9), seed), shrink)
     after = sweep_and_finetune(out / "pretrain", second, out / "finetune")
     phases = [_phase(*PRETRAINING, out / "pretrain"), _phase(*FINETUNING, out / "finetune")]
     page = out / "index.html"
@@ -85,7 +73,7 @@ def _phase(name: str, explanation: str, workdir: Path) -> Phase:
     pixels = np.stack(list(shown.values()))
     images = to_range(torch.from_numpy(pixels).permute(0, 3, 1, 2).float())
     captured = capture(model, [images], keep=len(images))
-    captions = [f"{test.classes[test.labels[row]]}, called {test.classes[test.predictions[row]]}" for row in shown]
+    captions = [f"{test.classes[test.labels[row]]}, predicted {test.classes[test.predictions[row]]}" for row in shown]
     phase = run.phase(name, explanation)
     return replace(
         phase,
@@ -93,14 +81,3 @@ def _phase(name: str, explanation: str, workdir: Path) -> Phase:
         learned=[*embedding_drawings(model), distances(captured.distances)],
         rollout=Rollout(pixels, captions, captured.rollout),
     )
-
-
-def _settings(config: Config, classes: tuple[int, ...], seed: int) -> Config:
-    return changed(config, data={"classes": classes}, model={"num_classes": len(classes)}, seed=seed)
-
-
-def _shorten(config: Config, factor: int) -> Config:
-    if config.steps is not None:
-        return replace(config, steps=max(1, config.steps // factor))
-    assert config.epochs is not None
-    return replace(config, epochs=config.epochs / factor)

@@ -4,11 +4,9 @@ import numpy as np
 
 from vitlab.config import OptimConfig
 from vitlab.recipes import pretrain
-from vitlab.studies.point import Point, Scale, held_out
 from vitlab.studies.presets import FEWSHOT, changed, jft, resnet
 from vitlab.studies.scaling import transfer_pretraining
-from vitlab.studies.spec import Chart, Claim, Study, share
-from vitlab.studies.statistics import Results
+from vitlab.studies.spec import Chart, Claim, Point, Results, Scale, Study, held_out, percent
 
 TABLE7 = {
     ("R50x1", "adam"): (77.54, 97.67, 86.07, 91.11, 94.26),
@@ -85,24 +83,22 @@ def _is_best(group: Results) -> bool:
     return labels["rate"] == best_rate(group, labels["model"], labels["optimizer"])
 
 
-def _printed(model: str | float, optimizer: str | float) -> float:
+def _printed(model: str | float, optimizer: str | float) -> str:
     """Mean of the row of Table 7 that a model stands for."""
-    return float(np.mean(TABLE7[STANDS_FOR.get(str(model), str(model)), str(optimizer)]))
+    return f"{np.mean(TABLE7[STANDS_FOR.get(str(model), str(model)), str(optimizer)]):.2f}"
 
 
 def _claims(results: Results) -> list[Claim]:
-    claims = []
-    for model in results.values("model"):
-        adam, sgd = (
-            {"model": model, "optimizer": name, "rate": best_rate(results, model, name)} for name in ("adam", "sgd")
+    return [
+        Claim(
+            f"What the {model} ResNet has learned with Adam transfers better than what it has learned with SGD.",
+            f"{_printed(model, 'adam')} against {_printed(model, 'sgd')}, the average of five data sets with "
+            f"{STANDS_FOR.get(str(model), model)} (Table 7)",
+            FEWSHOT,
+            *({"model": model, "optimizer": name, "rate": best_rate(results, model, name)} for name in ("adam", "sgd")),
         )
-        text = f"What the {model} ResNet has learned with Adam transfers better than what it has learned with SGD."
-        paper = (
-            f"{_printed(model, 'adam'):.2f} against {_printed(model, 'sgd'):.2f}, the average of five data sets with "
-            f"{STANDS_FOR.get(str(model), model)} (Table 7)"
-        )
-        claims.append(Claim(text, paper, FEWSHOT, adam, sgd))
-    return claims
+        for model in results.values("model")
+    ]
 
 
 OPTIMIZER = Study(
@@ -118,26 +114,16 @@ OPTIMIZER = Study(
         "model": "model",
         "optimizer": "optimizer",
         "rate": "rate",
-        "held out": share(held_out),
-        "accuracy": share("accuracy"),
-        "5-shot": share(FEWSHOT),
-        "10-shot": share("fewshot_10shot"),
+        "held out": percent(held_out),
+        "accuracy": percent("accuracy"),
+        "5-shot": percent(FEWSHOT),
+        "10-shot": percent("fewshot_10shot"),
         "": lambda row: "chosen" if _is_best(row) else "",
-        "Table 7, average": lambda row: (
-            f"{_printed(row.labels['model'], row.labels['optimizer']):.2f}" if _is_best(row) else ""
-        ),
+        "Table 7, average": lambda row: _printed(row.labels["model"], row.labels["optimizer"]) if _is_best(row) else "",
     },
     claims=_claims,
     charts=(
-        Chart(
-            "Transfer",
-            "5-shot accuracy on new classes, %",
-            FEWSHOT,
-            x="model",
-            lines="optimizer",
-            categories=True,
-            where=_is_best,
-        ),
+        Chart("Transfer", "5-shot accuracy on new classes, %", FEWSHOT, x="model", lines="optimizer", where=_is_best),
         Chart(
             "The search",
             "held-out accuracy, %",

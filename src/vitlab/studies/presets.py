@@ -4,14 +4,15 @@
 and measure transfer on the other half.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
-from vitlab.recipes import pretrain
-from vitlab.studies.point import Scale
+from vitlab.recipes import pretrain, tiny
+from vitlab.studies.spec import Chart, Scale
 
 LEARNED, TRANSFER = (0, 2, 4, 7, 9), (1, 3, 5, 6, 8)
 """Classes of pre-training and of transfer. Fashion-MNIST: T-shirt, pullover, coat, sneaker, boot; then trouser, dress,
@@ -27,6 +28,8 @@ Deviation: Google's is 2^10. Features of 48 numbers, not 768, have a norm of abo
 little more than the class means of least squares.
 """
 Config = TypeVar("Config")
+Models = Mapping[Scale, tuple[ModelConfig, int] | str]
+"""Scale -> a small model and its steps; at the paper's scale the name of Table 3's row."""
 
 
 def changed(config: Config, **changes: Any) -> Config:
@@ -36,36 +39,22 @@ def changed(config: Config, **changes: Any) -> Config:
 
 
 def vit(
-    side: int, patch_size: int, width: int, depth: int, heads: int = 4, mlp_ratio: int = 2, **changes: Any
+    side: int, patch_size: int, width: int, depth: int, heads: int = 4, mlp_ratio: int = 2, **more: Any
 ) -> ViTConfig:
-    """A small ViT that starts as those of `recipes/tiny.py`, for the same reasons."""
-    model = ViTConfig(
-        image_size=side,
-        patch_size=patch_size,
-        width=width,
-        depth=depth,
-        heads=heads,
-        mlp_dim=mlp_ratio * width,
-        num_classes=len(LEARNED),
-        pool="gap",
-        gelu="erf",
-        position_std=1.0,
-        head_std=0.1,
-    )
-    return replace(model, **changes)
+    """A small ViT like those of `recipes/tiny.py`, for as many classes as are learned."""
+    more = {"head_std": 0.1, "num_classes": len(LEARNED)} | more
+    return tiny.vit(side, patch_size, width, depth, heads=heads, mlp_dim=mlp_ratio * width, **more)
 
 
-def resnet(side: int, layers: tuple[int, ...], width: int = 32, **body: Any) -> ResNetConfig:
-    """A small ResNet with so many units in each stage; `width` is that of the root."""
-    return ResNetConfig(
-        image_size=side, num_classes=len(LEARNED), body=ResNetBody(layers, width=width, version="v2", **body)
-    )
+def resnet(side: int, layers: tuple[int, ...], width: int = 32) -> ResNetConfig:
+    """A small ResNet with this many units in each stage; `width` is that of the root."""
+    return ResNetConfig(image_size=side, num_classes=len(LEARNED), body=ResNetBody(layers, width=width, version="v2"))
 
 
-def data(scale: Scale, classes: tuple[int, ...] | None = LEARNED, **changes: Any) -> DataConfig:
-    """The scale's data set; trained on trainval and evaluated on test unless the changes say otherwise."""
+def data(scale: Scale, classes: tuple[int, ...]) -> DataConfig:
+    """These classes of the scale's data set, trained on trainval and evaluated on test."""
     name = "fashion_mnist" if scale == "tiny" else "cifar10"
-    return replace(DataConfig(name=name, train_split="trainval", eval_split="test", classes=classes), **changes)
+    return DataConfig(name=name, train_split="trainval", eval_split="test", classes=classes, crop="pad")
 
 
 def pretraining(scale: Scale, model: ModelConfig, steps: int, **changes: Any) -> TrainConfig:
@@ -75,7 +64,7 @@ def pretraining(scale: Scale, model: ModelConfig, steps: int, **changes: Any) ->
     """
     config = TrainConfig(
         model=model,
-        data=data(scale, crop="pad", pad=2 if scale == "tiny" else 4),
+        data=replace(data(scale, LEARNED), pad=2 if scale == "tiny" else 4),
         optim=OptimConfig(lr=1e-3, weight_decay=0.05, warmup_steps=steps // 10, clip_norm=1.0),
         fewshot=FewShotConfig(classes=TRANSFER, shots=(5,), l2=L2, seeds=10, test_split="test"),
         steps=steps,
@@ -85,17 +74,21 @@ def pretraining(scale: Scale, model: ModelConfig, steps: int, **changes: Any) ->
     return changed(config, **changes)
 
 
-def comparison(scale: Scale, model: ModelConfig, steps: int, **changes: Any) -> TrainConfig:
-    """The pre-training of the studies of App. D."""
-    config = pretraining(scale, model, steps, checkpoint_every=500, fewshot={"test_images": 2000})
-    return changed(changed(config, optim={"lr": 2e-3 if scale == "tiny" else 1e-3}), **changes)
+def comparison(scale: Scale, models: Models, **model: Any) -> TrainConfig:
+    """The pre-training of the studies of App. D with these changes to its model."""
+    base = models[scale]
+    if isinstance(base, str):
+        return jft(base, **model)
+    optim = {"lr": 2e-3 if scale == "tiny" else 1e-3}
+    config = pretraining(scale, *base, optim=optim, checkpoint_every=500, fewshot={"test_images": 2000})
+    return changed(config, model=model)
 
 
 def finetuning(scale: Scale, part: float, steps: int, batch_size: int, **changes: Any) -> FinetuneConfig:
     """A short fine-tuning on a part of the other classes."""
     config = FinetuneConfig(
         model=ViTConfig(image_size=28 if scale == "tiny" else 32, patch_size=4),
-        data=data(scale, TRANSFER, crop="pad", pad=3, part=part),
+        data=replace(data(scale, TRANSFER), pad=3, part=part),
         optim=OptimConfig(name="sgd", lr=0.03, warmup_steps=steps // 10, clip_norm=1.0),
         steps=steps,
         batch_size=batch_size,
@@ -106,8 +99,14 @@ def finetuning(scale: Scale, part: float, steps: int, batch_size: int, **changes
 def jft(row: str = "ViT-B/16", shots: tuple[int, ...] = (5,), **model: Any) -> TrainConfig:
     """Table 3's row on JFT-300M with changes to its model, and few-shot accuracy on ImageNet."""
     config = pretrain.jft(row)
-    changed_model = replace(config.model, **model)
-    if isinstance(changed_model, ViTConfig):
-        changed_model = replace(changed_model, representation_size=changed_model.width)
-    fewshot = FewShotConfig(dataset="imagenet", shots=shots, test_split="test")
-    return replace(config, model=changed_model, fewshot=fewshot)
+    if "width" in model:
+        model["representation_size"] = model["width"]
+    return changed(config, model=model, fewshot=FewShotConfig(dataset="imagenet", shots=shots, test_split="test"))
+
+
+def fewshot_and_accuracy(prefix: str, **settings: Any) -> tuple[Chart, Chart]:
+    """Charts of 5-shot accuracy, and of accuracy on the pre-training task."""
+    return (
+        Chart(f"{prefix}: 5-shot accuracy", "5-shot accuracy", FEWSHOT, **settings),
+        Chart(f"{prefix}: test accuracy", "test accuracy", "accuracy", **settings),
+    )

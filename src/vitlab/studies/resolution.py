@@ -3,9 +3,8 @@
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import finetune, pretrain
-from vitlab.studies.point import Point, Scale
 from vitlab.studies.presets import changed, finetuning, pretraining, vit
-from vitlab.studies.spec import Chart, Claim, Study, share
+from vitlab.studies.spec import Chart, Claim, Point, Scale, Study, percent
 
 FACTORS = (1.0, 1.5, 2.0)
 """Sides of the images in fine-tuning, relative to pre-training."""
@@ -34,16 +33,14 @@ def variants(scale: Scale) -> list[Point]:
 
 def _configs(scale: Scale) -> tuple[TrainConfig, FinetuneConfig]:
     """The pre-training and the fine-tuning; few images and steps, so that a poor start is not made good."""
-    match scale:
-        case "tiny":
-            before = pretraining(scale, vit(16, 4, 64, 4), 1000, data=CROP, fewshot=None)
-            return before, finetuning(scale, part=0.02, steps=150, batch_size=64, data=CROP)
-        case "gpu":  # 100 epochs of half of CIFAR-10: 0.7 PFLOP
-            before = pretraining(scale, vit(16, 4, 192, 9, heads=6), 5000, data=CROP, fewshot=None)
-            before = changed(before, steps=None, epochs=100.0, log_every=50)
-            return before, finetuning(scale, part=0.1, steps=300, batch_size=128, data=CROP)
-        case "paper":
-            return pretrain.jft(), changed(finetune.imagenet(), average_decay=None)
+    if scale == "paper":
+        return pretrain.jft(), changed(finetune.imagenet(), average_decay=None)
+    if scale == "tiny":
+        before = pretraining(scale, vit(16, 4, 64, 4), 1000, data=CROP, fewshot=None)
+        return before, finetuning(scale, part=0.02, steps=150, batch_size=64, data=CROP)
+    before = pretraining(scale, vit(16, 4, 192, 9, heads=6), 5000, data=CROP, fewshot=None)
+    before = changed(before, steps=None, epochs=100.0, log_every=50)  # of half of CIFAR-10: 0.7 PFLOP
+    return before, finetuning(scale, part=0.1, steps=300, batch_size=128, data=CROP)
 
 
 def _claim(text: str, paper: str, more: tuple[str, float], less: tuple[str, float]) -> Claim:
@@ -53,6 +50,7 @@ def _claim(text: str, paper: str, more: tuple[str, float], less: tuple[str, floa
 
 HELPS = "it is often beneficial"
 LOST = "they may no longer be meaningful, so they are interpolated"
+BEATS = "interpolated position embeddings beat new ones."
 RESOLUTION = Study(
     name="resolution",
     source="Sec. 3.2",
@@ -65,17 +63,13 @@ RESOLUTION = Study(
         "resolution": lambda row: f"{row.labels['factor']:g} x",
         "pixels": lambda row: str(row.model.image_hw[0]),
         "patches": lambda row: " x ".join(map(str, row.model.grid)),
-        **{f"{kind} positions, %": share("accuracy", positions=kind) for kind in KINDS},
+        **{f"{kind} positions, %": percent("accuracy", positions=kind) for kind in KINDS},
     },
     claims=(
         _claim("Fine-tuning at 1.5 times the resolution helps.", HELPS, ("interpolated", 1.5), ("interpolated", 1.0)),
         _claim("Fine-tuning at twice the resolution helps.", HELPS, ("interpolated", 2.0), ("interpolated", 1.0)),
-        _claim(
-            "At 1.5 times, interpolated position embeddings beat new ones.", LOST, ("interpolated", 1.5), ("fresh", 1.5)
-        ),
-        _claim(
-            "At twice, interpolated position embeddings beat new ones.", LOST, ("interpolated", 2.0), ("fresh", 2.0)
-        ),
+        _claim(f"At 1.5 times, {BEATS}", LOST, ("interpolated", 1.5), ("fresh", 1.5)),
+        _claim(f"At twice, {BEATS}", LOST, ("interpolated", 2.0), ("fresh", 2.0)),
     ),
     charts=(
         Chart(

@@ -4,24 +4,20 @@ A point's folder is `OUT/points/NAME-DIGEST`, where the digest covers everything
 recipe gives new folders to the points that it affects, and the others are not run again.
 """
 
-import contextlib
 import json
 import multiprocessing
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from vitlab.config import FinetuneConfig
+from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.evaluate.load import choose_device
@@ -30,25 +26,22 @@ from vitlab.models.config import ModelConfig
 from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.settings import from_dict
-from vitlab.studies.point import Point, Result, Scale, digest
 from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
-from vitlab.studies.spec import Study
-from vitlab.studies.statistics import Results
+from vitlab.studies.spec import Point, Result, Results, Scale, Study, digest
 from vitlab.train.loop import NonFiniteError
 from vitlab.train.signals import StoppedError, stop_signals
 from vitlab.train.workdir import write_json
 
-USER_ERROR = 2
-"""Exit code of a worker that met invalid settings or data; the last line of its log says which."""
 POLL = 0.5
 """Seconds between two looks at the other processes."""
 FAILED = "failed.json"
+LOG = "workers.log"
 SPAWN = multiprocessing.get_context("spawn")
 
 
 class StudyError(RuntimeError):
-    """Some points of a study could not be finished; the others are kept."""
+    """Some points of a study could not be finished; the others are complete."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +94,7 @@ class Plan:
 
 
 def plan(study: Study, scale: Scale, out: Path, *, dataset: str | None = None, root: str | None = None) -> Plan:
-    """The study's points at this scale; `dataset` and `root` replace the points' own."""
+    """The study's points at this scale; `dataset` and `root` replace the points' data set and its folder."""
     points = study.points(scale)
     names = {point.config.data.name for point in points}
     if dataset is not None and len(names) > 1:
@@ -109,22 +102,21 @@ def plan(study: Study, scale: Scale, out: Path, *, dataset: str | None = None, r
             f"--dataset {dataset}: the study {study.name} has several data sets at this scale "
             f"({', '.join(sorted(names))}); leave --dataset out."
         )
-    points = tuple(_on_data(point, dataset, root and str(Path(root).expanduser())) for point in points)
+    root = root and str(Path(root).expanduser())
+    points = tuple(replace(point, config=_with_data(point.config, dataset, root)) for point in points)
     by_name = {point.name: point for point in points}
     folders = {name: out / "points" / f"{name}-{digest(point, by_name)}" for name, point in by_name.items()}
     return Plan(study.name, scale, points, out, folders)
 
 
-def _on_data(point: Point, dataset: str | None, root: str | None) -> Point:
-    """The point on this data set, with this folder for all data that it needs."""
-    config, fewshot = point.config, point.config.fewshot
-    given = {name: value for name, value in (("name", dataset), ("root", root)) if value is not None}
-    if root is not None and fewshot is not None and fewshot.dataset is not None:
-        config = changed(config, fewshot={"root": root})
-    return replace(point, config=changed(config, data=given))
-
-
-# In one process
+def _with_data(config: TrainConfig, dataset: str | None, root: str | None) -> TrainConfig:
+    if dataset is not None:
+        config = changed(config, data={"name": dataset})
+    if root is not None:
+        config = changed(config, data={"root": root})
+        if config.fewshot is not None and config.fewshot.dataset is not None:
+            config = changed(config, fewshot={"root": root})
+    return config
 
 
 def work(plan: Plan, device: str = "auto") -> None:
@@ -165,9 +157,6 @@ def _run(plan: Plan, point: Point, device: str) -> None:
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-# In several processes
-
-
 def run_study(study: Study, plan: Plan, *, processes: int | None = None, device: str = "auto") -> dict[str, Any]:
     """Runs the open points of a study, writes its report to `plan.out` and returns what study.json holds.
 
@@ -184,34 +173,48 @@ def run_study(study: Study, plan: Plan, *, processes: int | None = None, device:
     if plan.open_points:
         plan.out.mkdir(parents=True, exist_ok=True)
         threads = 1 if plan.scale == "tiny" else max(1, cores // count)
-        with _workers(plan, min(count, len(plan.open_points)), device, threads) as workers:
-            _watch(plan, workers)
+        _run_workers(plan, min(count, len(plan.open_points)), threads, device)
     if failures := {point.name: why for point in plan.points if (why := plan.failure(point.name))}:
         lines = "\n".join(f"  {name}: {why}" for name, why in failures.items())
         raise StudyError(
-            f"{len(failures)} of {len(plan.points)} points failed:\n{lines}\nThe others are kept. Remove a point's "
+            f"{len(failures)} of {len(plan.points)} points failed:\n{lines}\nThe others are complete. Remove a point's "
             f"folder in {plan.out / 'points'} to run it again."
         )
     return write_report(study, plan.scale, plan.results, plan.out)
 
 
-@contextlib.contextmanager
-def _workers(plan: Plan, count: int, device: str, threads: int) -> Iterator[list[BaseProcess]]:
-    """Processes that work on the plan; all have ended on exit."""
-    logs = [plan.out / f"worker-{number}.log" for number in range(count)]
-    workers: list[BaseProcess] = [SPAWN.Process(target=_worker, args=(plan, device, threads, log)) for log in logs]
-    try:
-        for worker in workers:
-            worker.start()
-        yield workers
-    finally:
-        while alive := [worker for worker in workers if worker.is_alive()]:
-            for worker in alive:  # it saves and ends; repeated, for a signal between two runs may be lost
-                worker.terminate()
-            alive[0].join(POLL)
+def _run_workers(plan: Plan, count: int, threads: int, device: str) -> None:
+    """Runs `work` in processes and shows which points are finished; all processes have ended on return."""
+    errors, log = SPAWN.SimpleQueue(), plan.out / LOG
+    workers = [SPAWN.Process(target=_worker, args=(plan, device, threads, errors, log)) for _ in range(count)]
+    total, finished = len(plan.points), {point.name for point in plan.points if plan.finished(point.name)}
+    with stop_signals() as stop, ProgressDisplay(plan.study, total, "points") as display:
+        try:
+            for worker in workers:
+                worker.start()
+            running = True
+            while running:
+                if stop.wait(POLL):
+                    raise StoppedError(
+                        f"stopped and saved with {len(finished)} of {total} points done; the same command continues."
+                    )
+                running = any(worker.is_alive() for worker in workers)  # before looking for finished points
+                for point in plan.points:
+                    if point.name not in finished and plan.finished(point.name):
+                        finished.add(point.name)
+                        display.say(f"{len(finished)}/{total} {point.name}")
+                display.update(len(finished))
+                if any(worker.exitcode for worker in workers) and not stop.is_set():
+                    killed = StudyError(f"a process of the study was killed (log: {log}). The same command continues.")
+                    raise killed if errors.empty() else errors.get()
+        finally:
+            while alive := [worker for worker in workers if worker.is_alive()]:
+                for worker in alive:  # it saves and ends; repeated, for a signal between two runs may be lost
+                    worker.terminate()
+                alive[0].join(POLL)
 
 
-def _worker(plan: Plan, device: str, threads: int, log: Path) -> None:
+def _worker(plan: Plan, device: str, threads: int, errors: Any, log: Path) -> None:
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -219,11 +222,9 @@ def _worker(plan: Plan, device: str, threads: int, log: Path) -> None:
     torch.set_num_threads(threads)
     try:
         work(plan, device)
-    except StoppedError as error:
-        raise SystemExit(143) from error
-    except (ValueError, OSError) as error:
-        sys.stderr.write(f"vitlab: {error}\n")
-        raise SystemExit(USER_ERROR) from error
+    except (StoppedError, ValueError, OSError) as error:
+        errors.put(error)
+        raise SystemExit(1) from error
 
 
 def _end_with_parent() -> None:
@@ -234,39 +235,3 @@ def _end_with_parent() -> None:
     while True:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(POLL)
-
-
-def _watch(plan: Plan, workers: list[BaseProcess]) -> None:
-    """Shows which points are finished until all workers have ended."""
-    total, finished = len(plan.points), {point.name for point in plan.points if plan.finished(point.name)}
-    with stop_signals() as stop, ProgressDisplay(plan.study, total, "points") as display:
-        running = True
-        while running:
-            if stop.wait(POLL):
-                raise StoppedError(
-                    f"stopped and saved with {len(finished)} of {total} points done; the same command continues."
-                )
-            running = any(worker.is_alive() for worker in workers)  # before looking for finished points
-            for point in plan.points:
-                if point.name not in finished and plan.finished(point.name):
-                    finished.add(point.name)
-                    display.say(f"{len(finished)}/{total} {point.name}: {_headline(plan.result(point))}")
-            display.update(len(finished))
-            for number, worker in enumerate(workers):
-                if worker.exitcode and not stop.is_set():  # Ctrl-C reaches the workers as well
-                    raise _failure(plan.out / f"worker-{number}.log", worker.exitcode)
-
-
-def _headline(result: Result) -> str:
-    names = [name for name in result.figures if name == "accuracy" or name.startswith("fewshot_")] or ["loss"]
-    return ", ".join(f"{name} {result.figures[name]:.4f}" for name in names)
-
-
-def _failure(log: Path, code: int) -> Exception:
-    """The error of a failed worker, from the end of its log."""
-    text = log.read_text(errors="replace").strip()
-    if code == USER_ERROR:
-        return UserError(text.rpartition("vitlab: ")[2])
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    last = text.rpartition("\n")[2]
-    return StudyError(f"a process of the study {how}: {last} (its log: {log}). The same command continues.")

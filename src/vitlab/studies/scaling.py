@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,16 +13,20 @@ from vitlab.models.config import ModelConfig, ResNetConfig
 from vitlab.models.registry import get_config
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import pretrain
-from vitlab.studies.point import Point, Scale
 from vitlab.studies.presets import FEWSHOT, changed, jft, pretraining, resnet, vit
-from vitlab.studies.spec import Chart, Claim, Study, share
-from vitlab.studies.statistics import Results
+from vitlab.studies.spec import Chart, Claim, Point, Results, Scale, Study, parameters, percent
 
 FAMILIES = ("ViT", "hybrid", "ResNet")
 
 
-@dataclass(frozen=True)
-class PaperRun:
+def family(model: ModelConfig) -> str:
+    """The member of FAMILIES that a model belongs to."""
+    if isinstance(model, ResNetConfig):
+        return "ResNet"
+    return "ViT" if model.stem is None else "hybrid"
+
+
+class PaperRun(NamedTuple):
     """A row of Table 6: accuracies in percent after fine-tuning, and what the pre-training on JFT-300M took."""
 
     model: str
@@ -37,7 +41,7 @@ class PaperRun:
 
     @property
     def family(self) -> str:
-        return "hybrid" if "+" in self.model else "ViT" if self.model.startswith("ViT") else "ResNet"
+        return family(get_config(self.model))
 
     @property
     def average(self) -> float:
@@ -97,13 +101,6 @@ length of the training (seen in trials of one seed). Fashion-MNIST: dress, coat,
 trouser, pullover, sandal, bag. CIFAR-10: cat, deer, frog, horse, truck; then plane, car, bird, dog, ship."""
 
 
-def family(model: ModelConfig) -> str:
-    """The member of FAMILIES that a model belongs to."""
-    if isinstance(model, ResNetConfig):
-        return "ResNet"
-    return "ViT" if model.stem is None else "hybrid"
-
-
 def variants(scale: Scale) -> list[Point]:
     """Every model at every length; at the paper's scale the 18 runs of Table 6.
 
@@ -154,17 +151,11 @@ def gap(ours: Runs, theirs: Runs, position: float = 0.5) -> float:
 
     position: within the range of compute that both cover, on a logarithmic scale: 0 is the least, 1 the most. Accuracy
     is interpolated linearly over the logarithm of compute; runs that another beats with less compute do not count.
-    Raises ValueError where the ranges do not overlap.
     """
     low = max(min(cost for cost, _ in runs) for runs in (ours, theirs))
     high = min(max(cost for cost, _ in runs) for runs in (ours, theirs))
-    if low > high:
-        raise ValueError(
-            f"the cheapest run of one takes {low:g} exaFLOPs, the dearest of the other {high:g}: no overlap."
-        )
     at = (1 - position) * math.log(low) + position * math.log(high)
-    reached = [np.interp(at, *_curve(runs)) for runs in (ours, theirs)]
-    return float(reached[0] - reached[1])
+    return float(np.interp(at, *_curve(ours)) - np.interp(at, *_curve(theirs)))
 
 
 def saving(ours: Runs, theirs: Runs) -> float | None:
@@ -176,8 +167,8 @@ def saving(ours: Runs, theirs: Runs) -> float | None:
     low, high = max(gains[0] for _, gains in curves), min(gains[-1] for _, gains in curves)
     if low > high:
         return None
-    cost, dearer = (np.interp((low + high) / 2, gains, costs) for costs, gains in curves)
-    return math.exp(dearer - cost)
+    cost, higher = (np.interp((low + high) / 2, gains, costs) for costs, gains in curves)
+    return math.exp(higher - cost)
 
 
 def _curve(runs: Runs) -> tuple[list[float], list[float]]:
@@ -210,10 +201,10 @@ def paper_panel() -> Panel:
     """Fig. 5, left: Average-5 of Table 6."""
     series = []
     for kind in FAMILIES:
-        names = [run.model for run in TABLE6 if run.family == kind]
-        costs, averages = zip(*_printed(kind), strict=True)
-        notes = [name.removeprefix("R50+").removeprefix("ViT-") for name in names]
-        series.append(Series(kind, costs, [average / 100 for average in averages], notes=notes))
+        runs = [run for run in TABLE6 if run.family == kind]
+        notes = [run.model.removeprefix("R50+").removeprefix("ViT-") for run in runs]
+        costs, averages = [float(run.exaflops) for run in runs], [run.average / 100 for run in runs]
+        series.append(Series(kind, costs, averages, notes=notes))
     title, x_label, y_label = "The paper (Table 6)", "pre-training exaFLOPs", "average of five data sets, %"
     return Panel(title, x_label, y_label, series, log_x=True, front=True)
 
@@ -241,11 +232,11 @@ SCALING = Study(
         "family": "family",
         "model": "model",
         "length": "length",
-        "parameters": lambda row: f"{row.model.num_parameters:,}",
+        "parameters": parameters,
         "exaFLOPs": lambda row: f"{row.runs[0].exaflops:.2g}",
-        "5-shot": share(FEWSHOT),
-        "10-shot": share("fewshot_10shot"),
-        "accuracy": share("accuracy"),
+        "5-shot": percent(FEWSHOT),
+        "10-shot": percent("fewshot_10shot"),
+        "accuracy": percent("accuracy"),
     },
     claims=(
         Claim(

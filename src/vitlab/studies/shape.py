@@ -1,14 +1,10 @@
 """Fig. 8, App. D.2: which dimension of a Vision Transformer to enlarge, when there is compute for more."""
 
-from dataclasses import replace
 from typing import Any
 
-from vitlab.config import TrainConfig
 from vitlab.models.config import ViTConfig
-from vitlab.studies.point import Point, Scale
-from vitlab.studies.presets import FEWSHOT, comparison, jft, vit
-from vitlab.studies.spec import Chart, Claim, Study, share
-from vitlab.studies.statistics import Results
+from vitlab.studies.presets import FEWSHOT, Models, comparison, fewshot_and_accuracy, vit
+from vitlab.studies.spec import Claim, Point, Results, Scale, Study, parameters, percent
 
 DIMENSIONS = {
     "depth": "depth",
@@ -18,6 +14,10 @@ DIMENSIONS = {
     "all": "all together",
 }
 """Each is varied alone, the last with all others; `base` is the point where they meet."""
+
+# tiny: 42 runs, 21 TFLOP in total, 10 minutes of one core at 36 GFLOP/s; gpu: 39 runs, 13 PFLOP in total, 2 minutes at
+# 100 TFLOP/s, more for the many small kernels of deep ones
+MODELS: Models = {"tiny": (vit(28, 7, 32, 2, heads=2), 800), "gpu": (vit(32, 8, 128, 4), 2500), "paper": "ViT-L/32"}
 
 # The paper's base has 8 blocks, D = 1024, MLPs of 2048 and patches of 32 pixels; the other two are small versions of
 # it. The paper does not print which values it tried: these span about the tenfold compute of Fig. 8. The width of a
@@ -43,7 +43,7 @@ SHAPES: dict[Scale, dict[str, list[dict[str, Any]]]] = {
         ],
     },
     "paper": {
-        "base": [{}],
+        "base": [{"depth": 8, "mlp_dim": 2048}],
         "depth": [{"depth": depth} for depth in (1, 2, 4, 16, 32, 64)],
         "width": [{"width": width, "heads": width // 64} for width in (512, 2048, 4096)],
         "mlp": [{"mlp_dim": hidden} for hidden in (1024, 4096, 8192, 16_384)],
@@ -58,10 +58,10 @@ SHAPES: dict[Scale, dict[str, list[dict[str, Any]]]] = {
 
 def variants(scale: Scale) -> list[Point]:
     """The base and every variation."""
-    points = []
+    points, (base,) = [], SHAPES[scale]["base"]
     for dimension, variations in SHAPES[scale].items():
         for changes in variations:
-            config = _config(scale, changes)
+            config = comparison(scale, MODELS, **base | changes)
             model = config.model
             assert isinstance(model, ViTConfig)
             shape = f"L{model.depth}-D{model.width}-M{model.mlp_dim}-P{model.patch_size}"
@@ -70,38 +70,20 @@ def variants(scale: Scale) -> list[Point]:
     return points
 
 
-def _config(scale: Scale, changes: dict[str, Any]) -> TrainConfig:
-    match scale:
-        case "tiny":  # 42 runs, 21 TFLOP in total: 10 minutes of one core at 36 GFLOP/s
-            return comparison(scale, replace(vit(28, 7, 32, 2, heads=2), **changes), 800)
-        case (
-            "gpu"
-        ):  # 39 runs, 13 PFLOP in total: 2 minutes at 100 TFLOP/s, more for the many small kernels of deep ones
-            return comparison(scale, replace(vit(32, 8, 128, 4), **changes), 2500)
-        case "paper":
-            base: dict[str, Any] = {"depth": 8, "mlp_dim": 2048}
-            return jft("ViT-L/32", **base | changes)
-
-
-def _base(results: Results) -> Results:
-    return results.study.where(dimension="base")
-
-
 def compute(group: Results) -> float:
     """Multiply-accumulates of a forward pass, relative to the base."""
-    return group.model.forward_macs / _base(group).model.forward_macs
+    return group.model.forward_macs / group.study.where(dimension="base").model.forward_macs
 
 
 def _lines(group: Results) -> list[str]:
     """The base belongs to every line."""
-    dimension = group.labels["dimension"]
-    return list(DIMENSIONS.values()) if dimension == "base" else [DIMENSIONS[str(dimension)]]
+    dimension = str(group.labels["dimension"])
+    return list(DIMENSIONS.values()) if dimension == "base" else [DIMENSIONS[dimension]]
 
 
 def _claims(results: Results) -> list[Claim]:
-    groups = {dimension: results.where(dimension=dimension).groups() for dimension in DIMENSIONS}
-    largest = {dimension: max(members, key=compute) for dimension, members in groups.items()}
-    base, times = _base(results).labels, {dimension: f"{compute(group):.1f}" for dimension, group in largest.items()}
+    largest = {name: max(results.where(dimension=name).groups(), key=compute) for name in DIMENSIONS}
+    base, times = {"dimension": "base"}, {name: f"{compute(group):.1f}" for name, group in largest.items()}
     claims = [
         (
             f"Depth is worth more than width: the deepest ViT, at {times['depth']} times the base's compute, is better "
@@ -150,14 +132,11 @@ SHAPE = Study(
             title: lambda row, name=name: str(getattr(row.model, name))
             for title, name in (("depth", "depth"), ("width", "width"), ("MLP", "mlp_dim"), ("patch", "patch_size"))
         },
-        "parameters": lambda row: f"{row.model.num_parameters:,}",
+        "parameters": parameters,
         "compute": lambda row: f"{compute(row):.2f}",
-        "5-shot, %": share(FEWSHOT),
-        "accuracy, %": share("accuracy"),
+        "5-shot, %": percent(FEWSHOT),
+        "accuracy, %": percent("accuracy"),
     },
     claims=_claims,
-    charts=tuple(
-        Chart(f"Shape: {title}", title, metric, x=compute, lines=_lines, x_label="relative compute", log_x=True)
-        for title, metric in (("5-shot accuracy", FEWSHOT), ("test accuracy", "accuracy"))
-    ),
+    charts=fewshot_and_accuracy("Shape", x=compute, lines=_lines, x_label="relative compute", log_x=True),
 )

@@ -1,19 +1,230 @@
-"""What a study consists of: points, a table, claims and charts, as data. Imports no torch."""
+"""What a study consists of, as data: runs and their results, a table, claims and charts. Imports no torch."""
 
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from vitlab.inspect.panels import Panel
-from vitlab.studies.point import Labels, Metric, Point, Scale
-from vitlab.studies.statistics import Difference, Results
+import numpy as np
 
+from vitlab.config import FinetuneConfig, TrainConfig
+from vitlab.inspect.panels import Panel
+from vitlab.models.config import ModelConfig
+from vitlab.settings import to_dict
+from vitlab.studies.statistics import Difference, Estimate, interval
+
+Scale = Literal["tiny", "gpu", "paper"]
+"""`tiny` is for two CPU cores, `gpu` for one GPU; `paper` is the original."""
 SEEDS = (0, 1, 2)
+Labels = Mapping[str, str | float]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a study: a pre-training, or the fine-tuning of another point's model."""
+
+    name: str
+    """Unique in the study, and a valid folder name: letters, digits, `-`, `_` and `.`."""
+    config: TrainConfig
+    """A FinetuneConfig for a point with a `start`."""
+    labels: Labels
+    """What the report groups by, such as {"kind": "1d", "at": "stem"}; points of a group differ by their seed."""
+    start: str | None = None
+    """Name of the point whose model is fine-tuned."""
+
+    def with_seed(self, seed: int) -> "Point":
+        """The point of this seed; it starts from the point of the same seed."""
+        start = self.start and f"{self.start}.seed-{seed}"
+        return Point(f"{self.name}.seed-{seed}", dataclasses.replace(self.config, seed=seed), self.labels, start)
+
+
+def digest(point: Point, points: Mapping[str, Point]) -> str:
+    """Eight hexadecimal digits of everything that the point's result depends on.
+
+    Settings that are off (None, False) do not count: a new setting leaves the digests of old points unchanged.
+    """
+    start = digest(points[point.start], points) if point.start else None
+    text = json.dumps([type(point.config).__name__, _enabled(to_dict(point.config)), start], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _enabled(settings: Any) -> Any:
+    if isinstance(settings, dict):
+        return {name: _enabled(value) for name, value in settings.items() if value is not None and value is not False}
+    return settings
+
+
+def exaflops(config: TrainConfig, examples: int) -> float:
+    """6 x multiply-accumulates of a forward pass x images seen, in 1e18, as Table 6 counts.
+
+    Products with the zero padding of convolutions are not counted (`inner_macs`), as in XLA's count.
+    """
+    return 6 * config.model.inner_macs * updates(config, examples) * config.batch_size / 1e18
+
+
+def updates(config: TrainConfig, examples: int) -> int:
+    """Optimizer steps in total; a fine-tuning makes those of its learning-rate search and of each of its runs."""
+    steps = config.total_steps(examples)
+    if isinstance(config, FinetuneConfig):
+        rates = len(config.learning_rates) if len(config.learning_rates) > 1 else 0
+        steps = config.runs * steps + rates * (config.sweep_steps or steps)
+    return steps
+
+
+# Results
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished point."""
+
+    point: Point
+    figures: Mapping[str, float]
+    """Of the final model: `accuracy` and `loss` on the test images; `fewshot_5shot` and others if requested."""
+    records: Sequence[Mapping[str, Any]]
+    """The lines of metrics.jsonl."""
+    examples: int
+    """Images of the training split."""
+    model: ModelConfig
+    """The model that was run; a fine-tuning's is that of its start."""
+
+    @property
+    def seed(self) -> int:
+        return self.point.config.seed
+
+    @functools.cached_property
+    def exaflops(self) -> float:
+        """Compute of this run alone."""
+        return exaflops(dataclasses.replace(self.point.config, model=self.model), self.examples)
+
+
+Metric = str | Callable[[Result], float]
+"""A name in `Result.figures`, or a function of a result."""
+
+
+def held_out(result: Result) -> float:
+    """Metric: accuracy on the held-out images after the last step."""
+    return [record["val_accuracy"] for record in result.records if "val_accuracy" in record][-1]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Results of a study, or of a part of its points: a table's row, or a group that differs only by the seed."""
+
+    runs: tuple[Result, ...]
+    whole: "Results | None" = None
+    """All results of the study; None for these themselves."""
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self.runs)
+
+    @property
+    def study(self) -> "Results":
+        return self.whole or self
+
+    @property
+    def labels(self) -> Labels:
+        """Labels of the first run."""
+        return self.runs[0].point.labels
+
+    @property
+    def model(self) -> ModelConfig:
+        """Model of the first run."""
+        return self.runs[0].model
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({run.seed for run in self})
+
+    def select(self, condition: Callable[[Result], bool]) -> "Results":
+        """The runs that meet the condition, possibly none."""
+        return Results(tuple(filter(condition, self)), self.study)
+
+    def where(self, **labels: str | float) -> "Results":
+        """The runs with these labels (and any others); raises ValueError where there is none."""
+        chosen = self.select(lambda run: labels.items() <= run.point.labels.items())
+        if not chosen.runs:
+            raise ValueError(f"no point has the labels {labels}.")
+        return chosen
+
+    def values(self, label: str) -> list[str | float]:
+        """The distinct values of a label, in the order of the points."""
+        return list(dict.fromkeys(run.point.labels[label] for run in self if label in run.point.labels))
+
+    def groups(self, *names: str) -> "list[Results]":
+        """The runs grouped by these labels, or by all labels if none is given, in the order of the points.
+
+        Runs that lack one of the labels are left out.
+        """
+        groups: dict[tuple, list[Result]] = {}
+        for run in self:
+            labels = run.point.labels
+            if all(name in labels for name in names):
+                key = tuple(labels[name] for name in names) if names else tuple(labels.items())
+                groups.setdefault(key, []).append(run)
+        return [Results(tuple(runs), self.study) for runs in groups.values()]
+
+    def mean(self, metric: Metric, **labels: str | float) -> Estimate:
+        """The metric of every run with these labels, ordered by seed."""
+        runs = sorted(self.where(**labels), key=lambda run: run.seed)
+        return Estimate(tuple(float(metric(run) if callable(metric) else run.figures[metric]) for run in runs))
+
+    def best(self, label: str, metric: Metric, **labels: str | float) -> str | float:
+        """The value of `label` with the highest mean of the metric, among the runs with these other labels."""
+        runs = self.where(**labels)
+        return max(runs.values(label), key=lambda value: runs.mean(metric, **{label: value}).mean)
+
+    def difference(
+        self, metric: Metric, more: Labels | Sequence[Labels], less: Labels | Sequence[Labels]
+    ) -> Difference:
+        """By how much the metric of the group `more` exceeds that of the group `less`, paired by seed.
+
+        For two groups on each side it is a difference of differences: more[0] + more[1] - less[0] - less[1].
+        """
+        sides = [[side] if isinstance(side, Mapping) else side for side in (more, less)]
+
+        def measure(runs: Results) -> float:
+            high, low = (sum(runs.mean(metric, **labels).mean for labels in side) for side in sides)
+            return high - low
+
+        return self.over_seeds(measure)
+
+    def over_seeds(self, measure: "Callable[[Results], float]") -> Difference:
+        """Mean and interval of a difference that is measured on the runs of each seed."""
+        values = np.array([measure(self.select(lambda run, seed=seed: run.seed == seed)) for seed in self.seeds])
+        return Difference(float(values.mean()), *interval(values), len(values))
+
+
+# The report
+
 Item = TypeVar("Item")
 PerResults = Item | Callable[[Results], Item]
 """A constant, or a function of the study's results."""
 Cell = str | Callable[[Results], str]
 """A cell of a table: the name of a label, or a function of the row's results."""
+
+
+def percent(metric: Metric, **labels: str | float) -> Callable[[Results], str]:
+    """Cell: the metric in percent, of the runs of the row with these labels; empty where there are none."""
+
+    def cell(row: Results) -> str:
+        runs = row.select(lambda run: labels.items() <= run.point.labels.items())
+        return str(runs.mean(metric)) if runs.runs else ""
+
+    return cell
+
+
+def named(label: str, names: Mapping[Any, str]) -> Callable[[Results], str]:
+    """Cell: the name of the row's value of a label."""
+    return lambda row: names[row.labels[label]]
+
+
+def parameters(row: Results) -> str:
+    """Cell: the number of parameters."""
+    return f"{row.model.num_parameters:,}"
 
 
 @dataclass(frozen=True)
@@ -23,7 +234,7 @@ class Claim:
     text: str
     """A full sentence about the expected outcome."""
     paper: str
-    """The paper's numbers and their place: "0.614 against 0.642 (Table 8)"."""
+    """The paper's numbers and where they are: "0.614 against 0.642 (Table 8)"."""
     metric: Metric = ""
     more: Labels | Sequence[Labels] = ()
     less: Labels | Sequence[Labels] = ()
@@ -34,7 +245,7 @@ class Claim:
     """In place of metric and groups: the difference, measured on the results of one seed."""
 
     def measure(self, results: Results) -> Difference:
-        """The difference in these results, in shares: 0.01 is one percentage point."""
+        """The difference in these results, as a fraction: 0.01 is one percentage point."""
         if self.per_seed is not None:
             return results.over_seeds(self.per_seed)
         return results.difference(self.metric, self.more, self.less)
@@ -48,16 +259,14 @@ class Chart:
     y_label: str
     metric: Metric
     x: str | Callable[[Results], float]
-    """A label, or a function of a group."""
+    """A label, whose values may be names, or a function of a group."""
     lines: str | Callable[[Results], str | Sequence[str]]
     """The line that a group belongs to: the value of a label, or a function that returns one or several names."""
     x_label: str = ""
-    categories: bool = False
-    """Whether x is a label whose values are names."""
     names: Mapping[Any, str] = field(default_factory=dict)
-    """How the values of labels are written; also their order on an axis of categories."""
-    where: Callable[[Results], bool] | None = None
-    """Which groups are drawn; None draws all."""
+    """How the values of labels are written; also their order on an axis of names."""
+    where: Callable[[Results], bool] = lambda group: True
+    """Which groups are drawn."""
     note: Callable[[Results], str] | None = None
     """A word beside a group's point."""
     log_x: bool = False
@@ -71,7 +280,7 @@ class Study:
 
     name: str
     source: str
-    """Place in the paper: "Table 8, App. D.4"."""
+    """Where it is in the paper: "Table 8, App. D.4"."""
     question: str
     variants: Callable[[Scale], Sequence[Point]]
     """The points of one seed; those that others start from come first."""
@@ -90,23 +299,3 @@ class Study:
         return [
             point.with_seed(seed) for seed in (self.seeds[:1] if scale == "paper" else self.seeds) for point in variants
         ]
-
-
-def resolve(value: Any, results: Results) -> Any:
-    """The value of a PerResults."""
-    return value(results) if callable(value) else value
-
-
-def share(metric: Metric, **labels: str | float) -> Callable[[Results], str]:
-    """Cell: the metric in percent, of the runs of the row with these labels; empty where there are none."""
-
-    def cell(row: Results) -> str:
-        runs = row.select(lambda run: labels.items() <= run.point.labels.items())
-        return str(runs.mean(metric)) if runs.runs else ""
-
-    return cell
-
-
-def named(label: str, names: Mapping[Any, str]) -> Callable[[Results], str]:
-    """Cell: the name of the row's value of a label."""
-    return lambda row: names[row.labels[label]]
