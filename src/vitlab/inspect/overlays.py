@@ -142,7 +142,7 @@ def all_maps(capture: Capture, index: int) -> Float[np.ndarray, "R C h w"]:
     return maps
 
 
-def _peaks(maps: Float[np.ndarray, "R C h w"], distances: Float[np.ndarray, "L k"]) -> list[list[float]]:
+def _peaks(maps: Float[np.ndarray, "R C h w"], distances: Float[np.ndarray, "L k"]) -> list[list[float | int]]:
     """Of each map: row and column of its highest patch, from 1, the share in percent, the mean distance in pixels."""
     pixels = np.pad(np.concatenate([distances.mean(axis=1, keepdims=True), distances], axis=1), ((1, 0), (0, 0)))
     flat = maps.reshape(pixels.size, -1)
