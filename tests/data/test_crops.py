@@ -98,7 +98,7 @@ def test_jpegs_decoded_smaller_stay_close(jpegs: list[Jpeg], size: int, monkeypa
 
     images, whole = [jpegs[0], jpegs[4]] * 15, [decode_image(jpegs[0].data), decode_image(jpegs[4].data)] * 15
     monkeypatch.setattr(Jpeg, "rows", watched)
-    ours, theirs = (TrainTransform(size, fast=True).augment(each, 0, 0, np.arange(30)) for each in (images, whole))
+    ours, theirs = (TrainTransform(size, fast=True).augment(given, 0, 0, np.arange(30)) for given in (images, whole))
     decibels = [psnr(a, b) for a, b, shrink in zip(ours, theirs, shrinks, strict=True) if shrink > 1]
     assert len(decibels) > 5
     assert np.mean(decibels) > 50
@@ -136,7 +136,7 @@ def test_inception_boxes_keep_their_bounds(height: int, width: int, min_area: fl
 
 
 def test_inception_boxes_are_uniform_in_height() -> None:
-    """Not in area, as torchvision's are: the mean height of a square image's crops tells them apart."""
+    """Not in area, as torchvision's are: the mean height of a square image's crops differs."""
     sizes = np.full((20_000, 2), 1000)
     boxes = inception_boxes(sizes, np.random.default_rng(0).random((20_000, 100, 4)), 0.05)
     aspect = np.random.default_rng(1).uniform(0.75, 1.33, 1_000_000)

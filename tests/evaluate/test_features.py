@@ -17,7 +17,6 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.evaluate.features import (
     Features,
-    cache_folder,
     check_train_and_test,
     features,
     frozen_preprocessing,
@@ -170,11 +169,6 @@ def test_corrupt_cache_is_computed_again(
         assert same(whole, features(model, pixels, cache=tmp_path))
         assert computed() == 11
         assert path.read_bytes() == good
-
-
-def test_default_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "vitlab" / "features"
 
 
 # ------------------------------------------------------------------------------------------------------- bad input

@@ -76,7 +76,7 @@ KINDS: dict[str, ModelConfig] = {
     "axial v2": resnet(mixing="axial", **BIT),
     "axial v2, odd": resnet(ODD, mixing="axial", **BIT),
 }
-TRACED = {"map", "relative, registers", "axial, registers", "hybrid, odd", "v2, odd", "axial v2"}
+TRACED = {"relative, registers", "hybrid, odd", "axial v2"}
 """Those that are compiled at every run of the tests; the rest only with `slow`."""
 
 

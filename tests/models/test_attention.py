@@ -27,7 +27,7 @@ def test_matmul_attention_has_the_right_derivatives(biased: bool) -> None:
     q, (_, k, v) = torch.randn(2, 3, 2, 4, dtype=torch.float64, requires_grad=True), qkv(2, 3, 4, 4)
     bias = [torch.randn(2, 3, 2, 4, dtype=torch.float64, requires_grad=True)] if biased else []
     assert torch.autograd.gradcheck(matmul, (q, k, v, *bias))
-    assert torch.autograd.gradgradcheck(matmul, (q[:1, :1], k[:1, :1], v[:1, :1], *(each[:1, :1] for each in bias)))
+    assert torch.autograd.gradgradcheck(matmul, (q[:1, :1], k[:1, :1], v[:1, :1], *(tensor[:1, :1] for tensor in bias)))
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -69,11 +69,11 @@ def test_attention_takes_its_path(monkeypatch: pytest.MonkeyPatch, biased: bool)
     with torch.no_grad():
         torch.testing.assert_close(attention(*inputs, bias), expected)
         assert calls == ["fused"]
-        q, k, v = (each.bfloat16() for each in inputs)
+        q, k, v = (tensor.bfloat16() for tensor in inputs)
         low = attention(q, k, v, None if bias is None else bias.bfloat16())
         torch.testing.assert_close(low.double(), expected, rtol=0.02, atol=0.02)
     assert calls == ["fused"]  # the last was computed by matrix products
-    q, k, v = (each.detach() for each in inputs)
+    q, k, v = (tensor.detach() for tensor in inputs)
     attention(q, k, v, bias)
     assert calls == ["fused", "fused"]
 

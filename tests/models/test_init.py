@@ -12,7 +12,7 @@ from vitlab.models.resnet import ResNet
 from vitlab.models.vit import ViT
 
 TRUNCATED = 0.87962566
-"""Standard deviation of a normal distribution cut off at two of its own."""
+"""Standard deviation of a normal distribution cut off at two standard deviations."""
 
 
 def spread(tensor: Tensor, sd: float, error: float = 0.01) -> None:

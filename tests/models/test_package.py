@@ -9,6 +9,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetConfig, ViTConfig, build_model, create_model, list_models
 from vitlab.models.resnet import ResNet
 from vitlab.models.vit import ViT
@@ -22,6 +23,24 @@ def test_models_are_listed_by_pattern_and_built_by_name() -> None:
     config = create_model("R26x1", num_classes=0).config
     assert isinstance(config, ResNetConfig)
     assert config.num_classes == 0
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("inputs", "problem"),
+    [
+        (torch.zeros(3, 24, 32), r"shape \[3, 24, 32\].*images\[None\]"),
+        (torch.zeros(2, 1, 24, 32), r"shape \[2, 1, 24, 32\].*gray.*expand"),
+        (torch.zeros(2, 24, 32, 3), r"permute\(0, 3, 1, 2\)"),
+        (torch.zeros(2, 3, 24, 32, dtype=torch.uint8), r"torch\.uint8.*/ 127\.5 - 1"),
+    ],
+)
+def test_other_images_are_refused(
+    small: Callable[..., ViT], small_resnet: Callable[..., ResNet], inputs: Tensor, problem: str
+) -> None:
+    for model in (small(), small_resnet()):
+        with pytest.raises(UserError, match=problem):
+            model(inputs)
 
 
 def test_a_generator_alone_decides_the_weights(kind: ModelConfig) -> None:
@@ -46,6 +65,7 @@ def test_shapes_and_half_precision(kind: ModelConfig, model: ViT | ResNet, image
     assert torch.equal(logits, model(images))
     assert all(output.isfinite().all() and output.std() > 0 for output in (tokens, rep, logits))
     torch.testing.assert_close(model(images[1:]), logits[1:], rtol=1e-4, atol=1e-4)  # no image affects another
+    assert model(images[:0]).shape == (0, *logits.shape[1:])
     with torch.autocast("cpu", torch.bfloat16):
         mixed = model(images)
     half = model.bfloat16()(images)
@@ -59,6 +79,7 @@ def test_every_parameter_learns_also_in_mixed_precision(kind: ModelConfig, model
     parameters = dict(model.named_parameters())
     assert sum(parameter.numel() for parameter in parameters.values()) == kind.num_parameters
     exact = torch.autograd.grad(model(images).square().sum(), list(parameters.values()))
+    assert model(images[:0]).shape[0] == 0
     assert all(grad.isfinite().all() and grad.any() for grad in exact)
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(images)

@@ -6,7 +6,7 @@ import torch
 
 from vitlab.models import MODELS, ResNetBody, ViTConfig, create_model, get_config, list_models
 
-# At 224 pixels with 1,000 classes. Where Google's code has the model, its own count.
+# At 224 pixels with 1,000 classes. Where Google's code has the model, its count.
 PARAMETERS = {
     "ViT-Ti/8": 5_719_720,
     "ViT-Ti/14": 5_694_376,

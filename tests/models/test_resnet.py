@@ -1,4 +1,5 @@
-import math
+"""Parts of the ResNet; its outputs are compared with Google's, timm's and Hugging Face's in tests/weights."""
+
 from collections.abc import Callable
 from typing import Any
 
@@ -6,145 +7,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from vitlab.models import MODELS, ResNetBody, ResNetConfig, create_model
 from vitlab.models.resnet import Body, ResNet, StdConv
-
-
-@pytest.fixture
-def kind(resnet_kind: ResNetConfig) -> ResNetConfig:
-    return resnet_kind
-
-
-# --- the same network written out in NumPy -----------------------------------------------------------------------
-
-Weights = dict[str, np.ndarray]
-
-
-def sides(n: int, size: int, stride: int, version: str) -> tuple[int, int]:
-    """Padding before and after: TensorFlow's SAME, or symmetric."""
-    if version == "v2" or size == 1:
-        return size // 2, size // 2
-    total = max((math.ceil(n / stride) - 1) * stride + size - n, 0)
-    return total // 2, total - total // 2
-
-
-def windows(maps: np.ndarray, size: int, stride: int, version: str, fill: float = 0.0) -> np.ndarray:
-    """The input of a kernel at every position: [C, h, w, size * size]."""
-    pads = [sides(n, size, stride, version) for n in maps.shape[1:]]
-    padded = np.pad(maps, [(0, 0), *pads], constant_values=fill)
-    return np.stack(
-        [
-            padded[:, i : padded.shape[1] - size + 1 + i : stride, j : padded.shape[2] - size + 1 + j : stride]
-            for i in range(size)
-            for j in range(size)
-        ],
-        axis=-1,
-    )
-
-
-def convolution(maps: np.ndarray, weight: np.ndarray, stride: int, b: ResNetBody) -> np.ndarray:
-    standard = np.zeros_like(weight)
-    for o, kernel in enumerate(weight):
-        mean, variance = kernel.mean(), ((kernel - kernel.mean()) ** 2).mean()
-        on_variance = b.weight_eps_on == "variance"
-        scale = math.sqrt(variance + b.weight_eps) if on_variance else math.sqrt(variance) + b.weight_eps
-        standard[o] = (kernel - mean) / scale
-    inputs = windows(maps, weight.shape[-1], stride, b.version)
-    return np.einsum("chwk,ock->ohw", inputs, standard.reshape(*weight.shape[:2], -1))
-
-
-def group_norm(maps: np.ndarray, w: Weights, name: str, b: ResNetBody) -> np.ndarray:
-    groups = maps.reshape(32, -1)
-    mean, variance = groups.mean(1, keepdims=True), groups.var(1, keepdims=True)
-    normal = ((groups - mean) / np.sqrt(variance + b.group_norm_eps)).reshape(maps.shape)
-    return normal * w[f"{name}.weight"][:, None, None] + w[f"{name}.bias"][:, None, None]
-
-
-def relu(x: np.ndarray) -> np.ndarray:
-    return np.maximum(x, 0)
-
-
-def along(line: np.ndarray, w: Weights, name: str, offsets: np.ndarray) -> np.ndarray:
-    """Attention with 8 heads among the positions of a line [s, C], with relative encodings."""
-    q, k, v = np.split(line @ w[f"{name}.qkv.weight"].T + w[f"{name}.qkv.bias"], 3, axis=1)
-    size, d, outputs = len(line), line.shape[1] // 8, []
-    for head in range(8):
-        part, logits = slice(head * d, (head + 1) * d), np.zeros((size, size))
-        for i in range(size):
-            for j in range(size):
-                logits[i, j] = q[i, part] @ (k[j, part] + offsets[size - 1 + j - i]) / math.sqrt(d)
-        a = np.exp(logits)
-        outputs.append(a / a.sum(1, keepdims=True) @ v[:, part])
-    return np.concatenate(outputs, 1) @ w[f"{name}.out.weight"].T + w[f"{name}.out.bias"]
-
-
-def axial(maps: np.ndarray, w: Weights, name: str, stride: int) -> np.ndarray:
-    lines, (_, h, wide) = np.moveaxis(maps, 0, -1), maps.shape
-    lines = np.stack([along(lines[i], w, f"{name}.rows", w[f"{name}.row_offsets"]) for i in range(h)])
-    columns = [along(lines[:, j], w, f"{name}.columns", w[f"{name}.column_offsets"]) for j in range(wide)]
-    maps = np.moveaxis(np.stack(columns, axis=1), -1, 0)
-    out = np.zeros((maps.shape[0], math.ceil(h / stride), math.ceil(wide / stride)))
-    for i in range(out.shape[1]):
-        for j in range(out.shape[2]):
-            block = maps[:, i * stride : (i + 1) * stride, j * stride : (j + 1) * stride]
-            out[:, i, j] = block.mean(axis=(1, 2))
-    return out
-
-
-def feature_map(w: Weights, b: ResNetBody, image: np.ndarray) -> np.ndarray:
-    """[C, h, w] of one image [3, H, W], from the weights under `body.` or `stem.`."""
-    maps = convolution(image, w["root.weight"], 2, b)
-    if b.version == "v1":
-        maps = relu(group_norm(maps, w, "root_norm", b))
-    maps = windows(maps, 3, 2, b.version, -np.inf if b.pool_padding == "-inf" else 0.0).max(axis=-1)
-    for stage, units in enumerate(b.layers):
-        for unit in range(units):
-            at, stride = f"stages.{stage}.{unit}", 2 if stage and not unit else 1
-
-            def conv(x: np.ndarray, name: str, stride: int = 1, at: str = at) -> np.ndarray:
-                return convolution(x, w[f"{at}.{name}.weight"], stride, b)
-
-            def mix(x: np.ndarray, at: str = at, stride: int = stride) -> np.ndarray:
-                return axial(x, w, f"{at}.conv2", stride) if b.mixing == "axial" else conv(x, "conv2", stride, at)
-
-            def norm(x: np.ndarray, name: str, at: str = at) -> np.ndarray:
-                return group_norm(x, w, f"{at}.{name}", b)
-
-            if b.version == "v1":
-                out = relu(norm(conv(maps, "conv1"), "norm1"))
-                out = norm(conv(relu(norm(mix(out), "norm2")), "conv3"), "norm3")
-                if f"{at}.shortcut.weight" in w:
-                    maps = norm(conv(maps, "shortcut", stride), "shortcut_norm")
-                maps = relu(maps + out)
-            else:
-                before = relu(norm(maps, "norm1"))
-                out = conv(relu(norm(mix(relu(norm(conv(before, "conv1"), "norm2"))), "norm3")), "conv3")
-                maps = out + (conv(before, "shortcut", stride) if f"{at}.shortcut.weight" in w else maps)
-    return maps
-
-
-def weights(module: nn.Module) -> Weights:
-    return {name: tensor.detach().double().numpy() for name, tensor in module.state_dict().items()}
-
-
-def test_forward_is_that_of_the_formulas(kind: ResNetConfig, model: ResNet, images: Tensor) -> None:
-    model.double()
-    tokens, logits = model.forward_features(images.double()), model(images)
-    for i in range(2):
-        maps = feature_map(weights(model.body), kind.body, images[i].double().numpy())
-        if kind.body.version == "v2":
-            maps = relu(group_norm(maps, weights(model), "norm", kind.body))
-        expected = maps.reshape(len(maps), -1).T
-        np.testing.assert_allclose(tokens[i].detach().numpy(), expected, rtol=1e-9, atol=1e-9)
-        output = expected.mean(0)
-        if kind.num_classes:
-            output = weights(model)["head.weight"] @ output + weights(model)["head.bias"]
-        np.testing.assert_allclose(logits[i].detach().numpy(), output, rtol=1e-9, atol=1e-9)
-
-
-# --- its parts ---------------------------------------------------------------------------------------------------
 
 EPSILONS: list[dict[str, Any]] = [
     {"weight_eps": 1e-5, "weight_eps_on": "std"},  # the hybrids and big_vision's ResNet
@@ -159,11 +25,11 @@ def test_standardized_weights_have_no_mean_and_one_deviation(settings: dict[str,
     spread = torch.tensor([1.0, 1e-2, 1e-4, 1e-6], dtype=torch.float64)[:, None, None, None]
     with torch.no_grad():
         conv.weight.copy_(3 + spread * torch.randn(4, 6, 3, 3))
-    for kernel, found in zip(conv.weight.detach().numpy(), conv.standardized().detach().numpy(), strict=True):
+    for kernel, standardized in zip(conv.weight.detach().numpy(), conv.standardized().detach().numpy(), strict=True):
         mean, variance = kernel.mean(), kernel.var()
         eps = settings["weight_eps"]
         scale = np.sqrt(variance + eps) if settings["weight_eps_on"] == "variance" else np.sqrt(variance) + eps
-        np.testing.assert_allclose(found, (kernel - mean) / scale, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(standardized, (kernel - mean) / scale, rtol=1e-9, atol=1e-12)
     assert conv.standardized()[0].std(correction=0).item() == pytest.approx(1, abs=1e-4)
 
 

@@ -81,7 +81,7 @@ def block(z: np.ndarray, w: Weights, c: ViTConfig, offsets: np.ndarray | None = 
 
 
 def axial_block(z: np.ndarray, w: Weights, c: ViTConfig) -> np.ndarray:
-    """App. D.6, row by row and column by column, each with the prefix in front; then the prefix's mean."""
+    """App. D.6, row by row and column by column, with the prefix in front; then the prefix's mean."""
     p, (height, width) = c.num_prefix_tokens, c.grid
     grid = np.arange(height * width).reshape(height, width)
     for half, lines in (("rows.", grid), ("columns.", grid.T)):

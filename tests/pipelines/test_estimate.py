@@ -1,4 +1,4 @@
-"""What a fine-tuning will take, as it is told before it begins."""
+"""What a fine-tuning will take, before it begins."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""A run's folder read back: the page gets what the run computed, or is told what is missing."""
+"""A run's folder read back: the page gets what the run computed, or what is missing."""
 
 import json
 import shutil
@@ -86,7 +86,7 @@ def folder_run(tmp_path: Path) -> Path:
 
 
 def test_images_that_have_gone(folder_run: Path) -> None:
-    """The others are told by their names, so that they do not move up."""
+    """The others are identified by their names, not by position."""
     read = Run.read(folder_run)
     everything = np.arange(6)
     before = read.images(everything)
@@ -123,6 +123,6 @@ def test_damage_is_warned_of(
     file = folder_run / name
     assert old in file.read_bytes()
     file.write_bytes(file.read_bytes().replace(old, new, 1))
-    found = Run.read(folder_run)
+    damaged = Run.read(folder_run)
     assert f"{name} does not match its checksum" in caplog.text
-    assert all(record["step"] for record in found.phase().records)
+    assert all(record["step"] for record in damaged.phase().records)

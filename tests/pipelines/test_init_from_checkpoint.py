@@ -10,7 +10,7 @@ from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint
 
 
 def test_a_recipes_size_is_the_nearest_that_patches_divide(caplog: pytest.LogCaptureFixture) -> None:
-    """The recipes' 384 pixels for patches of 14; what is asked for stays as it is, or is refused."""
+    """The recipes' 384 pixels for patches of 14; a requested size stays, or is refused."""
     table = FinetuneConfig(model=ViTConfig(image_size=384), steps=500, batch_size=8)
     source = get_config("ViT-H/14")
     for _ in range(2):

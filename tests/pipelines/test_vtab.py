@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -24,28 +25,27 @@ from vitlab.train.signals import StoppedError
 from vitlab.train.workdir import Workdir
 
 PAIR = ("patch_camelyon", "kitti_distance")
-TESTED = {"patch_camelyon": 30, "kitti_distance": 50}
+TEST_IMAGES = {"patch_camelyon": 30, "kitti_distance": 50}
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tasks in lists: the class of an image is how bright it is; the second's val images have wrong labels."""
+    """Two tasks in lists: the class of an image is its brightness; the second's val images have wrong labels."""
     root = tmp_path_factory.mktemp("vtab")
-    for name, tested in TESTED.items():
+    for name, count in TEST_IMAGES.items():
         folder, classes = root / TASKS[name].folder, TASKS[name].classes
         (folder / "images").mkdir(parents=True)
         for label in range(classes):
             gray = np.full((8, 8, 3), 250 * label // (classes - 1), np.uint8)
             Image.fromarray(gray).save(folder / "images" / f"{label}.png")
-        counts = {"train": 800, "val": 200, "trainval": 1000, "test": tested}
-        for split, count in counts.items():
+        for split, n in {"train": 800, "val": 200, "trainval": 1000, "test": count}.items():
             wrong = split == "val" and name == "kitti_distance"
-            lines = [f"images/{i % classes}.png {(i + wrong) % classes}\n" for i in range(count)]
+            lines = [f"images/{i % classes}.png {(i + wrong) % classes}\n" for i in range(n)]
             (folder / LISTS[split]).write_text("".join(lines))
     return root
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def setting(config: TrainConfig) -> TrainConfig:
     return TrainConfig(
         model=config.model,
@@ -54,7 +54,7 @@ def setting(config: TrainConfig) -> TrainConfig:
         steps=40,
         batch_size=16,
         log_every=10,
-        checkpoint_every=20,
+        checkpoint_every=40,
         precision="float32",
     )
 
@@ -63,9 +63,33 @@ def score(checkpoint: Path, setting: TrainConfig, root: Path, out: Path, **optio
     return vtab(checkpoint, setting, root, out, device="cpu", tensorboard=False, download=False, **options)
 
 
+@dataclasses.dataclass
+class Finished:
+    """The folder and the result of both tasks, and the tasks that `on_task` received."""
+
+    folder: Path
+    result: dict[str, Any]
+    reported: list[str]
+
+
+@pytest.fixture(scope="module")
+def finished(
+    setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Finished:
+    folder, reported = tmp_path_factory.mktemp("finished") / "out", []
+    result = score(workdir, setting, root, folder, tasks=PAIR, on_task=lambda name, record: reported.append(name))
+    return Finished(folder, result, reported)
+
+
+@pytest.fixture
+def out(finished: Finished, tmp_path: Path) -> Path:
+    """A copy of the finished folder."""
+    return shutil.copytree(finished.folder, tmp_path / "out")
+
+
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The tasks whose runs were opened, in order."""
+    """The tasks that are trained, in order."""
     names: list[str] = []
     run = module.run
 
@@ -77,32 +101,29 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_two_tasks(
-    setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path, trained: list[str]
-) -> None:
-    heard = []
-    result = score(workdir, setting, root, tmp_path, tasks=PAIR, on_task=lambda name, record: heard.append(name))
-    assert trained == heard == list(PAIR)
-    for name, row in result["tasks"].items():
-        settings = json.loads((tmp_path / name / "config.json").read_text())
-        test = json.loads((tmp_path / name / "result.json").read_text())["test"]
+def test_two_tasks(finished: Finished) -> None:
+    assert finished.reported == list(PAIR)
+    for name, row in finished.result["tasks"].items():
+        settings = json.loads((finished.folder / name / "config.json").read_text())
+        test = json.loads((finished.folder / name / "result.json").read_text())["test"]
         assert (settings["data"]["name"], settings["examples"]) == (f"vtab:{name}", 1000)
         assert settings["model"]["num_classes"] == TASKS[name].classes
-        assert row == {
-            "task": TASKS[name].csv, "group": TASKS[name].group, "accuracy": test["accuracy"],
-            "images": TESTED[name], "skipped": 0,
-        }  # fmt: skip
+        expected = {"task": TASKS[name].csv, "group": TASKS[name].group, "images": TEST_IMAGES[name], "skipped": 0}
+        assert row == expected | {"accuracy": test["accuracy"]}
+        assert not (finished.folder / name / "checkpoints").exists()
+    result = finished.result
     assert result["tasks"]["patch_camelyon"]["accuracy"] == 1
     assert (result["mean"], set(result["groups"].values()), result["scored_on"]) == (None, {None}, "test")
     assert len(result["missing"]) == 17
-    assert json.loads((tmp_path / "result.json").read_text()) == result
+    assert json.loads((finished.folder / "result.json").read_text()) == result
 
 
-def test_interrupted_and_continued(
-    setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path, trained: list[str],
+def test_an_interrupted_call_is_resumed(
+    setting: TrainConfig, workdir: Path, root: Path, out: Path, finished: Finished, trained: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    whole = score(workdir, setting, root, tmp_path / "whole", tasks=PAIR)
+    shutil.rmtree(out / PAIR[1])
+    (out / "result.json").unlink()
     log = Workdir.log_metrics
 
     def stop(self: Workdir, step: int, values: Any) -> None:
@@ -113,43 +134,34 @@ def test_interrupted_and_continued(
     with monkeypatch.context() as patch:
         patch.setattr(Workdir, "log_metrics", stop)
         with pytest.raises(StoppedError):
-            score(workdir, setting, root, tmp_path / "cut", tasks=PAIR)
-    assert not (tmp_path / "cut" / "result.json").exists()
-    first = {path: path.stat().st_mtime_ns for path in (tmp_path / "cut" / PAIR[0]).rglob("*")}
-    trained.clear()
-    assert score(workdir, setting, root, tmp_path / "cut", tasks=PAIR) == whole
-    assert trained == [PAIR[1]]
-    assert first == {path: path.stat().st_mtime_ns for path in first}
-    records = [(tmp_path / run / PAIR[1] / "metrics.jsonl").read_bytes() for run in ("whole", "cut")]
-    assert records[0] == records[1]
+            score(workdir, setting, root, out, tasks=PAIR)
+    assert not (out / "result.json").exists()
+    assert score(workdir, setting, root, out, tasks=PAIR) == finished.result
+    assert trained == [PAIR[1]] * 2
+    metrics = [(folder / PAIR[1] / "metrics.jsonl").read_bytes() for folder in (out, finished.folder)]
+    assert metrics[0] == metrics[1]
 
 
-def test_tasks_one_after_the_other(
-    setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path, trained: list[str]
+def test_finished_tasks_stay_in_the_result(
+    setting: TrainConfig, workdir: Path, root: Path, tmp_path: Path, out: Path, finished: Finished, trained: list[str]
 ) -> None:
-    score(workdir, setting, root, tmp_path, tasks=PAIR[:1])
-    result = score(workdir, setting, root, tmp_path, tasks=PAIR[1:])
-    assert list(result["tasks"]) == list(PAIR)
-    elsewhere = tmp_path / "without data"
-    assert score(workdir, setting, elsewhere, tmp_path, tasks=PAIR) == result  # what has ended needs no data
-    assert trained == list(PAIR)
-
-
-def test_all_that_can_be_had(
-    setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path, trained: list[str]
-) -> None:
-    result = score(workdir, setting, root, tmp_path)
-    assert trained == list(result["tasks"]) == list(PAIR)
-    assert len(result["missing"]) == 17
+    """Also where others are requested, or all that are available, and without their data."""
+    (out / PAIR[0] / "checkpoints").mkdir()  # as a kill before they were removed leaves it
+    for tasks, data in ((PAIR, tmp_path / "without data"), (PAIR[1:], root), ("available", root)):
+        result = score(workdir, setting, data, out, tasks=tasks)
+        assert result["tasks"] == finished.result["tasks"]
+        assert len(result["missing"]) == 17
+    assert trained == []
     assert "dmlab" in result["missing"]["dmlab"]
     assert str(root) in result["missing"]["svhn"]
+    assert not (out / PAIR[0] / "checkpoints").exists()
 
 
-def test_data_that_one_process_lacks(
+def test_data_that_one_rank_lacks(
     setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path,
     in_ranks: Callable[[int, Callable[[], Any]], list[Any]],
 ) -> None:  # fmt: skip
-    """What can be had is what the first process finds: all do the same tasks, or all end."""
+    """Rank 0 decides what is available: all ranks train the same tasks, or all end."""
 
     def job() -> None:
         with init_distributed() as world:
@@ -160,71 +172,64 @@ def test_data_that_one_process_lacks(
     assert f"looked in {tmp_path / 'nothing'}" in str(second)
 
 
-def test_a_named_task_must_be_there(
+def test_requested_tasks_must_be_there(
     setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path, trained: list[str]
 ) -> None:
-    with pytest.raises(ValueError, match=r"(?s)2 of the tasks asked for are missing:.*dmlab.*smallnorb"):
+    with pytest.raises(ValueError, match=r"(?s)2 of the requested tasks are missing:.*dmlab.*smallnorb"):
         score(workdir, setting, root, tmp_path, tasks=(PAIR[0], "dmlab", "smallnorb_azimuth"))
     assert trained == []
     with pytest.raises(ValueError, match="unknown VTAB task 'camelyon'; the nearest: patch_camelyon"):
         score(workdir, setting, root, tmp_path, tasks=("camelyon",))
 
 
-def test_selection_sees_no_test_image(
+def test_selection_does_not_use_the_test_split(
     setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path
 ) -> None:
-    for name in PAIR:
-        assert (root / TASKS[name].folder / "test.txt").is_file()
-    result = score(workdir, setting, root, tmp_path, tasks=PAIR, select=True)
-    assert result["scored_on"] == "val200"
-    assert [row["images"] for row in result["tasks"].values()] == [200, 200]
-    assert result["tasks"]["patch_camelyon"]["accuracy"] == 1
-    assert result["tasks"]["kitti_distance"]["accuracy"] < 0.5  # its val labels are wrong, and were not learned
-    settings = json.loads((tmp_path / PAIR[0] / "config.json").read_text())
-    assert settings["examples"] == 800
-    assert (settings["data"]["train_split"], settings["data"]["eval_split"]) == ("train", "val")
+    """And crops that would change a label are left out; the size before a crop follows the image size."""
+    (task,) = PAIR[1:]
+    result = score(workdir, setting, root, tmp_path / "select", tasks=[task], select=True)
+    assert (result["scored_on"], result["tasks"][task]["images"]) == ("val200", 200)
+    assert result["tasks"][task]["accuracy"] < 0.5  # its val labels are wrong, and were not learned
     with pytest.raises(ValueError, match=r"holds a run with other settings:\n(.*\n)* *select: True -> False"):
-        score(workdir, setting, root, tmp_path, tasks=PAIR)
-
-
-def test_no_crop_and_no_mirroring_that_would_change_a_label(
-    setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path
-) -> None:
+        score(workdir, setting, root, tmp_path / "select", tasks=[task])
     data = DataConfig(crop="random", crop_resize=10, flip=True)
-    score(workdir, dataclasses.replace(setting, steps=1, data=data), root, tmp_path, tasks=PAIR)
-    settings = [json.loads((tmp_path / name / "config.json").read_text())["data"] for name in PAIR]
-    assert [(each["crop"], each["crop_resize"], each["flip"]) for each in settings] == [
-        ("random", 10, True), ("none", None, True),
-    ]  # fmt: skip
-    assert not (tmp_path / PAIR[0] / "checkpoints").exists()  # of no use any more
-    (tmp_path / PAIR[0] / "checkpoints").mkdir()  # as a kill before they went leaves it
-    score(workdir, dataclasses.replace(setting, steps=1, data=data), root, tmp_path, tasks=PAIR)
-    assert not (tmp_path / PAIR[0] / "checkpoints").exists()
-    twice = score(workdir, dataclasses.replace(setting, steps=1, data=data), root, tmp_path / "twice", tasks=PAIR[:1],
-                  image_size=2 * setting.model.image_hw[0])  # fmt: skip
-    assert twice["tasks"].keys() == {PAIR[0]}
-    settings = json.loads((tmp_path / "twice" / PAIR[0] / "config.json").read_text())
-    assert settings["data"]["crop_resize"] == 20  # in proportion to the size
-    kept = {name: without_harm(name, data) for name in TASKS}
-    assert {name for name, own in kept.items() if own.crop == "none"} == set(NO_CROP)
-    assert {name for name, own in kept.items() if not own.flip} == set(NO_FLIP)
+    short = dataclasses.replace(setting, steps=1, data=data)
+    size = 2 * setting.model.image_hw[0]
+    score(workdir, short, root, tmp_path / "crop", tasks=PAIR, select=True, image_size=size)
+    settings = [json.loads((tmp_path / "crop" / name / "config.json").read_text()) for name in PAIR]
+    assert {(row["examples"], row["data"]["train_split"], row["data"]["eval_split"]) for row in settings} == {
+        (800, "train", "val")
+    }
+    crops = [(row["data"]["crop"], row["data"]["crop_resize"], row["data"]["flip"]) for row in settings]
+    assert crops == [("random", 20, True), ("none", None, True)]
+
+
+def test_augmentation_that_would_change_labels(setting: TrainConfig) -> None:
+    data = DataConfig(crop="random", crop_resize=10, flip=True)
+    changed = {name: without_harm(name, data) for name in TASKS}
+    assert {name for name, task in changed.items() if task.crop == "none"} == set(NO_CROP)
+    assert {name for name, task in changed.items() if not task.flip} == set(NO_FLIP)
     assert not any(without_harm(name, dataclasses.replace(data, flip=False)).flip for name in TASKS)
     for cropped in (DataConfig(min_area=0.3), DataConfig(crop="pad", pad=2)):
-        dataclasses.replace(setting, data=without_harm(NO_CROP[0], cropped))  # nothing idle is left that is refused
+        dataclasses.replace(setting, data=without_harm(NO_CROP[0], cropped))  # no option without effect remains
 
 
-def test_settings_that_do_not_fit(
-    setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path
-) -> None:
-    some = dataclasses.replace(setting, data=dataclasses.replace(setting.data, classes=(0, 1)))
-    with pytest.raises(ValueError, match=r"classes is \(0, 1\); a VTAB task"):
-        score(workdir, some, root, tmp_path)
-    small = dataclasses.replace(setting, data=dataclasses.replace(setting.data, part=0.5))
-    with pytest.raises(ValueError, match=r"part is 0\.5; a VTAB task"):
-        score(workdir, small, root, tmp_path, tasks=PAIR)
-    large = dataclasses.replace(setting, model=dataclasses.replace(setting.model, image_size=64))
-    with pytest.raises(ValueError, match="64 pixels are far from the 8"):
-        score(workdir, large, root, tmp_path)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": DataConfig(classes=(0, 1))}, r"classes is \(0, 1\); .* VTAB task"),
+        ({"data": DataConfig(part=0.5)}, r"part is 0\.5; .* VTAB task"),
+        ({"model": {"image_size": 64}}, "64 pixels are far from the 8"),
+    ],
+)
+def test_invalid_settings(
+    setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path, changes: dict[str, Any],
+    message: str,
+) -> None:  # fmt: skip
+    if "model" in changes:
+        changes = {"model": dataclasses.replace(setting.model, **changes["model"])}
+    with pytest.raises(ValueError, match=message):
+        score(workdir, dataclasses.replace(setting, **changes), root, tmp_path)
     assert not any(tmp_path.iterdir())
 
 
@@ -253,28 +258,27 @@ def test_means_by_hand() -> None:
 
 
 def test_no_mean_with_a_task_missing() -> None:
-    there = records(range(19))
-    del there["dmlab"]
-    result = summary(there, {"dmlab": "no such file"})
+    done = records(range(19))
+    del done["dmlab"]
+    result = summary(done, {"dmlab": "no such file"})
     assert (result["groups"]["structured"], result["mean"]) == (None, None)
     assert result["groups"]["natural"] == pytest.approx(0.03)
     assert result["missing"] == {"dmlab": "no such file"}
 
 
 def test_the_table_for_people() -> None:
-    there = records(TABLE_9)
-    del there["dmlab"]
-    text = as_table(summary(there, {}) | {"scored_on": "test"})
+    done = records(TABLE_9)
+    del done["dmlab"]
+    text = as_table(summary(done, {}) | {"scored_on": "test"})
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert "Caltech101 natural 6,084 95.30%" in lines
     assert "mean of specialized: 87.00%" in lines
     assert "mean of structured: none: 7 of its 8 tasks are there" in lines
     assert "mean of all 19: none: 18 of its 19 tasks are there" in lines
-    assert any(line.startswith("dmlab: not asked for; data: by hand, from") for line in lines)
+    assert any(line.startswith("missing: dmlab: not requested; data: by hand, from") for line in lines)
 
 
-def test_a_cut_result_counts_as_none(tmp_path: Path) -> None:
-    """So that the task's run makes it again."""
+def test_a_corrupt_result_counts_as_none(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     result.write_text(json.dumps({"test": {"accuracy": 0.5, "images": 4, "skipped": 0, "loss": 1.0}}))
     write_sums(tmp_path, ["result.json"])

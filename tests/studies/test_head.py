@@ -44,16 +44,6 @@ def test_report() -> None:
     assert curves[0]["y"][0] == pytest.approx(curves[0]["y"][1] / 2)
 
 
-def test_report_of_another_outcome() -> None:
-    """The class token is worse at its best, and falls further."""
-
-    def accuracy(point: Point) -> float:
-        token = point.labels["kind"] == "token"
-        return 0.8 - 0.1 * token - (0.3 if token else 0.1) * (point.labels["rate"] == HIGH) + noise(point)
-
-    assert verdicts(report(HEAD, accuracy)) == ["differ", "contradicted", "contradicted"]
-
-
 def test_report_of_the_runs_of_the_paper() -> None:
     """The class token has only one rate, and loses nothing there."""
     table = {("token", 8e-4): 0.6, ("gap", 8e-4): 0.5, ("gap", 3e-4): 0.59}

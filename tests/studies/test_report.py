@@ -11,7 +11,7 @@ from PIL import Image
 from vitlab.inspect.panels import Panel, Series
 from vitlab.recipes import tiny
 from vitlab.studies.presets import changed
-from vitlab.studies.report import as_markdown, as_text, chart_panel, format_operations, write_report
+from vitlab.studies.report import as_markdown, as_text, chart_panel, write_report
 from vitlab.studies.spec import Chart, Claim, Point, Result, Results, Scale, Study, named, percent
 
 FILES = {"report.md", "figure.png", "figure.svg", "study.json"}
@@ -94,7 +94,7 @@ def test_markdown_and_text(written: tuple[Path, dict[str, Any]]) -> None:
         "| A model without positions is worse. | 0.614 against 0.642 | +10.3 (9.0 to 12.0) | shows |",
         "75 %",  # the coverage of three seeds
         "proves none",  # the meaning of equality
-        f"9 runs, {format_operations(written[1]['exaflops'])} of training",
+        f"9 runs, {written[1]['exaflops']:.3g} exaFLOPs of training",
     ):
         assert part in text
     lines = as_text(written[1]).splitlines()
@@ -116,12 +116,11 @@ def test_a_single_seed_shows_nothing_and_leaves_no_infinity(tmp_path: Path) -> N
 
 
 def test_charts_sort_their_lines_by_x() -> None:
-    order = {"1d": 3.0, "2d": 1.0, "none": 2.0}
     chart = Chart(
         "T",
         "y",
         "accuracy",
-        x=lambda group: order[str(group.labels["kind"])],
+        x=lambda group: {"1d": 3.0, "2d": 1.0, "none": 2.0}[str(group.labels["kind"])],
         log_x=True,
         lines=lambda group: ["a", "b"] if group.labels["kind"] == "none" else "a",
         where=lambda group: group.labels["kind"] != "1d",
@@ -132,11 +131,3 @@ def test_charts_sort_their_lines_by_x() -> None:
         ("a", [1.0, 2.0], ["2d", "none"]),
         ("b", [2.0], ["none"]),
     ]
-
-
-@pytest.mark.parametrize(
-    ("exaflops", "text"),
-    [(223.4, "223 exaFLOPs"), (4262.0, "4,260 exaFLOPs"), (5.18e-5, "51.8 teraFLOPs"), (2e-10, "0.2 gigaFLOPs")],
-)
-def test_compute_has_a_suitable_unit(exaflops: float, text: str) -> None:
-    assert format_operations(exaflops) == text

@@ -175,11 +175,8 @@ def test_recorded_runs(name: str) -> None:
 
 RUNS = [
     ("optimizer", "small.sgd-0.03.seed-0"),
-    ("dropout-decay-smoothing", "50.all-three.seed-0"),
     ("data-size", "R8x0.5.3.seed-0"),
     ("data-size", "R8x0.5.3.finetuned.seed-0"),
-    ("resolution", "pretrained.seed-0"),
-    ("resolution", "fresh-32.seed-0"),
     ("masking", "mean-color-50.seed-0"),
     ("masking", "scratch.finetuned.seed-0"),
 ]

@@ -10,7 +10,6 @@ import pytest
 
 from vitlab.config import TrainConfig
 from vitlab.models.config import ViTConfig
-from vitlab.studies import statistics
 from vitlab.studies.presets import changed
 from vitlab.studies.spec import Point, Result, Results
 from vitlab.studies.statistics import Difference, Estimate, interval
@@ -96,25 +95,13 @@ def test_an_interval_needs_seeds_and_finite_values() -> None:
     assert all(map(math.isnan, interval(np.array([0.1, math.nan, 0.2]))))
 
 
-def test_three_seeds_span_their_differences_in_an_interval() -> None:
-    # 27 resamples: the smallest mean is that of one seed three times, and 1 / 27 > 2.5 %
-    assert interval(np.array([0.03, -0.01, 0.02])) == pytest.approx((-0.01, 0.03))
-
-
 def test_few_seeds_take_every_resample_once() -> None:
     values = (0.0, 0.1, 0.2, 0.4, 1.0)
     means = sorted(sum(drawn) / 5 for drawn in itertools.product(values, repeat=5))
-    assert len(means) == 3125 <= statistics.DRAWS
     low, high = means[math.ceil(0.025 * 3125) - 1], means[math.ceil(0.975 * 3125) - 1]
     assert interval(np.array(values)) == pytest.approx((low, high))
-
-
-def test_many_seeds_draw_the_same_each_time_and_near_the_normal_interval() -> None:
-    values = np.random.default_rng(5).normal(0.3, 0.1, 40)
-    low, high = interval(values)
-    assert (low, high) == interval(values)
-    half = 1.96 * values.std() / math.sqrt(40)
-    assert (low, high) == pytest.approx((values.mean() - half, values.mean() + half), abs=0.15 * half)
+    # 27 resamples of three: the smallest mean is that of one seed three times, and 1 / 27 > 2.5 %
+    assert interval(np.array([0.03, -0.01, 0.02])) == pytest.approx((-0.01, 0.03))
 
 
 @pytest.mark.parametrize(("count", "covered"), [(2, 0.50), (3, 0.75), (5, 0.85)])

@@ -165,8 +165,8 @@ def test_shares_and_adds_up(in_ranks: InRanks) -> None:
     assert in_ranks(3, job) == [expected] * 3
 
 
-@pytest.mark.parametrize(("place", "gone"), [("all_reduce", 0), ("broadcast", 1), ("gather", 0)])
-def test_one_that_is_killed_ends_the_others(place: str, gone: int, tmp_path: Path, in_ranks: InRanks) -> None:
+@pytest.mark.parametrize(("call", "gone"), [("all_reduce", 0), ("broadcast", 1), ("gather", 0)])
+def test_one_that_is_killed_ends_the_others(call: str, gone: int, tmp_path: Path, in_ranks: InRanks) -> None:
     """Within seconds, whether or not it kept the store, and wherever the others wait for what will not come."""
 
     def job() -> None:
@@ -175,7 +175,7 @@ def test_one_that_is_killed_ends_the_others(place: str, gone: int, tmp_path: Pat
                 "all_reduce": lambda: world.all_reduce(1),
                 "broadcast": lambda: world.broadcast_object(lambda: 1),
                 "gather": lambda: world.all_gather({"x": np.arange(2)}),
-            }[place]
+            }[call]
             try:
                 meet()
                 if world.rank == gone:

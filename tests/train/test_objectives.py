@@ -86,8 +86,8 @@ def test_one_of_several_labels_is_one_label(logits: Tensor, kind: Any) -> None:
 def test_any_of_the_labels_is_right(kind: Any) -> None:
     objective = Classification(K, kind)
     images, targets = objective.corrupt(several(), np.random.default_rng(0))
-    said = torch.tensor([0, 1, 0, 2, 2, 1])  # right, right (the second), wrong, right, right, wrong
-    logits = 5 * one_hot(said)
+    predicted = torch.tensor([0, 1, 0, 2, 2, 1])  # right, right (the second), wrong, right, right, wrong
+    logits = 5 * one_hot(predicted)
     loss, accuracy = objective.loss(lambda _: logits, images, targets)
     assert float(accuracy) == pytest.approx(4 / 6)
     torch.testing.assert_close(loss, classification_loss(logits, HOT, kind))
@@ -108,15 +108,15 @@ def test_mixup_of_several_labels(logits: Tensor, kind: Any) -> None:
         parts = [classification_loss(logits, sets) for sets in (HOT, HOT.roll(1, 0))]
         torch.testing.assert_close(mixed, share * parts[0] + (1 - share) * parts[1])
     least = targets.masked_fill(targets == 0, 2).argmin(dim=1)  # a label of the other image
-    for said, expected in ((targets.argmax(dim=1), 1.0), (least, 0.0)):
-        _, accuracy = objective.loss(lambda _, said=said: one_hot(said), images, targets)
+    for predicted, expected in ((targets.argmax(dim=1), 1.0), (least, 0.0)):
+        _, accuracy = objective.loss(lambda _, predicted=predicted: one_hot(predicted), images, targets)
         assert float(accuracy) == expected
 
 
 def test_objective_gives_loss_and_accuracy() -> None:
     objective = Classification(K, "sigmoid", label_smoothing=0.1)
-    said = torch.tensor([0, 3, 1, 2, 2, 1])  # four of six right
-    logits = 5 * one_hot(said)
+    predicted = torch.tensor([0, 3, 1, 2, 2, 1])  # four of six right
+    logits = 5 * one_hot(predicted)
     model = torch.nn.Identity()
     loss, accuracy = objective.loss(lambda images: model(logits).bfloat16(), batch().images, LABELS)
     assert float(accuracy) == pytest.approx(4 / 6)

@@ -113,7 +113,7 @@ def test_lower_precision_by_two(precision: Any, fsdp: bool, tmp_path: Path, in_r
 
 
 def test_masked_patch_prediction_by_two(tmp_path: Path, in_ranks: InRanks) -> None:
-    """What is hidden of an image does not depend on the process that it comes to."""
+    """The corruption of an image does not depend on the process that it comes to."""
     model = dataclasses.replace(MODEL, num_classes=0)
     config = dataclasses.replace(CONFIG, model=model, masking=MaskingConfig(), steps=4, fsdp=True)
     trained(config, tmp_path / "one")
@@ -157,12 +157,12 @@ def test_sharded_blocks_are_compiled(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2"}
-    place |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+    environment = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "GLOO_SOCKET_IFNAME": "lo", "WORLD_SIZE": "2"}
+    environment |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     started = [
         subprocess.Popen(
             [sys.executable, "-c", COUNT_GRAPHS], stdout=subprocess.PIPE, text=True,
-            env=os.environ | place | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=os.environ | environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(2)
     ]  # fmt: skip
@@ -267,10 +267,10 @@ def test_not_finite_in_one_share(tmp_path: Path, in_ranks: InRanks, monkeypatch:
     monkeypatch.setattr(loop, "train_batches", broken)
     answers = trained_by(2, CONFIG, tmp_path / "run", in_ranks)
     assert [type(answer) for answer in answers] == [NonFiniteError, NonFiniteError]
-    kept = [load_file(tmp_path / f"run/nonfinite/step-000000005{end}.safetensors") for end in ("", ".process-1")]
-    assert [bool(each["images"].isfinite().all()) for each in kept] == [True, False]
-    assert len(kept[0]["indices"]) == len(kept[1]["indices"]) == 12
-    assert not set(kept[0]["indices"].tolist()) & set(kept[1]["indices"].tolist())
+    saved = [load_file(tmp_path / f"run/nonfinite/step-000000005{end}.safetensors") for end in ("", ".process-1")]
+    assert [bool(batch["images"].isfinite().all()) for batch in saved] == [True, False]
+    assert len(saved[0]["indices"]) == len(saved[1]["indices"]) == 12
+    assert not set(saved[0]["indices"].tolist()) & set(saved[1]["indices"].tolist())
 
 
 def test_a_folder_that_the_others_do_not_see(tmp_path: Path, in_ranks: InRanks) -> None:
@@ -294,9 +294,9 @@ def test_the_parts_of_a_sharded_model(in_ranks: InRanks) -> None:
             model = build_model(MODEL, generator=torch.Generator().manual_seed(0))
             before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
             Parallel(model, world, torch.device("cpu"), precision="float32", fsdp=True)
-            own = sum(local_shard(tensor.detach()).numel() for tensor in model.parameters())
+            local = sum(local_shard(tensor.detach()).numel() for tensor in model.parameters())
             same = all(torch.equal(full_tensor(tensor), before[name]) for name, tensor in model.state_dict().items())
-            return own, sum(tensor.numel() for tensor in before.values()), same
+            return local, sum(tensor.numel() for tensor in before.values()), same
 
     (one, total, same), (two, _, same_there) = in_ranks(2, job)
     assert one + two == total
@@ -311,7 +311,7 @@ def test_activation_checkpointing_changes_nothing_but_memory(tmp_path: Path) -> 
     plain = trained(config, tmp_path / "plain")
     again = trained(dataclasses.replace(config, activation_checkpointing=True), tmp_path / "again")
     assert largest(plain, again) == 0
-    kept = []
+    saved = []
     for recompute in (False, True):
         built = build_model(dataclasses.replace(model, depth=6), generator=torch.Generator().manual_seed(0))
         parallel = Parallel(built, SINGLE, torch.device("cpu"), precision="float32", recompute=recompute)
@@ -319,5 +319,5 @@ def test_activation_checkpointing_changes_nothing_but_memory(tmp_path: Path) -> 
         sizes: list[int] = []
         with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):  # noqa: B023
             parallel.forward(torch.zeros(4, 3, 32, 32))
-        kept.append(sum(sizes))
-    assert kept[1] < 0.3 * kept[0]
+        saved.append(sum(sizes))
+    assert saved[1] < 0.3 * saved[0]

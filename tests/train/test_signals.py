@@ -12,20 +12,20 @@ from vitlab.train.signals import StoppedError, stop_signals, stops_at_once
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_at_once(number: signal.Signals) -> None:
-    told: list[int] = []
+    received: list[int] = []
 
     def work() -> None:
         with stops_at_once():
             os.kill(os.getpid(), number)
             time.sleep(60)
 
-    before = signal.signal(number, lambda given, _: told.append(given))
+    before = signal.signal(number, lambda given, _: received.append(given))
     try:
         with pytest.raises(StoppedError, match="the same command continues"):
             work()
-        assert told == [number]
+        assert received == [number]
         os.kill(os.getpid(), number)
-        assert told == [number, number]  # the handler from before is back
+        assert received == [number, number]  # the handler from before is back
     finally:
         signal.signal(number, before)
 

@@ -1,4 +1,4 @@
-"""Answers of Google's own code on random weights, and small models with nothing left at zero."""
+"""Outputs of Google's code on random weights, and small models without zeros."""
 
 import json
 import sys
@@ -28,7 +28,7 @@ class Golden:
         return torch.from_numpy(self.arrays[key]).permute(0, 3, 1, 2).contiguous()
 
     def check(self, key: str, ours: Tensor) -> None:
-        """Greatest error over the root mean square of the whole answer, against the file's own tolerance."""
+        """Largest error over the root mean square of the whole output, against the file's tolerance."""
         whole, _, cut = key.partition("[")
         theirs = self.arrays[key].astype(np.float64)
         mine = ours.detach().double().numpy()
@@ -51,7 +51,7 @@ def golden(shared: Path) -> Callable[[str], Golden]:
 
 @pytest.fixture
 def tiny() -> Callable[..., ViT]:
-    """A small ViT whose every parameter is random, so that none can be lost or swapped unseen."""
+    """A small ViT whose every parameter is random, so that none can be lost or swapped unnoticed."""
 
     def build(**settings: object) -> ViT:
         small = {"image_size": 12, "patch_size": 4, "width": 8, "depth": 2, "heads": 2, "mlp_dim": 12}
@@ -65,5 +65,5 @@ def tiny() -> Callable[..., ViT]:
 
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Types go unchecked, as outside of the tests, so that our own checks meet what is wrong."""
+    """Types are not checked, as outside of the tests."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)

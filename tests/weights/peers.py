@@ -39,12 +39,12 @@ def images(size: ImageSize = 24) -> Tensor:
 
 def normalized(inputs: Tensor, mean: Any, std: Any) -> Tensor:
     """Images in [-1, 1] as a model trained with this mean and deviation takes them."""
-    center, scale = (torch.tensor(each, dtype=torch.float64)[:, None, None] for each in (mean, std))
+    center, scale = (torch.tensor(values, dtype=torch.float64)[:, None, None] for values in (mean, std))
     return (((inputs.double() + 1) / 2 - center) / scale).float()
 
 
 def check_equal(mine: Tensor, other: Tensor, within: float = 1e-5) -> None:
-    """The greatest error is over the root mean square of the answer."""
+    """The largest error is relative to the root mean square of the output."""
     assert mine.shape == other.shape, f"{mine.shape}, {other.shape}"
     error = (mine - other).abs().max() / other.square().mean().sqrt()
     assert error <= within, f"{error:.1e}"
@@ -54,7 +54,7 @@ def check_equal(mine: Tensor, other: Tensor, within: float = 1e-5) -> None:
 
 
 def noisy(model: nn.Module) -> Any:
-    """The model with noise on every parameter, so that none can be lost or swapped unseen."""
+    """The model with noise on every parameter, so that none can be lost or swapped unnoticed."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -96,9 +96,9 @@ def shrink_convolutions(model: Any) -> Any:
 
 @torch.no_grad()
 def check_timm(ours: Model, theirs: Any) -> None:
-    """Equal answers; a ResNet's many layers of noise amplify rounding."""
-    inputs, said = images(ours.config.image_size), theirs.pretrained_cfg
-    other = theirs(normalized(inputs, said["mean"], said["std"]))
+    """Equal outputs; a ResNet's many layers of noise amplify rounding."""
+    inputs, cfg = images(ours.config.image_size), theirs.pretrained_cfg
+    other = theirs(normalized(inputs, cfg["mean"], cfg["std"]))
     assert other.std() > 1e-3
     check_equal(ours(inputs), other, within={"vit": 2e-5, "resnet": 1e-4}[ours.config.kind])
 
@@ -118,7 +118,7 @@ DINOV2 = {**SMALL, "mlp_ratio": 2}
 BIT = {"embedding_size": 32, "hidden_sizes": [128, 256], "depths": [1, 2], "num_labels": 7}
 BOTTLENECK = {**BIT, "layer_type": "bottleneck", "global_padding": "same", "embedding_dynamic_padding": True}
 
-# What is saved: class, its settings, its constructor's, and our configuration's telling fields.
+# Their class, its settings, its constructor's options, and fields of our configuration.
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "vit": ("ViTForImageClassification", OLDER, {}, {"pool": "token", "layer_norm_eps": 1e-12, "gelu": "erf"}),
     "vit tanh": (
@@ -151,7 +151,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 
 def randomize(model: nn.Module) -> Any:
-    """Every parameter random, so that none can be lost or swapped unseen; convolutions so small that eps counts."""
+    """Every parameter random, so that none can be lost or swapped unnoticed; convolutions so small that eps counts."""
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=3e-4 if parameter.ndim == 4 and parameter.shape[-1] != 8 else 0.5)
     return model.eval()
@@ -164,17 +164,17 @@ def create_huggingface(case: str) -> Any:
 
 
 def faint_images() -> Tensor:
-    """Of sides that tell paddings apart, and of values that tell epsilons apart."""
+    """Of sides that show the padding, and of values that show epsilon."""
     return images((46, 37)) * 1e-3
 
 
 def outputs(model: Any, inputs: Tensor) -> Tensor:
-    """What their model says in the end: logits, or what stands for the image."""
-    said = model(inputs)
-    if "logits" in said:
-        return said.logits
-    pooled = said.get("pooler_output")
-    return said.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
+    """The output of their model: logits, or features of the image."""
+    result = model(inputs)
+    if "logits" in result:
+        return result.logits
+    pooled = result.get("pooler_output")
+    return result.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
 
 
 def from_pretrained(folder: Path, head: bool) -> Any:
@@ -195,15 +195,17 @@ def photographs(shared: Path) -> list[np.ndarray]:
     """Of flowers, smaller than most models' images, and two that are larger, in both orientations."""
     with tarfile.open(shared / "data" / "flowers102" / "train-00.tar") as tar:
         members = [member for member in tar.getmembers() if member.name.endswith(".jpg")][:6]
-        flowers = [np.array(Image.open(io.BytesIO(tar.extractfile(each).read())).convert("RGB")) for each in members]  # pyright: ignore[reportOptionalMemberAccess]
-    large = [np.ascontiguousarray(each[:, :-1]) for each in load_sample_images()["images"]]
+        flowers = [
+            np.array(Image.open(io.BytesIO(tar.extractfile(member).read())).convert("RGB")) for member in members
+        ]  # pyright: ignore[reportOptionalMemberAccess]
+    large = [np.ascontiguousarray(image[:, :-1]) for image in load_sample_images()["images"]]
     return [*flowers, *large, np.ascontiguousarray(large[0].transpose(1, 0, 2))]
 
 
 def check_prepared(
     card: dict[str, Any], inputs: list[np.ndarray], theirs: list[Tensor], levels: int = 1, off: float = 0.0
 ) -> None:
-    """Values in [0, 1] differ from theirs by so many gray levels at most, a share `off` by more than one."""
+    """Values in [0, 1] differ from theirs by at most `levels` gray levels, a fraction `off` by more than one."""
     prepared = Preprocessing.read(card, "card")
     assert prepared.image_size is not None
     transform = EvalTransform(prepared.image_size, prepared)

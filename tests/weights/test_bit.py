@@ -43,16 +43,6 @@ def test_outputs_are_those_of_googles_code(
     expected.check(f"{of}{size}logits", model.forward_head(tokens))
 
 
-@pytest.mark.parametrize("name", ["bit_small", "bitv1_small"])
-def test_config_is_inferred(golden: Callable[[str], Any], name: str) -> None:
-    path, meta = golden(name).checkpoint, json.loads(str(golden(name).arrays["meta"]))
-    body = dataclasses.replace(V1 if "v1" in name else BIT, layers=tuple(meta["depth"]), width=64 * meta["width"])
-    expected = ResNetConfig(body=body, num_classes=meta["num_classes"])
-    assert read_google(path)[0] == expected
-    assert read_google(path, image_size=(64, 96))[0] == dataclasses.replace(expected, image_size=(64, 96))
-    assert expected.num_parameters == meta["n_params"]
-
-
 def test_names_and_shapes_are_those_of_a_published_bit(shared: Path) -> None:
     published = json.loads((shared / "facts" / "keys" / "BiT-M-R50x1.json").read_text())
     layout = google_layout(get_config("R50x1", num_classes=21_843), "stored")
@@ -64,7 +54,7 @@ def test_names_and_shapes_are_those_of_a_published_bit(shared: Path) -> None:
     [
         (get_config("R50x1"), 153, 25_549_352),
         (get_config("R152x4"), 459, 936_533_224),
-        (ResNetConfig(), 161, 25_557_032),  # big_vision's own ResNet
+        (ResNetConfig(), 161, 25_557_032),  # big_vision's ResNet
     ],
 )
 def test_big_vision_has_as_many_arrays(config: ResNetConfig, arrays: int, numbers: int) -> None:

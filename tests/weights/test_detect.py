@@ -22,7 +22,7 @@ def test_the_format_follows_from_the_content(tmp_path: Path, tiny: Callable[...,
     write_google(model, tmp_path / "vit.npz")
     (tmp_path / "unknown_suffix").write_bytes((tmp_path / "vit.npz").read_bytes())
     save_model(model, tmp_path / "run" / "model", extra={"source": "a test"})
-    (tmp_path / "run" / "config.json").write_text('{"model": {}}')  # a run's own settings
+    (tmp_path / "run" / "config.json").write_text('{"model": {}}')  # the run's settings
     (tmp_path / "run" / "metrics.jsonl").write_text("")
     images = torch.randn(2, 3, 12, 12)
     google, ours = Preprocessing.google().to_card(), Preprocessing(12).to_card()

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from states import Arrays, arrays_of, same, write_spelled
 
 from vitlab.models import ResNetBody, ViTConfig, get_config
@@ -58,45 +56,6 @@ def test_a_hybrid_at_another_size_gives_the_outputs_of_googles_code(golden: Call
     expected.check(f"{size}/pos_embedding", model.state_dict()["position.table"])
 
 
-@pytest.mark.parametrize("name", VITS)
-def test_config_is_inferred(golden: Callable[[str], Any], name: str) -> None:
-    meta = json.loads(str(golden(name).arrays["meta"]))
-    theirs = meta["config"]
-    stem = theirs.get("resnet")
-    assert read_google(golden(name).checkpoint)[0] == ViTConfig(
-        image_size=meta["native"][0],
-        patch_size=theirs["patches"]["size"][0],
-        width=theirs["hidden_size"],
-        depth=theirs["transformer"]["num_layers"],
-        heads=theirs["transformer"]["num_heads"],
-        mlp_dim=theirs["transformer"]["mlp_dim"],
-        num_classes=meta["num_classes"],
-        pool=theirs["classifier"],
-        representation_size=theirs["representation_size"],
-        stem=stem and ResNetBody(tuple(stem["num_layers"]), 64 * stem["width_factor"]),
-    )
-
-
-@pytest.mark.parametrize("name", [BIG_VISION[0], BIG_VISION[2]])
-def test_config_of_big_vision_is_inferred(golden: Callable[[str], Any], name: str) -> None:
-    meta = json.loads(str(golden(name).arrays["meta"]))
-    theirs, fixed = meta["resolved"], "sincos2d" in name
-    config, state = read_google(golden(name).checkpoint)
-    assert config == ViTConfig(
-        image_size=meta["native"][0],
-        patch_size=theirs["patch_size"][0],
-        width=theirs["width"],
-        depth=theirs["depth"],
-        heads=theirs["num_heads"],
-        mlp_dim=theirs["mlp_dim"],
-        num_classes=meta["num_classes"],
-        pool="gap",
-        position="sincos2d" if fixed else "1d",
-        representation_size=theirs["width"] if fixed else None,
-    )
-    assert ("position.table" in state) != fixed
-
-
 @pytest.mark.parametrize("name", [*VITS, *BIG_VISION, "bit_small", "bitv1_small", LARGE])
 def test_googles_files_are_written_back_bit_equal(golden: Callable[[str], Any], tmp_path: Path, name: str) -> None:
     path, model = golden(name).checkpoint, load_model(golden(name).checkpoint)
@@ -132,35 +91,11 @@ def test_names_and_shapes_are_those_of_every_published_vit(shared: Path) -> None
 # --- layout, reading, writing ------------------------------------------------------------------------------------
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(
-    shape=st.fixed_dictionaries(
-        {
-            "image_size": st.sampled_from([4, 8, 16]),
-            "heads": st.sampled_from([1, 2, 4]),
-            "depth": st.integers(1, 12),
-            "num_classes": st.integers(0, 4),
-            "pool": st.sampled_from(["token", "gap"]),
-            "representation_size": st.sampled_from([None, 6]),
-        }
-    ),
-    spelling=st.sampled_from(["stored", "linen"]),
-    prefix=st.sampled_from(["", "params/", "opt/target/"]),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
-)
-def test_any_model_is_read_back(
-    tmp_path: Path, tiny: Callable[..., ViT], shape: dict[str, Any], spelling: Any, prefix: str, dtype: torch.dtype
-) -> None:
-    model = tiny(**shape).to(dtype)
-    write_spelled(model, tmp_path / "vit.npz", spelling, prefix)
-    config, state = read_google(tmp_path / "vit.npz")
-    assert config == model.config
-    assert same(state, model)
-
-
 @pytest.mark.parametrize(
     ("changes", "spellings"),
     [
+        ({"depth": 12, "num_classes": 0, "representation_size": 6}, ("stored", "linen")),
+        ({"image_size": 4, "heads": 1, "pool": "gap"}, SPELLINGS),
         ({"stem": ResNetBody((1, 2), 32), "patch_size": 1, "image_size": 24}, ("stored", "linen")),
         ({"stem": ResNetBody((1,), 32), "patch_size": 2, "image_size": 16, "pool": "gap"}, SPELLINGS),
         ({"stem": ResNetBody((), 32), "patch_size": 2, "image_size": 32, "representation_size": 6}, ("linen",)),

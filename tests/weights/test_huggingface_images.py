@@ -1,4 +1,4 @@
-"""Image settings of their folders; their own processors are the reference."""
+"""Image settings of their folders; their processors are the reference."""
 
 import json
 from pathlib import Path

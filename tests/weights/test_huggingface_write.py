@@ -95,7 +95,7 @@ V2: dict[str, Any] = {"layers": (1,), "width": 64, "version": "v2", "group_norm_
         (ViTConfig(**{**VIT, "patch_size": 1}, stem=ResNetBody((1,), 32)), "stem=ResNetBody"),
         (ViTConfig(**VIT, representation_size=6), "representation_size=6"),
         (ViTConfig(**VIT, distilled=True, layer_scale=1.0), "distilled=True"),
-        (ViTConfig(**VIT, distilled=True, num_classes=0), "num_classes=0"),
+        (ViTConfig(**VIT, distilled=True, num_classes=0), "distilled=True"),
         (ViTConfig(**VIT, layer_scale=1.0), "mlp_dim=12.*cannot represent.*--to vitlab"),
         (ViTConfig(**{**VIT, "mlp_dim": 16, "image_size": (8, 12)}, layer_scale=1.0), r"image_size=\(8, 12\)"),
         (ResNetConfig(body=ResNetBody(**V2)), "weight_eps_on='std'"),

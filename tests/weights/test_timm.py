@@ -109,14 +109,6 @@ def test_a_bare_file_has_the_usual_heads_and_normalization(tmp_path: Path, width
         read_timm(bare(theirs, tmp_path / "vit.safetensors", **changes))
 
 
-def test_a_bare_resnet_is_for_224_pixels(tmp_path: Path) -> None:
-    with torch.device("meta"):
-        theirs = timm.create_model("resnetv2_50x1_bit", **{**TIMM_BIT, "num_classes": 0}).to_empty(device="cpu")
-    config, _ = read_timm(bare(theirs, tmp_path / "bit.safetensors"))
-    assert isinstance(config, ResNetConfig)
-    assert (config.image_size, config.num_classes, config.body.layers) == (224, 0, (3, 4, 6, 3))
-
-
 @pytest.mark.parametrize("registers", [0, 4])
 def test_dinov2s_own_file_is_read_as_by_timm(tmp_path: Path, registers: int) -> None:
     """With a mask token, a row for the class token beside registers, and ImageNet's normalization."""

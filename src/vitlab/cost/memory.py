@@ -106,8 +106,9 @@ def step_bytes(config: TrainConfig, num_images: int, precision: Precision, devic
     if precision == "bfloat16":
         model.to(torch.bfloat16)
     if config.activation_checkpointing:
-        options = {"use_reentrant": False, "preserve_rng_state": False}
-        recompute = functools.partial(checkpoint, **options, context_fn=lambda: (nullcontext(), rules()))
+        recompute = functools.partial(
+            checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=lambda: (nullcontext(), rules())
+        )
         for block in model_blocks(model):
             block.forward = functools.partial(recompute, block.forward)
     parameters, objective = list(model.parameters()), create_objective(config)

@@ -81,6 +81,6 @@ def panels(record: Mapping[str, Any]) -> list[Panel]:
             (f"largest batch in {memory}", "images", largest),
         ):
             if drawn := [line for line in series if line.x]:
-                options = {"log_x": True, "log_y": True, "percent": False}
-                shown.append(Panel(f"{title}{suffix}: {what}", "image size (pixels)", y_label, drawn, **options))
+                name, x_label = f"{title}{suffix}: {what}", "image size (pixels)"
+                shown.append(Panel(name, x_label, y_label, drawn, log_x=True, log_y=True, percent=False))
     return shown

@@ -68,8 +68,8 @@ class Labels:
     def renumber(self, new: np.ndarray) -> "Labels":
         """Every label c becomes `new[c]`; those that become -1 are dropped, so that an image may end without any."""
         values = new[self.values]
-        kept = np.concatenate([[0], np.cumsum(values >= 0)])
-        return Labels(values[values >= 0], kept[self.offsets])
+        remaining = np.concatenate([[0], np.cumsum(values >= 0)])
+        return Labels(values[values >= 0], remaining[self.offsets])
 
     def join(self, other: "Labels") -> "Labels":
         """These, then those of `other`."""
@@ -109,7 +109,7 @@ class Entries(Sequence[Entry]):
         return None
 
     def read_ahead(self, requests: Iterator[Request]) -> Iterator[Request]:
-        """The same requests, each when its images can be read."""
+        """The same requests, as soon as their images can be read."""
         return requests
 
     @overload
@@ -258,7 +258,7 @@ def digest_images(start: str, dataset: Dataset, indices: range, stats: dict[str,
 
 def _stat(file: str) -> bytes:
     try:
-        stat = os.stat(file)  # noqa: PTH116  (a Path for each of a million files would cost more than the question)
+        stat = os.stat(file)  # noqa: PTH116  (a Path for every one of a million files is slow)
     except OSError:
         return f"{file}\0missing".encode(errors="surrogateescape")  # reading it says what is wrong with it
     return f"{os.path.abspath(file)}\0{stat.st_size}\0{stat.st_mtime_ns}".encode(errors="surrogateescape")  # noqa: PTH100

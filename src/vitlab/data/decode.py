@@ -17,7 +17,7 @@ from PIL import Image, ImageOps
 from vitlab.errors import UserError, quoted
 from vitlab.io import open_regular
 
-MAX_PIXELS = 89_478_485  # 256 MiB of RGB: larger images are refused as decompression bombs (Pillow's own bound)
+MAX_PIXELS = 89_478_485  # 256 MiB of RGB: larger images are refused, as by Pillow
 # No others: Pillow also has formats that run other programs.
 IMAGE_FORMATS = {
     "JPEG": (".jpg", ".jpeg", ".jpe", ".jfif"),

@@ -66,6 +66,7 @@ def download(
                         _complete(url, part, digest, size, cancelled, quiet)
                         os.fsync(part.fileno())
                         part_path.replace(target)
+                        return
                 finally:
                     fcntl.flock(part, fcntl.LOCK_UN)
     except OSError as error:
@@ -155,7 +156,7 @@ def retry(
         except _request_errors() as error:
             # fsspec reports any failure of a first request as a missing file, whose cause is the real one.
             last = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
-            status, reason = _status(last), _first_line(last)
+            status, reason = _status(last), _reason(last)
             if status in (404, 410) and missing is not _REQUIRED:
                 return missing
             if status is not None and 400 <= status < 500 and status not in RETRIED:
@@ -164,8 +165,8 @@ def retry(
                     hint = "log in (on the Hugging Face hub `hf auth login`, or HF_TOKEN) and accept the terms"
                 raise UserError(f"cannot download {url} ({status}: {reason}): {hint}") from error
     raise UserError(
-        f"cannot download {url} ({_first_line(last)}; tried {TRIES} times): check the address and the network. The "
-        f"same command resumes the download"
+        f"cannot download {url} ({_reason(last)}; tried {TRIES} times): check the address and the network. The same "
+        f"command resumes the download"
     ) from last
 
 
@@ -193,7 +194,7 @@ def _request_errors() -> tuple[type[BaseException], ...]:
     return OSError, *(getattr(module, name) for module, name in modules if module is not None)
 
 
-def _first_line(error: BaseException | None) -> str:
+def _reason(error: BaseException | None) -> str:
     return next(iter(str(error).splitlines()), "").rstrip(".:") or type(error).__name__
 
 

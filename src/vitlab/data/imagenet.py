@@ -72,7 +72,7 @@ def _wnids(folder: Path, home: Path, partial: bool) -> tuple[str, ...]:
     if len(present) != CLASSES and not (partial and present):
         raise UserError(
             f"{folder} has {len(present)} class folders, named by WordNet id, and ImageNet 1,000: give --partial to "
-            f"evaluate on a part of val, or folder:PATH for a part as a data set of its own. {_terms('imagenet')}"
+            f"evaluate on a part of val, or folder:PATH for a part as another data set. {_terms('imagenet')}"
         )
     if invalid := [name for name in present if not _WNID.fullmatch(name)]:
         raise UserError(f"the class folder {folder / invalid[0]} is not named by a WordNet id, such as n01440764")

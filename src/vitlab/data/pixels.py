@@ -73,7 +73,7 @@ def _read_idx(path: Path) -> np.ndarray:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         if data[:3] != b"\0\0\x08":
             raise ValueError("not an idx file of bytes")
-        shape = np.frombuffer(data, ">u4", data[3], offset=4)
+        shape = np.frombuffer(data, ">u4", data[3], offset=4).tolist()
         return np.frombuffer(data, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
     except (EOFError, OSError, ValueError, IndexError, zlib.error) as error:
         raise _corrupt(path, error) from error

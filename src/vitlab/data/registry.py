@@ -65,7 +65,8 @@ def _info(name: str, row: dict[str, Any], published: dict[str, Any]) -> DatasetI
             "num_classes": published[name]["classes"],
             "splits": {_ours(split): count for split, count in published[name]["sizes"].items()},
         }
-    return DatasetInfo(**{key: tuple(value) if isinstance(value, list) else value for key, value in row.items()})
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    return DatasetInfo(**values)
 
 
 def _ours(split: str) -> str:
@@ -284,7 +285,7 @@ def digits_splits(name: str, root: Path | None, download: bool) -> Splits:
 
 
 def published_splits(name: str, root: Path | None, download: bool) -> Splits:
-    """A set of VTAB's sources as a data set of its own, by its reader in `vtab/readers.py`."""
+    """A set of VTAB's sources as a data set, by its reader in `vtab/readers.py`."""
     from vitlab.data.vtab.sources import SOURCES
     from vitlab.data.vtab.tasks import read_published
 

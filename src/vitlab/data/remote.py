@@ -199,8 +199,7 @@ def remote_splits(address: str, name: str, cache: Path) -> Splits:
     """The data set at an address, as `vitlab shard` writes it, or those of its tars that a pattern names.
 
     For example `https://HOST/FOLDER`, `s3://BUCKET/FOLDER/train-{000000..000099}.tar`, `hub:OWNER/NAME@REVISION/SUB`.
-    What is downloaded lies in a folder of its own below `cache`. Tars without an `index.json`, and those of a pattern,
-    are all downloaded once, to be scanned.
+    Every data set has a folder below `cache`. Tars without an `index.json` are all downloaded once, to be scanned.
     """
     base, pattern = address.rstrip("/"), ""
     if base.endswith(".tar"):
@@ -208,7 +207,7 @@ def remote_splits(address: str, name: str, cache: Path) -> Splits:
     source = base
     if base.startswith("hub:"):
         source, base = re.sub(r"^hub:|@[^/]*", lambda match: "hub/" * (match[0] == "hub:"), base), hub_address(base)
-    data = None if pattern else read_small(f"{base}/{INDEX}")
+    data = read_small(f"{base}/{INDEX}")
     if data is None or FORMAT.encode() not in data:  # or another program's file of this name
         tars = [File(tar, -1, "") for tar in expand(pattern)] if pattern else _list_tars(base)
         listed = pattern or [(tar.file, tar.bytes, tar.sha256) for tar in tars]
@@ -217,6 +216,7 @@ def remote_splits(address: str, name: str, cache: Path) -> Splits:
     else:
         folder = _cache_folder(cache, source, data)
         index = parse_index(data, f"{base}/{INDEX}")
+        index = _select(index, expand(pattern), base) if pattern else index
     shards = ShardCache(base, folder, index)
 
     @functools.cache
@@ -224,15 +224,28 @@ def remote_splits(address: str, name: str, cache: Path) -> Splits:
         if split not in index.shards:
             raise UserError(f"{address} has no shards of the {split} split, only of {', '.join(index.shards)}")
         stored = read_places(shards.fetch(f"{split}.index.npz"))
-        if stored is None or stored[0].shards != tuple(file.file for file in index.shards[split]):
+        numbers = {name: number for number, name in enumerate(stored[0].shards if stored else ())}
+        names = [file.file for file in index.shards[split]]
+        if stored is None or not numbers.keys() >= set(names):
             raise UserError(f"{base}/{split}.index.npz does not match {INDEX}: write the data set again")
-        return RemoteEntries(stored[0], None, shards), stored[1]
+        places, labels = stored
+        rows = np.flatnonzero(np.isin(places.shard, [numbers[name] for name in names]))
+        return RemoteEntries(places, rows, shards), labels.take(rows)
 
     def read(split: str) -> Dataset:
         classes = class_names(shards.fetch(CLASSES)) if CLASSES in shards.files else ()
         return labeled(name, split, classes, find)
 
     return list(index.shards), read
+
+
+def _select(index: ShardIndex, names: Sequence[str], base: str) -> ShardIndex:
+    """Only the tars `names`."""
+    if missing := sorted(set(names) - {file.file for file in index.files}):
+        raise UserError(f"{base}/{INDEX} does not list {missing[0]} ({len(missing)} of {len(names)} are missing)")
+    chosen = set(names)
+    shards = {split: tuple(tar for tar in tars if tar.file in chosen) for split, tars in index.shards.items()}
+    return ShardIndex({split: tars for split, tars in shards.items() if tars}, index.beside)
 
 
 def _cache_folder(cache: Path, source: str, content: bytes) -> Path:
@@ -289,7 +302,7 @@ def _scan_once(base: str, tars: Sequence[File], folder: Path) -> ShardIndex:
     logger.warning("%s: downloading its shards once, for there is no %s; by their names: %s", base, INDEX, counts)
     classes = read_small(f"{base}/{CLASSES}")
     paths = {split: map(shards.fetch, tars) for split, tars in names.items()}
-    return write_index(folder, paths, classes and parse_json(classes, f"{base}/{CLASSES}"))
+    return write_index(folder, paths, None if classes is None else parse_json(classes, f"{base}/{CLASSES}"))
 
 
 def _split_of(name: str) -> str:

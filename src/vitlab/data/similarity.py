@@ -154,7 +154,7 @@ def distances(
 
 
 def _shrink(x: Float[Tensor, "n S S"], side: int) -> Float[Tensor, "n side side"]:
-    """At a lower resolution; at its own a little smoother, which takes the edge off compression and resampling."""
+    """At a lower resolution; at the same one a little smoother, which reduces the effect of compression."""
     if side < SIDE:
         return F.avg_pool2d(x, SIDE // side)
     kernel = torch.tensor([0.2, 0.6, 0.2])[None, None, :, None]

@@ -58,7 +58,7 @@ def choose_custom_split(
     if val_is_test(name, present, warn=split in ("test", "trainval")):
         stored, held_out = {"test": "val", "trainval": "train"}.get(split, split), {}
     elif split == "trainval" and "test" in present and "val" not in present:
-        stored, held_out = "train", {}  # in its own order
+        stored, held_out = "train", {}  # in its order
     return dataclasses.replace(choose_split(present, read, stored, held_out, seed), split=split)
 
 
@@ -83,9 +83,9 @@ def choose_split(
     parts = stratified_split(train.labels, missing, seed)
     chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
     if ":" in train.name:  # the user's data set; the table has what is cut from the others
-        lacking, size = " and no ".join(sorted(missing)), f"{len(chosen)} of its {len(train)} images"
+        absent, size = " and no ".join(sorted(missing)), f"{len(chosen)} of its {len(train)} images"
         warn_once(
-            f"{quoted(train.name)} has no {lacking} split: cut from train, stratified, seed {seed}; {split} has {size}"
+            f"{quoted(train.name)} has no {absent} split: cut from train, stratified, seed {seed}; {split} has {size}"
         )
     return dataclasses.replace(train.take(chosen), split=split)
 
@@ -134,10 +134,10 @@ def keep_classes(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
     new = np.full(count, -1)
     new[list(classes)] = np.arange(len(classes))
     labels = dataset.all_labels.renumber(new)
-    kept = np.flatnonzero(labels.counts)
-    labels = labels.take(kept)
+    indices = np.flatnonzero(labels.counts)
+    labels = labels.take(indices)
     return dataclasses.replace(
-        dataset.take(kept),
+        dataset.take(indices),
         classes=tuple(dataset.classes[c] for c in classes),
         labels=labels.firsts.astype(np.int64),
         label_sets=None if dataset.label_sets is None else labels,

@@ -292,7 +292,7 @@ def check_divisible(image_hw: tuple[int, int], patch_size: int, stem: ResNetBody
 
 
 def nearest_image_size(image_size: int, patch_size: int, stem: ResNetBody | None = None) -> int:
-    """`image_size` if patches divide it, as `check_divisible` says; else the nearest larger side that they do."""
+    """`image_size` if patches divide it, see `check_divisible`; else the nearest larger side that they do."""
     stride = patch_size * (stem.stride if stem else 1)
     side = (stem.grid((image_size, image_size)) if stem else (image_size,))[0]
     if side >= patch_size and side % patch_size == 0:

@@ -37,7 +37,7 @@ def init_weights(model: nn.Module, config: ModelConfig, generator: torch.Generat
 def redraw_positions(model: nn.Module, config: ViTConfig, generator: torch.Generator | None = None) -> None:
     """Draws the position embeddings of the grid anew, in place, as `init_weights` does.
 
-    The class token's row stays: it is no place in the image, and interpolation (Sec. 3.2) keeps it as well.
+    The class token's row stays: it has no position in the image. Interpolation (Sec. 3.2) preserves it as well.
     """
     assert config.position in LEARNED_POSITIONS, f"position={config.position!r} has nothing to draw"
     prefix = config.num_position_prefix if config.position == "1d" else 0  # of the 2-D kind it is apart
@@ -99,7 +99,7 @@ def _xavier(tensor: Tensor, generator: torch.Generator | None) -> None:
 
 
 def _xavier_thirds(tensor: Tensor, generator: torch.Generator | None) -> None:
-    """q, k and v each by itself, as the D x D matrix that it is."""
+    """q, k and v separately, each a D x D matrix."""
     for matrix in tensor.chunk(3):
         nn.init.xavier_uniform_(matrix, generator=generator)
 

@@ -91,7 +91,7 @@ def resize_positions(
     state: dict[str, Tensor], config: ViTConfig, grid: tuple[int, int], method: Interpolation | None = None
 ) -> dict[str, Tensor]:
     """The entries of `state` that are position embeddings of `config`'s grid, for another grid; resampled by `method`,
-    or by the configuration's own."""
+    or by the configuration's method."""
     method, (h, w), (h2, w2) = method or config.position_interpolation or "corners", config.grid, grid
     if config.position == "1d":
         table = state["position.table"]

@@ -1,6 +1,6 @@
 """The paper's models by name: Table 1, Sec. 4.1, App. D.6.
 
-Nothing here needs torch, so that the command line can list and check models in an instant.
+Nothing here imports torch, so that the command line can list and check models in an instant.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ _H = ViTConfig(width=1280, depth=32, heads=16, mlp_dim=5120)
 _BIT = ResNetBody(version="v2", weight_eps=1e-10, weight_eps_on="variance", group_norm_eps=1e-5)
 
 STAGES = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
-"""Units in each stage of a ResNet of so many layers."""
+"""Layers of a ResNet -> units in each stage."""
 
 
 def _hybrid(config: ViTConfig, layers: tuple[int, ...], patch_size: int = 1) -> ViTConfig:

@@ -11,14 +11,13 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitlab.errors import UserError
 from vitlab.models.axial import AxialMixing
-from vitlab.models.config import ResNetConfig
-from vitlab.models.images import check_images
+from vitlab.models.config import ResNetConfig, check_divisible
 from vitlab.models.init import init_weights, linear
 from vitlab.models.resnet_config import ResNetBody, Unit, border
 
 GROUPS = 32
-torch.fx.wrap("check_images")  # one node of a symbolic trace, which knows neither shape nor type
 
 
 class StdConv(nn.Module):
@@ -41,6 +40,34 @@ class StdConv(nn.Module):
 
 
 @torch.fx.wrap
+def check_images(
+    images: Tensor, image_hw: tuple[int, int] | None = None, patch_size: int = 1, stem: ResNetBody | None = None
+) -> Tensor:
+    """The `images` as they are, if a model can take them: [B, 3, H, W], floating point, of `image_hw` pixels unless it
+    is None. Raises UserError otherwise."""
+    if images.ndim != 4 or images.shape[1] != 3:
+        raise UserError(
+            f"the images have the shape {list(images.shape)}; a model takes [batch, 3, height, width]. For a single "
+            f"image: images[None]; for channels last: images.permute(0, 3, 1, 2); for gray: images.expand(-1, 3, -1, "
+            f"-1)."
+        )
+    if not images.is_floating_point():
+        raise UserError(
+            f"the images are {images.dtype}; a model takes floating-point values, normalized as in its training. "
+            f"For pixels of 0 to 255 and values in [-1, 1]: images.float() / 127.5 - 1."
+        )
+    height, width = images.shape[-2:]
+    if image_hw is not None and (height, width) != image_hw:
+        check_divisible((height, width), patch_size, stem)
+        raise UserError(
+            f"the model was built for {image_hw[0]}x{image_hw[1]} pixels and the images have {height}x{width}; resize "
+            f"them, or load the model with image_size={(height, width) if height != width else height}, which "
+            f"interpolates its position embeddings."
+        )
+    return images
+
+
+@torch.fx.wrap
 def standardize(weight: Float[Tensor, "O I h w"], eps: float, eps_on: str) -> Float[Tensor, "O I h w"]:
     """Each output channel with mean 0 and variance 1, in float32 at least: in less its deviations would be lost.
 
@@ -59,7 +86,7 @@ def convolve(
 ) -> Float[Tensor, "B O h2 w2"]:
     """A convolution in the precision of `maps`, its border that of `version`."""
     weight, size = weight.to(maps.dtype), weight.shape[-1]
-    if size == 1 and stride > 1 and maps.device.type == "cpu":  # faster than torch's own stride
+    if size == 1 and stride > 1 and maps.device.type == "cpu":  # faster than torch's stride
         maps, stride = maps[..., ::stride, ::stride], 1
     left, right, top, bottom = _border(maps, size, stride, version)
     if left == right and top == bottom:  # the convolution brings this border itself, without another copy

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt
+from annotated_types import Gt
 
 from vitlab.errors import UserError
 from vitlab.settings import check_fields
@@ -31,7 +31,7 @@ class ResNetBody:
     """What mixes positions in a unit: a 3x3 convolution, or attention along rows and then columns (App. D.6)."""
     pool_padding: Literal["zero", "-inf"] = "zero"
     """The border of the root's max-pooling in `v2`: zero, as published BiT weights expect, or nothing at all."""
-    weight_eps: Annotated[float, Ge(0)] = 1e-5
+    weight_eps: Annotated[float, Gt(0)] = 1e-5
     """Keeps the standardization of weights from dividing by zero: added to their deviation, or to their variance."""
     weight_eps_on: Literal["std", "variance"] = "std"
     group_norm_eps: Annotated[float, Gt(0)] = 1e-6

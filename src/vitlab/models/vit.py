@@ -4,7 +4,7 @@ The letters are the paper's: B images, H x W pixels, P patch side, N patches, T 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import torch
 import torch.fx
@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitlab.models.axial import AxialBlock
 from vitlab.models.config import ViTConfig
 from vitlab.models.encoder import Block, MAPHead
-from vitlab.models.images import check_images
 from vitlab.models.init import init_weights, linear
 from vitlab.models.position import PositionEmbedding
-from vitlab.models.resnet import Body, ResNet
+from vitlab.models.resnet import Body, ResNet, check_images
 
 torch.fx.wrap("check_images")  # one node of a symbolic trace, which knows neither shape nor type
 
@@ -54,11 +54,7 @@ class ViT(nn.Module):
         self.registers = _tokens(config, config.registers) if config.registers else None
         self.position = PositionEmbedding(config)
         self.dropout = nn.Dropout(config.dropout)
-        kind: Callable[[ViTConfig, float], nn.Module] = Block
-        if config.encoder == "axial":
-            from vitlab.models.axial import AxialBlock
-
-            kind = AxialBlock
+        kind = AxialBlock if config.encoder == "axial" else Block
         rates = [config.stochastic_depth * layer / max(config.depth - 1, 1) for layer in range(config.depth)]
         self.blocks = nn.ModuleList(kind(config, rate) for rate in rates)
         self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)

@@ -1,4 +1,4 @@
-"""What a fine-tuning will take, told before it begins: measured on this machine, and what would make it shorter."""
+"""What a fine-tuning will take, measured on this machine before it begins, and what would make it shorter."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from vitlab.models.config import ViTConfig
 from vitlab.train.microbatch import StepCost
 
 SHORT = 120.0
-"""Seconds below which nobody needs to be told how to shorten it."""
+"""Seconds below which nothing needs to be shorter."""
 
 
 @dataclass(frozen=True)
@@ -33,70 +33,61 @@ class Estimate:
 
     @property
     def search_seconds(self) -> float:
-        """Of training with every learning rate, and of scoring each."""
+        """Seconds to train with every learning rate and to score it."""
         if not self.held_out_images:
             return 0.0
         images = (self.config.sweep_steps or self.steps) * self.config.batch_size
-        each = images * self.cost.train_seconds + self.held_out_images * self.cost.eval_seconds
-        return len(self.config.learning_rates) * each
+        one_rate = images * self.cost.train_seconds + self.held_out_images * self.cost.eval_seconds
+        return len(self.config.learning_rates) * one_rate
 
     @property
     def run_seconds(self) -> float:
-        """Of the final runs and their tests."""
+        """Seconds of the final runs and their tests."""
         images = self.steps * self.config.batch_size
         return self.config.runs * (images * self.cost.train_seconds + self.test_images * self.cost.eval_seconds)
 
     @property
     def seconds(self) -> float:
-        """Of everything."""
         return self.search_seconds + self.run_seconds
 
     def describe(self) -> str:
-        """A line for each thing that takes time or memory, the total, and how to shorten it."""
+        """A line for everything that takes time or memory, the total, and how to shorten it."""
         config, model = self.config, self.config.model
         height, width = model.image_hw
         size = f"{height} px" if height == width else f"{height}x{width} px"
         passes = self.steps * config.batch_size / self.train_images
         runs = f"{config.runs} runs of " if config.runs > 1 else ""
+        search = (
+            f"{len(config.learning_rates)} learning rates x {config.sweep_steps or self.steps:,} steps of "
+            f"{config.batch_size} images, scored on {self.held_out_images:,} held-out images: "
+            f"{format_duration(self.search_seconds)}"
+        )
+        training = (
+            f"{runs}{self.steps:,} steps of {config.batch_size} images ({passes:.1f} epochs), then the test: "
+            f"{format_duration(self.run_seconds)}"
+        )
         rows = {
             "model": f"{model.num_parameters / 1e6:.1f}M parameters, {size}, on {self.device}",
             "data": f"{self.train_images:,} training and {self.test_images:,} test images, {self.classes:,} classes",
             "measured": self.cost.describe(),
+            "search": search if self.held_out_images else "",
+            "training": training,
+            "total": f"about {format_duration(self.seconds)}",
+            "shorter": " | ".join(self._shorter()) if self.seconds > SHORT else "",
         }
-        if self.held_out_images:
-            rows["search"] = (
-                f"{len(config.learning_rates)} learning rates x {config.sweep_steps or self.steps:,} steps of "
-                f"{config.batch_size} images, scored on {self.held_out_images:,} held-out images: "
-                f"{format_duration(self.search_seconds)}"
-            )
-        rows["training"] = (
-            f"{runs}{self.steps:,} steps of {config.batch_size} images ({passes:.1f} epochs), then the test: "
-            f"{format_duration(self.run_seconds)}"
-        )
-        rows["total"] = f"about {format_duration(self.seconds)}"
-        if self.seconds > SHORT:
-            rows["shorter"] = " | ".join(self._shorter())
-        return "\n".join(f"  {name:9} {text}" for name, text in rows.items())
+        return "\n".join(f"  {name:9} {text}" for name, text in rows.items() if text)
 
     def _shorter(self) -> list[str]:
-        """Flags, each with the total that it would leave."""
-        ways = []
+        """Flags with the total that would remain."""
+        config, model, flags = self.config, self.config.model, []
         if self.held_out_images:
-            ways.append(f"--optim.lr {self.config.optim.lr:g}, without a search: {format_duration(self.run_seconds)}")
-        if self.steps > 1:
-            fewer = self._with(steps=self.steps // 2, epochs=None)
-            ways.append(f"--steps {self.steps // 2}: {format_duration(fewer.seconds)}")
-        model = self.config.model
+            flags.append(f"--optim.lr {config.optim.lr:g}, without a search: {format_duration(self.run_seconds)}")
+        if (half := self.steps // 2) > 0:
+            sweep_steps = config.sweep_steps and max(config.sweep_steps * half // self.steps, 1)
+            fewer = dataclasses.replace(config, steps=half, epochs=None, sweep_steps=sweep_steps)
+            seconds = dataclasses.replace(self, config=fewer).seconds
+            flags.append(f"--steps {half}: {format_duration(seconds)}")
         if isinstance(model, ViTConfig) and (side := min(model.image_hw) * 3 // 4 // model.stride * model.stride) >= 64:
-            smaller = dataclasses.replace(model, image_size=side)
-            share = smaller.forward_macs / model.forward_macs
-            ways.append(f"--image-size {side}: about {format_duration(share * self.seconds)}")
-        return ways
-
-    def _with(self, **settings: int | None) -> "Estimate":
-        """The same with other settings; a shortened search is shortened alike."""
-        config = dataclasses.replace(self.config, **settings)
-        if config.sweep_steps is not None:
-            steps = config.total_steps(self.train_images)
-            config = dataclasses.replace(config, sweep_steps=max(config.sweep_steps * steps // self.steps, 1))
-        return dataclasses.replace(self, config=config)
+            share = dataclasses.replace(model, image_size=side).forward_macs / model.forward_macs
+            flags.append(f"--image-size {side}: about {format_duration(share * self.seconds)}")
+        return flags

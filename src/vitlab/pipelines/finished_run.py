@@ -14,7 +14,7 @@ from jaxtyping import Int, UInt8
 from vitlab.data.decode import ImageError
 from vitlab.data.exclude import image_id
 from vitlab.data.registry import load_dataset
-from vitlab.data.transforms import EvalTransform, pair, to_pixels
+from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.evaluate.accuracy import Evaluation, read_predictions
 from vitlab.inspect.report import Mistakes, Phase
 from vitlab.io import find_damage
@@ -64,7 +64,7 @@ class Run:
     def image_hw(self) -> tuple[int, int]:
         """Height and width at which the model was tested."""
         size = self.settings["model"]["image_size"]
-        return pair(size if isinstance(size, int) else tuple(size))
+        return (size, size) if isinstance(size, int) else tuple(size)
 
     def images(self, rows: Int[np.ndarray, " n"]) -> dict[int, UInt8[np.ndarray, "H W 3"]]:
         """Row of `test` -> preprocessed test image, without images that are missing or cannot be read.
@@ -97,16 +97,14 @@ class Run:
         test = self.test
         wrong = np.flatnonzero(~test.right)
         wrong = wrong[np.argsort(-test.confidences[wrong], kind="stable")][:MISTAKES]
+        mistakes, missing = None, ""
         try:
             shown = self.images(wrong)
-            missing = ""
+            if (rows := list(shown)) or not len(wrong):
+                images = np.stack(list(shown.values())) if rows else np.zeros((0, *self.image_hw, 3), np.uint8)
+                mistakes = Mistakes(images, test.predictions[rows], test.labels[rows], test.confidences[rows])
         except ValueError as error:
-            shown, missing = {}, f"\n\nThe wrong predictions cannot be shown: {error}"
-        rows = [row for row in wrong.tolist() if row in shown]
-        mistakes = None
-        if not missing and (rows or not len(wrong)):
-            images = np.stack([shown[row] for row in rows]) if rows else np.zeros((0, *self.image_hw, 3), np.uint8)
-            mistakes = Mistakes(images, test.predictions[rows], test.labels[rows], test.confidences[rows])
+            missing = f"\n\nThe wrong predictions cannot be shown: {error}"
         records = read_log(self.folder / "metrics.jsonl")
         return Phase(
             name=name or self.title,

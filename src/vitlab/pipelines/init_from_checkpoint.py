@@ -5,7 +5,7 @@ import functools
 import hashlib
 import logging
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -49,10 +49,8 @@ def adapt_config(source: ModelConfig, config: Config, num_classes: int, image_si
 def _divisible(size: int, patch_size: int, stem: ResNetBody | None) -> int:
     nearest = nearest_image_size(size, patch_size, stem)
     if nearest != size:
-        logger.warning(
-            "the recipe's %d pixels cannot be cut into patches of %d: taking the nearest larger size, %d "
-            "(--image-size sets another)", size, patch_size, nearest,
-        )  # fmt: skip
+        message = "the recipe's %d pixels cannot be cut into patches of %d: taking the nearest larger size, %d"
+        logger.warning(f"{message} (--image-size sets another)", size, patch_size, nearest)
     return nearest
 
 
@@ -63,11 +61,10 @@ def init_from_checkpoint(
 
     Position embeddings are interpolated, or drawn from `new_positions` except that of the class token.
     """
-    vit = isinstance(config, ViTConfig)
-    model = load_model(
-        checkpoint, image_size=config.image_size, num_classes=config.num_classes, reset_head=True, pre_logits="drop",
-        dropout=config.dropout if vit else None, interpolation=config.position_interpolation if vit else None,
-    )  # fmt: skip
+    options: dict[str, Any] = {"image_size": config.image_size, "num_classes": config.num_classes}
+    if isinstance(config, ViTConfig):
+        options |= {"dropout": config.dropout, "interpolation": config.position_interpolation}
+    model = load_model(checkpoint, reset_head=True, pre_logits="drop", **options)
     assert model.config == config, f"{model.config} is not {config}"
     if new_positions is not None:
         assert isinstance(config, ViTConfig), "see `check_positions`"

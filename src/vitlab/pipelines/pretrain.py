@@ -221,8 +221,9 @@ def run(
             model = _load_trained(config, folder.path).to(device)
         else:
             folder.check_checkpoints()
-            options = {"label": label or command, "device": device, "microbatch": execution.microbatch, "world": world}
-            model = train(config, folder, create(), dataset=splits.train, evaluate=evaluate_val, **options)
+            options: dict[str, Any] = {"label": label or command, "microbatch": execution.microbatch}
+            options |= {"dataset": splits.train, "evaluate": evaluate_val, "device": device, "world": world}
+            model = train(config, folder, create(), **options)
         is_tested = evaluations and splits.val is splits.test
         test = evaluations[0] if is_tested else evaluate_split(config, model, splits.test, device, world)
         result = {"test": test.record(), **unreadable_record(splits)}

@@ -107,11 +107,10 @@ class Task:
             evaluations[:] = [evaluate_split(config, model, held_out, self.device, execution.world)]
             return {f"{held_out.split}_{name}": value for name, value in evaluations[0].figures().items()}
 
+        options: dict[str, Any] = {"label": f"rate {config.optim.lr:g}", "microbatch": execution.microbatch}
+        options |= {"dataset": rest, "evaluate": evaluate, "device": self.device, "world": execution.world}
         try:
-            model = train(
-                config, folder, self.create(config.seed), dataset=rest, evaluate=evaluate, device=self.device,
-                label=f"rate {config.optim.lr:g}", microbatch=execution.microbatch, world=execution.world,
-            )  # fmt: skip
+            model = train(config, folder, self.create(config.seed), **options)
         except NonFiniteError as error:
             self.log(str(error))
             return None
@@ -154,15 +153,16 @@ class Task:
             if folder.writes:
                 save_model(load_model(workdir / "run-0"), workdir / "model", extra=load_card(workdir / "run-0"))
             accuracies = [record["accuracy"] for record in records]
-            folder.write_result({
+            seeds = [config.seed + number for number in range(config.runs)]
+            result = {
                 "learning_rate": best,
                 "sweep": scores,
-                "runs": [{"seed": config.seed + number, **headline(record)} for number, record in enumerate(records)],
+                "runs": [{"seed": seed, **headline(record)} for seed, record in zip(seeds, records, strict=True)],
                 "accuracy_mean": statistics.fmean(accuracies),
                 "accuracy_sd": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
                 "test": records[0],
-                **unreadable_record(self.splits),
-            })  # fmt: skip
+            }
+            folder.write_result(result | unreadable_record(self.splits))
             return folder.read_result()
 
 

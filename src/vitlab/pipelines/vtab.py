@@ -29,11 +29,12 @@ from vitlab.train.distributed import SINGLE, World
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_model
 
-OnTask = Callable[[str, dict[str, Any]], None]
-
 # As in BiT (Kolesnikov et al. 2020), whose pre-processing the paper takes for VTAB.
 NO_CROP = ("clevr_count", "clevr_distance", "dmlab", "kitti_distance", "dsprites_location")
 NO_FLIP = ("dsprites_location", "dsprites_orientation", "smallnorb_azimuth")
+MEANS = {group: [name for name, task in TASKS.items() if task.group == group] for group in GROUPS}
+MEANS |= {"all 19": list(TASKS)}
+"""The tasks of each mean."""
 
 
 def vtab(
@@ -48,7 +49,7 @@ def vtab(
     image_size: int | None = None,
     device: str = "auto",
     tensorboard: bool = True,
-    on_task: OnTask | None = None,
+    on_task: Callable[[str, dict[str, Any]], None] | None = None,
     world: World = SINGLE,
 ) -> dict[str, Any]:
     """Fine-tunes `checkpoint` on every task as `config` says; returns the content of OUT/result.json.
@@ -57,12 +58,16 @@ def vtab(
     `root` (or can be downloaded, if `download`); the others are listed with the reason. select: train on the 800 and
     score on the 200, to choose settings without the test parts. on_task receives each task's record.
     The same call continues an interrupted one: a finished task (OUT/TASK/result.json) stays part of the result, also
-    when others are asked for. Raises UserError for unknown tasks, missing data, and a folder of other settings.
+    when others are requested. Raises UserError for unknown tasks, missing data, and a folder of other settings.
     """
     names = list(TASKS if tasks == "available" else dict.fromkeys(tasks))
     for name in names:
         task_named(name)
-    _check(config)
+    for name in ("classes", "exclude", "part"):
+        if (value := getattr(config.data, name)) is not None:
+            raise UserError(
+                f"{name} is {value!r}; the classes and the 1,000 images of a VTAB task are fixed, leave it out."
+            )
     choose_device(world.device(device))
     world.check_batch_size(config.batch_size)
     source = load_model(checkpoint)
@@ -88,7 +93,7 @@ def vtab(
         unfinished = [name for name in names if record_of(name) is None]
         missing = world.broadcast_object(lambda: _missing(unfinished, load))  # rank 0 downloads; all do the same tasks
         if missing and tasks != "available":
-            raise UserError("\n  ".join([f"{len(missing)} of the tasks asked for are missing:", *missing.values()]))
+            raise UserError("\n  ".join([f"{len(missing)} of the requested tasks are missing:", *missing.values()]))
         for name in names:
             if name in unfinished and name not in missing:
                 task = _task_config(config, model, name, root)
@@ -105,12 +110,6 @@ def vtab(
     return result
 
 
-def _check(config: TrainConfig) -> None:
-    for name in ("classes", "exclude", "part"):
-        if (value := getattr(config.data, name)) is not None:
-            raise UserError(f"{name} is {value!r}; a VTAB task has its own classes and 1,000 images, leave it out.")
-
-
 def _task_config(config: TrainConfig, model: ModelConfig, name: str, root: str | Path | None) -> TrainConfig:
     """The settings of one task; the size before the crop stays in proportion to the image size."""
     data = dataclasses.replace(
@@ -125,9 +124,8 @@ def _task_config(config: TrainConfig, model: ModelConfig, name: str, root: str |
 def without_harm(name: str, data: DataConfig) -> DataConfig:
     """`data` without the crop or the flip that would change the labels of this task."""
     if name in NO_CROP:
-        data = dataclasses.replace(
-            data, crop="none", crop_resize=None, min_area=DataConfig.min_area, pad=DataConfig.pad
-        )
+        unused = {"min_area": DataConfig.min_area, "pad": DataConfig.pad}
+        data = dataclasses.replace(data, crop="none", crop_resize=None, **unused)
     return dataclasses.replace(data, flip=data.flip and name not in NO_FLIP)
 
 
@@ -157,37 +155,31 @@ def summary(done: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str]) -
 
     missing: the reasons for some of them; the others get the source of their data.
     """
-    rows = {name: {"task": task.csv, "group": task.group, **done[name]} for name, task in TASKS.items() if name in done}
 
-    def mean(names: Sequence[str]) -> float | None:
-        return sum(done[name]["accuracy"] for name in names) / len(names) if set(names) <= set(done) else None
+    def mean(group: str) -> float | None:
+        names = MEANS[group]
+        return sum(done[name]["accuracy"] for name in names) / len(names) if done.keys() >= set(names) else None
 
+    rest = {name: f"not requested; data: {task.how()}" for name, task in TASKS.items() if name not in done}
     return {
-        "tasks": rows,
-        "missing": {
-            name: missing.get(name, f"not asked for; data: {task.how()}")
-            for name, task in TASKS.items()
-            if name not in done
-        },
-        "groups": {group: mean([name for name, task in TASKS.items() if task.group == group]) for group in GROUPS},
-        "mean": mean(list(TASKS)),
+        "tasks": {name: {"task": t.csv, "group": t.group, **done[name]} for name, t in TASKS.items() if name in done},
+        "missing": {name: missing.get(name, reason) for name, reason in rest.items()},
+        "groups": {group: mean(group) for group in GROUPS},
+        "mean": mean("all 19"),
     }
 
 
 def as_table(result: Mapping[str, Any]) -> str:
     """The tasks, the means, and what is missing for them."""
-    rows = [
-        {"task": row["task"], "group": row["group"], "images": row["images"], "accuracy": f"{row['accuracy']:.2%}",
-         "": f"{row['skipped']} could not be read" if row["skipped"] else ""}
-        for row in result["tasks"].values()
-    ]  # fmt: skip
-    lines = [format_table(rows)] if rows else []
-    for group, mean in (*result["groups"].items(), ("all 19", result["mean"])):
-        size = sum(task.group == group or group == "all 19" for task in TASKS.values())
-        there = sum(group in (row["group"], "all 19") for row in result["tasks"].values())
-        text = f"{mean:.2%}" if mean is not None else f"none: {there} of its {size} tasks are there"
+    rows = []
+    for row in result["tasks"].values():
+        note = f"{row['skipped']} could not be read" if row["skipped"] else ""
+        shown = {name: row[name] for name in ("task", "group", "images")}
+        rows.append({**shown, "accuracy": f"{row['accuracy']:.2%}", "": note})
+    lines = [format_table(rows)]
+    for group, names in MEANS.items():
+        mean, count = result["groups"].get(group, result["mean"]), len(result["tasks"].keys() & set(names))
+        text = f"{mean:.2%}" if mean is not None else f"none: {count} of its {len(names)} tasks are there"
         lines.append(f"mean of {group}: {text}")
-    if result["missing"]:
-        lines.append("missing:")
-        lines += [f"  {name}: {reason}" for name, reason in result["missing"].items()]
+    lines += [f"missing: {name}: {reason}" for name, reason in result["missing"].items()]
     return "\n".join([*lines, f"scored on: {result['scored_on']}"])

@@ -5,7 +5,7 @@ Nothing in them depends on the clock: a study that was killed and started again 
 
 import json
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,6 @@ from vitlab.io import replacing_file
 from vitlab.studies.spec import Cell, Chart, Claim, Result, Results, Scale, Study
 from vitlab.train.workdir import write_json
 
-EXPLANATION = (
-    "Differences are in percentage points, paired by seed. In brackets is the percentile bootstrap interval over "
-    "seeds; the test images are the same for all. A claim `shows` where the whole interval is on its side, and is "
-    "`contradicted` where the whole interval is on the other."
-)
-EQUAL = (
-    " That two groups are equal `shows` where the interval holds 0, which finds no difference and proves none; else "
-    "they `differ`."
-)
-ONE_SEED = " One seed has no interval, and shows nothing."
 COVERAGE = {2: "50 %", 3: "75 %"}
 """How often the bootstrap interval of so few seeds covers the true mean."""
 
@@ -207,32 +197,32 @@ def as_text(report: Mapping[str, Any]) -> str:
 
 
 def _rows(report: Mapping[str, Any]) -> list[dict[str, str]]:
-    table = report["table"]
-    return [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+    return [dict(zip(report["table"]["columns"], row, strict=True)) for row in report["table"]["rows"]]
 
 
-def _explanation(claims: Iterable[Mapping[str, Any]]) -> str:
+def _explanation(claims: Sequence[Mapping[str, Any]]) -> str:
     """What the intervals and verdicts mean."""
-    text = EXPLANATION + (EQUAL if any(claim["expected"] == "equal" for claim in claims) else "")
-    pairs = max(claim["measured"]["pairs"] for claim in claims)
-    if pairs == 1:
-        return text + ONE_SEED
+    text = (
+        "Differences are in percentage points, paired by seed. In brackets is the percentile bootstrap interval over "
+        "seeds; the test images are the same for all. A claim `shows` where the whole interval is on its side, and is "
+        "`contradicted` where the whole interval is on the other."
+    )
+    if any(claim["expected"] == "equal" for claim in claims):
+        text += (
+            " That two groups are equal `shows` where the interval holds 0, which finds no difference and proves none; "
+            "else they `differ`."
+        )
+    seeds = claims[0]["measured"]["pairs"]
+    if seeds == 1:
+        return text + " One seed has no interval, and shows nothing."
     return text + (
-        f" With {pairs} seeds the interval spans their differences, and covers the true mean in {COVERAGE[pairs]} of "
+        f" With {seeds} seeds the interval spans their differences, and covers the true mean in {COVERAGE[seeds]} of "
         "such studies, not in 95 %; where there is no difference at all, it excludes 0 in all the others."
     )
 
 
 def _cost(report: Mapping[str, Any]) -> str:
     return (
-        f"{len(report['points'])} runs, {format_operations(report['exaflops'])} of training: 6 x multiply-accumulates "
-        "of a forward pass x images seen, as in Table 6."
+        f"{len(report['points'])} runs, {report['exaflops']:.3g} exaFLOPs of training: 6 x multiply-accumulates of a "
+        "forward pass x images seen, as in Table 6."
     )
-
-
-def format_operations(exaflops: float) -> str:
-    """Compute in a suitable unit: "223 exaFLOPs", "51.8 teraFLOPs"."""
-    for power, unit in ((0, "exa"), (3, "peta"), (6, "tera"), (9, "giga")):
-        if exaflops * 10**power >= 1 or unit == "giga":
-            break
-    return f"{float(f'{exaflops * 10**power:.3g}'):,.10g} {unit}FLOPs"

@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 
@@ -200,9 +200,6 @@ class Results:
 
 # The report
 
-Item = TypeVar("Item")
-PerResults = Item | Callable[[Results], Item]
-"""A constant, or a function of the study's results."""
 Cell = str | Callable[[Results], str]
 """A cell of a table: the name of a label, or a function of the row's results."""
 
@@ -284,18 +281,16 @@ class Study:
     question: str
     variants: Callable[[Scale], Sequence[Point]]
     """The points of one seed; those that others start from come first."""
-    summary: PerResults[str]
+    summary: str | Callable[[Results], str]
     """Markdown: what is compared, in one or two sentences. The report adds data, steps and seeds."""
     rows: tuple[str, ...]
     """The labels that identify a row of the table."""
-    columns: PerResults[Mapping[str, Cell]]
-    claims: PerResults[Sequence[Claim]]
-    charts: PerResults[Sequence[Chart | Panel]]
+    columns: Mapping[str, Cell] | Callable[[Results], Mapping[str, Cell]]
+    claims: Sequence[Claim] | Callable[[Results], Sequence[Claim]]
+    charts: Sequence[Chart | Panel] | Callable[[Results], Sequence[Chart | Panel]]
     seeds: tuple[int, ...] = SEEDS
 
     def points(self, scale: Scale) -> list[Point]:
         """Every variant at every seed; at the paper's scale with the first seed only."""
-        variants = self.variants(scale)
-        return [
-            point.with_seed(seed) for seed in (self.seeds[:1] if scale == "paper" else self.seeds) for point in variants
-        ]
+        variants, seeds = self.variants(scale), self.seeds[:1] if scale == "paper" else self.seeds
+        return [point.with_seed(seed) for seed in seeds for point in variants]

@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitlab.config import OptimConfig
-from vitlab.errors import UserError
 from vitlab.train.parallel import is_sharded
 
 
@@ -131,20 +130,10 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """The inverse of `optimizer_state`, for an optimizer of the same config.
-
-    Raises UserError for a tensor without a parameter, or of another shape.
-    """
+    """The inverse of `optimizer_state`, for an optimizer of the same config."""
     names = [name for group in optimizer.param_groups for name in group["param_names"]]
-    shapes = [parameter.shape for group in optimizer.param_groups for parameter in group["params"]]
-    numbers = {name: number for number, name in enumerate(names)}
     state: dict[int, dict[str, Tensor]] = {}
     for key, value in tensors.items():
         name, _, quantity = key.rpartition("/")
-        if name not in numbers or (value.ndim and value.shape != shapes[numbers[name]]):
-            raise UserError(
-                f"the optimizer state {key} of shape {tuple(value.shape)} fits no parameter of this model; a run of "
-                f"another model saved it. Use another work folder."
-            )
-        state.setdefault(numbers[name], {})[quantity] = value
+        state.setdefault(names.index(name), {})[quantity] = value
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

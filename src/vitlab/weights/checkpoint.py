@@ -56,8 +56,8 @@ def load_model(
     mean and std of the checkpoint are folded into its patch embedding. By default the model is otherwise unchanged;
     for another image size or task (Sec. 3.2):
 
-    - `image_size` interpolates the position embeddings as the checkpoint's own library does (Google's, timm's, Hugging
-      Face's), or by `interpolation`. (For a file that leaves its own size open, see `read_google`, it gives that.)
+    - `image_size` interpolates the position embeddings as the checkpoint's library does (Google's, timm's, Hugging
+      Face's), or by `interpolation`. (Where a file leaves its size open, it is that: see `read_google`.)
     - `num_classes`: another number makes a new head, all zero; 0 removes the head.
     - `reset_head=True` makes a new head also for the same number of classes. A new task needs this.
     - `pre_logits="drop"` removes the layer before the head, as Google's fine-tuning does; requires a new head.
@@ -70,9 +70,9 @@ def load_model(
     from vitlab.models import ViTConfig, build_model
     from vitlab.weights.adapt import adapt
 
-    kind, place = find_checkpoint(path)
+    kind, local = find_checkpoint(path)
     options = {"image_size": image_size} if kind == "google" else {}
-    config, state = _function("read", kind)(place, **options)
+    config, state = _function("read", kind)(local, **options)
     config, state = adapt(
         config,
         state,
@@ -106,7 +106,7 @@ def save_model(model: "Model", folder: Path | str, *, extra: dict[str, Any] | No
 def load_checkpoint(
     path: Path | str, *, image_size: "ImageSize | None" = None, interpolation: "Interpolation | None" = None
 ) -> Checkpoint:
-    """Returns a checkpoint as its own library evaluates it: at the image size of its preprocessing unless `image_size`
+    """Returns a checkpoint as its library evaluates it: at the image size of its preprocessing unless `image_size`
     is given, which may differ from that of its position embeddings (DINOv2: 224 and 518).
 
     `interpolation` and errors: see `load_model`.
@@ -119,14 +119,14 @@ def load_checkpoint(
 
 
 def load_card(path: Path | str, *, image_size: "ImageSize | None" = None) -> dict[str, Any]:
-    """Returns what a checkpoint says of itself, without loading its weights: the `extra` that a model was saved with,
+    """Returns the card of a checkpoint, without loading its weights: the `extra` that a model was saved with,
     or the `classes` of a timm or Hugging Face folder.
 
     `preprocessing` is always there, for `Preprocessing.read`: the checkpoint's, in proportion to `image_size`; that of
     Google's code for its files; the defaults of `Preprocessing` where there is none.
     """
-    kind, place = find_checkpoint(path)
-    card = _function("card", kind)(place)
+    kind, local = find_checkpoint(path)
+    card = _function("card", kind)(local)
     preprocessing = Preprocessing.read(card, str(path))
     if image_size is not None:
         preprocessing = preprocessing.at(image_size)
@@ -149,8 +149,8 @@ def convert(
 ) -> dict[str, Any]:
     """Writes a checkpoint in another format, reads it back, and compares.
 
-    `destination` is a file for `google`, a folder otherwise. The card's `classes` and preprocessing are kept where the
-    format has a place for them; rates of dropout and stochastic depth only by `vitlab`. `image_size` and
+    `destination` is a file for `google`, a folder otherwise. The card's `classes` and preprocessing are written where
+    the format has them; rates of dropout and stochastic depth only by `vitlab`. `image_size` and
     `interpolation` are as in `load_model`. Returns `format`, `path`, `parameters`, and the `difference` of
     `check_parity`. Raises ValueError for a model that the format cannot represent, and where a file would be destroyed;
     ParityError where the outputs differ.
@@ -193,8 +193,8 @@ def check_parity(model: "Model", other: "Callable[[Tensor], Tensor]", what: str,
 
 def _check_destination(source: Path | str, destination: Path, to: Format) -> None:
     """Raises UserError where writing would destroy the source, or a file that is not a checkpoint."""
-    place = find_checkpoint(source)[1]
-    if destination.exists() and destination.resolve() in (place.resolve(), Path(source).resolve()):
+    _, local = find_checkpoint(source)
+    if destination.exists() and destination.resolve() in (local.resolve(), Path(source).resolve()):
         raise UserError(f"{destination} is the source; give another destination.")
     if to != "google" or not destination.exists():
         return

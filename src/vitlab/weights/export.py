@@ -1,4 +1,4 @@
-"""A model as one file that other programs run: ONNX, or torch's own exported program.
+"""A model as one file that other programs run: ONNX, or an exported program of torch.
 
     PATH.onnx   for onnxruntime and the like. Weights too large for the format (2 GB) are beside it in PATH.onnx.data;
                 the two go together.
@@ -103,7 +103,7 @@ def _check_request(path: Path, to: Format) -> None:
 
 
 def _trace(model: Model) -> torch.export.ExportedProgram:
-    """The model's graph for any batch, without the positions in our source that each node comes from."""
+    """The model's graph for any batch, without the lines of our source that its nodes come from."""
     images = torch.zeros(2, 3, *model.config.image_hw)  # a batch of 1 would be taken for a constant
     with torch.no_grad():
         program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))

@@ -1,4 +1,4 @@
-"""Folders of weights and JSON: our own format, and what those of timm and Hugging Face have in common with it.
+"""Folders of weights and JSON: our format, and what those of timm and Hugging Face have in common with it.
 
     model.safetensors   the parameters; here by the names of `Model.state_dict()`
     config.json         here: format and version, the model's configuration, SHA-256 of the weights, and `extra`

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.models.config import ImageSize, ModelConfig, ResNetConfig, ViTConfig, check_divisible
+from vitlab.models.config import ImageSize, ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing
@@ -31,7 +31,6 @@ from vitlab.weights.layout import (
     check_arrays,
     check_supported,
     cpu_state,
-    one_of,
     read_state,
     require_shape,
 )
@@ -230,36 +229,29 @@ def _infer_size(
     stride = patch * (stem.stride if stem else 1)
     if _is_square(rows - cls):
         return math.isqrt(rows - cls) * stride, cls
-    fits = size is not None and rows == cls + _num_patches(size, patch, stem)
+    patches = 0 if size is None else ViTConfig(image_size=size, patch_size=patch, stem=stem).num_patches
+    fits = size is not None and rows == cls + patches
     if may_lack_cls and not fits and _is_square(rows):
         return math.isqrt(rows) * stride, 0
     problem = f"the position table has {rows} rows, which form no square"
     if size is None:
         raise UserError(f"{problem}; give its image size: image_size=(height, width), or `--image-size` of convert.")
-    class_row = rows - _num_patches(size, patch, stem)
-    if class_row not in (0, cls):
+    if rows - patches not in (0, cls):
         raise UserError(
-            f"{problem}, and image_size={size} needs {rows - class_row} in patches of {patch}x{patch}; give the image "
+            f"{problem}, and image_size={size} needs {patches} in patches of {patch}x{patch}; give the image "
             f"size of the table."
         )
-    return size, class_row
+    return size, rows - patches
 
 
 def _is_square(count: int) -> bool:
     return count > 0 and math.isqrt(count) ** 2 == count
 
 
-def _num_patches(image_size: ImageSize, patch: int, stem: ResNetBody | None) -> int:
-    image_hw = (image_size, image_size) if isinstance(image_size, int) else image_size
-    check_divisible(image_hw, patch, stem)
-    height, width = stem.grid(image_hw) if stem else image_hw
-    return (height // patch) * (width // patch)
-
-
 # -------------------------------------------------------------------------------------------------------- writing
 
 
-def write_google(model: Model, path: Path | str, card: dict[str, Any] | None = None) -> None:
+def write_google(model: Model, path: Path | str, card: Any = None) -> None:
     """Writes a model as Google's code reads it, all or nothing: in the spelling of the published files, or in that of
     big_vision for what only big_vision has. An .npz has no `card`. Raises ValueError for a model that the code would
     compute otherwise."""
@@ -285,8 +277,7 @@ def _check_representable(config: ModelConfig, spelling: Spelling) -> None:
         part, body, version = "body", config.body, config.body.version
     else:
         part, body, version = "stem", config.stem, "v1"
-        support = {name: one_of(getattr(config, name), *values) for name, values in ASSUMED.items()}
-        check_supported("Google's .npz", config, support)
+        check_supported("Google's .npz", config, ASSUMED)
         (height, width), side = config.grid, math.isqrt(config.num_patches)
         if config.position == "1d" and height != width and side**2 == height * width:
             raise UserError(
@@ -295,6 +286,5 @@ def _check_representable(config: ModelConfig, spelling: Spelling) -> None:
             )
     if body is not None:
         theirs = dataclasses.replace(google_body(version, spelling), layers=body.layers, width=body.width)
-        names = [item.name for item in dataclasses.fields(body)]
-        support = {name: one_of(getattr(body, name), getattr(theirs, name)) for name in names}
-        check_supported("Google's .npz", body, support, f"{part}.")
+        supported = {item.name: (getattr(theirs, item.name),) for item in dataclasses.fields(body)}
+        check_supported("Google's .npz", body, supported, f"{part}.")

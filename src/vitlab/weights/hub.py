@@ -17,7 +17,7 @@ def download_checkpoint(spec: str) -> Path:
     | `hub:OWNER/NAME`, `hub:OWNER/NAME@REVISION` | that one; a revision is a branch, a tag or a commit |
     | `timm:NAME.TAG` | `timm/NAME.TAG`, where timm keeps its weights |
 
-    Returns the folder with config and weights, or the `.npz` if that is all there is. The hub's own cache and
+    Returns the folder with config and weights, or the `.npz` if that is all there is. The hub's cache and
     environment hold (`HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT`; `HF_HUB_OFFLINE=1` takes only what is cached). Raises
     UserError, with what to do.
     """

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitlab.models import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.vit import Model, ViT
-from vitlab.weights.layout import check_supported, cpu_state, one_of
+from vitlab.weights.layout import check_supported, cpu_state
 
 BIT: dict[str, Any] = {"weight_eps": 1e-8, "weight_eps_on": "variance", "group_norm_eps": 1e-5}
 """Of their BiT; no setting changes them."""
@@ -32,20 +32,20 @@ def _vit_to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
     deit_token = config.registers == 1 and not modern and not config.distilled  # DeiT's, without the teacher's head
     modern = modern or config.registers > int(deit_token)
     kind = "deit" if config.distilled or deit_token else "dinov2" if modern else "vit"
-    no_hidden_layer = not (config.representation_size and (head or modern))
-    support = {
-        "stem": one_of(config.stem, None),
-        "encoder": one_of(config.encoder, "full"),
-        "pool": one_of(config.pool, "token", "token+gap"),
-        "position": one_of(config.position, "none", "1d", "2d", "sincos2d"),
-        "position_at": one_of(config.position_at, "stem"),
-        "distilled": (not config.distilled or not modern, "neither LayerScale nor registers in its DeiT"),
-        "num_classes": (head or not config.distilled, "no mean of both tokens without heads"),
-        "representation_size": (no_hidden_layer, "no such layer there"),
-        "mlp_dim": (not modern or config.mlp_dim % config.width == 0, "a multiple of the width in its DINOv2"),
-        "image_size": (not modern or len(set(config.image_hw)) == 1, "squares in its DINOv2"),
+    supported: dict[str, tuple[Any, ...]] = {
+        "stem": (None,),
+        "encoder": ("full",),
+        "pool": ("token", "token+gap"),
+        "position": ("none", "1d", "2d", "sincos2d"),
+        "position_at": ("stem",),
+        "representation_size": (None,) if head or modern else (config.representation_size,),
     }
-    check_supported("Hugging Face's code", config, support)
+    if not head or modern:  # no mean of both tokens without heads, neither LayerScale nor registers in their DeiT
+        supported["distilled"] = (False,)
+    if modern:
+        supported["mlp_dim"] = (max(config.mlp_dim // config.width, 1) * config.width,)
+        supported["image_size"] = (config.image_hw[0], config.image_hw[:1] * 2)
+    check_supported("Hugging Face's code", config, supported)
     state = {name: tensor for name, tensor in cpu_state(model).items() if not name.startswith("position.")}
     rows = model.position.absolute()
     if rows is None:
@@ -71,15 +71,14 @@ def _resnet_to_huggingface(model: Model) -> tuple[str, ResNetConfig, dict[str, T
     config = model.config
     assert isinstance(config, ResNetConfig)
     body = config.body
-    support = {
-        "layers": (len(body.layers) > 0, "stages"),
-        "mixing": one_of(body.mixing, "conv"),
-        "pool_padding": one_of(body.pool_padding, "zero"),
-        "group_norm_eps": one_of(body.group_norm_eps, BIT["group_norm_eps"]),
-        "weight_eps_on": one_of(body.weight_eps_on, "variance"),
-        "weight_eps": (body.weight_eps > 0, "more than 0"),
+    supported = {
+        "layers": (body.layers or "one stage or more",),
+        "mixing": ("conv",),
+        "pool_padding": ("zero",),
+        "group_norm_eps": (BIT["group_norm_eps"],),
+        "weight_eps_on": ("variance",),
     }
-    check_supported("Hugging Face's code", body, support, "body.")
+    check_supported("Hugging Face's code", body, supported, "body.")
     factor = math.sqrt(BIT["weight_eps"] / body.weight_eps)
     state = {name: tensor * factor if tensor.ndim == 4 else tensor for name, tensor in cpu_state(model).items()}
     return "bit", config, state

@@ -119,19 +119,12 @@ def count_units(keys: Collection[tuple[str, str]]) -> tuple[int, ...]:
 
 
 def check_supported(
-    library: str, config: ModelConfig | ResNetBody, support: Mapping[str, tuple[bool, str]], prefix: str = ""
+    library: str, config: ModelConfig | ResNetBody, supported: Mapping[str, tuple[Any, ...]], prefix: str = ""
 ) -> None:
-    """Raises UserError for the first setting that a format cannot represent.
-
-    `support` maps a setting to whether the format has its value, and to the values that it has: see `one_of`.
-    """
-    for name, (ok, allowed) in support.items():
-        if not ok:
+    """Raises UserError for the first setting that has none of a format's `supported` values."""
+    for name, values in supported.items():
+        if getattr(config, name) not in values:
             raise UserError(
                 f"the model has {prefix}{name}={getattr(config, name)!r}, which {library} cannot represent; it has "
-                f"{allowed}. Use save_model (`--to vitlab`), which keeps every setting."
+                f"{' or '.join(map(repr, values))}. Use save_model (`--to vitlab`), which keeps every setting."
             )
-
-
-def one_of(value: Any, *allowed: Any) -> tuple[bool, str]:
-    return value in allowed, " or ".join(map(repr, allowed))

@@ -5,7 +5,7 @@
 
 Three of timm's families compute what a model here can: `VisionTransformer` (`vit_*`, `deit*`, `flexivit_*`, DINO and
 DINOv2, with class token, mean or attention pooling), the same on a BiT stem (`vit_*_r26_s32_*` and the like), and
-`resnetv2_*_bit`. In all of them LayerNorm's eps is 1e-6 and GELU exact unless the name or `model_args` says otherwise.
+`resnetv2_*_bit`. In all of them LayerNorm's eps is 1e-6 and GELU exact unless the name or `model_args` differs.
 """
 
 import dataclasses
@@ -28,7 +28,6 @@ from vitlab.weights.layout import (
     check_arrays,
     check_supported,
     cpu_state,
-    one_of,
     read_state,
     renamed_layout,
     write_state,
@@ -57,7 +56,7 @@ RENAMED = (
 )
 """Our names -> timm's; all others are the same."""
 OLD_NAMES = {
-    "register_tokens": "reg_token",  # DINOv2's own
+    "register_tokens": "reg_token",  # the original DINOv2
     "pre_logits.fc.weight": "pre_logits.weight",  # timm before 0.6
     "pre_logits.fc.bias": "pre_logits.bias",
 }
@@ -68,7 +67,7 @@ ARCHITECTURES = {
     1024: "vit_large_patch16_224",
     1280: "vit_huge_patch14_224",
 }
-"""Width -> the nearest plain ViT, a courtesy: each builds any size."""
+"""Width -> the nearest plain ViT, a courtesy: any of them builds any size."""
 HYBRIDS: dict[tuple[int, ...], str] = {
     (): "vit_tiny_r_s16_p8_224",
     (2, 2, 2, 2): "vit_small_r26_s32_224",
@@ -268,29 +267,26 @@ def _check_representable(config: ModelConfig) -> None:
     vit = isinstance(config, ViTConfig)
     body = config.stem if vit else config.body
     if vit:
-        anywhere = config.position == "none" or config.position_at == "stem"
-        support = {
-            "encoder": one_of(config.encoder, "full"),
-            "position": one_of(config.position, "none", "1d", "2d", "sincos2d"),
-            "position_at": (anywhere, "'stem'"),
-            "pool": one_of(config.pool, "token", "gap", "map"),
-            "representation_size": one_of(config.representation_size, None),
-            "layer_norm_eps": one_of(config.layer_norm_eps, 1e-6),
+        supported: dict[str, tuple[Any, ...]] = {
+            "encoder": ("full",),
+            "position": ("none", "1d", "2d", "sincos2d"),
+            "position_at": ("stem",) if config.position != "none" else (config.position_at,),
+            "pool": ("token", "gap", "map"),
+            "representation_size": (None,),
+            "layer_norm_eps": (1e-6,),
         }
-        if config.distilled:
-            support |= {"registers": one_of(config.registers, 0), "stem": one_of(config.stem, None)}
-        check_supported("timm", config, support)
+        supported |= {"registers": (0,), "stem": (None,)} if config.distilled else {}
+        check_supported("timm", config, supported)
     if body is not None:
-        support = {
-            "version": one_of(body.version, "v1" if vit else "v2"),
-            "mixing": one_of(body.mixing, "conv"),
-            "layers": one_of(body.layers, *(HYBRIDS if vit else RESNETS)),
-            "width": one_of(body.width, 64 if vit else body.width),
-            "pool_padding": one_of(body.pool_padding, "zero"),
-            "group_norm_eps": one_of(body.group_norm_eps, GROUP_NORM_EPS),
-            "weight_eps": (body.weight_eps > 0, "more than 0"),
+        supported = {
+            "version": ("v1" if vit else "v2",),
+            "mixing": ("conv",),
+            "layers": tuple(HYBRIDS if vit else RESNETS),
+            "width": (64 if vit else body.width,),
+            "pool_padding": ("zero",),
+            "group_norm_eps": (GROUP_NORM_EPS,),
         }
-        check_supported("timm", body, support, "stem." if vit else "body.")
+        check_supported("timm", body, supported, "stem." if vit else "body.")
 
 
 def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -62,7 +62,7 @@ def dtd(folder: Path, split: str) -> Published:
 
 def flowers102(folder: Path, split: str) -> Published:
     """The official splits of setid.mat; of 8,189 images, most are test."""
-    from torchvision.datasets import Flowers102  # slow to import; the data set's own files only number the classes
+    from torchvision.datasets import Flowers102  # slow to import; the data set's files only number the classes
 
     part = {"train": "trnid", "validation": "valid", "test": "tstid"}[split]
     numbers = read_mat(folder / "setid.mat", part)[0].ravel().astype(int)

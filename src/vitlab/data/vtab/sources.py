@@ -1,4 +1,4 @@
-"""The published data sets of VTAB: where each comes from, how it lies on disk, and how it is found or downloaded."""
+"""The published data sets of VTAB: where they come from, their files, and how they are located or downloaded."""
 
 import logging
 import shutil
@@ -20,7 +20,7 @@ class Source(NamedTuple):
     sizes: images of each split of TFDS. folders: where it may lie below the root, besides its name; downloads go to
     ROOT/NAME. required: split (or "all") -> what such a folder holds; " or " stands between alternatives, and * for any
     letters. files: split (or "all") -> the URLs and digests of what is downloaded; archives are unpacked. lists: split
-    -> URL and digest of a list of its images, downloaded into the folder. classes: None where the tasks have their own.
+    -> URL and digest of a list of its images, downloaded into the folder. classes: None where the tasks have others.
     access: "automatic" (downloaded when needed), "by hand", or "license" (by hand, after consent to its terms).
     """
 
@@ -38,7 +38,7 @@ class Source(NamedTuple):
 SOURCES = {
     name: Source(**row) for name, row in tomllib.loads((Path(__file__).parent / "sources.toml").read_text()).items()
 }
-"""The data sets of VTAB. Those with `classes` are data sets of their own as well; of the others there are the tasks."""
+"""The data sets of VTAB. Those with `classes` are also data sets by name; of the others there are the tasks."""
 
 
 def locate(name: str, split: str, root: Path, download: bool) -> Path:

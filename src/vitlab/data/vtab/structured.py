@@ -149,7 +149,7 @@ def _varint(data: bytes | mmap.mmap, at: int) -> tuple[int, int]:
 def kitti_distance(folder: Path, split: str) -> Published:
     """How far the nearest car, van or truck: 4 classes. Splits "train", "validation" and "test".
 
-    All are parts of the published training images, as KITTI's own test images have no labels.
+    All are parts of the published training images, as KITTI's test images have no labels.
     """
     images, labels, rand, mapping = (folder / part for part in SOURCES["kitti"].required["all"])
     # For each image, separated by commas, the line (from 1) of `mapping`: date, video and number of the image in it.
@@ -227,7 +227,7 @@ def _smallnorb(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _norb_matrix(path: Path) -> np.ndarray:
-    """A .mat or .mat.gz file in NORB's own format.
+    """A .mat or .mat.gz file in the format of NORB.
 
     Little-endian int32: a number that stands for the type, the number of axes, their sizes (three at least); the data.
     """
