@@ -137,8 +137,7 @@ def test_every_image_once_an_epoch(server: Server, written: Path, workers: int) 
     assert seen[:n].tolist() != seen[n : 2 * n].tolist()
     assert [label for batch in batches for label in batch.labels.tolist()] == near.labels[seen].tolist()
     evaluated = list(eval_batches(far, EVAL, batch_size=5, workers=workers))
-    local = list(eval_batches(near, EVAL, batch_size=5))
-    for one, two in zip(evaluated, local, strict=True):
+    for one, two in zip(evaluated, eval_batches(near, EVAL, batch_size=5), strict=True):
         np.testing.assert_array_equal(one.images, two.images)
 
 
@@ -206,7 +205,7 @@ def test_interrupted_connections(server: Server, written: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_server_that_no_longer_answers(server: Server, written: Path, workers: int) -> None:
-    """The message is the same from whichever process, and skipping bad images does not skip it."""
+    """The message is the same from every process; `on_error="skip"` does not skip it."""
     far, _ = both(server, written)
     batches = train_batches(far, TRAIN, **BATCH, workers=workers, on_error="skip")
     next(batches)
