@@ -142,17 +142,13 @@ def all_maps(capture: Capture, index: int) -> Float[np.ndarray, "R C h w"]:
     return maps
 
 
-def _peaks(
-    maps: Float[np.ndarray, "R C h w"], distances: Float[np.ndarray, "L k"]
-) -> list[tuple[int, int, float, float]]:
+def _peaks(maps: Float[np.ndarray, "R C h w"], distances: Float[np.ndarray, "L k"]) -> list[list[float | int]]:
     """Of each map: row and column of its highest patch, from 1, the share in percent, the mean distance in pixels."""
-    pixels = np.zeros(maps.shape[:2])
-    pixels[1:, 0], pixels[1:, 1:] = distances.mean(axis=1), distances
-    peaks: list[tuple[int, int, float, float]] = []
-    for attention, distance in zip(maps.reshape(-1, *maps.shape[2:]), pixels.ravel(), strict=True):
-        row, column = divmod(int(attention.argmax()), attention.shape[1])
-        peaks.append((row + 1, column + 1, round(100 * float(attention.max()), 1), round(float(distance), 1)))
-    return peaks
+    pixels = np.pad(np.concatenate([distances.mean(axis=1, keepdims=True), distances], axis=1), ((1, 0), (0, 0)))
+    flat = maps.reshape(pixels.size, -1)
+    rows, columns = np.unravel_index(flat.argmax(axis=1), maps.shape[2:])
+    peaks = zip(rows + 1, columns + 1, 100 * flat.max(axis=1), pixels.ravel(), strict=True)
+    return [[int(row), int(column), round(float(p), 1), round(float(d), 1)] for row, column, p, d in peaks]
 
 
 def _sprite(maps: Float[np.ndarray, "R C h w"]) -> bytes:

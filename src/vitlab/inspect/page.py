@@ -22,6 +22,10 @@ def data_uri(data: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
 
 
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
 def static(name: str) -> Markup:
     """A file of static/ as text."""
     return Markup((FOLDER / "static" / name).read_text())
@@ -41,7 +45,7 @@ ENVIRONMENT = jinja2.Environment(
 )
 ENVIRONMENT.filters |= {
     "data_uri": data_uri,
-    "percent": "{:.1%}".format,
+    "percent": percent,
     "thousands": "{:,}".format,
     "script_hash": script_hash,
 }

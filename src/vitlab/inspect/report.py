@@ -15,7 +15,7 @@ from vitlab.inspect.attention import patch_distances
 from vitlab.inspect.capture import Capture
 from vitlab.inspect.embeddings import filters_of, positions_of
 from vitlab.inspect.figures import Drawing, PageImage
-from vitlab.inspect.page import page
+from vitlab.inspect.page import page, percent
 from vitlab.models import MODELS, ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.weights import class_names
@@ -175,11 +175,8 @@ def _per_class(rows: Sequence[Mapping[str, Any]], most: int = 50) -> dict[str, A
         return None
     share = "recall" if "recall" in present[0] else "accuracy"
     present.sort(key=lambda row: math.inf if row[share] is None else row[share])
-    columns = [(row["class"], f"{row['images']:,}", row[share], row["precision"]) for row in present[:most]]
-    texts = [
-        [cell if isinstance(cell, str) else "-" if cell is None else f"{cell:.1%}" for cell in row] for row in columns
-    ]
-    return {"share": share, "rows": texts, "count": len(present)}
+    rows = [(r["class"], f"{r['images']:,}", percent(r[share]), percent(r["precision"])) for r in present[:most]]
+    return {"share": share, "rows": rows, "count": len(present)}
 
 
 def _mistakes(mistakes: Mistakes, classes: Sequence[str], most: int = 24) -> Iterator[PageImage]:

@@ -15,15 +15,16 @@
   const show = async () => {
     const request = ++latest;
     result.setAttribute("aria-busy", "true");
+    part("message").textContent = "Computing …";
     let parts;
     try {
       parts = await ask();
     } catch (error) {
-      parts = { message: "", result: "" };
-      if (request === latest) part("message").textContent = `The server did not answer: ${error.message}`;
+      parts = { message: "The server does not answer: start it again.", result: "" };
+      console.warn(error);
     }
-    if (request !== latest) return;  // of an earlier request
-    for (const [id, text] of Object.entries(parts)) if (text || id !== "message") part(id).innerHTML = text;
+    if (request !== latest) return;  // a later request shows its own answer
+    for (const [id, text] of Object.entries(parts)) part(id).innerHTML = text;
     result.hidden = !parts.result;
     result.setAttribute("aria-busy", "false");
   };
