@@ -40,7 +40,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from vitlab.data.decode import Jpeg, plain_jpeg
-from vitlab.data.loader import PIECE
+from vitlab.data.loader import CHUNK
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform
 from vitlab.train.precision import keep_freed_memory
@@ -69,8 +69,8 @@ def contenders(jpegs: list[Jpeg], size: int) -> dict[str, Contender]:
         transform = TrainTransform(size, min_area=MIN_AREA, fast=fast)
 
         def work() -> None:
-            for i in range(0, len(jpegs), PIECE):
-                images = [plain_jpeg(jpeg.data) for jpeg in jpegs[i : i + PIECE]]
+            for i in range(0, len(jpegs), CHUNK):
+                images = [plain_jpeg(jpeg.data) for jpeg in jpegs[i : i + CHUNK]]
                 transform.apply([p for p in images if p], 0, 0, np.arange(i, i + len(images)))
 
         return work
@@ -128,8 +128,8 @@ def decibels(ours: Tensor, theirs: Tensor) -> list[float]:
 def losses(jpegs: list[Jpeg], size: int) -> dict[str, Any]:
     """What the fast ways lose, over the crops that are not the same to the bit; `different` counts them."""
     losses: dict[str, list[float]] = {"vitlab": [], "vitlab-fast": [], "vitlab-fast to the look-up": []}
-    for i in range(0, len(jpegs), PIECE):
-        some = jpegs[i : i + PIECE]
+    for i in range(0, len(jpegs), CHUNK):
+        some = jpegs[i : i + CHUNK]
         whole = [np.array(Image.open(io.BytesIO(jpeg.data)).convert("RGB")) for jpeg in some]
         rows = np.arange(i, i + len(some))
         exact, fast = (TrainTransform(size, min_area=MIN_AREA, fast=fast) for fast in (False, True))

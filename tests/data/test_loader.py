@@ -179,7 +179,7 @@ def test_the_size_of_pieces_changes_nothing(on_disk: Dataset, layers: int, monke
     transform = TrainTransform(8, randaugment_layers=layers, randaugment_magnitude=10)
     whole = list(itertools.islice(train_batches(on_disk, transform, **SKIP, batch_size=9, draws=4), 3))
     for piece in (7, 1):
-        monkeypatch.setattr(loader, "PIECE", piece)
+        monkeypatch.setattr(loader, "CHUNK", piece)
         same_streams(iter(whole), train_batches(on_disk, transform, **SKIP, batch_size=9, draws=4), 3)
         evaluated = join(list(eval_batches(on_disk, EVAL, batch_size=9, on_error="skip")))
         assert evaluated.indices.tolist() == [0, 1, 2, 3, 5, 6, 8, 9, 10]
@@ -188,7 +188,7 @@ def test_the_size_of_pieces_changes_nothing(on_disk: Dataset, layers: int, monke
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("fast", [False, True])
 def test_batches_on_a_gpu_are_those_of_the_cpu(on_disk: Dataset, fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "PIECE", 3)
+    monkeypatch.setattr(loader, "CHUNK", 3)
     options: dict[str, Any] = SKIP | {"batch_size": 8, "workers": 2}
     transform = TrainTransform(8, fast=fast)
     on_gpu = train_batches(on_disk, transform, **options, device="cuda")

@@ -19,7 +19,7 @@ from vitlab.data import write_shards as module
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError, decode_image
 from vitlab.data.registry import load_dataset
-from vitlab.data.write_shards import ShardSettings, check_as_text, check_shards, deal, encode, write_shards
+from vitlab.data.write_shards import ShardSettings, assign_to_shards, check_as_text, check_shards, encode, write_shards
 
 SMALL = ShardSettings(records=10)
 
@@ -101,18 +101,18 @@ def test_the_bytes_are_the_same_each_time(pets: Path, tmp_path: Path) -> None:
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=300), st.integers(1, 9), st.integers(0, 2**64 - 1))
 def test_shards_are_balanced(labels: list[int], shards: int, seed: int) -> None:
-    parts = deal(np.array(labels), shards, seed)
+    parts = assign_to_shards(np.array(labels), shards, seed)
     assert len(parts) == shards
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
     for label in set(labels):
         counts = [int((np.array(labels)[part] == label).sum()) for part in parts]
         assert max(counts) - min(counts) <= 1
-    assert all(map(np.array_equal, parts, deal(np.array(labels), shards, seed)))
+    assert all(map(np.array_equal, parts, assign_to_shards(np.array(labels), shards, seed)))
 
 
 def test_a_shard_is_shuffled() -> None:
-    (part,) = deal(np.repeat([0, 1], 500), 1, 0)
+    (part,) = assign_to_shards(np.repeat([0, 1], 500), 1, 0)
     runs = 1 + int((np.diff(np.repeat([0, 1], 500)[part]) != 0).sum())
     assert 430 < runs < 570  # of a fair shuffle 501, with a deviation of 16
 

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from vitlab.inspect import attention
 from vitlab.inspect.attention import (
-    answer_grid,
-    answer_weights,
     attention_layers,
     attention_maps,
     attention_rollout,
     head_distances,
     mean_attention_distance,
     patch_distances,
+    prediction_grid,
+    prediction_weights,
     visit_attention,
 )
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, build_model
@@ -144,7 +144,7 @@ def test_chunks_do_not_matter(kind: str, monkeypatch: pytest.MonkeyPatch) -> Non
 
     def numbers() -> list[Tensor]:
         maps = attention_maps(model, images)
-        return [*maps, answer_weights(model, images), *(head_distances(attention, distances) for attention in maps)]
+        return [*maps, prediction_weights(model, images), *(head_distances(attention, distances) for attention in maps)]
 
     expected = numbers()
     assert attention._chunk(expected[0]) > 3
@@ -236,7 +236,7 @@ def plain_answer_weights(model: ViT, images: Tensor) -> np.ndarray:
 def test_answer_weights_are_those_of_the_pooling(config: ViTConfig) -> None:
     """And exactly of the tokens that `forward_head` reads, which its gradient shows."""
     model, images = random_model(config).eval(), random_images(config)
-    weights, expected = answer_weights(model, images), plain_answer_weights(model, images)
+    weights, expected = prediction_weights(model, images), plain_answer_weights(model, images)
     np.testing.assert_allclose(weights.numpy(), expected, atol=1e-5)
     tokens = torch.randn(3, config.num_tokens, config.width, requires_grad=True)
     model.forward_head(tokens, pre_logits=True).sum().backward()
@@ -244,7 +244,7 @@ def test_answer_weights_are_those_of_the_pooling(config: ViTConfig) -> None:
     assert ((tokens.grad.abs().sum(-1) > 0) == (weights > 0)).all()
     attention = torch.rand(3, 2, config.num_tokens, config.num_tokens)
     rows = np.einsum("bt,bkts->bks", expected, attention.numpy())[..., config.num_prefix_tokens :]
-    grid = answer_grid(attention, weights, config.grid).numpy()
+    grid = prediction_grid(attention, weights, config.grid).numpy()
     np.testing.assert_allclose(grid, rows.reshape(3, 2, *config.grid), rtol=1e-3)
 
 

@@ -11,12 +11,12 @@ from inside import random_images, random_model
 from torch import Tensor
 
 from vitlab.inspect.attention import (
-    answer_grid,
-    answer_weights,
     attention_layers,
     attention_maps,
     attention_rollout,
     mean_attention_distance,
+    prediction_grid,
+    prediction_weights,
 )
 from vitlab.inspect.capture import Capture, capture
 from vitlab.inspect.embeddings import token_components
@@ -43,7 +43,7 @@ def test_a_capture_equals_the_functions_on_all_maps(config: ViTConfig) -> None:
     captured = capture(model, [images[:2], images[2:]], keep=3)
     assert model.training
     model.eval()
-    maps, weights = attention_maps(model, images), answer_weights(model, images)
+    maps, weights = attention_maps(model, images), prediction_weights(model, images)
     first = [attention[:3] for attention in maps]
     grids = (config.grid, config.stride, config.num_prefix_tokens)
     with torch.no_grad():
@@ -55,9 +55,9 @@ def test_a_capture_equals_the_functions_on_all_maps(config: ViTConfig) -> None:
         count=5,
         layers=layers,
         distances=mean_attention_distance(maps, *grids).numpy(),
-        heads=torch.stack([answer_grid(attention, weights[:3], config.grid) for attention in first], 1).numpy(),
-        rollout=answer_grid(attention_rollout(first), weights[:3], config.grid).numpy(),
-        rollout_plain=answer_grid(attention_rollout(first, residual=False), weights[:3], config.grid).numpy(),
+        heads=torch.stack([prediction_grid(attention, weights[:3], config.grid) for attention in first], 1).numpy(),
+        rollout=prediction_grid(attention_rollout(first), weights[:3], config.grid).numpy(),
+        rollout_plain=prediction_grid(attention_rollout(first, residual=False), weights[:3], config.grid).numpy(),
         components=token_components(patches),
         image_distances=np.stack([mean_attention_distance([a[i : i + 1] for a in maps], *grids) for i in range(3)]),
         probabilities=None if probabilities is None else probabilities.numpy(),

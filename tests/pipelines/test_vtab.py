@@ -19,7 +19,7 @@ from vitlab.errors import UserError
 from vitlab.io import write_sums
 from vitlab.pipelines import vtab as module
 from vitlab.pipelines.pretrain import Outcome
-from vitlab.pipelines.vtab import NO_CROP, NO_FLIP, as_table, summary, vtab, without_harm
+from vitlab.pipelines.vtab import NO_CROP, NO_FLIP, as_table, label_preserving, summary, vtab
 from vitlab.train.distributed import RankError, init_distributed
 from vitlab.train.signals import StoppedError
 from vitlab.train.workdir import Workdir
@@ -206,12 +206,12 @@ def test_selection_does_not_use_the_test_split(
 
 def test_augmentation_that_would_change_labels(setting: TrainConfig) -> None:
     data = DataConfig(crop="random", crop_resize=10, flip=True)
-    changed = {name: without_harm(name, data) for name in TASKS}
+    changed = {name: label_preserving(name, data) for name in TASKS}
     assert {name for name, task in changed.items() if task.crop == "none"} == set(NO_CROP)
     assert {name for name, task in changed.items() if not task.flip} == set(NO_FLIP)
-    assert not any(without_harm(name, dataclasses.replace(data, flip=False)).flip for name in TASKS)
+    assert not any(label_preserving(name, dataclasses.replace(data, flip=False)).flip for name in TASKS)
     for cropped in (DataConfig(min_area=0.3), DataConfig(crop="pad", pad=2)):
-        dataclasses.replace(setting, data=without_harm(NO_CROP[0], cropped))  # no option without effect remains
+        dataclasses.replace(setting, data=label_preserving(NO_CROP[0], cropped))  # no option without effect remains
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The small twins fit their data, and keep to the tables where size does not matter."""
+"""The small versions fit their data, and keep to the tables where size does not matter."""
 
 import dataclasses
 

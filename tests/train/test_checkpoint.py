@@ -318,7 +318,7 @@ def test_the_writer_says_what_went_wrong(then: str, tmp_path: Path) -> None:
     folder = tmp_path / "a file"
     folder.write_text("")
 
-    def go_on() -> None:
+    def should_continue() -> None:
         with CheckpointWriter(folder, keep=1) as writer:
             writer.save(7, {"w": torch.zeros(2)}, {})
             while then == "check":
@@ -329,4 +329,4 @@ def test_the_writer_says_what_went_wrong(then: str, tmp_path: Path) -> None:
                 writer.save(8, {"w": torch.zeros(2)}, {})
 
     with pytest.raises(OSError, match="the checkpoint of step 7 cannot be written"):
-        go_on()
+        should_continue()

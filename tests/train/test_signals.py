@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from vitlab.train.signals import StoppedError, stop_signals, stops_at_once
+from vitlab.train.signals import StoppedError, interruptible, stop_signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -15,7 +15,7 @@ def test_a_signal_stops_at_once(number: signal.Signals) -> None:
     received: list[int] = []
 
     def work() -> None:
-        with stops_at_once():
+        with interruptible():
             os.kill(os.getpid(), number)
             time.sleep(60)
 
@@ -34,7 +34,7 @@ def test_another_thread_gets_no_signals() -> None:
     done: list[bool] = []
 
     def enter() -> None:
-        with stops_at_once():
+        with interruptible():
             done.append(True)
 
     def request() -> None:

@@ -85,7 +85,7 @@ class Labels:
 
 
 class Entries(Sequence[Entry]):
-    """N images whose locations are stored in arrays, so that a million of them take no million objects.
+    """N images whose locations are stored in arrays, so that a million images do not need a million objects.
 
     near: whether they are on this machine; `order` and `read_ahead` are for those that are not.
     """

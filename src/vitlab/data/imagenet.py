@@ -25,7 +25,9 @@ logger = logging.getLogger(__name__)
 CLASSES = 1000
 VAL_IMAGES = 50_000
 SHARED_CLASSES = 113  # of ObjectNet's 313
-BORDER = 2  # pixels at each side of an ObjectNet image that are red, so that nobody trains on it unawares
+BORDER = (
+    2  # pixels at each side of an ObjectNet image that are red, a mark against training on these images by accident
+)
 NUMBERS = tuple(map(str, range(CLASSES)))  # the class names of sets without names
 _V2_FOLDERS = {
     "imagenet_v2": "imagenetv2-matched-frequency-format-val",
@@ -47,7 +49,7 @@ def imagenet_splits(name: str, root: Path | None, download: bool, partial: bool 
     `LOC_synset_mapping.txt` or train/ then gives the 1,000.
     """
     below = ("imagenet", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
-    home = _find_home(name, root, below, ("train", "val"), any)
+    home = _find_root(name, root, below, ("train", "val"), any)
     folders = {"train": home / "train", "test": home / "val"}
 
     def read(split: str) -> Dataset:
@@ -109,7 +111,7 @@ def real_splits(name: str, root: Path | None, download: bool, partial: bool = Fa
     list are left out, and counted in `Dataset.left_out`. val/ may be flat or in folders, whose names do not matter.
     partial: val may lack images.
     """
-    home = _find_home(name, root, ("imagenet",), ("real.json", "val"))
+    home = _find_root(name, root, ("imagenet",), ("real.json", "val"))
 
     def read() -> Dataset:
         labels = _read_json(home / "real.json", list)
@@ -149,7 +151,7 @@ def _val_images(val: Path, partial: bool) -> dict[int, Entry]:
 
 def v2_splits(name: str, root: Path | None, download: bool) -> Splits:
     """One of ImageNet-V2's three draws, in folders named by the class number: 0, 1, ... 999 (10 comes after 9)."""
-    home = _find_home(name, root, (_V2_FOLDERS[name],), ("0", "999"))
+    home = _find_root(name, root, (_V2_FOLDERS[name],), ("0", "999"))
 
     def read() -> Dataset:
         if other := next((n for n, folder in _V2_FOLDERS.items() if folder == home.name and n != name), None):
@@ -170,7 +172,7 @@ def objectnet_splits(name: str, root: Path | None, download: bool) -> Splits:
     A prediction is right if it is any of the ImageNet classes that ObjectNet's files give to the image's class; the
     logits of all 1,000 classes take part. The images of other classes are counted in `Dataset.left_out`.
     """
-    home = _find_home(name, root, ("objectnet-1.0",), ("images", "mappings"))
+    home = _find_root(name, root, ("objectnet-1.0",), ("images", "mappings"))
 
     def read() -> Dataset:
         classes = objectnet_classes(home / "mappings")
@@ -220,7 +222,7 @@ def objectnet_classes(mappings: Path) -> dict[str, list[int]]:
 # ------------------------------------------------------------------------------------------------- folders
 
 
-def _find_home(
+def _find_root(
     name: str,
     root: Path | None,
     below: Sequence[str],

@@ -2,7 +2,7 @@
 
 Training examples are numbered g = 0, 1, 2, ... through all epochs; `example_at` gives the image of g. A step takes the
 next `batch_size` of them, and rank r the r-th equal part of those, so that a run can resume at any example, on any
-number of ranks. Images in files are read by workers in pieces of at most `PIECE`, which are joined in order, so that
+number of ranks. Images in files are read by workers in pieces of at most `CHUNK`, which are joined in order, so that
 all workers share a large batch.
 """
 
@@ -30,7 +30,7 @@ from vitlab.rng import Stream, example_uniforms, philox
 
 logger = logging.getLogger(__name__)
 
-PIECE = 64  # images that a worker returns at a time: 9 MB of crops of 224 pixels
+CHUNK = 64  # images that a worker returns at a time: 9 MB of crops of 224 pixels
 
 
 @dataclasses.dataclass
@@ -145,7 +145,7 @@ class _Part(NamedTuple):
     more: bool
 
 
-class _Piece(NamedTuple):
+class _Chunk(NamedTuple):
     """The images of a part that could be read, for evaluation in [-1, 1] and for training in [0, 255]."""
 
     part: _Part  # without the unreadable images
@@ -169,13 +169,13 @@ class _Reader:
     seed: int
     pixels: Tensor | None  # the dataset's, on the device
 
-    def __getitem__(self, part: _Part) -> _Piece:
+    def __getitem__(self, part: _Part) -> _Chunk:
         failures: list[ImageError] = []
         while True:
             images, errors = self._read(part.indices)
             if not errors:
                 try:
-                    return _Piece(part, self._transform(images, part), failures)
+                    return _Chunk(part, self._transform(images, part), failures)
                 except ImageError as error:  # corruption that shows only when a JPEG's pixels are decoded
                     errors = {i: error for i in part.indices.tolist() if self.dataset.path(i) == error.path}
                     if not errors:
@@ -226,9 +226,9 @@ class _Stream:
         if dataset.pixels is not None:
             pixels, workers = torch.from_numpy(dataset.pixels).to(self.device), 0
         reader = _Reader(dataset, self.transform, self.seed, pixels)
-        parts = _parts(requests, PIECE if pixels is None else size)
+        parts = _parts(requests, CHUNK if pixels is None else size)
         pieces = _from_workers(reader, parts, size, workers) if workers else (reader[part] for part in parts)
-        logged, batch = set[str](), list[_Piece]()
+        logged, batch = set[str](), list[_Chunk]()
         with contextlib.closing(pieces):  # so that workers end with the stream, not when an error is forgotten
             for piece in pieces:
                 for error in piece.failures:
@@ -242,7 +242,7 @@ class _Stream:
                     yield self._join(batch)
                     batch.clear()
 
-    def _join(self, pieces: list[_Piece]) -> Batch:
+    def _join(self, pieces: list[_Chunk]) -> Batch:
         epochs, indices = (np.concatenate([getattr(p.part, name) for p in pieces]) for name in ("epochs", "indices"))
         skipped, training = sum(len(p.failures) for p in pieces), isinstance(self.transform, TrainTransform)
         if training and not len(indices):
@@ -287,14 +287,14 @@ class _Stream:
         return images
 
 
-def _from_workers(reader: _Reader, parts: Iterator[_Part], size: int, workers: int) -> Generator[_Piece, None, None]:
+def _from_workers(reader: _Reader, parts: Iterator[_Part], size: int, workers: int) -> Generator[_Chunk, None, None]:
     """The pieces of batches of `size`, in order, a batch ahead or two pieces a worker if that is more."""
     loader = DataLoader(
         reader,  # pyright: ignore[reportArgumentType]  # its keys are parts, not numbers
         sampler=parts,  # pyright: ignore[reportArgumentType]  # an iterator without a length
         batch_size=None,
         num_workers=workers,
-        prefetch_factor=max(2, -(-size // (PIECE * workers))),
+        prefetch_factor=max(2, -(-size // (CHUNK * workers))),
         collate_fn=_unchanged,
         worker_init_fn=_leave_signals_to_the_run,
         generator=torch.Generator(),  # else it would draw its workers' seeds from the default generator

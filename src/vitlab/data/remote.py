@@ -1,7 +1,7 @@
 """Shards at an address: whole tars are downloaded as they are needed, and as many stay cached as there is room for.
 
-An order that jumps through all of the data would need all of it here. This one walks: shards begin in a random order,
-and an image comes at a random time while its shard is one of `WINDOW` in use. It is a function of seed, epoch and
+A global shuffle would need all shards on this machine. Here shards are opened in a random order,
+and each image is drawn at random while its shard is among the `WINDOW` open ones. It is a function of seed, epoch and
 position alone, so that a run resumes and shares its work among processes as with any other data set.
 """
 

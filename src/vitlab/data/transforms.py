@@ -201,12 +201,12 @@ def resize_area(
     window: (y, x, height, width), the only part of the new image that is computed.
     """
     y, x, h, w = window or (0, 0, *size)
-    rows, columns = (_Stretches(*given) for given in zip(images.shape[2:], size, (y, x), (h, w), strict=True))
+    rows, columns = (_AreaBins(*given) for given in zip(images.shape[2:], size, (y, x), (h, w), strict=True))
     part = images[:, :, rows.source, columns.source].double()
     return columns.means(rows.means(part).mT).mT.float()
 
 
-class _Stretches:
+class _AreaBins:
     """`count` of the `size` equal stretches of an axis, from number `start` on, and `source`, the part they cover."""
 
     def __init__(self, extent: int, size: int, start: int, count: int) -> None:

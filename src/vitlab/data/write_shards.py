@@ -80,8 +80,8 @@ def write_shards(
 ) -> dict[str, Any]:
     """Writes `source`, any data set, into the new folder `folder`; returns its `summary`.
 
-    Splits that the source lacks are cut from its train part as ever; a val that is also the test is written once, as
-    val. With `on_error="skip"` unreadable images are left out, named and counted. The same call on a finished folder
+    Missing splits are cut from train, as in `load_dataset`; a val that is also the test is written once, as val.
+    With `on_error="skip"` unreadable images are left out, named and counted. The same call on a finished folder
     returns at once. Raises UserError for a folder that holds something else.
     """
     folder = Path(folder)
@@ -119,7 +119,7 @@ def write_shards(
     return summary(folder)
 
 
-def deal(labels: Int[np.ndarray, " n"], shards: int, seed: int) -> list[Int[np.ndarray, " m"]]:
+def assign_to_shards(labels: Int[np.ndarray, " n"], shards: int, seed: int) -> list[Int[np.ndarray, " m"]]:
     """Which images each of the shards holds, in order: equal shares of each class, to within one, and shuffled."""
     draws = philox(seed, Stream.SHARD_ASSIGNMENT).random_raw(2 * len(labels)).reshape(2, -1)
     dealt = np.empty(len(labels), np.int64)
@@ -177,7 +177,9 @@ def _write_split(
             for start in range(0, len(indices), AHEAD):
                 yield from pool.map(lambda index: _try_encode(dataset, index, settings), indices[start : start + AHEAD])
 
-        for number, part in enumerate(deal(dataset.labels, _count_shards(dataset, settings), settings.seed)):
+        for number, part in enumerate(
+            assign_to_shards(dataset.labels, _count_shards(dataset, settings), settings.seed)
+        ):
             path = folder / f"{split}-{number:06d}.tar"
             if not path.exists():
                 _write_tar(path, dataset, part.tolist(), encode_all(part.tolist()), on_error)

@@ -7,12 +7,12 @@ import importlib
 import typing
 
 if typing.TYPE_CHECKING:
-    from vitlab.inspect.attention import answer_grid as answer_grid
-    from vitlab.inspect.attention import answer_weights as answer_weights
     from vitlab.inspect.attention import attention_layers as attention_layers
     from vitlab.inspect.attention import attention_maps as attention_maps
     from vitlab.inspect.attention import attention_rollout as attention_rollout
     from vitlab.inspect.attention import mean_attention_distance as mean_attention_distance
+    from vitlab.inspect.attention import prediction_grid as prediction_grid
+    from vitlab.inspect.attention import prediction_weights as prediction_weights
     from vitlab.inspect.attention import visit_attention as visit_attention
     from vitlab.inspect.embeddings import filter_components as filter_components
     from vitlab.inspect.embeddings import filters_of as filters_of
@@ -21,8 +21,8 @@ if typing.TYPE_CHECKING:
     from vitlab.inspect.embeddings import token_components as token_components
 
 NAMES = {
-    "attention": "answer_grid answer_weights attention_layers attention_maps attention_rollout mean_attention_distance "
-    "visit_attention",
+    "attention": "attention_layers attention_maps attention_rollout mean_attention_distance prediction_grid "
+    "prediction_weights visit_attention",
     "embeddings": "filter_components filters_of position_similarity positions_of token_components",
 }
 HOMES = {name: f"vitlab.inspect.{module}" for module, names in NAMES.items() for name in names.split()}

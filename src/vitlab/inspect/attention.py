@@ -1,6 +1,6 @@
 """Attention maps, attention rollout and mean attention distance (Sec. 4.5, App. D.7, App. D.8).
 
-The maps come from `models.attention.attention_weights`, the softmax that the model itself uses. A layer here is one
+The maps come from `models.attention.attention_weights`, the softmax of the model's unfused path. A layer here is one
 softmax over tokens; a block of an axial encoder has two layers, rows and columns.
 """
 
@@ -146,7 +146,7 @@ def rollout_rows(
     return rows
 
 
-def answer_weights(model: ViT, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T"]:
+def prediction_weights(model: ViT, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T"]:
     """The share of each last token in the input of the head; rows sum to one.
 
     One for the class token (Eq. 4); one half each for class and distillation token; equal shares of the patches for
@@ -169,13 +169,13 @@ def answer_weights(model: ViT, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor
     return weights.expand(len(images), -1)
 
 
-def answer_grid(
+def prediction_grid(
     attention: Float[Tensor, "B *k T T"], weights: Float[Tensor, "B T"], grid: tuple[int, int]
 ) -> Float[Tensor, "B *k h w"]:
     """The attention of the prediction to each patch, on the grid of patches (Fig. 6).
 
-    `attention` is a rollout or one layer's maps; `weights` are `answer_weights`. With a class token alone this is the
-    class token's row. Attention to the prefix is left out and the rest is not rescaled, so the sum is at most one.
+    `attention` is a rollout or one layer's maps; `weights` are `prediction_weights`. With a class token alone this is
+    its row. Attention to the prefix is left out and the rest is not rescaled, so the sum is at most one.
     """
     rows = weights.reshape(len(weights), *(1,) * (attention.ndim - 2), -1) @ attention
     return rows[..., 0, -grid[0] * grid[1] :].unflatten(-1, grid)

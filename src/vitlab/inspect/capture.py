@@ -10,11 +10,11 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.inspect.attention import (
-    answer_grid,
-    answer_weights,
     attention_layers,
     head_distances,
     patch_distances,
+    prediction_grid,
+    prediction_weights,
     rollout_rows,
     visit_attention,
 )
@@ -35,7 +35,7 @@ class Capture:
     distances: Float[np.ndarray, "L k"]
     """Mean attention distance in pixels (`mean_attention_distance`; Fig. 7 right, Fig. 11)."""
     heads: Float[np.ndarray, "n L k h w"]
-    """Attention of the prediction in each layer, by head (`answer_grid`)."""
+    """Attention of the prediction in each layer, by head (`prediction_grid`)."""
     rollout: Float[np.ndarray, "n h w"]
     """Attention of the prediction through all layers: `attention_rollout` with the residual (Fig. 6, Fig. 14)."""
     rollout_plain: Float[np.ndarray, "n h w"]
@@ -89,7 +89,7 @@ def _capture_batch(
 ) -> tuple[Float[Tensor, "B L k"], dict[str, np.ndarray]]:
     """Mean attention distances in each image, and the arrays of the first `shown` images by name."""
     grid = model.config.grid
-    weights = answer_weights(model, images[:shown]) if shown else None
+    weights = prediction_weights(model, images[:shown]) if shown else None
     distances: list[Tensor] = []
     heads: list[Tensor] = []
     means: list[Tensor] = []  # over heads, of each layer: all together about as large as one layer's maps
@@ -97,7 +97,7 @@ def _capture_batch(
     def visit(_layer: int, attention: Tensor) -> None:
         distances.append(head_distances(attention, patch_distances))
         if weights is not None:
-            heads.append(answer_grid(attention[:shown], weights, grid))
+            heads.append(prediction_grid(attention[:shown], weights, grid))
             means.append(attention[:shown].mean(dim=1))
 
     tokens = visit_attention(model, images, visit)

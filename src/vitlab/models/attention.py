@@ -1,4 +1,6 @@
-"""Multi-head self-attention (App. A, Eq. 5-8). The softmax of every model is in `attention_weights`.
+"""Multi-head self-attention (App. A, Eq. 5-8).
+
+`attention_weights` is the explicit softmax; the fused kernel computes the same.
 
 Letters as in the paper: B images, T tokens, S tokens attended to, D width, k heads, Dh = D / k.
 """

@@ -21,7 +21,7 @@ Positive = Annotated[int, Ge(1)]
 NonNegative = Annotated[int, Ge(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]
 Std = Annotated[float, Ge(0)]
-# What is above these is a slip or an attack; they are checked before anything is built.
+# Larger values are a typo or an attack; they are rejected before anything is allocated.
 MAX_PARAMETERS = 2**40
 """They fill 4 TiB; the largest ViT that was ever described has 2**34.4."""
 MAX_FIXED = 2**25

@@ -98,7 +98,7 @@ def convolve(
 def max_pool(maps: Float[Tensor, "B C h w"], version: str, around: float) -> Float[Tensor, "B C h2 w2"]:
     """The largest of 3x3 positions, with stride 2; `around` surrounds the map."""
     maps = F.pad(maps, _border(maps, 3, 2, version), value=around)
-    if maps.device.type == "cpu":  # where pooling is one number at a time on planes, and many at once on these
+    if maps.device.type == "cpu":  # torch's CPU max-pooling is vectorized for channels-last only
         maps = maps.contiguous(memory_format=torch.channels_last)
     return F.max_pool2d(maps, 3, stride=2).contiguous()
 
@@ -110,7 +110,7 @@ def _border(maps: Float[Tensor, "B C h w"], size: int, stride: int, version: str
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions around which the input goes: 1x1 to fewer channels, 3x3 (or axial attention), 1x1 to more."""
+    """A residual branch of three convolutions: 1x1 to fewer channels, 3x3 (or axial attention), 1x1 to more."""
 
     def __init__(self, unit: Unit, body: ResNetBody, grid: tuple[int, int]) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ class Body(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A ResNet as BiT builds it, with the seam of every model here: features, then head."""
+    """A ResNet as BiT builds it, with the interface of every model here: features, then head."""
 
     def __init__(self, config: ResNetConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()

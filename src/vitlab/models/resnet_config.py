@@ -121,7 +121,7 @@ class Unit:
     inner: int
     stride: int
     reached: int
-    """Pixels of the image to one position of its input."""
+    """Stride of its input with respect to the image, in pixels."""
 
     @property
     def channels_out(self) -> int:

@@ -77,7 +77,7 @@ def duplicates(
         "Near-duplicates of test images",
         f"Images of {train.name} ({train.split}) that are, but for size, compression, brightness, a narrow crop or a "
         f"mirror, images of {test.name} ({test.split}). A model trained on the one and tested on the other has seen "
-        f"the answers.",
+        f"the test images.",
         results=_numbers(result),
         total=len(pairs),
         unreadable_rows=[(image["path"], image["reason"]) for image in result["unreadable"]],

@@ -1,6 +1,6 @@
 """Table 4 and App. D.10: VTAB-1k. One setting for all 19 tasks, each fine-tuned on 1,000 examples and tested whole.
 
-Augmentation that would change a task's labels is left out (`without_harm`).
+Augmentation that would change a task's labels is left out (`label_preserving`).
 The result is the plain mean over the tasks, and over those of each group; there is none while a task is missing.
 Deviation: the benchmark's code drops the last, incomplete batch of a test part; here every image counts once.
 """
@@ -113,7 +113,7 @@ def vtab(
 def _task_config(config: TrainConfig, model: ModelConfig, name: str, root: str | Path | None) -> TrainConfig:
     """The settings of one task; the size before the crop stays in proportion to the image size."""
     data = dataclasses.replace(
-        without_harm(name, config.data), name=f"vtab:{name}", root=None if root is None else str(root)
+        label_preserving(name, config.data), name=f"vtab:{name}", root=None if root is None else str(root)
     )
     if data.crop_resize is not None:
         scale = model.image_hw[0] / config.model.image_hw[0]
@@ -121,7 +121,7 @@ def _task_config(config: TrainConfig, model: ModelConfig, name: str, root: str |
     return dataclasses.replace(config, data=data, model=dataclasses.replace(model, num_classes=TASKS[name].classes))
 
 
-def without_harm(name: str, data: DataConfig) -> DataConfig:
+def label_preserving(name: str, data: DataConfig) -> DataConfig:
     """`data` without the crop or the flip that would change the labels of this task."""
     if name in NO_CROP:
         unused = {"min_area": DataConfig.min_area, "pad": DataConfig.pad}

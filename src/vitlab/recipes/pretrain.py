@@ -6,7 +6,7 @@ Where the table is silent, values come from files that the authors published:
 - ImageNet: sigmoid loss and head bias -6.9 = ln(1/1000), from big_vision, configs/vit_i1k.py. Scenic's
   `imagenet_vit_config.py`, which has the rest of Table 3's row, starts at -10: `--model.head-bias -10`. Smoothing 1e-4
   is in its header, as an alternative input (`LS = 1e-4`); that it was the paper's is our choice.
-The data sets are not to be had by a download: give yours with `--data.name folder:PATH` or `shards:PATH`.
+The data sets cannot be downloaded: give your copy with `--data.name folder:PATH` or `shards:PATH`.
 """
 
 import dataclasses
@@ -108,7 +108,7 @@ def headless(config: ModelConfig) -> ViTConfig:
 
 
 def _model(name: str, num_classes: int, dropout: float, head_bias: float = -10.0) -> ModelConfig:
-    """224 pixels, a head that starts out saying no to all; a ViT's hidden head layer is as wide as it (App. D.3)."""
+    """224 pixels; the head's bias starts all classes near probability 0; its hidden layer has the ViT's width (App. D.3)."""
     config = get_config(name, num_classes=num_classes, head_bias=head_bias)
     if isinstance(config, ResNetConfig):
         return config

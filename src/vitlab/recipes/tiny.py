@@ -1,4 +1,4 @@
-"""Small twins of the recipes, on data that anyone has: they train in minutes on two cores.
+"""Small versions of the recipes, on data that anyone has: they train in minutes on two cores.
 
 Deviation: neither sizes nor settings are the paper's. docs/reproduce.md holds what each reached, with the command, the
 minutes and the machine. The exact GELU stands in for the tanh form, whose CPU kernels take three times as long, and

@@ -87,7 +87,7 @@ POSITIONS = Study(
             WITH,
             WITHOUT,
         ),
-        _equal("1-D and 2-D embeddings are equal (mean over places).", {"kind": "1d"}, {"kind": "2d"}),
+        _equal("1-D and 2-D embeddings are equal (mean over where they enter).", {"kind": "1d"}, {"kind": "2d"}),
         _equal("1-D at the stem and relative ones are equal.", {"kind": "1d", "at": "stem"}, {"kind": "relative"}),
         _equal("At the stem and in every block are equal (mean of 1-D and 2-D).", STEM, STEM | {"at": "every"}),
         _equal("At the stem and shared by all blocks are equal (mean of 1-D and 2-D).", STEM, STEM | {"at": "shared"}),

@@ -32,7 +32,7 @@ def variants(scale: Scale) -> list[Point]:
 
 
 def _configs(scale: Scale) -> tuple[TrainConfig, FinetuneConfig]:
-    """The pre-training and the fine-tuning; few images and steps, so that a poor start is not made good."""
+    """The pre-training and the fine-tuning, too short to compensate for a poor initialization."""
     if scale == "paper":
         return pretrain.jft(), changed(finetune.imagenet(), average_decay=None)
     if scale == "tiny":

@@ -23,7 +23,7 @@ JSON = TypeVar("JSON")
 FAILED = "vitlab/failed"  # the store's key for the message of a rank that has failed
 POLL = 0.02  # seconds between two checks whether another rank has failed
 GRACE = 1.0  # seconds for messages that a rank has sent before it failed
-FAREWELL = 5.0  # seconds that rank 0 waits for the others when all end
+EXIT_TIMEOUT = 5.0  # seconds that rank 0 waits for the others when all end
 TIMEOUT = datetime.timedelta(days=30)  # of waiting for a rank that is alive: it may be downloading
 
 
@@ -43,7 +43,7 @@ class World:
     """Rank among the processes of this machine."""
     store: Store | None = None
     host_group: dist.ProcessGroup | None = None
-    """All ranks over gloo without a timeout. Exchanges between devices have torch's timeout."""
+    """All ranks over gloo, with the timeout TIMEOUT. Device collectives (NCCL) have torch's default timeout."""
     broadcasts: int = 0
     """How many objects have been broadcast."""
 
@@ -178,13 +178,13 @@ class World:
             ) from error
 
     def _leave(self, message: str | None) -> None:
-        """Leaves the `message` of a failure for the others. Rank 0 may hold the store, so it waits until they left."""
+        """Publishes the `message` of a failure to the other ranks. Rank 0 may host the store: it waits for them."""
         assert self.store is not None
         with contextlib.suppress(dist.DistError):  # the holder of the store may be gone already
             if message is not None:
                 self.store.set(FAILED, message)
             left = self.store.add("vitlab/left", 1)
-            deadline = time.monotonic() + FAREWELL
+            deadline = time.monotonic() + EXIT_TIMEOUT
             while self.is_rank_0 and left < self.world_size and time.monotonic() < deadline:
                 time.sleep(POLL)
                 left = self.store.add("vitlab/left", 0)

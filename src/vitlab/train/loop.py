@@ -87,13 +87,13 @@ def _train_steps(run: "_Run", microbatch: int) -> None:
     while state.step < run.total_steps:
         with run.speed.waiting_for_data():
             batch = next(batches)
-        # The one exchange that the host waits for: all ranks stop at the same step, and none waits for another.
+        # The host waits here, and in `should_continue` between micro-batches: all ranks stop at the same step.
         stopping, num_images, skipped = world.all_reduce(run.stop.is_set(), len(batch.indices), batch.skipped)
         if not num_images:
             raise UserError(f"none of the {skipped} images of a batch can be read; the log lists them.")
         lr = learning_rate(config.optim, state.step, run.total_steps)
-        go_on = functools.partial(run.go_on, num_images)
-        if stopping or not train_step(config, state, objective, batch, lr, num_images, microbatch, go_on):
+        should_continue = functools.partial(run.should_continue, num_images)
+        if stopping or not train_step(config, state, objective, batch, lr, num_images, microbatch, should_continue):
             run.save_and_stop()
         run.count(num_images, skipped)
         last = state.step == run.total_steps
@@ -121,12 +121,12 @@ def train_step(
     lr: float,
     num_images: int,
     microbatch: int | None = None,
-    go_on: Callable[[float], bool] = lambda _: True,
+    should_continue: Callable[[float], bool] = lambda _: True,
 ) -> bool:
     """One update: forward and backward pass in micro-batches, clipping, optimizer step. Returns whether it was made.
 
     `batch` is this rank's shard of `num_images` in all; `microbatch` images go through the model at once (default all).
-    Between micro-batches `go_on(fraction done)` says whether to continue; if not, the state is as before.
+    Between micro-batches `should_continue(fraction done)` says whether to continue; if not, the state is as before.
     """
     weights, parallel, world = state.weights, state.parallel, state.parallel.world
     rng = generator(config.seed, Stream.STEP, epoch=state.step)
@@ -145,7 +145,7 @@ def train_step(
             (loss * scale).backward()
         weights.accumulate_gradients()
         totals += torch.stack([loss.detach(), accuracy]).double() * scale
-        if number < len(microbatches) and not go_on(number / len(microbatches)):
+        if number < len(microbatches) and not should_continue(number / len(microbatches)):
             return False
     masters = weights.masters.values()
     parallel.average_gradients(master.grad for master in masters if master.grad is not None)
@@ -261,7 +261,7 @@ class _Run:
         self.speed.images += num_images
         self.show_progress()
 
-    def go_on(self, num_images: int, fraction: float) -> bool:
+    def should_continue(self, num_images: int, fraction: float) -> bool:
         """Whether no rank has received a signal, after this fraction of a step."""
         self.show_progress(num_images, fraction)
         return not self.world.all_reduce(self.stop.is_set())[0]

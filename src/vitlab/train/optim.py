@@ -67,8 +67,8 @@ class DecoupledSGD(torch.optim.SGD):
 def create_optimizer(named_parameters: Iterable[tuple[str, Tensor]], config: OptimConfig) -> torch.optim.Optimizer:
     """Adam or momentum SGD with decoupled weight decay, in at most two groups: decayed, and not.
 
-    Adam is Flax's of the paper's time, torch's AdamW: bias-corrected, epsilon outside the root, decoupled decay. SGD's
-    momentum starts with the whole first gradient, without Nesterov.
+    Adam is that of Flax when the paper was written, which equals torch's AdamW: bias-corrected, epsilon outside the
+    root, decoupled decay. SGD's momentum starts with the whole first gradient, without Nesterov.
     """
     named = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
     decay_key = "weight_decay" if config.name == "adam" else "decay"

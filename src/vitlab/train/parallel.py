@@ -16,7 +16,7 @@ from vitlab.models.encoder import Block, Branch
 from vitlab.models.resnet import Bottleneck
 from vitlab.train.distributed import World
 from vitlab.train.precision import Precision
-from vitlab.train.signals import stops_at_once
+from vitlab.train.signals import interruptible
 
 if typing.TYPE_CHECKING:
     from vitlab.train.compiled import CompileCache
@@ -102,7 +102,7 @@ class Parallel:
             self._model.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue]  # an FSDPModule's
         with contextlib.ExitStack() as stack:
             if self._compiling is not None:
-                stack.enter_context(stops_at_once())
+                stack.enter_context(interruptible())
             if self._ddp is not None and not last:
                 stack.enter_context(self._ddp.no_sync())
             yield

@@ -29,12 +29,12 @@ def stop_signals() -> Iterator[threading.Event]:
             raise KeyboardInterrupt
         event.set()
 
-    with _handled_by(request_stop):
+    with _signal_handler(request_stop):
         yield event
 
 
 @contextlib.contextmanager
-def stops_at_once() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """SIGTERM and Ctrl-C end the code inside at once, with StoppedError: for the compilation before a run's first step,
     which takes minutes and changes nothing."""
 
@@ -44,7 +44,7 @@ def stops_at_once() -> Iterator[None]:
         raise _Interrupted
 
     try:
-        with _handled_by(interrupt) as previous:
+        with _signal_handler(interrupt) as previous:
             yield
     except _Interrupted:
         raise StoppedError(
@@ -54,7 +54,7 @@ def stops_at_once() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _handled_by(handler: Any) -> Iterator[dict[int, Any]]:
+def _signal_handler(handler: Any) -> Iterator[dict[int, Any]]:
     """Both signals go to `handler`, in the main thread, which alone receives them; gives the former handlers."""
     numbers = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
     previous: dict[int, Any] = {number: signal.getsignal(number) for number in numbers}

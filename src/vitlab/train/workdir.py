@@ -32,7 +32,7 @@ MODEL = ("model/*", "masking.safetensors")
 RESULTS = ("result.json", "predictions.csv", *MODEL, "reconstructions.png")
 """The model, and what is computed from it."""
 RECORDS = ("config.json", RUNTIME, METRICS, SPEED, "tensorboard/*", "checkpoints/*/*")
-"""What only the run itself can make again."""
+"""Files that only training itself can regenerate."""
 _ABSENT = "not set"
 
 
@@ -65,7 +65,7 @@ class Workdir:
         self.trained: bool = ended and not any(_matches(name, MODEL) for name in self.damaged)
         """Whether the run is over and its model intact."""
         self.finished: bool = ended and not any(_matches(name, RESULTS) for name in self.damaged)
-        """Whether the run is over and everything computed from its model intact; otherwise it is made again."""
+        """Whether the run is over and everything computed from its model intact; otherwise it is regenerated."""
         if not (self.path / "config.json").is_file():
             self.close()
             raise UserError(
@@ -124,7 +124,7 @@ class Workdir:
         if damaged and not self.world.broadcast_object(lambda: any(self.checkpoints.glob("step-*"))):
             raise UserError(
                 f"{', '.join(damaged)} of the finished run in {self.path} {self.damaged[damaged[0]]}, and no "
-                f"checkpoint is left to make the model again. Restore it, or delete the folder to train again."
+                f"checkpoint is left to regenerate the model from. Restore it, or delete the folder to train again."
             )
 
     def read_result(self) -> dict[str, Any]:
@@ -334,7 +334,7 @@ def _find_damage(folder: Path) -> dict[str, str]:
             damage = {"result.json": f"cannot be read ({error})"}
     damage = {name: what for name, what in damage.items() if what != MISSING or not name.startswith("checkpoints/")}
     for name, what in damage.items():
-        lost = "it cannot be made again; the model and the result do not depend on it"
-        consequence = "it is made again" if _matches(name, (*RESULTS, "config.json")) else lost
+        lost = "it cannot be regenerated; the model and the result do not depend on it"
+        consequence = "it is regenerated" if _matches(name, (*RESULTS, "config.json")) else lost
         logger.warning("%s %s: %s", folder / name, what, consequence)
     return damage

@@ -57,7 +57,7 @@ ASSUMED: dict[str, tuple[Any, ...]] = {
     "registers": (0,),
     "distilled": (False,),
 }
-"""What Google's code computes: all that an `.npz` can hold."""
+"""Values that are fixed in Google's code; an `.npz` cannot represent others."""
 
 
 def google_layout(config: ModelConfig, spelling: Spelling = "stored") -> Layout:
