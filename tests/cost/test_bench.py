@@ -13,7 +13,7 @@ from program import call
 
 from vitlab.cost import bench as module
 from vitlab.cost.bench import FIGURE_12, MAX_BATCH, SIZES, Settings, bench, fastest_batch, largest_batch, peak_bytes
-from vitlab.cost.peers import OURS, Work, build
+from vitlab.cost.peers import OURS, Mode, Work, build
 from vitlab.cost.report import CEILING, panels, table
 from vitlab.models import ViTConfig
 from vitlab.models import registry as models
@@ -225,7 +225,8 @@ def test_the_fastest_batch(
 
 def test_peak_on_a_cpu() -> None:
     """In training with gradients and Adam's two moments; it grows with the batch, and is not counted for peers."""
-    for mode, weights in (("infer", 4), ("train", 16)):
+    cases: tuple[tuple[Mode, int], ...] = (("infer", 4), ("train", 16))
+    for mode, weights in cases:
         one, many = (peak_bytes(OURS, Work(TINY, mode, batch, "float32")) for batch in (1, 65))
         assert one is not None
         assert many is not None

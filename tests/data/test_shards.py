@@ -176,6 +176,7 @@ def test_open_files_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_other_processes_get_arrays_only(large: Path) -> None:
     """No object per image is sent along: what is sent grows by some bytes an image."""
     data = read_train(large)
+    assert isinstance(data.entries, shards.ShardEntries)
     one, two = (data.entries.take(np.arange(n)) for n in (1, 40))
     assert (len(ForkingPickler.dumps(two)) - len(ForkingPickler.dumps(one))) / 39 < 48
     with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -302,7 +302,7 @@ def test_figures_of_a_run(config: TrainConfig, pretrained: Outcome, workdir: Pat
     assert ours[-1]["fewshot_5shot"] == pytest.approx(expected)
 
 
-def expected_accuracy(model: torch.nn.Module, train: Dataset, test: Dataset) -> float:
+def expected_accuracy(model: Any, train: Dataset, test: Dataset) -> float:
     """Of 5 shots, over two draws."""
     train_x, test_x = (features(model, part, preprocessing=GOOGLE) for part in (train, test))
     drawn = [draw(train.labels, len(train.classes), 5, seed) for seed in (0, 1)]
@@ -316,7 +316,8 @@ def test_other_data_than_the_runs(config: TrainConfig, pretrained: Outcome, tmp_
     digits = load_dataset("digits", "train", classes=(3, 4, 5, 6))
     write_images(tmp_path / "other", digits.take(np.arange(60)))
     folder = {"dataset": f"folder:{tmp_path / 'other'}", "classes": None}
-    for settings in ({"classes": (7, 4, 9)}, {"classes": (7, 4, 9), "dataset": "digits"}, folder):
+    other: list[dict[str, Any]] = [{"classes": (7, 4, 9)}, {"classes": (7, 4, 9), "dataset": "digits"}, folder]
+    for settings in other:
         chosen = with_fewshot(config, shots=(5,), seeds=2, test_split="test", **settings)
         name, classes = settings.get("dataset", "digits"), settings["classes"]
         train, test = (load_dataset(name, split, classes=classes) for split in ("train", "test"))

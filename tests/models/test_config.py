@@ -84,7 +84,7 @@ def test_invalid_settings_name_the_allowed_ones(settings: dict[str, Any], proble
 def test_invalid_resnets_are_refused() -> None:
     for settings, problem in (({"num_classes": -1}, "num_classes is -1"), ({"image_size": 0}, "image_size is 0")):
         with pytest.raises(ValueError, match=problem):
-            ResNetConfig(**settings)
+            ResNetConfig(**settings)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_config_goes_through_json(kind: ModelConfig) -> None:

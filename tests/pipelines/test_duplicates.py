@@ -147,7 +147,7 @@ def test_invalid_settings(sets: Path, tmp_path: Path) -> None:
 def test_a_pipe_and_a_name_that_is_not_utf_8(sets: Path, tmp_path: Path) -> None:
     for split in ("train", "test"):
         shutil.copytree(sets / "exam" / split, tmp_path / "set" / split)
-    shutil.copy(tmp_path / "set/test/cat/1.png", os.fsencode(tmp_path / "set/train/cat") + b"/\xff.png")
+    shutil.copy(tmp_path / "set/test/cat/1.png", tmp_path / "set/train/cat" / os.fsdecode(b"\xff.png"))
     irregular("pipe", tmp_path / "set" / "train" / "cat" / "x\ny.jpg", tmp_path)
     name = f"folder:{tmp_path}/set"
     result = duplicates(Source(name, "trainval"), Source(name, "test"), tmp_path / "out")

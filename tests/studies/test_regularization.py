@@ -59,7 +59,7 @@ def test_report(
     gains: tuple[float, float], chosen: tuple[str, str], measured: tuple[float, float], expected: list[str]
 ) -> None:
     """As if smoothing gained this much, and the others lost a little; decay 3 is best by the test alone."""
-    by_amount = dict(zip(("2 %", "50 %"), gains, strict=True))
+    by_amount: dict[str, float] = dict(zip(("2 %", "50 %"), gains, strict=True))
 
     def held_out(point: Point) -> float:
         setting, smoothing = str(point.labels["setting"]), by_amount[str(point.labels["data"])]

@@ -1,10 +1,9 @@
 """timm's and Hugging Face's models at a shrunken size, and how their outputs are compared with ours."""
 
-import io
 import json
 import tarfile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import numpy as np
 import safetensors.torch
@@ -195,9 +194,7 @@ def photographs(shared: Path) -> list[np.ndarray]:
     """Of flowers, smaller than most models' images, and two that are larger, in both orientations."""
     with tarfile.open(shared / "data" / "flowers102" / "train-00.tar") as tar:
         members = [member for member in tar.getmembers() if member.name.endswith(".jpg")][:6]
-        flowers = [
-            np.array(Image.open(io.BytesIO(tar.extractfile(member).read())).convert("RGB")) for member in members
-        ]  # pyright: ignore[reportOptionalMemberAccess]
+        flowers = [np.array(Image.open(cast(IO[bytes], tar.extractfile(member))).convert("RGB")) for member in members]
     large = [np.ascontiguousarray(image[:, :-1]) for image in load_sample_images()["images"]]
     return [*flowers, *large, np.ascontiguousarray(large[0].transpose(1, 0, 2))]
 

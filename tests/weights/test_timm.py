@@ -213,7 +213,8 @@ def test_timm_loads_a_written_folder(tmp_path: Path, kind: str) -> None:
     for _ in range(2):  # a model is replaced
         write_timm(ours, tmp_path, {})
     theirs = timm.create_model(f"local-dir:{tmp_path}", pretrained=True).eval()
-    assert (theirs.pretrained_cfg["mean"], theirs.pretrained_cfg["std"]) == ([0.5] * 3, [0.5] * 3)
+    settings: Any = theirs.pretrained_cfg
+    assert (settings["mean"], settings["std"]) == ([0.5] * 3, [0.5] * 3)
     check_timm(ours, theirs)
     config, state = read_timm(tmp_path)
     check_timm(loaded(config, state), theirs)

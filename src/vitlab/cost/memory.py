@@ -208,7 +208,8 @@ class DeviceRules(TorchFunctionMode):
         elif self._autocast and func in IN_FLOAT32:
             args, kwargs = tree_map_only(Tensor, Tensor.float, (args, kwargs))
         if is_attention:
-            return self._attention(*args, kwargs["attn_mask"])
+            query, key, value = args
+            return self._attention(query, key, value, kwargs["attn_mask"])
         if func is F.dropout and self._device_type != "cpu":
             active = kwargs["training"] and kwargs["p"]
             return torch.native_dropout(args[0], kwargs["p"], True)[0] if active else args[0]

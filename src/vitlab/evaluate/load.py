@@ -129,7 +129,8 @@ def match_classes(images: Dataset, card: dict[str, Any], outputs: int, name: str
 
     Classes are matched by name; the test sets of ImageNet fit any checkpoint with ImageNet's 1,000 classes.
     """
-    names, needs_imagenet = card.get("classes"), has_imagenet_classes(name)
+    names: list[str] = card.get("classes") or []
+    needs_imagenet = has_imagenet_classes(name)
     if names == list(images.classes) or not (names or needs_imagenet):
         return images
     if not needs_imagenet and set(images.classes) <= set(names):

@@ -175,8 +175,8 @@ def _per_class(rows: Sequence[Mapping[str, Any]], most: int = 50) -> dict[str, A
         return None
     share = "recall" if "recall" in present[0] else "accuracy"
     present.sort(key=lambda row: math.inf if row[share] is None else row[share])
-    rows = [(r["class"], f"{r['images']:,}", percent(r[share]), percent(r["precision"])) for r in present[:most]]
-    return {"share": share, "rows": rows, "count": len(present)}
+    shown = [(r["class"], f"{r['images']:,}", percent(r[share]), percent(r["precision"])) for r in present[:most]]
+    return {"share": share, "rows": shown, "count": len(present)}
 
 
 def _mistakes(mistakes: Mistakes, classes: Sequence[str], most: int = 24) -> Iterator[PageImage]:

@@ -306,8 +306,8 @@ def check_size(config: ModelConfig) -> None:
         raise UserError(
             f"image_size is {config.image_size}; allowed: sides of 1 and more, {MAX_PIXELS:,} pixels at most."
         )
-    fixed = isinstance(config, ViTConfig) and config.position == "sincos2d"
-    if fixed and config.num_patches * config.width > MAX_FIXED:
+    is_fixed = isinstance(config, ViTConfig) and config.position == "sincos2d"
+    if isinstance(config, ViTConfig) and is_fixed and config.num_patches * config.width > MAX_FIXED:
         raise UserError(
             f"image_size={config.image_size} in patches of {config.patch_size} pixels makes a table of sines of "
             f"{config.num_patches:,} x {config.width} numbers; at most {MAX_FIXED:,} are computed. Give a smaller size."

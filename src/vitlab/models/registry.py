@@ -37,7 +37,7 @@ MODELS: dict[str, ModelConfig] = {
         for size, config in (("Ti", _TI), ("S", _S), ("B", _B), ("L", _L), ("H", _H))
         for patch in (8, 14, 16, 32)
     },
-    # Hybrids (Sec. 3.1): the number after the slash is the stride in pixels, except for R+ViT-Ti/16, whose stride is 32.
+    # Hybrids (Sec. 3.1): the number after the slash is the stride in pixels, except for R+ViT-Ti/16 with stride 32.
     # The /16 of R50 leave stage 4 out and move its 3 units to stage 3, so that there are as many layers.
     "R50+ViT-B/16": _hybrid(_B, (3, 4, 9)),
     "R50+ViT-B/32": _hybrid(_B, STAGES[50]),

@@ -67,10 +67,10 @@ def duplicates(
     result = _summary(search, pairs, sets, threshold)
     write_lines(out / "duplicates.jsonl", [json.dumps(sets.record(pair)) for pair in pairs])
     write_lines(out / "exclude.txt", [image_id(sets.train, i) for i in sorted({pair.train for pair in pairs})])
-    sections = {
-        "pairs": _nearest(pairs)[:SHOWN],
-        "beyond": _nearest([pair for pair in search.pairs if pair.distance > threshold])[:24],
-        "conflicts": [pair for pair in pairs if sets.conflict(pair)][:SHOWN],
+    sections: dict[str, Any] = {
+        "pairs": [sets.image(pair) for pair in _nearest(pairs)[:SHOWN]],
+        "beyond": [sets.image(pair) for pair in _nearest([p for p in search.pairs if p.distance > threshold])[:24]],
+        "conflicts": [sets.image(pair) for pair in [p for p in pairs if sets.conflict(p)][:SHOWN]],
     }
     text = page(
         "duplicates.html.j2",
@@ -81,7 +81,7 @@ def duplicates(
         results=_numbers(result),
         total=len(pairs),
         unreadable_rows=[(image["path"], image["reason"]) for image in result["unreadable"]],
-        **{name: [sets.image(pair) for pair in shown] for name, shown in sections.items()},
+        **sections,
     )
     write_page(out / "report.html", text)
     write_json(out / "result.json", result)

@@ -108,7 +108,7 @@ def headless(config: ModelConfig) -> ViTConfig:
 
 
 def _model(name: str, num_classes: int, dropout: float, head_bias: float = -10.0) -> ModelConfig:
-    """224 pixels; the head's bias starts all classes near probability 0; its hidden layer has the ViT's width (App. D.3)."""
+    """224 pixels; the head's bias starts all classes near probability 0; its hidden layer is as wide as the ViT."""
     config = get_config(name, num_classes=num_classes, head_bias=head_bias)
     if isinstance(config, ResNetConfig):
         return config

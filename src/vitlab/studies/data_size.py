@@ -87,7 +87,7 @@ def _small(scale: Scale) -> dict[str, tuple[str, str, TrainConfig]]:
     more: dict[str, Any] = {"eval_every": steps // 5, "fewshot": {"test_images": 1000}}
     more["data"] = {"train_split": "train", "eval_split": "val", "pad": 3}
     models = MODELS[scale].items()
-    return {name: (*kind, pretraining(scale, model, steps, **more)) for name, (*kind, model) in models}
+    return {name: (kind, size, pretraining(scale, model, steps, **more)) for name, (kind, size, model) in models}
 
 
 def _paper() -> dict[str, tuple[str, str, TrainConfig]]:
