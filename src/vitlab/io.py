@@ -35,7 +35,7 @@ MAX_COMPRESSION = 100
 """Largest compression ratio of an .npz. Trained weights hardly compress; zeros compress 1,000 times."""
 SMALL_ARCHIVE = 2**26
 """Bytes of memory that any .npz may require, however small the file is."""
-ARCHIVE_DAMAGE = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+NPZ_ERRORS = (OSError, ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 """Exceptions of reading a corrupt .npz: its directory, an array's header or its data."""
 
 
@@ -177,7 +177,7 @@ def read_sums(folder: Path) -> dict[str, str]:
     return {name: digest for digest, _, name in (line.partition("  ") for line in text.decode().splitlines())}
 
 
-def find_damage(folder: Path, names: Collection[str] | None = None) -> dict[str, str]:
+def find_corrupt_files(folder: Path, names: Collection[str] | None = None) -> dict[str, str]:
     """Files of `folder` (default: all in SHA256SUMS) that do not match their checksum: name -> problem."""
     damage = {}
     for name, digest in read_sums(folder).items():
@@ -263,7 +263,7 @@ def parse_json(data: bytes | str, name: str) -> Any:
 def reading_npz(path: Path | str) -> Iterator[np.lib.npyio.NpzFile]:
     """Opens an .npz whose arrays are read on access, after their headers are compared with the file's size.
 
-    Raises UserError if they require far more memory than the file has bytes, and ARCHIVE_DAMAGE if it is corrupt.
+    Raises UserError if they require far more memory than the file has bytes, and NPZ_ERRORS if it is corrupt.
     """
     with open_regular(path) as file:
         _check_headers(file, path)

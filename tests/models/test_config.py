@@ -129,4 +129,4 @@ def test_products_with_borders_are_those_that_meet_a_zero(version: Literal["v1",
             module.register_forward_pre_hook(count)
     whole(torch.zeros(1, 3, *hw))
     config = ResNetConfig(image_size=hw, body=body)
-    assert sum(zeros) == body.border_macs(hw) == config.forward_macs - config.inner_macs > 0
+    assert sum(zeros) == body.padding_macs(hw) == config.forward_macs - config.macs_without_padding > 0

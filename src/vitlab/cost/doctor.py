@@ -22,7 +22,7 @@ from PIL import Image
 import vitlab
 from vitlab.cost.measure import available_cores, synchronized_time
 from vitlab.errors import UserError
-from vitlab.models.attention import attention_path, cpu_units
+from vitlab.models.attention import attention_path, cpu_capabilities
 
 CPU_FEATURES = {"avx512": "avx512_f", "bf16": "avx512_bf16", "amx": "amx_bf16", "sve": "sve", "sme": "sme"}
 """Units for matrix products: our name -> torch's."""
@@ -40,7 +40,7 @@ def diagnose(path: str | Path = ".") -> dict[str, Any]:
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give an existing one on the disk to measure.")
-    units = cpu_units()
+    units = cpu_capabilities()
     cpu = {
         "name": units.get("cpu_name", platform.machine()),
         "cores": available_cores(),

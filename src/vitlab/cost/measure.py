@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitlab
 from vitlab.models import ModelConfig, build_model
-from vitlab.models.attention import cpu_units
+from vitlab.models.attention import cpu_capabilities
 
 Step = Callable[[], object]
 
@@ -151,7 +151,7 @@ def products_step(products: Counter[Product], dtype: torch.dtype, device: torch.
 
 def environment(*libraries: str) -> dict[str, Any]:
     """The commit, the processor, its available cores, and the versions of installed `libraries`."""
-    cpu = cpu_units().get("cpu_name", platform.processor())
+    cpu = cpu_capabilities().get("cpu_name", platform.processor())
     versions = {library: metadata.version(library) for library in libraries}
     return {"commit": commit(), "cpu": cpu, "cores": available_cores(), **versions}
 

@@ -149,7 +149,7 @@ def _measure(config: TrainConfig, device: str, images_at_once: int, say: Callabl
     if device != (find_device(name) or name):
         raise UserError(f"this machine has {name}, and --device is {device}; give that device, or --mfu 0.4.")
     single = config.single() if isinstance(config, FinetuneConfig) else config
-    flops, size = 6 * single.model.inner_macs, min(images_at_once, MAX_IMAGES)
+    flops, size = 6 * single.model.macs_without_padding, min(images_at_once, MAX_IMAGES)
     if here.type == CPU:
         keep_freed_memory()
         size = min(size, max(1, round(MAX_CPU_FLOPS / flops)))

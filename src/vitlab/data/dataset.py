@@ -13,7 +13,7 @@ from jaxtyping import Bool, Int64
 
 from vitlab.data.decode import Entry, ImageError
 from vitlab.errors import UserError
-from vitlab.io import ARCHIVE_DAMAGE, reading_npz
+from vitlab.io import NPZ_ERRORS, reading_npz
 
 # Images of one size up to MEMORY_SIDE pixels are decoded once, if they have at most MEMORY_BYTES, and MEMORY_FILES
 # images: at each start of a run every file takes 40 microseconds or more.
@@ -270,5 +270,5 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray] | None:
         with reading_npz(path) as arrays:
             assert arrays.zip is not None  # it is open
             return None if arrays.zip.testzip() else [arrays[name] for name in names]
-    except ARCHIVE_DAMAGE:
+    except NPZ_ERRORS:
         return None

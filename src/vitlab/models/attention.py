@@ -21,17 +21,17 @@ from vitlab.models.init import linear
 AttentionPath = Literal["fused", "matmul"]
 Heads = tuple[Float[Tensor, "B k T Dh"], Float[Tensor, "B k S Dh"], Float[Tensor, "B k S Dh"]]
 
-MOST_NUMBERS = 2**27
+MAX_ATTENTION_ELEMENTS = 2**27
 """Largest attention matrices (B k T S numbers) that a CPU without AMX computes by matrix products in bfloat16. Larger
 ones take too much memory; fused attention needs almost none."""
 
 
-def cpu_units() -> Mapping[str, Any]:
+def cpu_capabilities() -> Mapping[str, Any]:
     """Capabilities of this CPU, such as `amx_bf16`; empty where this version of torch cannot list them."""
     return torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
 
 
-HAS_AMX = bool(cpu_units().get("amx_bf16"))
+HAS_AMX = bool(cpu_capabilities().get("amx_bf16"))
 
 
 def attention_path(
@@ -45,7 +45,7 @@ def attention_path(
     """
     if device_type != "cpu":
         return "fused"
-    slow_bfloat16 = dtype == torch.bfloat16 and not HAS_AMX and numel <= MOST_NUMBERS
+    slow_bfloat16 = dtype == torch.bfloat16 and not HAS_AMX and numel <= MAX_ATTENTION_ELEMENTS
     return "matmul" if needs_grad or slow_bfloat16 else "fused"
 
 

@@ -213,12 +213,12 @@ class ViTConfig:
         return stem + embed + encoder + pooling + head
 
     @property
-    def inner_macs(self) -> int:
+    def macs_without_padding(self) -> int:
         """The same without a stem's products with the zeros around its maps: what Table 6 counts.
 
         The paper's exaFLOPs are 6 times this (2 FLOPs each, backward twice the forward) times images seen.
         """
-        return self.forward_macs - (self.stem.border_macs(self.image_hw) if self.stem else 0)
+        return self.forward_macs - (self.stem.padding_macs(self.image_hw) if self.stem else 0)
 
 
 @dataclass(frozen=True)
@@ -265,9 +265,9 @@ class ResNetConfig:
         return self.body.forward_macs(self.image_hw) + self.body.channels * self.num_classes
 
     @property
-    def inner_macs(self) -> int:
+    def macs_without_padding(self) -> int:
         """The same without products with the zeros around maps: what Table 6 counts."""
-        return self.forward_macs - self.body.border_macs(self.image_hw)
+        return self.forward_macs - self.body.padding_macs(self.image_hw)
 
 
 ModelConfig = ViTConfig | ResNetConfig

@@ -89,7 +89,7 @@ class ResNetBody:
             total += c * m + mixing + m * out + (c * out if unit.projects else 0) + 2 * norms
         return total
 
-    def border_macs(self, image_hw: tuple[int, int]) -> int:
+    def padding_macs(self, image_hw: tuple[int, int]) -> int:
         """Those of `forward_macs` that multiply the zeros around a map, which Table 6 does not count."""
         total = 3 * self.width * _on_zeros(image_hw, 7, 2, self.version)
         if self.mixing == "conv":

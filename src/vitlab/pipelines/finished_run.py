@@ -17,7 +17,7 @@ from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.evaluate.accuracy import Evaluation, read_predictions
 from vitlab.inspect.report import Mistakes, Phase
-from vitlab.io import find_damage
+from vitlab.io import find_corrupt_files
 from vitlab.pipelines.pretrain import PREDICTIONS
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.workdir import read_log
@@ -53,7 +53,7 @@ class Run:
     @classmethod
     def read(cls, folder: Path) -> "Run":
         """Raises UserError for corrupt predictions; warns of files that do not match their checksums."""
-        for name, damage in find_damage(folder, READ).items():
+        for name, damage in find_corrupt_files(folder, READ).items():
             logger.warning("%s %s: run its command again to restore what can be computed again", folder / name, damage)
         settings = json.loads((folder / "config.json").read_bytes())
         card = load_card(folder)

@@ -20,7 +20,7 @@ from vitlab.data.vtab.tasks import GROUPS, TASKS, task_named
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.evaluate.load import choose_device
-from vitlab.io import find_damage
+from vitlab.io import find_corrupt_files
 from vitlab.models.config import ModelConfig
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint, init_from_checkpoint
 from vitlab.pipelines.pretrain import Execution, Splits, run
@@ -144,7 +144,7 @@ def _missing(names: Sequence[str], load: Callable[[str], Splits]) -> dict[str, s
 
 def _record(folder: Path) -> dict[str, Any] | None:
     """Accuracy and numbers of images of a finished task; None where its result is missing or corrupt."""
-    if not (folder / "result.json").is_file() or find_damage(folder, ("result.json",)):
+    if not (folder / "result.json").is_file() or find_corrupt_files(folder, ("result.json",)):
         return None
     test = json.loads((folder / "result.json").read_bytes())["test"]
     return {name: test[name] for name in ("accuracy", "images", "skipped")}

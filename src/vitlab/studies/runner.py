@@ -21,7 +21,7 @@ from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.display import ProgressDisplay
 from vitlab.errors import RunError, UserError
 from vitlab.evaluate.load import choose_device
-from vitlab.io import find_damage, lock_file
+from vitlab.io import find_corrupt_files, lock_file
 from vitlab.models.config import ModelConfig
 from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.pretrain import pretrain
@@ -58,7 +58,7 @@ class Plan:
 
     def finished(self, name: str) -> bool:
         folder = self.folders[name]
-        return (folder / "result.json").is_file() and not find_damage(folder, ("result.json",))
+        return (folder / "result.json").is_file() and not find_corrupt_files(folder, ("result.json",))
 
     def failure(self, name: str) -> str | None:
         """Why the point has no result: its training diverged, or that of a point which it starts from."""

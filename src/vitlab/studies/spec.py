@@ -60,9 +60,9 @@ def _enabled(settings: Any) -> Any:
 def exaflops(config: TrainConfig, examples: int) -> float:
     """6 x multiply-accumulates of a forward pass x images seen, in 1e18, as Table 6 counts.
 
-    Products with the zero padding of convolutions are not counted (`inner_macs`), as in XLA's count.
+    Products with the zero padding of convolutions are not counted (`macs_without_padding`), as in XLA's count.
     """
-    return 6 * config.model.inner_macs * updates(config, examples) * config.batch_size / 1e18
+    return 6 * config.model.macs_without_padding * updates(config, examples) * config.batch_size / 1e18
 
 
 def updates(config: TrainConfig, examples: int) -> int:

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from vitlab.models.attention import cpu_units
+from vitlab.models.attention import cpu_capabilities
 
 Precision = Literal["float32", "autocast", "bfloat16"]
 
@@ -38,7 +38,7 @@ def cpu_is_faster_in_bfloat16() -> bool:
     Not by Intel's AVX-512 BF16 alone, which has half the instructions per cycle: where AMX is hidden, as in some
     virtual machines, training in bfloat16 takes longer (docs/reproduce.md).
     """
-    units = cpu_units()
+    units = cpu_capabilities()
     intel = "Intel" in str(units.get("cpu_name"))
     return bool(units.get("amx_bf16") or (units.get("avx512_bf16") and not intel))
 

@@ -17,7 +17,16 @@ from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 from vitlab.errors import UserError
-from vitlab.io import MISSING, SUMS, clear_leftovers, find_damage, lock_file, read_sums, replacing_file, write_sums
+from vitlab.io import (
+    MISSING,
+    SUMS,
+    clear_leftovers,
+    find_corrupt_files,
+    lock_file,
+    read_sums,
+    replacing_file,
+    write_sums,
+)
 from vitlab.settings import update_settings
 from vitlab.train.distributed import SINGLE, World
 
@@ -325,7 +334,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 def _find_damage(folder: Path) -> dict[str, str]:
     """The damaged files of a finished run, with a warning for each. Checkpoints may have been deleted."""
     result = folder / "result.json"
-    damage = find_damage(folder)
+    damage = find_corrupt_files(folder)
     if result.is_file() and not (folder / SUMS).exists():  # of an earlier version, or killed before it wrote them
         try:
             json.loads(result.read_bytes())

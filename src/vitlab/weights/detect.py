@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitlab.errors import UserError
-from vitlab.io import ARCHIVE_DAMAGE, clear_leftovers, find_damage, open_regular, read_json
+from vitlab.io import NPZ_ERRORS, clear_leftovers, find_corrupt_files, open_regular, read_json
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,8 @@ def _find_file(path: Path) -> tuple[Format, Path]:
 
 def _find_in_folder(folder: Path) -> tuple[Format, Path]:
     if (folder / "model" / "config.json").is_file():
-        for name, problem in find_damage(folder, ("model/config.json",)).items():  # it has the checksum of the weights
+        corrupt = find_corrupt_files(folder, ("model/config.json",))  # which has the checksum of the weights
+        for name, problem in corrupt.items():
             logger.warning("%s %s: its description of the model may be wrong", folder / name, problem)
         return "vitlab", folder / "model"
     names = {path.name for path in folder.iterdir()}
@@ -90,7 +91,7 @@ def _is_zipped_pickle(path: Path) -> bool:
     try:
         with zipfile.ZipFile(path) as archive:
             return any(name.endswith(".pkl") for name in archive.namelist())
-    except ARCHIVE_DAMAGE:
+    except NPZ_ERRORS:
         return False
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.io import ARCHIVE_DAMAGE, reading_npz, write_arrays
+from vitlab.io import NPZ_ERRORS, reading_npz, write_arrays
 from vitlab.weights.layout import Layout, Slot
 
 Spelling = Literal["stored", "linen", "big_vision"]
@@ -60,7 +60,7 @@ def read_npz(path: Path) -> dict[str, Tensor]:
                 inside = [name for name in names if name.startswith(prefix + part)]
                 names, prefix = (inside, prefix + part) if inside else (names, prefix)
             arrays = {name.removeprefix(prefix): archive[name] for name in names}
-    except ARCHIVE_DAMAGE as error:
+    except NPZ_ERRORS as error:
         raise UserError(
             f"{path} cannot be read as an .npz of plain arrays ({error}). It is corrupt, or holds pickled objects, "
             f"which are never loaded; get the file again."
