@@ -61,13 +61,7 @@ def vtab(
     when others are requested. Raises UserError for unknown tasks, missing data, and a folder of other settings.
     """
     names = list(TASKS if tasks == "available" else dict.fromkeys(tasks))
-    for name in names:
-        task_named(name)
-    for name in ("classes", "exclude", "part"):
-        if (value := getattr(config.data, name)) is not None:
-            raise UserError(
-                f"{name} is {value!r}; the classes and the 1,000 images of a VTAB task are fixed, leave it out."
-            )
+    _check_tasks(names, config.data)
     choose_device(world.device(device))
     world.check_batch_size(config.batch_size)
     source = load_model(checkpoint)
@@ -108,6 +102,17 @@ def vtab(
         result = summary(done, missing) | {"scored_on": "val200" if select else "test"}
         folder.write_result(result)
     return result
+
+
+def _check_tasks(names: list[str], data: DataConfig) -> None:
+    """Raises UserError for unknown tasks, and for settings that the tasks fix."""
+    for name in names:
+        task_named(name)
+    for name in ("classes", "exclude", "part"):
+        if (value := getattr(data, name)) is not None:
+            raise UserError(
+                f"{name} is {value!r}; the classes and the 1,000 images of a VTAB task are fixed, leave it out."
+            )
 
 
 def _task_config(config: TrainConfig, model: ModelConfig, name: str, root: str | Path | None) -> TrainConfig:
