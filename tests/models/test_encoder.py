@@ -41,7 +41,7 @@ def test_stochastic_depth_drops_whole_images_and_preserves_the_mean() -> None:
 
 def test_stochastic_depth_grows_from_none_at_the_first_block(small: Callable[..., ViT]) -> None:
     model = small(depth=5, stochastic_depth=0.4)
-    rates = [branch.skip for branch in model.modules() if isinstance(branch, Branch)]
+    rates = [branch.drop_path for branch in model.modules() if isinstance(branch, Branch)]
     assert rates == pytest.approx([0.0, 0.0, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3, 0.4, 0.4])
     images = torch.randn(16, 3, 24, 32)
     assert torch.equal(model(images), model(images))

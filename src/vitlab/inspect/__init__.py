@@ -25,14 +25,14 @@ NAMES = {
     "prediction_weights visit_attention",
     "embeddings": "filter_components filters_of position_similarity positions_of token_components",
 }
-HOMES = {name: f"vitlab.inspect.{module}" for module, names in NAMES.items() for name in names.split()}
+MODULE_OF = {name: f"vitlab.inspect.{module}" for module, names in NAMES.items() for name in names.split()}
 
 
 def __getattr__(name: str) -> typing.Any:
-    if name in HOMES:
-        return getattr(importlib.import_module(HOMES[name]), name)
-    raise AttributeError(f"vitlab.inspect has no {name!r}; its public names are {', '.join(HOMES)}.")
+    if name in MODULE_OF:
+        return getattr(importlib.import_module(MODULE_OF[name]), name)
+    raise AttributeError(f"vitlab.inspect has no {name!r}; its public names are {', '.join(MODULE_OF)}.")
 
 
 def __dir__() -> list[str]:
-    return [*HOMES]
+    return [*MODULE_OF]

@@ -20,11 +20,11 @@ class AxialBlock(nn.Module):
     a grid of one row the first half is then exactly a block of full attention.
     """
 
-    def __init__(self, config: ViTConfig, skip: float = 0.0) -> None:
+    def __init__(self, config: ViTConfig, drop_path: float = 0.0) -> None:
         super().__init__()
         self.grid, self.prefix = config.grid, config.num_prefix_tokens
-        self.rows = Block(config, skip)
-        self.columns = Block(config, skip)
+        self.rows = Block(config, drop_path)
+        self.columns = Block(config, drop_path)
 
     def forward(
         self, tokens: Float[Tensor, "B T D"], relative: Float[Tensor, "R Dh"] | None = None

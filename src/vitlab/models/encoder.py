@@ -27,32 +27,32 @@ class MLP(nn.Module):
 class Branch(nn.Module):
     """LayerScale, dropout and stochastic depth of a residual branch, before it is added."""
 
-    def __init__(self, config: ViTConfig, skip: float) -> None:
+    def __init__(self, config: ViTConfig, drop_path: float) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.empty(config.width)) if config.layer_scale is not None else None
         self.dropout = nn.Dropout(config.dropout)
-        self.skips = skip > 0
-        self.skip: float | Tensor = skip
+        self.drops_paths = drop_path > 0
+        self.drop_path: float | Tensor = drop_path
 
     def forward(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         tokens = self.dropout(tokens if self.scale is None else tokens * self.scale)
-        if not (self.training and self.skips):
+        if not (self.training and self.drops_paths):
             return tokens
-        mask = torch.rand_like(tokens[:, :1, :1], dtype=torch.get_default_dtype()) >= self.skip
-        return tokens * (mask / (1 - self.skip)).to(tokens.dtype)
+        mask = torch.rand_like(tokens[:, :1, :1], dtype=torch.get_default_dtype()) >= self.drop_path
+        return tokens * (mask / (1 - self.drop_path)).to(tokens.dtype)
 
 
 class Block(nn.Module):
-    """One pre-norm encoder block, Eq. 2 and Eq. 3. `skip` is its rate of stochastic depth."""
+    """One pre-norm encoder block, Eq. 2 and Eq. 3. `drop_path` is its rate of stochastic depth."""
 
-    def __init__(self, config: ViTConfig, skip: float = 0.0) -> None:
+    def __init__(self, config: ViTConfig, drop_path: float = 0.0) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
         self.attention = Attention(config.width, config.heads)
-        self.branch1 = Branch(config, skip)
+        self.branch1 = Branch(config, drop_path)
         self.norm2 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
         self.mlp = MLP(config)
-        self.branch2 = Branch(config, skip)
+        self.branch2 = Branch(config, drop_path)
         self.prefix = config.num_prefix_tokens
 
     def forward(
