@@ -51,8 +51,7 @@ def estimate(
     """The cost of a run, as plain data. Sizes are in bytes.
 
     device: one of DEVICES, or `cpu`, a machine like this one. count: processes, each with one device. mfu: a share of
-    the device's peak, or `measured`. examples: images of the training split, where the table of data sets does not give
-    them. Raises UserError for invalid arguments.
+    the device's peak, or `measured`. examples: images of train, if unknown. Raises UserError for invalid arguments.
     """
     if device != CPU and device not in DEVICES:
         raise UserError(f"unknown device {device!r}; {nearest(device, DEVICES)}. All: {', '.join([*DEVICES, CPU])}.")

@@ -56,13 +56,7 @@ def inspect_checkpoint(
     ResNet with images or without a run, for a missing path, and where no image can be read.
     """
     out = Path(out)
-    for name, value in {"shown": shown, "top": top, "batch_size": batch_size}.items():
-        if value < 1:
-            raise UserError(f"{name} is {value}; give at least 1.")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; give a folder.")
-    if (out / "config.json").exists():  # its result.json would be overwritten
-        raise UserError(f"{out} holds a run or a model; give another folder, for example {out / 'look'}.")
+    _check_arguments(out, shown=shown, top=top, batch_size=batch_size)
     torch_device = choose_device(device)
     loaded = load_checkpoint(checkpoint, image_size=image_size, interpolation=interpolation)
     model, preprocessing = loaded.model, loaded.preprocessing
@@ -95,6 +89,16 @@ def inspect_checkpoint(
     result["page"] = str((out / "index.html").resolve())
     write_json(out / "result.json", result)
     return result
+
+
+def _check_arguments(out: Path, **counts: int) -> None:
+    for name, value in counts.items():
+        if value < 1:
+            raise UserError(f"{name} is {value}; give at least 1.")
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out} is a file; give a folder.")
+    if (out / "config.json").exists():  # its result.json would be overwritten
+        raise UserError(f"{out} holds a run or a model; give another folder, for example {out / 'look'}.")
 
 
 def as_text(result: dict[str, Any]) -> str:

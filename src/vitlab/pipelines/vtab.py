@@ -49,21 +49,20 @@ def vtab(
     image_size: int | None = None,
     device: str = "auto",
     tensorboard: bool = True,
-    on_task: Callable[[str, dict[str, Any]], None] | None = None,
+    on_task: Callable[[str, dict[str, Any]], object] = lambda name, record: None,
     world: World = SINGLE,
 ) -> dict[str, Any]:
     """Fine-tunes `checkpoint` on every task as `config` says; returns the content of OUT/result.json.
 
-    tasks: names of `TASKS`, whose data must all be there before the first is trained, or "available": all that are in
-    `root` (or can be downloaded, if `download`); the others are listed with the reason. select: train on the 800 and
-    score on the 200, to choose settings without the test parts. on_task receives each task's record.
-    The same call continues an interrupted one: a finished task (OUT/TASK/result.json) stays part of the result, also
-    when others are requested. Raises UserError for unknown tasks, missing data, and a folder of other settings.
+    tasks: names of `TASKS`, whose data must all be there, or "available": all that are in `root` (or can be downloaded,
+    if `download`); the others are listed with the reason. select: train on the 800 and score on the 200, without the
+    test parts. on_task receives each task's record. The same call continues an interrupted one; finished tasks stay
+    part of the result. Raises UserError for unknown tasks, missing data, and a folder of other settings.
     """
     names = list(TASKS if tasks == "available" else dict.fromkeys(tasks))
     _check_tasks(names, config.data)
-    choose_device(world.device(device))
     world.check_batch_size(config.batch_size)
+    choose_device(world.device(device))
     source = load_model(checkpoint)
     start = f"{Path(checkpoint).name} {fingerprint(source)}"
     parts = ("train", "val") if select else ("trainval", "test")
@@ -74,14 +73,11 @@ def vtab(
     settings = {"command": "vtab", "start": start, "select": select, "image_size": image_size, **to_dict(config)}
 
     def load(name: str) -> Splits:
-        train, test = (
-            load_dataset(f"vtab:{name}", part, root=root, download=download, on_error=data.on_error) for part in parts
-        )
+        options: dict[str, Any] = {"root": root, "download": download, "on_error": data.on_error}
+        train, test = (load_dataset(f"vtab:{name}", part, **options) for part in parts)
         return Splits(train, test, test)
 
-    def record_of(name: str) -> dict[str, Any] | None:
-        return world.broadcast_object(lambda: _record(Path(out) / name))
-
+    record_of = functools.partial(_shared_record, Path(out), world)
     execution = Execution(device, tensorboard, world)
     with Workdir(out, settings, tensorboard=False, world=world) as folder:
         unfinished = [name for name in names if record_of(name) is None]
@@ -94,12 +90,11 @@ def vtab(
                 create = functools.partial(init_from_checkpoint, checkpoint, task.model)
                 run(task, folder.path / name, load(name), create, "vtab", execution, start, label=name)
             record = record_of(name)
-            if record and world.is_rank_0:  # the checkpoints of 19 tasks would fill a disk
-                shutil.rmtree(folder.path / name / "checkpoints", ignore_errors=True)
-                if on_task:
-                    on_task(name, record)
-        done = {name: record for name in TASKS if (record := record_of(name))}
-        result = summary(done, missing) | {"scored_on": "val200" if select else "test"}
+            if record and world.is_rank_0:
+                shutil.rmtree(folder.path / name / "checkpoints", ignore_errors=True)  # 19 would fill a disk
+                on_task(name, record)
+        result = summary({name: record for name in TASKS if (record := record_of(name))}, missing)
+        result["scored_on"] = "val200" if select else "test"
         folder.write_result(result)
     return result
 
@@ -153,6 +148,11 @@ def _record(folder: Path) -> dict[str, Any] | None:
         return None
     test = json.loads((folder / "result.json").read_bytes())["test"]
     return {name: test[name] for name in ("accuracy", "images", "skipped")}
+
+
+def _shared_record(out: Path, world: World, name: str) -> dict[str, Any] | None:
+    """The record of a task as rank 0 reads it, on every rank."""
+    return world.broadcast_object(lambda: _record(out / name))
 
 
 def summary(done: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str]) -> dict[str, Any]:
