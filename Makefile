@@ -35,7 +35,7 @@ demo: $(READY) ## pre-train, fine-tune, test and look inside a small ViT, on the
 	$(BIN)/vitlab demo
 
 test: lint browser ## all checks: lint, types, tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 3 --dist loadfile
 
 # Debian's Chromium, with which the tests look at the pages. As root on Debian it is installed; elsewhere nothing happens,
 # and the tests that need it are skipped.

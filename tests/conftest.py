@@ -30,6 +30,18 @@ settings.register_profile("vitlab", deadline=None, derandomize=True, print_blob=
 settings.load_profile("vitlab")
 
 
+LONGEST = ("test_cli", "studies", "train", "pipelines", "test_bombs", "commands")
+"""Files and folders that take longest: they come first, so that no worker is left alone with one in the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        names = [part.removesuffix(".py") for part in item.path.parts]
+        return next((i for i, name in enumerate(LONGEST) if name in names), len(LONGEST))
+
+    items.sort(key=rank)
+
+
 @pytest.fixture(autouse=True)
 def _fixed_seeds() -> None:
     random.seed(0)
