@@ -2,6 +2,7 @@
 
 import json
 import re
+import typing
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from program import answer, call
 from small_study import SMALL as SMALL_STUDY
 
 from vitlab.studies import STUDIES
+from vitlab.studies.spec import Scale
 
 
 def test_studies_by_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -18,20 +20,28 @@ def test_studies_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert {row["study"]: row["paper"] for row in answer(capsys, "study", "--list")}["positions"].startswith("Table 8")
 
 
-@pytest.mark.parametrize("scale", ["tiny", "gpu", "paper"])
+@pytest.mark.parametrize("scale", typing.get_args(Scale))
 @pytest.mark.parametrize("name", STUDIES)
-def test_a_studys_cost_is_told_before_it_runs(name: str, scale: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_points_have_valid_names_and_starts(name: str, scale: Scale) -> None:
     """Each study has points at each scale, of different names, which start from points that come before."""
-    found = answer(capsys, "study", name, "--scale", scale, "--dry-run")
-    names = [row["point"] for row in found["points"]]
-    assert len(set(names)) == len(names) == found["sum"]["points"] > 2
-    assert found["sum"]["open_hours"] == found["sum"]["hours"] > 0
-    assert not any(row["finished"] for row in found["points"])
     seen: set[str] = set()
-    for point in STUDIES[name].points(scale):  # pyright: ignore[reportArgumentType]  # the three that there are
+    for point in STUDIES[name].points(scale):
         assert re.fullmatch(r"[A-Za-z0-9_.+-]+", point.name), "no name for a folder"
+        assert point.name not in seen
         assert point.start is None or point.start in seen
         seen.add(point.name)
+    assert len(seen) > 2
+
+
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [*((name, "tiny") for name in STUDIES), ("positions", "gpu"), ("scaling", "paper"), ("data-size", "paper")],
+)
+def test_cost_before_a_study_runs(name: str, scale: Scale, capsys: pytest.CaptureFixture[str]) -> None:
+    result = answer(capsys, "study", name, "--scale", scale, "--dry-run")
+    assert len(result["points"]) == result["sum"]["points"] == len(STUDIES[name].points(scale))
+    assert result["sum"]["open_hours"] == result["sum"]["hours"] > 0
+    assert not any(row["finished"] for row in result["points"])
     assert not list(Path().iterdir())
 
 
