@@ -182,7 +182,7 @@ def test_tensorboard_shows_every_step_once_after_a_stop(tmp_path: Path) -> None:
     assert events.Tags()["scalars"] == ["loss", "images_per_s"]
 
 
-@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs Linux's /proc, where nobody makes a folder")
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs Linux's /proc, in which no folder can be created")
 def test_a_folder_that_cannot_be_written_to() -> None:
     with pytest.raises(ValueError, match=r"/proc/self/run .*another --workdir"):
         Workdir("/proc/self/run", {})

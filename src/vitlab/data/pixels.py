@@ -155,6 +155,7 @@ def read_mat(path: Path, *names: str) -> list[np.ndarray]:
     import scipy.io  # slow to import
     from scipy.io.matlab import MatReadError
 
+    # scipy has no error for a corrupt file: these are what its reader raises at one changed byte or another.
     corrupt = (ArithmeticError, EOFError, LookupError, NotImplementedError, OSError, TypeError, ValueError, zlib.error)
     try:
         content = scipy.io.loadmat(path)

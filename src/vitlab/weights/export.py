@@ -24,14 +24,15 @@ from torch import Tensor
 from vitlab.errors import UserError
 from vitlab.io import sync
 from vitlab.models.config import ImageSize, Interpolation
-from vitlab.models.vit import Model
+from vitlab.models.vit import Model, ViT
 from vitlab.weights.checkpoint import PARITY_BATCHES, check_parity, load_checkpoint
 from vitlab.weights.folder import check_classes, to_json
 
 Format = Literal["onnx", "torch-export"]
 SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
-TOLERANCE = 1e-3
-"""Largest difference of the outputs, of their root mean square: another runtime rounds each of many layers anew."""
+TOLERANCE = {"vit": 1e-4, "resnet": 1e-3}
+"""Largest difference of the outputs, of their root mean square, by kind of model. Rounding alone takes a deep ResNet
+with random weights past 1e-4, and a hybrid has one as its stem."""
 
 
 def export_model(model: Model, path: Path, *, to: Format, extra: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -54,7 +55,8 @@ def export_model(model: Model, path: Path, *, to: Format, extra: dict[str, Any] 
         new = Path(folder) / path.name
         opset = _write_onnx(traced, new, metadata) if to == "onnx" else _write_torch(traced, new, metadata)
         run = _load_onnx(new) if to == "onnx" else torch.export.load(new).module()
-        difference = check_parity(traced, run, f"the {to} file for {path}, which is not written", TOLERANCE)
+        kind = "vit" if isinstance(model, ViT) and model.stem is None else "resnet"
+        difference = check_parity(traced, run, f"the {to} file for {path}, which is not written", TOLERANCE[kind])
         files = sorted(Path(folder).iterdir(), reverse=True)  # NAME.data before NAME, which needs it
         size = sum(file.stat().st_size for file in files)
         for file in files:
