@@ -39,7 +39,7 @@ SAME = "--device cpu --precision float32 --microbatch 32 --log-every 2 --checkpo
 DIGITS = f"pretrain tiny-digits --steps 12 --optim.warmup-steps 3 {SAME}"
 PHOTOS = f"pretrain tiny-digits --data.name folder:jpegs --model.image-size 32 --steps 4 --batch-size 16 {SAME}"
 RUNS = {  # name of the run and of its folder -> its command
-    "digits": f"{DIGITS} --eval-every 6 --fewshot.shots 1 5 --fewshot.test-pictures 50 --fewshot.test-split test",
+    "digits": f"{DIGITS} --eval-every 6 --fewshot.shots 1 5 --fewshot.test-images 50 --fewshot.test-split test",
     "masked": f"pretrain tiny-masked-digits --steps 6 --eval-every 3 {SAME}",
     "masked-downsized": f"pretrain tiny-masked-digits --steps 3 --masking.target downsized {SAME}",
     "masked-regression": f"pretrain tiny-masked-digits --steps 3 --masking.target regression {SAME}",
@@ -92,7 +92,7 @@ MODELS = {  # small models whose weights go through the other libraries' formats
     "gap": ("ViT-Ti/16", "google timm", {"image_size": 64, "depth": 2, "pool": "gap"}),
     "hybrid": ("R+ViT-Ti/16", "google", {"image_size": 64, "depth": 2}),
     "resnet": ("R26x1", "google", {"image_size": 64}),
-    "resnet50": ("R50x1", "timm huggingface", {"image_size": 64}),
+    "resnet50": ("R50x1", "timm", {"image_size": 64}),
 }
 
 

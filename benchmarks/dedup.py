@@ -31,7 +31,6 @@ from PIL import Image, ImageEnhance
 from run_record import describe_run
 
 from vitlab.data import dedup
-from vitlab.data import similarity as likeness
 from vitlab.data.dataset import Dataset
 from vitlab.data.registry import load_dataset
 
@@ -138,7 +137,7 @@ def planted(name: str, arguments: Arguments) -> dict[str, Any]:
     test, train = load_dataset(name, "test"), load_dataset(name, "train")
     chosen = np.sort(random.permutation(len(test))[: arguments.images])
     originals = [test.image(int(i)) for i in chosen]
-    looks = dedup.both_ways(thumbnails(originals))
+    looks = dedup.mirrored_views(thumbnails(originals))
     recall: dict[str, dict[str, Any]] = {}
     least: dict[str, np.ndarray] = {}
     between = np.zeros((2, len(EDGES)), int)  # pairs of other originals: of one class, of two
@@ -147,7 +146,7 @@ def planted(name: str, arguments: Arguments) -> dict[str, Any]:
         copies = thumbnails([change(image, random) for image in originals])
         distance = np.full(len(chosen), np.inf)
         turned = np.zeros(len(chosen), bool)
-        for pair in dedup.near(copies, looks, likeness.LARGEST):
+        for pair in dedup.compare(copies, looks, dedup.MAX_THRESHOLD):
             if pair.train == pair.test:
                 if pair.distance < distance[pair.test]:
                     distance[pair.test], turned[pair.test] = pair.distance, pair.flipped
@@ -156,17 +155,17 @@ def planted(name: str, arguments: Arguments) -> dict[str, Any]:
                 between[int(other)] += pair.distance <= np.array(EDGES)
         compared += len(chosen) * (len(chosen) - 1)
         least[kind] = distance
-        detected = distance <= likeness.THRESHOLD
+        detected = distance <= dedup.THRESHOLD
         recall[kind] = {
             "found": float(detected.mean()),
-            "proposed": float((distance <= likeness.LARGEST).mean()),
+            "proposed": float((distance <= dedup.MAX_THRESHOLD).mean()),
             "flip_right": float((turned == kind.startswith("flipped"))[detected].mean()) if detected.any() else None,
             "median_distance": float(np.median(distance)),
         }
     # Images that nobody planted, from the training split: of another class they are wrong.
     usable = np.arange(len(train)) if len(train) <= 20_000 else np.sort(random.permutation(len(train))[:20_000])
     others = thumbnails([train.image(int(i)) for i in usable])
-    for pair in dedup.near(others, looks, likeness.LARGEST):
+    for pair in dedup.compare(others, looks, dedup.MAX_THRESHOLD):
         other = train.labels[usable[pair.train]] != test.labels[chosen[pair.test]]
         between[int(other)] += pair.distance <= np.array(EDGES)
     compared += len(usable) * len(chosen)
@@ -189,7 +188,7 @@ def planted(name: str, arguments: Arguments) -> dict[str, Any]:
 
 
 def thumbnails(images: list[Pixels]) -> np.ndarray:
-    return np.stack([likeness.thumbnail(image) for image in images])
+    return np.stack([dedup.thumbnail(image) for image in images])
 
 
 def natural(name: str, listed: Path | None) -> dict[str, Any]:
@@ -226,7 +225,7 @@ def write_list(path: Path, pairs: Sequence[dedup.Pair], train: Dataset, test: Da
 
     lines = ["distance,mirrored,test_label,train_label,test_sha256,train_sha256"]
     for pair in sorted(pairs, key=lambda pair: (pair.distance, pair.test, pair.train)):
-        if pair.distance <= likeness.THRESHOLD:
+        if pair.distance <= dedup.THRESHOLD:
             labels = f"{test.classes[test.labels[pair.test]]},{train.classes[train.labels[pair.train]]}"
             names = f"{known(test, pair.test)},{known(train, pair.train)}"
             lines.append(f"{pair.distance:.3f},{int(pair.flipped)},{labels},{names}")
@@ -248,7 +247,7 @@ def speed(name: str, arguments: Arguments) -> dict[str, Any]:
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the most memory is counted from here on
     before = memory("VmRSS")
-    looks = dedup.both_ways(tested)
+    looks = dedup.mirrored_views(tested)
     wall = processor = 0.0
     pairs = 0
     for start in range(0, arguments.train, dedup.SHARD):
@@ -257,7 +256,7 @@ def speed(name: str, arguments: Arguments) -> dict[str, Any]:
         share = random.uniform(0.5, 0.8, (count, 1, 1)).astype(np.float32)
         shard = (share * stock[one] + (1 - share) * stock[other]).astype(np.uint8)
         since, spent = time.perf_counter(), time.process_time()
-        pairs += sum(1 for _ in dedup.near(shard, looks))
+        pairs += sum(1 for _ in dedup.compare(shard, looks))
         wall, processor = wall + time.perf_counter() - since, processor + time.process_time() - spent
         print(f"  {start + count:,} of {arguments.train:,}: {processor:.0f} s", file=sys.stderr, flush=True)
     return {
@@ -280,7 +279,10 @@ def memory(kind: str) -> float:
 
 def settings() -> dict[str, Any]:
     """The numbers on which `dedup` stands."""
-    return {name: getattr(likeness, name) for name in ("SIDE", "RADIUS", "CENTER", "WAVES", "ALIKE", "THRESHOLD")}
+    return {
+        name: getattr(dedup, name)
+        for name in ("SIDE", "RADIUS", "CENTER", "NUM_FREQUENCIES", "MIN_CORRELATION", "THRESHOLD")
+    }
 
 
 def main() -> None:

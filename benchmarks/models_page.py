@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from vitlab.commands.listing import models
+from vitlab.commands.info import models
 from vitlab.display import format_table
 
 FAMILIES = {
@@ -23,7 +23,7 @@ def models_page() -> str:
 
 Every name that `vitlab.create_model` takes, at 224 pixels, the native size of each, with 1,000 classes.
 `vitlab list models` prints the same. This page is written by `python benchmarks/models_page.py > docs/models.md`;
-`tests/commands/test_listing.py` compares its counts with those of Google's code, and with the paper's.
+`tests/commands/test_info.py` compares its counts with those of Google's code, and with the paper's.
 
 - **layers**, **width**, **mlp**, **heads**: L, D, MLP size and k of Table 1. A ResNet's layers are
   those that its name counts, its width is that of the root: 64 times BiT's factor. Each layer of an axial ViT is two

@@ -4,11 +4,11 @@
 
 What `vitlab bench --mode train --against timm` does, for shapes that are no model of the paper: one for images of
 CIFAR's size, and two with timm's exact GELU. Both train on the same batch with AdamW, gradients clipped at 1,
-cross-entropy, in bfloat16:
+cross-entropy, in bfloat16 or float32:
 
-- `vitlab`: the step of `vitlab.train.loop` as `vitlab pretrain` runs it (precision=bfloat16).
-- `timm`: the same model in timm under torch.autocast, as timm's own training script runs it on a CPU; once with torch's
-  fused attention (its default), once with it turned off, an option of timm.
+- `vitlab`: the step of `vitlab.train.loop` as `vitlab pretrain` runs it.
+- `timm`: the same model in timm, in bfloat16 under torch.autocast, as timm's own training script runs it on a CPU; once
+  with torch's fused attention, its default, and once without.
 
 The allocator's thresholds, which vitlab sets for itself, are a property of the process: timm has them as well.
 """
@@ -16,18 +16,19 @@ The allocator's thresholds, which vitlab sets for itself, are a property of the 
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
 import tyro
 from run_record import describe_run
+from timm.layers.config import set_fused_attn
 
 from vitlab.cost.measure import count_products, products_step, ratio, spread, time_interleaved
-from vitlab.cost.peers import OURS, Work, build, variants
+from vitlab.cost.peers import OURS, Work, build
 from vitlab.models.attention import cpu_capabilities
 from vitlab.models.config import ViTConfig
-from vitlab.train.precision import keep_freed_memory
+from vitlab.train.precision import cpu_is_faster_in_bfloat16, keep_freed_memory
 
 # The exact GELU, because it is timm's.
 SHAPES = {
@@ -39,6 +40,8 @@ SHAPES = {
     "S/16": (ViTConfig(width=384, depth=12, heads=6, mlp_dim=1536, gelu="erf"), 16),
 }
 CEILING = "ceiling"
+TIMM = {"timm, fused attention": True, "timm, plain attention": False}
+"""timm's default, and the same with its fused attention turned off."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Arguments:
     seconds: float = 3.0
     """Least length of a round."""
     threads: int = 2
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """`auto` is what is faster on this CPU."""
     compile: bool = False
     """Compile all contenders, or none."""
     out: Path | None = None
@@ -59,19 +64,22 @@ class Arguments:
 def compare(name: str, arguments: Arguments) -> dict[str, Any]:
     """All contenders on one shape, in turn; medians, quartiles and ratios."""
     config, size = SHAPES[name]
-    work, peers = Work(config, "train", size, "bfloat16", arguments.compile), variants("timm", config)
-    contenders = [build(each, work) for each in (OURS, *peers)]
-    steps = {each.name: each.step for each in contenders}
-    ceiling = products_step(count_products(config, size, training=True), torch.bfloat16, torch.device("cpu"))
-    rates = time_interleaved(steps | {CEILING: ceiling}, arguments.seconds, arguments.rounds, lambda _: None)
-    speeds = {each: spread([size * rate for rate in rates_of_peer]) for each, rates_of_peer in rates.items()}
+    dtype = ("bfloat16" if cpu_is_faster_in_bfloat16() else "float32") if arguments.dtype == "auto" else arguments.dtype
+    work = Work(config, "train", size, dtype, arguments.compile)
+    steps = {OURS: build(OURS, work)}
+    for contender, fused in TIMM.items():
+        set_fused_attn(fused)  # read when a model is built
+        steps[contender] = build("timm", work)
+    ceiling = products_step(count_products(config, size, training=True), getattr(torch, dtype), torch.device("cpu"))
+    rates = time_interleaved(steps | {CEILING: ceiling}, arguments.seconds, arguments.rounds)
+    speeds = {contender: spread([size * rate for rate in of_rounds]) for contender, of_rounds in rates.items()}
     flops = 6 * config.forward_macs
     return {
         "shape": name,
         "batch": size,
-        "given": {each.name: each.settings for each in contenders},
         "images_per_s": speeds,
-        "ratio": {peer: ratio(rates[OURS], rates[peer]) for peer in peers},
+        "dtype": dtype,
+        "ratio": {contender: ratio(rates[OURS], rates[contender]) for contender in TIMM},
         "vitlab_tflops": speeds[OURS]["median"] * flops / 1e12,
         "ceiling_tflops": speeds[CEILING]["median"] * flops / 1e12,
     }

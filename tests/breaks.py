@@ -46,9 +46,9 @@ pytest models/test_resnet.py -k tensorflow
 models/config.py: The product of attention with the values is missing from the count of operations, and so from MFU.
 - encoder = self.depth * (t * dense + 2 * t * t * d)
 + encoder = self.depth * (t * dense + t * t * d)
-pytest models/test_config.py -k operations
+pytest models/test_package.py -k operations
 
-weights/google.py: Queries and keys of Google's files change places.
+weights/google_layout.py: Queries and keys of Google's files change places.
 - enumerate(("query", "key", "value"))
 + enumerate(("key", "query", "value"))
 pytest weights/test_google.py -k googles_code
@@ -83,8 +83,8 @@ weights/detect.py: A pickle is known by its name alone.
 pytest weights/test_detect.py -k pickle
 
 data/vtab/tasks.py: The test part of a VTAB task that is cut from train begins with its training images.
-- benchmark_order(published.keys, part)[start:stop]
-+ benchmark_order(published.keys, part)[:stop]
+- slice(start, start + count)
++ slice(0, start + count)
 pytest data/vtab/test_tasks.py
 
 data/remote.py: Remote shards come in the same order in every epoch.
@@ -97,7 +97,7 @@ data/downloads.py: A shard is taken although its SHA-256 is not that of the inde
 + if actual or not digest:
 pytest data/test_downloads.py
 
-data/dedup.py: Mirrored copies are not found among the duplicates.
+data/dedup.py: Mirrored copies are not among the duplicates.
 - np.ascontiguousarray(thumbs[:, :, ::-1])
 + np.ascontiguousarray(thumbs)
 pytest data/test_dedup.py
@@ -112,14 +112,14 @@ data/imagenet.py: Of ImageNet-ReaL's labels only the first counts as right.
 + sets, left_out = Labels.of_lists([labels[number][:1] for number in used]),
 pytest data/test_imagenet.py -k real
 
-data/subsets.py: A folder without splits is trained on as a whole, test images included.
+data/registry.py: A folder without splits is trained on as a whole, test images included.
 - chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
 + chosen = np.arange(len(train)) if split == "trainval" else parts[split]
 pytest data/test_registry.py data/test_folder.py
 
 data/transforms.py: Google's test images are shrunk with antialiasing.
-- F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=False)
-+ F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=True)
+- F.interpolate(planes, full, mode="bilinear", align_corners=False, antialias=False)
++ F.interpolate(planes, full, mode="bilinear", align_corners=False, antialias=True)
 pytest data/test_transforms.py
 
 train/optim.py: The warm-up is one step ahead.
@@ -177,7 +177,7 @@ evaluate/accuracy.py: Top-5 accuracy is that of six answers.
 + logits.topk(min(6, logits.shape[1]), dim=1)
 pytest evaluate/test_accuracy.py -k figures
 
-evaluate/fewshot.py: The constant feature of few-shot regression is 1 where it is learnt and 100 where it is tested.
+evaluate/fewshot.py: The constant feature of few-shot regression is 1 in training and 100 in testing.
 - np.full(len(x), BIAS)])
 + np.ones(len(x))])
 pytest evaluate/test_fewshot.py -k scores
@@ -187,7 +187,7 @@ inspect/attention.py: The rollout leaves out the identity of the residual connec
 + rows = mixed
 pytest inspect/test_attention.py -k rollout
 
-inspect/attention.py: Attention distance is told in patches, not in pixels.
+inspect/attention.py: Attention distance is in patches, not in pixels.
 - dim=1).double() * patch_size
 + dim=1).double()
 pytest inspect/test_attention.py -k distance
@@ -197,10 +197,10 @@ inspect/page.py: A name with a quotation mark can end an attribute of a report's
 + autoescape=False,
 pytest inspect/test_page.py -k escaped
 
-studies/statistics.py: A study claims to show a difference whose interval holds zero.
-- return "shows" if low > 0 else "contradicted" if high < 0 else "not clear"
-+ return "shows" if self.mean > 0 else "contradicted" if high < 0 else "not clear"
-pytest studies/test_statistics.py -k interval
+studies/spec.py: A study claims to show a difference whose interval holds zero.
+- return "supported" if low > 0 else "contradicted" if high < 0 else "inconclusive"
++ return "supported" if self.mean > 0 else "contradicted" if high < 0 else "inconclusive"
+pytest studies/test_spec.py -k interval
 
 cost/plan.py: The hours of a plan are the same however many devices share the work.
 - seconds = exa * 1e18 / (flops * count)
@@ -227,7 +227,7 @@ io.py: What a living process is writing is taken for the leftover of a killed on
 + if not new.exists() and not held:
 pytest test_io.py -k written
 
-cli.py: A run that was asked to stop, and saved itself, exits as one that failed.
+cli.py: A run that SIGTERM has stopped and that has been saved exits as one that failed.
 -         return error.exit_code
 +         return 1
 pytest test_cli.py -k exit_codes
@@ -245,7 +245,7 @@ class Break(NamedTuple):
 
 
 def read_table(table: str) -> list["Break"]:
-    """The rows of a table: file and sentence, `- ` old text, `+ ` new text, and what pytest is given."""
+    """The rows of a table: file and sentence, `- ` old text, `+ ` new text, and the arguments of pytest."""
     breaks = []
     for block in table.strip().split("\n\n"):
         first, *lines, last = block.splitlines()
@@ -258,14 +258,14 @@ def read_table(table: str) -> list["Break"]:
 BREAKS = read_table(TABLE)
 
 
-def applies(each: Break, root: Path = ROOT) -> bool:
-    path = root / "src" / "vitlab" / each.file
-    return path.is_file() and path.read_text().count(each.old) == 1
+def applies(row: Break, root: Path = ROOT) -> bool:
+    path = root / "src" / "vitlab" / row.file
+    return path.is_file() and path.read_text().count(row.old) == 1
 
 
-def copy_project(place: Path) -> Path:
+def copy_project(folder: Path) -> Path:
     """A copy of what the tests need; files that stand beside the project stand beside the copy too."""
-    copy = place / "project"
+    copy = folder / "project"
     copy.mkdir(parents=True)
     for name in COPIED:
         source = ROOT / name
@@ -274,7 +274,7 @@ def copy_project(place: Path) -> Path:
         else:
             shutil.copy2(source, copy / name)
     if (shared := ROOT.parent / "shared").is_dir():
-        (place / "shared").symlink_to(shared)
+        (folder / "shared").symlink_to(shared)
     return copy
 
 
@@ -294,17 +294,17 @@ def run_tests(tests: str, copy: Path, wrap: Sequence[str]) -> tuple[int, str]:
     return done.returncode, failed[1] if failed else lines[-1]
 
 
-def attempt(each: Break, copy: Path, broken: bool, wrap: Sequence[str]) -> tuple[bool, str]:
+def attempt(row: Break, copy: Path, broken: bool, wrap: Sequence[str]) -> tuple[bool, str]:
     """Whether all is as it should be, and how it is."""
-    if not applies(each):
+    if not applies(row):
         return False, "does not apply"
-    file = copy / "src" / "vitlab" / each.file
+    file = copy / "src" / "vitlab" / row.file
     try:
         if broken:
-            file.write_text(file.read_text().replace(each.old, each.new))
-        code, output = run_tests(each.tests, copy, wrap)
+            file.write_text(file.read_text().replace(row.old, row.new))
+        code, output = run_tests(row.tests, copy, wrap)
     finally:
-        shutil.copy2(ROOT / "src" / "vitlab" / each.file, file)
+        shutil.copy2(ROOT / "src" / "vitlab" / row.file, file)
     if code not in (0, 1):  # nothing was tested
         return False, f"error: {output}"
     word = ("caught" if code else "MISSED") if broken else ("FAILS" if code else "passes")
@@ -317,25 +317,25 @@ def main() -> None:
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--unbroken", action="store_true")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--wrap", default="", help="a command to put before each call of pytest")
-    given = parser.parse_args()
-    rows = [(n, each) for n, each in enumerate(BREAKS, 1) if given.only is None or n in given.only]
-    if given.list:
-        for n, each in rows:
-            print(f"{n:2}  {'' if applies(each) else 'DOES NOT APPLY '}{each.file}: {each.what} [{each.tests}]")
+    parser.add_argument("--wrap", default="", help="a command to put before row call of pytest")
+    arguments = parser.parse_args()
+    rows = [(n, row) for n, row in enumerate(BREAKS, 1) if arguments.only is None or n in arguments.only]
+    if arguments.list:
+        for n, row in rows:
+            print(f"{n:2}  {'' if applies(row) else 'DOES NOT APPLY '}{row.file}: {row.what} [{row.tests}]")
         return
-    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(given.jobs) as pool:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(arguments.jobs) as pool:
         copies: Queue[Path] = Queue()
-        for job in range(given.jobs):
-            copies.put(copy_project(Path(place) / str(job)))
+        for job in range(arguments.jobs):
+            copies.put(copy_project(Path(folder) / str(job)))
 
-        def work(row: tuple[int, Break]) -> bool:
+        def work(numbered: tuple[int, Break]) -> bool:
             copy = copies.get()
             try:
-                good, output = attempt(row[1], copy, not given.unbroken, given.wrap.split())
+                good, output = attempt(numbered[1], copy, not arguments.unbroken, arguments.wrap.split())
             finally:
                 copies.put(copy)
-            print(f"{row[0]:2}  {row[1].file}: {output}", flush=True)
+            print(f"{numbered[0]:2}  {numbered[1].file}: {output}", flush=True)
             return good
 
         good = list(pool.map(work, rows))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from vitlab.data.similarity import thumbnail
+from vitlab.data.dedup import thumbnail
 
 Change = Callable[[np.ndarray], np.ndarray]
 

@@ -58,5 +58,5 @@ def random_capture(config: ViTConfig, n: int, seed: int = 0) -> Capture:
         rollout_plain=smooth((n, *config.grid), seed + 2),
         components=random.random((n, *config.grid, 3), dtype=np.float32),
         image_distances=far,
-        probabilities=shares / shares.sum(axis=1, keepdims=True) if config.num_classes else None,
+        probabilities=shares / shares.sum(axis=1, keepdims=True),
     )

@@ -1,4 +1,4 @@
-"""A page of HTML as tests see it: what may be asked of every page."""
+"""A page of HTML as tests see it: what holds for every page."""
 
 import base64
 import hashlib
@@ -61,7 +61,7 @@ def check(text: str) -> Page:
     scripts = re.findall("<script>(.*?)</script>", text, re.DOTALL)
     assert len(scripts) == len(page.all("script")) <= 1
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    assert re.findall("script-src '(.*?)'", policy) == [f"sha256-{each}" for each in hashes]
+    assert re.findall("script-src '(.*?)'", policy) == [f"sha256-{digest}" for digest in hashes]
     for image in page.all("img"):
         assert len(image["alt"]) > 10
         data = base64.b64decode(image["src"].split(",", 1)[1], validate=True)

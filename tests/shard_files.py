@@ -1,4 +1,4 @@
-"""Shards as others write them, and a web server that has its moods."""
+"""Shards as other tools write them, and a web server that can fail in several ways."""
 
 import functools
 import http.server
@@ -44,9 +44,9 @@ def write_folders(path: Path, counts: dict[str, int], seed: int = 0, side: int =
 class Server(http.server.ThreadingHTTPServer):
     """Serves a folder on 127.0.0.1.
 
-    asked, sent: how often each file was asked for, and bytes of each. stops: the bytes after which it cuts off a file,
-    one number for each time. ranges: whether it knows parts of files. dead: it hangs up without a word. status,
-    redirect: what it says to every request instead. pause: seconds after every thousand bytes.
+    asked, sent: requests for each file, and bytes of each. stops: the bytes after which it cuts off a file, one number
+    for each time. ranges: whether it supports ranges. sized: whether it says the size of a file. dead: it closes every
+    connection. status, redirect: the response to every request instead. pause: seconds after every thousand bytes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,7 +54,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.asked: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         self.stops: dict[str, list[int]] = {}
-        self.ranges, self.dead = True, False
+        self.ranges, self.sized, self.dead = True, True, False
         self.status, self.redirect, self.pause = 200, "", 0.0
 
     @property
@@ -64,6 +64,11 @@ class Server(http.server.ThreadingHTTPServer):
 
 class _Answer(http.server.SimpleHTTPRequestHandler):
     server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_HEAD(self) -> None:
+        if self.server.sized:
+            return super().do_HEAD()
+        return self.send_error(405)
 
     def do_GET(self) -> None:
         path = Path(self.translate_path(self.path))
@@ -89,7 +94,8 @@ class _Answer(http.server.SimpleHTTPRequestHandler):
             self.send_header("Content-Range", f"bytes {start}-{stop - 1}/{size}")
         else:
             self.send_response(200)
-        self.send_header("Content-Length", str(len(data)))
+        if self.server.sized:
+            self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         stops = self.server.stops.get(path.name)
         part = data[: stops.pop(0)] if stops else data

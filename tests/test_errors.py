@@ -15,7 +15,7 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str
         cli.main(["predict", "no-such-checkpoint", "no-such-image.png"])
     error = capsys.readouterr().err
     assert end.value.code == 2
-    assert error.splitlines()[-1].startswith("vitlab: there is nothing at no-such-checkpoint")
+    assert error.splitlines()[-1].startswith("vitlab: there is nothing at no-such-checkpoint; give")
     assert "Traceback" not in error
 
 

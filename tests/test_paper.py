@@ -17,7 +17,7 @@ from vitlab.inspect.figures import FIGURES
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "paper.md"
-FOLDERS = (ROOT / "src" / "vitlab", ROOT)  # where a file that is named may stand
+FOLDERS = (ROOT / "src" / "vitlab", ROOT)  # where a named file may be
 
 # What arXiv 2010.11929v2 consists of.
 SECTIONS = ("1", "2", "3", "3.1", "3.2", "4", "4.1", "4.2", "4.3", "4.4", "4.5", "4.6", "5")
@@ -53,13 +53,13 @@ class Row(NamedTuple):
 def rows(text: str) -> list[Row]:
     """The rows of the tables of the paper's parts."""
     begin = re.compile(r'\| (?:<a id="([\w-]+)"></a>)?\*\*((?:Sec|App|Eq|Fig)\. [^*]+|Table [^*]+)\*\* ')
-    found = []
+    matches = []
     for line in text.splitlines():
         if match := begin.match(line):
             cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
             cells += [""] * (5 - len(cells))
-            found.append(Row(match[2], match[1] or "", *cells[1:5]))
-    return found
+            matches.append(Row(match[2], match[1] or "", *cells[1:5]))
+    return matches
 
 
 def prose(text: str) -> str:
@@ -94,12 +94,12 @@ def wrong_parts(text: str) -> list[str]:
 @functools.cache
 def names_in(path: Path) -> frozenset[str]:
     """Functions, classes and constants of a file, and `Class.member` for methods and fields."""
-    found = set()
+    names = set()
     for node in ast.parse(path.read_text()).body:
-        found |= set(_defined(node))
+        names |= set(_defined(node))
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{name}" for each in node.body for name in _defined(each)}
-    return frozenset(found)
+            names |= {f"{node.name}.{name}" for member in node.body for name in _defined(member)}
+    return frozenset(names)
 
 
 def _defined(node: ast.stmt) -> Iterator[str]:
@@ -110,7 +110,7 @@ def _defined(node: ast.stmt) -> Iterator[str]:
         yield from (target.id for target in targets if isinstance(target, ast.Name))
 
 
-def place_of(name: str) -> Path | None:
+def path_of(name: str) -> Path | None:
     """The file of that name, below the source or the repository."""
     return next((folder / name for folder in FOLDERS if (folder / name).is_file()), None)
 
@@ -123,16 +123,16 @@ def unknown_names(text: str) -> list[str]:
         between, end = span.string[end : span.start()], span.end()
         if re.fullmatch(r"[\w/.-]+\.py", span[1]):
             file = span[1]
-            if place_of(file) is None:
+            if path_of(file) is None:
                 wrong.append(file)
         elif not re.fullmatch(r"[A-Za-z_][\w.]*", span[1]) or between not in (" ", ", "):
             file = ""
-        elif (path := place_of(file)) is not None and span[1] not in names_in(path):
+        elif (path := path_of(file)) is not None and span[1] not in names_in(path):
             wrong.append(f"{file} {span[1]}")
     return wrong
 
 
-def homeless_names(text: str) -> list[str]:
+def names_without_file(text: str) -> list[str]:
     """Names in the column of the code that follow no file."""
     inside = re.compile(r"`[\w/]+\.py`((?: `[\w.]+`)?(?:, `[A-Za-z_][\w.]*`)*)")
     left = ((row.label, inside.sub("", row.code)) for row in rows(text))
@@ -142,11 +142,11 @@ def homeless_names(text: str) -> list[str]:
 @functools.cache
 def anchors_of(text: str) -> frozenset[str]:
     """The fragments that lead into a document on GitHub: its headings, and anchors of its own."""
-    found = re.findall(r'<a id="([^"]+)"></a>', text)
+    anchors = re.findall(r'<a id="([^"]+)"></a>', text)
     for heading in re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE):
-        found.append(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-"))
-    assert len(found) == len(set(found)), [name for name, count in Counter(found).items() if count > 1]
-    return frozenset(found)
+        anchors.append(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-"))
+    assert len(anchors) == len(set(anchors)), [name for name, count in Counter(anchors).items() if count > 1]
+    return frozenset(anchors)
 
 
 def links(text: str) -> list[str]:
@@ -173,9 +173,9 @@ def unseen_numbers(text: str, path: Path) -> list[str]:
     number = re.compile(r"\d+(?:[.,]\d+)*(?:e-?\d+)?")
     for row in rows(text):
         sources = [path.parent / target.partition("#")[0] for target in links(row.measured)]
-        seen = {found for source in sources if source.is_file() for found in number.findall(source.read_text())}
+        seen = {value for source in sources if source.is_file() for value in number.findall(source.read_text())}
         text_of_row = re.sub(r"\]\([^)]*\)|(Sec|App|Eq|Table|Fig)\.? [A-D]?[\d.]+", "", row.measured)
-        wrong += [f"{row.label}: {each}" for each in number.findall(text_of_row) if each not in seen]
+        wrong += [f"{row.label}: {value}" for value in number.findall(text_of_row) if value not in seen]
     return wrong
 
 
@@ -199,7 +199,7 @@ def test_rows_stand_in_the_papers_order(page: str) -> None:
 
 def test_every_file_and_name_is_there(page: str) -> None:
     assert unknown_names(page) == []
-    assert homeless_names(page) == []
+    assert names_without_file(page) == []
 
 
 def test_every_figure_that_is_named_is_written(page: str) -> None:
@@ -222,11 +222,11 @@ GOOD = (
 )
 
 
-def test_a_good_row_is_let_be(tmp_path: Path) -> None:
+def test_a_good_row_has_no_errors(tmp_path: Path) -> None:
     (tmp_path / "made.md").write_text("## A heading, of ours!\n\nError 2.1\n")
     assert rows(GOOD)[0][:2] == ("Eq. 1", "eq-1")
     assert not [wrong for wrong in wrong_parts(GOOD) if "Eq. 1:" in wrong]
-    assert unknown_names(GOOD) == homeless_names(GOOD) == []
+    assert unknown_names(GOOD) == names_without_file(GOOD) == []
     assert dead_links(GOOD, tmp_path / "page.md") == unseen_numbers(GOOD, tmp_path / "page.md") == []
 
 
@@ -251,18 +251,18 @@ def test_a_good_row_is_let_be(tmp_path: Path) -> None:
         ("([there](made.md#a-heading-of-ours))", "", "Eq. 1: 2.1"),
     ],
 )
-def test_what_is_wrong_is_seen(tmp_path: Path, old: str, new: str, complaint: str) -> None:
+def test_errors_are_reported(tmp_path: Path, old: str, new: str, complaint: str) -> None:
     (tmp_path / "made.md").write_text("## A heading, of ours!\n\nError 2.1\n")
     text, path = GOOD.replace(old, new), tmp_path / "page.md"
     assert text != GOOD
-    found = (
+    complaints = (
         *wrong_parts(text),
         *unknown_names(text),
-        *homeless_names(text),
+        *names_without_file(text),
         *dead_links(text, path),
         *unseen_numbers(text, path),
     )
-    assert complaint in found
+    assert complaint in complaints
 
 
 def test_a_part_that_is_not_there_yet_needs_no_file() -> None:

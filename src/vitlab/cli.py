@@ -11,7 +11,7 @@ from typing import Any
 
 import tyro
 
-from vitlab.commands import COMMANDS, Command, command_type
+from vitlab.commands import COMMANDS, command_type
 from vitlab.commands.output import is_rank_0
 from vitlab.commands.settings import Arguments, check_settings, with_recipe
 from vitlab.errors import RunError, UserError, printable
@@ -24,7 +24,7 @@ NO_COMPILER = re.compile(r"No working C\+\+ compiler|Failed to find C(\+\+)? com
 """What torch.compile and Triton raise without one."""
 
 
-def parse(argv: Sequence[str]) -> Command:
+def parse(argv: Sequence[str]) -> Any:
     """The command in `argv`, with all its settings.
 
     Only the requested command is built, so that an error message is about nothing else.
@@ -50,7 +50,7 @@ def parse(argv: Sequence[str]) -> Command:
     if arguments.flags & HELP:
         from vitlab.commands.help import print_help
 
-        print_help(kind, name, show_all="--help-all" in arguments.flags)
+        print_help(name, kind, show_all="--help-all" in arguments.flags)
     command: Any = tyro.cli(kind, args=arguments.words, prog=f"vitlab {name}", description=kind.__doc__)
     return check_settings(name, command, arguments)
 
@@ -99,7 +99,7 @@ def _print_error(text: str) -> None:
     print(f"vitlab: {printable(text)}", file=sys.stderr)
 
 
-def _exit_code(error: RuntimeError, command: Command | None) -> int:
+def _exit_code(error: RuntimeError, command: Any) -> int:
     """Prints a known error and returns its exit code; raises an unknown one again, with its traceback."""
     import torch
 
@@ -116,7 +116,7 @@ def _exit_code(error: RuntimeError, command: Command | None) -> int:
     raise error
 
 
-def _smaller_flags(command: Command | None) -> str:
+def _smaller_flags(command: Any) -> str:
     """Advice on the flags of this command that need less memory."""
     settings = getattr(command, "options", command)
     names = [name for name in ("batch", "batch_size", "image_size") if hasattr(settings, name)]

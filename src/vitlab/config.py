@@ -232,7 +232,7 @@ class TrainConfig:
     microbatch: PositiveInt | None = None
     """Largest number of images per forward pass; gradients are accumulated up to `batch_size`."""
     average_decay: Annotated[float, Gt(0), Lt(1)] | None = None
-    """Polyak averaging: average = decay * average + (1 - decay) * weights after each step (0.9999, Sec. 4.1)."""
+    """Polyak averaging (EMA): average = decay * average + (1 - decay) * weights after each step (0.9999, Sec. 4.1)."""
     precision: Literal["auto", "float32", "autocast", "bfloat16"] = "auto"
     """Precision of training. `bfloat16` keeps float32 master weights and one bfloat16 copy of them per step; `autocast`
     casts at each use; `auto` is bfloat16 on a CPU that is faster in it, autocast on a GPU, else float32."""

@@ -5,10 +5,7 @@ import dataclasses
 import http.client
 import json
 import re
-import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,9 +19,10 @@ import torch
 from PIL import Image
 
 from vitlab.app import server
-from vitlab.app.checkpoints import ModelCache
 from vitlab.app.server import HOST, launch, listen
-from vitlab.models import ViTConfig, build_model
+from vitlab.app.session import Session
+from vitlab.models import ViTConfig
+from vitlab.models.vit import build_model
 from vitlab.weights import save_model
 
 SMALL = ViTConfig(image_size=32, patch_size=8, width=8, depth=3, heads=2, mlp_dim=8, num_classes=3)
@@ -60,7 +58,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(folder: Path) -> Iterator[str]:
-    """Where `launch` serves the page, in a thread that looks up no host name."""
+    """Where `launch` serves the page, in a thread that resolves no host name."""
     addresses, servers, hosts, look_up = list[str](), list[server.Server](), set[Any](), socket.getaddrinfo
 
     def recorded(host: Any, *args: Any, **options: Any) -> Any:
@@ -140,7 +138,7 @@ def test_an_image_and_its_maps_are_shown_without_a_network(page: Page, folder: P
     page.drop(folder / "photo.jpg")
     rollout = until(page.map)
     page.shows("#message", "photo.jpg")
-    for words in ("ant", "bee", "cow", "80 × 60 pixels were given; the model sees 32 × 32."):
+    for words in ("ant", "bee", "cow", "80 × 60 pixels; the model sees 32 × 32."):
         assert words in page.text("#result")
     page.all("#result [value=layer]")[0].click()
     assert page.text("#result .stage figcaption").startswith("Layer 3, mean of 2 heads: highest")
@@ -183,15 +181,15 @@ def test_a_file_can_be_dropped_anywhere(page: Page) -> None:
 
 
 def test_an_earlier_request_does_not_replace_a_later_one(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    requested, get = threading.Event(), ModelCache.get
+    requested, load = threading.Event(), Session._load
 
-    def slowly(cache: ModelCache, name: str) -> Any:
+    def slowly(session: Session, name: str) -> Any:
         if name == "low":
             assert requested.wait(60)
             time.sleep(0.5)
-        return get(cache, name)
+        return load(session, name)
 
-    monkeypatch.setattr(ModelCache, "get", slowly)
+    monkeypatch.setattr(Session, "_load", slowly)
     page.choose("low")
     page.choose("flat")
     requested.set()
@@ -200,45 +198,43 @@ def test_an_earlier_request_does_not_replace_a_later_one(page: Page, monkeypatch
     page.shows("#model", "Checkpoint flat")
 
 
-def ask(
+def request(
     address: str, path: str = "/", method: str = "GET", body: bytes | None = None, **headers: str
 ) -> tuple[int, str]:
-    """Status and text of an answer."""
+    """Status and text of a response."""
     port = int(address.rstrip("/").rpartition(":")[2])
     with contextlib.closing(http.client.HTTPConnection(HOST, port, timeout=60)) as connection:
         connection.request(method, path, body, headers)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
+        response = connection.getresponse()
+        return response.status, response.read().decode()
 
 
 def test_other_origins_paths_and_lengths_are_refused(address: str) -> None:
-    status, text = ask(address)
-    assert (status, "Looking inside" in text) == (200, True)
+    status, text = request(address)
+    assert status == 200
     assert re.search(r"default-src 'none'; img-src data:; .*connect-src 'self'", text)
     origin = address.rstrip("/")
     for headers in ({"Host": "elsewhere.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1:1"}):
-        assert ask(address, **headers)[0] == 403  # pyright: ignore[reportArgumentType]
-        assert ask(address, "/inspect", "POST", b"", **headers)[0] == 403
-    assert ask(address, "/inspect?checkpoint=flat", "POST", b"", Origin=origin)[0] == 200
-    assert ask(address, "/../photo.jpg")[0] == 404
-    assert ask(address, "/other", "POST", b"")[0] == 404
-    assert ask(address, "/inspect", "POST", b"", **{"Content-Length": "-1"})[0] == 411
-    assert ask(address, "/inspect", "POST", b"", **{"Content-Length": str(2**40)})[0] == 413
+        assert request(address, **headers)[0] == 403  # pyright: ignore[reportArgumentType]
+        assert request(address, "/inspect", "POST", b"", **headers)[0] == 403
+    assert request(address, "/inspect?checkpoint=flat", "POST", b"", Origin=origin)[0] == 200
+    assert request(address, "/../photo.jpg")[0] == 404
+    assert request(address, "/other", "POST", b"")[0] == 404
+    assert request(address, "/inspect", "POST", b"", **{"Content-Length": "-1"})[0] == 411
+    assert request(address, "/inspect", "POST", b"", **{"Content-Length": str(2**40)})[0] == 413
 
 
 def test_twenty_requests_at_once_have_twenty_answers(address: str, folder: Path) -> None:
-    together = threading.Barrier(20)
+    body, start = (folder / "photo.jpg").read_bytes(), threading.Barrier(20)
 
     def one(number: int) -> tuple[int, str]:
-        together.wait(60)
-        name = f"{number}.jpg" if number % 5 == 0 else ""
-        body = (folder / "photo.jpg").read_bytes()
-        return ask(address, f"/inspect?checkpoint=animals&name={name}", "POST", body)
+        start.wait(60)
+        name = f"{number}.jpg" if number % 4 == 0 else ""
+        return request(address, f"/inspect?checkpoint=animals&name={name}", "POST", body)
 
     with ThreadPoolExecutor(20) as pool:
-        answers = list(pool.map(one, range(20)))
-    assert [status for status, _ in answers] == [200] * 20
-    assert all(("cow" in text) == (number % 5 == 0) for number, (_, text) in enumerate(answers))
+        for number, (status, text) in enumerate(pool.map(one, range(20))):
+            assert (status, "cow" in text) == (200, number % 4 == 0)
 
 
 def test_ports_are_on_loopback_and_one_in_use_raises() -> None:
@@ -246,7 +242,7 @@ def test_ports_are_on_loopback_and_one_in_use_raises() -> None:
         assert first.server_address[0] == HOST
         assert 7860 <= first.server_port != second.server_port
         port = first.server_port
-        with pytest.raises(ValueError, match=f"port {port} of 127.0.0.1 is not available .*; give another"):
+        with pytest.raises(ValueError, match=f"port {port} of 127.0.0.1 is not available"):
             listen(port)
     with listen(port) as again:
         assert again.server_port == port
@@ -259,16 +255,3 @@ def test_without_a_checkpoint_nothing_is_announced(tmp_path: Path) -> None:
         launch(tmp_path, announce=pytest.fail)
     with pytest.raises(ValueError, match="the limit of megabytes is -1"):
         launch(tmp_path, max_upload_mb=-1.0, announce=pytest.fail)
-
-
-@pytest.mark.slow  # imports everything once more
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 0), (signal.SIGTERM, 143)])
-def test_it_ends_quietly(folder: Path, sent: int, code: int) -> None:
-    program = "import sys; from vitlab.app import launch; launch(sys.argv[1], announce=lambda a: print(a, flush=True))"
-    command = [sys.executable, "-c", program, str(folder / "models" / "animals")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert ask(process.stdout.readline().strip())[0] == 200
-        process.send_signal(sent)
-        out, err = process.communicate(timeout=200)
-    assert (process.returncode, out, err) == (code, "", "")

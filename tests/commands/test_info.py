@@ -1,32 +1,134 @@
-"""The commands that tell what there is."""
+"""The commands `list` and `doctor`."""
 
+import json
+import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from program import answer, call
 
+import vitlab.cost.doctor
+from vitlab.commands.info import LISTS, datasets, models, recipes, vtab
+from vitlab.data.registry import DATASETS
+from vitlab.data.vtab.tasks import TASKS
+from vitlab.models import MODELS, create_model, get_config
+from vitlab.recipes import FINETUNE, PRETRAIN
 
-def test_json_of_demo_and_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Their own tests are elsewhere; here, that they are called and their answers printed."""
-    import vitlab.cost.doctor
-    from vitlab.studies import demo
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
-    result = {"pretrain_accuracy": 0.985, "finetune_accuracy": 0.97, "page": "out/index.html"}
-    seen: list[Any] = []
-    monkeypatch.setattr(demo, "demo", lambda out, seed: seen.append((out, seed)) or result)
-    assert answer(capsys, "demo", "--out", "there", "--seed", "5") == result
-    assert seen == [(Path("there"), 5)]
-    _, out, _ = call(capsys, "demo")
-    assert "98.5%" in out
-    assert out.splitlines()[-1] == "out/index.html"
+
+def test_doctor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(vitlab.cost.doctor, "diagnose", lambda path: {"path": str(path)})
     monkeypatch.setattr(vitlab.cost.doctor, "format_diagnosis", str)
     assert answer(capsys, "doctor", "--path", "there") == {"path": "there"}
 
 
-def test_list_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = call(capsys, "list", "models", "ViT-B/*")
+@pytest.mark.parametrize("what", LISTS)
+def test_list(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert answer(capsys, "list", what) == json.loads(json.dumps(LISTS[what]()))
+    code, out, _ = call(capsys, "list", what, "no-such-name")
+    assert (code, out) == (0, f"no {what} match 'no-such-name'\n")
+
+
+def test_list_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "list", "models", "ViT-[BL]/16")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines()] == ["model", "ViT-B/8", "ViT-B/14", "ViT-B/16", "ViT-B/32"]
+    assert [line.split()[0] for line in out.splitlines()] == ["model", "ViT-B/16", "ViT-L/16"]
     assert "86,567,656" in out
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_of_models(name: str) -> None:
+    with torch.device("meta"):
+        model = create_model(name)
+    (row,) = models(name)
+    assert row["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_models_have_the_papers_size() -> None:
+    """Table 1 rounds to millions, and does not say for which patch."""
+    for size, millions in (("B", 86), ("L", 307), ("H", 632)):
+        counts = {name: get_config(name).num_parameters / 1e6 for name in MODELS if name.startswith(f"ViT-{size}/")}
+        assert all(count == pytest.approx(millions, rel=0.03) for count in counts.values())
+        assert any(abs(count - millions) < 0.6 for count in counts.values()), counts
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "exaflops", "tolerance"),
+    [
+        ("ViT-B/32", 7, 55, 0.025),
+        ("ViT-B/16", 7, 224, 0.005),
+        ("ViT-L/32", 7, 196, 0.005),
+        ("ViT-L/16", 14, 1567, 0.005),
+        ("ViT-H/14", 14, 4262, 0.005),
+        ("R50+ViT-B/32", 7, 106, 0.02),
+        ("R50+ViT-B/16", 7, 274, 0.005),
+        ("R50+ViT-L/32", 7, 246, 0.005),
+        ("R50+ViT-L/16", 14, 1668, 0.005),
+        ("R50x1", 7, 50, 0.045),
+        ("R50x2", 7, 199, 0.045),
+        ("R101x1", 7, 96, 0.045),
+        ("R152x1", 7, 141, 0.045),
+        ("R152x2", 14, 1126, 0.045),
+        ("R200x3", 14, 3306, 0.045),
+    ],
+)
+def test_models_cost_what_the_paper_says(name: str, epochs: int, exaflops: float, tolerance: float) -> None:
+    """Table 6: 6 x multiply-accumulates x 303 million images x epochs."""
+    (row,) = models(name)
+    assert 6 * row["gmacs"] * 1e9 * 303e6 * epochs / 1e18 == pytest.approx(exaflops, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ViT-B/16", ["ViT", 12, 768, 3072, 12, 16, 16, 197]),
+        ("R50+ViT-B/16", ["hybrid", 12, 768, 3072, 12, 1, 16, 197]),
+        ("R152x4", ["ResNet", 152, 256, "-", "-", "-", 32, 49]),
+        ("R26x1", ["ResNet", 26, 64, "-", "-", "-", 32, 49]),
+        ("Axial-ViT-B/32", ["axial", 12, 768, 3072, 12, 32, 32, 50]),
+        ("AxialResNet50", ["axial", 50, 64, "-", 8, "-", 32, 49]),
+    ],
+)
+def test_row_of_a_model(name: str, expected: list[Any]) -> None:
+    (row,) = models(name)
+    assert list(row.values())[1:-2] == expected
+
+
+def test_page_about_models_is_generated(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(PAGE.parents[1] / "benchmarks" / "models_page.py"), run_name="__main__")
+    page = capsys.readouterr().out
+    assert page == PAGE.read_text(), "run `python benchmarks/models_page.py > docs/models.md`"
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| ")]
+    counts = {name: int(rest[-2].replace(",", "")) for name, *rest in rows if name in MODELS}
+    assert counts == {name: config.num_parameters for name, config in MODELS.items()}
+
+
+def test_rows_of_data_sets() -> None:
+    rows = {row["dataset"]: row for row in datasets()}
+    assert list(rows) == list(DATASETS)
+    digits = ["digits", 10, "8x8", "train 1,259, val 179, test 359", "val 12.5 %", "CC BY 4.0"]
+    assert list(rows["digits"].values())[:-1] == digits
+    assert rows["folder:PATH"]["classes"] == rows["folder:PATH"]["splits"] == "yours"
+    assert rows["vtab:TASK"]["classes"] == rows["vtab:TASK"]["size"] == "varied"
+    assert all(row["license"] and row["source"] for row in rows.values())
+
+
+def test_rows_of_vtab(tmp_path: Path) -> None:
+    rows = {row["task"]: row for row in vtab()}
+    assert list(rows) == list(TASKS)
+    assert (rows["eurosat"]["called"], rows["eurosat"]["classes"], rows["eurosat"]["test"]) == ("EuroSAT", 10, 5_400)
+    access = {name: rows[name]["data"] for name in ("svhn", "clevr_count", "kitti_distance")}
+    assert access == {"svhn": "automatic", "clevr_count": "by hand", "kitti_distance": "license"}
+    (row,) = vtab("resisc*", tmp_path)
+    assert row["available"] == "-"
+
+
+def test_rows_of_recipes() -> None:
+    rows = {(row["command"], row["recipe"]): row for row in recipes()}
+    assert list(rows) == [*(("pretrain", name) for name in PRETRAIN), *(("finetune", name) for name in FINETUNE)]
+    assert rows["pretrain", "imagenet"]["length"] == "300 epochs"
+    assert rows["finetune", "imagenet"]["length"] == "20,000 steps"
+    assert rows["finetune", "cifar10"]["about"] == "Table 4, cifar10."

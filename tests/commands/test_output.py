@@ -9,18 +9,15 @@ import pytest
 from program import SMALL, answer, call
 
 from vitlab.commands import COMMANDS
-from vitlab.commands.output import print_start
+from vitlab.commands.output import print_note
 
 
 def test_pretrain_says_what_it_did(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Called again on its finished folder it only tests: the answer is the same."""
-    code, out, err = call(capsys, "pretrain", "tiny-digits", "--workdir", str(run), "--steps", "3", *SMALL)
+    code, out, _ = call(capsys, "pretrain", "tiny-digits", "--workdir", str(run), "--steps", "3", *SMALL)
     assert code == 0
     assert out.splitlines()[0].split() == ["class", "images", "recall", "precision"]
     assert out.splitlines()[-1] == f"model: {run / 'model'} · curves: {run / 'metrics.jsonl'}"
-    assert f"settings (saved in {run / 'config.json'}):" in err
-    for setting in ("model.width = 8", "model.num_classes = 3", "optim.beta2 = 0.999", "steps = 3"):
-        assert setting in err
     settings = json.loads((run / "config.json").read_text())
     assert (settings["model"]["num_classes"], settings["optim"]["lr"]) == (3, 0.002)
 
@@ -38,8 +35,6 @@ def test_json_for_programs(run: Path, image: Path, capsys: pytest.CaptureFixture
     said = answer(capsys, "predict", str(run), str(image), "--top", "2", "--device", "cpu")
     assert (said["path"], said["error"]) == (str(image), None)
     assert len(said["top"]) == 2
-    for what in ("models", "datasets", "recipes", "studies", "vtab"):
-        assert answer(capsys, "list", what)
 
 
 BEGINNINGS = {
@@ -54,7 +49,7 @@ BEGINNINGS = {
     "inspect": ("inspect there", "loading there"),
     "app": ("app there", "loading there"),
     "study": ("study positions", "planning the study positions at scale tiny"),
-    "bench": ("bench ViT-B/16 --sizes 64", "measuring ViT-B/16 at 64 pixels"),
+    "bench": ("bench ViT-B/16", "measuring ViT-B/16"),
     "plan": ("plan jft", "planning jft"),
     "duplicates": ("duplicates digits folder:x", "reading digits and folder:x"),
     "shard": ("shard folder:nowhere out", "reading folder:nowhere"),  # which needs no torch, and ends at once
@@ -84,10 +79,8 @@ def test_a_command_says_what_it_does_before_it_imports_torch() -> None:
     assert lines == [f"vitlab: {text} ..." for _, text in BEGINNINGS.values()]
 
 
-def test_of_several_processes_the_first_speaks(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_rank_0_prints(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for rank in "10":
         monkeypatch.setenv("RANK", rank)
-        print_start(f"reading as {rank}")
-    assert capsys.readouterr().err == "vitlab: reading as 0 ...\n"
+        print_note(f"reading as {rank}")
+    assert capsys.readouterr().err == "vitlab: reading as 0\n"

@@ -3,35 +3,21 @@
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from program import answer, call
 from shard_files import serving, write_folders
 
-from vitlab.cli import parse
-from vitlab.commands.train import Pretrain
-from vitlab.config import FewShotConfig
+from vitlab.studies import demo
 
 
 def test_finetune_searches_and_runs(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is left can be used as any other run, and the same command only reads it."""
-    argv = [
-        "finetune",
-        str(run),
-        "--dataset",
-        "digits",
-        "--data.classes",
-        "0",
-        "1",
-        "2",
-        "--steps",
-        "2",
-        "--device",
-        "cpu",
-    ]
-    argv += ["--learning-rates", "0.1", "0.2", "--runs", "2"]
+    argv = ["finetune", str(run), "--dataset", "digits", "--steps", "2", "--runs", "2", "--device", "cpu"]
+    argv += ["--data.classes", "0", "1", "2", "--learning-rates", "0.1", "0.2"]
     tuned = answer(capsys, *argv)
-    assert [each["learning_rate"] for each in tuned["sweep"]] == [0.1, 0.2]
+    assert [score["learning_rate"] for score in tuned["sweep"]] == [0.1, 0.2]
     assert len(tuned["runs"]) == 2
     folder = Path("runs/finetune-digits")
     assert json.loads((folder / "result.json").read_text()) == tuned
@@ -48,14 +34,24 @@ def test_finetune_searches_and_runs(run: Path, image: Path, capsys: pytest.Captu
     assert " step " not in err  # nothing was trained
 
 
+def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    result = {"pretrain_accuracy": 0.985, "finetune_accuracy": 0.97, "page": "out/index.html"}
+    calls: list[Any] = []
+    monkeypatch.setattr(demo, "demo", lambda out, seed: calls.append((out, seed)) or result)
+    assert answer(capsys, "demo", "--out", "there", "--seed", "5") == result
+    assert calls == [(Path("there"), 5)]
+    _, out, _ = call(capsys, "demo")
+    assert "98.5%" in out
+    assert out.splitlines()[-1] == "out/index.html"
+
+
 def test_vtab(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of 19 tasks one is there; it is found, trained, tested, and no mean is made of it."""
+    """Of 19 tasks one is there; it is trained and tested, and there is no mean."""
     for name, count in {"train800": 800, "val200": 200, "train800val200": 1000, "test": 5}.items():
         Path("data/dmlab").mkdir(parents=True, exist_ok=True)
         Path(f"data/dmlab/{name}.txt").write_text(f"{image} 1\n" * count)
-    code, out, _ = call(capsys, "list", "vtab", "d*", "--root", "data")
-    assert code == 0
-    assert [line.split()[0] for line in out.splitlines() if " lists " in line] == ["dmlab"]
+    rows = answer(capsys, "list", "vtab", "d*", "--root", "data")
+    assert [row["task"] for row in rows if row["available"] == "lists"] == ["dmlab"]
     small = ["--steps", "2", "--batch-size", "4", "--image-size", "8", "--data.workers", "0", "--device", "cpu"]
     code, out, err = call(capsys, "vtab", str(run), "--root", "data", "--no-download", *small)
     assert code == 0
@@ -68,15 +64,6 @@ def test_vtab(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> Non
     nothing = call(capsys, "vtab", str(run), "--root", "empty", "--out", "none", "--no-download", *small)
     assert nothing[0] == 1
     assert "none: 0 of its 19 tasks are there" in " ".join(nothing[1].split())
-
-
-def test_few_shots_while_training() -> None:
-    command = parse(["pretrain", "tiny-digits", "--fewshot.dataset", "cifar10", "--fewshot.shots", "10", "25"])
-    assert isinstance(command, Pretrain)
-    assert command.config.fewshot == FewShotConfig(dataset="cifar10", shots=(10, 25))
-    command = parse(["pretrain", "tiny-digits"])
-    assert isinstance(command, Pretrain)
-    assert command.config.fewshot is None
 
 
 def test_pretrain_from_a_web_server(

@@ -24,22 +24,15 @@ def healthy(report: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str
     healthy = copy.deepcopy(report)
     healthy["versions"]["torchvision"] = "0.29.2"
     healthy["cpu"].update(cores=2, threads=2)
-    healthy["gpus"] = []
-    healthy["disk"].update(free_gib=100.0, write_mib_per_second=500.0)
-    healthy["shared_memory_gib"], healthy["compiler"] = 8.0, "/usr/bin/g++"
-    return healthy
+    healthy["disk"].update(free_gib=100.0, writable=True)
+    return healthy | {"gpus": [], "shared_memory_gib": 8.0, "compiler": "/usr/bin/g++"}
 
 
 def test_the_report_is_plausible(report: dict[str, Any]) -> None:
     assert json.loads(json.dumps(report)) == report
     assert report["attention"]["cpu"] == {"training": "matmul", "inference": "fused"}
-    for speeds in report["matmul_tflops"].values():
-        assert all(1e-5 < tflops < 1e4 for tflops in speeds.values())
-    for decoder in ("simplejpeg", "Pillow"):
-        assert 1 < report["jpegs_per_second_per_core"][decoder] < 10_000
-    assert report["disk"]["free_gib"] > 0
-    assert report["disk"]["write_mib_per_second"] > 0
-    assert list(Path(report["disk"]["path"]).iterdir()) == []  # the measurement leaves nothing behind
+    assert all(1e-5 < tflops < 1e4 for tflops in report["matmul_tflops"]["cpu"].values())
+    assert report["disk"]["writable"]
     text = doctor.format_diagnosis(report)
     assert all(version in text for version in report["versions"].values())
 
@@ -55,8 +48,7 @@ def test_no_problem(healthy: dict[str, Any]) -> None:
         ("versions", {"torchvision": "RuntimeError: operator torchvision::nms does not exist"}, "in one command"),
         ("cpu", {"threads": 3}, "OMP_NUM_THREADS=2"),
         ("disk", {"free_gib": 0.5}, "free some"),
-        ("disk", {"write_mib_per_second": 8.0}, "less often"),
-        ("disk", {"write_mib_per_second": None}, "another folder"),
+        ("disk", {"writable": False}, "another folder"),
         ("shared_memory_gib", 0.06, "--shm-size"),
         ("compiler", None, "install g++"),
     ],

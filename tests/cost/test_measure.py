@@ -1,10 +1,11 @@
 """Interleaved timing, the products of a model, and the commit of a measurement."""
 
-import gc
 import subprocess
 import types
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,6 @@ from vitlab.cost.measure import (
     environment,
     products_step,
     ratio,
-    seconds_per_step,
     spread,
     time_interleaved,
 )
@@ -39,27 +39,19 @@ CONFIGS: dict[str, ModelConfig] = {
 
 
 def test_rounds_are_interleaved(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, calls, messages = [0.0], list[str](), list[str]()
-    monkeypatch.setattr(measure, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    counts: list[tuple[str, int]] = []
 
-    def step(name: str, seconds: float) -> None:
-        calls.append(name)
-        now[0] += seconds
+    def timer(step: Callable[[], str]) -> Any:
+        def timeit(count: int) -> Any:
+            counts.append((step(), count))
+            return types.SimpleNamespace(mean={"slow": 0.02, "fast": 0.002}[step()])
 
-    steps = {"slow": lambda: step("slow", 0.02), "fast": lambda: step("fast", 0.002)}
-    rates = time_interleaved(steps, 0.03, 2, messages.append)
+        return types.SimpleNamespace(timeit=timeit)
+
+    monkeypatch.setattr(measure, "timer", timer)
+    rates = time_interleaved({"slow": lambda: "slow", "fast": lambda: "fast"}, 0.03, 2)
     assert rates == {"slow": pytest.approx([50, 50]), "fast": pytest.approx([500, 500])}
-    assert (calls.count("slow"), calls.count("fast")) == (3 + 2 * (1 + 2), 3 + 2 * (1 + 15))
-    order = [name for name, before in zip(calls, ["", *calls], strict=False) if name != before]
-    assert order == ["slow", "fast"] * 3  # warm-up and two rounds
-    assert messages[:3] == ["warming up slow", "warming up fast", "round 1 of 2, slow"]
-
-
-def test_timing_is_not_disturbed_by_garbage_collection() -> None:
-    enabled: list[bool] = []
-    assert seconds_per_step(lambda: enabled.append(gc.isenabled()), 3) > 0
-    assert enabled[2:] == [False] * 3
-    assert gc.isenabled()
+    assert counts == [("slow", 1), ("fast", 1), *2 * [("slow", 2), ("fast", 15)]]
 
 
 def test_spread_and_ratio() -> None:

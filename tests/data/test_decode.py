@@ -37,6 +37,8 @@ def exif(orientation: int) -> Image.Exif:
 
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF", "PPM", "JPEG", "WEBP", "CMYK"])
 def test_formats(kind: str) -> None:
+    """An invalid EXIF block is ignored."""
+    np.testing.assert_array_equal(decode_image(encode(GRADIENT, "PNG", exif=b"Exif\0\0nonsense")), GRADIENT)
     image = Image.fromarray(GRADIENT)
     data = encode(image.convert("CMYK"), "JPEG", quality=95) if kind == "CMYK" else encode(image, kind, quality=95)
     difference = np.abs(decode_image(data).astype(int) - GRADIENT)
@@ -80,17 +82,12 @@ STORED: dict[int, Callable[[np.ndarray], np.ndarray]] = {
 
 
 @pytest.mark.parametrize("orientation", STORED)
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 def test_exif_orientation(kind: str, orientation: int) -> None:
     stored = np.ascontiguousarray(STORED[orientation](GRADIENT))
     image = decode_image(encode(stored, kind, exif=exif(orientation), quality=95))
     assert image.shape == GRADIENT.shape
     assert np.abs(image.astype(int) - GRADIENT).mean() < 3
-
-
-def test_invalid_exif_is_ignored() -> None:
-    data = encode(GRADIENT, "PNG", exif=b"Exif\0\0nonsense")
-    np.testing.assert_array_equal(decode_image(data), GRADIENT)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])
@@ -105,7 +102,6 @@ def test_of_an_animation_the_first_frame_is_taken(kind: str) -> None:
     ("data", "reason"),
     [
         (b"", "zero bytes"),
-        (b"This is a text file, whatever its name says.\n", "not an image"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not an image"),  # Pillow would run Ghostscript
         (encode(GRADIENT, "JPEG")[:-200], "truncated"),
         (encode(rng.integers(0, 256, (64, 64, 3)).astype(np.uint8), "PNG")[:6000], "truncated"),
@@ -113,7 +109,7 @@ def test_of_an_animation_the_first_frame_is_taken(kind: str) -> None:
         (encode(np.full((4, 4), 100_000, np.int32), "TIFF"), "no agreed range"),
         (None, "No such file"),
     ],
-    ids=["empty", "text", "eps", "truncated-jpeg", "truncated-png", "float", "int32", "missing"],
+    ids=["empty", "eps", "truncated-jpeg", "truncated-png", "float", "int32", "missing"],
 )
 def test_unreadable_is_reported_with_path_and_reason(tmp_path: Path, data: bytes | None, reason: str) -> None:
     path = tmp_path / "kätzchen 1.jpg"
@@ -169,7 +165,6 @@ ODD = {
     "no height": PLAIN["4:2:0"].replace(SIZE, b"\x00\x00\x00\x96"),
     "too large": PLAIN["4:2:0"].replace(SIZE, b"\xff\xff\xff\xff"),
     "a broken header": PLAIN["4:2:0"].replace(b"\xff\xdb", b"\xff\xdb\x7f", 1),
-    "a truncated header": b"\xff\xd8\xff\xc0\x00\x11\x08\xff\xd9",
     "4:4:1": PLAIN["4:2:0"].replace(b"\x03\x01\x22\x00", b"\x03\x01\x14\x00"),
     "PNG": encode(SOFT, "PNG"),
     "nothing": b"",
@@ -214,7 +209,7 @@ FILES = [*PLAIN.values(), *(encode(GRADIENT, kind) for kind in ("PNG", "GIF", "W
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow's, about the corruption
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(st.sampled_from(FILES), st.data())
 def test_corrupt_bytes_give_pillows_image_or_an_image_error(valid: bytes, data: st.DataObject) -> None:
     corrupt = bytearray(valid)
@@ -238,7 +233,7 @@ def test_an_entry_opens_plain_jpegs_only(tmp_path: Path) -> None:
     opened = Entry(str(path)).open()
     assert isinstance(opened, Jpeg)
     assert opened.path == str(path)
-    np.testing.assert_array_equal(Entry(str(path), border=3).open(), decode_image(path)[3:-3, 3:-3])
+    np.testing.assert_array_equal(Entry(str(path), edge=3).open(), decode_image(path)[3:-3, 3:-3])
     path.write_bytes(ODD["turned by EXIF"])
     np.testing.assert_array_equal(Entry(str(path)).open(), decode_image(path))
     path.write_bytes(ODD["truncated"])

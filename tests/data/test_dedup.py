@@ -1,36 +1,129 @@
-"""Near-duplicates: the whole search, on planted copies and on real images."""
+"""Near-duplicates: the changes that hash and distance tolerate, and the whole search, on planted and real copies."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
-from copies import CHANGES, photograph, thumbs_of
-from PIL import Image
+from copies import CHANGES, cropped, photograph, thumbs_of
 
 from vitlab.data import dedup
 from vitlab.data.dataset import Dataset
-from vitlab.data.decode import Entry
-from vitlab.data.dedup import both_ways, find_duplicates, near
+from vitlab.data.dedup import (
+    MAX_THRESHOLD,
+    RADIUS,
+    SIDE,
+    THRESHOLD,
+    candidates,
+    compare,
+    correlated,
+    distances,
+    find_duplicates,
+    frequencies,
+    hashes,
+    mirrored_views,
+)
 from vitlab.data.shards import shard_splits
-from vitlab.data.similarity import LARGEST, THRESHOLD
+
+IMAGES = [photograph(i) for i in range(30)]
+ALL = np.arange(len(IMAGES))
+
+
+def hashes_of(images: list[np.ndarray]) -> np.ndarray:
+    return hashes(frequencies(thumbs_of(images)))
 
 
 def memory(images: list[np.ndarray]) -> Dataset:
     return Dataset("memory", "train", ("all",), np.zeros(len(images), np.int64), pixels=np.stack(images))
 
 
+# ---------------------------------------------------------------------------------------------- hashes
+
+
+def test_hash_is_of_the_low_frequencies() -> None:
+    """A cosine sets one bit; the order of the bits is that of the frequencies' lengths."""
+    position = (np.arange(SIDE) + 0.5) / SIDE
+    ys, xs = dedup.lowest_frequencies()
+    assert (int(ys[0]), int(xs[0]), int(ys[1]), int(xs[1])) == (0, 1, 1, 0)
+    matrix = dedup.dct_matrices()[0]  # rounding to gray values would give other frequencies a sign
+    for bit in (0, 1, 5, 63):
+        cosine = np.cos(np.pi * ys[bit] * position)[:, None] * np.cos(np.pi * xs[bit] * position)
+        values = (matrix @ cosine @ matrix.T)[ys, xs]
+        assert np.flatnonzero(np.abs(values) > 1e-9).tolist() == [bit]
+        assert np.bitwise_count(hashes(np.stack([values, values])[:, None])).tolist() == [[1], [1]]
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_few_bits_change(kind: str) -> None:
+    before, after = hashes_of(IMAGES), hashes_of([CHANGES[kind](image) for image in IMAGES])
+    bits = np.min([np.bitwise_count(before[a] ^ after[b]) for a, b in dedup.COMPARED], axis=0)
+    assert bits.max() <= (RADIUS if "crop" in kind else 0 if kind == "gray" else 8)
+    others = np.bitwise_count(before[0] ^ np.roll(after[0], 1))
+    assert others.mean() == pytest.approx(32, abs=3)
+
+
+def test_candidates_are_all_pairs_within_the_radius() -> None:
+    """Against a plain double loop, over block edges, with exact and close hits planted."""
+    random = np.random.default_rng(0)
+    train = random.integers(0, 2**64, (2, 8200), np.uint64, endpoint=False)
+    test = random.integers(0, 2**64, (2, 19), np.uint64, endpoint=False)
+    train[0, 8199], train[1, 0], train[0, 5] = test[0, 18], test[0, 3] ^ 0b1011, test[1, 4]
+    train[1, 77] = test[1, 9]  # two centers: not compared
+    pairs = {(int(a), int(b)): int(c) for a, b, c in zip(*candidates(train, test), strict=True)}
+    expected = {}
+    for b in range(19):
+        least = np.min([np.bitwise_count(train[y] ^ test[x, b]) for x, y in ((0, 0), (0, 1), (1, 0))], axis=0)
+        expected |= {(int(a), b): int(least[a]) for a in np.flatnonzero(least <= RADIUS)}
+    assert pairs == expected
+    assert (pairs[8199, 18], pairs[0, 3], pairs[5, 4]) == (0, 3, 0)
+    assert len(candidates(train[:, :3], test[:, :0])[0]) == 0
+
+
+def test_only_similar_pairs_remain() -> None:
+    values, changed = (frequencies(thumbs_of(images)) for images in (IMAGES, [cropped(0.05)(p) for p in IMAGES]))
+    assert correlated(values, changed, ALL, ALL).mean() > 0.95
+    assert correlated(values, values, ALL, np.roll(ALL, 1)).mean() < 0.05
+
+
+# ------------------------------------------------------------------------------------------- distances
+
+
+def test_distance_is_that_of_normalized_pixels() -> None:
+    thumbs, indices = thumbs_of(IMAGES[:4]), np.arange(4)
+    np.testing.assert_allclose(distances(thumbs, thumbs, indices, indices), 0, atol=2e-3)
+    np.testing.assert_allclose(distances(thumbs, thumbs // 2 + 50, indices, indices), 0, atol=0.03)
+    # Noise of a tenth of the signal's deviation, on every pixel: about a tenth, less what is smoothed.
+    random = np.random.default_rng(0)
+    noisy = (thumbs + random.normal(0, 0.1 * thumbs.std(axis=(1, 2), keepdims=True), thumbs.shape)).clip(0, 255)
+    distance = distances(thumbs, noisy.astype(np.uint8), indices, indices)
+    assert np.all((distance > 0.02) & (distance < 0.1))
+    assert np.all(distances(thumbs, thumbs, indices, (indices + 1) % 4) > 0.5)
+
+
+@pytest.mark.parametrize("share", [0.03, 0.08])
+def test_alignment_undoes_a_crop_from_either_side(share: float) -> None:
+    images = [photograph(i, 200, 200) for i in range(30)]
+    whole, cut = thumbs_of(images), thumbs_of([cropped(share)(image) for image in images])
+    plain = ((whole.astype(float) - cut) ** 2).mean(axis=(1, 2)) ** 0.5 / whole.std(axis=(1, 2))
+    assert np.median(plain) > 1.5 * distances(whole, cut, ALL, ALL).max()  # without alignment
+    assert distances(whole, cut, ALL, ALL).max() < 0.1
+    assert distances(cut, whole, ALL, ALL).max() < 0.12
+
+
+# ---------------------------------------------------------------------------------------------- search
+
+
 @pytest.mark.parametrize("flipped", [False, True])
-def test_planted_copies_are_found_and_nothing_else(flipped: bool) -> None:
-    images = [photograph(i) for i in range(30)]
-    views = both_ways(thumbs_of(images))
+def test_planted_copies_are_detected_and_nothing_else(flipped: bool) -> None:
+    views = mirrored_views(thumbs_of(IMAGES))
     for change in CHANGES.values():
-        copies = [change(image) for image in images]
-        pairs = list(near(thumbs_of([p[:, ::-1].copy() if flipped else p for p in copies]), views))
+        copies = [change(image) for image in IMAGES]
+        pairs = list(compare(thumbs_of([p[:, ::-1].copy() if flipped else p for p in copies]), views))
         assert {(pair.train, pair.test, pair.flipped) for pair in pairs} == {(i, i, flipped) for i in range(30)}
 
 
-def test_search_over_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Indices are right over shard edges and around blank images; a symmetric image is one pair."""
+@pytest.mark.parametrize("workers", [0, 2])
+def test_search_over_shards(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Indices are right over shard edges and beyond blank images; a symmetric image is one pair."""
     monkeypatch.setattr(dedup, "SHARD", 4)
     train = [photograph(i, 40, 40) for i in range(11)]
     blank, symmetric = np.full((40, 40, 3), 200, np.uint8), photograph(50, 40, 40)
@@ -38,40 +131,13 @@ def test_search_over_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     train[1], train[9] = blank, symmetric
     test = [train[10][:, ::-1], blank // 2, train[4], photograph(99, 40, 40), symmetric, train[2]]
     reports: list[tuple[str, int, int]] = []
-    search = find_duplicates(memory(train), memory(test), report=lambda *report: reports.append(report))
+    search = find_duplicates(memory(train), memory(test), workers=workers, report=lambda *args: reports.append(args))
     expected = {(10, 0, True), (4, 2, False), (9, 4, False), (2, 5, False)}
     assert {(p.train, p.test, p.flipped) for p in search.pairs} == expected
     assert max(p.distance for p in search.pairs) < 0.01
     assert [p.distance for p in search.pairs] == sorted(p.distance for p in search.pairs)
-    assert (search.train.flat, search.test.flat) == ([1], [1])
-    assert reports[-1] == ("compared", 11, 11)
-
-
-def test_thumbnails_are_cached_until_images_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dedup, "SHARD", 3)
-    files = [tmp_path / f"{i}.png" for i in range(7)]
-    for i, file in enumerate(files):
-        Image.fromarray(photograph(i)).save(file)
-    files[5].write_bytes(b"not an image")
-    train = Dataset("disk", "train", ("a",), np.zeros(7, np.int64), entries=[Entry(str(file)) for file in files])
-    test = memory([photograph(6), photograph(2)])
-    cache = tmp_path / "cache"
-    first = find_duplicates(train, test, cache=cache)
-    assert {(p.train, p.test) for p in first.pairs} == {(2, 1), (6, 0)}
-    assert list(first.train.unreadable) == [5]
-    assert "not an image" in first.train.unreadable[5]
-
-    read: list[int] = []
-    original = Dataset.image
-    monkeypatch.setattr(Dataset, "image", lambda self, index: read.append(index) or original(self, index))
-    again = find_duplicates(train, test, cache=cache, workers=2)
-    assert (again.pairs, again.train.unreadable, read) == (first.pairs, first.train.unreadable, [])
-
-    Image.fromarray(photograph(6)).save(files[3])
-    (cache / "train-00000.npz").write_bytes(b"cut off")
-    changed = find_duplicates(train, test, cache=cache)
-    assert sorted(read) == [0, 1, 2, 3, 4, 5]
-    assert {(p.train, p.test) for p in changed.pairs} == {(2, 1), (3, 0), (6, 0)}
+    assert (search.train.blank, search.test.blank) == ([1], [1])
+    assert reports[-1][1:] == (11, 11)
 
 
 @pytest.mark.parametrize(
@@ -89,9 +155,9 @@ def test_real_copies(name: str, least: dict[str, float], shared: Path) -> None:
         pytest.skip(f"needs {shared.name}/data/{name}")
     dataset = shard_splits(folder, f"shards:{folder}")[1]("test")
     images = [dataset.image(i) for i in range(50)]
-    views = both_ways(thumbs_of(images))
+    views = mirrored_views(thumbs_of(images))
     for kind, change in CHANGES.items():
-        pairs = near(thumbs_of([change(image) for image in images]), views, LARGEST)
+        pairs = compare(thumbs_of([change(image) for image in images]), views, MAX_THRESHOLD)
         confirmed = [pair for pair in pairs if pair.distance <= THRESHOLD]
         assert all(pair.train == pair.test for pair in confirmed)
         assert len({pair.test for pair in confirmed}) / len(images) >= least.get(kind, 0.97), kind

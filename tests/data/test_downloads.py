@@ -12,7 +12,7 @@ import pytest
 from shard_files import Server, serving
 
 from vitlab.data import downloads
-from vitlab.data.downloads import cache_folder, download, read_small
+from vitlab.data.downloads import download, read_small
 from vitlab.errors import UserError
 
 DATA = np.random.default_rng(0).bytes(300_000)
@@ -33,8 +33,9 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield started
 
 
-@pytest.mark.parametrize("size", [None, len(DATA)])
-@pytest.mark.parametrize("digest", [SHA256, f"md5:{hashlib.md5(DATA).hexdigest()}", ""])
+@pytest.mark.parametrize(
+    ("digest", "size"), [(SHA256, None), (f"md5:{hashlib.md5(DATA).hexdigest()}", len(DATA)), ("", None)]
+)
 def test_a_file_is_downloaded_once(server: Server, tmp_path: Path, digest: str, size: int | None) -> None:
     target = tmp_path / "out" / "0.tar"
     for _ in range(2):
@@ -52,12 +53,8 @@ def test_any_file_system_of_fsspec(tmp_path: Path) -> None:
     download("memory://bucket/0.tar", tmp_path / "0.tar", SHA256)
     assert (tmp_path / "0.tar").read_bytes() == DATA
     assert read_small("memory://bucket/none") is None
-    for url, message in (
-        ("memory://bucket/none", "memory://bucket/none"),
-        ("s3://bucket/0.tar", r"pip install 'vitlab\[data\]'"),
-        ("nonsense://x", "expected https"),
-    ):
-        with pytest.raises(UserError, match=message):
+    for url in ("memory://bucket/none", "s3://bucket/0.tar", "nonsense://x"):
+        with pytest.raises(UserError, match=url):
             download(url, tmp_path / "none")
 
 
@@ -99,9 +96,8 @@ def test_a_server_that_stops_for_good(server: Server, tmp_path: Path) -> None:
     assert server.sent["0.tar"] == len(DATA)
     server.shutdown()
     server.server_close()
-    for call in (lambda: download(url, tmp_path / "1.tar"), lambda: read_small(url)):
-        with pytest.raises(UserError, match=r"http://127.*0.tar \(.*; tried 6 times\)"):
-            call()
+    with pytest.raises(UserError, match=r"http://127.*0.tar \(.*; tried 6 times\)"):
+        read_small(url)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +126,16 @@ def test_a_slow_server_has_a_limit(server: Server, tmp_path: Path, monkeypatch: 
         download(f"{server.address}/0.tar", tmp_path / "0.tar", size=len(DATA))
 
 
-@pytest.mark.parametrize("location", ["file:///etc/hostname", "ftp://127.0.0.1/x"])
-def test_no_redirect_leaves_the_web(server: Server, tmp_path: Path, location: str) -> None:
-    server.redirect = location
+def test_a_server_that_does_not_say_the_size(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is written in blocks."""
+    server.sized = False
+    monkeypatch.setattr("fsspec.implementations.http.HTTPFileSystem._cat_file", None)  # it reads all at once
+    download(f"{server.address}/0.tar", tmp_path / "0.tar", SHA256)
+    assert (tmp_path / "0.tar").read_bytes() == DATA
+
+
+def test_no_redirect_leaves_the_web(server: Server, tmp_path: Path) -> None:
+    server.redirect = "file:///etc/hostname"
     with pytest.raises(UserError, match="tried 6 times"):
         download(f"{server.address}/0.tar", tmp_path / "0.tar", size=5)
 
@@ -173,16 +176,3 @@ def test_addresses_with_spaces_and_other_letters(server: Server, tmp_path: Path)
     (folder / "é 1.tar").write_bytes(b"flowers")
     for address in ("my flowers [2] Blümchen/é 1.tar", "my%20flowers%20%5B2%5D%20Bl%C3%BCmchen/%C3%A9%201.tar"):
         assert read_small(f"{server.address}/{address}") == b"flowers"
-
-
-def test_proxies_of_the_environment_are_used() -> None:
-    filesystem, _ = downloads._filesystem("https://example.com/x")
-    assert filesystem.client_kwargs["trust_env"]  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / "vitlab"
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "vitlab"

@@ -64,8 +64,8 @@ def test_a_set_on_disk(hub: Any, tmp_path: Path) -> None:
     part = both.take(np.array([5, 2]))
     assert [int(part.image(i)[0, 0, 0]) for i in range(2)] == [101, 2]
     assert load_dataset("hub:set", "test", root=tmp_path).labels.tolist() == [0]
-    digests = {digest_images("", load_dataset(name, split), range(1), {}) for split in ("train", "val", "test")}
-    assert len(digests) == 3
+    firsts = [load_dataset(name, split).take(np.array([0])) for split in ("train", "val", "test")]
+    assert len({digest_images("", first) for first in firsts}) == 3
 
 
 def test_training_starts_anywhere(hub: Any, tmp_path: Path) -> None:
@@ -83,20 +83,20 @@ def test_images_in_folders_and_small_ones(hub: Any, tmp_path: Path) -> None:
     write_folders(tmp_path / "set" / "train", {"ant": 4, "bee": 3})
     write_folders(tmp_path / "set" / "test", {"ant": 2, "bee": 1}, side=20)
     train = load_dataset(f"hub:{tmp_path / 'set'}", "train")
-    near = load_dataset(f"folder:{tmp_path / 'set'}", "test")
+    stored = load_dataset(f"folder:{tmp_path / 'set'}", "test")
     assert train.classes == ("ant", "bee")
     assert len(train) == 5  # and one of each class for val
     test = load_dataset(f"hub:{tmp_path / 'set'}", "test")
     for i in range(3):
-        np.testing.assert_array_equal(test.image(i), near.image(i))
+        np.testing.assert_array_equal(test.image(i), stored.image(i))
     for path in (tmp_path / "set" / "train").rglob("*.jpg"):
         path.unlink()
-    with pytest.raises(ValueError, match=r"cannot read the image hub:.*train\[\d\] \(.*\.jpg\): No such file"):
+    with pytest.raises(ValueError, match=r"cannot read the image .*\.jpg: No such file"):
         train.image(0)
 
 
 def test_parquet(hub: Any, tmp_path: Path) -> None:
-    """As sets on the hub are stored."""
+    """The format of sets on the hub."""
     features = hub.Features({"image": hub.Image(), "label": hub.ClassLabel(names=["a", "b"])})
     for split, labels in (("train", [0, 1, 1]), ("validation", [0]), ("test", [1])):
         table = hub.Dataset.from_dict({"image": [png(i) for i in range(len(labels))], "label": labels}, features)

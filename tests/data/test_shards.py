@@ -22,11 +22,6 @@ from vitlab.data.registry import load_dataset
 LARGE = dataset_module.MEMORY_SIDE + 1
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def label_lists(dataset: Dataset) -> list[list[int]]:
     assert dataset.label_sets is not None
     return [dataset.label_sets.of(i).tolist() for i in range(len(dataset))]
@@ -74,8 +69,8 @@ def test_several_labels(tmp_path: Path) -> None:
         ([("a.png", b"x")], "1 keys lack an image or a .cls, first 'a'"),
         ([("a.cls", b"0")], "1 keys lack an image or a .cls, first 'a'"),
         (pair("a", "cat"), "must hold a class number.* not b'cat'"),
-        *((pair("a", text), "must hold a class number") for text in (-1, "", "1;2", "1.5")),
-        *(([("a.labels.json", text)], "a.labels.json must hold") for text in (b"[]", b"[true]", b"[1.5]", b"{")),
+        *((pair("a", text), "must hold a class number") for text in ("", "1.5")),
+        ([("a.labels.json", b"[true]")], "a.labels.json must hold"),
         ([("a.txt", b"x")], "no images in"),
         (pair("a", 0) + pair("a", 1), "more than one image or .cls of the key 'a'"),
     ],
@@ -86,7 +81,7 @@ def test_invalid_shards(tmp_path: Path, members: list[tuple[str, bytes]], messag
         load_dataset(f"shards:{tmp_path}", "trainval")
 
 
-@pytest.mark.parametrize("size", [700, 1024, 2000, 2048, 2560, 3000])
+@pytest.mark.parametrize("size", [700, 1024, 2560])
 def test_a_cut_shard_is_never_read_in_part(tmp_path: Path, size: int) -> None:
     path = tmp_path / "train-0.tar"
     write_shard(path, pair("a", 0) + pair("b", 1))  # four members of 1,024 bytes each, then the end
@@ -146,7 +141,7 @@ def test_parts_and_unions_share_the_arrays(large: Path) -> None:
     assert part.path(0) == str(large / "train-1.tar" / "039.png")
     assert isinstance(part.entries, shards.ShardEntries)
     assert isinstance(train.entries, shards.ShardEntries)
-    assert part.entries.places is train.entries.places
+    assert part.entries.locations is train.entries.locations
     both = load_dataset(f"shards:{large}", "trainval")
     assert grays(both) == [*range(40), 99]
     assert both.path(40) == str(large / "val-0.tar" / "z.png")
@@ -183,45 +178,12 @@ def test_other_processes_get_arrays_only(large: Path) -> None:
         assert pool.apply(data.image, (5,))[0, 0, 0] == 5
 
 
-def test_the_scan_of_a_large_set_is_cached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for i in range(4):
-        write_shard(tmp_path / f"train-{i}.tar", pair("a", i, i, LARGE) + pair("b", 1, 10 + i, LARGE))
-    monkeypatch.setattr(shards, "CACHE_FROM", 8)
-    first = read_train(tmp_path)
-    scans = []
-    scan = shards.scan
-    monkeypatch.setattr(shards, "scan", lambda tars: scans.append(tars) or scan(tars))
-    again = read_train(tmp_path)
-    assert not scans
-    assert again.labels.tolist() == first.labels.tolist() == [0, 1, 1, 1, 2, 1, 3, 1]
-    assert (again.path(7), grays(again)) == (first.path(7), [0, 10, 1, 11, 2, 12, 3, 13])
-    (cached,) = (tmp_path / "cache" / "vitlab" / "shard-indexes").iterdir()
-    cached.write_bytes(cached.read_bytes()[:-100])
-    assert read_train(tmp_path).labels.tolist() == first.labels.tolist()
-    assert len(scans) == 1
-    write_shard(tmp_path / "train-3.tar", pair("z", 6, 200, LARGE))  # another shard under the same name
-    assert read_train(tmp_path).labels.tolist()[-1] == 6
-    monkeypatch.setattr(shards, "CACHE_FROM", 1)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "train-0.tar"))  # not a folder
-    assert len(read_train(tmp_path)) == 7
-    assert "cannot cache the scan" in caplog.text
-
-
 def test_a_missing_shard_is_an_unreadable_image(tmp_path: Path) -> None:
     write_shard(tmp_path / "train-1.tar", pair("a", 0))
     data = read_train(tmp_path)
     (tmp_path / "train-1.tar").unlink()
     with pytest.raises(ImageError, match=r"train-1.tar/a.png: No such file"):
         data.image(0)
-
-
-def test_many_small_images_are_not_all_decoded_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_shard(tmp_path / "train-0.tar", [member for i in range(6) for member in pair(f"{i}", 0, i)])
-    assert read_train(tmp_path).in_memory("raise").pixels is not None
-    monkeypatch.setattr(dataset_module, "MEMORY_FILES", 5)
-    assert read_train(tmp_path).in_memory("raise").pixels is None
 
 
 def test_a_file_is_not_closed_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,18 +1,32 @@
-"""Google's preprocessing as closely as float32 allows; augmentation as a function of the example."""
+"""Google's preprocessing as closely as float32 allows; augmentation as a function of the example; crops of JPEGs."""
 
+import io
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import sklearn
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
-from torch.utils._python_dispatch import TorchDispatchMode
 from torchvision.transforms.v2 import RandAugment
 
-from vitlab.data import crops, transforms
-from vitlab.data.transforms import EvalTransform, TrainTransform, mixup, randaugment, resize_area, to_range
+from vitlab.data import transforms
+from vitlab.data.decode import Jpeg, decode_image, plain_jpeg
+from vitlab.data.transforms import (
+    EvalTransform,
+    TrainTransform,
+    inception_boxes,
+    mixup,
+    randaugment,
+    resize_area,
+    resize_crops,
+    to_range,
+)
 from vitlab.preprocessing import Preprocessing
 from vitlab.rng import Stream, philox
 
@@ -72,29 +86,10 @@ def test_training_crop_matches_vit_jax(
         assert flip  # the fixture holds the mirrored answer for one image
         return
     box = json.loads(str(golden["meta"]))[name]["fixed_box_y_x_h_w"]
-    monkeypatch.setattr(crops, "inception_boxes", lambda *_: np.array([box]))
+    monkeypatch.setattr(transforms, "inception_boxes", lambda *_: np.array([box]))
     monkeypatch.setattr(transforms, "example_uniforms", lambda *_: np.full((1, 401), 0.0 if flip else 0.9))
     images = TrainTransform(224).apply([golden[f"{name}/decode"]], 0, 0, np.array([0]))
     close(images, golden[f"{name}/vit_jax train 224 box {'flip' if flip else 'noflip'}"])
-
-
-def whole_area(images: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-    """Area averaging as a product with the shares of each old pixel in each new one, between edges in float32."""
-
-    def shares(extent: int, new: int) -> np.ndarray:
-        scale = np.float32(extent / new)
-        edges = np.minimum(np.arange(new + 1, dtype=np.float32) * scale, extent).astype(np.float64)
-        least, most = (
-            np.maximum.outer(edges[:-1], np.arange(extent)),
-            np.minimum.outer(edges[1:], np.arange(extent) + 1),
-        )
-        overlap = np.maximum(most - least, 0) / float(scale)
-        inside = np.ceil(edges[1:]) - np.floor(edges[:-1]) == 1  # within one pixel it is that pixel
-        overlap[inside] = overlap[inside] > 0
-        return overlap
-
-    rows, columns = (torch.from_numpy(shares(old, new)) for old, new in zip(images.shape[2:], size, strict=True))
-    return (rows @ images.double() @ columns.T).float()
 
 
 @pytest.mark.parametrize("shape", [(24, 24), (37, 50), (91, 20), (8, 300), (256, 131)])
@@ -105,7 +100,7 @@ def test_the_center_is_that_of_the_whole_image(shape: tuple[int, int]) -> None:
     full = (round(shape[0] * scale), round(shape[1] * scale))
     y, x = (full[0] - 18) // 2, (full[1] - 22) // 2
     resized = resize_area(planes, full)
-    np.testing.assert_allclose(resized, whole_area(planes, full), atol=1e-4)
+    np.testing.assert_allclose(resize_area(planes, (1, 1))[0, :, 0, 0], planes.mean((0, 2, 3)), rtol=1e-5)
     assert torch.equal(resize_area(planes, full, (y, x, 18, 22)), resized[:, :, y : y + 18, x : x + 22])
     expected = to_range(resized[:, :, y : y + 18, x : x + 22].floor())
     assert torch.equal(EvalTransform((18, 22), Preprocessing.google((18, 22), 24)).apply([image]), expected)
@@ -116,7 +111,7 @@ def test_value_range_matches_vit_jax(golden: dict[str, np.ndarray]) -> None:
     np.testing.assert_array_equal(to_range(gray)[0].permute(1, 2, 0), golden["value_range/vit_jax"])
 
 
-# -------------------------------------------------------------------------------------------- randomness
+# ------------------------------------------------------------------------------------------------ training
 
 
 @pytest.mark.parametrize("crop", CROPS)
@@ -160,9 +155,6 @@ def test_images_of_many_sizes() -> None:
     assert EvalTransform((8, 24)).apply(torch.from_numpy(SMALL)).shape == (12, 3, 8, 24)
 
 
-# ------------------------------------------------------------------------------------------ other crops
-
-
 def test_pad_shifts_and_brings_in_black() -> None:
     image = rng.integers(1, 256, (16, 16, 3)).astype(np.uint8)
     images = torch.from_numpy(np.repeat(image[None], 400, 0))
@@ -180,12 +172,6 @@ def test_pad_shifts_and_brings_in_black() -> None:
     assert len(seen) > 130  # of 162, all different: 400 draws see 92 % of them on average
 
 
-def test_none_with_the_same_size_is_the_image() -> None:
-    images = TrainTransform(16, crop="none", flip=False).apply(torch.from_numpy(SMALL), 0, 0, np.arange(12))
-    np.testing.assert_allclose(images, EvalTransform(16).apply(torch.from_numpy(SMALL)), atol=1e-4)
-    np.testing.assert_allclose(images.permute(0, 2, 3, 1) * 127.5 + 127.5, SMALL, atol=0.01)
-
-
 def test_half_of_the_images_are_mirrored() -> None:
     image = torch.from_numpy(SMALL[:1]).expand(1000, -1, -1, -1)
     images = TrainTransform(16, crop="none").apply(image, 0, 0, np.arange(1000))
@@ -193,6 +179,7 @@ def test_half_of_the_images_are_mirrored() -> None:
     mirrored = [bool((image - upright).abs().max() > 0.01) for image in images]
     assert 440 < sum(mirrored) < 560
     np.testing.assert_allclose(images[mirrored.index(True)].flip(2), upright, atol=1e-4)
+    np.testing.assert_allclose(images[mirrored.index(False)], EvalTransform(16).apply(image[:1])[0], atol=1e-4)
 
 
 def test_random_is_a_window_of_the_squashed_image() -> None:
@@ -205,7 +192,11 @@ def test_random_is_a_window_of_the_squashed_image() -> None:
     assert len(distance.argmin(1).unique()) > 15
 
 
-# --------------------------------------------------------------------------------------------------- mixup
+def test_settings_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match="resize=31 must be at least image_size=32"):
+        TrainTransform(32, crop="random", resize=31)
+    with pytest.raises(ValueError, match="resize=200 must be at least image_size=224"):
+        EvalTransform(224, Preprocessing(resize=200))
 
 
 def test_mixup() -> None:
@@ -217,35 +208,16 @@ def test_mixup() -> None:
     np.testing.assert_allclose(mixed, a * images + (1 - a) * images[[3, 0, 1, 2]], atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------ wrong settings
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"crop": "random"}, "resize goes with crop='random'"),
-        ({"crop": "pad", "resize": 40}, "resize goes with crop='random'"),
-        ({"crop": "random", "resize": 31}, "resize=31 must be at least image_size=32"),
-    ],
-)
-def test_invalid_settings(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        TrainTransform(32, **settings)
-    with pytest.raises(ValueError, match="resize=200 must be at least image_size=224"):
-        EvalTransform(224, Preprocessing(resize=200))
-
-
-# ---------------------------------------------------------------------------------------------- antialiasing
+# ---------------------------------------------------------------------------------------------- evaluation
 
 
 def test_images_are_shrunk_with_antialiasing() -> None:
-    """Stripes one pixel wide become gray; looked up at single points, they would stay stripes."""
+    """Stripes one pixel wide become gray, except in Google's way without antialiasing."""
     stripes = np.zeros((300, 240, 3), np.uint8)
     stripes[:, ::2] = 255
-    assert EvalTransform(24).apply([stripes]).abs().max() < 0.05
-    assert EvalTransform(24, Preprocessing(24, 30)).apply([stripes]).abs().max() < 0.05
-    google = EvalTransform(48, Preprocessing.google()).apply([stripes])
-    assert google.std() > 0.5
+    for transform in (EvalTransform(24), EvalTransform(24, Preprocessing(24, 30))):
+        assert transform.apply([stripes]).abs().max() < 0.05
+    assert EvalTransform(48, Preprocessing.google()).apply([stripes]).std() > 0.5
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming"])
@@ -260,48 +232,101 @@ def test_the_center_is_that_of_pillows_resize(interpolation: Any) -> None:
             assert torch.equal(EvalTransform(40, prepared).apply(images)[0], expected)
 
 
-def test_another_size_keeps_the_proportion() -> None:
-    image = rng.integers(0, 256, (64, 64, 3)).astype(np.uint8)
-    assert torch.equal(
-        EvalTransform(16, Preprocessing(32, 40)).apply([image]),
-        EvalTransform(16, Preprocessing(16, 20)).apply([image]),
-    )
-
-
-class Largest(TorchDispatchMode):
-    """Bytes of the largest tensor that is created."""
-
-    bytes = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **kwargs or {})
-        if isinstance(result, torch.Tensor):
-            self.bytes = max(self.bytes, result.untyped_storage().nbytes())
-        return result
-
-
 @pytest.mark.parametrize("google", [True, False])
 @pytest.mark.parametrize("shape", [(1, 30_000), (30_000, 1)])
-def test_of_a_strip_only_the_center_is_computed(
-    shape: tuple[int, int], google: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Resized to 64 pixels across, it would have 123 million."""
+def test_of_a_strip_only_the_center_is_computed(shape: tuple[int, int], google: bool) -> None:
+    """Resized to 64 pixels across, it would have 123 million, or 4 GB in the sums of area averaging."""
     strip = np.repeat(rng.integers(0, 256, 30_000).astype(np.uint8), 3).reshape(*shape, 3)
-    resized: list[int] = []
-    resize = Image.Image.resize
-
-    def record(image: Image.Image, size: tuple[int, int], *options: Any) -> Image.Image:
-        resized.append(size[0] * size[1])
-        return resize(image, size, *options)
-
-    monkeypatch.setattr(Image.Image, "resize", record)
-    with Largest() as largest:
-        preprocessing = Preprocessing.google(56, 64) if google else Preprocessing(56, 64)
-        images = EvalTransform(56, preprocessing).apply([strip])
-    assert largest.bytes < 1_000_000
-    assert resized == ([] if google else [56 * 56])
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    preprocessing = Preprocessing.google(56, 64) if google else Preprocessing(56, 64)
+    images = EvalTransform(56, preprocessing).apply([strip])
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000  # kilobytes
     assert images.shape == (1, 3, 56, 56)
     values = ((images[0, 0] + 1) * 127.5).round()
     low, high = sorted(int(strip.reshape(-1, 3)[i, 0]) for i in (14_999, 15_000))
-    assert low <= values.min()
-    assert values.max() <= high
+    assert low <= values.min() <= values.max() <= high
+
+
+# ------------------------------------------------------------------------------------------- crops of files
+
+PHOTOGRAPHS = Path(sklearn.__file__).parent / "datasets" / "images"
+
+
+@pytest.fixture(scope="module")
+def jpegs() -> list[Jpeg]:
+    """Two photographs of 640 x 427: as they are; smaller and progressive; in coarser color; gray."""
+    images = []
+    for name in ("china.jpg", "flower.jpg"):
+        data = (PHOTOGRAPHS / name).read_bytes()
+        image = Image.open(io.BytesIO(data))
+        images.append(plain_jpeg(data))
+        for size, options in (((333, 250), {"progressive": True}), ((100, 61), {"subsampling": 2}), ((91, 300), {})):
+            buffer = io.BytesIO()
+            image.resize(size).convert("RGB" if options else "L").save(buffer, "JPEG", quality=90, **options)
+            images.append(plain_jpeg(buffer.getvalue()))
+    assert None not in images
+    return images
+
+
+def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Decibels, of values in [0, 255]."""
+    return 10 * np.log10(255**2 / max(float(((a.float() - b.float()) ** 2).mean()), 1e-10))
+
+
+@pytest.mark.parametrize("crop", CROPS)
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_jpeg_gives_the_crop_of_the_decoded_image(jpegs: list[Jpeg], crop: str, fast: bool) -> None:
+    """To the bit: whichever rows of it are decoded. At this size nothing is decoded smaller."""
+    transform = train_transform(crop, 72, fast=fast)
+    whole, indices = [decode_image(image.data) for image in jpegs], np.arange(8)
+    for epoch in range(3):
+        assert torch.equal(transform.apply(jpegs, 1, epoch, indices), transform.apply(whole, 1, epoch, indices))
+
+
+@pytest.mark.parametrize("size", [16, 32, 48])
+def test_jpegs_decoded_smaller_stay_close(jpegs: list[Jpeg], size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are decoded at 1/2 to 1/8 of their size: 50 dB on average to the same resize of the whole image."""
+    shrinks, rows = [], Jpeg.rows
+
+    def watched(self: Jpeg, count: int, shrink: int = 1) -> np.ndarray:
+        shrinks.append(shrink)
+        return rows(self, count, shrink)
+
+    images, whole = [jpegs[0], jpegs[4]] * 15, [decode_image(jpegs[0].data), decode_image(jpegs[4].data)] * 15
+    monkeypatch.setattr(Jpeg, "rows", watched)
+    ours, theirs = (TrainTransform(size, fast=True).augment(given, 0, 0, np.arange(30)) for given in (images, whole))
+    decibels = [psnr(a, b) for a, b, shrink in zip(ours, theirs, shrinks, strict=True) if shrink > 1]
+    assert len(decibels) > 5
+    assert np.mean(decibels) > 50
+    assert min(decibels) > 42
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_fast_windows_are_black_outside(mirrored: bool) -> None:
+    image = rng.integers(1, 256, (8, 9, 3)).astype(np.uint8)
+    for y, x in ((0, 0), (3, -2), (-8, 0), (8, 9), (-20, 1)):
+        crop = resize_crops([image], np.array([[0, 0, 8, 9]]), (8, 9), np.array([[y, x]]), np.array([mirrored]), (8, 9))
+        padded = np.pad(image, ((20, 20), (20, 20), (0, 0)))[20 + y :, 20 + x :][:8, :9]
+        np.testing.assert_array_equal(crop[0].permute(1, 2, 0), padded[:, ::-1] if mirrored else padded)
+
+
+@given(st.integers(1, 400), st.integers(1, 400), st.sampled_from([0.05, 0.3, 1.0]), st.integers(0, 2**32))
+def test_inception_boxes_keep_their_bounds(height: int, width: int, min_area: float, seed: int) -> None:
+    sizes = np.array([[height, width]] * 50)
+    boxes = inception_boxes(sizes, np.random.default_rng(seed).random((50, 100, 4)), min_area)
+    y, x, h, w = boxes.T
+    assert ((y >= 0) & (x >= 0) & (h >= 1) & (w >= 1) & (y + h <= height) & (x + w <= width)).all()
+    whole = (h == height) & (w == width)
+    assert (whole | (h * w >= min_area * height * width)).all()
+    assert (whole | (np.abs(w - h * 1.04) <= h * 0.29 + 1)).all()  # 0.75 to 1.33, and rounding
+
+
+def test_inception_boxes_are_uniform_in_height() -> None:
+    """Not in area, as torchvision's are: the mean height of a square image's crops differs."""
+    sizes = np.full((20_000, 2), 1000)
+    boxes = inception_boxes(sizes, np.random.default_rng(0).random((20_000, 100, 4)), 0.05)
+    aspect = np.random.default_rng(1).uniform(0.75, 1.33, 1_000_000)
+    low, high = np.sqrt(0.05e6 / aspect), np.minimum(np.sqrt(1e6 / aspect), np.minimum(1000, 1000 / aspect))
+    assert boxes[:, 2].mean() == pytest.approx(((low + high) / 2).mean(), rel=0.01)
+    impossible = np.array([[1000, 3], [3, 1000]])  # 90 % of a thin strip is never near square
+    np.testing.assert_array_equal(inception_boxes(impossible, rng.random((2, 100, 4)), 0.9)[:, 2:], impossible)

@@ -1,10 +1,11 @@
 """Every image is written once, as it was, in balance; an interrupted write is never taken for complete."""
 
+import dataclasses
 import io
 import multiprocessing
 import re
 import tarfile
-from multiprocessing.queues import Queue
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError, decode_image
 from vitlab.data.registry import load_dataset
 from vitlab.data.write_shards import ShardSettings, assign_to_shards, check_as_text, check_shards, encode, write_shards
+from vitlab.errors import UserError
 
 SMALL = ShardSettings(records=10)
 
@@ -53,11 +55,11 @@ def test_a_copy_equals_its_source(pets: Path, tmp_path: Path) -> None:
         for i, key in enumerate(keys):
             assert copy.labels[i] == source.labels[key]
             assert copy.entries[i].data() == Path(source.path(key)).read_bytes()
-    listed = load_dataset(f"shards:{tmp_path / 'out'}", "trainval")
+    sets = [load_dataset(f"shards:{tmp_path / 'out'}", "trainval")]
     (tmp_path / "out" / "index.json").unlink()
-    scanned = load_dataset(f"shards:{tmp_path / 'out'}", "trainval")
-    assert [scanned.path(i) for i in range(len(scanned))] == [listed.path(i) for i in range(len(listed))]
-    assert scanned.labels.tolist() == listed.labels.tolist()
+    sets.append(load_dataset(f"shards:{tmp_path / 'out'}", "trainval"))
+    listed, scanned = ([(data.path(i), data.labels[i]) for i in range(len(data))] for data in sets)
+    assert listed == scanned
 
 
 def test_a_val_that_is_also_the_test_is_written_once(tmp_path: Path) -> None:
@@ -113,15 +115,7 @@ def test_shards_are_balanced(labels: list[int], shards: int, seed: int) -> None:
 
 def test_a_shard_is_shuffled() -> None:
     (part,) = assign_to_shards(np.repeat([0, 1], 500), 1, 0)
-    runs = 1 + int((np.diff(np.repeat([0, 1], 500)[part]) != 0).sum())
-    assert 430 < runs < 570  # of a fair shuffle 501, with a deviation of 16
-
-
-def test_about_this_many_megabytes(pets: Path, tmp_path: Path) -> None:
-    write_shards(f"folder:{pets}", tmp_path / "out", ShardSettings(megabytes=0.02), splits=("train",))
-    sizes = [path.stat().st_size for path in (tmp_path / "out").glob("train-*.tar")]
-    assert len(sizes) > 2
-    assert all(14_000 < size < 26_000 for size in sizes), sizes
+    assert 210 < (part[:500] < 500).sum() < 290
 
 
 # ------------------------------------------------------------------------------------------------ the images
@@ -152,21 +146,28 @@ def test_larger_images_are_resized(tmp_path: Path, width: int, height: int, smal
     assert width == 64 or len(encode(data, 0, ShardSettings(size=64, quality=20))[1]) < len(encoded)
 
 
-def test_formats(tmp_path: Path) -> None:
-    """JPEG (a rotated one, too), PNG and WebP stay whatever the file is called; others become PNG."""
-    image, rotated = gradient(80, 90), Image.Exif()
-    rotated[0x0112] = 6
-    for name, kind, suffix, options in (
-        ("a.jpg", "JPEG", "jpg", {"exif": rotated}), ("b.jpg", "PNG", "png", {}), ("c.webp", "WEBP", "webp", {}),
-    ):  # fmt: skip
-        data = one_image(tmp_path, name, image, format=kind, **options)
-        for settings in (ShardSettings(), ShardSettings(size=80)):
-            assert encode(data, 0, settings) == (suffix, Path(data.path(0)).read_bytes())
-    digits = load_dataset("digits", "test").take(np.array([5]))
-    for data in (digits, *(one_image(tmp_path, name, image) for name in ("a.bmp", "b.tiff", "c.gif"))):
-        suffix, encoded = encode(data, 0, ShardSettings())
-        assert suffix == "png"
-        np.testing.assert_array_equal(decode_image(encoded), data.image(0))
+@pytest.mark.parametrize(
+    ("name", "kind", "suffix"),
+    [
+        ("rotated.jpg", "JPEG", "jpg"),
+        ("b.jpg", "PNG", "png"),
+        ("c.webp", "WEBP", "webp"),
+        ("d.bmp", "BMP", ""),
+        ("e.gif", "GIF", ""),
+    ],
+)
+def test_formats(tmp_path: Path, name: str, kind: str, suffix: str) -> None:
+    """JPEG, PNG and WebP stay, whatever the file is called; others become PNG."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = one_image(tmp_path, name, gradient(80, 90), format=kind, **({"exif": exif} if "rotated" in name else {}))
+    for settings in (ShardSettings(), ShardSettings(size=80)):
+        stored = encode(data, 0, settings)
+        if suffix:
+            assert stored == (suffix, Path(data.path(0)).read_bytes())
+        else:
+            assert stored[0] == "png"
+            np.testing.assert_array_equal(decode_image(stored[1]), data.image(0))
 
 
 def test_unreadable_images(pets: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -183,7 +184,7 @@ def test_unreadable_images(pets: Path, tmp_path: Path, caplog: pytest.LogCapture
     assert np.bincount(copy.labels).tolist() == [13, 10, 5]
     for path in pets.rglob("*.jpg"):
         path.write_bytes(b"not an image")
-    with pytest.raises(ValueError, match="no images in the tars"):
+    with pytest.raises(UserError, match="no images in the tars"):
         write_shards(f"folder:{pets}", tmp_path / "none", SMALL, on_error="skip")
     assert not (tmp_path / "none").exists()
 
@@ -206,7 +207,7 @@ class Tars:
         self.write(path, *further)
 
 
-@pytest.mark.parametrize("count", [0, 1, 4])
+@pytest.mark.parametrize("count", [0, 4])
 def test_an_interrupted_call_is_resumed(
     pets: Path, tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,37 +253,41 @@ def test_a_finished_data_set_is_not_written_again(pets: Path, tmp_path: Path, mo
             Tars(patch, 0)
             assert write_shards(f"folder:{pets}", tmp_path / name, SMALL) == result
     assert [path.name for path in (tmp_path / "disk").iterdir()] == ["set"]
-    with pytest.raises(ValueError, match=r"out already holds a data set .*, written with other settings \(size\)"):
+    with pytest.raises(UserError, match=r"written with other settings \(size\)"):
         write_shards(f"folder:{pets}", tmp_path / "out", ShardSettings(records=10, size=32))
-    with pytest.raises(ValueError, match="pets is not empty; give the name of a new folder"):
-        write_shards(f"folder:{pets}", pets, SMALL)
+    stored = tmp_path / "out" / "index.json"
+    earlier = stored.read_text().replace('"records": 10,\n', '"records": null,\n  "megabytes": null,\n')
+    stored.write_text(earlier)  # by default an earlier version's tars had 100 MB
+    write_shards(f"folder:{pets}", tmp_path / "out", dataclasses.replace(SMALL, records=ShardSettings.records))
+    with pytest.raises(UserError, match=r"other settings \(records\)"):
+        write_shards(f"folder:{pets}", tmp_path / "out", SMALL)
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match="file is a file; give the name of a new folder"):
-        write_shards(f"folder:{pets}", tmp_path / "file", SMALL)
-
-
-def write_other(source: Path, folder: Path, results: Queue) -> None:
-    try:
-        write_shards(f"folder:{source}", folder, ShardSettings(records=10, seed=1))
-    except ValueError as error:
-        results.put(str(error))
-    else:
-        results.put("written")
+    for other, problem in ((pets, "not empty"), (tmp_path / "file", "a file")):
+        with pytest.raises(UserError, match=f"is {problem}; give the name of a new folder"):
+            write_shards(f"folder:{pets}", other, SMALL)
 
 
 def test_two_processes_do_not_write_the_same_folder(pets: Path, tmp_path: Path) -> None:
     """The second, with other settings, would delete what the first has written."""
     context = multiprocessing.get_context("fork")
-    results: Queue = context.Queue()
+    messages: list[str] = []
+
+    def write_other(pipe: Connection) -> None:
+        try:
+            write_shards(f"folder:{pets}", tmp_path / "out", ShardSettings(records=10, seed=1))
+        except UserError as error:
+            pipe.send(str(error))
 
     def begin_another(done: int, of: int) -> None:
-        if done < 10:
-            other = context.Process(target=write_other, args=(pets, tmp_path / "out", results))
+        if not messages:
+            receiver, sender = context.Pipe(duplex=False)
+            other = context.Process(target=write_other, args=(sender,))
             other.start()
+            messages.append(receiver.recv() if receiver.poll(10) else "written")
             other.join()
 
     write_shards(f"folder:{pets}", tmp_path / "out", SMALL, report=begin_another)
-    assert re.match(r"another process is writing .*out", results.get(timeout=10))
+    assert re.match(r"another process is writing .*out", messages[0])
     assert not check_shards(tmp_path / "out")["wrong"]
     assert {path.name for path in tmp_path.iterdir()} == {"pets", "out"}
 
@@ -309,22 +314,13 @@ def test_files_that_do_not_match_the_index(pets: Path, tmp_path: Path, change: s
     assert list(result["wrong"]) == [name]
     assert (change if change in ("missing", "not listed") else "expected") in check_as_text(result)
     if change != "a byte":
-        with pytest.raises(ValueError, match=rf"index.json does not match the files beside it \({name}\)"):
+        with pytest.raises(UserError, match=rf"index.json does not match the files \({name}\)"):
             load_dataset(f"shards:{out}", "train")
-    with pytest.raises(ValueError, match=r"has no index.json: give a folder that `vitlab shard` wrote"):
+    with pytest.raises(UserError, match=r"has no index.json: give a folder that `vitlab shard` wrote"):
         check_shards(pets)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"size": 0}, "size is 0"),
-        ({"quality": 101}, "quality is 101"),
-        ({"records": 5, "megabytes": 1.0}, "both limit a tar; give one"),
-        ({"megabytes": 0.0}, "megabytes is 0"),
-        ({"seed": -1}, "seed is -1"),
-    ],
-)
-def test_invalid_settings(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("options", [{"size": 0}, {"quality": 101}, {"records": 0}, {"seed": -1}])
+def test_invalid_settings(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"{next(iter(options))} is"):
         ShardSettings(**options)

@@ -1,7 +1,5 @@
-"""Predictions for images without a label, from files, folders and the standard input."""
+"""Predictions for images without a label, from files and folders."""
 
-import io
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,6 @@ from vitlab.evaluate.options import ModelOptions
 from vitlab.evaluate.predict import Prediction, predict
 from vitlab.pipelines.pretrain import Outcome
 from vitlab.weights import load_model, save_model
-from vitlab.weights.google import write_google
 
 
 @pytest.fixture
@@ -37,10 +34,6 @@ CPU = ModelOptions(device="cpu")
 
 def predictions(checkpoint: Path, *sources: str, top: int = 5) -> list[Prediction]:
     return list(predict(checkpoint, sources, CPU, top=top))
-
-
-def standard_input(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
 
 @pytest.mark.parametrize("batch_size", [3, 32])
@@ -84,17 +77,6 @@ def test_folder_is_searched_as_for_training(workdir: Path, images: list[str], tm
 
 
 @pytest.mark.usefixtures("pretrained")
-def test_standard_input(workdir: Path, images: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image, or paths."""
-    standard_input(monkeypatch, Path(images[2]).read_bytes())
-    (prediction,) = predictions(workdir, "-")
-    assert prediction.path == "<stdin>"
-    assert prediction.top == predictions(workdir, images[2])[0].top
-    standard_input(monkeypatch, "\n".join([images[3], "", f"  {images[1]}  ", ""]).encode())
-    assert predictions(workdir, images[0], "-") == predictions(workdir, images[0], images[3], images[1])
-
-
-@pytest.mark.usefixtures("pretrained")
 def test_broken_image_gives_its_error(workdir: Path, images: list[str], tmp_path: Path) -> None:
     broken, empty = tmp_path / "broken.jpg", tmp_path / "empty.png"
     broken.write_bytes(Path(images[0]).read_bytes()[:60])
@@ -111,12 +93,9 @@ def test_broken_image_gives_its_error(workdir: Path, images: list[str], tmp_path
 
 
 @pytest.mark.usefixtures("pretrained")
-def test_nothing_to_predict(workdir: Path, images: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_to_predict(workdir: Path, images: list[str], tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no image was named"):
         predictions(workdir)
-    standard_input(monkeypatch, b"\n\n")
-    with pytest.raises(UserError, match="no image was named"):
-        predictions(workdir, "-")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"the folder .* holds no image \(.*\.jpg"):
         predictions(workdir, str(tmp_path / "empty"))
@@ -133,7 +112,7 @@ def test_images_are_brought_to_size_as_in_the_test(workdir: Path, tmp_path: Path
     """With the resize of the card: a mark at the edge of a wide image lies outside the central crop."""
     model = load_model(workdir)
     save_model(model, tmp_path / "crops", extra={"eval_resize": 8})
-    save_model(model, tmp_path / "squashes")
+    save_model(model, tmp_path / "squashes")  # whose classes have no names
     for name, color in (("plain", (0, 0, 0)), ("marked", (255, 255, 255))):
         image = Image.new("RGB", (32, 8))
         image.paste(color, (0, 0, 6, 8))
@@ -141,25 +120,20 @@ def test_images_are_brought_to_size_as_in_the_test(workdir: Path, tmp_path: Path
     for checkpoint, same in (("crops", True), ("squashes", False)):
         plain, marked = predictions(tmp_path / checkpoint, str(tmp_path / "plain.png"), str(tmp_path / "marked.png"))
         assert (plain.top == marked.top) == same
-
-
-def test_classes_without_names_are_numbers(pretrained: Outcome, images: list[str], tmp_path: Path) -> None:
-    write_google(pretrained.model, tmp_path / "vit.npz")
-    (prediction,) = predictions(tmp_path / "vit.npz", images[0])
-    assert {name for name, _ in prediction.top} == {"0", "1", "2"}
-
-
-@pytest.mark.usefixtures("pretrained")
-def test_irregular_files_give_their_error(workdir: Path, images: list[str], tmp_path: Path) -> None:
-    irregular("pipe", tmp_path / "images" / "x.jpg", tmp_path)
-    irregular("link to a device", tmp_path / "images" / "y.jpg", tmp_path)
-    for sources in ([str(tmp_path / "images")], [str(tmp_path / "images" / f"{name}.jpg") for name in "xy"]):
-        errors = {Path(each.path).name: each.error for each in predictions(workdir, *sources) if each.error}
-        assert "named pipe" in (errors["x.jpg"] or "")
-        assert "device" in (errors["y.jpg"] or "")
-        assert len(errors) == 2
+        assert {name for name, _ in plain.top} == {"0", "1", "2"}
 
 
 def test_lines() -> None:
     assert Prediction("a.png", (("cat", 0.91234), ("dog", 0.08))).as_line() == "a.png: cat 91.2%, dog 8.0%"
     assert Prediction("a\nb.png", (("\x1b[31mcat", 0.5),)).as_line() == "'a\\nb.png': '\\x1b[31mcat' 50.0%"
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_irregular_files_give_their_error(workdir: Path, tmp_path: Path) -> None:
+    irregular("pipe", tmp_path / "x.jpg", tmp_path)
+    irregular("link to a device", tmp_path / "y.jpg", tmp_path)
+    for sources in ([str(tmp_path)], [str(tmp_path / f"{name}.jpg") for name in "xy"]):
+        errors = {Path(each.path).name: each.error or "" for each in predictions(workdir, *sources)}
+        assert errors.keys() == {"x.jpg", "y.jpg"}
+        assert "named pipe" in errors["x.jpg"]
+        assert "device" in errors["y.jpg"]

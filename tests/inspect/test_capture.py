@@ -20,17 +20,14 @@ from vitlab.inspect.attention import (
 )
 from vitlab.inspect.capture import Capture, capture
 from vitlab.inspect.embeddings import token_components
-from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, build_model
-from vitlab.models.vit import ViT
+from vitlab.models import ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models.vit import ViT, build_model
 
 BASE = ViTConfig(image_size=(8, 12), patch_size=4, width=16, depth=3, heads=2, mlp_dim=16, num_classes=5)
 KINDS = {
     "class token": BASE,
-    "mean, registers": replace(BASE, pool="gap", registers=2),
     "class token and mean, no head": replace(BASE, pool="token+gap", num_classes=0),
-    "distillation token": replace(BASE, distilled=True),
     "MAP head": replace(BASE, pool="map", position="2d", position_at="every"),
-    "relative positions": replace(BASE, position="relative", position_at="shared", position_std=1.0),
     "axial": replace(BASE, encoder="axial", registers=1),
     "hybrid": replace(BASE, image_size=(16, 24), patch_size=1, stem=ResNetBody((1, 1), width=32)),
 }
@@ -49,7 +46,7 @@ def test_a_capture_equals_the_functions_on_all_maps(config: ViTConfig) -> None:
     with torch.no_grad():
         tokens = model.forward_features(images[:3])
         patches = tokens[:, config.num_prefix_tokens :].unflatten(1, config.grid).numpy()
-        probabilities = torch.softmax(model(images[:3]), dim=-1) if config.num_classes else None
+        probabilities = torch.softmax(model(images[:3]), dim=-1) if config.num_classes else torch.zeros(3, 0)
     layers = attention_layers(model)
     expected = Capture(
         count=5,
@@ -60,7 +57,7 @@ def test_a_capture_equals_the_functions_on_all_maps(config: ViTConfig) -> None:
         rollout_plain=prediction_grid(attention_rollout(first, residual=False), weights[:3], config.grid).numpy(),
         components=token_components(patches),
         image_distances=np.stack([mean_attention_distance([a[i : i + 1] for a in maps], *grids) for i in range(3)]),
-        probabilities=None if probabilities is None else probabilities.numpy(),
+        probabilities=probabilities.numpy(),
     )
     compare(captured, expected)
 
@@ -69,13 +66,11 @@ def compare(one: Capture, other: Capture) -> None:
     assert (one.count, one.layers) == (other.count, other.layers)
     for name in ARRAYS:
         first, second = getattr(one, name), getattr(other, name)
-        assert (first is None) == (second is None)
-        if first is not None:
-            assert first.dtype == np.float32
-            np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-4 if name == "components" else 1e-6)
+        assert first.dtype == np.float32
+        np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-4 if name == "components" else 1e-6)
 
 
-@pytest.mark.parametrize("keep", [1, 3, 8])
+@pytest.mark.parametrize("keep", [3, 8])
 def test_batches_do_not_matter(keep: int) -> None:
     config = KINDS["MAP head"]
     model, images = random_model(config), random_images(config, 6)
@@ -92,13 +87,12 @@ def without_queries(config: ViTConfig) -> ViT:
     return model
 
 
-@pytest.mark.parametrize(("grid", "patch_size", "pixels"), [((14, 14), 16, 116.5), ((7, 7), 32, 115.5)])
 @pytest.mark.parametrize("pool", ["token", "gap"])
-def test_uniform_attention_has_the_closed_form(grid: tuple[int, int], patch_size: int, pixels: float, pool) -> None:
-    config = ViTConfig(patch_size=patch_size, width=8, depth=2, heads=2, mlp_dim=8, num_classes=3, pool=pool)
+def test_uniform_attention_has_the_closed_form(pool) -> None:
+    config = ViTConfig(patch_size=32, width=8, depth=2, heads=2, mlp_dim=8, num_classes=3, pool=pool)
     captured = capture(without_queries(config), [random_images(config, 2)])
-    assert captured.heads.shape[-2:] == grid
-    assert captured.distances == pytest.approx(pixels, rel=1e-3)
+    assert captured.heads.shape[-2:] == (7, 7)
+    assert captured.distances == pytest.approx(115.5, rel=1e-3)
     np.testing.assert_allclose(captured.heads, 1 / config.num_tokens, rtol=1e-4)
     np.testing.assert_allclose(captured.rollout_plain, 1 / config.num_tokens, rtol=1e-4)
     # With the residual, 1/4 of the weight of two layers stays on the token itself.
@@ -131,19 +125,6 @@ def test_a_stream_is_not_stored() -> None:
 
     captured = capture(random_model(BASE), stream(), keep=3)
     assert (captured.count, len(captured.rollout)) == (12, 3)
-
-
-def test_bfloat16_is_close() -> None:
-    config = KINDS["MAP head"]
-    model, images = random_model(config), random_images(config, 3)
-    exact = capture(model, [images])
-    with torch.autocast("cpu", torch.bfloat16):
-        cast = capture(model, [images])
-    half = capture(model.to(torch.bfloat16), [images])
-    for captured in (cast, half):
-        assert captured.rollout.dtype == np.float32
-        np.testing.assert_allclose(captured.distances, exact.distances, rtol=0.1)
-        assert np.abs(captured.rollout - exact.rollout).max() < 0.05
 
 
 def test_invalid_inputs_raise() -> None:

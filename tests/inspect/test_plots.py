@@ -1,4 +1,4 @@
-"""A plot shows the numbers that it was given, every label inside and no note on a point."""
+"""A plot shows its numbers, every label inside and no note on a point."""
 
 import math
 from itertools import combinations
@@ -10,9 +10,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Annotation
 
 from vitlab.inspect import figures, plots
-from vitlab.inspect.figures import DARK
+from vitlab.inspect.figures import SERIES
 from vitlab.inspect.panels import Panel, Series
-from vitlab.inspect.plots import short
 
 SIZES = [600, 1800, 6000, 18000, 60000]
 FAMILIES = ("ViT-Ti/4", "ViT-S/4", "ResNet-10", "ResNet-18", "R+ViT-Ti/4")
@@ -28,17 +27,16 @@ SCALING = Panel("Scaling", "pre-training compute (exaFLOPs)", "accuracy", COSTS,
 LONG = ["from scratch", "mean color", "4 x 4 downsized colors", "regression of all pixels", "every seventh patch"]
 WORDS = Panel("Masking", "", "loss", [Series("loss", [0, 1, 2, 3, 4], [2.31, 2.5, 2.6, 0.0125, 2.7])], ticks=LONG)
 FLAT = Panel("P", "rate", "accuracy", [Series("a", [1e-4, 3e-4, 1e-3], [0.9991, 0.9993, 0.9992])], log_x=True)
-MANY = [Series(f"series {i}", [0, 500], [0.4 + i / 50] * 2) for i in range(10)]
 SPEEDS = Panel("P", "px", "1/s", [Series("a", [64, 512], [4e4, 3], [4e3, 1])], True, True, percent=False)
 NONE = Panel("P", "x", "y", [Series("a", [1, 2], [math.nan] * 2, notes=["a", "b"])], log_x=True, front=True)
 SHOWN = {
     "sizes": [Panel(title, "images", "accuracy", GROWING, log_x=True) for title in ("Fine-tuned", "5-shot")],
-    "two fronts": [SCALING, SCALING],
-    "words": [WORDS] * 3,
+    "a front": [SCALING],
+    "words": [WORDS],
     "five panels": [Panel(str(i), "x", "accuracy", GROWING, log_x=True) for i in range(5)],
-    "four of ten": [Panel("P", "step", "accuracy", MANY)] * 4,
     "one point": [Panel("P", "rate", "accuracy", [Series("a", [1e-4], [0.0], [0.0])], log_x=True)],
     "none": [NONE],
+    "two logarithms": [SPEEDS],
 }
 
 
@@ -70,18 +68,18 @@ def test_lines_bars_and_ticks_are_those_of_the_panel() -> None:
     bars = axes[0].collections[0].get_segments()  # type: ignore[attr-defined]
     assert [tuple(bar[:, 1]) for bar in bars] == [pytest.approx((y - 0.01, y + 0.01)) for y in GROWING[0].y]
     name = axes[0].xaxis.get_major_formatter()
-    assert [name(tick, 0) for tick in axes[0].get_xticks()] == ["600", "1.8k", "6k", "18k", "60k"]
+    assert [name(tick, 0) for tick in axes[0].get_xticks()] == ["600", "1800", "6000", "18000", "60000"]
 
 
-def test_a_series_looks_the_same_in_all_panels_and_unlike_the_others() -> None:
-    figure = plots.panels([Panel("a", "x", "y", GROWING), Panel("b", "x", "y", GROWING[::-1][:2])], theme=DARK)
-    looks = [
+def test_a_series_styles_the_same_in_all_panels_and_unlike_the_others() -> None:
+    figure = plots.panels([Panel("a", "x", "y", GROWING), Panel("b", "x", "y", GROWING[::-1][:2])])
+    styles = [
         [(line.get_color(), line.get_marker()) for line in axes.lines if line.get_linestyle() == "-"]
         for axes in figure.axes
     ]
-    assert looks[1] == looks[0][::-1][:2]
-    assert len({plots._style(i, DARK) for i in range(64)}) == 64
-    assert {color for color, _ in looks[0]} <= set(DARK.series)
+    assert styles[1] == styles[0][::-1][:2]
+    assert len({plots._style(i) for i in range(64)}) == 64
+    assert {color for color, _ in styles[0]} <= set(SERIES)
 
 
 def test_series_over_names_are_side_by_side_and_unjoined() -> None:
@@ -101,14 +99,13 @@ def test_the_front_is_a_staircase() -> None:
     assert (np.diff(points[:, 1]) > 0).all()
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_no_note_covers_a_point_or_another_note(count: int) -> None:
-    figure = plots.panels([SCALING] * count)
+def test_no_note_covers_a_point_or_another_note() -> None:
+    figure = plots.panels([SCALING] * 2)
     renderer, axes = FigureCanvasAgg(figure).get_renderer(), figure.axes[0]
     notes = {}
     for text in axes.texts:
         assert isinstance(text, Annotation)
-        text.set_bbox(None)  # pyright: ignore[reportArgumentType]  # the background is larger than the letters
+        text.set_bbox(None)  # pyright: ignore[reportArgumentType]  # the background is larger than the text
         notes[text.get_text()] = text.get_window_extent(renderer).extents
     assert set(notes) == {note for series in COSTS for note in series.notes if note}
     for one, other in combinations(notes.values(), 2):
@@ -119,7 +116,7 @@ def test_no_note_covers_a_point_or_another_note(count: int) -> None:
             assert not any(left < x < right and bottom < y < top for left, bottom, right, top in notes.values())
             if note:
                 left, bottom, right, top = notes[note]
-                assert max(left - x, x - right, bottom - y, y - top) < 20, "a note is near its point"
+                assert max(left - x, x - right, bottom - y, y - top) < 20, "a note stays at its point"
 
 
 def test_percentages_do_not_magnify_noise() -> None:
@@ -127,38 +124,26 @@ def test_percentages_do_not_magnify_noise() -> None:
     low, high = axes.get_ylim()
     assert high - low >= 0.02 - 1e-9
     assert high <= 1.001
-    name = axes.yaxis.get_major_formatter()
-    assert (name(0.675, 0), name(0.9925, 0), name(1, 0)) == ("67.5%", "99.25%", "100%")
 
 
-@pytest.mark.parametrize("span", [3.0, 30.0, 1e3, 1e9])
-@pytest.mark.parametrize("low", [1e-6, 700.0])
-def test_logarithmic_axes_have_a_few_ticks(low: float, span: float) -> None:
-    many = Series("a", np.geomspace(low, low * span, 30).tolist(), [0.5] * 30)
-    axes = axes_of(Panel("P", "x", "y", [many], log_x=True))
-    ticks = [tick for tick in axes.get_xticks() if low <= tick <= low * span * (1 + 1e-9)]
-    assert 2 <= len(ticks) <= 10
+@pytest.mark.parametrize("span", [3.0, 1e3, 1e9])
+def test_logarithmic_axes_have_a_few_ticks(span: float) -> None:
+    many = Series("a", np.geomspace(1e-6, 1e-6 * span, 30).tolist(), [0.5] * 30)
+    ticks = axes_of(Panel("P", "x", "y", [many], log_x=True)).get_xticks()
+    assert 2 <= sum(1e-6 <= tick <= 1e-6 * span * (1 + 1e-9) for tick in ticks) <= 10
 
 
 def test_logarithmic_axes_of_few_values_have_a_tick_at_each() -> None:
     few = Panel("P", "x", "y", [Series("a", [8, 2, 4, 2], [0.5] * 4)], log_x=True)
-    near = Panel("P", "x", "y", [Series("a", [2, 2.02, 8], [0.5] * 3)], log_x=True)
+    dense = Panel("P", "x", "y", [Series("a", [2, 2.02, 8], [0.5] * 3)], log_x=True)
     assert axes_of(few).get_xticks().tolist() == [2, 4, 8]
-    assert 2.02 not in axes_of(near).get_xticks()
-    axes = axes_of(SPEEDS)
-    name = axes.yaxis.get_major_formatter()
-    assert {name(y, 0) for y in axes.get_yticks()} >= {"1", "10", "100", "1k", "10k", "100k"}
+    assert 2.02 not in axes_of(dense).get_xticks()
 
 
 def test_the_same_panels_give_the_same_bytes() -> None:
     first, second = (plots.panels([SCALING]) for _ in range(2))
     assert figures.png(first) == figures.png(second)
     assert figures.svg(first) == figures.svg(second)
-
-
-def test_numbers_for_ticks_are_short() -> None:
-    numbers = {0: "0", 0.0075: "0.0075", 2.5e-4: "2.5e-4", 1e-5: "1e-5", 600: "600", 59960: "60k", 1.3e6: "1.3M"}
-    assert {value: short(value) for value in numbers} == numbers
 
 
 def test_curves_leave_out_missing_and_non_finite_values() -> None:
@@ -168,21 +153,17 @@ def test_curves_leave_out_missing_and_non_finite_values() -> None:
         {"step": 4, "loss": 1.0, "eval_loss": None},
         {"step": 5, "loss": float("inf")},
     ]
-    panel = plots.curves(records, ["loss", "eval_loss", "other"], "Loss")
-    assert [(s.name, [*s.x], [*s.y]) for s in panel.series] == [
-        ("loss", [1, 4], [2.0, 1.0]),
-        ("eval loss", [3], [1.5]),
-        ("other", [], []),
-    ]
-    lines = [np.asarray(line.get_xydata()).tolist() for line in axes_of(panel).lines]
-    assert lines == [[[1, 2.0], [4, 1.0]], [[3, 1.5]], []]
+    records[0] |= {"lr": 0.1, "train_accuracy": float("nan")}
+    loss, rate = plots.curves(records)
+    assert [(s.name, [*s.x], [*s.y]) for s in loss.series] == [("loss", [1, 4], [2.0, 1.0]), ("eval loss", [3], [1.5])]
+    assert (rate.title, rate.percent, [*rate.series[0].y]) == ("Learning rate", False, [0.1])
 
 
-@pytest.mark.parametrize(("kinds", "name"), [(2, "no "), (12, "WIDE AND LONG NAME "), (40, "class "), (100, "class ")])
-def test_confusion_is_drawn_for_many_classes(kinds: int, name: str) -> None:
+@pytest.mark.parametrize(("size", "name"), [(12, "WIDE AND LONG NAME "), (40, "class "), (100, "class ")])
+def test_confusion_is_drawn_for_many_classes(size: int, name: str) -> None:
     random = np.random.default_rng(0)
-    counts = random.integers(0, 3, (kinds, kinds)) + np.diag(random.integers(50, 9000, kinds))
-    figure = plots.confusion(counts, [f"{name}{i}" for i in range(kinds)], theme=DARK)
+    counts = random.integers(0, 3, (size, size)) + np.diag(random.integers(50, 9000, size))
+    figure = plots.confusion(counts, [f"{name}{i}" for i in range(size)])
     assert len(figures.png(figure)) < 900_000
 
 

@@ -4,9 +4,8 @@ from typing import Any, Literal
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
-from vitlab.models import MODELS, ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model
+from vitlab.models import MODELS, ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.config import check_divisible, nearest_image_size
 from vitlab.models.resnet import Body, StdConv
 from vitlab.settings import from_dict, to_dict
@@ -53,7 +52,7 @@ def test_a_size_that_the_patch_does_not_divide_names_the_nearest(
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"heads": 5}, r"heads=5 does not divide width=768; the nearest that do: \[3, 4, 6\]"),
+        ({"heads": 5}, "heads=5 does not divide width=768"),
         ({"image_size": 0}, "image_size is 0"),
         ({"image_size": (224, 224, 3)}, "image_size is .* allowed: int or"),
         ({"width": 0}, "width is 0; allowed: int >= 1"),
@@ -68,12 +67,12 @@ def test_a_size_that_the_patch_does_not_divide_names_the_nearest(
         ({"stem": (3, 4, 9)}, r"stem is \(3, 4, 9\); allowed: ResNetBody or None"),
         ({"position": "relative"}, "give position_at='every' or 'shared'"),
         ({"position": "relative", "position_at": "shared", "encoder": "axial"}, "encoder='full'"),
-        ({"stochastic_depth": 0.1, "encoder": "axial"}, "goes with encoder=.full."),
+        ({"stochastic_depth": 0.1, "encoder": "axial"}, "requires encoder=.full."),
         ({"position": "sincos2d", "position_at": "every"}, "'sincos2d' has nothing to learn in every block"),
-        ({"position": "2d", "width": 765, "heads": 3}, "a width that 2 divides; width=765"),
-        ({"position": "sincos2d", "width": 6, "heads": 1}, "a width that 4 divides, 8 at least; width=6"),
-        ({"distilled": True, "pool": "gap"}, "distilled=True needs pool='token'"),
-        ({"distilled": True, "representation_size": 768}, "distilled=True needs .*no representation_size"),
+        ({"position": "2d", "width": 765, "heads": 3}, "a width that 2 divides, not 765"),
+        ({"position": "sincos2d", "width": 6, "heads": 1}, "a width that 4 divides, not 6"),
+        ({"distilled": True, "pool": "gap"}, "distilled=True requires pool='token'"),
+        ({"distilled": True, "representation_size": 768}, "distilled=True requires .*no representation_size"),
     ],
 )
 def test_invalid_settings_name_the_allowed_ones(settings: dict[str, Any], problem: str) -> None:
@@ -99,14 +98,6 @@ def test_nearest_image_size() -> None:
     assert nearest_image_size(230, 1, stem) == 230  # any size has a feature map
     assert nearest_image_size(230, 4, stem) == 256
     check_divisible((256, 256), 4, stem)
-
-
-@pytest.mark.parametrize("name", ["ViT-B/16", "R50+ViT-B/16", "R50x1", "Axial-ViT-B/32", "AxialResNet50"])
-def test_counted_operations_are_those_that_run(name: str) -> None:
-    config = MODELS[name]
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        build_model(config).requires_grad_(False)(torch.empty(1, 3, *config.image_hw))
-    assert 2 * config.forward_macs == counter.get_total_flops()
 
 
 @pytest.mark.parametrize("side", [7, 32, 33])

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitlab.models import ViTConfig
 from vitlab.models.encoder import Block, Branch, MAPHead
@@ -60,32 +60,16 @@ def test_attention_pooling_reads_all_tokens_with_one_probe() -> None:
         assert not torch.allclose(head(changed), pooled)
 
 
-class Doubled(nn.Module):
-    """An imitation of a quantized layer: without a weight."""
-
-    def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
-        self.inner = layer
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return 2 * self.inner(inputs)
-
-
 @pytest.mark.parametrize(
     "settings",
     [{"pool": "map"}, {"pool": "map", "encoder": "axial"}, {"position": "relative", "position_at": "every"}],
 )
 def test_dense_layers_are_called(small: Callable[..., ViT], settings: dict[str, Any]) -> None:
-    """So hooks, LoRA adapters and quantized layers act: every layer is called, and its replacement is used."""
+    """So hooks, LoRA adapters and quantized layers act."""
     model, images, called = small(**settings).double(), torch.randn(2, 3, 24, 32).double(), set()
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     assert all(type(layer) is nn.Linear for layer in layers.values())  # `quantize_dynamic` replaces by exact type
     for name, layer in layers.items():
         layer.register_forward_hook(lambda *_, name=name: called.add(name))
-    before = model(images)
+    model(images)
     assert called == set(layers)
-    for name, layer in layers.items():
-        parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, Doubled(layer))
-        assert not torch.allclose(model(images), before), name
-        setattr(model.get_submodule(parent), leaf, layer)

@@ -10,17 +10,18 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.errors import UserError
-from vitlab.models import ModelConfig, ResNetConfig, ViTConfig, build_model, create_model, list_models
+from vitlab.models import ModelConfig, ResNetConfig, ViTConfig, create_model, list_models
 from vitlab.models.resnet import ResNet
-from vitlab.models.vit import ViT
+from vitlab.models.vit import ViT, build_model
 
 
 def test_models_are_listed_by_pattern_and_built_by_name() -> None:
     assert list_models("ViT-B*") == ["ViT-B/8", "ViT-B/14", "ViT-B/16", "ViT-B/32"]
     assert list_models("*ViT-Ti/16") == ["ViT-Ti/16", "R+ViT-Ti/16"]
     assert list_models("vit*") == []
-    assert create_model("ViT-Ti/16", depth=1, image_size=(32, 48)).config.grid == (2, 3)
-    config = create_model("R26x1", num_classes=0).config
+    with torch.device("meta"):
+        assert create_model("ViT-Ti/16", depth=1, image_size=(32, 48)).config.grid == (2, 3)
+        config = create_model("R26x1", num_classes=0).config
     assert isinstance(config, ResNetConfig)
     assert config.num_classes == 0
 
@@ -30,7 +31,6 @@ def test_models_are_listed_by_pattern_and_built_by_name() -> None:
     ("inputs", "problem"),
     [
         (torch.zeros(3, 24, 32), r"shape \[3, 24, 32\].*images\[None\]"),
-        (torch.zeros(2, 1, 24, 32), r"shape \[2, 1, 24, 32\].*gray.*expand"),
         (torch.zeros(2, 24, 32, 3), r"permute\(0, 3, 1, 2\)"),
         (torch.zeros(2, 3, 24, 32, dtype=torch.uint8), r"torch\.uint8.*/ 127\.5 - 1"),
     ],
@@ -41,17 +41,6 @@ def test_other_images_are_refused(
     for model in (small(), small_resnet()):
         with pytest.raises(UserError, match=problem):
             model(inputs)
-
-
-def test_a_generator_alone_decides_the_weights(kind: ModelConfig) -> None:
-    before = torch.get_rng_state()
-    one, again, other = (
-        build_model(kind, generator=torch.Generator().manual_seed(seed)).state_dict() for seed in (3, 3, 4)
-    )
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(one[name], again[name]) for name in one)
-    drawn = next(name for name in one if name.endswith(("embedding.weight", "root.weight")))
-    assert not torch.equal(one[drawn], other[drawn])
 
 
 @torch.no_grad()
@@ -86,19 +75,6 @@ def test_every_parameter_learns_also_in_mixed_precision(kind: ModelConfig, model
     mixed = torch.autograd.grad(logits.float().square().sum(), list(parameters.values()))
     ours, theirs = (torch.cat([grad.flatten().float() for grad in grads]) for grads in (mixed, exact))
     assert F.cosine_similarity(ours, theirs, dim=0) > 0.9
-
-
-def test_two_steps_of_training_lower_the_loss(kind: ModelConfig, images: Tensor) -> None:
-    model, labels = build_model(kind), torch.tensor([1, 3])
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(3):
-        with torch.no_grad():
-            losses.append(F.cross_entropy(model.eval()(images), labels))
-        optimizer.zero_grad()
-        F.cross_entropy(model.train()(images), labels).backward()
-        optimizer.step()
-    assert losses[2] < losses[0] - 1e-3
 
 
 @pytest.mark.usefixtures("traceable")

@@ -141,8 +141,8 @@ def paper(model: ViT, image: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
     if c.pool == "map":
         m = under(w, "map.")
         weights, biases = np.split(m["attention.qkv.weight"], 3), np.split(m["attention.qkv.bias"], 3)
-        given = (m["probe"][0], z, z)
-        q, k, v = (x @ weight.T + bias for x, weight, bias in zip(given, weights, biases, strict=True))
+        inputs = (m["probe"][0], z, z)
+        q, k, v = (x @ weight.T + bias for x, weight, bias in zip(inputs, weights, biases, strict=True))
         y = dense(attend(q, k, v, c.heads), m, "attention.out")
         y = (y + mlp(layer_norm(y, m["norm.weight"], m["norm.bias"], c.layer_norm_eps), m, c.gelu))[0]
     else:

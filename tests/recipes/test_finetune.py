@@ -36,16 +36,16 @@ def test_row(name: str, dataset: str, steps: int, warmup: int, rates: tuple[floa
 
 
 def test_every_row_of_the_table_is_a_recipe() -> None:
-    assert {name for name, *_ in ROWS} == FINETUNE.keys() - {"own", "tiny", "tiny-digits"}
+    assert {name for name, *_ in ROWS} == FINETUNE.keys() - {"custom", "tiny-digits"}
 
 
-def test_vtab_images_are_squashed_to_448_and_cropped_to_384() -> None:
+def test_vtab_images_are_resized_to_448_and_cropped_to_384() -> None:
     run = FINETUNE["vtab"]()
     assert (run.data.crop, run.data.crop_resize, run.model.image_size, run.data.flip) == ("random", 448, 384, True)
 
 
-def test_images_of_the_user_start_as_the_table_but_for_size_and_crop() -> None:
-    config, flowers = FINETUNE["own"](), FINETUNE["flowers"]()
+def test_custom_images_start_as_the_table_but_for_size_and_crop() -> None:
+    config, flowers = FINETUNE["custom"](), FINETUNE["flowers"]()
     assert (config.data.name, config.optim, config.steps) == ("", flowers.optim, flowers.steps)
     assert config.learning_rates == (0.003, 0.01, 0.03)
     by_size = {"steps", "warmup_steps", "mixup", "batch_size", "sweep_steps"}

@@ -3,10 +3,9 @@
 import dataclasses
 
 import pytest
-import torch
 
 from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
-from vitlab.models import ViTConfig, build_model, get_config
+from vitlab.models import ViTConfig, get_config
 from vitlab.recipes import PRETRAIN, pretrain
 
 JFT, IMAGENET21K, IMAGENET = 303_000_000, 14_197_122, 1_281_167
@@ -67,14 +66,6 @@ def test_imagenet(model: str) -> None:
     assert config.total_steps(IMAGENET) == 93_835
 
 
-def test_a_new_imagenet_model_expects_each_class_once_in_a_thousand() -> None:
-    config = dataclasses.replace(pretrain.imagenet("ViT-Ti/16").model, image_size=16)
-    with torch.no_grad():
-        probabilities = build_model(config).eval()(torch.randn(2, 3, 16, 16)).sigmoid()
-    assert probabilities.shape == (2, 1000)
-    torch.testing.assert_close(probabilities, torch.full_like(probabilities, 1 / 1000), rtol=0.02, atol=0)
-
-
 @pytest.mark.parametrize(
     ("recipe", "model", "message"),
     [
@@ -101,7 +92,7 @@ def test_masked_patch_prediction() -> None:
     assert config.model == dataclasses.replace(named, num_classes=0, representation_size=None, dropout=0.0)
 
 
-@pytest.mark.parametrize("name", ["masked", "tiny-masked", "tiny-masked-digits"])
+@pytest.mark.parametrize("name", ["masked", "tiny-masked"])
 @pytest.mark.parametrize("model", ["R50x1", "R26+ViT-S/32"])
 def test_masked_patch_prediction_needs_patches(name: str, model: str) -> None:
     with pytest.raises(ValueError, match="take a ViT"):

@@ -25,7 +25,7 @@ def test_page_needs_nothing_else(result: dict) -> None:
         assert f"{accuracy:.1%}" in text
     assert text.count("data:image/png;base64,") >= 10
     assert re.findall(r"""(?:src|href)\s*=\s*["'](?!data:|\#)([^"']*)""", text) == []
-    for shown in ("Loss", "onfusion", "ollout", "osition", "Pre-training on the digits 0 to 4", "twice the resolution"):
+    for shown in ("onfusion", "ollout", "osition", "Pre-training on the digits 0 to 4", "twice the resolution"):
         assert shown in text
 
 

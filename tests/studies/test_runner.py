@@ -19,17 +19,16 @@ from vitlab.models.config import ViTConfig
 from vitlab.pipelines import pretrain as pretrain_module
 from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
-from vitlab.studies.runner import FAILED, Plan, StudyError, plan, run_study, work
+from vitlab.studies.runner import Plan, StudyError, plan, run_study, work
 from vitlab.studies.spec import Point
-from vitlab.train.loop import NonFiniteError
-from vitlab.train.signals import StoppedError
+from vitlab.train.loop import NonFiniteError, StoppedError
 from vitlab.train.workdir import write_json
 
 
-def planned(out: Path, change: Callable[[list[Point]], Sequence[Point]] = list, **given: Any) -> Plan:
+def planned(out: Path, change: Callable[[list[Point]], Sequence[Point]] = list, **settings: Any) -> Plan:
     """The small study with short runs, its points changed."""
-    study = dataclasses.replace(SMALL, variants=lambda scale: change(variants(scale, steps=4)))
-    return plan(study, "tiny", out, **given)
+    study = dataclasses.replace(SMALL, variants=lambda scale: change(variants(scale, steps=4)), seeds=(0, 1))
+    return plan(study, "tiny", out, **settings)
 
 
 def with_config(points: list[Point], index: int, **changes: Any) -> list[Point]:
@@ -67,7 +66,7 @@ def test_every_point_is_run_and_reported(quiet: Path) -> None:
     assert [result.point for result in results] == SMALL.points("tiny")
     for result in results:
         assert 0 <= result.figures["accuracy"] <= 1
-        assert result.records[-1]["step"] == 20
+        assert result.records[-1]["step"] == 12
         assert result.examples > 300
     first, tuned = results[0], results[2]
     assert first.figures["fewshot_2shot"] == first.records[-1]["fewshot_2shot"]
@@ -132,14 +131,12 @@ def test_finished_points_are_not_run_again(quiet: Path, simulated: list[str]) ->
 
 
 def test_a_changed_recipe_runs_its_points_and_those_that_start_from_them(tmp_path: Path, simulated: list[str]) -> None:
-    before = planned(tmp_path)
-    work(before, "cpu")
+    work(planned(tmp_path), "cpu")
     after = planned(tmp_path, lambda points: with_config(points, 1, steps=6))
     simulated.clear()
     work(after, "cpu")
     names = [f"{name}.seed-{seed}" for seed in (0, 1) for name in ("rate-0.01", "tuned")]
     assert simulated == names
-    assert {path.name for path in after.leftovers()} == {before.folders[name].name for name in names}
 
 
 def test_a_point_that_another_process_holds_is_left_to_it(
@@ -163,28 +160,36 @@ def test_a_point_that_another_process_holds_is_left_to_it(
 
 
 def test_a_point_that_diverges_stops_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its failure is passed down to the points that start from it, directly or not."""
-
-    def chain(points: list[Point]) -> list[Point]:
-        return [*points, dataclasses.replace(points[2], name="third", start="tuned")]
+    """It is named, as are the points that start from it, directly or not."""
+    ran: list[str] = []
 
     def run(plan: Plan, point: Point, device: str) -> None:
-        if point.name == "rate-0.01.seed-1":
+        ran.append(point.name)
+        if point.name == "rate-0.01.seed-0":
             raise NonFiniteError("the loss is not finite at step 3")
         write_json(plan.folders[point.name] / "result.json", {})
 
     monkeypatch.setattr("vitlab.studies.runner._run", run)
-    short = planned(tmp_path, chain)
+    short = planned(tmp_path, lambda points: [*points, dataclasses.replace(points[2], name="third", start="tuned")])
+    with pytest.raises(StudyError, match="3 of 8 points failed") as raised:
+        work(short, "cpu")
+    assert "rate-0.01.seed-0: the loss is not finite at step 3" in str(raised.value)
+    assert "tuned.seed-0: it starts from rate-0.01.seed-0, which failed" in str(raised.value)
+    assert "third.seed-0: it starts from tuned.seed-0, which failed" in str(raised.value)
+    assert (len(ran), len(short.open_points)) == (6, 3)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_point_with_a_corrupt_result_is_run_again(tmp_path: Path, cut: bool) -> None:
+    short = planned(tmp_path, lambda points: points[:1])
+    short = dataclasses.replace(short, points=short.points[:1])
     work(short, "cpu")
-    assert short.open_points == []
-    assert len(list(tmp_path.glob("points/*/result.json"))) == 5
-    with pytest.raises(StudyError, match="3 of 8 points") as raised:
-        run_study(SMALL, short, device="cpu")
-    assert "rate-0.01.seed-1: the loss is not finite at step 3" in str(raised.value)
-    assert "tuned.seed-1: it starts from rate-0.01.seed-1, which failed" in str(raised.value)
-    assert "third.seed-1: it starts from tuned.seed-1, which failed" in str(raised.value)
-    (short.folders["rate-0.01.seed-1"] / FAILED).unlink()
-    assert [point.name for point in short.open_points] == ["rate-0.01.seed-1", "tuned.seed-1", "third.seed-1"]
+    file = short.folders[short.points[0].name] / "result.json"
+    content = file.read_bytes()
+    file.write_bytes(content[:20] if cut else content.replace(b"0.", b"1.", 1))
+    assert short.open_points == list(short.points)
+    work(short, "cpu")
+    assert (short.open_points, file.read_bytes()) == ([], content)
 
 
 def test_a_stop_in_the_last_evaluation_of_a_run_stops_the_study(
@@ -208,11 +213,11 @@ def test_a_stop_in_the_last_evaluation_of_a_run_stops_the_study(
 
 
 def test_data_of_the_user(tmp_path: Path) -> None:
-    given = planned(tmp_path, dataset="fashion_mnist", root="somewhere/")
-    assert {(p.config.data.name, p.config.data.root) for p in given.points} == {("fashion_mnist", "somewhere")}
-    assert not set(given.folders.values()) & set(planned(tmp_path).folders.values())
-    assert given.points[0].config.fewshot is not None
-    assert given.points[0].config.fewshot.root is None  # it takes the data set of the run, which has its folder
+    moved = planned(tmp_path, dataset="fashion_mnist", root="somewhere/")
+    assert {(p.config.data.name, p.config.data.root) for p in moved.points} == {("fashion_mnist", "somewhere")}
+    assert not set(moved.folders.values()) & set(planned(tmp_path).folders.values())
+    assert moved.points[0].config.fewshot is not None
+    assert moved.points[0].config.fewshot.root is None  # it takes the data set of the run, which has its folder
     with pytest.raises(ValueError, match=r"several data sets.*cifar10, digits"):
         planned(tmp_path, lambda points: with_config(points, 0, data={"name": "cifar10"}), dataset="fashion_mnist")
     fewshot = FewShotConfig(dataset="imagenet", test_split="test")

@@ -1,25 +1,31 @@
-"""Points, digests, compute, results; and every study: its points at each scale, the recorded runs, points that run."""
+"""Points, digests, compute; means, differences and intervals over seeds, against values worked out by hand."""
 
 import dataclasses
-import json
-import re
-from pathlib import Path
+import itertools
+import math
 
+import numpy as np
 import pytest
-from finished import finished, noise, recorded
 
 from vitlab.config import FewShotConfig, FinetuneConfig, TrainConfig
-from vitlab.models.config import ResNetConfig, ViTConfig
-from vitlab.models.registry import get_config
-from vitlab.pipelines.finetune import sweep_and_finetune
-from vitlab.pipelines.pretrain import pretrain
+from vitlab.models.config import ViTConfig
 from vitlab.recipes import tiny
 from vitlab.studies import STUDIES
 from vitlab.studies.presets import changed
-from vitlab.studies.report import build_report
-from vitlab.studies.spec import SEEDS, Point, Result, Scale, digest, exaflops, held_out
+from vitlab.studies.spec import (
+    Difference,
+    Point,
+    Result,
+    Results,
+    deviation,
+    difference,
+    digest,
+    exaflops,
+    format_percent,
+    held_out,
+    interval,
+)
 
-SCALES: tuple[Scale, ...] = ("tiny", "gpu", "paper")
 BASE = tiny.digits()
 
 
@@ -80,14 +86,6 @@ def test_a_point_changes_with_the_one_that_it_starts_from() -> None:
     assert len(set(one.values())) == 4  # b and c have the same settings and different starts
 
 
-@pytest.mark.parametrize(
-    ("model", "epochs", "paper"), [("ViT-B/16", 7.0, 224), ("ViT-B/32", 7.0, 55), ("ViT-L/16", 14.0, 1567)]
-)
-def test_compute_is_counted_as_in_table_6(model: str, epochs: float, paper: float) -> None:
-    config = TrainConfig(model=get_config(model), epochs=epochs, batch_size=4096)
-    assert exaflops(config, 303_000_000) == pytest.approx(paper, rel=0.021)
-
-
 def test_compute_of_a_fine_tuning() -> None:
     """Its search and all its runs, of the model that was run."""
     model = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8)
@@ -110,101 +108,117 @@ def test_held_out_accuracy_is_that_after_the_last_step() -> None:
     assert held_out(Result(Point("b", BASE, {}), {"accuracy": 0.5}, records, 1000, BASE.model)) == 0.7
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", STUDIES)
-def test_points_and_report(name: str, scale: Scale) -> None:
-    study = STUDIES[name]
-    seen: dict[str, Point] = {}
-    seeds: dict[tuple, list[int]] = {}
-    for point in study.points(scale):
-        assert re.fullmatch(r"[\w.+-]+", point.name), "not a valid folder name"
-        assert point.name not in seen
-        assert (point.start is not None) == isinstance(point.config, FinetuneConfig)
-        if point.start is not None:
-            assert seen[point.start].config.seed == point.config.seed
-        seen[point.name] = point
-        seeds.setdefault(tuple(point.labels.items()), []).append(point.config.seed)
-        fewshot, learned = point.config.fewshot, point.config.data.classes
-        if fewshot is not None and fewshot.classes is not None:
-            assert not set(fewshot.classes) & set(learned or ()), "transfer is measured on classes that are learned"
-    assert all(values == list(SEEDS if scale != "paper" else SEEDS[:1]) for values in seeds.values())
-    results = finished(study, lambda point: 0.5 + noise(point), scale=scale, examples=25_000)
-    new = build_report(study, scale, results)
-    columns = new["table"]["columns"]
-    assert len(set(columns)) == len(columns)
-    assert all(len(row) == len(columns) for row in new["table"]["rows"])
-    verdicts = {claim["verdict"] for claim in new["claims"]}
-    if scale == "paper":
-        assert verdicts == {"not clear"}, "one seed shows nothing"
-    if scale == "gpu":  # minutes at 100 TFLOP/s; small convolutions are five times slower than products
-        slow = (run.exaflops * (5 if isinstance(run.model, ResNetConfig) else 1) for run in results)
-        assert sum(slow) * 1e18 / 100e12 / 60 < 25
+CONFIG = TrainConfig(model=ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=1, mlp_dim=8), steps=1)
 
 
-APART = ("optimizer", "dropout-decay-smoothing", "data-size", "scaling")
-"""Their metrics take the records during training, which are not in study.json, or the older count of convolutions."""
+def run(seed: int, value: float, **labels: str | float) -> Result:
+    name = "-".join(map(str, [*labels.values(), seed]))
+    return Result(Point(name, changed(CONFIG, seed=seed), labels), {"accuracy": value}, [], 100, CONFIG.model)
 
 
-@pytest.mark.parametrize("name", STUDIES)
-def test_recorded_runs(name: str) -> None:
-    """They are the study's, point for point: settings, sizes and lengths are as recorded; and give the same report."""
-    study, results = recorded(name)
-    assert {row["name"] for row in study["points"]} == {point.name for point in STUDIES[name].points(study["scale"])}
-    for row, result in zip(study["points"], results, strict=True):
-        assert (row["labels"], row["start"]) == (dict(result.point.labels), result.point.start)
-        # products with the padding of convolutions were still counted when these were recorded
-        plain = isinstance(result.model, ViTConfig) and result.model.stem is None
-        assert result.exaflops == pytest.approx(row["exaflops"], rel=1e-9 if plain else 0.12)
-    new = build_report(STUDIES[name], study["scale"], results)
-    assert len(new["claims"]) == len(study["claims"])
-    if name in APART:
-        return
-    for claim, old in zip(new["claims"], study["claims"], strict=True):
-        assert [claim[key] for key in ("verdict", "points", "expected")] == [
-            old[key] for key in ("verdict", "points", "expected")
-        ]
-        assert claim["measured"] == pytest.approx(old["measured"])
-    rows, old_rows = (sorted(row[1:] for row in report["table"]["rows"]) for report in (new, study))
-    assert rows == old_rows
-    for panel, old in zip(new["panels"], study["panels"], strict=True):
-        if "training" not in panel["title"]:
-            lines, old_lines = ({line["name"]: sorted(line["y"]) for line in p["series"]} for p in (panel, old))
-            assert lines.keys() == old_lines.keys()
-            assert all(lines[key] == pytest.approx(old_lines[key]) for key in lines)
+RUNS = Results(
+    (
+        run(2, 0.60, kind="1d", at="stem"),
+        run(0, 0.64, kind="1d", at="stem"),
+        run(1, 0.62, kind="1d", at="stem"),
+        run(0, 0.60, kind="1d", at="every"),
+        run(0, 0.50, kind="none"),
+        run(1, 0.51, kind="none"),
+        run(2, 0.52, kind="none"),
+    )
+)
 
 
-RUNS = [
-    ("optimizer", "small.sgd-0.03.seed-0"),
-    ("data-size", "R8x0.5.3.seed-0"),
-    ("data-size", "R8x0.5.3.finetuned.seed-0"),
-    ("masking", "mean-color-50.seed-0"),
-    ("masking", "scratch.finetuned.seed-0"),
-]
+def test_a_metric_is_of_the_points_with_its_labels_by_seed() -> None:
+    values = RUNS.measure("accuracy", kind="1d", at="stem")
+    assert values.tolist() == [0.64, 0.62, 0.60]
+    assert deviation(values) == pytest.approx(0.02)  # n - 1: sqrt((0.02^2 + 0.02^2) / 2)
+    assert RUNS.measure("accuracy", kind="1d").tolist() == [0.64, 0.60, 0.62, 0.60]
+    assert RUNS.measure(lambda result: 2 * result.figures["accuracy"], kind="1d", at="every").tolist() == [1.2]
+    with pytest.raises(ValueError, match="2d"):
+        RUNS.measure("accuracy", kind="2d")
 
 
-def test_points_run(tmp_path: Path) -> None:
-    """For two steps on the digits: all leave the metrics that their reports need."""
-    for name, variant in RUNS:
-        point = next(p for p in STUDIES[name].points("tiny") if p.name == variant)
-        config = changed(point.config, data={"name": "digits"}, steps=2, epochs=None, batch_size=8)
-        if config.fewshot is not None:
-            config = changed(config, fewshot={"seeds": 1, "test_images": 10})
-        if config.eval_every is not None:
-            config = changed(config, eval_every=1)
-        folder = tmp_path / name / point.name
-        if point.start is None:
-            outcome = pretrain(config, folder, device="cpu", tensorboard=False)
-            records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-            result = Result(
-                dataclasses.replace(point, config=config), outcome.test.figures(), records, 100, config.model
-            )
-            assert {"loss", "constant_loss" if config.masking else "accuracy"} <= result.figures.keys()
-            if config.fewshot is not None:
-                assert {f"fewshot_{shots}shot" for shots in config.fewshot.shots} <= records[-1].keys()
-            if config.data.eval_split == "val":
-                assert 0 <= held_out(result) <= 1
-        else:
-            assert isinstance(config, FinetuneConfig)
-            start, size = tmp_path / name / point.start / "model", config.model.image_size
-            tuned = sweep_and_finetune(start, config, folder, image_size=size, device="cpu", tensorboard=False)
-            assert 0 <= tuned.result["test"]["accuracy"] <= 1
+def test_groups_and_values_are_in_the_order_of_the_points() -> None:
+    assert RUNS.values("kind") == ["1d", "none"]
+    assert [dict(group.labels) for group in RUNS.groups()] == [
+        {"kind": "1d", "at": "stem"},
+        {"kind": "1d", "at": "every"},
+        {"kind": "none"},
+    ]
+    assert [len(group.runs) for group in RUNS.groups("kind")] == [4, 3]
+    assert [len(group.runs) for group in RUNS.groups("kind", "at")] == [3, 1]
+    assert all(group.study is RUNS for group in RUNS.groups())
+
+
+def test_the_best_is_that_of_the_mean() -> None:
+    """`a` is best at 0.2 although one seed is better at 0.1; of equal ones the first."""
+    table = {("a", 0.1): (0.6, 0.2), ("a", 0.2): (0.5, 0.5), ("b", 0.1): (0.3, 0.3), ("b", 0.2): (0.3, 0.3)}
+    runs = [run(s, v[s], kind=kind, rate=rate) for (kind, rate), v in table.items() for s in (0, 1)]
+    assert Results(tuple(runs)).best("rate", "accuracy", kind="a") == 0.2
+    assert Results(tuple(runs)).best("rate", "accuracy", kind="b") == 0.1
+
+
+def test_a_difference_is_paired_by_seed() -> None:
+    measured = RUNS.over_seeds(difference("accuracy", {"kind": "1d"}, {"kind": "none"}))
+    # seed 0: (0.64 + 0.60) / 2 - 0.50; seed 1: 0.62 - 0.51; seed 2: 0.60 - 0.52
+    assert measured.pairs == 3
+    assert (measured.mean, measured.low, measured.high) == pytest.approx((0.31 / 3, 0.08, 0.12))
+
+
+def test_a_difference_of_differences() -> None:
+    """`a` rises by 0.2, `b` by 0.13 and by 0.10 with one seed."""
+    values = {("a", 0.0): 0.3, ("a", 1.0): 0.5, ("b", 0.0): 0.35, ("b", 1.0): 0.48}
+    runs = [
+        run(seed, value - 0.03 * (seed == 2 and (kind, part) == ("b", 1.0)), kind=kind, part=part)
+        for (kind, part), value in values.items()
+        for seed in range(3)
+    ]
+    groups = {(kind, part): {"kind": kind, "part": part} for kind, part in values}
+    growth = difference("accuracy", (groups["a", 1.0], groups["b", 0.0]), (groups["a", 0.0], groups["b", 1.0]))
+    measured = Results(tuple(runs)).over_seeds(growth)
+    assert (measured.low, measured.mean, measured.high) == pytest.approx((0.07, 0.08, 0.10))
+
+
+def test_an_interval_needs_seeds_and_finite_values() -> None:
+    assert interval(np.array([0.1])) == (-math.inf, math.inf)
+    assert all(map(math.isnan, interval(np.array([0.1, math.nan, 0.2]))))
+
+
+def test_few_seeds_take_every_resample_once() -> None:
+    values = (0.0, 0.1, 0.2, 0.4, 1.0)
+    means = sorted(sum(drawn) / 5 for drawn in itertools.product(values, repeat=5))
+    low, high = means[math.ceil(0.025 * 3125) - 1], means[math.ceil(0.975 * 3125) - 1]
+    assert interval(np.array(values)) == pytest.approx((low, high))
+    # 27 resamples of three: the smallest mean is that of one seed three times, and 1 / 27 > 2.5 %
+    assert interval(np.array([0.03, -0.01, 0.02])) == pytest.approx((-0.01, 0.03))
+
+
+def test_intervals_of_three_seeds_cover_75_percent() -> None:
+    hits = [low <= 0 <= high for low, high in map(interval, np.random.default_rng(0).standard_normal((800, 3)))]
+    assert np.mean(hits) == pytest.approx(0.75, abs=0.04)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "pairs", "more", "equal"),
+    [
+        (0.01, 0.03, 3, "supported", "contradicted"),
+        (-0.01, 0.03, 3, "inconclusive", "supported"),
+        (0.0, 0.03, 3, "inconclusive", "supported"),
+        (-0.03, -0.01, 3, "contradicted", "contradicted"),
+        (-math.inf, math.inf, 1, "inconclusive", "inconclusive"),
+        (math.nan, math.nan, 3, "inconclusive", "inconclusive"),
+    ],
+)
+def test_the_interval_decides_a_claim(low: float, high: float, pairs: int, more: str, equal: str) -> None:
+    measured = Difference((low + high) / 2 if pairs > 1 else 0.5, low, high, pairs)
+    assert measured.verdict() == more
+    assert measured.verdict("equal") == equal
+
+
+def test_format() -> None:
+    assert format_percent(np.array([0.918, 0.921, 0.924])) == "92.1 ± 0.3"
+    assert format_percent(np.array([0.9214])) == "92.1"
+    assert str(Difference(0.0214, 0.0131, 0.0279, 3)) == "+2.1 (1.3 to 2.8)"
+    assert str(Difference(-0.0001, -0.01, 0.01, 3)) == "+0.0 (-1.0 to 1.0)"
+    assert str(Difference(0.1, -math.inf, math.inf, 1)) == "+10.0 (one seed)"

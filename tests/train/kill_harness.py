@@ -69,7 +69,7 @@ def compiled(steps: int) -> TrainConfig:
 
 
 def train_process(config: TrainConfig, folder: Path, environment: dict[str, str]) -> None:
-    """One process of the run; its messages go to a file beside its folder. `environment` is as from torchrun."""
+    """One process of the run; its messages go to FOLDER.log. `environment` is as from torchrun."""
     os.environ.update(environment)
     for name in IMPORTS:  # before the folder is locked, so that kills hit the run at work
         importlib.import_module(name)
@@ -221,22 +221,22 @@ def main() -> int:
     parser.add_argument("--compile", action="store_true", help="a compiled model; half the kills while it compiles")
     parser.add_argument("--processes", type=int, default=1, help="of each run")
     parser.add_argument("--folder", type=Path, help="an empty folder for the two runs")
-    given = parser.parse_args()
-    folder = given.folder or Path(tempfile.mkdtemp())
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "cache")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(IMPORTS)
-    make = compiled if given.compile else masked if given.masked else settings
-    straight = Run(make(given.steps), folder / "straight", context, given.processes)
+    make = compiled if options.compile else masked if options.masked else settings
+    straight = Run(make(options.steps), folder / "straight", context, options.processes)
     seconds = straight.finish()
     shutil.rmtree(folder / "cache", ignore_errors=True)  # or the second run had nothing to compile
-    killed = Run(straight.config, folder / "killed", context, given.processes)
-    kills = killed.kill_often(given.kills, seconds, given.seed)
+    killed = Run(straight.config, folder / "killed", context, options.processes)
+    kills = killed.kill_often(options.kills, seconds, options.seed)
     wrong, left = differing(straight.folder, killed.folder), leftovers(folder)
     steps = ", ".join(str(kill.step) for kill in kills)
     sys.stdout.write(
-        f"{len(kills)} kills in {given.steps} steps (at {steps}), {sum(kill.while_saving for kill in kills)} while a "
+        f"{len(kills)} kills in {options.steps} steps (at {steps}), {sum(kill.while_saving for kill in kills)} while a "
         f"checkpoint was written, {sum(kill.process > 0 for kill in kills)} of a rank other than 0; the others ended "
         f"within {max((kill.seconds for kill in kills), default=0):.1f} s: "
         f"{'DIFFERENT ' + ', '.join(wrong) if wrong else f'all {len(contents(straight.folder))} files identical'}, "

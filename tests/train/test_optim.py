@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from vitlab.config import OptimConfig
@@ -31,7 +29,6 @@ from vitlab.train.optim import (
 SCHEDULES = [f"{code}/{number:02d}" for code in ("vit_jax", "big_vision") for number in range(4)]
 RUNS = ["sgd_testing_f32", "sgd_testing_bf16acc", "sgd_tiny_linear"]
 RUNS += ["adam_paperlike_f32", "adam_paperlike_bf16mu", "adam_bigwd_f32"]
-ZERO_LR = OptimConfig(lr=1.0, warmup_steps=10)
 TINY = ViTConfig(image_size=16, patch_size=8, width=8, depth=1, heads=2, mlp_dim=16, num_classes=3)
 
 # --- learning rate
@@ -41,38 +38,19 @@ TINY = ViTConfig(image_size=16, patch_size=8, width=8, depth=1, heads=2, mlp_dim
 def test_learning_rate_is_googles(shared: Path, name: str) -> None:
     golden = np.load(shared / "golden" / "schedules.npz")
     meta = json.loads(str(golden["meta"]))[name]
-    given = meta["kwargs"]
+    kwargs = meta["kwargs"]
     config = OptimConfig(
-        lr=given["base"],
-        schedule=given["decay_type"],
+        lr=kwargs["base"],
+        schedule=kwargs["decay_type"],
         warmup_steps=meta["warmup_steps_resolved"],
-        cooldown_steps=given.get("cooldown_steps", 0),
-        end_lr=given.get("linear_end", 1e-5 if name.startswith("vit_jax") else 0.0),
+        cooldown_steps=kwargs.get("cooldown_steps", 0),
+        end_lr=kwargs.get("linear_end", 1e-5 if name.startswith("vit_jax") else 0.0),
     )
     steps = golden[f"{name}/steps"]
-    assert steps.max() > given["total_steps"]  # beyond the end as well
-    rates = [learning_rate(config, int(step), given["total_steps"]) for step in steps]
+    assert steps.max() > kwargs["total_steps"]  # beyond the end as well
+    rates = [learning_rate(config, int(step), kwargs["total_steps"]) for step in steps]
     # Google computes in float32: a few units in its last place, relative to the base rate.
-    np.testing.assert_allclose(rates, golden[f"{name}/lr"], rtol=0, atol=3e-7 * given["base"])
-
-
-@given(
-    schedule=st.sampled_from(["cosine", "linear", "constant"]),
-    warmup=st.integers(0, 50),
-    cooldown=st.integers(0, 50),
-    step=st.integers(0, 200),
-    total=st.integers(1, 150),
-)
-def test_learning_rate_stays_between_zero_and_base(
-    schedule: Any, warmup: int, cooldown: int, step: int, total: int
-) -> None:
-    config = OptimConfig(lr=0.5, schedule=schedule, warmup_steps=warmup, cooldown_steps=cooldown)
-    rate = learning_rate(config, step, total)
-    assert 0.0 <= rate <= 0.5
-    if warmup and step == 0:
-        assert rate == 0.0
-    if cooldown and step >= total:
-        assert rate == 0.0
+    np.testing.assert_allclose(rates, golden[f"{name}/lr"], rtol=0, atol=3e-7 * kwargs["base"])
 
 
 # --- Google's recorded runs
@@ -143,15 +121,15 @@ def _rebuild(golden: Any, meta: dict[str, Any], case: str) -> tuple[ViT, OptimCo
             clip_norm=meta["clip_by_global_norm"],
         )
         return model, config, "softmax"
-    given = meta["optimizer_config"]
+    optimizer = meta["optimizer_config"]
     config = OptimConfig(
         name="adam",
-        lr=given["lr"],
-        weight_decay=given["wd"] / given["lr"],  # big_vision's decay follows the schedule but not the base rate
+        lr=optimizer["lr"],
+        weight_decay=optimizer["wd"] / optimizer["lr"],  # big_vision's decay follows the schedule but not the base rate
         decay_on="kernels",
-        schedule=given["schedule"]["decay_type"],
-        warmup_steps=given["schedule"]["warmup_steps"],
-        clip_norm=given["grad_clip_norm"],
+        schedule=optimizer["schedule"]["decay_type"],
+        warmup_steps=optimizer["schedule"]["warmup_steps"],
+        clip_norm=optimizer["grad_clip_norm"],
     )
     return model, config, meta["loss"].removesuffix("_xent")
 
@@ -224,17 +202,6 @@ def test_decay_is_decoupled_and_scaled_by_the_rate(name: Any) -> None:
         weight.grad = torch.zeros_like(weight)
         optimizer.step()
     torch.testing.assert_close(weight.detach(), torch.full((3, 3), 2.0 * (1 - 0.2 * 0.5) ** 2))
-
-
-def test_rate_zero_moves_nothing_but_the_memory() -> None:
-    for name in ("adam", "sgd"):
-        weight = torch.ones(3, requires_grad=True)
-        optimizer = create_optimizer([("w", weight)], OptimConfig(name=name, weight_decay=0.5))
-        set_learning_rate(optimizer, learning_rate(ZERO_LR, 0, 100))
-        weight.grad = torch.ones(3)
-        optimizer.step()
-        assert torch.equal(weight, torch.ones(3))
-        assert any(tensor.abs().sum() > 0 for tensor in optimizer_state(optimizer).values())
 
 
 # --- clipping

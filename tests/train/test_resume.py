@@ -13,7 +13,7 @@ from vitlab.config import TrainConfig
 
 
 @pytest.mark.parametrize(
-    ("config", "processes_of_run", "kills"), [(settings(30), 1, 4), (settings(20), 2, 2), (masked(30), 1, 3)]
+    ("config", "processes_of_run", "kills"), [(settings(20), 1, 2), (settings(16), 2, 2), (masked(20), 1, 2)]
 )
 def test_killed_again_and_again(
     config: TrainConfig, processes_of_run: int, kills: int, tmp_path: Path, processes: ForkServerContext

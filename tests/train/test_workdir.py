@@ -12,7 +12,7 @@ import pytest
 from small_disk import small_disk
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from vitlab.train.workdir import Workdir, read_log, write_json
+from vitlab.train.workdir import Workdir, read_log
 
 SETTINGS = {"model": {"width": 192, "image_size": (32, 32)}, "optim": {"lr": 0.001}, "steps": None}
 
@@ -115,7 +115,7 @@ def test_records_are_valid_json_with_sorted_keys(tmp_path: Path) -> None:
 
 def log_steps(path: Path, steps: range) -> None:
     with open_workdir(path) as workdir:
-        workdir.truncate_logs(steps.start or None)
+        workdir.truncate_logs(steps.start or -1)
         for step in steps:
             workdir.log_metrics(step + 1, {"loss": 1 / (step + 1), "lr": 0.1})
             workdir.log_speed(step + 1, {"images_per_s": 5.0})
@@ -133,23 +133,11 @@ def test_repeated_steps_are_logged_once(tmp_path: Path, half_line: str, checkpoi
         assert (tmp_path / "stopped" / log).read_bytes() == (tmp_path / "straight" / log).read_bytes()
 
 
-@pytest.mark.parametrize("corrupt", [b'"step": 9}', b'"step" 2}}'])
-def test_a_corrupt_line_does_not_move_the_cut(tmp_path: Path, corrupt: bytes) -> None:
-    """Neither a line that cannot be read nor one with another step removes the lines after it."""
-    log_steps(tmp_path, range(6))
-    log = tmp_path / "metrics.jsonl"
-    log.write_bytes(log.read_bytes().replace(b'"step": 2}', corrupt))
-    assert len(read_log(log)) == 6 - (b"2" in corrupt)
-    log_steps(tmp_path, range(4, 4))
-    assert len(log.read_bytes().splitlines()) == 4
-
-
-def test_an_evaluation_that_is_due_is_removed(tmp_path: Path) -> None:
+def test_whether_a_step_is_evaluated(tmp_path: Path) -> None:
     with open_workdir(tmp_path) as workdir:
+        workdir.log_metrics(3, {"val_accuracy": 0.4})
         workdir.log_metrics(4, {"loss": 1.0, "lr": 0.1})
-        workdir.log_metrics(4, {"val_accuracy": 0.5})
-        workdir.truncate_logs(4, evaluation_due=True)
-    assert [sorted(record) for record in read_log(tmp_path / "metrics.jsonl")] == [["loss", "lr", "step"]]
+        assert (workdir.is_evaluated(3), workdir.is_evaluated(4)) == (True, False)
 
 
 def test_a_result_ends_the_run(tmp_path: Path) -> None:
@@ -159,13 +147,6 @@ def test_a_result_ends_the_run(tmp_path: Path) -> None:
     with open_workdir(tmp_path) as workdir:
         assert workdir.finished
         assert workdir.read_result() == {"accuracy": 0.5}
-
-
-def test_json_is_written_atomically(tmp_path: Path) -> None:
-    write_json(tmp_path / "result.json", {"a": 1})
-    with pytest.raises(TypeError):
-        write_json(tmp_path / "result.json", {"a": 2, "b": object()})
-    assert json.loads((tmp_path / "result.json").read_text()) == {"a": 1}
 
 
 def test_tensorboard_shows_every_step_once_after_a_stop(tmp_path: Path) -> None:

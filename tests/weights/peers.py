@@ -17,9 +17,9 @@ from timm.models import save_for_hf
 from torch import Tensor, nn
 
 from vitlab.data.transforms import EvalTransform
-from vitlab.models import ModelConfig, build_model
+from vitlab.models import ModelConfig
 from vitlab.models.config import ImageSize
-from vitlab.models.vit import Model
+from vitlab.models.vit import Model, build_model
 from vitlab.preprocessing import Preprocessing
 
 
@@ -132,7 +132,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "vit body, pooler": ("ViTModel", {**OLDER, "pooler_output_size": 20}, {}, {"representation_size": 20}),
     "deit, teacher": ("DeiTForImageClassificationWithTeacher", OLDER, {}, {"distilled": True, "registers": 0}),
     "deit": ("DeiTForImageClassification", OLDER, {}, {"distilled": False, "registers": 1}),
-    "deit body": ("DeiTModel", OLDER, {"add_pooling_layer": False}, {"registers": 1, "num_classes": 0}),
     "deit body, pooler": ("DeiTModel", OLDER, {}, {"registers": 1, "representation_size": 32}),
     "dinov2": ("Dinov2ForImageClassification", DINOV2, {}, {"pool": "token+gap", "layer_scale": 1.0}),
     "dinov2 body": ("Dinov2Model", DINOV2, {}, {"pool": "token", "num_classes": 0, "layer_norm_eps": 1e-6}),
@@ -142,7 +141,6 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {},
         {"registers": 3, "pool": "token+gap"},
     ),
-    "dinov2 body, registers": ("Dinov2WithRegistersModel", DINOV2, {}, {"registers": 4, "pool": "token"}),
     "bit": ("BitForImageClassification", BIT, {}, {"num_classes": 7}),
     "bit bottleneck": ("BitForImageClassification", BOTTLENECK, {}, {"num_classes": 7}),
     "bit body": ("BitModel", BIT, {}, {"num_classes": 0}),

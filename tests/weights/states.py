@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitlab.models import ModelConfig, build_model
-from vitlab.models.vit import Model
-from vitlab.weights.google import google_layout
-from vitlab.weights.npz import Spelling, to_google, write_npz
+from vitlab.models import ModelConfig
+from vitlab.models.vit import Model, build_model
+from vitlab.weights.google import write_npz
+from vitlab.weights.google_layout import Spelling, google_layout, to_google
 
 Arrays = dict[str, Any]
 """Name -> np.ndarray."""

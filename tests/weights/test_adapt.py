@@ -4,9 +4,9 @@ from typing import Any
 import pytest
 import torch
 
-from vitlab.models import ViTConfig, build_model
+from vitlab.models import ViTConfig
 from vitlab.models.position import interpolate_positions
-from vitlab.models.vit import ViT
+from vitlab.models.vit import ViT, build_model
 from vitlab.weights import load_model
 from vitlab.weights.adapt import adapt
 
@@ -52,14 +52,14 @@ def test_a_new_head_without_the_hidden_layer_gives_the_outputs_of_googles_code(g
 @pytest.mark.parametrize("settings", [{"pool": "token"}, {"pool": "gap"}, {"pool": "gap", "position": "none"}])
 def test_only_the_positions_change_with_the_size(tiny: Callable[..., ViT], settings: dict[str, Any]) -> None:
     model = tiny(**settings)
-    given = model.state_dict()
-    same_config, same_state = adapt(model.config, given, image_size=12, num_classes=5)
+    before = model.state_dict()
+    same_config, same_state = adapt(model.config, before, image_size=12, num_classes=5)
     assert same_config == model.config
-    assert all(torch.equal(same_state[name], tensor) for name, tensor in given.items())
-    config, state = adapt(model.config, given, image_size=(8, 20))
+    assert all(torch.equal(same_state[name], tensor) for name, tensor in before.items())
+    config, state = adapt(model.config, before, image_size=(8, 20))
     assert isinstance(config, ViTConfig)
     assert (config.grid, config.num_classes) == ((2, 5), 5)
-    prefix, table = config.num_prefix_tokens, given.get("position.table")
+    prefix, table = config.num_prefix_tokens, before.get("position.table")
     if table is not None:
         expected = interpolate_positions(table, (3, 3), (2, 5), prefix)
         assert torch.equal(state.pop("position.table"), expected)
@@ -68,10 +68,9 @@ def test_only_the_positions_change_with_the_size(tiny: Callable[..., ViT], setti
 
 
 @pytest.mark.parametrize(
-    ("options", "classes", "bias"),
-    [({"num_classes": 3, "head_bias": -10.0}, 3, -10.0), ({"reset_head": True, "head_bias": 1.5}, 5, 1.5)],
+    ("options", "classes", "bias", "rep"),
+    [({"num_classes": 3, "head_bias": -10.0}, 3, -10.0, None), ({"reset_head": True, "head_bias": 1.5}, 5, 1.5, 6)],
 )
-@pytest.mark.parametrize("rep", [None, 6])
 def test_a_new_head_is_zero(tiny: Callable[..., ViT], options: Any, classes: int, bias: float, rep: int | None) -> None:
     model = tiny(representation_size=rep).bfloat16()
     config, state = adapt(model.config, model.state_dict(), **options)

@@ -1,17 +1,23 @@
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from huggingface_hub import constants, errors
+from huggingface_hub.utils import filter_repo_objects
 
+from vitlab.errors import UserError
 from vitlab.io import write_sums
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_card, load_checkpoint, load_model, save_model
+from vitlab.weights.detect import download_checkpoint
 from vitlab.weights.google import write_google
 
 ALLOWED = r"give a Google \.npz, a folder of save_model, timm or Hugging Face"
@@ -35,7 +41,7 @@ def test_the_format_follows_from_the_content(tmp_path: Path, tiny: Callable[...,
         assert load_card(tmp_path / path) == expected
 
 
-@pytest.mark.parametrize("name", ["empty", "text.txt", "half.npz", "array.npy"])
+@pytest.mark.parametrize("name", ["empty", "array.npy"])
 def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
     for load in (load_model, load_card):
         with pytest.raises(ValueError, match=rf"nothing at .*{name}; {ALLOWED}"):
@@ -57,7 +63,7 @@ class Bomb:
         return Path.touch, (self.mark,)
 
 
-@pytest.mark.parametrize("name", ["model.pt", "model", "model.npz", "model.safetensors"])
+@pytest.mark.parametrize("name", ["model.pt", "model.npz", "model.safetensors"])
 @pytest.mark.parametrize("writer", ["torch", "old torch", "pickle"])
 def test_a_pickle_is_never_loaded(tmp_path: Path, name: str, writer: str) -> None:
     path, mark = tmp_path / name, tmp_path / "exploded"
@@ -122,19 +128,104 @@ def test_a_changed_card_of_a_run(tmp_path: Path, tiny: Callable[..., ViT], caplo
     assert "model/config.json does not match its checksum" in caplog.text
 
 
-def test_a_hub_is_queried_once(tmp_path: Path, tiny: Callable[..., ViT], monkeypatch: pytest.MonkeyPatch) -> None:
+# --- names on a hub: an imitation of it, and its real cache; nothing here requires a network -----------------------
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+RESPONSE: Any = SimpleNamespace(headers={}, request=None)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """`requests` to the hub, and the `response` to all of them."""
+    hub = SimpleNamespace(requests=[], response=None)
+    download_checkpoint.cache_clear()
+
+    def snapshot_download(repository: str, **settings: Any) -> str:
+        hub.requests.append({"repository": repository, **settings})
+        if isinstance(hub.response, Exception):
+            raise hub.response
+        return str(hub.response)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return hub
+
+
+@pytest.mark.parametrize(
+    ("spec", "repository", "revision"),
+    [
+        ("hub:google/vit-base-patch16-224", "google/vit-base-patch16-224", None),
+        ("hub:a/b@refs/pr/1", "a/b", "refs/pr/1"),
+        ("timm:vit_base_patch16_224.augreg_in21k", "timm/vit_base_patch16_224.augreg_in21k", None),
+        ("timm:vit_tiny@main", "timm/vit_tiny", "main"),
+    ],
+)
+def test_no_pickle_and_no_code_is_downloaded(
+    spec: str, repository: str, revision: str | None, hub: SimpleNamespace, tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").touch()
+    hub.response = tmp_path
+    assert download_checkpoint(spec) == tmp_path
+    (request,) = hub.requests
+    assert (request["repository"], request["revision"]) == (repository, revision)
+    patterns = {name: request[name] for name in ("allow_patterns", "ignore_patterns")}
+    wanted = ["config.json", "preprocessor_config.json", "a.safetensors", "B_16.npz", "model.safetensors.index.json"]
+    others = ["pytorch_model.bin", "model.pth", "modeling.py", "a/model.safetensors", "tokenizer.json"]
+    assert list(filter_repo_objects([*wanted, *others], **patterns)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("spec", "response", "message"),
+    [
+        ("hub:vit", None, "is not a name on a hub"),
+        ("hub:a/b/c", None, "is not a name on a hub"),
+        ("timm:a/b", None, "is not a name on a hub"),
+        ("timm:vit_x", errors.RepositoryNotFoundError("404\nRequest ID: 1", response=RESPONSE), "NotFoundError.*log"),
+        ("timm:vit_x", errors.HFValidationError("Repo id must be shorter"), "Repo id must be shorter"),
+        ("timm:vit_x", OSError(28, "No space left on device"), "No space left on device"),
+    ],
+)
+def test_errors_of_a_hub_say_what_to_do(spec: str, response: Any, message: str, hub: SimpleNamespace) -> None:
+    hub.response = response
+    with pytest.raises(UserError, match=message) as raised:
+        load_model(spec)
+    assert "\n" not in str(raised.value)
+
+
+def test_files_of_a_repository(hub: SimpleNamespace, tmp_path: Path) -> None:
+    hub.response = tmp_path
+    (tmp_path / "config.json").touch()
+    with pytest.raises(ValueError, match=r"no \.safetensors.*pickle"):
+        download_checkpoint("hub:a/b")
+    (tmp_path / "B_16.npz").touch()
+    assert download_checkpoint("hub:a/b") == tmp_path / "B_16.npz"
+    (tmp_path / "L_16.npz").touch()
+    with pytest.raises(ValueError, match=r"B_16\.npz, L_16\.npz"):
+        download_checkpoint("hub:a/c")
+    (tmp_path / "model.safetensors").touch()
+    assert download_checkpoint("hub:a/d") == tmp_path
+
+
+def test_the_cache_requires_no_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Callable[..., ViT]
+) -> None:
+    download_checkpoint.cache_clear()
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    folder = tmp_path / "models--owner--name"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(COMMIT)
+    snapshot, model = folder / "snapshots" / COMMIT, tiny()
+    save_model(model, snapshot)
+    assert download_checkpoint("hub:owner/name") == download_checkpoint(f"hub:owner/name@{COMMIT}") == snapshot
+    loaded = load_model("hub:owner/name")
+    assert all(torch.equal(loaded.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+    with pytest.raises(UserError, match="hub:a/b cannot be downloaded"):
+        download_checkpoint("hub:a/b")
+
+
+def test_a_hub_is_queried_once(hub: SimpleNamespace, tmp_path: Path, tiny: Callable[..., ViT]) -> None:
     """So that card and weights are of the same commit."""
-    queries: list[str] = []
-
-    def fetch(spec: str) -> Path:
-        queries.append(spec)
-        folder = tmp_path / f"{len(queries)}"
-        save_model(tiny(width=8 * len(queries)), folder, extra={"source": f"commit {len(queries)}"})
-        return folder
-
-    monkeypatch.setattr("vitlab.weights.hub.download_checkpoint", fetch)
-    checkpoint = load_checkpoint("hub:a/queried-once")
-    model, card = load_model("hub:a/queried-once", image_size=24), load_card("hub:a/queried-once", image_size=24)
-    assert queries == ["hub:a/queried-once"]
-    assert checkpoint.card["source"] == card["source"] == "commit 1"
-    assert model.config.width == 8  # pyright: ignore[reportAttributeAccessIssue]
+    save_model(tiny(), tmp_path / "model", extra={"source": "a commit"})
+    hub.response = tmp_path / "model"
+    assert load_checkpoint("hub:a/b").card["source"] == load_card("hub:a/b", image_size=24)["source"] == "a commit"
+    assert len(hub.requests) == 1

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ import torch
 from states import randomized
 from torch import Tensor
 
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig, build_model
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import Model
-from vitlab.weights import ParityError, export, save_model
-from vitlab.weights.export import export_checkpoint, export_model
+from vitlab.weights import ParityError, export
+from vitlab.weights.export import export_model
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the tests' type checks cannot be traced
 
@@ -38,7 +37,7 @@ KINDS: dict[str, ModelConfig] = {
     "resnet v2": ResNetConfig(image_size=(18, 34), num_classes=5, body=TWO_STAGES),
     "axial resnet": ResNetConfig(image_size=20, num_classes=5, body=dataclasses.replace(TWO_STAGES, mixing="axial")),
 }
-ROUNDING = 5e-5
+ROUNDING = {"vit": 5e-5, "resnet": 1e-3}
 CLASSES = list("abç\udce9e")
 
 
@@ -54,7 +53,7 @@ def check(model: Model, run: Any) -> None:
         with torch.no_grad():
             ours, theirs = model(images), run(images)
         assert theirs.shape == ours.shape
-        assert (theirs - ours).abs().max() / ours.square().mean().sqrt() <= ROUNDING
+        assert (theirs - ours).abs().max() / ours.square().mean().sqrt() <= ROUNDING[model.config.kind]
 
 
 @pytest.mark.parametrize("kind", kinds("relative"))
@@ -77,7 +76,7 @@ def test_exported_programs_compute_as_the_model(kind: str, tmp_path: Path) -> No
         "bytes": path.stat().st_size,
         "opset": None,
         "batches": [1, 3],
-        "difference": pytest.approx(0, abs=ROUNDING),
+        "difference": pytest.approx(0, abs=ROUNDING[model.config.kind]),
     }
     assert [file.name for file in path.parent.iterdir()] == ["model.pt2"]
     assert json.loads(metadata["image_size"]) == list(model.config.image_hw)
@@ -106,7 +105,7 @@ def test_onnx_files_compute_as_the_model(kind: str, tmp_path: Path) -> None:
     written = onnx.load(path)
     onnx.checker.check_model(written, full_check=True)
     assert report["opset"] == written.opset_import[0].version >= 18
-    assert 0 <= report["difference"] < ROUNDING
+    assert 0 <= report["difference"] < ROUNDING[model.config.kind]
     assert (report["files"], report["bytes"]) == (["model.onnx"], path.stat().st_size)
     assert [output.name for output in written.graph.output] == ["features" if kind == "headless" else "logits"]
     metadata = {entry.key: json.loads(entry.value) for entry in written.metadata_props}
@@ -119,7 +118,7 @@ def test_only_a_file_with_equal_outputs_is_written(tmp_path: Path, monkeypatch: 
     """Onnxruntime pads BiT's pooling with -inf unless it is prevented."""
     model, path = randomized(KINDS["root"]), tmp_path / "model.onnx"
     path.write_text("an earlier one")
-    monkeypatch.setattr(export, "_keep_zeros_around_pooling", lambda written: None)
+    monkeypatch.setattr(export, "_name_axes_of_padding", lambda written: None)
     with pytest.raises(ParityError, match=r"onnx file for .*model\.onnx, which is not written, differ .*1e-03"):
         export_model(model, path, to="onnx")
     assert path.read_text() == "an earlier one"
@@ -134,16 +133,6 @@ def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatc
     assert report["files"] == sorted(file.name for file in path.parent.iterdir()) == ["model.onnx", "model.onnx.data"]
     path.parent.rename(tmp_path / "second")  # the one names the other by its name alone
     check(model, lambda images: run_onnx(tmp_path / "second" / "model.onnx", images))
-
-
-def test_the_preprocessing_is_in_proportion_to_the_image_size(tmp_path: Path) -> None:
-    model = build_model(ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=2))
-    save_model(model, tmp_path / "saved", extra={"eval_resize": 12})
-    export_checkpoint(tmp_path / "saved", tmp_path / "model.pt2", to="torch-export", image_size=(8, 16))
-    with zipfile.ZipFile(tmp_path / "model.pt2") as archive:
-        (text,) = [archive.read(name).decode() for name in archive.namelist() if name.endswith("preprocessing")]
-    prepared = json.loads(text)
-    assert (prepared["image_size"], prepared["resize"]) == ([8, 16], 24)
 
 
 @pytest.mark.parametrize(
@@ -161,9 +150,3 @@ def test_invalid_requests_are_refused(to: Any, name: str, extra: dict[str, Any],
     with pytest.raises(ValueError, match=problem):
         export_model(randomized(KINDS["vit"]), tmp_path / name, to=to, extra=extra)
     assert [file.name for file in tmp_path.iterdir()] == ["folder.pt2"]
-
-
-def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(ValueError, match=r"requires the package onnxscript, .*pip install 'vitlab\[export\]'"):
-        export_model(randomized(KINDS["vit"]), tmp_path / "model.onnx", to="onnx")

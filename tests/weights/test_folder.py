@@ -44,14 +44,6 @@ def test_a_model_is_saved_and_loaded(tmp_path: Path, tiny: Callable[..., ViT], s
     assert torch.equal(loaded(images), model(images))
 
 
-def test_half_precision_is_saved_as_it_is_and_loaded_as_float32(tmp_path: Path, tiny: Any) -> None:
-    model = tiny().bfloat16()
-    save_model(model, tmp_path)
-    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.bfloat16}
-    loaded = load_model(tmp_path)
-    assert all(torch.equal(a, b.float()) for a, b in zip(loaded.parameters(), model.parameters(), strict=True))
-
-
 def test_the_card_holds_extra(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
     prepared = Preprocessing(12, 16, interpolation="bicubic").to_card()
     classes = [os.fsdecode(b"\xff"), "b", "ç", "d", "e"]  # also names that are not valid text
@@ -124,12 +116,9 @@ def test_corrupt_or_missing_weights(saved: Path) -> None:
     ("changes", "problem"),
     [
         ({"version": 2}, "version 2"),
-        ({"sha256": ...}, "lacks sha256"),
-        ({"model": 3}, "lacks model"),
+        ({"sha256": ...}, "sha256"),
         ({"model": {"width": 8, "widht": 9}}, r"unknown setting 'widht'.*width"),
-        ({"model": {"width": "8"}}, "width is '8'"),
         ({"extra": {"classes": ["a", "b"]}}, r"config\.json: .* 2 names, and the model has 5 outputs"),
-        ({"extra": {"classes": "abcde"}}, "give a list"),
         ({"format": "other"}, "of another program"),
     ],
 )

@@ -5,7 +5,6 @@ from vitlab.models import ResNetBody, ViTConfig
 from vitlab.weights.layout import (
     check_arrays,
     check_supported,
-    count_units,
     read_state,
     renamed_layout,
     write_state,
@@ -24,10 +23,6 @@ def test_rows_are_split_in_order_and_joined_again() -> None:
     assert arrays[f"{name}.kv"][0, 0] == 8
     check_arrays("x", layout, arrays)
     assert torch.equal(read_state(layout, arrays)[name], state[name])
-
-
-def test_units_are_counted_by_stage() -> None:
-    assert count_units({("10", "1"), ("2", "1"), ("2", "2")}) == (2, 1)
 
 
 def test_the_first_unsupported_setting_is_named() -> None:

@@ -17,7 +17,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 from torch import Tensor
 
-from vitlab.models import build_model
+from vitlab.models.vit import build_model
 from vitlab.weights.adapt import adapt
 from vitlab.weights.huggingface import read_huggingface
 

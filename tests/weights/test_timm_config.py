@@ -46,9 +46,7 @@ def test_timms_own_card_is_read(tmp_path: Path) -> None:
     [
         CENTER,
         {"num_classes": 3},
-        {**CENTER, "interpolation": "bilinear", "crop_pct": 0.875},
         {**CENTER, "interpolation": "lanczos", "crop_pct": 0.95},
-        {**CENTER, "crop_mode": "squash", "crop_pct": 1.0},
         {**CENTER, "crop_mode": "squash", "crop_pct": 0.9},
         {**CENTER, "test_input_size": [3, 256, 256], "test_crop_pct": 0.95},
     ],
@@ -105,8 +103,7 @@ def test_pixels_outside_of_all_patches(tmp_path: Path, caplog: pytest.LogCapture
     folder = save_timm(timm.create_model("vit_so400m_patch14_siglip_384", **args), tmp_path, args)
     checkpoint = load_checkpoint(folder)
     assert (checkpoint.model.config.image_size, checkpoint.preprocessing.image_size) == (378, 378)
-    assert "384x384" in caplog.text
-    assert "378x378" in caplog.text
+    assert "(384, 384) pixels are resized to 378" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -115,10 +112,8 @@ def test_pixels_outside_of_all_patches(tmp_path: Path, caplog: pytest.LogCapture
         ("vit_giant_patch14_dinov2", {"mlp_ratio": 2.0}, r"of another shape: blocks\.0\.mlp\.fc2"),
         ("vit_base_patch16_clip_224", {}, r"unknown: .*norm_pre\."),
         ("vit_base_patch16_224", {"qk_norm": True}, r"unknown: .*attn\.[kq]_norm"),
-        ("vit_base_patch16_224", {"final_norm": False}, r"missing: norm\.weight, norm\.bias"),
         ("vit_relpos_small_patch16_224", {}, "relative positions"),
         ("vit_base_patch16_224", {"act_layer": "quick_gelu"}, "act_layer='quick_gelu'.*'gelu_tanh'"),
-        ("vit_base_patch16_224", {"norm_layer": "rmsnorm"}, "norm_layer='rmsnorm'"),
         ("vit_base_patch16_224", {"global_pool": "avg", "fc_norm": False}, "global_pool is 'avg' with a class token"),
         ("vit_so150m_patch16_reg4_map_256", {}, "global_pool is 'map' without.*pool_include_prefix=False"),
         ("vit_so150m_patch16_reg4_gap_256", {"pool_include_prefix": True}, "'avg' without.*pool_include_prefix=True"),
@@ -136,8 +131,6 @@ def test_other_vits_are_refused(tmp_path: Path, name: str, args: dict[str, Any],
     [
         ("eva02_base_patch14_224", OBLONG, r"mlp\.fc1\.weight is missing"),
         ("resnetv2_50d_gn", {}, r"stem\.conv\.weight is missing"),
-        ("resnetv2_50", {}, "32 groups|unknown|stages"),
-        ("mixer_s32_224", {}, r"stem\.conv\.weight is missing"),
     ],
 )
 def test_other_models_are_refused(tmp_path: Path, name: str, args: dict[str, Any], problem: str) -> None:

@@ -2,17 +2,12 @@
 
 import contextlib
 import json
-import signal
 import socketserver
-import sys
-import threading
-import webbrowser
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from vitlab.app.checkpoints import ModelCache
 from vitlab.app.session import Limits, Session
 from vitlab.errors import UserError
 from vitlab.inspect.page import page
@@ -32,7 +27,6 @@ def launch(
     port: int | None = None,
     max_megapixels: float = 50.0,
     max_upload_mb: float = 20.0,
-    open_browser: bool = False,
     device: str = "auto",
     announce: Callable[[str], object] = print,
 ) -> None:
@@ -43,36 +37,29 @@ def launch(
     """
     limits = Limits(max_megapixels, max_upload_mb)
     with listen(port) as server:
-        server.session = Session(ModelCache(path, device), limits)
-        address = f"http://{HOST}:{server.server_port}/"
-        announce(address)
-        if open_browser:
-            webbrowser.open(address)  # which waits in the port's queue until the server runs
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        server.session = Session(path, limits, device)
+        announce(f"http://{HOST}:{server.server_port}/")
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()
 
 
 def listen(port: int | None = None) -> "Server":
     """A server on loopback. Raises UserError where the port, or every one of PORTS, is in use."""
-    for number in PORTS if port is None else (port,):
-        try:
+    ports = PORTS if port is None else (port,)
+    for number in ports:
+        with contextlib.suppress(OSError, OverflowError):
             return Server((HOST, number), Handler)
-        except (OSError, OverflowError) as error:
-            if port is not None:
-                raise UserError(f"port {port} of {HOST} is not available ({error}); give another, or none.") from error
-    raise UserError(f"the ports {PORTS.start} to {PORTS.stop - 1} of {HOST} are all in use; give another.")
+    raise UserError(f"port {ports[0]} of {HOST} is not available; give another.")
 
 
 class Server(ThreadingHTTPServer):
-    """A thread for each request; `session` answers one at a time."""
+    """A thread for each request; `session` handles one at a time."""
 
     session: Session
     request_queue_size = 64
 
     def server_bind(self) -> None:
-        socketserver.TCPServer.server_bind(self)  # HTTPServer would look up the host's name
+        socketserver.TCPServer.server_bind(self)  # HTTPServer would resolve the host's name
         self.server_name, self.server_port = HOST, self.server_address[1]
 
 
@@ -85,11 +72,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self._is_allowed() and self.path == "/":
             session = self.server.session
-            context = {"names": list(session.models.paths), "message": session.message(), "limits": session.limits}
+            context = {"names": list(session.paths), "message": session.message(), "limits": session.limits}
             text = page("app.html.j2", "Looking inside", LEAD, scripts=("viewer.js", "app.js"), app=True, **context)
-            self._answer(200, "text/html; charset=utf-8", text.encode())
+            self._send(200, "text/html; charset=utf-8", text.encode())
         elif self._is_allowed():
-            self._answer(404, "text/plain", b"There is no such page.")
+            self._send(404, "text/plain", b"There is no such page.")
 
     def do_POST(self) -> None:
         if not self._is_allowed():
@@ -97,15 +84,15 @@ class Handler(BaseHTTPRequestHandler):
         url, length = urlsplit(self.path), self.headers.get("Content-Length", "")
         query = {name: values[-1] for name, values in parse_qs(url.query).items()}
         if url.path != "/inspect":
-            self._answer(404, "text/plain", b"There is no such page.")
+            self._send(404, "text/plain", b"There is no such page.")
         elif not length.isdecimal():
-            self._answer(411, "text/plain", b"The request has no length.")
+            self._send(411, "text/plain", b"The request has no length.")
         elif int(length) > self.server.session.limits.max_bytes + 1:  # the page sends one byte too many, at most
-            self._answer(413, "text/plain", b"The image is too large.")
+            self._send(413, "text/plain", b"The image is too large.")
         else:
             data = self.rfile.read(int(length))
             parts = self.server.session.inspect(query.get("checkpoint", ""), query.get("name", ""), data)
-            self._answer(200, "application/json", json.dumps(parts).encode())
+            self._send(200, "application/json", json.dumps(parts).encode())
 
     def _is_allowed(self) -> bool:
         """Refuses other host names for 127.0.0.1, and requests from pages of other origins."""
@@ -113,10 +100,10 @@ class Handler(BaseHTTPRequestHandler):
         host = self.headers.get("Host")
         allowed = host in hosts and self.headers.get("Origin") in (None, f"http://{host}")
         if not allowed:
-            self._answer(403, "text/plain", b"Requests from other origins are refused.")
+            self._send(403, "text/plain", b"Requests from other origins are refused.")
         return allowed
 
-    def _answer(self, status: int, kind: str, body: bytes) -> None:
+    def _send(self, status: int, kind: str, body: bytes) -> None:
         self.send_response(status)
         for name, value in {
             "Content-Type": kind,

@@ -3,20 +3,21 @@
 import math
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
-import torch
 from jaxtyping import UInt8
 
-from vitlab.app.checkpoints import Loaded, ModelCache
 from vitlab.data.decode import IMAGE_FORMATS, decode_image
-from vitlab.data.transforms import to_pixels
+from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.errors import UserError
-from vitlab.inspect import figures, overlays
+from vitlab.inspect import figures
 from vitlab.inspect.capture import capture
 from vitlab.inspect.page import render
-from vitlab.inspect.report import details_of, numbers_of
-from vitlab.models.vit import ViT
+from vitlab.inspect.report import details_of, numbers_of, top_classes, view
+from vitlab.train.precision import choose_device
+from vitlab.weights import Checkpoint, class_names, load_checkpoint
+from vitlab.weights.detect import find_checkpoint
 
 MAX_ASPECT = 32
 """Longer strips are refused: resized to a model's height, one of 10 million pixels fills the memory."""
@@ -57,11 +58,51 @@ class Limits:
         return image
 
 
-class Session:
-    """Answers requests, one at a time."""
+def find_checkpoints(path: str | Path) -> dict[str, str]:
+    """Name -> location of the checkpoint at `path`, or of all directly in that folder.
 
-    def __init__(self, models: ModelCache, limits: Limits) -> None:
-        self.models, self.limits, self._lock = models, limits, threading.Lock()
+    A corrupt file is included and raises when it is loaded. Raises UserError where there is none.
+    """
+    folder = Path(path)
+    entries = sorted(folder.iterdir()) if folder.is_dir() and not _is_checkpoint(folder) else []
+    if checkpoints := {entry.name: str(entry) for entry in entries if _is_checkpoint(entry)}:
+        return checkpoints
+    find_checkpoint(path)  # raises with the reason: missing, a pickle, a training that has not ended
+    return {folder.resolve().name: str(path)}
+
+
+def _is_checkpoint(path: Path) -> bool:
+    try:
+        return bool(find_checkpoint(path))
+    except UserError:
+        return False
+
+
+class Session:
+    """Handles requests, one at a time; the last used checkpoint stays in memory."""
+
+    def __init__(self, path: str | Path, limits: Limits, device: str = "auto") -> None:
+        """Raises UserError if `path` holds no checkpoints, or if the only one cannot be loaded."""
+        self.limits, self.device = limits, choose_device(device)
+        self.paths = find_checkpoints(path)
+        self._lock = threading.Lock()
+        self._loaded: dict[str, Checkpoint] = {}
+        if len(self.paths) == 1:
+            self._load(next(iter(self.paths)))
+
+    def _load(self, name: str) -> Checkpoint:
+        """The checkpoint of that name, its model on the device. Raises UserError where it cannot be loaded."""
+        if name not in self.paths:
+            raise UserError(f"unknown checkpoint {name!r}; choose one of {', '.join(self.paths)}.")
+        if name not in self._loaded:
+            self._loaded.clear()  # frees memory before loading
+            try:
+                checkpoint = load_checkpoint(self.paths[name])
+                checkpoint.model.to(self.device)
+            except (OSError, RuntimeError, KeyError, TypeError) as error:  # out of memory; some corrupt files
+                raise UserError(f"the checkpoint {self.paths[name]} cannot be loaded: {error}") from error
+            self._loaded[name] = checkpoint
+        return self._loaded[name]
 
     def message(self, name: str = "", refusal: str = "") -> str:
         formats = ", ".join(IMAGE_FORMATS)
@@ -72,52 +113,37 @@ class Session:
         result = model = ""
         try:
             with self._lock:
-                loaded = self.models.get(checkpoint)
-                model = describe(loaded)
+                loaded = self._load(checkpoint)
+                model = describe(loaded, checkpoint, self.paths[checkpoint])
                 if name:
                     result = inspect_image(loaded, self.limits.read(data, name), name)
             message = self.message(name)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             message = self.message(refusal=str(error))
         return {"message": message, "result": result, "model": model}
 
 
-def inspect_image(loaded: Loaded, image: UInt8[np.ndarray, "H W 3"], name: str) -> str:
-    """The viewer of an image as HTML; only the predictions for a ResNet.
+def describe(checkpoint: Checkpoint, name: str, path: str) -> str:
+    """The model's sizes, cost, preprocessing, and the source of its weights, as HTML."""
+    config = checkpoint.model.config
+    details = details_of(config) | {"images": checkpoint.preprocessing.describe()}
+    details["weights from"] = str(checkpoint.card.get("source", path))
+    return render("model.html.j2", model_numbers={"Checkpoint": name} | numbers_of(config), details=details)
 
-    Raises UserError where predictions are not finite.
-    """
-    images = loaded.transform.apply([image]).to(next(loaded.model.parameters()).device)
-    pixels = to_pixels(images.cpu())[0]
-    caption = (
-        f"{image.shape[1]} × {image.shape[0]} pixels were given; the model sees {pixels.shape[1]} × {pixels.shape[0]}."
+
+def inspect_image(checkpoint: Checkpoint, image: UInt8[np.ndarray, "H W 3"], name: str) -> str:
+    """The viewer of an image as HTML. Raises UserError for a ResNet, and for predictions that are not finite."""
+    model = checkpoint.model
+    images = EvalTransform(model.config.image_hw, checkpoint.preprocessing).apply([image])
+    pixels = to_pixels(images)[0]
+    captured = capture(model, [images], keep=1)
+    caption = f"{image.shape[1]} × {image.shape[0]} pixels; the model sees {pixels.shape[1]} × {pixels.shape[0]}."
+    classes = class_names(checkpoint.card, model.config.num_classes)
+    predictions = top_classes(captured.probabilities[0], classes, TOP)
+    return render(
+        "result.html.j2",
+        predictions=predictions,
+        classes=len(classes),
+        view=view(captured, 0, name, pixels, predictions, caption),
+        distances=figures.distances(captured.image_distances[0], captured.layers).image,
     )
-    captured = capture(loaded.model, [images], keep=1) if isinstance(loaded.model, ViT) else None
-    predictions: list[tuple[str, float]] = []
-    if loaded.classes:
-        if captured is not None and captured.probabilities is not None:
-            probabilities = captured.probabilities[0]
-        else:
-            with torch.inference_mode():
-                probabilities = loaded.model(images).float().softmax(dim=1)[0].cpu().numpy()
-        if not np.isfinite(probabilities).all():
-            raise UserError(f"the predictions of {loaded.name} are not finite; its weights are corrupt.")
-        order = np.argsort(-probabilities, kind="stable")[:TOP].tolist()
-        predictions = [(loaded.classes[i], float(probabilities[i])) for i in order]
-    if captured is None:
-        data = overlays.encoded(overlays.fit(pixels, overlays.SIDE))
-        still = figures.PageImage(data, f"{name}, as the model sees it.", overlays.SIDE, caption)
-        content = {"image": still, "view": None, "distances": None}
-    else:
-        view = overlays.view(captured, 0, name, pixels, predictions, caption)
-        distances = figures.distances(captured.image_distances[0], captured.layers)
-        content = {"image": None, "view": view, "distances": distances.image}
-    return render("result.html.j2", predictions=predictions, classes=len(loaded.classes), **content)
-
-
-def describe(loaded: Loaded) -> str:
-    """The model's kind, sizes, cost, and the source of its weights, as HTML."""
-    config = loaded.model.config
-    details = details_of(config)
-    details |= {"images": loaded.transform.preprocessing.describe(), "weights from": loaded.source}
-    return render("model.html.j2", model_numbers={"Checkpoint": loaded.name} | numbers_of(config), details=details)

@@ -4,7 +4,7 @@ A command is imported when it is called; importing it does not import torch.
 """
 
 import importlib
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 PURPOSES = {
     "Train": {"demo": "train", "pretrain": "train", "finetune": "train", "study": "study"},
@@ -21,15 +21,6 @@ PURPOSES = {
 }
 """The commands by purpose: name -> module in this folder, in which the class has the capitalized name."""
 COMMANDS = {name: module for commands in PURPOSES.values() for name, module in commands.items()}
-
-
-@runtime_checkable
-class Command(Protocol):
-    """The parsed arguments of a command."""
-
-    def run(self) -> int:
-        """Does the work; returns the exit code."""
-        ...
 
 
 def command_type(name: str) -> Any:

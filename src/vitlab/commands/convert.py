@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.output import Checkpoint, Json, PositionInterpolation, print_result, print_start
+from vitlab.commands.output import Checkpoint, Json, PositionInterpolation, print_note, print_result
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize
@@ -27,10 +27,8 @@ class Shard:
     """Resize larger images to this shorter side in pixels, as JPEG; default: files are copied byte for byte."""
     quality: int = 90
     """JPEG quality of resized images."""
-    records: int | None = None
+    records: int = 1000
     """Images of each tar at most."""
-    megabytes: float | None = None
-    """Approximate size of a tar; default: 100."""
     seed: int = 0
     """Seed of the shuffle."""
     root: str | None = None
@@ -42,7 +40,7 @@ class Shard:
     json: Json = False
 
     def run(self) -> int:
-        print_start(f"reading {self.source}")
+        print_note(f"reading {self.source} ...")
         from vitlab.data.write_shards import ShardSettings, check_as_text, check_shards, summary_as_text, write_shards
 
         if self.check:
@@ -57,7 +55,7 @@ class Shard:
         if self.destination is None:
             raise UserError("give a DESTINATION, a new folder for the shards.")
         splits = ("train", "val", "test") if self.split == "all" else (self.split,)
-        settings = ShardSettings(self.size, self.quality, self.records, self.megabytes, self.seed)
+        settings = ShardSettings(self.size, self.quality, self.records, self.seed)
         with ProgressDisplay("writing", 0) as display:
             index = write_shards(
                 self.source,
@@ -87,7 +85,7 @@ class Convert:
     json: Json = False
 
     def run(self) -> int:
-        print_start(f"loading {self.checkpoint}")
+        print_note(f"loading {self.checkpoint} ...")
         from vitlab.weights import convert
 
         result = convert(
@@ -115,7 +113,7 @@ class Export:
     json: Json = False
 
     def run(self) -> int:
-        print_start(f"loading {self.checkpoint}")
+        print_note(f"loading {self.checkpoint} ...")
         from vitlab.weights.export import export_checkpoint
 
         out = self.out or Path("model.onnx" if self.to == "onnx" else "model.pt2")

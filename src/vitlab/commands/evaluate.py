@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.output import Checkpoint, Json, print_note, print_result, print_start
+from vitlab.commands.output import Checkpoint, Json, print_note, print_result
 from vitlab.evaluate.options import EvalOptions, FewShotProtocol, ModelOptions, SplitOptions
 
 Flat = tyro.conf.arg(name="")  # `--device`, not `--options.device`
@@ -34,7 +34,7 @@ class Evaluate:
     json: Json = False
 
     def run(self) -> int:
-        print_start(f"loading {self.checkpoint}")
+        print_note(f"loading {self.checkpoint} ...")
         from vitlab.evaluate.accuracy import evaluate_checkpoint
         from vitlab.train.distributed import init_distributed
 
@@ -64,8 +64,8 @@ class Fewshot:
     json: Json = False
 
     def run(self) -> int:
-        print_start(f"loading {self.checkpoint}")
-        from vitlab.evaluate.fewshot import fewshot_checkpoint
+        print_note(f"loading {self.checkpoint} ...")
+        from vitlab.evaluate.fewshot import fewshot_checkpoint, format_fewshot
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
@@ -73,7 +73,7 @@ class Fewshot:
             report = fewshot_checkpoint(
                 self.checkpoint, self.dataset, *groups, cache=self.cache, out=self.out, log=print_note, world=world
             )
-        print_result(report.record(), self.json, report.as_table())
+        print_result(report, self.json, format_fewshot(report))
         return 0
 
 
@@ -97,33 +97,33 @@ class Probe:
     json: Json = False
 
     def run(self) -> int:
-        print_start(f"loading {self.checkpoint}")
-        from vitlab.evaluate.probe import probe_checkpoint
+        print_note(f"loading {self.checkpoint} ...")
+        from vitlab.evaluate.probe import format_probe, probe_checkpoint
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
             options: dict[str, Any] = {"ks": self.k, "l2": self.l2, "cache": self.cache, "log": print_note}
-            probe = probe_checkpoint(
+            record = probe_checkpoint(
                 self.checkpoint, self.dataset, self.kind, self.splits, self.options, **options, world=world
             )
-        print_result(probe.record(), self.json, probe.as_table())
+        print_result(record, self.json, format_probe(record))
         return 0
 
 
 @dataclass(frozen=True)
 class Predict:
-    """Name what is in images: the most probable classes of files, folders, or the standard input (-)."""
+    """Name what is in images: the most probable classes of files and folders."""
 
     checkpoint: Checkpoint
     sources: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE ...")]
-    """Images, folders of images, or - for the standard input (one image, or paths, one a line)."""
+    """Images and folders of images."""
     top: int = 5
     """Classes per image."""
     options: Annotated[ModelOptions, Flat] = ModelOptions()
     json: Json = False
 
     def run(self) -> int:
-        print_start(f"loading {self.checkpoint}")
+        print_note(f"loading {self.checkpoint} ...")
         from vitlab.evaluate.predict import predict
 
         failed = 0

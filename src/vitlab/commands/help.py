@@ -1,8 +1,6 @@
 """`--help`: all commands, or the usual flags of one; `--help-all`: every flag. tyro writes the text."""
 
-import ast
 import dataclasses
-import inspect
 import shutil
 import textwrap
 import typing
@@ -12,7 +10,8 @@ from typing import Annotated, Any
 import tyro
 
 from vitlab.commands import PURPOSES, command_type
-from vitlab.config import FewShotConfig, TrainConfig
+from vitlab.commands.settings import advice_for, with_default
+from vitlab.config import FewShotConfig
 
 USUAL = {
     *("learning_rates", "steps", "epochs", "batch_size", "microbatch", "runs", "sweep_steps", "held_out", "mixup"),
@@ -23,7 +22,6 @@ USUAL = {
 """The settings of a run that `--help` shows. A command's other flags are always shown."""
 HIDDEN = {"model.kind", "model.stem", "model.body"}
 """What no flag can usefully set."""
-_ARG: Any = type(tyro.conf.arg())  # what `tyro.conf.arg` leaves in a type hint
 
 
 def overview() -> str:
@@ -38,57 +36,32 @@ def overview() -> str:
     return "\n".join([*lines, "", "`vitlab COMMAND --help` shows a command's usual flags, --help-all every flag."])
 
 
-def print_help(kind: type, name: str, show_all: bool) -> None:
-    """Prints the help of one command and exits with 0."""
-    fields = {field.name for field in dataclasses.fields(kind)}
+def print_help(name: str, kind: Any, show_all: bool) -> None:
+    """Prints the help of a command and exits with 0."""
+    description = kind.__doc__
 
     def is_visible(setting: str) -> bool:
-        if "checkpoint" in fields and setting.startswith("model."):  # the checkpoint brings its model
-            return show_all and setting == "model.dropout"
-        return setting in USUAL or (show_all and setting not in HIDDEN)
+        without_effect = advice_for(name, f"--{setting.replace('_', '-')}")
+        return not without_effect and (setting in USUAL or (show_all and setting not in HIDDEN))
 
-    more = " --help-all shows every flag." if "config" in fields and not show_all else ""
-    tyro.cli(
-        _for_help(kind, None, is_visible), args=["--help"], prog=f"vitlab {name}", description=f"{kind.__doc__}{more}"
-    )
+    if hasattr(kind, "config"):
+        kind = with_default(kind, _suppress(kind.config, is_visible))
+        description = f"{description}{'' if show_all else ' --help-all shows every flag.'}"
+    tyro.cli(kind, args=["--help"], prog=f"vitlab {name}", description=description)
 
 
-def _for_help(kind: type, default: Any, is_visible: Callable[[str], bool], prefix: str | None = None) -> type:
-    """`kind` with its texts, the defaults of the instance `default`, and without the settings that help leaves out.
-
-    prefix: the section of the run's settings, such as `optim.`; None for the command's own arguments.
-    """
-    hints, texts, rows = typing.get_type_hints(kind, include_extras=True), _texts(kind), []
-    for field in dataclasses.fields(kind):
-        hint, marks = hints[field.name], []
-        if typing.get_origin(hint) is Annotated:
-            hint, *marks = typing.get_args(hint)
-        arg: Any = next((mark for mark in marks if isinstance(mark, _ARG)), tyro.conf.arg())
-        marks = [mark for mark in marks if mark is not arg]
-        value = field.default if default is None else getattr(default, field.name)
-        if field.name == "fewshot" and value is None:
+def _suppress(config: Any, is_visible: Callable[[str], bool], section: str = "") -> Any:
+    """`config` as an instance of a subclass in which settings that help leaves out are suppressed."""
+    hints, fields, values = typing.get_type_hints(type(config), include_extras=True), [], {}
+    for name, hint in hints.items():
+        value = getattr(config, name)
+        if name == "fewshot" and value is None:
             value = FewShotConfig()  # as a first flag --fewshot.* makes it
-        setting = None if prefix is None else f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(value) and setting not in HIDDEN:
-            section = "" if isinstance(value, TrainConfig) else setting and f"{setting}."
-            hint = _for_help(type(value), value, is_visible, section)
-            value = hint(**{item.name: item.default for item in dataclasses.fields(hint)})
-        elif setting is not None and not is_visible(setting):
-            marks.append(tyro.conf.Suppress)
-        marks.append(dataclasses.replace(arg, help=arg.help or texts.get(field.name)))
-        rows.append((field.name, Annotated[(hint, *marks)], dataclasses.field(default=value)))
-    return dataclasses.make_dataclass(kind.__name__, rows, frozen=True)
-
-
-def _texts(kind: type) -> dict[str, str]:
-    """The docstrings under the fields of a dataclass and of its base classes, by field."""
-    texts: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if base is object or not dataclasses.is_dataclass(base) or base.__module__ == "types":  # made at run time
-            continue
-        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(tree, ast.ClassDef)
-        for field, text in zip(tree.body, tree.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
-                texts[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
-    return texts
+        if dataclasses.is_dataclass(value) and section + name not in HIDDEN:
+            value = _suppress(value, is_visible, f"{section}{name}.")
+            fields.append((name, type(value), dataclasses.field(default=value)))
+        elif not is_visible(section + name):
+            fields.append((name, Annotated[hint, tyro.conf.Suppress], dataclasses.field(default=value)))
+        values[name] = value
+    kind = type(config)
+    return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True)(**values)

@@ -1,15 +1,23 @@
 """The commands that list names and describe the machine: list, doctor."""
 
+import fnmatch
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.output import Json, print_result, print_start
+from vitlab.commands.output import Json, print_note, print_result
 from vitlab.display import format_table
 from vitlab.errors import UserError
+from vitlab.models import MODELS, ModelConfig, ResNetConfig
+from vitlab.models.resnet_config import AXIAL_HEADS
+from vitlab.recipes import FINETUNE, PRETRAIN
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -25,13 +33,9 @@ class List:
     json: Json = False
 
     def run(self) -> int:
-        from vitlab.commands import listing
-
         if self.root and self.what != "vtab":
-            raise UserError(
-                f"--root has no effect on a list of {self.what}: only `vitlab list vtab` looks into a folder."
-            )
-        rows = getattr(listing, self.what)(self.pattern, **({"root": self.root} if self.root else {}))
+            raise UserError(f"--root has no effect on a list of {self.what}; only `vitlab list vtab` reads a folder.")
+        rows = LISTS[self.what](self.pattern, **({"root": self.root} if self.root else {}))
         print_result(rows, self.json, format_table(rows) or f"no {self.what} match {self.pattern!r}")
         return 0
 
@@ -45,9 +49,102 @@ class Doctor:
     json: Json = False
 
     def run(self) -> int:
-        print_start("measuring this machine")
+        print_note("measuring this machine ...")
         from vitlab.cost.doctor import diagnose, format_diagnosis
 
         result = diagnose(self.path)
         print_result(result, self.json, format_diagnosis(result))
         return 0
+
+
+def models(pattern: str = "*") -> list[Row]:
+    """Every model at 224 pixels with 1,000 classes: sizes, parameters, multiply-accumulates; "-" for what it has not.
+
+    `layers` of a ResNet are those that its name counts, `width` is the channels of its root, `tokens` the positions of
+    its last feature map. `patch` is in pixels, of a hybrid in positions of its stem's feature map; `stride` in pixels.
+    """
+    return [_model(name, config) for name, config in _matching(MODELS, pattern)]
+
+
+def _model(name: str, config: ModelConfig) -> Row:
+    if isinstance(config, ResNetConfig):
+        body = config.body
+        axial, stride, tokens = body.mixing == "axial", body.stride, math.prod(config.grid)
+        layers, width, mlp, patch = 3 * sum(body.layers) + 2, body.width, "-", "-"
+        kind, heads = ("axial", AXIAL_HEADS) if axial else ("ResNet", "-")
+    else:
+        stride, tokens = config.stride, config.num_tokens
+        layers, width, mlp, heads, patch = config.depth, config.width, config.mlp_dim, config.heads, config.patch_size
+        kind = "axial" if config.encoder == "axial" else "hybrid" if config.stem else "ViT"
+    row = {"model": name, "kind": kind, "layers": layers, "width": width, "mlp": mlp, "heads": heads, "patch": patch}
+    row |= {"stride": stride, "tokens": tokens, "parameters": config.num_parameters}
+    return row | {"gmacs": round(config.forward_macs / 1e9, 2)}
+
+
+def datasets(pattern: str = "*") -> list[Row]:
+    """Every data set: classes, image size, splits with their sizes, license, source.
+
+    `held out` are the shares of train that stand in for the splits that the source lacks.
+    """
+    from vitlab.data.registry import DATASETS
+
+    rows = []
+    for name, info in _matching(DATASETS, pattern):
+        unknown = "yours" if ":PATH" in name else "varied"
+        rows.append(
+            {
+                "dataset": name,
+                "classes": info.num_classes or unknown,
+                "size": "x".join(map(str, info.image_size)) if info.image_size else unknown,
+                "splits": ", ".join(f"{split} {count:,}" for split, count in info.splits.items()) or unknown,
+                "held out": ", ".join(f"{split} {100 * share:g} %" for split, share in info.held_out.items()) or "-",
+                "license": info.license,
+                "source": info.source,
+            }
+        )
+    return rows
+
+
+def recipes(pattern: str = "*") -> list[Row]:
+    """Every recipe of `pretrain` and `finetune`, with the first line of its docstring."""
+    rows = []
+    for command, table in (("pretrain", PRETRAIN), ("finetune", FINETUNE)):
+        for name, recipe in _matching(table, pattern):
+            config = recipe()
+            length = f"{config.steps:,} steps" if config.steps else f"{config.epochs:g} epochs"
+            about = (recipe.__doc__ or f"Table 4, {config.data.name}.").splitlines()[0]
+            rows.append({"command": command, "recipe": name, "length": length, "about": about})
+    return rows
+
+
+def studies(pattern: str = "*") -> list[Row]:
+    """Every study: its source in the paper, and its question."""
+    from vitlab.studies import STUDIES
+
+    matching = _matching(STUDIES, pattern)
+    return [{"study": name, "paper": study.source, "about": study.question} for name, study in matching]
+
+
+def vtab(pattern: str = "*", root: Path | None = None) -> list[Row]:
+    """Every task of VTAB-1k and how to get its data; with a `root`, also what that folder has of it."""
+    from vitlab.data.vtab.tasks import TASKS, available
+
+    rows = []
+    for name, task in _matching(TASKS, pattern):
+        row = {"task": name, "called": task.csv, "group": task.group, "classes": task.classes, "test": task.test_size}
+        row |= {"data": task.origin.access} | ({"available": available(name, root)} if root else {})
+        rows.append(row | {"license": task.origin.license, "source": task.origin.page})
+    return rows
+
+
+def _matching(table: Mapping[str, Any], pattern: str) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in table.items() if fnmatch.fnmatchcase(name, pattern)]
+
+
+LISTS: dict[str, Callable[..., list[Row]]] = {
+    "models": models,
+    "datasets": datasets,
+    "recipes": recipes,
+    "studies": studies,
+    "vtab": vtab,
+}

@@ -16,7 +16,6 @@ from vitlab.commands.output import (
     PositionInterpolation,
     print_note,
     print_result,
-    print_start,
 )
 
 
@@ -26,7 +25,7 @@ class Inspect:
 
     checkpoint: Checkpoint
     sources: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="IMAGE ...")] = ()
-    """Images, folders of images, or - (standard input); default: the test images of the run."""
+    """Images and folders of images; default: the test images of the run."""
     out: Path = Path("inspect")
     """Folder for index.html, figures/ (PNG, SVG and the arrays behind them) and result.json."""
     shown: int = 16
@@ -41,7 +40,7 @@ class Inspect:
     json: Json = False
 
     def run(self) -> int:
-        print_start(f"loading {self.checkpoint}")
+        print_note(f"loading {self.checkpoint} ...")
         from vitlab.pipelines.inspect import as_text, inspect_checkpoint
 
         options: dict[str, Any] = {"shown": self.shown, "top": self.top, "batch_size": self.batch_size}
@@ -65,20 +64,18 @@ class App:
     """Largest image, in millions of pixels."""
     max_upload_mb: float = 20.0
     """Largest file, in megabytes."""
-    open_browser: bool = False
-    """Open the page at once."""
     device: Device = "auto"
     json: Json = False
 
     def run(self) -> int:
-        print_start(f"loading {self.checkpoint}")
+        print_note(f"loading {self.checkpoint} ...")
         from vitlab.app import launch
 
         def announce(url: str) -> None:
             print_result({"url": url}, self.json, f"{url} (Ctrl-C ends it)", lines=True)
 
         limits: dict[str, Any] = {"max_megapixels": self.max_megapixels, "max_upload_mb": self.max_upload_mb}
-        options = {"port": self.port, "open_browser": self.open_browser, "device": self.device}
+        options = {"port": self.port, "device": self.device}
         launch(self.checkpoint, **limits, **options, announce=announce)
         return 0
 
@@ -92,7 +89,7 @@ class Duplicates:
     test: Annotated[Positional[str], tyro.conf.arg(metavar="TEST")]
     """Test set, in the same form."""
     out: Path = Path("duplicates")
-    """Folder for duplicates.jsonl, exclude.txt, report.html, result.json and the thumbnails."""
+    """Folder for duplicates.jsonl, exclude.txt, report.html and result.json."""
     train_split: Literal["train", "val", "test", "trainval", "all"] = "trainval"
     """Default: all but the test split; `all` is every image once."""
     test_split: Literal["train", "val", "test", "trainval", "all"] = "test"
@@ -107,7 +104,7 @@ class Duplicates:
     json: Json = False
 
     def run(self) -> int:
-        print_start(f"reading {self.train} and {self.test}")
+        print_note(f"reading {self.train} and {self.test} ...")
         from vitlab.pipelines.duplicates import Source, as_text, duplicates
 
         result = duplicates(

@@ -4,15 +4,15 @@ import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
-from vitlab.commands.output import FinetuneRunConfig, RunConfig
+import tyro
+
 from vitlab.config import REQUIRED_SWITCHES, FewShotConfig, FinetuneConfig, TrainConfig, has_effect
 from vitlab.errors import UserError
-from vitlab.models.config import ModelConfig
-from vitlab.models.registry import MODELS, get_config
+from vitlab.models.registry import get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
-from vitlab.settings import nearest, to_dict
+from vitlab.settings import nearest
 
 AUTOMATIC = {
     "steps": {"--steps", "--epochs"},
@@ -21,9 +21,20 @@ AUTOMATIC = {
     "batch_size": {"--batch-size"},
     "sweep_steps": {"--sweep-steps"},
     "preprocessing": {"--data.eval-resize", "--data.eval-interpolation"},
-    "image_size": {"--model.image-size"},
+    "image_size": {"--image-size"},
 }
 """The flags that set what a recipe leaves to the data, the checkpoint and the device."""
+MODEL_OF_CHECKPOINT = {"--model.": "the checkpoint brings its own model; give --image-size or --model.dropout."}
+TASK_DATA = ("--data.name", "--data.root", "--data.classes", "--data.train-split", "--data.eval-split")
+WITHOUT_EFFECT = {
+    "pretrain": {"--model.num-classes": "the data set decides."},
+    "plan": {"--model.num-classes": "the data set decides."},
+    "finetune": MODEL_OF_CHECKPOINT | {"--data.name": "give --dataset.", "--data.root": "give --root."},
+    "vtab": MODEL_OF_CHECKPOINT | dict.fromkeys(TASK_DATA, "each task brings its own data; give --root and --tasks."),
+}
+"""Settings that something else decides: command -> how their flags begin -> the advice."""
+
+
 RENAMED = {
     "--test-pictures": "--test-images",
     "--fewshot.test-pictures": "--fewshot.test-images",
@@ -66,12 +77,13 @@ def with_recipe(name: str, kind: Any, arguments: Arguments) -> Any:
     """
     if all(field.name != "config" for field in dataclasses.fields(kind)):
         return kind
-    default = _recipe_config(name, arguments)
-    if default.masking is None and any(flag.startswith("--masking.") for flag in arguments.flags):
-        masked = ", ".join(recipe for recipe, make in PRETRAIN.items() if make().masking)
-        raise UserError(f"--masking.* has no effect in {arguments.recipe}, which learns classes; take one of {masked}.")
-    hint = FinetuneRunConfig if isinstance(default, FinetuneConfig) else RunConfig
-    field = dataclasses.field(default=_apply_switches(default, arguments))
+    return with_default(kind, _apply_switches(_recipe_config(name, arguments), arguments))
+
+
+def with_default(kind: Any, config: TrainConfig) -> Any:
+    """The dataclass of a command with this default of its field `config`."""
+    hint = Annotated[type(config), tyro.conf.arg(name=""), tyro.conf.AvoidSubcommands]  # `--optim.lr`
+    field = dataclasses.field(default=config)
     made = dataclasses.make_dataclass(kind.__name__, [("config", hint, field)], bases=(kind,), frozen=True)
     made.__doc__ = kind.__doc__
     return made
@@ -82,9 +94,7 @@ def _recipe_config(name: str, arguments: Arguments) -> TrainConfig:
         return FINETUNE["vtab"]().single()
     recipe, model = arguments.recipe, arguments.value("--model")
     if name == "finetune" or "--finetune" in arguments.flags:
-        recipe = (arguments.value("--recipe") or "own") if name == "finetune" else recipe
-        if recipe == "vtab":
-            raise UserError("the recipe vtab is for 19 tasks: `vitlab vtab CHECKPOINT --tasks ...` runs one or all.")
+        recipe = (arguments.value("--recipe") or "custom") if name == "finetune" else recipe
         config = _recipe(recipe, FINETUNE)()
         if "--optim.lr" in arguments.flags:  # one rate takes the place of the search
             config = dataclasses.replace(config, learning_rates=(), sweep_steps=None)
@@ -93,12 +103,11 @@ def _recipe_config(name: str, arguments: Arguments) -> TrainConfig:
             size = int(side) if side.isdigit() else config.model.image_size
             config = dataclasses.replace(config, model=get_config(model or "ViT-B/16", image_size=size))
         return config
-    if recipe in FINETUNE and recipe not in PRETRAIN:
-        raise UserError(f"{recipe} is a recipe of `vitlab finetune`, not of pre-training.")
     return _recipe(recipe, PRETRAIN)(*([model] if model else []))
 
 
 def _recipe(name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    name = {"own": "custom"}.get(name, name)  # its former name
     if name not in table:
         raise UserError(f"unknown recipe {name!r}; {nearest(name, table)}. `vitlab list recipes` shows all.")
     return table[name]
@@ -128,58 +137,31 @@ def _apply_switches(config: TrainConfig, arguments: Arguments) -> TrainConfig:
     return config
 
 
+def advice_for(name: str, flag: str) -> str | None:
+    """What to do instead of giving `flag` to a command in which it has no effect; None where it has one."""
+    rules = WITHOUT_EFFECT[name].items()
+    return next((advice for start, advice in rules if flag.startswith(start) and flag != "--model.dropout"), None)
+
+
 def check_settings(name: str, command: Any, arguments: Arguments) -> Any:
-    """The parsed `command`, checked against its recipe; what no flag sets is left to the data and the checkpoint.
+    """The parsed `command`; what no flag sets is left to the data and the checkpoint.
 
     Raises UserError for flags that have no effect in this command.
     """
     if not hasattr(command, "config"):
         return command
-    config, default = command.config, _recipe_config(name, arguments)
-    changes = _model_changes(config, default)
-    if name in ("pretrain", "plan"):
-        model_name = arguments.value("--model")
-        if (command.recipe, command.model_name) != (arguments.recipe, model_name):
-            raise UserError(f"write the recipe first and --model once: `vitlab {name} {command.recipe} --...`.")
-        if "num_classes" in changes:
-            raise UserError("--model.num-classes has no effect here: the data set decides. Leave it out.")
-        if name == "plan":
-            command = dataclasses.replace(command, model_name=_model_name(config.model))
-    elif changes:
-        raise UserError(
-            f"--model.{changes[0].replace('_', '-')} has no effect here: the checkpoint brings its own model. Only "
-            f"--image-size and --model.dropout can be set."
-        )
+    for flag in sorted(arguments.flags):
+        if advice := advice_for(name, flag):
+            raise UserError(f"{flag} has no effect here: {advice}")
+    first = arguments.recipe, arguments.value("--model")
+    if name in ("pretrain", "plan") and (command.recipe, command.model_name) != first:
+        raise UserError(f"write the recipe first and --model once: `vitlab {name} {command.recipe} --...`.")
+    config = command.config
     if isinstance(config, FinetuneConfig):
         config = _leave_automatic(config, arguments)
     if name == "finetune":
         config = dataclasses.replace(config, data=_data(command, arguments))
-    if name == "vtab":
-        fixed = {"model.image-size": "give --image-size.", **dict.fromkeys(TASK_SETTINGS, "set --root and --tasks.")}
-        for flag, advice in fixed.items():
-            if f"--{flag}" in arguments.flags:
-                raise UserError(f"--{flag} has no effect here, where each task brings its own data; {advice}")
     return dataclasses.replace(command, config=config)
-
-
-TASK_SETTINGS = ("data.name", "data.root", "data.train-split", "data.eval-split", "data.classes")
-"""What the tasks of VTAB decide."""
-
-
-def _model_changes(config: TrainConfig, default: TrainConfig) -> list[str]:
-    """Names of model settings other than the image size and dropout that differ from the default."""
-    model, expected = to_dict(config.model), to_dict(default.model)
-    return [name for name in expected if model[name] != expected[name] and name not in ("image_size", "dropout")]
-
-
-def _model_name(model: ModelConfig) -> str | None:
-    """The listed model of this architecture, whatever its head and its image size."""
-
-    def architecture(config: ModelConfig) -> dict[str, Any]:
-        free = ("image_size", "num_classes", "representation_size", "head_bias", "dropout")
-        return {name: value for name, value in to_dict(config).items() if name not in free}
-
-    return next((name for name, listed in MODELS.items() if architecture(listed) == architecture(model)), None)
 
 
 def _leave_automatic(config: FinetuneConfig, arguments: Arguments) -> FinetuneConfig:
@@ -199,9 +181,6 @@ def _leave_automatic(config: FinetuneConfig, arguments: Arguments) -> FinetuneCo
 def _data(command: Any, arguments: Arguments) -> Any:
     """The data settings with --dataset and --root. Unreadable files of a folder are skipped."""
     data = command.config.data
-    for short, long in (("--dataset", "--data.name"), ("--root", "--data.root")):
-        if {short, long} <= arguments.flags:
-            raise UserError(f"{short} and {long} are the same setting; give one of them.")
     if command.dataset is not None:
         skip = command.dataset.startswith("folder:") and "--data.on-error" not in arguments.flags
         data = dataclasses.replace(data, name=command.dataset, on_error="skip" if skip else data.on_error)

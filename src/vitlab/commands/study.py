@@ -8,7 +8,9 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.commands.info import List
-from vitlab.commands.output import Device, Json, RunConfig, print_note, print_result, print_start
+from vitlab.commands.output import Device, Json, print_note, print_result
+from vitlab.config import TrainConfig
+from vitlab.cost.options import BenchOptions
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.settings import nearest
@@ -22,7 +24,7 @@ class Study:
     name: Annotated[Positional[str], tyro.conf.arg(metavar="NAME")] = ""
     """One of `vitlab study --list`."""
     list: bool = False
-    """List the studies and exit."""
+    """List the studies and exit, as without a NAME."""
     scale: Literal["tiny", "gpu", "paper"] = "tiny"
     """tiny: minutes on two cores; gpu: minutes on one large GPU; paper: the original."""
     dry_run: bool = False
@@ -44,16 +46,14 @@ class Study:
         from vitlab.studies import STUDIES
 
         if self.list or not self.name:
-            if self != Study(list=True, json=self.json):
-                raise UserError("give the NAME of a study, or --list alone to list them.")
             return List("studies", json=self.json).run()
         if self.name not in STUDIES:
             raise UserError(f"unknown study {self.name!r}; {nearest(self.name, STUDIES)}. `vitlab study --list`")
-        if self.tflops is not None and not self.dry_run:
-            raise UserError("--tflops has no effect without --dry-run.")
-        if self.dry_run and (self.processes is not None or self.device != "auto"):
-            raise UserError("--processes and --device have no effect with --dry-run.")
-        print_start(f"planning the study {self.name} at scale {self.scale}")
+        without_effect = ("processes", "device") if self.dry_run else ("tflops",)
+        for name in without_effect:
+            if getattr(self, name) != getattr(Study, name):
+                raise UserError(f"--{name} has no effect {'with' if self.dry_run else 'without'} --dry-run.")
+        print_note(f"planning the study {self.name} at scale {self.scale} ...")
         from vitlab.studies import cost, runner
         from vitlab.studies.report import as_text
 
@@ -64,14 +64,8 @@ class Study:
             print_result(result, self.json, cost.as_text(result))
             return 0
         result = runner.run_study(study, plan, processes=self.processes, device=self.device)
-        print_result(
-            result, self.json, f"{as_text(result)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}"
-        )
-        if left := plan.leftovers():
-            print_note(
-                f"{len(left)} folders in {left[0].parent} hold runs with other settings or data; the report "
-                "leaves them out."
-            )
+        text = f"{as_text(result)}\nreport: {out / 'report.md'} · figure: {out / 'figure.png'}"
+        print_result(result, self.json, text)
         return 0
 
 
@@ -81,60 +75,21 @@ class Bench:
 
     models: Annotated[Positional[tuple[str, ...]], tyro.conf.arg(metavar="MODEL ...")] = ()
     """Names or shell patterns (`vitlab list models`); default: the eight of Fig. 12."""
-    mode: Literal["infer", "train", "both"] = "infer"
-    """Inference, training steps, or both."""
-    sizes: str = "64,128,224,384,512"
-    """Image sides in pixels, separated by commas; the nearest that the model's patches divide is taken."""
-    batch: str = "auto"
-    """Batch size; auto is the power of two at which vitlab's model is fastest."""
-    against: str = ""
-    """Peers to time in the same rounds, separated by commas: timm, huggingface."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto is bfloat16 where the device is faster in it."""
-    compile: bool = False
-    """Compile all models with torch.compile."""
-    seconds: float = 1.0
-    """Length of a round of one model."""
-    rounds: int = 7
-    """Timed rounds of each contender."""
-    memory: float | None = None
-    """GiB that a step may take; default: 4 on a CPU, all of a GPU."""
-    largest: bool = True
-    """Search the largest batch that fits into that memory."""
+    options: Annotated[BenchOptions, tyro.conf.arg(name="")] = BenchOptions()
     out: Path = Path("bench")
     """Folder for bench.json and bench.png."""
-    device: Device = "auto"
     json: Json = False
 
     def run(self) -> int:
-        print_start(f"measuring {', '.join(self.models) or 'the models of Fig. 12'} at {self.sizes} pixels")
-        from vitlab.cost.bench import FIGURE_12, Settings, bench
-        from vitlab.cost.report import table
+        print_note(f"measuring {', '.join(self.models) or 'the models of Fig. 12'} ...")
+        from vitlab.cost.bench import FIGURE_12, bench, table
 
-        batch = None if self.batch == "auto" else _integers("batch", self.batch)[0]
-        same = ("mode", "dtype", "compile", "seconds", "rounds", "memory", "largest", "device")
-        settings = Settings(
-            self.models or FIGURE_12,
-            _integers("sizes", self.sizes),
-            batch=batch,
-            against=tuple(filter(None, self.against.split(","))),
-            **{name: getattr(self, name) for name in same},
-        )
-        result = bench(settings, self.out)
+        result = bench(self.models or FIGURE_12, self.options, self.out)
         rows = table(result)
-        text = "nothing could be measured"
-        if rows:
-            text = f"{format_table(rows)}\nceiling: TFLOP/s of the products alone\nfigure: {self.out / 'bench.png'}"
-        print_result(result, self.json, f"{text} · result: {self.out / 'bench.json'}")
+        note = "ceiling: TFLOP/s of the products alone" if rows else "nothing could be measured"
+        files = f"figure: {self.out / 'bench.png'} · result: {self.out / 'bench.json'}"
+        print_result(result, self.json, f"{format_table(rows)}\n{note}\n{files}")
         return 0 if rows else 1
-
-
-def _integers(name: str, value: str) -> tuple[int, ...]:
-    """`64,128` as integers."""
-    try:
-        return tuple(int(part) for part in value.split(","))
-    except ValueError as error:
-        raise UserError(f"--{name} is {value!r}; give integers, with commas between several.") from error
 
 
 @dataclass(frozen=True)
@@ -143,7 +98,7 @@ class Plan:
 
     recipe: Annotated[Positional[str], tyro.conf.arg(metavar="RECIPE")]
     """One of `vitlab list recipes`; its settings are flags, as in the command that runs it."""
-    config: RunConfig
+    config: TrainConfig
     finetune: bool = False
     """RECIPE is one of `vitlab finetune`; its search and all of its runs count."""
     model_name: Annotated[str | None, tyro.conf.arg(name="model")] = None
@@ -161,10 +116,10 @@ class Plan:
     json: Json = False
 
     def run(self) -> int:
-        print_start(f"planning {self.recipe}")
+        print_note(f"planning {self.recipe} ...")
         from vitlab.cost.plan import estimate, format_estimate
 
         same = ("device", "count", "mfu", "model_name", "examples", "image_kb")
-        result = estimate(self.config, **{name: getattr(self, name) for name in same}, say=print_note)
+        result = estimate(self.config, **{name: getattr(self, name) for name in same})
         print_result(result, self.json, format_estimate(result))
         return 0

@@ -10,15 +10,12 @@ from tyro.conf import Positional
 from vitlab.commands.output import (
     Checkpoint,
     Device,
-    FinetuneRunConfig,
     Json,
     PositionInterpolation,
-    RunConfig,
     print_note,
     print_result,
-    print_start,
-    settings_printer,
 )
+from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.errors import UserError
 
 
@@ -33,7 +30,7 @@ class Demo:
     json: Json = False
 
     def run(self) -> int:
-        print_start("training on handwritten digits")
+        print_note("training on handwritten digits ...")
         from vitlab.studies.demo import demo
 
         result = demo(self.out, seed=self.seed)
@@ -49,7 +46,7 @@ class Pretrain:
 
     recipe: Annotated[Positional[str], tyro.conf.arg(metavar="RECIPE")]
     """One of `vitlab list recipes`."""
-    config: RunConfig
+    config: TrainConfig
     model_name: Annotated[str | None, tyro.conf.arg(name="model")] = None
     """Name of the model for this recipe (`vitlab list models`)."""
     workdir: Path | None = None
@@ -58,14 +55,13 @@ class Pretrain:
     json: Json = False
 
     def run(self) -> int:
-        print_start(f"reading {self.config.data.name}")
+        print_note(f"reading {self.config.data.name} ...")
         from vitlab.pipelines.pretrain import pretrain
         from vitlab.train.distributed import init_distributed
 
         workdir = self.workdir or Path("runs") / self.recipe
         with init_distributed() as world:
-            printer = settings_printer(workdir)
-            outcome = pretrain(self.config, workdir, device=self.device, world=world, on_settings=printer)
+            outcome = pretrain(self.config, workdir, device=self.device, world=world)
         print_result(outcome.result, self.json, outcome.summary(workdir))
         return 0
 
@@ -75,24 +71,24 @@ class Finetune:
     """Fine-tune a checkpoint: search the learning rate, train on the whole training split, test (Table 4)."""
 
     checkpoint: Checkpoint
-    config: FinetuneRunConfig
-    recipe: str = "own"
-    """One of `vitlab list recipes`; `own` is for any images and requires --dataset."""
+    config: FinetuneConfig
+    recipe: str = "custom"
+    """One of `vitlab list recipes`; `custom` is for any images and requires --dataset."""
     dataset: str | None = None
-    """Data set, `folder:PATH` or `shards:PATH`; default: the recipe's. Unreadable files of a folder are skipped and
-    listed (`--data.on-error raise` stops at them)."""
+    """Data set, `folder:PATH`, `shards:PATH` or `hub:OWNER/NAME`; default: the recipe's. Unreadable files of a folder
+    are skipped and listed (`--data.on-error raise` stops at them)."""
     root: str | None = None
     """Folder that holds a named data set."""
     image_size: int | None = None
-    """Image side in pixels; default: the recipe's, for `own` that of the checkpoint's preprocessing."""
+    """Image side in pixels; default: the recipe's, for `custom` that of the checkpoint's preprocessing."""
     interpolation: PositionInterpolation = None
     workdir: Path | None = None
-    """Folder of the search and the runs; default: `runs/finetune-RECIPE`, for `own` with the data set's name."""
+    """Folder of the search and the runs; default: `runs/finetune-RECIPE`, for `custom` with the data set's name."""
     device: Device = "auto"
     json: Json = False
 
     def run(self) -> int:
-        print_start(f"loading {self.checkpoint}")
+        print_note(f"loading {self.checkpoint} ...")
         from vitlab.pipelines.finetune import sweep_and_finetune
         from vitlab.train.distributed import init_distributed
 
@@ -101,7 +97,7 @@ class Finetune:
             raise UserError(
                 "name the images with --dataset folder:PATH (or a data set), or take a --recipe with a data set."
             )
-        short_name = Path(name.partition(":")[2] or name).name if self.recipe == "own" else self.recipe
+        short_name = Path(name.partition(":")[2] or name).name if self.recipe in ("custom", "own") else self.recipe
         workdir = self.workdir or Path("runs") / f"finetune-{short_name}"
         with init_distributed() as world:
             options: dict[str, Any] = {"image_size": self.image_size, "interpolation": self.interpolation}
@@ -116,7 +112,7 @@ class Vtab:
     """Evaluate a checkpoint on VTAB-1k: 19 tasks, each fine-tuned on 1,000 images with one setting and tested."""
 
     checkpoint: Checkpoint
-    config: RunConfig
+    config: TrainConfig
     root: str | None = None
     """Folder of the tasks' data; default: the cache folder. `vitlab list vtab` says where the data comes from."""
     out: Path = Path("runs/vtab")
@@ -133,17 +129,16 @@ class Vtab:
     json: Json = False
 
     def run(self) -> int:
-        print_start(f"loading {self.checkpoint}")
+        print_note(f"loading {self.checkpoint} ...")
         from vitlab.pipelines.vtab import as_table, vtab
         from vitlab.train.distributed import init_distributed
+
+        def print_accuracy(task: str, record: dict[str, Any]) -> None:
+            print_note(f"{task}: {record['accuracy']:.2%} of {record['images']:,}")
 
         with init_distributed() as world:
             options: dict[str, Any] = {"select": self.select, "download": self.download, "image_size": self.image_size}
             options |= {"tasks": self.tasks or "available", "device": self.device, "world": world}
-            result = vtab(self.checkpoint, self.config, self.root, self.out, **options, on_task=_print_accuracy)
+            result = vtab(self.checkpoint, self.config, self.root, self.out, **options, on_task=print_accuracy)
         print_result(result, self.json, f"{as_table(result)}\nresult: {self.out / 'result.json'}")
         return 0 if result["tasks"] else 1  # no task had its data
-
-
-def _print_accuracy(task: str, record: dict[str, Any]) -> None:
-    print_note(f"{task}: {record['accuracy']:.2%} of {record['images']:,}")

@@ -3,10 +3,7 @@
 import math
 import os
 import platform
-import shutil
 import subprocess
-import time
-import timeit
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -17,46 +14,32 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.benchmark import Timer
 
 import vitlab
-from vitlab.models import ModelConfig, build_model
+from vitlab.models import ModelConfig
 from vitlab.models.attention import cpu_capabilities
+from vitlab.models.vit import build_model
 
 Step = Callable[[], object]
 
 
-# ------------------------------------------------------------------------------------------------------------- timing
+def timer(step: Step) -> Timer:
+    """A timer of `step` with the threads of this process; it synchronizes a GPU."""
+    return Timer("step()", globals={"step": step}, num_threads=torch.get_num_threads())
 
 
-def synchronized_time() -> float:
-    """The clock, after the current GPU has finished its work."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def seconds_per_step(step: Step, count: int = 1, warmup: int = 2) -> float:
-    """Mean time of `count` steps after `warmup` others, without garbage collection in between."""
-    timeit.timeit(step, number=warmup)
-    return timeit.timeit(step, number=count, timer=synchronized_time) / count
-
-
-def time_interleaved(
-    steps: Mapping[str, Step], seconds: float, rounds: int, say: Callable[[str], None]
-) -> dict[str, list[float]]:
+def time_interleaved(steps: Mapping[str, Step], seconds: float, rounds: int) -> dict[str, list[float]]:
     """Steps per second of each contender in each round, in turn, so that a disturbance affects all of them alike.
 
-    A contender's share of a round takes at least about `seconds`, and one step.
+    A contender's share of a round takes about `seconds`, and at least one step.
     """
-    counts = {}
-    for name, step in steps.items():
-        say(f"warming up {name}")
-        counts[name] = max(1, math.ceil(seconds / seconds_per_step(step)))
+    timers = {name: timer(step) for name, step in steps.items()}
+    counts = {name: math.ceil(seconds / timers[name].timeit(1).mean) for name in steps}
     rates: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds):
-        for name, step in steps.items():
-            say(f"round {turn + 1} of {rounds}, {name}")
-            rates[name].append(1 / seconds_per_step(step, counts[name], warmup=1))
+    for _ in range(rounds):
+        for name, count in counts.items():
+            rates[name].append(1 / timers[name].timeit(count).mean)
     return rates
 
 
@@ -81,11 +64,6 @@ class Product(NamedTuple):
     m: int
     k: int
     n: int
-
-    @property
-    def numel(self) -> int:
-        """Elements of both operands and the result."""
-        return self.batch * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 
 class _ProductRecorder(TorchDispatchMode):
@@ -164,7 +142,10 @@ def available_cores() -> int:
 def commit() -> str | None:
     """The commit of the checkout that this code runs from, with `-dirty` if it has changes; None outside a checkout."""
     checkout = Path(vitlab.__file__).parents[2]
-    if not shutil.which("git") or not (checkout / ".git").exists():
+    if not (checkout / ".git").exists():  # an installed package may lie in the checkout of something else
         return None
     command = ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or None
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None

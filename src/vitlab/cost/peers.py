@@ -1,10 +1,9 @@
-"""One step of a model in training or inference: ours, and the same model's in timm and Hugging Face.
+"""One step of a model in training or inference: ours, and the same model's in timm and Hugging Face at their defaults.
 
-All contenders have the same weights, batch and dtype. Before a peer is timed, its logits are compared with ours. Each
-peer has two variants, with fused attention and with plain matrix products; the faster one counts.
+All contenders have the same weights, batch and dtype. Training clips the gradients and updates by torch's fused AdamW:
+ours is the step of `vitlab pretrain`, and peers run under autocast. A peer's logits are compared with ours first.
 """
 
-import dataclasses
 import importlib
 import importlib.util
 import tempfile
@@ -19,23 +18,19 @@ from torch import Tensor, nn
 from vitlab.config import OptimConfig, TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.errors import UserError
-from vitlab.models import ModelConfig, ViTConfig, build_model
-from vitlab.models.vit import Model
-from vitlab.settings import nearest
+from vitlab.models import ModelConfig
+from vitlab.models.vit import Model, build_model
 from vitlab.train.checkpoint import create_state
 from vitlab.train.distributed import SINGLE
 from vitlab.train.loop import train_step
 from vitlab.train.objectives import create_objective, create_training_model
-from vitlab.train.precision import Precision, resolve_precision
 from vitlab.weights import ParityError
 
 Mode = Literal["train", "infer"]
 OURS = "vitlab"
-PACKAGES = {"timm": ("timm", ">=1.0.20"), "huggingface": ("transformers", ">=5")}
+PEERS = {"timm": ("timm", ">=1.0.20"), "huggingface": ("transformers", ">=5")}
 """Peer -> its package and the version to install."""
-FUSED, PRODUCTS = "fused attention", "attention as products"
 OPTIM = OptimConfig(lr=1e-5, weight_decay=0.05, clip_norm=1.0)
-"""The update that all contenders make, with torch's fused AdamW."""
 MAX_DIFFERENCE = 1e-3
 """Of a peer's logits from ours in float32, relative to their norm."""
 
@@ -53,57 +48,39 @@ class Work:
 
     @property
     def run(self) -> TrainConfig:
-        """Our training: in bfloat16 with the precision that `vitlab pretrain` chooses on this device."""
-        automatic = resolve_precision("auto", torch.device(self.device))
-        lower: Precision = "bfloat16" if automatic == "float32" else automatic
-        precision = "float32" if self.dtype == "float32" else lower
-        run = TrainConfig(model=self.config, optim=OPTIM, steps=10**9, batch_size=self.batch, precision=precision)
-        return dataclasses.replace(run, compile=self.compile)
-
-
-@dataclass(frozen=True)
-class Contender:
-    """A model ready to run. `step` goes once through the batch; in inference it returns the logits."""
-
-    name: str
-    settings: str
-    """A description of the settings it runs with."""
-    step: Callable[[], Tensor | None]
-
-
-def variants(peer: str, config: ModelConfig) -> tuple[str, ...]:
-    """The names of a peer's contenders. A model without attention has one."""
-    return (f"{peer}, {FUSED}", f"{peer}, {PRODUCTS}") if isinstance(config, ViTConfig) else (peer,)
+        """Our training, with the precision that `vitlab pretrain` has for this dtype on this device."""
+        lower = "autocast" if self.device.startswith("cuda") else "bfloat16"
+        return TrainConfig(
+            model=self.config,
+            optim=OPTIM,
+            steps=10**9,
+            batch_size=self.batch,
+            precision="float32" if self.dtype == "float32" else lower,
+            compile=self.compile,
+        )
 
 
 def check_installed(peer: str) -> None:
-    """Raises UserError for an unknown peer and for one whose package is not installed."""
-    if peer not in PACKAGES:
-        raise UserError(f"unknown peer {peer!r}; {nearest(peer, PACKAGES)}.")
-    package, version = PACKAGES[peer]
+    """Raises UserError where the peer's package is not installed."""
+    package, version = PEERS[peer]
     if importlib.util.find_spec(package) is None:
         raise UserError(f"--against {peer} requires {package}: pip install '{package}{version}'")
 
 
-def build(name: str, work: Work) -> Contender:
-    """The contender of that name: `vitlab`, or one of `variants`.
+def build(name: str, work: Work) -> Callable[[], Tensor | None]:
+    """The step of `vitlab` or of a peer: computes one batch, and returns the logits in inference.
 
-    Raises UserError for a model that the peer does not support, ParityError where its logits differ from ours.
+    Raises ValueError for a model that the peer does not support, ParityError where its logits differ from ours.
     """
     device, model = torch.device(work.device), example_model(work.config)
     if name != OURS:
-        ours, (peer, _, variant) = model, name.partition(", ")
-        model = {"timm": _timm, "huggingface": _huggingface}[peer](ours, variant != PRODUCTS)
+        ours, model = model, {"timm": _timm, "huggingface": _huggingface}[name](model)
         _check_equal(name, ours, model)
     if work.mode == "infer":
-        return Contender(name, f"weights and images in {work.dtype}", _inference_step(work, model, device))
-    run = work.run
+        return _inference_step(work, model, device)
     if name == OURS:
-        settings = f"the step of vitlab pretrain, precision {run.precision}, gradients clipped at 1"
-        return Contender(name, settings, training_step(run, device, model))
-    cast = "bfloat16 autocast" if work.dtype == "bfloat16" else "float32"
-    step = _peer_training_step(work, model.to(device), example_batch(run, device))
-    return Contender(name, f"{cast}, fused AdamW, gradients clipped at 1", step)
+        return training_step(work.run, device, model)
+    return _peer_training_step(work, model.to(device), example_batch(work.run, device))
 
 
 # --------------------------------------------------------------------------------------------------------------- ours
@@ -149,17 +126,11 @@ def training_step(run: TrainConfig, device: torch.device, model: nn.Module | Non
 
 
 def _inference_step(work: Work, model: nn.Module, device: torch.device) -> Callable[[], Tensor]:
-    """A forward pass, of our model and of peers alike."""
     dtype = getattr(torch, work.dtype)
     images = example_images(work.config, work.batch, device, dtype)
     model = model.to(device, dtype).eval()
     forward = torch.compile(model, dynamic=False) if work.compile else model
-
-    def step() -> Tensor:
-        with torch.no_grad():
-            return forward(images)
-
-    return step
+    return torch.no_grad()(lambda: forward(images))
 
 
 # -------------------------------------------------------------------------------------------------------------- peers
@@ -169,7 +140,7 @@ def _check_equal(name: str, ours: Model, theirs: nn.Module) -> None:
     images = example_images(ours.config, 2)
     with torch.inference_mode():
         expected, logits = ours(images), theirs(images)
-    difference = float((expected - logits.float()).norm() / expected.norm())
+    difference = float((expected - logits).norm() / expected.norm())
     if not difference <= MAX_DIFFERENCE:
         raise ParityError(f"{name} differs from vitlab with the same weights, by {difference:.1e} of the logits' norm.")
 
@@ -185,29 +156,23 @@ class _Logits(nn.Module):
         return self.model(pixel_values=images).logits
 
 
-def _timm(model: Model, fused: bool) -> Any:
-    timm, settings = importlib.import_module("timm"), importlib.import_module("timm.layers.config")
+def _timm(model: Model) -> Any:
     from vitlab.weights.timm import write_timm
 
     with tempfile.TemporaryDirectory() as folder:
         write_timm(model, folder, {})
-        settings.set_fused_attn(fused)  # read when a model is built
-        try:
-            return timm.create_model(f"local-dir:{folder}", pretrained=True).eval()
-        finally:
-            settings.set_fused_attn(True)
+        return importlib.import_module("timm").create_model(f"local-dir:{folder}", pretrained=True).eval()
 
 
-def _huggingface(model: Model, fused: bool) -> Any:
-    transformers = importlib.import_module("transformers")
-    transformers.utils.logging.disable_progress_bar()
+def _huggingface(model: Model) -> Any:
     from vitlab.weights.huggingface import write_huggingface
 
-    attention = {"attn_implementation": "sdpa" if fused else "eager"} if isinstance(model.config, ViTConfig) else {}
+    transformers = importlib.import_module("transformers")
+    transformers.utils.logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as folder:
         write_huggingface(model, folder, {})
         auto_model = transformers.AutoModelForImageClassification
-        return _Logits(auto_model.from_pretrained(folder, dtype=torch.float32, **attention)).eval()
+        return _Logits(auto_model.from_pretrained(folder, dtype=torch.float32)).eval()
 
 
 def _peer_training_step(work: Work, model: nn.Module, batch: Batch) -> Callable[[], None]:

@@ -1,30 +1,29 @@
 """The cost of a run before it starts: compute, hours, memory of each process, data rate, checkpoint.
 
-Nothing is read and nothing is trained. Memory is counted from the step itself (`cost/memory.py`).
+Nothing is read and nothing is trained. Memory is counted from the step itself (`train/memory.py`).
 """
 
 import dataclasses
 import os
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.cost.measure import time_interleaved
-from vitlab.cost.memory import Process, weight_counts
 from vitlab.cost.peers import training_step
 from vitlab.display import format_table
 from vitlab.errors import UserError
-from vitlab.evaluate.load import choose_device
 from vitlab.pipelines.finetune import bit_hyperrule
 from vitlab.recipes import pretrain
 from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of
 from vitlab.studies.spec import Point, exaflops, updates
+from vitlab.train.memory import Process, weight_counts
 from vitlab.train.optim import state_per_weight
-from vitlab.train.precision import device_name, keep_freed_memory, resolve_precision
+from vitlab.train.precision import choose_device, device_name, keep_freed_memory, resolve_precision
 from vitlab.train.progress import DEVICES, find_device
 
 CPU = "cpu"
@@ -46,7 +45,6 @@ def estimate(
     model_name: str | None = None,
     examples: int | None = None,
     image_kb: float = 110.0,
-    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """The cost of a run, as plain data. Sizes are in bytes.
 
@@ -58,18 +56,19 @@ def estimate(
     if not image_kb > 0 or (examples is not None and examples < 1):
         raise UserError(f"image_kb={image_kb} and examples={examples} must be more than 0.")
     examples = _examples(config, examples)
-    if isinstance(config, FinetuneConfig) and config.automatic:
-        if examples is None:
-            raise UserError("this recipe depends on the number of training images; give it with --examples.")
-        config = bit_hyperrule(config, examples)
+    config = _complete(config, examples)
     if count < 1 or config.batch_size % count:
         raise UserError(f"count is {count}; it must divide the batch of {config.batch_size}.")
-    config = dataclasses.replace(config, model=model_of(Point("plan", config, {}), {}))
     total_images = examples or config.batch_size  # with a fixed number of steps any number will do
     exa, steps = exaflops(config, total_images), updates(config, total_images)
     memory = _memory(config, device, count)
     peak = DEVICES[device].tflops * 1e12 if device in DEVICES else None
-    flops, source = _flops_per_second(config, device, peak, mfu, memory["images_at_once"], say)
+    if mfu == "measured":
+        flops, source = _measured_flops(config, device, memory["images_at_once"])
+    else:
+        flops, source = _share(mfu) * (peak or 0.0), "assumed"
+    if not flops:
+        raise UserError("the peak of a CPU is unknown; give --mfu measured.")
     seconds = exa * 1e18 / (flops * count)
     images_per_s = steps * config.batch_size / seconds
     parameters, forward_macs = weight_counts(config)[0], config.model.forward_macs
@@ -86,12 +85,11 @@ def estimate(
         "count": count,
         "tflops": flops / 1e12,
         "mfu": flops / peak if peak else None,
-        "mfu_is": source,
+        "mfu_source": source,
         "hours": seconds / 3600,
         "device_hours": count * seconds / 3600,
         "tpuv3_core_days": core_days(exa),
         "images_per_s": images_per_s,
-        "images_per_s_each": images_per_s / count,
         "image_kb": image_kb,
         "bytes_per_s": images_per_s * image_kb * 1e3,
         "checkpoint_bytes": 4 * state * parameters,
@@ -99,18 +97,24 @@ def estimate(
     }
 
 
-def _examples(config: TrainConfig, given: int | None) -> int | None:
+def _complete(config: TrainConfig, examples: int | None) -> TrainConfig:
+    """`config` with everything that depends on the data."""
+    if isinstance(config, FinetuneConfig) and config.automatic:
+        if examples is None:
+            raise UserError("this recipe depends on the number of training images; give it with --examples.")
+        config = bit_hyperrule(config, examples)
+    return dataclasses.replace(config, model=model_of(Point("plan", config, {}), {}))
+
+
+def _examples(config: TrainConfig, count: int | None) -> int | None:
     """Images of the training split; None where they are unknown and do not affect the length of the run."""
     try:
-        return given or images(config.data)
+        return count or images(config.data)
     except ValueError as error:
         if config.steps is not None:
             return None
         name = config.data.name or "your set"
         raise UserError(f"the number of images of {name} is unknown; give --examples.") from error
-
-
-# --------------------------------------------------------------------------------------------------------------- time
 
 
 def core_days(exa: float) -> dict[str, float]:
@@ -124,25 +128,18 @@ def core_days(exa: float) -> dict[str, float]:
     return {"days": exa * 1e6 / tflops / DAY, "tflops": tflops}
 
 
-def _flops_per_second(
-    config: TrainConfig, device: str, peak: float | None, mfu: str, images_at_once: int, say: Callable[[str], None]
-) -> tuple[float, str]:
-    """FLOP/s of a device, of those that Table 6 counts, and where the number comes from."""
-    if mfu == "measured":
-        return _measure(config, device, images_at_once, say)
+def _share(mfu: str) -> float:
     try:
         share = float(mfu)
-    except ValueError as error:
-        raise UserError(f"--mfu is {mfu!r}; give a share such as 0.4, or measured.") from error
+    except ValueError:
+        share = 0.0
     if not 0 < share <= 1:
-        raise UserError(f"--mfu is {mfu}; it is a share of the device's peak, in (0, 1].")
-    if peak is None:
-        raise UserError("the peak of a CPU is unknown; give --mfu measured.")
-    return share * peak, "assumed"
+        raise UserError(f"--mfu is {mfu}; give a share of the device's peak, in (0, 1], or measured.")
+    return share
 
 
-def _measure(config: TrainConfig, device: str, images_at_once: int, say: Callable[[str], None]) -> tuple[float, str]:
-    """What the run's own step achieves on this machine, over a few seconds, on random images."""
+def _measured_flops(config: TrainConfig, device: str, images_at_once: int) -> tuple[float, str]:
+    """FLOP/s, as Table 6 counts them, of the run's own step on this machine, and a description of the measurement."""
     here = choose_device(CPU if device == CPU else "auto")
     name = device_name(here)
     if device != (find_device(name) or name):
@@ -153,11 +150,8 @@ def _measure(config: TrainConfig, device: str, images_at_once: int, say: Callabl
         keep_freed_memory()
         size = min(size, max(1, round(MAX_CPU_FLOPS / flops)))
     run = dataclasses.replace(single, batch_size=size, microbatch=None, fsdp=False)
-    rates = time_interleaved({"the step": training_step(run, here)}, SECONDS, ROUNDS, say)["the step"]
+    rates = time_interleaved({"step": training_step(run, here)}, SECONDS, ROUNDS)["step"]
     return statistics.median(rates) * size * flops, f"measured here, on {name}, with {size} images at once"
-
-
-# ------------------------------------------------------------------------------------------------------------- memory
 
 
 def _memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]:
@@ -168,23 +162,21 @@ def _memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]:
     else:
         precision = "autocast" if config.precision == "auto" else config.precision
         available = DEVICES[device].memory
-    images_each = config.batch_size // count
-    at_once = min(config.microbatch or images_each, images_each)
+    images_per_process = config.batch_size // count
+    at_once = min(config.microbatch or images_per_process, images_per_process)
     memory: dict[str, Any] = {}
     for strategy in ("ddp", "fsdp") if count > 1 else ("alone",):
         process = Process(config, precision, CPU if device == CPU else "cuda", count, sharded=strategy == "fsdp")
         parts = process.memory(at_once)
-        total = sum(parts.values())
-        memory[strategy] = {"parts": parts, "total": total, "fits": total <= available}
-        if total > available:
-            microbatch = at_once // 2
-            while microbatch and sum(process.memory(microbatch).values()) > available:
-                microbatch //= 2
-            memory[strategy]["microbatch_that_fits"] = microbatch
+        total, microbatch = sum(parts.values()), at_once
+        while microbatch and sum(process.memory(microbatch).values()) > available:
+            microbatch //= 2
+        fits = total <= available
+        memory[strategy] = {"parts": parts, "total": total, "fits": fits, "microbatch_that_fits": microbatch}
     return {
         "precision": precision,
         "activation_checkpointing": config.activation_checkpointing,
-        "images_each": images_each,
+        "images_per_process": images_per_process,
         "images_at_once": at_once,
         "memory_bytes": available,
         "memory": memory,
@@ -192,56 +184,40 @@ def _memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]:
     }
 
 
-# --------------------------------------------------------------------------------------------------------- for people
-
-
 def format_estimate(cost: Mapping[str, Any]) -> str:
     """The result of `estimate` as text."""
+    hours, paper, memory = cost["hours"], cost["tpuv3_core_days"], cost["memory"]
     length = "" if cost["epochs"] is None else f" = {cost['epochs']:.3g} epochs of {cost['examples']:,} images"
-    hours, paper = cost["hours"], cost["tpuv3_core_days"]
-    mfu = f"MFU {cost['mfu']:.1%}, {cost['mfu_is']}" if cost["mfu"] else cost["mfu_is"]
-    days = f" ({hours / 24:.3g} days)" if hours > 48 else ""
+    mfu = f"MFU {cost['mfu']:.1%}, {cost['mfu_source']}" if cost["mfu"] else cost["mfu_source"]
     lines = {
         "model": f"{cost['model']['name'] or 'without a name'}: {cost['model']['parameters']:,} parameters, "
         f"{cost['model']['forward_macs'] / 1e9:.4g} billion multiply-accumulates per image",
         "length": f"{cost['steps']:,} steps of {cost['batch_size']:,}{length}",
         "compute": f"{_short(cost['exaflops'])} exaFLOPs of training, as Table 6 counts",
-        "time": f"{_short(hours)} hours{days} of {cost['count']} {cost['device']} at {cost['tflops']:.3g} TFLOP/s "
-        f"each ({mfu}); {_short(cost['device_hours'])} device-hours",
+        "time": f"{_short(hours)} hours ({hours / 24:.3g} days) of {cost['count']} {cost['device']} at "
+        f"{cost['tflops']:.3g} TFLOP/s each ({mfu}); {_short(cost['device_hours'])} device-hours",
         "in the paper": f"{_short(paper['days'])} TPUv3-core-days, at the {paper['tflops']:.1f} TFLOP/s of Table 2",
-        "data": f"{_short(cost['images_per_s'])} images/s, {_short(cost['images_per_s_each'])} per process; "
-        f"{_short(cost['bytes_per_s'] / 1e6)} MB/s at {cost['image_kb']:g} kB per image",
+        "data": f"{_short(cost['images_per_s'])} images/s; {_short(cost['bytes_per_s'] / 1e6)} MB/s at "
+        f"{cost['image_kb']:g} kB per image",
         "checkpoint": f"{_short(cost['checkpoint_bytes'] / 1e6)} MB",
     }
-    return "\n".join([*(f"{name:12}  {text}" for name, text in lines.items()), "", *_memory_lines(cost)])
+    rows = []
+    for name, column in memory.items():
+        row = {"MB": name, **column["parts"], "total": column["total"], "available": cost["memory_bytes"]}
+        rows.append({key: f"{cell / 1e6:,.1f}" if isinstance(cell, int) else cell for key, cell in row.items()})
+    recomputed = ", blocks recomputed" if cost["activation_checkpointing"] else ""
+    header = (
+        f"memory of a process ({cost['precision']}{recomputed}; {cost['images_at_once']:,} of its "
+        f"{cost['images_per_process']:,} images at once; this run: {cost['chosen']})"
+    )
+    notes = []
+    for name, column in memory.items():
+        if not column["fits"]:
+            most = column["microbatch_that_fits"]
+            notes.append(f"{name}: {f'--microbatch {most} would fit' if most else 'one image at once does not fit'}.")
+    return "\n".join([*(f"{name:12}  {text}" for name, text in lines.items()), "", header, format_table(rows), *notes])
 
 
 def _short(value: float) -> str:
     """Four significant digits."""
     return f"{float(f'{value:.4g}'):,.0f}" if value >= 1000 else f"{value:.4g}"
-
-
-def _memory_lines(cost: Mapping[str, Any]) -> list[str]:
-    """A table of the strategies, with a column for each part."""
-    memory = cost["memory"]
-    unit, scale = ("GB", 1e9) if max(column["total"] for column in memory.values()) >= 1e9 else ("MB", 1e6)
-    rows = [
-        {
-            "": name,
-            **{part: f"{size / scale:.2f}" for part, size in column["parts"].items()},
-            "total": f"{column['total'] / scale:.2f}",
-            f"fits in {cost['memory_bytes'] / scale:,.0f}": "yes" if column["fits"] else "no",
-        }
-        for name, column in memory.items()
-    ]
-    recomputed = ", blocks recomputed" if cost["activation_checkpointing"] else ""
-    lines = [
-        f"memory of a process in {unit} ({cost['precision']}{recomputed}; {cost['images_at_once']:,} of its "
-        f"{cost['images_each']:,} images at once; this run: {cost['chosen']})",
-        format_table(rows),
-    ]
-    for name, column in memory.items():
-        if not column["fits"]:
-            most = column["microbatch_that_fits"]
-            lines.append(f"{name}: {f'--microbatch {most} would fit' if most else 'one image at once does not fit'}.")
-    return lines

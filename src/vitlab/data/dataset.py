@@ -1,19 +1,21 @@
-"""The `Dataset` type: N labeled images, in files or in memory. An image is uint8 [H, W, 3], RGB."""
+"""The `Dataset` type: N labeled images, in files or in memory; and parts of it. An image is uint8 [H, W, 3], RGB."""
 
+import copy
 import dataclasses
 import hashlib
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import overload
 
 import numpy as np
-from jaxtyping import Bool, Int64
+from jaxtyping import Bool, Int, Int64
 
 from vitlab.data.decode import Entry, ImageError
 from vitlab.errors import UserError
 from vitlab.io import NPZ_ERRORS, reading_npz
+from vitlab.rng import Stream, philox
 
 # Images of one size up to MEMORY_SIDE pixels are decoded once, if they have at most MEMORY_BYTES, and MEMORY_FILES
 # images: at each start of a run every file takes 40 microseconds or more.
@@ -59,14 +61,14 @@ class Labels:
         return self.values[self.offsets[index] : self.offsets[index + 1]]
 
     def take(self, indices: np.ndarray) -> "Labels":
-        """The labels of the images `indices`, in that order."""
+        """Those of the images `indices`, in that order."""
         counts = self.counts[indices]
         offsets = np.concatenate([[0], np.cumsum(counts)])
         shift = np.repeat(self.offsets[:-1][indices] - offsets[:-1], counts)
         return Labels(self.values[shift + np.arange(offsets[-1])], offsets)
 
     def renumber(self, new: np.ndarray) -> "Labels":
-        """Every label c becomes `new[c]`; those that become -1 are dropped, so that an image may end without any."""
+        """Every label c becomes `new[c]`; those that become -1 are dropped, and an image may be left without any."""
         values = new[self.values]
         remaining = np.concatenate([[0], np.cumsum(values >= 0)])
         return Labels(values[values >= 0], remaining[self.offsets])
@@ -87,14 +89,21 @@ class Labels:
 class Entries(Sequence[Entry]):
     """N images whose locations are stored in arrays, so that a million images do not need a million objects.
 
-    near: whether they are on this machine; `order` and `read_ahead` are for those that are not.
+    rows: int64 [N], which of the stored images they are. local: whether they are on this machine; `order` and
+    `read_ahead` are for those that are not.
     """
 
-    near = True
+    rows: np.ndarray
+    local = True
 
-    @abstractmethod
+    def __len__(self) -> int:
+        return len(self.rows)
+
     def take(self, indices: np.ndarray) -> "Entries":
-        """The images `indices`, in that order."""
+        """Those of the images `indices`, in that order."""
+        part = copy.copy(self)
+        part.rows = self.rows[indices]
+        return part
 
     @abstractmethod
     def join(self, other: "Entries") -> "Entries":
@@ -105,7 +114,7 @@ class Entries(Sequence[Entry]):
         """The image `index`, which is from 0 to N - 1."""
 
     def order(self, seed: int, epoch: int) -> np.ndarray | None:
-        """The order of an epoch, int64 [N], a function of nothing else; None where any is as good."""
+        """The order of an epoch, int64 [N], a function of its arguments alone; None for the loader's order."""
         return None
 
     def read_ahead(self, requests: Iterator[Request]) -> Iterator[Request]:
@@ -183,7 +192,7 @@ class Dataset:
 
         With `on_error="raise"` the first unreadable image is raised; with "skip" it is left to the loader.
         """
-        remote = isinstance(self.entries, Entries) and not self.entries.near
+        remote = isinstance(self.entries, Entries) and not self.entries.local
         if self.pixels is not None or remote or len(self) > MEMORY_FILES:
             return self
         pixels, failures = None, {}
@@ -195,11 +204,9 @@ class Dataset:
                     raise
                 failures[i] = error
                 continue
-            if pixels is None:
-                if max(image.shape) > MEMORY_SIDE or image.nbytes * len(self) > MEMORY_BYTES:
-                    return self
+            if pixels is None and max(image.shape) <= MEMORY_SIDE and image.nbytes * len(self) <= MEMORY_BYTES:
                 pixels = np.zeros((len(self), *image.shape), np.uint8)
-            if image.shape != pixels.shape[1:]:
+            if pixels is None or image.shape != pixels.shape[1:]:
                 return self
             pixels[i] = image
         return self if pixels is None else dataclasses.replace(self, pixels=pixels, failures=failures)
@@ -229,6 +236,66 @@ Splits = tuple[list[str], Callable[[str], Dataset]]
 """A source that is split on disk: the splits that are there, and a function that reads one of them."""
 
 
+def shuffled_ranks(
+    labels: Int[np.ndarray, " n"], seed: int, stream: Stream
+) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
+    """The images ordered by class, shuffled within each by (seed, index), and their ranks in their class."""
+    order = np.lexsort((philox(seed, stream).random_raw(len(labels)), labels))
+    counts = np.bincount(labels)
+    return order, np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def stratified_split(
+    labels: np.ndarray, shares: Mapping[str, float], seed: int, stream: Stream = Stream.SPLIT
+) -> dict[str, np.ndarray]:
+    """Sorted indices of "train" and of every split in `shares`, which partition all indices.
+
+    Each class gives each split its share, rounded, and at least one image if it has enough for all splits. A part that
+    is split again needs another `stream`.
+    """
+    order, rank = shuffled_ranks(labels, seed, stream)
+    size = np.bincount(labels)[labels[order]]
+    parts: dict[str, np.ndarray] = {}
+    start = np.zeros_like(size)
+    for name, share in shares.items():
+        stop = start + np.where(size > len(shares), np.maximum(np.rint(share * size), 1), 0).astype(np.int64)
+        stop = np.minimum(stop, size - 1)  # train keeps one, however large the shares
+        parts[name] = np.sort(order[(rank >= start) & (rank < stop)])
+        start = stop
+    return parts | {"train": np.sort(order[rank >= start])}
+
+
+def part_of(dataset: Dataset, share: float, seed: int) -> Dataset:
+    """The given share of each class of a whole split, in its order, and at least one image of each class (Sec. 4.3).
+
+    A part is contained in every larger one of the same seed. Of several labels of an image the first counts.
+    Deviation: the paper's parts of JFT are not stratified.
+    """
+    if not 0 < share <= 1:
+        raise UserError(f"part is {share}; it is a share of each class of the split, in (0, 1], or None for all.")
+    order, rank = shuffled_ranks(dataset.labels, seed, Stream.SUBSET)
+    counts = np.maximum(np.rint(share * np.bincount(dataset.labels)), 1)
+    return dataset.take(np.sort(order[rank < counts[dataset.labels[order]]]))
+
+
+def keep_classes(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
+    """The images of these classes, which are renumbered in the order given; an image stays if it has any of them."""
+    count = len(dataset.classes)
+    if not classes or len(set(classes)) < len(classes) or not all(0 <= c < count for c in classes):
+        raise UserError(f"classes must be different numbers from 0 to {count - 1} of {dataset.name}, not {classes}")
+    new = np.full(count, -1)
+    new[list(classes)] = np.arange(len(classes))
+    labels = dataset.all_labels.renumber(new)
+    indices = np.flatnonzero(labels.counts)
+    labels = labels.take(indices)
+    return dataclasses.replace(
+        dataset.take(indices),
+        classes=tuple(dataset.classes[c] for c in classes),
+        labels=labels.firsts.astype(np.int64),
+        label_sets=None if dataset.label_sets is None else labels,
+    )
+
+
 def numbered_classes(top: int, where: str) -> tuple[str, ...]:
     """The numbers of classes without names, 0 to `top`. Raises UserError for too many; `where` says of what."""
     if top >= MAX_CLASSES:
@@ -236,32 +303,26 @@ def numbered_classes(top: int, where: str) -> tuple[str, ...]:
     return tuple(str(i) for i in range(top + 1))
 
 
-def digest_images(start: str, dataset: Dataset, indices: range, stats: dict[str, bytes]) -> str:
-    """SHA-256 of `start` and the images `indices`: their bytes in memory, or the paths, sizes and times of files.
-
-    `stats` caches the state of files between calls. Labels do not count.
-    """
+def digest_images(start: str, dataset: Dataset) -> str:
+    """SHA-256 of `start` and the images: their bytes in memory, or the paths, sizes and times of files. Labels do not
+    count."""
     digest = hashlib.sha256(start.encode())
-    part = slice(indices.start, indices.stop)
     if dataset.pixels is not None:
-        pixels = np.ascontiguousarray(dataset.pixels[part])
-        broken = [i - indices.start for i in dataset.failures if i in indices]
-        digest.update(f"{pixels.dtype} {pixels.shape} {sorted(broken)}".encode())
+        pixels = np.ascontiguousarray(dataset.pixels)
+        digest.update(f"{pixels.dtype} {pixels.shape} {sorted(dataset.failures)}".encode())
         digest.update(pixels.data)
-    else:
-        for entry in dataset.entries[part]:
-            if entry.file not in stats:
-                stats[entry.file] = _stat(entry.file)
-            digest.update(stats[entry.file] + f"\0{entry[1:]}\n".encode(errors="surrogateescape"))
+        return digest.hexdigest()
+    states: dict[str, bytes] = {}
+    for entry in dataset.entries:
+        if entry.file not in states:
+            try:
+                stat = os.stat(entry.file)  # noqa: PTH116  (a Path for every one of a million files is slow)
+                state = f"{os.path.abspath(entry.file)}\0{stat.st_size}\0{stat.st_mtime_ns}"  # noqa: PTH100
+            except OSError:
+                state = f"{entry.file}\0missing"  # reading it says what is wrong with it
+            states[entry.file] = state.encode(errors="surrogateescape")
+        digest.update(states[entry.file] + f"\0{entry[1:]}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
-
-
-def _stat(file: str) -> bytes:
-    try:
-        stat = os.stat(file)  # noqa: PTH116  (a Path for every one of a million files is slow)
-    except OSError:
-        return f"{file}\0missing".encode(errors="surrogateescape")  # reading it says what is wrong with it
-    return f"{os.path.abspath(file)}\0{stat.st_size}\0{stat.st_mtime_ns}".encode(errors="surrogateescape")  # noqa: PTH100
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray] | None:

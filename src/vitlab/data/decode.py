@@ -56,8 +56,7 @@ def decode_image(data: bytes | Path, *, path: str = "<bytes>", max_pixels: int =
     RGB, and of an animation the first frame is taken.
     """
     if isinstance(data, Path):
-        path = str(data)
-        data = read_bytes(path)
+        path, data = str(data), read_bytes(str(data))
     if jpeg := plain_jpeg(data, path=path, max_pixels=max_pixels):
         return jpeg.rows(jpeg.height)
     return _decode_with_pillow(data, path, max_pixels=max_pixels)
@@ -69,10 +68,8 @@ def read_bytes(path: str, offset: int = 0, size: int = -1) -> bytes:
         with open_regular(path) as file:
             file.seek(offset)
             return file.read(size)
-    except OSError as error:
-        raise ImageError(path, error.strerror or str(error)) from error
-    except UserError as error:  # not a regular file
-        raise ImageError(path, f"it {str(error).removeprefix(path).strip()}") from error
+    except (OSError, UserError) as error:  # UserError: not a regular file
+        raise ImageError(path, getattr(error, "strerror", None) or str(error)) from error
 
 
 def _decode_with_pillow(data: bytes, path: str, shrink: int = 1, max_pixels: int = MAX_PIXELS) -> np.ndarray:
@@ -184,14 +181,14 @@ def _is_upright(jpeg: bytes) -> bool:
 class Entry(NamedTuple):
     """The bytes of one image: a whole file, or a member of a tar at `offset` with `size` bytes.
 
-    `border` pixels are cut off at every side of the image.
+    `edge` pixels are cut off at every side of the image.
     """
 
     file: str
     member: str = ""
     offset: int = 0
     size: int = -1
-    border: int = 0
+    edge: int = 0
 
     @property
     def path(self) -> str:
@@ -205,15 +202,15 @@ class Entry(NamedTuple):
     def read(self) -> np.ndarray:
         """The decoded image, uint8 [H, W, 3]. Raises `ImageError`."""
         image = decode_image(self.data(), path=self.path)
-        if not self.border:
+        if not self.edge:
             return image
-        if min(image.shape[:2]) <= 2 * self.border:
-            raise ImageError(self.path, f"{image.shape[1]} x {image.shape[0]} pixels are nothing but border")
-        return image[self.border : -self.border, self.border : -self.border]
+        if min(image.shape[:2]) <= 2 * self.edge:
+            raise ImageError(self.path, f"{image.shape[1]} x {image.shape[0]} pixels are nothing but edge")
+        return image[self.edge : -self.edge, self.edge : -self.edge]
 
     def open(self) -> np.ndarray | Jpeg:
         """As `read`, but a plain JPEG stays encoded, for a crop to decode its rows."""
-        if self.border or type(self).read is not Entry.read:
+        if self.edge or type(self).read is not Entry.read:
             return self.read()
         data = self.data()
         return plain_jpeg(data, path=self.path) or decode_image(data, path=self.path)

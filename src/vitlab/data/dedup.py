@@ -1,33 +1,41 @@
 """Near-duplicates of test images in a training set, which make a test easier than it seems (Sec. 4.1).
 
-`similarity.py` compares two images. A set is read in shards of `SHARD` images, whose thumbnails are cached: an
-interrupted search continues, and memory holds one shard of the training set and the thumbnails of the test set.
+Similar are images that were resized, recompressed, brightened, made gray, cropped by up to about 8 % of a side, and all
+of these mirrored; not those that were rotated or cropped by more. Thumbnails are compared: a hash proposes pairs
+(`candidates`, `correlated`), which is cheap; the distance aligns the two images (`distances`).
 """
 
-import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int64, UInt8
+import torch
+from jaxtyping import Bool, Float, Int64, UInt8, UInt64
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
 
-from vitlab.data.dataset import Dataset, digest_images, read_arrays
+from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
-from vitlab.data.similarity import SIDE, THRESHOLD, alike, candidates, distances, hashes, thumbnail
-from vitlab.io import write_arrays
 
-FLAT = 2.0
-"""Thumbnails whose gray values (0-255) have a smaller deviation show nothing to compare: left out and counted."""
-SHARD = 16_384
-"""Images whose thumbnails are in one file, and in memory together."""
+SIDE = 32  # pixels of a thumbnail's side
+MIN_DEVIATION = 2.0  # of the gray values (0-255) of a thumbnail; below, it is blank: left out and counted
+SHARD = 16_384  # training images whose thumbnails are in memory together
+CENTER = 0.94  # share of each side that the second hash of an image sees: it meets the first hash of a cropped copy
+COMPARED = ((0, 0), (0, 1), (1, 0))  # the hash of the one image, and that of the other: 0 of all of it, 1 of its center
+RADIUS = 18  # most bits in which the hashes of a proposed pair differ; measured by benchmarks/dedup.py
+NUM_FREQUENCIES, MIN_CORRELATION = 20, 0.85  # so many lowest frequencies of a proposed pair correlate at least so much
+THRESHOLD = 0.25  # largest distance of near-duplicates; measured by benchmarks/dedup.py
+MAX_THRESHOLD = 0.5  # beyond this, LEVELS stops the comparison
+# Sides at which a pair is aligned one after the other, steps at each, and the distance above which it is over.
+LEVELS = ((8, 4, 0.7), (16, 3, 0.5), (32, 3, np.inf))
+REACH = 0.14  # most by which an alignment shifts (in halves of a side) or scales
 
 Report = Callable[[str, int, int], None]
 """Receives the stage of the search, how many images of it are done, and of how many."""
 View = tuple[bool, np.ndarray, np.ndarray]
-"""Whether mirrored, thumbnails uint8 [M, S, S], and their hashes uint64 [2, M]."""
+"""Whether mirrored, thumbnails uint8 [M, S, S], and their frequencies [2, M, 64]."""
 
 
 class Pair(NamedTuple):
@@ -43,16 +51,15 @@ class Pair(NamedTuple):
     flipped: bool
 
 
-@dataclass(frozen=True, eq=False)
-class Omitted:
-    """Indices of images with nothing to compare (`flat`), and of those that could not be read, with the reason."""
+class Omitted(NamedTuple):
+    """Indices of blank images, and of those that could not be read, with the reason."""
 
-    flat: list[int] = field(default_factory=list)
-    unreadable: dict[int, str] = field(default_factory=dict)
+    blank: list[int]
+    unreadable: dict[int, str]
 
 
 class Duplicates(NamedTuple):
-    """The pairs, the nearest first, and the images of either set that could not be compared."""
+    """The pairs, the most similar first, and the images of either set that could not be compared."""
 
     pairs: list[Pair]
     train: Omitted
@@ -64,81 +71,243 @@ def find_duplicates(
     test: Dataset,
     *,
     limit: float = THRESHOLD,
-    cache: Path | None = None,
     workers: int = 0,
     report: Report = lambda *_: None,
 ) -> Duplicates:
     """All pairs of an image of `train` and one of `test` whose distance is at most `limit`.
 
-    cache: folder for the thumbnails, from which the same call on the same images reads them. workers: threads that
-    read images.
+    workers: threads that read images.
     """
-    train_omitted, test_omitted = Omitted(), Omitted()
-    parts = list(_shards(test, cache, "test", test_omitted, workers, report))
+    train_omitted, test_omitted = Omitted([], {}), Omitted([], {})
+    parts = list(_read_thumbnails(test, "test", test_omitted, workers, report))
     test_indices, thumbs = map(np.concatenate, zip(*parts, strict=True))
-    views = both_ways(thumbs)
+    views = mirrored_views(thumbs)
     best: dict[tuple[int, int], Pair] = {}
-    for indices, shard in _shards(train, cache, "train", train_omitted, workers, report):
-        for near_pair in near(shard, views, limit):
-            key = int(indices[near_pair.train]), int(test_indices[near_pair.test])
-            pair = near_pair._replace(train=key[0], test=key[1])
+    for indices, shard in _read_thumbnails(train, "train", train_omitted, workers, report):
+        for match in compare(shard, views, limit):
+            key = int(indices[match.train]), int(test_indices[match.test])
+            pair = match._replace(train=key[0], test=key[1])
             best[key] = min(best.get(key, pair), pair, key=lambda p: (p.distance, p.flipped))
-    report("compared", len(train), len(train))
     return Duplicates(sorted(best.values(), key=lambda p: (p.distance, p.test, p.train)), train_omitted, test_omitted)
 
 
-def both_ways(thumbs: UInt8[np.ndarray, "M S S"]) -> list[View]:
-    """Test thumbnails with their hashes, as they are and mirrored: what `near` compares with."""
+def mirrored_views(thumbs: UInt8[np.ndarray, "M S S"]) -> list[View]:
+    """Test thumbnails with their frequencies, as they are and mirrored."""
     mirrored = np.ascontiguousarray(thumbs[:, :, ::-1])
-    return [(False, thumbs, hashes(thumbs)), (True, mirrored, hashes(mirrored))]
+    return [(False, thumbs, frequencies(thumbs)), (True, mirrored, frequencies(mirrored))]
 
 
-def near(shard: UInt8[np.ndarray, "N S S"], views: list[View], limit: float = THRESHOLD) -> Iterator[Pair]:
+def compare(shard: UInt8[np.ndarray, "N S S"], views: list[View], limit: float = THRESHOLD) -> Iterator[Pair]:
     """The pairs of a thumbnail of `shard` and one of `views` that are at most `limit` apart, by their indices there."""
-    shard_hashes = hashes(shard)
-    for flipped, thumbs, test_hashes in views:
-        i, j, bits = candidates(shard_hashes, test_hashes)
-        similar = alike(shard, thumbs, i, j)
+    shard_frequencies = frequencies(shard)
+    for flipped, thumbs, test_frequencies in views:
+        i, j, bits = candidates(hashes(shard_frequencies), hashes(test_frequencies))
+        similar = correlated(shard_frequencies, test_frequencies, i, j)
         i, j, bits = i[similar], j[similar], bits[similar]
-        distance = distances(thumbs, shard, j, i)
+        distance = distances(thumbs, shard, j, i).astype(np.float64).round(4)
         for n in np.flatnonzero(distance <= limit).tolist():
-            yield Pair(int(i[n]), int(j[n]), round(float(distance[n]), 4), int(bits[n]), flipped)
+            yield Pair(int(i[n]), int(j[n]), float(distance[n]), int(bits[n]), flipped)
 
 
-def _shards(
-    dataset: Dataset, cache: Path | None, name: str, omitted: Omitted, workers: int, report: Report
+def _read_thumbnails(
+    dataset: Dataset, name: str, omitted: Omitted, workers: int, report: Report
 ) -> Iterator[tuple[Int64[np.ndarray, " n"], UInt8[np.ndarray, "n S S"]]]:
-    """Indices and thumbnails of each shard, from the cache if possible; `omitted` collects the others."""
-    stats: dict[str, bytes] = {}
-    for start in range(0, len(dataset), SHARD):
-        indices = range(start, min(start + SHARD, len(dataset)))
-        key = digest_images(f"thumbnails 2, {SIDE}", dataset, indices, stats) if cache else ""
-        file = cache and cache / f"{name}-{start // SHARD:05d}.npz"
-        cached = read_arrays(file, "key", "thumbs", "unreadable") if file else None
-        if cached and str(cached[0]) == key:
-            thumbs, reasons = cached[1], json.loads(str(cached[2]))
-        else:
-            thumbs, reasons = _read_thumbnails(dataset, indices, workers)
-            if file:
-                unreadable = np.array(json.dumps(reasons))
-                write_arrays(file, {"key": np.array(key), "thumbs": thumbs, "unreadable": unreadable})
-        flat = thumbs.std(axis=(1, 2), dtype=np.float32) < FLAT  # also those of unreadable images
-        omitted.unreadable.update((start + int(i), reason) for i, reason in reasons.items())
-        omitted.flat.extend(start + i for i in np.flatnonzero(flat).tolist() if str(i) not in reasons)
-        report(f"read {name}", indices.stop, len(dataset))
-        yield start + np.flatnonzero(~flat), thumbs[~flat]
-
-
-def _read_thumbnails(dataset: Dataset, indices: range, workers: int) -> tuple[np.ndarray, dict[str, str]]:
-    """Thumbnails of the images `indices`, and for each, counted from 0, that could not be read, the reason."""
-    reasons: dict[str, str] = {}
+    """Indices and thumbnails, at most SHARD at a time; `omitted` collects the others."""
 
     def read(index: int) -> np.ndarray:
         try:
             return thumbnail(dataset.image(index))
         except ImageError as error:
-            reasons[str(index - indices.start)] = error.reason
+            omitted.unreadable[index] = error.reason
             return np.zeros((SIDE, SIDE), np.uint8)
 
     with ThreadPoolExecutor(max(1, workers)) as pool:  # Pillow decodes and scales outside of Python's lock
-        return np.stack(list(pool.map(read, indices))), reasons
+        for start in range(0, len(dataset), SHARD):
+            stop = min(start + SHARD, len(dataset))
+            thumbs = np.stack(list(pool.map(read, range(start, stop))))
+            blank = thumbs.std(axis=(1, 2), dtype=np.float32) < MIN_DEVIATION  # also those of unreadable images
+            omitted.blank.extend(i for i in (start + np.flatnonzero(blank)).tolist() if i not in omitted.unreadable)
+            report(f"read {name}", stop, len(dataset))
+            yield start + np.flatnonzero(~blank), thumbs[~blank]
+
+
+# --------------------------------------------------------------------------------------------- hashes
+
+
+def thumbnail(image: UInt8[np.ndarray, "H W 3"]) -> UInt8[np.ndarray, "S S"]:
+    """Gray values (Rec. 601) of the whole image, squashed to `SIDE` x `SIDE`, each new pixel a mean of old ones."""
+    gray = Image.fromarray(image).convert("L")
+    return np.asarray(gray if gray.size == (SIDE, SIDE) else gray.resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+
+
+def lowest_frequencies() -> tuple[np.ndarray, np.ndarray]:
+    """The 64 lowest frequencies (y, x) of a two-dimensional DCT, by their length, without the mean (0, 0)."""
+    grid = [(y * y + x * x, y, x) for y in range(SIDE) for x in range(SIDE) if y or x]
+    _, ys, xs = np.array(sorted(grid)[:64]).T
+    return ys, xs
+
+
+def dct_matrices() -> Float[np.ndarray, "2 F S"]:
+    """Matrices from a thumbnail's axis to its low frequencies (DCT-II): of all of it, and of its center."""
+    frequency = np.arange(lowest_frequencies()[0].max() + 1)
+    position = (np.arange(SIDE) + 0.5) / SIDE
+    dct = np.cos(np.pi * frequency[:, None] * position) * np.where(frequency == 0, 0.5**0.5, 1)[:, None]
+    center = ((position - 0.5) * CENTER + 0.5) * SIDE - 0.5
+    lookup = np.maximum(1 - np.abs(center[:, None] - np.arange(SIDE)), 0)  # linear interpolation
+    return np.stack([dct, dct @ lookup])
+
+
+def frequencies(thumbs: UInt8[np.ndarray, "N S S"]) -> Float[np.ndarray, "2 N 64"]:
+    """The 64 lowest frequencies of each thumbnail, of all of it and of its center."""
+    ys, xs = lowest_frequencies()
+    values = np.empty((2, len(thumbs), 64))
+    for view, matrix in enumerate(dct_matrices()):
+        for start in range(0, len(thumbs), 4096):
+            part = slice(start, start + 4096)
+            values[view, part] = (matrix @ thumbs[part].astype(np.float64) @ matrix.T)[:, ys, xs]
+    return values
+
+
+def hashes(values: Float[np.ndarray, "2 N 64"]) -> UInt64[np.ndarray, "2 N"]:
+    """The signs of the frequencies as bits. Brightness and contrast do not change them; compression changes few."""
+    packed = np.packbits(values > 1e-6, axis=2)  # a missing frequency is 0, up to rounding
+    return np.ascontiguousarray(packed).view(np.uint64)[:, :, 0]
+
+
+def candidates(
+    train: UInt64[np.ndarray, "2 N"], test: UInt64[np.ndarray, "2 M"]
+) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"], UInt8[np.ndarray, " n"]]:
+    """Pairs (train, test, bits that differ) of which a hash differs in at most RADIUS bits from one of the other's.
+
+    Every pair is compared, in blocks that stay in the processor's cache.
+    """
+    rows, columns = 8, 8192
+    pairs = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.uint8))]
+    for left in range(0, train.shape[1], columns):
+        block = train[:, left : left + columns]
+        for top in range(0, test.shape[1], rows):
+            others = test[:, top : top + rows, None]
+            least = np.minimum.reduce([np.bitwise_count(others[one] ^ block[other]) for one, other in COMPARED])
+            row, column = (least <= RADIUS).nonzero()
+            if len(row):
+                pairs.append((column + left, row + top, least[row, column]))
+    trains, tests, bits = map(np.concatenate, zip(*pairs, strict=True))
+    return trains, tests, bits
+
+
+def correlated(
+    train: Float[np.ndarray, "2 N 64"],
+    test: Float[np.ndarray, "2 M 64"],
+    i: Int64[np.ndarray, " n"],
+    j: Int64[np.ndarray, " n"],
+) -> Bool[np.ndarray, " n"]:
+    """Which pairs (train i, test j) remain: their lowest frequencies themselves, not only the signs, correlate.
+
+    It has a hundredth of the cost of `distances`.
+    """
+
+    def normalized(values: np.ndarray) -> np.ndarray:
+        lowest = values[:, :, :NUM_FREQUENCIES]
+        return (lowest / np.maximum(np.linalg.norm(lowest, axis=2, keepdims=True), 1e-6)).astype(np.float32)
+
+    train, test = normalized(train), normalized(test)
+    similar = np.zeros(len(i), bool)
+    for one, other in COMPARED:
+        for start in range(0, len(i), 65_536):
+            part = slice(start, start + 65_536)
+            similar[part] |= np.einsum("nf,nf->n", train[one][i[part]], test[other][j[part]]) >= MIN_CORRELATION
+    return similar
+
+
+# ------------------------------------------------------------------------------------------ distances
+
+
+def distances(
+    one: UInt8[np.ndarray, "N S S"],
+    other: UInt8[np.ndarray, "M S S"],
+    i: Int64[np.ndarray, " n"],
+    j: Int64[np.ndarray, " n"],
+) -> Float[np.ndarray, " n"]:
+    """The distance of thumbnails, for pairs (one i, other j): 0 the same, 1.41 unrelated, 2 a negative.
+
+    The second of each pair is shifted and scaled along both axes until it fits the first; over the part that both show,
+    both are normalized to mean 0 and deviation 1, and the distance is the root of their mean squared difference.
+    Infinite if the two already differ at a quarter or half of the resolution (`LEVELS`).
+    """
+    result = np.full(len(i), np.inf, np.float32)
+    for start in range(0, len(i), 2048):
+        rows = torch.arange(start, min(start + 2048, len(i)))
+        a, b = (torch.from_numpy(x[k[start : start + 2048]]).float() for x, k in ((one, i), (other, j)))
+        distance = torch.empty(0)
+        warp = torch.tensor([1.0, 0.0, 1.0, 0.0]).repeat(len(a), 1)  # scale and shift of y, then of x; the middle is 0
+        for side, steps, most in LEVELS:
+            if not len(rows):
+                break
+            correlation, warp = _align(_shrink(a, side), _shrink(b, side), warp, steps)
+            distance = (2 * (1 - correlation)).clamp(min=0).sqrt()
+            close = distance <= most
+            rows, a, b, warp, distance = rows[close], a[close], b[close], warp[close], distance[close]
+        result[rows.numpy()] = distance.numpy()
+    return result
+
+
+def _shrink(x: Float[Tensor, "n S S"], side: int) -> Float[Tensor, "n side side"]:
+    """At a lower resolution; at the same one a little smoother, which reduces the effect of compression."""
+    if side < SIDE:
+        return F.avg_pool2d(x, SIDE // side)
+    kernel = torch.tensor([0.2, 0.6, 0.2])[None, None, :, None]
+    padded = F.pad(x[:, None], (1, 1, 1, 1), mode="replicate")
+    return F.conv2d(F.conv2d(padded, kernel), kernel.mT)[:, 0]
+
+
+def _align(
+    a: Float[Tensor, "n s s"], b: Float[Tensor, "n s s"], warp: Float[Tensor, "n 4"], steps: int
+) -> tuple[Float[Tensor, " n"], Float[Tensor, "n 4"]]:
+    """The best correlation of `a` and warped `b`, and its warp: Gauss-Newton, as Lucas and Kanade's."""
+    best, best_warp = torch.full((len(a),), -1.0), warp
+    for step in range(steps + 1):
+        correlation, change = _fit(a, b, warp)
+        better = correlation > best
+        best, best_warp = torch.where(better, correlation, best), torch.where(better[:, None], warp, best_warp)
+        if step < steps:
+            warp = warp + change
+            low = torch.tensor([1 - REACH, -REACH, 1 - REACH, -REACH])
+            warp = torch.minimum(torch.maximum(warp, low), low + 2 * REACH)
+    return best, best_warp
+
+
+def _fit(
+    a: Float[Tensor, "n s s"], b: Float[Tensor, "n s s"], warp: Float[Tensor, "n 4"]
+) -> tuple[Float[Tensor, " n"], Float[Tensor, "n 4"]]:
+    """The correlation of `a` with `b` under `warp`, where both are, and the change of `warp` that promises more.
+
+    To first order a = gain * b + offset + gain * (what a change of the warp does to b): a linear regression of `a` on
+    six images, whose coefficients over the gain are the change.
+    """
+    half = a.shape[1] / 2
+    center = (torch.arange(a.shape[1]) + 0.5) / half - 1  # of the pixels, in [-1, 1]
+    lookup, inside = [], []
+    for axis in (0, 1):
+        at = warp[:, 2 * axis, None] * center + warp[:, 2 * axis + 1, None]
+        inside.append((at.abs() <= 1).float())
+        pixel = ((at + 1) * half - 0.5).clamp(0, a.shape[1] - 1)
+        lookup.append((1 - (pixel[:, :, None] - torch.arange(a.shape[1])).abs()).clamp(min=0))  # linear interpolation
+    rows, columns = lookup[0], lookup[1].mT
+    dy, dx = torch.gradient(b, spacing=1 / half, dim=(1, 2))
+    down, right = rows @ dy @ columns, rows @ dx @ columns
+    basis = torch.stack(
+        [rows @ b @ columns, torch.ones_like(a), down * center[:, None], down, right * center, right], dim=3
+    ).flatten(1, 2)
+    weight = (inside[0][:, :, None] * inside[1][:, None, :]).flatten(1)
+    target, area = a.flatten(1), weight.sum(1)
+    mean_a, mean_b = ((weight * x).sum(1) / area for x in (target, basis[:, :, 0]))
+    target, basis[:, :, 0] = target - mean_a[:, None], basis[:, :, 0] - mean_b[:, None]
+    weighted = basis * weight[:, :, None]
+    products, onto = weighted.mT @ basis, (weighted.mT @ target[:, :, None])[:, :, 0]
+    power = (weight * target**2).sum(1) * products[:, 0, 0]
+    correlation = onto[:, 0] / power.clamp(min=1e-6).sqrt()
+    damped = products + torch.diag_embed(1e-3 * products.diagonal(dim1=1, dim2=2) + 1e-3)
+    solved = torch.linalg.solve(damped, onto)
+    gain = solved[:, :1]
+    change = torch.where(gain > 0.1, solved[:, 2:] / gain.clamp(min=0.1), 0)
+    return correlation, change.clamp(-0.05, 0.05)

@@ -69,15 +69,16 @@ def leave_out(dataset: Dataset, path: str | os.PathLike[str], load_all: Callable
     if unknown:
         everything = load_all()
         unknown.difference_update(image_id(everything, i) for i in range(len(everything)))
+    name = f"{dataset.name} ({dataset.split})"
     if unknown:
         raise UserError(
-            f"{len(unknown)} of the {len(listed)} images listed in {path} are not in the training part of "
-            f"{dataset.name}: {', '.join(sorted(unknown)[:3])}. Its names look like {ids[0]}; give the list that was "
-            f"made for this set."
+            f"{len(unknown)} of the {len(listed)} images listed in {path} are not in the training part of {name}: "
+            f"{', '.join(sorted(unknown)[:3])}. Its names look like {ids[0]}; give the list that was made for this set."
         )
-    remaining = np.array([i for i, name in enumerate(ids) if name not in listed], np.int64)
+    remaining = np.array([i for i, image in enumerate(ids) if image not in listed], np.int64)
     if not len(remaining):
-        raise UserError(f"{path} lists all {len(ids)} images of {dataset.name} ({dataset.split}): none is left.")
-    name, count = f"{dataset.name} ({dataset.split})", len(ids) - len(remaining)
-    logger.warning("%s: %d of %d images are left out, as %s lists them", name, count, len(ids), path)
+        raise UserError(f"{path} lists all {len(ids)} images of {name}: none is left.")
+    logger.warning(
+        "%s: %d of %d images are left out, as %s lists them", name, len(ids) - len(remaining), len(ids), path
+    )
     return dataset.take(remaining)

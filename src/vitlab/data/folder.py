@@ -29,7 +29,7 @@ def folder_splits(path: Path, name: str) -> Splits:
     require_folder(path, "class folders with images, or train/, val/ and test/ with class folders")
     splits = _split_folders(path) or {"train": path}
     roots = [splits["train"]] if "train" in splits else list(splits.values())
-    classes = tuple(sorted({folder for root in roots for folder in _subfolders(root)}))
+    classes = tuple(sorted({folder for root in roots for folder in subfolders(root)}))
     if not classes:
         root = quoted(str(roots[0]))
         raise UserError(f"{root} has no class folders: expected {root}/CLASS/image.jpg")
@@ -53,19 +53,19 @@ def _split_folders(path: Path) -> dict[str, Path]:
 
     One folder among others that is named like a split and holds images itself is a class.
     """
-    present = _subfolders(path)
+    present = subfolders(path)
     named = {split: [path / n for n in present if n.lower() in names] for split, names in SPLIT_FOLDERS.items()}
     named = {split: folders for split, folders in named.items() if folders}
     folders = [folder for same in named.values() for folder in same]
     others = sorted(set(present).difference(folder.name for folder in folders))
-    several = len(named) > 1 and any(map(_subfolders, folders))
+    several = len(named) > 1 and any(map(subfolders, folders))
     if not (several or (folders and not others) or any(map(_holds_classes, folders))):
         return {}
     if same := next((same for same in named.values() if len(same) > 1), None):
         raise UserError(f"{' and '.join(quoted(str(folder)) for folder in same)} are the same split: rename one")
-    if len(named) == 1 and any(images_below(path / other, collections.Counter()) for other in others):
+    if len(named) == 1 and any(images_below(path / other) for other in others):
         raise UserError(
-            f"{folders[0]} holds folders, as a split with classes does, and there are images in {others} beside it: "
+            f"{folders[0]} holds folders, as a split with classes does, and there are images in {others} too: "
             f"rename {folders[0].name} if it is a class, or move the others away"
         )
     if others:
@@ -73,11 +73,17 @@ def _split_folders(path: Path) -> dict[str, Path]:
     return {split: folder for split, (folder,) in named.items()}
 
 
+def _holds_classes(path: Path) -> bool:
+    """Whether there are folders in it, and no images at the same level."""
+    visible = [p for p in path.iterdir() if not p.name.startswith(".")]
+    return any(p.is_dir() for p in visible) and not any(p.suffix.lower() in IMAGE_SUFFIXES for p in visible)
+
+
 def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ...]) -> Dataset:
     """The images of `PATH/CLASS/`, a folder for each of `classes`; one that is missing is logged."""
-    present, shown = _subfolders(path), quoted(str(path))
+    present, shown = subfolders(path), quoted(str(path))
     if unknown := sorted(set(present) - set(classes)):
-        raise UserError(f"{shown} has class folders that train lacks: {unknown}; train's are {list(classes)}")
+        raise UserError(f"{shown} has class folders that train lacks: {unknown[:10]}")
     if not present:
         raise UserError(
             f"{shown} has no class folders: add {shown}/CLASS/image.jpg, or remove it to cut {split} from train"
@@ -96,34 +102,30 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
     return Dataset(name, split, classes, labels, entries=entries)
 
 
-def images_below(folder: Path, ignored: collections.Counter[str]) -> list[str]:
+def images_below(folder: Path, ignored: collections.Counter[str] | None = None) -> list[str]:
     """All images in `folder` and below it, sorted by path; other files are counted by kind in `ignored`.
 
-    Links are followed, hidden folders are skipped. Raises UserError.
+    Links are followed, each folder is read once, hidden ones are skipped. Raises UserError.
     """
 
     def fail(error: OSError) -> None:
         raise UserError(f"cannot list the folder {quoted(str(error.filename))}: {error.strerror}")
 
-    files = []
+    files, seen, others = [], set[str](), collections.Counter[str]() if ignored is None else ignored
     for parent, folders, names in os.walk(folder, onerror=fail, followlinks=True):
-        folders[:] = [name for name in folders if name[0] != "." and not _leads_back(Path(parent, name), folder)]
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if (real := os.path.realpath(parent)) in seen:  # a link back: following it would have no end
+            folders.clear()
+            continue
+        seen.add(real)
         for file in (Path(parent, name) for name in names):
             if file.name.startswith("."):
-                ignored["hidden"] += 1
+                others["hidden"] += 1
             elif file.suffix.lower() in IMAGE_SUFFIXES:
                 files.append(str(file))
             else:
-                ignored[file.suffix.lower() or file.name] += 1
+                others[file.suffix.lower() or file.name] += 1
     return sorted(files)
-
-
-def _leads_back(path: Path, top: Path) -> bool:
-    """Whether `path`, below `top`, is a link to a folder that contains it: following it would have no end."""
-    if not path.is_symlink():
-        return False
-    target = path.resolve()
-    return any(above.resolve().is_relative_to(target) for above in path.parents if above.is_relative_to(top))
 
 
 def report_ignored(path: Path, ignored: collections.Counter[str]) -> None:
@@ -133,14 +135,11 @@ def report_ignored(path: Path, ignored: collections.Counter[str]) -> None:
         logger.warning("%s: %d files are not images and are left out (%s)", quoted(str(path)), ignored.total(), kinds)
 
 
-def _subfolders(path: Path) -> list[str]:
+def subfolders(path: Path) -> list[str]:
+    """The sorted names of the folders in `path` that are not hidden. Raises UserError if there is no such folder."""
+    if not path.is_dir():
+        raise UserError(f"there is no folder {quoted(str(path))}")
     return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def _holds_classes(path: Path) -> bool:
-    """Whether there are folders in it, and no images beside them."""
-    visible = [p for p in path.iterdir() if not p.name.startswith(".")]
-    return not any(p.suffix.lower() in IMAGE_SUFFIXES for p in visible) and any(p.is_dir() for p in visible)
 
 
 def require_folder(path: Path, content: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from vitlab.data.dataset import Dataset, Entries, Labels, Splits, numbered_classes
 from vitlab.data.decode import Entry, ImageError, read_bytes
+from vitlab.data.folder import SPLIT_FOLDERS
 from vitlab.errors import UserError
 from vitlab.settings import nearest
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 CHOICES = ("image", "label", "config", "revision")
 """The choices after a question mark: `OWNER/NAME?image=img&label=fine_label`."""
-SPLIT_NAMES = {"train": ("train",), "val": ("validation", "val", "valid", "dev"), "test": ("test",)}
 
 
 class HubEntry(Entry):
@@ -40,10 +40,7 @@ class HubEntry(Entry):
             return stored["bytes"]
         if stored.get("path") is None:
             raise ImageError(self.member, "the row holds no image")
-        try:
-            return read_bytes(stored["path"])
-        except ImageError as error:
-            raise ImageError(f"{self.member} ({error.path})", error.reason) from error
+        return read_bytes(stored["path"])
 
 
 class HubEntries(Entries):
@@ -52,12 +49,6 @@ class HubEntries(Entries):
     def __init__(self, tables: "tuple[tuple[str, datasets.Dataset], ...]", rows: np.ndarray) -> None:
         self.tables, self.rows = tables, rows
         self.starts = np.cumsum([0, *(len(table) for _, table in tables)])
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def take(self, indices: np.ndarray) -> "HubEntries":
-        return HubEntries(self.tables, self.rows[indices])
 
     def join(self, other: Entries) -> "HubEntries":
         assert isinstance(other, HubEntries)
@@ -85,7 +76,7 @@ def hub_splits(spec: str, name: str, root: Path | None) -> Splits:
     if unknown := [choice for choice in chosen if choice not in CHOICES]:
         raise UserError(f"{name}: unknown {unknown[0]!r}; {nearest(unknown[0], CHOICES)}")
     tables = _load(repository, name, chosen.get("config"), chosen.get("revision"), root)
-    splits = {ours: theirs for ours, names in SPLIT_NAMES.items() for theirs in names[::-1] if theirs in tables}
+    splits = {ours: theirs for ours, names in SPLIT_FOLDERS.items() for theirs in tables if theirs in names}
     if not splits:
         raise UserError(f"{name} has the splits {', '.join(tables)}; one must be called train, validation or test.")
 
@@ -106,7 +97,7 @@ def hub_splits(spec: str, name: str, root: Path | None) -> Splits:
 def _load(repository: str, name: str, config: str | None, revision: str | None, root: Path | None) -> dict[str, Any]:
     """Split -> table."""
     folder = Path(root or "", Path(repository).expanduser())
-    if not folder.is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+    if not folder.is_dir() and not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):  # the package would ask the hub
         raise UserError(f"{name} is not a name on the hub, nor a folder ({folder}): write hub:OWNER/NAME or hub:PATH.")
     try:
         import datasets  # slow to import, and of the extra `data`

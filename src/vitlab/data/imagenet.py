@@ -7,15 +7,14 @@ downloaded without an account or consent to its terms, so each is read from a fo
 import collections
 import dataclasses
 import logging
-import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from vitlab.data.dataset import Dataset, Labels, Splits
-from vitlab.data.decode import IMAGE_SUFFIXES, Entry
-from vitlab.data.folder import read_class_folders
+from vitlab.data.decode import Entry
+from vitlab.data.folder import images_below, read_class_folders, subfolders
 from vitlab.data.registry import DATASETS
 from vitlab.errors import UserError
 from vitlab.io import read_json
@@ -25,9 +24,7 @@ logger = logging.getLogger(__name__)
 CLASSES = 1000
 VAL_IMAGES = 50_000
 SHARED_CLASSES = 113  # of ObjectNet's 313
-BORDER = (
-    2  # pixels at each side of an ObjectNet image that are red, a mark against training on these images by accident
-)
+EDGE = 2  # pixels at each side of an ObjectNet image that are red, a mark against training on these images by accident
 NUMBERS = tuple(map(str, range(CLASSES)))  # the class names of sets without names
 _V2_FOLDERS = {
     "imagenet_v2": "imagenetv2-matched-frequency-format-val",
@@ -39,25 +36,26 @@ _WNID = re.compile(r"n\d{8}")
 _VAL_IMAGE = re.compile(r"ILSVRC2012_val_(\d{8})(?:_n\d{8})?\.jpe?g", re.IGNORECASE)
 
 
-# ------------------------------------------------------------------------------------------------ ImageNet
+def _find_root(name: str, root: Path | None, below: tuple[str, ...], content: tuple[str, ...]) -> Path:
+    """`root`, or the first of its sub-folders `below`, that has any of `content`."""
+    if root is None:
+        raise UserError(f"{name} is not downloaded: give the folder that holds it as the root. {_terms(name)}")
+    homes = [root, *(root / folder for folder in below)]
+    for home in homes:
+        if any((home / part).exists() for part in content):
+            return home
+    raise UserError(f"{name} needs {' and '.join(content)}; looked in {', '.join(map(str, homes))}. {_terms(name)}")
 
 
-def imagenet_splits(name: str, root: Path | None, download: bool, partial: bool = False) -> Splits:
-    """ILSVRC 2012 as `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`; the val is the test split, for it has the labels.
+def _terms(name: str) -> str:
+    return f"It comes from {DATASETS[name].source} (license: {DATASETS[name].license})."
 
-    CLASS is a WordNet id. A split is read, and has to be there, only when requested. partial: val may lack classes;
-    `LOC_synset_mapping.txt` or train/ then gives the 1,000.
-    """
-    below = ("imagenet", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC")
-    home = _find_root(name, root, below, ("train", "val"), any)
-    folders = {"train": home / "train", "test": home / "val"}
 
-    def read(split: str) -> Dataset:
-        wnids = _wnids(folders[split], home, partial and split == "test")
-        dataset = read_class_folders(folders[split], name, split, wnids)
-        return _with_full_size(dataset, VAL_IMAGES) if split == "test" else dataset
-
-    return list(folders), read
+def _read_json(path: Path, kind: type) -> Any:
+    content = read_json(path) if path.is_file() else None
+    if not isinstance(content, kind):
+        raise UserError(f"{path} must be a JSON {kind.__name__}, and is not, or is missing: unpack the whole set there")
+    return content
 
 
 def _with_full_size(dataset: Dataset, full_size: int) -> Dataset:
@@ -68,9 +66,38 @@ def _with_full_size(dataset: Dataset, full_size: int) -> Dataset:
     return dataclasses.replace(dataset, full_size=full_size)
 
 
+def _test_only(name: str, read: Callable[[], Dataset]) -> Splits:
+    def read_test(split: str) -> Dataset:
+        if split != "test":
+            raise UserError(f"{name} has no other split than test; {split!r} was requested")
+        return read()
+
+    return ["test"], read_test
+
+
+# ------------------------------------------------------------------------------------------------ ImageNet
+
+
+def imagenet_splits(name: str, root: Path | None, download: bool, partial: bool = False) -> Splits:
+    """ILSVRC 2012 as `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`; the val is the test split, for it has the labels.
+
+    CLASS is a WordNet id. A split is read, and has to be there, only when requested. partial: val may lack classes;
+    `LOC_synset_mapping.txt` or train/ then gives the 1,000.
+    """
+    home = _find_root(name, root, ("imagenet", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC"), ("train", "val"))
+    folders = {"train": home / "train", "test": home / "val"}
+
+    def read(split: str) -> Dataset:
+        wnids = _wnids(folders[split], home, partial and split == "test")
+        dataset = read_class_folders(folders[split], name, split, wnids)
+        return _with_full_size(dataset, VAL_IMAGES) if split == "test" else dataset
+
+    return list(folders), read
+
+
 def _wnids(folder: Path, home: Path, partial: bool) -> tuple[str, ...]:
     """The 1,000 WordNet ids in sorted order; `partial`: `folder` may have some of them only."""
-    present = _subfolders(folder)
+    present = subfolders(folder)
     if len(present) != CLASSES and not (partial and present):
         raise UserError(
             f"{folder} has {len(present)} class folders, named by WordNet id, and ImageNet 1,000: give --partial to "
@@ -83,7 +110,7 @@ def _wnids(folder: Path, home: Path, partial: bool) -> tuple[str, ...]:
     if (home / _CLASS_LIST).is_file():
         wnids = {line.partition(" ")[0] for line in (home / _CLASS_LIST).read_text(encoding="utf-8").splitlines()}
     else:
-        wnids = set(_subfolders(home / "train")) if (home / "train").is_dir() else set()
+        wnids = set(subfolders(home / "train")) if (home / "train").is_dir() else set()
     if len(wnids) != CLASSES or not wnids.issuperset(present):
         raise UserError(
             f"which of a head's 1,000 outputs the classes of {folder} are is unknown: add {_CLASS_LIST} with 1,000 "
@@ -93,15 +120,6 @@ def _wnids(folder: Path, home: Path, partial: bool) -> tuple[str, ...]:
 
 
 # --------------------------------------------------------------------------------------------- ReaL and V2
-
-
-def _test_only(name: str, read: Callable[[], Dataset]) -> Splits:
-    def read_test(split: str) -> Dataset:
-        if split != "test":
-            raise UserError(f"{name} has no other split than test; {split!r} was requested")
-        return read()
-
-    return ["test"], read_test
 
 
 def real_splits(name: str, root: Path | None, download: bool, partial: bool = False) -> Splits:
@@ -137,16 +155,15 @@ def _are_classes(labels: Any) -> bool:
 
 def _val_images(val: Path, partial: bool) -> dict[int, Entry]:
     """Number, from 0, -> image: ILSVRC2012_val_00000001.JPEG, ... below `val`; all of them, or if `partial` any."""
-    paths: dict[int, str] = {}
-    for parent, _, names in os.walk(val, followlinks=True):
-        paths |= {int(match[1]): str(Path(parent, name)) for name in names if (match := _VAL_IMAGE.fullmatch(name))}
-    missing = [number for number in range(1, VAL_IMAGES + 1) if number not in paths]
+    paths = images_below(val)
+    numbers = {int(match[1]): path for path in paths if (match := _VAL_IMAGE.fullmatch(path.rpartition("/")[2]))}
+    missing = [number for number in range(1, VAL_IMAGES + 1) if number not in numbers]
     if missing and (not partial or len(missing) == VAL_IMAGES):
         raise UserError(
             f"{val} lacks {len(missing):,} of {VAL_IMAGES:,} images, first ILSVRC2012_val_{missing[0]:08}.JPEG: the "
             f"labels go by these names. Give --partial to evaluate on those that are there. {_terms('imagenet')}"
         )
-    return {number - 1: Entry(paths[number]) for number in range(1, VAL_IMAGES + 1) if number in paths}
+    return {number - 1: Entry(numbers[number]) for number in range(1, VAL_IMAGES + 1) if number in numbers}
 
 
 def v2_splits(name: str, root: Path | None, download: bool) -> Splits:
@@ -156,7 +173,7 @@ def v2_splits(name: str, root: Path | None, download: bool) -> Splits:
     def read() -> Dataset:
         if other := next((n for n, folder in _V2_FOLDERS.items() if folder == home.name and n != name), None):
             raise UserError(f"{home} is not {name} but {other}: evaluate on that")
-        if wrong := sorted(set(_subfolders(home)) ^ set(NUMBERS)):
+        if wrong := sorted(set(subfolders(home)) ^ set(NUMBERS)):
             raise UserError(f"{home} must have the folders 0 to 999 and no others; wrong: {', '.join(wrong[:5])}")
         return read_class_folders(home, name, "test", NUMBERS)
 
@@ -167,7 +184,7 @@ def v2_splits(name: str, root: Path | None, download: bool) -> Splits:
 
 
 def objectnet_splits(name: str, root: Path | None, download: bool) -> Splits:
-    """ObjectNet's images of the 113 classes that it shares with ImageNet, without their red border.
+    """ObjectNet's images of the 113 classes that it shares with ImageNet, without their red edge.
 
     A prediction is right if it is any of the ImageNet classes that ObjectNet's files give to the image's class; the
     logits of all 1,000 classes take part. The images of other classes are counted in `Dataset.left_out`.
@@ -176,14 +193,14 @@ def objectnet_splits(name: str, root: Path | None, download: bool) -> Splits:
 
     def read() -> Dataset:
         classes = objectnet_classes(home / "mappings")
-        images = {folder: _images(home / "images" / folder) for folder in _subfolders(home / "images")}
+        images = {folder: images_below(home / "images" / folder) for folder in subfolders(home / "images")}
         if missing := [folder for folder in classes if not images.get(folder)]:
             raise UserError(
                 f"{home / 'images'} has no images of {len(missing)} of {len(classes)} classes, first "
                 f"{missing[0]!r}: unpack the whole archive. {_terms(name)}"
             )
         shared = [(path, labels) for folder, labels in sorted(classes.items()) for path in images[folder]]
-        sets, entries = Labels.of_lists([labels for _, labels in shared]), [Entry(p, border=BORDER) for p, _ in shared]
+        sets, entries = Labels.of_lists([labels for _, labels in shared]), [Entry(p, edge=EDGE) for p, _ in shared]
         left_out = sum(map(len, images.values())) - len(shared)
         logger.info("%s: %d images of classes that are not ImageNet's are left out", name, left_out)
         return Dataset(name, "test", NUMBERS, sets.firsts, None, entries, {}, sets, left_out)
@@ -217,45 +234,3 @@ def objectnet_classes(mappings: Path) -> dict[str, list[int]]:
             f"{_terms('objectnet')}"
         )
     return {folder: [number for (number,) in several] for folder, several in classes.items()}
-
-
-# ------------------------------------------------------------------------------------------------- folders
-
-
-def _find_root(
-    name: str,
-    root: Path | None,
-    below: Sequence[str],
-    content: Sequence[str],
-    enough: Callable[[list[bool]], bool] = all,
-) -> Path:
-    """`root`, or the first of its sub-folders `below`, that has all (or `any`) of `content`."""
-    if root is None:
-        raise UserError(f"{name} is not downloaded: give the folder that holds it as the root. {_terms(name)}")
-    homes = [root, *(root / folder for folder in below)]
-    for home in homes:
-        if enough([(home / part).exists() for part in content]):
-            return home
-    needed = (" and " if enough is all else " or ").join(content)
-    raise UserError(f"{name} needs {needed}; looked in {', '.join(map(str, homes))}. {_terms(name)}")
-
-
-def _terms(name: str) -> str:
-    return f"It comes from {DATASETS[name].source} (license: {DATASETS[name].license})."
-
-
-def _subfolders(path: Path) -> list[str]:
-    if not path.is_dir():
-        raise UserError(f"there is no folder {path}: unpack the whole set there")
-    return sorted(child.name for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
-
-
-def _images(folder: Path) -> list[str]:
-    return sorted(str(path) for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES)
-
-
-def _read_json(path: Path, kind: type) -> Any:
-    content = read_json(path) if path.is_file() else None
-    if not isinstance(content, kind):
-        raise UserError(f"{path} must be a JSON {kind.__name__}, and is not, or is missing: unpack the whole set there")
-    return content

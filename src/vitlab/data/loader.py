@@ -2,7 +2,7 @@
 
 Training examples are numbered g = 0, 1, 2, ... through all epochs; `example_at` gives the image of g. A step takes the
 next `batch_size` of them, and rank r the r-th equal part of those, so that a run can resume at any example, on any
-number of ranks. Images in files are read by workers in pieces of at most `CHUNK`, which are joined in order, so that
+number of ranks. Images in files are read by workers in chunks of at most `CHUNK`, which are joined in order, so that
 all workers share a large batch.
 """
 
@@ -21,10 +21,9 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitlab.data.crops import Images, pair, to_device
 from vitlab.data.dataset import Dataset, Entries, Request
 from vitlab.data.decode import ImageError
-from vitlab.data.transforms import EvalTransform, TrainTransform, to_range
+from vitlab.data.transforms import EvalTransform, Images, TrainTransform, pair, to_device, to_range
 from vitlab.errors import UserError
 from vitlab.rng import Stream, example_uniforms, philox
 
@@ -38,8 +37,7 @@ class Batch:
     """Images in [-1, 1], their labels and their indices in the set; `skipped` images could not be read.
 
     targets: all labels of each image, if the set has several; `labels` is the first of them. draws: uniform numbers in
-    [0, 1), a function of the example. If one of several ranks can read no image of its part of a training batch, it
-    gets a gray image that must not count: it has a label, but `indices` is empty.
+    [0, 1), a function of the example.
     """
 
     images: Float[Tensor, "B 3 H W"]
@@ -84,7 +82,7 @@ def train_batches(
     """This rank's part of every global batch of `batch_size` examples, without end.
 
     start: the first example, counted over all epochs and ranks. on_error: "raise", or "skip": unreadable images are
-    counted in `Batch.skipped` and logged once; UserError if none of a batch is left (of several ranks: see `Batch`).
+    counted in `Batch.skipped` and logged once; UserError if none of a rank's part is left.
     workers: processes that read images; a set in memory uses none. draws: the number of `Batch.draws` of an example.
     """
     local = _local_batch_size(dataset, batch_size, world_size)
@@ -102,8 +100,7 @@ def train_batches(
                 indices[epochs == e] = order[positions[epochs == e]]
             yield epochs, indices
 
-    stream = _Stream(dataset, transform, torch.device(device), seed, draws, stand_in=world_size > 1)
-    return stream.batches(requests(), local, workers, on_error)
+    return _Stream(dataset, transform, torch.device(device), seed, draws).batches(requests(), local, workers, on_error)
 
 
 def eval_batches(
@@ -162,7 +159,7 @@ def _parts(requests: Iterable[Request], size: int) -> Iterator[_Part]:
 
 @dataclasses.dataclass
 class _Reader:
-    """Part -> piece, in this process or in a worker."""
+    """Part -> chunk, in this process or in a worker."""
 
     dataset: Dataset
     transform: TrainTransform | EvalTransform
@@ -170,39 +167,42 @@ class _Reader:
     pixels: Tensor | None  # the dataset's, on the device
 
     def __getitem__(self, part: _Part) -> _Chunk:
-        failures: list[ImageError] = []
+        failures = dict(self.dataset.failures)
         while True:
-            images, errors = self._read(part.indices)
-            if not errors:
-                try:
-                    return _Chunk(part, self._transform(images, part), failures)
-                except ImageError as error:  # corruption that shows only when a JPEG's pixels are decoded
-                    errors = {i: error for i in part.indices.tolist() if self.dataset.path(i) == error.path}
-                    if not errors:
-                        raise
-            failures += [errors[i] for i in part.indices.tolist() if i in errors]
-            good = np.array([i not in errors for i in part.indices.tolist()], bool)
-            part = part._replace(epochs=part.epochs[good], indices=part.indices[good])
+            known = len(failures)
+            readable = np.array([i not in failures for i in part.indices.tolist()], bool)
+            epochs, indices = part.epochs[readable], part.indices[readable]
+            images = self._read(indices, failures)
+            if len(failures) > known:
+                continue
+            try:
+                transformed = self._transform(images, epochs, indices)
+            except ImageError as error:  # corruption that shows only when a JPEG's pixels are decoded
+                failures |= {i: error for i in indices.tolist() if self.dataset.path(i) == error.path}
+                if len(failures) == known:
+                    raise
+                continue
+            unreadable = [failures[i] for i in part.indices.tolist() if i in failures]
+            return _Chunk(part._replace(epochs=epochs, indices=indices), transformed, unreadable)
 
-    def _read(self, indices: np.ndarray) -> tuple[Images, dict[int, ImageError]]:
-        """The images `indices`, and the errors of those that cannot be read."""
+    def _read(self, indices: np.ndarray, failures: dict[int, ImageError]) -> Images:
+        """The images `indices`; the errors of those that cannot be read are added to `failures`."""
         if self.pixels is not None:
-            failures = {i: self.dataset.failures[i] for i in indices.tolist() if i in self.dataset.failures}
-            return self.pixels[to_device(indices, self.pixels.device)], failures
-        encoded, images, failures = isinstance(self.transform, TrainTransform), [], {}
+            return self.pixels[to_device(indices, self.pixels.device)]
+        encoded, images = isinstance(self.transform, TrainTransform), []
         for i in indices.tolist():
             try:
                 images.append(self.dataset.entries[i].open() if encoded else self.dataset.image(i))
             except ImageError as error:
                 failures[i] = error
-        return images, failures
+        return images
 
-    def _transform(self, images: Images, part: _Part) -> Tensor:
-        if not len(part.indices):
+    def _transform(self, images: Images, epochs: np.ndarray, indices: np.ndarray) -> Tensor:
+        if not len(indices):
             return torch.empty(0, 3, *pair(self.transform.image_size))
         if isinstance(self.transform, EvalTransform):
             return self.transform.apply(images)
-        return self.transform.augment(images, self.seed, part.epochs, part.indices)
+        return self.transform.augment(images, self.seed, epochs, indices)
 
 
 @dataclasses.dataclass
@@ -214,7 +214,6 @@ class _Stream:
     device: torch.device
     seed: int
     draws: int
-    stand_in: bool = False  # for a batch without readable images, instead of an error
 
     def __post_init__(self) -> None:
         self.copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -227,49 +226,36 @@ class _Stream:
             pixels, workers = torch.from_numpy(dataset.pixels).to(self.device), 0
         reader = _Reader(dataset, self.transform, self.seed, pixels)
         parts = _parts(requests, CHUNK if pixels is None else size)
-        pieces = _from_workers(reader, parts, size, workers) if workers else (reader[part] for part in parts)
+        chunks = _from_workers(reader, parts, size, workers) if workers else (reader[part] for part in parts)
         logged, batch = set[str](), list[_Chunk]()
-        with contextlib.closing(pieces):  # so that workers end with the stream, not when an error is forgotten
-            for piece in pieces:
-                for error in piece.failures:
+        with contextlib.closing(chunks):  # so that workers end with the stream, not when an error is forgotten
+            for chunk in chunks:
+                for error in chunk.failures:
                     if on_error == "raise":
                         raise error
                     if error.path not in logged:
                         logged.add(error.path)
                         logger.warning("%s (left out, as on_error='skip')", error)
-                batch.append(piece)
-                if not piece.part.more:
+                batch.append(chunk)
+                if not chunk.part.more:
                     yield self._join(batch)
                     batch.clear()
 
-    def _join(self, pieces: list[_Chunk]) -> Batch:
-        epochs, indices = (np.concatenate([getattr(p.part, name) for p in pieces]) for name in ("epochs", "indices"))
-        skipped, training = sum(len(p.failures) for p in pieces), isinstance(self.transform, TrainTransform)
+    def _join(self, chunks: list[_Chunk]) -> Batch:
+        dataset, training = self.dataset, isinstance(self.transform, TrainTransform)
+        epochs, indices = (np.concatenate([getattr(c.part, name) for c in chunks]) for name in ("epochs", "indices"))
+        skipped = sum(len(chunk.failures) for chunk in chunks)
         if training and not len(indices):
-            if self.stand_in:
-                return self._gray(skipped)
-            first = pieces[0].failures[0]
-            raise UserError(f"none of the {skipped} images of a batch can be read; one: {first}")
-        images = self._to_device([piece.images for piece in pieces if len(piece.images)] or [pieces[0].images])
+            raise UserError(f"none of the {skipped} images of a batch can be read; one: {chunks[0].failures[0]}")
+        images = self._to_device([chunk.images for chunk in chunks if len(chunk.images)] or [chunks[0].images])
         targets = draws = None
-        if self.dataset.label_sets is not None:
-            hot = self.dataset.label_sets.multi_hot(indices, len(self.dataset.classes))
-            targets = to_device(hot, self.device)
+        if dataset.label_sets is not None:
+            targets = to_device(dataset.label_sets.multi_hot(indices, len(dataset.classes)), self.device)
         if self.draws:
             u = example_uniforms(self.seed, epochs, indices, self.draws, Stream.EXAMPLE_DRAWS)
             draws = to_device(u, self.device)
-        labels = to_device(self.dataset.labels[indices], self.device)
-        images = to_range(images) if training else images
-        return Batch(images, labels, to_device(indices, self.device), skipped, targets, draws)
-
-    def _gray(self, skipped: int) -> Batch:
-        """One gray image: a rank without any could not take its part in collective operations."""
-        device, sets = self.device, self.dataset.label_sets
-        images = torch.zeros(1, 3, *pair(self.transform.image_size), device=device)
-        labels = torch.zeros(1, dtype=torch.int64, device=device)
-        targets = None if sets is None else torch.ones(1, len(self.dataset.classes), device=device).bool()
-        draws = torch.zeros(1, self.draws, dtype=torch.float64, device=device) if self.draws else None
-        return Batch(images, labels, labels[:0], skipped, targets, draws)
+        labels, numbers = (to_device(array, self.device) for array in (dataset.labels[indices], indices))
+        return Batch(to_range(images) if training else images, labels, numbers, skipped, targets, draws)
 
     def _to_device(self, parts: list[Tensor]) -> Tensor:
         """All parts in one, on the device; copies to a GPU overlap with its work."""
@@ -288,7 +274,7 @@ class _Stream:
 
 
 def _from_workers(reader: _Reader, parts: Iterator[_Part], size: int, workers: int) -> Generator[_Chunk, None, None]:
-    """The pieces of batches of `size`, in order, a batch ahead or two pieces a worker if that is more."""
+    """The chunks of batches of `size`, in order, a batch ahead or two chunks a worker if that is more."""
     loader = DataLoader(
         reader,  # pyright: ignore[reportArgumentType]  # its keys are parts, not numbers
         sampler=parts,  # pyright: ignore[reportArgumentType]  # an iterator without a length
@@ -302,11 +288,11 @@ def _from_workers(reader: _Reader, parts: Iterator[_Part], size: int, workers: i
     # When a worker dies, torch's handler would raise in the middle of whatever the run does. The loop notices too.
     replaced = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGCHLD) if replaced else None
-    pieces = iter(loader)
+    chunks = iter(loader)
     if handler is not None:
         signal.signal(signal.SIGCHLD, handler)
     try:
-        yield from pieces
+        yield from chunks
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
@@ -315,7 +301,7 @@ def _from_workers(reader: _Reader, parts: Iterator[_Part], size: int, workers: i
             f"(data.workers is {workers}), or give the container more shared memory (--shm-size=8g)."
         ) from error
     finally:
-        del pieces  # ends the workers
+        del chunks  # ends the workers
 
 
 def _leave_signals_to_the_run(_: int) -> None:
@@ -324,5 +310,5 @@ def _leave_signals_to_the_run(_: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _unchanged(piece: Any) -> Any:
-    return piece
+def _unchanged(chunk: Any) -> Any:
+    return chunk

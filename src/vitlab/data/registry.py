@@ -5,27 +5,22 @@ A reader is imported when a set needs it.
 
 import dataclasses
 import difflib
+import functools
 import importlib
+import logging
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from vitlab.data.dataset import Dataset, Splits
-from vitlab.data.subsets import (
-    choose_custom_split,
-    choose_split,
-    keep_classes,
-    part_of,
-    stratified_split,
-    val_is_test,
-    warn_once,
-)
+from vitlab.data.dataset import Dataset, Splits, join, keep_classes, part_of, stratified_split
+from vitlab.data.decode import Entry
 from vitlab.errors import UserError, quoted
+
+logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test", "trainval", "all")
 CUSTOM = ("folder", "shards", "hub")
@@ -54,30 +49,24 @@ class DatasetInfo:
     eval_resize: tuple[int, int] | None = None
 
 
-def _info(name: str, row: dict[str, Any], published: dict[str, Any]) -> DatasetInfo:
-    if "source" not in row:
-        by_hand = "access" in published[name]
-        access = "by hand: a folder as published" if by_hand else "download, or a folder as published"
-        row |= {
-            "reader": "registry:published_splits",
-            "source": f"{published[name]['page']}; {access}",
-            "license": published[name]["license"],
-            "num_classes": published[name]["classes"],
-            "splits": {_ours(split): count for split, count in published[name]["sizes"].items()},
-        }
-    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-    return DatasetInfo(**values)
-
-
-def _ours(split: str) -> str:
-    return "val" if split == "validation" else split
-
-
 def _read_table() -> dict[str, DatasetInfo]:
+    """`datasets.toml`; rows without a source are filled from `vtab/sources.toml`."""
     rows, published = (
         tomllib.loads((Path(__file__).parent / file).read_text()) for file in ("datasets.toml", "vtab/sources.toml")
     )
-    return {name: _info(name, row, published) for name, row in rows.items()}
+    for name, row in rows.items():
+        if "source" not in row:
+            source = published[name]
+            access = "by hand: a folder as published" if "access" in source else "download, or a folder as published"
+            row |= {
+                "reader": "pixels:published_splits",
+                "source": f"{source['page']}; {access}",
+                "license": source["license"],
+                "num_classes": source["classes"],
+                "splits": {split.removesuffix("idation"): count for split, count in source["sizes"].items()},
+            }
+        row |= {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
+    return {name: DatasetInfo(**row) for name, row in rows.items()}
 
 
 DATASETS = _read_table()
@@ -110,7 +99,7 @@ def load_dataset(
     exclude: a list of images to leave out, as `vitlab duplicates` writes it.
     part: the share of each class to keep, chosen by `part_seed` from the whole split (see `part_of`), so that a smaller
     part is contained in every larger one, and `classes` and `exclude` only take images away.
-    whole_train: "train" of the user's data set gives up nothing for a val split that it lacks.
+    whole_train: no val split is cut from "train" of the user's data set where it lacks one.
     partial: images of the test split of `imagenet` and `imagenet_real` may be missing; see `Dataset.full_size`.
     """
     if split not in SPLITS:
@@ -119,11 +108,16 @@ def load_dataset(
         raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
     if partial and name not in PARTIAL:
         raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
-    custom = name.partition(":")[0] in CUSTOM
-    if splits := _custom_splits(name, root):
-        dataset = choose_custom_split(name, *splits, split, seed, whole_train)
+    custom = _custom_splits(name, root)
+    if custom:
+        dataset = _choose_custom_split(name, custom, split, seed, whole_train)
+    elif name.startswith("vtab:"):
+        from vitlab.data.vtab.tasks import load_task
+
+        dataset = load_task(name.removeprefix("vtab:"), split, data_folder(root), download)
     else:
-        dataset = _read_published(name, split, root, download, partial, seed)
+        splits = _read_named(name, root, download, **({"partial": True} if partial else {}))
+        dataset = _choose_split(splits, split, DATASETS[name].held_out, seed)
     if not len(dataset):
         raise UserError(f"{name}: no class of train has enough images to cut a {split} split from it; add some")
     if part is not None:
@@ -140,19 +134,12 @@ def load_dataset(
     return dataset.in_memory(on_error)
 
 
-def _read_published(
-    name: str, split: str, root: str | os.PathLike[str] | None, download: bool, partial: bool, seed: int
-) -> Dataset:
-    if name.startswith("vtab:"):
-        from vitlab.data.vtab.tasks import load_task
-
-        return load_task(name.removeprefix("vtab:"), split, _home(root), download)
-    info = DATASETS.get(name)
-    if info is None or not info.reader:
-        raise UserError(_unknown(name, root))
-    options = {"partial": True} if partial else {}
-    present, read = _reader(info)(name, _expanded(root), download, **options)
-    return choose_split(present, read, split, info.held_out, seed)
+def _read_named(name: str, root: str | os.PathLike[str] | None, download: bool, **options: bool) -> Splits:
+    check_source(name, root)
+    module, function = DATASETS[name].reader.split(":")
+    return getattr(importlib.import_module(f"vitlab.data.{module}"), function)(
+        name, _expanded(root), download, **options
+    )
 
 
 def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
@@ -165,7 +152,12 @@ def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
             content = {"folder": "class folders with images", "shards": "shards named train-*.tar"}[kind]
             require_folder(_resolve(path, root), content)
     elif not (kind in ("hub", "vtab") and path) and (name not in DATASETS or not DATASETS[name].reader):
-        raise UserError(_unknown(name, root))
+        hints = [f"unknown data set {name!r}"]
+        if _resolve(name, root).is_dir():
+            hints.append(f"for your own images in the folder {quoted(name)} write {quoted('folder:' + name)}")
+        if similar := difflib.get_close_matches(name, DATASETS, n=2):
+            hints.append(f"the nearest: {', '.join(similar)}")
+        raise UserError("; ".join(hints) + f" (there are {', '.join(DATASETS)})")
 
 
 def has_imagenet_classes(name: str) -> bool:
@@ -181,22 +173,54 @@ def predicts_imagenet(classes: Sequence[str] | None, dataset: str | None) -> boo
     """
     if dataset is None or has_imagenet_classes(dataset):
         return True
-    return (
-        classes is not None
-        and list(classes) == sorted(classes)
-        and all(re.fullmatch(r"n\d{8}", name) for name in classes)
-    )
+    names = list(classes or ())
+    return names != [] and names == sorted(names) and all(re.fullmatch(r"n\d{8}", name) for name in names)
 
 
-def _expanded(root: str | os.PathLike[str] | None) -> Path | None:
-    return Path(root).expanduser() if root else None
+def require_disjoint(train: Dataset, test: Dataset) -> None:
+    """Raises UserError if any image of `test` is also in `train`."""
+    common = {train.path(i) for i in range(len(train))} & {test.path(i) for i in range(len(test))}
+    if common:
+        raise UserError(
+            f"{len(common)} of the {len(test)} test images of {quoted(test.name)} are also those to learn from "
+            f"({train.split} and {test.split}), first {quoted(min(common))}: choose other splits."
+        )
 
 
-def _home(root: str | os.PathLike[str] | None) -> Path:
+def splits_to_copy(name: str, splits: Sequence[str], *, root: str | os.PathLike[str] | None = None) -> list[str]:
+    """`splits` without test if it is the user's val, so the same images."""
+    custom = _custom_splits(name, root) if {"val", "test"} <= set(splits) else None
+    same = custom is not None and _val_is_test(name, custom[0])
+    return [split for split in splits if split != "test" or not same]
+
+
+def digits_splits(name: str, root: Path | None, download: bool) -> Splits:
+    """scikit-learn's digits; a fifth of each class is the test split, whatever the seed of a run."""
+    from sklearn.datasets import load_digits  # slow to import
+
+    levels, labels = map(np.asarray, load_digits(return_X_y=True))  # 0..16
+    gray = np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
+    fixed = stratified_split(labels, {"test": 0.2}, seed=0)
+
+    def read(split: str) -> Dataset:
+        colors = np.repeat(gray, 3, axis=3)
+        return Dataset(name, split, tuple("0123456789"), labels.astype(np.int64), colors).take(fixed[split])
+
+    return ["train", "test"], read
+
+
+# ----------------------------------------------------------------------------------------------- folders
+
+
+def data_folder(root: str | os.PathLike[str] | None) -> Path:
     """The folder of the published data sets: `root`, by default the user's cache."""
     from vitlab.data.downloads import cache_folder
 
     return _expanded(root) or cache_folder()
+
+
+def _expanded(root: str | os.PathLike[str] | None) -> Path | None:
+    return Path(root).expanduser() if root else None
 
 
 def _resolve(path: str, root: str | os.PathLike[str] | None) -> Path:
@@ -208,18 +232,7 @@ def _is_address(path: str) -> bool:
     return re.match(r"hub:|[a-z0-9]+://", path) is not None
 
 
-def _reader(info: DatasetInfo) -> Callable[..., Splits]:
-    module, function = info.reader.split(":")
-    return getattr(importlib.import_module(f"vitlab.data.{module}"), function)
-
-
-def _unknown(name: str, root: str | os.PathLike[str] | None) -> str:
-    hints = []
-    if _resolve(name, root).is_dir():
-        hints.append(f"for your own images in the folder {quoted(name)} write {quoted('folder:' + name)}")
-    if near := difflib.get_close_matches(name, DATASETS, n=2):
-        hints.append(f"the nearest: {', '.join(near)}")
-    return "; ".join([f"unknown data set {name!r}", *hints]) + f" (there are {', '.join(DATASETS)})"
+# ------------------------------------------------------------------------------------------------ splits
 
 
 def _custom_splits(name: str, root: str | os.PathLike[str] | None) -> Splits | None:
@@ -238,17 +251,63 @@ def _custom_splits(name: str, root: str | os.PathLike[str] | None) -> Splits | N
     if _is_address(path):
         from vitlab.data.remote import remote_splits
 
-        return remote_splits(path, name, _expanded(root) or _home(None) / "shards")
+        return remote_splits(path, name, _expanded(root) or data_folder(None) / "shards")
     from vitlab.data.shards import shard_splits
 
     return shard_splits(_resolve(path, root), name)
 
 
-def splits_to_copy(name: str, splits: Sequence[str], *, root: str | os.PathLike[str] | None = None) -> list[str]:
-    """`splits` without test if it is the user's val, so the same images."""
-    custom = _custom_splits(name, root) if {"val", "test"} <= set(splits) else None
-    same = custom is not None and val_is_test(name, custom[0])
-    return [split for split in splits if split != "test" or not same]
+def _choose_custom_split(name: str, splits: Splits, split: str, seed: int, whole_train: bool) -> Dataset:
+    """A split of the user's data set: val without test is the test; any other missing split is cut from train."""
+    present, held_out = splits[0], DATASETS["folder:PATH"].held_out
+    if whole_train and split == "train" and "val" not in present:
+        split = "trainval"
+    stored = split
+    if _val_is_test(name, present, warn=split in ("test", "trainval")):
+        stored, held_out = {"test": "val", "trainval": "train"}.get(split, split), {}
+    elif split == "trainval" and "test" in present and "val" not in present:
+        stored, held_out = "train", {}  # in its order
+    return dataclasses.replace(_choose_split(splits, stored, held_out, seed), split=split)
+
+
+def _choose_split(splits: Splits, split: str, held_out: Mapping[str, float], seed: int) -> Dataset:
+    """The requested split, cut from train if the source lacks it."""
+    present, read = splits
+    if split == "all":  # uncut, so a source without train has it too
+        whole = functools.reduce(join, (_numbered(read(s)) for s in ("train", "val", "test") if s in present))
+        return dataclasses.replace(whole, split=split)
+    missing = {s: share for s, share in held_out.items() if s not in present}
+    if split == "trainval" and "val" not in missing:
+        train, val = (_choose_split(splits, s, held_out, seed) for s in ("train", "val"))
+        return dataclasses.replace(join(train, val), split=split)
+    if split in present and (split != "train" or not missing):
+        return _numbered(read(split))
+    train = _numbered(read("train"))
+    parts = stratified_split(train.labels, missing, seed)
+    chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
+    if ":" in train.name:  # the user's data set; the table has what is cut from the others
+        absent, size = " and no ".join(sorted(missing)), f"{len(chosen)} of its {len(train)} images"
+        _warn_once(
+            f"{quoted(train.name)} has no {absent} split: cut from train, stratified, seed {seed}; {split} has {size}"
+        )
+    return dataclasses.replace(train.take(chosen), split=split)
+
+
+def _numbered(dataset: Dataset) -> Dataset:
+    """A set without files, with names for its images that do not change in subsets."""
+    if dataset.entries:
+        return dataset
+    names = [Entry(f"{dataset.name}/{dataset.split}[{i}]", size=0) for i in range(len(dataset))]
+    return dataclasses.replace(dataset, entries=names)
+
+
+def _val_is_test(name: str, present: Sequence[str], warn: bool = True) -> bool:
+    """Whether val stands in for the test split that the user's data set lacks, which is logged."""
+    if "val" not in present or "test" in present:
+        return False
+    if warn:
+        _warn_once(f"{quoted(name)} has val and no test split: val is the test, and is not trained on")
+    return True
 
 
 def _warn_of_small_classes(dataset: Dataset) -> None:
@@ -256,43 +315,10 @@ def _warn_of_small_classes(dataset: Dataset) -> None:
     if len(small := np.flatnonzero(counts < 2)):
         named = ", ".join(f"{quoted(dataset.classes[c])} ({counts[c]})" for c in small[:10])
         more = f", ... ({len(small)} classes)" if len(small) > 10 else ""
-        warn_once(f"{quoted(dataset.name)}: classes with fewer than two images in {dataset.split}: {named}{more}")
+        _warn_once(f"{quoted(dataset.name)}: classes with fewer than two images in {dataset.split}: {named}{more}")
 
 
-def require_disjoint(train: Dataset, test: Dataset) -> None:
-    """Raises UserError if any image of `test` is also in `train`."""
-    common = {train.path(i) for i in range(len(train))} & {test.path(i) for i in range(len(test))}
-    if common:
-        raise UserError(
-            f"{len(common)} of the {len(test)} test images of {quoted(test.name)} are also those to learn from "
-            f"({train.split} and {test.split}), first {quoted(min(common))}: choose other splits."
-        )
-
-
-def digits_splits(name: str, root: Path | None, download: bool) -> Splits:
-    """scikit-learn's digits; a fifth of each class is the test split, whatever the seed of a run."""
-    from sklearn.datasets import load_digits  # slow to import
-
-    levels, labels = map(np.asarray, load_digits(return_X_y=True))  # 0..16
-    gray = np.rint(levels * (255 / 16)).astype(np.uint8).reshape(-1, 8, 8, 1)
-    fixed = stratified_split(labels, {"test": 0.2}, seed=0)
-
-    def read(split: str) -> Dataset:
-        colors = np.repeat(gray, 3, axis=3)
-        return Dataset(name, split, tuple("0123456789"), labels.astype(np.int64), colors).take(fixed[split])
-
-    return ["train", "test"], read
-
-
-def published_splits(name: str, root: Path | None, download: bool) -> Splits:
-    """A set of VTAB's sources as a data set, by its reader in `vtab/readers.py`."""
-    from vitlab.data.vtab.sources import SOURCES
-    from vitlab.data.vtab.tasks import read_published
-
-    published, folder = {_ours(split): split for split in SOURCES[name].sizes}, _home(root)
-
-    def read(split: str) -> Dataset:
-        dataset, _ = read_published(name, folder, published[split], download)
-        return dataclasses.replace(dataset, split=split, folder=str(folder))
-
-    return list(published), read
+@functools.cache
+def _warn_once(text: str) -> None:
+    """A data set is loaded split by split; what holds for the whole set is logged once."""
+    logger.warning(text)

@@ -1,7 +1,7 @@
-"""What a data set in shards consists of: where its images lie, as arrays, and `index.json`, the list of its files.
+"""The files that describe a data set in shards, so that no tar has to be scanned.
 
-`index.json` names every file with its bytes and its SHA-256; beside it lie `SPLIT.index.npz`, the locations and labels
-of a split's images, so that no tar has to be scanned.
+`index.json` lists every other file with its bytes and its SHA-256; `SPLIT.index.npz` has the locations and labels of a
+split's images; `classes.json` has the class names.
 """
 
 import dataclasses
@@ -13,14 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from vitlab.data.dataset import Labels, read_arrays
+from vitlab.data.dataset import Labels
 from vitlab.errors import UserError
 from vitlab.io import (
     JSON_BYTES,
+    NPZ_ERRORS,
     check_regular,
     parse_json,
     read_json,
     read_regular,
+    reading_npz,
     replacing_file,
     sha256,
     write_arrays,
@@ -36,11 +38,11 @@ _KINDS = "Uiiuuuiu"  # of their dtypes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Places:
+class Locations:
     """Where N images lie in S shards.
 
     shards: the names of the tars. records: int64 [S], the number of images of each, one shard after the other. offset,
-    size: int64 and uint32 [N], the bytes of each image in its shard. letters: uint8 [L], the names of all members, one
+    size: int64 and uint32 [N], the bytes of each image in its shard. names: uint8 [L], the names of all members, one
     after the other, and lengths: uint32 [N], of each name.
     """
 
@@ -48,12 +50,12 @@ class Places:
     records: np.ndarray
     offset: np.ndarray
     size: np.ndarray
-    letters: np.ndarray
+    names: np.ndarray
     lengths: np.ndarray
     shard: np.ndarray = dataclasses.field(init=False)
     """int32 [N], the number of each image's shard."""
     ends: np.ndarray = dataclasses.field(init=False)
-    """int64 [N + 1], where each name starts and ends in `letters`."""
+    """int64 [N + 1], where each name starts and ends in `names`."""
 
     def __post_init__(self) -> None:
         numbers = np.arange(len(self.shards), dtype=np.int32)
@@ -61,19 +63,19 @@ class Places:
         object.__setattr__(self, "ends", np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)]))
 
     @classmethod
-    def of_shard(cls, shard: str, members: Sequence[tuple[str, int, int]]) -> "Places":
+    def of_shard(cls, shard: str, members: Sequence[tuple[str, int, int]]) -> "Locations":
         """Of one shard: the name of each image's member, the offset and the size of its bytes."""
         names = [name.encode(errors="surrogateescape") for name, _, _ in members]
         numbers = np.array([(offset, size) for _, offset, size in members], np.int64).reshape(-1, 2)
-        letters = np.frombuffer(b"".join(names), np.uint8)
         lengths = np.array([*map(len, names)], np.uint32)
-        return cls((shard,), np.array([len(names)]), numbers[:, 0], numbers[:, 1].astype(np.uint32), letters, lengths)
+        size = numbers[:, 1].astype(np.uint32)
+        return cls((shard,), np.array([len(names)]), numbers[:, 0], size, np.frombuffer(b"".join(names), "u1"), lengths)
 
     @classmethod
-    def joined(cls, parts: Sequence["Places"]) -> "Places":
+    def joined(cls, parts: Sequence["Locations"]) -> "Locations":
         """The images of all parts, one part after the other."""
-        names = ("records", "offset", "size", "letters", "lengths")
-        arrays = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+        fields = ("records", "offset", "size", "names", "lengths")
+        arrays = (np.concatenate([getattr(part, field) for part in parts]) for field in fields)
         return cls(tuple(shard for part in parts for shard in part.shards), *arrays)
 
     def __len__(self) -> int:
@@ -82,41 +84,53 @@ class Places:
     def member(self, index: int) -> str:
         """The name of an image in its tar."""
         start, end = self.ends[index : index + 2]
-        return self.letters[start:end].tobytes().decode(errors="surrogateescape")
+        return self.names[start:end].tobytes().decode(errors="surrogateescape")
 
 
-def labels_of(values: np.ndarray, counts: np.ndarray) -> Labels:
-    """The labels `values`, one image after the other, of which each image has `counts`."""
-    return Labels(values.astype(np.int64), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
-
-
-def write_places(path: Path, places: Places, labels: Labels) -> None:
-    """Writes `SPLIT.index.npz`, about 30 bytes per image."""
-    arrays = {name: getattr(places, name) for name in _ARRAYS if hasattr(places, name)}
-    arrays |= {"shards": np.array(places.shards), "labels": labels.values.astype(np.int32)}
+def write_locations(path: Path, locations: Locations, labels: Labels) -> None:
+    """Writes `SPLIT.index.npz`, about 30 bytes per image. `counts` is empty if every image has one label."""
     several = len(labels.values) > len(labels)
-    write_arrays(path, arrays | {"counts": labels.counts.astype(np.uint32) if several else np.empty(0, np.uint32)})
+    arrays = {
+        "shards": np.array(locations.shards),
+        "records": locations.records,
+        "offset": locations.offset,
+        "size": locations.size,
+        "letters": locations.names,
+        "lengths": locations.lengths,
+        "labels": labels.values.astype(np.int32),
+        "counts": labels.counts.astype(np.uint32) if several else np.empty(0, np.uint32),
+    }
+    write_arrays(path, arrays)
 
 
-def read_places(path: Path) -> tuple[Places, Labels] | None:
-    """What `write_places` wrote; None where the file is missing or corrupt."""
-    arrays = read_arrays(path, *_ARRAYS)
-    if arrays is None or any(a.ndim != 1 or a.dtype.kind != k for a, k in zip(arrays, _KINDS, strict=True)):
-        return None
-    shards, records, offset, size, letters, lengths, values, counts = arrays
-    n = len(offset)
-    counts = counts if len(counts) else np.ones(n, np.int64)
-    consistent = len(shards) == len(records) and len(size) == len(lengths) == len(counts) == n == records.sum()
-    consistent = consistent and lengths.sum() == len(letters) and counts.sum() == len(values) and counts.all()
-    in_range = all(array.min(initial=0) >= 0 for array in (records, offset, values)) and records.max(initial=0) <= n
-    if not consistent or not in_range or size.max(initial=0) > MAX_IMAGE_BYTES:
-        return None
-    return Places(tuple(shards.tolist()), records, offset, size, letters, lengths), labels_of(values, counts)
+def read_locations(path: Path, shards: Sequence[str]) -> tuple[Locations, Labels]:
+    """Reads `SPLIT.index.npz`. Raises UserError for a corrupt one, and for one of other tars than `shards`."""
+    try:
+        with reading_npz(path) as file:
+            arrays = [file[name] for name in _ARRAYS]
+        if any(array.ndim != 1 or array.dtype.kind != kind for array, kind in zip(arrays, _KINDS, strict=True)):
+            raise ValueError("its arrays are of other types")
+        names, records, offset, size, letters, lengths, values, counts = arrays
+        n = len(offset)
+        counts = counts if len(counts) else np.ones(n, np.uint32)
+        if min(array.min(initial=0) for array in (records, offset, values)) < 0 or records.max(initial=0) > n:
+            raise ValueError("its numbers are out of range")
+        sizes = {int(records.sum()), len(size), len(lengths), len(counts)}
+        ends = (int(lengths.sum()), int(counts.sum()), len(names))
+        if sizes != {n} or ends != (len(letters), len(values), len(records)) or not counts.all():
+            raise ValueError("its arrays have different lengths")
+        locations = Locations(tuple(names.tolist()), records, offset, size, letters, lengths)
+        labels = Labels(values.astype(np.int64), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
+        if locations.shards != tuple(shards) or locations.size.max(initial=0) > MAX_IMAGE_BYTES:
+            raise ValueError("its shards are others")
+    except NPZ_ERRORS as error:
+        raise UserError(f"{path} does not match {INDEX} ({error}): get or write the data set again") from error
+    return locations, labels
 
 
 @dataclasses.dataclass(frozen=True)
 class File:
-    """A file of a data set; bytes: -1 if unknown. records: how many images, where it is a shard."""
+    """A file of a data set. records: how many images, where it is a shard."""
 
     file: str
     bytes: int
@@ -133,22 +147,25 @@ class File:
 class ShardIndex:
     """The content of an `index.json`.
 
-    shards: the tars of each split, in order. beside: the other files, `classes.json` and `SPLIT.index.npz`. left_out:
+    shards: the tars of each split, in order. metadata: the other files, `classes.json` and `SPLIT.index.npz`. left_out:
     how many images of each split could not be read. settings: how the data set was written.
     """
 
     shards: dict[str, tuple[File, ...]]
-    beside: tuple[File, ...] = ()
+    metadata: tuple[File, ...] = ()
     left_out: dict[str, int] = dataclasses.field(default_factory=dict)
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def files(self) -> tuple[File, ...]:
-        return tuple(file for shards in self.shards.values() for file in shards) + self.beside
+    def files(self) -> dict[str, File]:
+        """All files by their names, tars first."""
+        tars = [file for files in self.shards.values() for file in files]
+        return {file.file: file for file in (*tars, *self.metadata)}
 
     def write(self, path: Path) -> None:
+        content = {"beside" if name == "metadata" else name: v for name, v in dataclasses.asdict(self).items()}
         with replacing_file(path) as file:
-            file.write(json.dumps({"format": FORMAT, **dataclasses.asdict(self)}, indent=1).encode() + b"\n")
+            file.write(json.dumps({"format": FORMAT, **content}, indent=1).encode() + b"\n")
 
 
 def parse_index(data: bytes, source: str) -> ShardIndex:
@@ -158,8 +175,8 @@ def parse_index(data: bytes, source: str) -> ShardIndex:
         if content["format"] != FORMAT:
             raise UserError(f"its format is {content['format']!r}, not {FORMAT!r}")
         shards = {str(split): tuple(map(_parse_file, files)) for split, files in content["shards"].items()}
-        beside = tuple(map(_parse_file, content["beside"]))
-        return ShardIndex(shards, beside, dict(content["left_out"]), dict(content["settings"]))
+        metadata = tuple(map(_parse_file, content["beside"]))
+        return ShardIndex(shards, metadata, dict(content["left_out"]), dict(content["settings"]))
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise UserError(
             f"{source} is not an index of shards ({type(error).__name__}: {error}), as `vitlab shard` writes it: get "
@@ -181,7 +198,9 @@ def read_index(path: Path) -> ShardIndex:
 
 def class_names(path: Path) -> tuple[str, ...]:
     """The names in `classes.json`; none if there is no such file."""
-    names = read_json(path) if path.exists() else []
-    if not isinstance(names, list) or (path.exists() and not names) or not all(isinstance(n, str) for n in names):
+    if not path.exists():
+        return ()
+    names = read_json(path)
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
         raise UserError(f"{path} must be a list of class names in label order, not {str(names)[:60]}")
     return tuple(names)

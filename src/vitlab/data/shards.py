@@ -1,50 +1,39 @@
-"""Data sets in WebDataset tars ("shards"): scanned once, and read where they lie.
+"""Data sets in WebDataset tars ("shards"), read where they lie and never unpacked.
 
 What is known of a million images is a few arrays; no object is made for an image before it is needed, and the
 processes that read images share those arrays or copy them whole.
 """
 
 import collections
-import dataclasses
+import copy
 import functools
-import hashlib
-import json
-import logging
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from vitlab.data.dataset import MAX_CLASSES, Dataset, Entries, Labels, Splits, numbered_classes
 from vitlab.data.decode import IMAGE_SUFFIXES, Entry, ImageError
-from vitlab.data.downloads import cache_folder
 from vitlab.data.folder import SPLIT_FOLDERS, report_ignored, require_folder
 from vitlab.data.shard_index import (
     CLASSES,
     INDEX,
     MAX_IMAGE_BYTES,
     File,
-    Places,
+    Locations,
     ShardIndex,
     class_names,
-    labels_of,
     read_index,
-    read_places,
-    write_places,
+    read_locations,
 )
 from vitlab.display import track
 from vitlab.errors import UserError
-from vitlab.io import open_regular, replacing_file
+from vitlab.io import open_regular
 
-logger = logging.getLogger(__name__)
-
-OPEN_SHARDS = 256
-"""Largest number of tars that a process keeps open."""
-CACHE_FROM = 20_000
-"""Splits of at least this many images are scanned once, and the result is cached."""
+OPEN_SHARDS = 256  # tars that a process keeps open, at most
 
 
 class OpenFile:
@@ -52,10 +41,7 @@ class OpenFile:
 
     def __init__(self, path: str) -> None:
         self.number = os.open(path, os.O_RDONLY)
-
-    def __del__(self) -> None:
-        if hasattr(self, "number"):
-            os.close(self.number)
+        weakref.finalize(self, os.close, self.number)
 
     def read(self, offset: int, size: int) -> bytes:
         return os.pread(self.number, size, offset)
@@ -79,30 +65,22 @@ class ShardEntry(Entry):
 class ShardEntries(Entries):
     """The images `rows`, int64 [N], of all that lie in the tars of `folder`."""
 
-    def __init__(self, folder: str, places: Places, rows: np.ndarray | None = None) -> None:
-        self.folder, self.places = folder, places
-        self.rows = np.arange(len(places)) if rows is None else rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def of(self, places: Places, rows: np.ndarray) -> "ShardEntries":
-        """Other images of the same folder."""
-        return ShardEntries(self.folder, places, rows)
-
-    def take(self, indices: np.ndarray) -> "ShardEntries":
-        return self.of(self.places, self.rows[indices])
+    def __init__(self, folder: str, locations: Locations) -> None:
+        self.folder, self.locations = folder, locations
+        self.rows = np.arange(len(locations))
 
     def join(self, other: Entries) -> "ShardEntries":
         assert isinstance(other, ShardEntries)
         assert self.folder == other.folder
-        rows = np.concatenate([self.rows, other.rows + len(self.places)])
-        return self.of(Places.joined([self.places, other.places]), rows)
+        both = copy.copy(self)
+        both.rows = np.concatenate([self.rows, other.rows + len(self.locations)])
+        both.locations = Locations.joined([self.locations, other.locations])
+        return both
 
     def entry(self, index: int) -> ShardEntry:
-        row, places = int(self.rows[index]), self.places
-        shard, offset, size = int(places.shard[row]), int(places.offset[row]), int(places.size[row])
-        entry = ShardEntry(os.path.join(self.folder, places.shards[shard]), places.member(row), offset, size)  # noqa: PTH118
+        row, locations = int(self.rows[index]), self.locations
+        file = os.path.join(self.folder, locations.shards[int(locations.shard[row])])  # noqa: PTH118
+        entry = ShardEntry(file, locations.member(row), int(locations.offset[row]), int(locations.size[row]))
         entry.read_at = self.read_at
         return entry
 
@@ -135,22 +113,22 @@ def shard_splits(path: Path, name: str) -> Splits:
     _opened.cache_clear()  # of files that were there before
 
     @functools.cache
-    def find(split: str) -> tuple[ShardEntries, Labels]:
+    def locate(split: str) -> tuple[ShardEntries, Labels]:
         if split not in tars:
             raise UserError(f"{missing}: name shards by split")
-        places, labels = _indexed(path, split, tars[split], index) if index else _scanned(path, split, tars[split])
-        return ShardEntries(str(path), places), labels
+        locations, labels = _indexed(path, split, tars[split], index) if index else scan(tars[split])
+        return ShardEntries(str(path), locations), labels
 
-    return list(tars), lambda split: labeled(name, split, class_names(path / CLASSES), find)
+    return list(tars), lambda split: labeled(name, split, class_names(path / CLASSES), locate)
 
 
 def labeled(
-    name: str, split: str, classes: tuple[str, ...], find: Callable[[str], tuple[ShardEntries, Labels]]
+    name: str, split: str, classes: tuple[str, ...], locate: Callable[[str], tuple[ShardEntries, Labels]]
 ) -> Dataset:
     """A split of shards whose labels are among `classes`; without names, among as many as train has."""
-    entries, labels = find(split)
+    entries, labels = locate(split)
     if not classes:
-        train = labels if split == "train" else find("train")[1]
+        train = labels if split == "train" else locate("train")[1]
         classes = numbered_classes(int(train.values.max()), f"{name}, train,")
     if (top := labels.values.max()) >= len(classes):
         path = entries[int(np.searchsorted(labels.offsets, labels.values.argmax(), side="right")) - 1].path
@@ -159,63 +137,45 @@ def labeled(
     return Dataset(name, split, classes, labels.firsts, entries=entries, label_sets=label_sets, folder=entries.folder)
 
 
-def _indexed(path: Path, split: str, tars: Sequence[Path], index: ShardIndex) -> tuple[Places, Labels]:
-    """A split as `index.json` lists it. Raises UserError where the files are others."""
-    actual = {tar.name: tar.stat().st_size for tar in tars}
-    listed = {file.file: file.bytes for file in index.shards.get(split, ())}
-    wrong = sorted({file for file, _ in actual.items() ^ listed.items()})
-    stored = read_places(path / f"{split}.index.npz")
-    if wrong or stored is None or stored[0].shards != tuple(listed):
+def _indexed(path: Path, split: str, tars: Sequence[Path], index: ShardIndex) -> tuple[Locations, Labels]:
+    """A split as `index.json` lists it. Raises UserError where the files are others; the bytes of tars are not read."""
+    arrays, files = path / f"{split}.index.npz", index.shards.get(split, ())
+    wrong = {file for file, _ in {(t.name, t.stat().st_size) for t in tars} ^ {(f.file, f.bytes) for f in files}}
+    if not arrays.is_file() or File.of(arrays) not in index.metadata:
+        wrong.add(arrays.name)
+    if wrong:
         raise UserError(
-            f"{path / INDEX} does not match the files beside it ({', '.join(wrong[:3]) or f'{split}.index.npz'}): get "
-            f"or write the data set again; or, if the tars are right, remove {INDEX}, and they are scanned"
+            f"{path / INDEX} does not match the files ({', '.join(sorted(wrong)[:3])}): get or write the "
+            f"data set again; or, if the tars are right, remove {INDEX}, and they are scanned"
         )
-    return stored
-
-
-def _scanned(path: Path, split: str, tars: Sequence[Path]) -> tuple[Places, Labels]:
-    """A split without `index.json`: the cached result of a scan, if the tars are the same, or of a scan now."""
-    stats = [(tar.name, tar.stat().st_size, tar.stat().st_mtime_ns) for tar in tars]
-    key = hashlib.sha256(f"{path.absolute()}\0{split}\0{stats}".encode(errors="surrogateescape")).hexdigest()
-    cached = cache_folder() / "shard-indexes" / f"{key[:32]}.npz"
-    if stored := read_places(cached):
-        return stored
-    places, labels = scan(track(tars, len(tars), f"scanning {path}", "shards"))
-    if len(places) >= CACHE_FROM:
-        try:
-            write_places(cached, places, labels)
-        except OSError as error:
-            logger.warning("%s: cannot cache the scan of %s shards (%s)", cached, len(tars), error.strerror)
-    return places, labels
+    return read_locations(arrays, [file.file for file in files])
 
 
 # -------------------------------------------------------------------------------------------------- scanning
 
 
-def scan(tars: Iterable[Path]) -> tuple[Places, Labels]:
-    """The images of some tars, and their labels. Raises UserError."""
-    parts: list[Places] = []
-    values, counts = [], []
+def scan(tars: Sequence[Path]) -> tuple[Locations, Labels]:
+    """The images of tars in one folder, and their labels. Raises UserError."""
+    folder = tars[0].parent
+    parts: list[Locations] = []
+    label_lists: list[list[int]] = []
     ignored: collections.Counter[str] = collections.Counter()
-    folder = Path()
-    for tar in tars:
-        folder = tar.parent
+    for tar in track(tars, len(tars), f"scanning {folder}", "shards"):
         images, labels = _scan_tar(tar, ignored)
         if unpaired := sorted(images.keys() ^ labels.keys()):
             raise UserError(f"{tar}: {len(unpaired)} keys lack an image or a .cls, first {unpaired[0]!r}")
-        parts.append(Places.of_shard(tar.name, list(images.values())))
-        values.append(np.array([label for key in images for label in labels[key]], np.int64))
-        counts.append(np.array([len(labels[key]) for key in images], np.int64))
+        parts.append(Locations.of_shard(tar.name, list(images.values())))
+        label_lists += (labels[key] for key in images)
     report_ignored(folder, ignored)
-    if not any(map(len, parts)):
+    if not label_lists:
         raise UserError(f"no images in the tars in {folder}: expected KEY.jpg|png|webp with KEY.cls")
-    return Places.joined(parts), labels_of(np.concatenate(values), np.concatenate(counts))
+    return Locations.joined(parts), Labels.of_lists(label_lists)
 
 
 def _scan_tar(
     path: Path, ignored: collections.Counter[str]
 ) -> tuple[dict[str, tuple[str, int, int]], dict[str, list[int]]]:
-    """Key -> name, offset and size of the image, and key -> labels. The tar is read once and never unpacked."""
+    """Key -> name, offset and size of the image, and key -> labels."""
     images: dict[str, tuple[str, int, int]] = {}
     labels: dict[str, dict[str, list[int]]] = {"cls": {}, "labels.json": {}}
     try:
@@ -260,40 +220,3 @@ def _parse_labels(text: bytes, path: str) -> list[int]:
             f"{path} must hold a class number, or several (3 17 42), each below {MAX_CLASSES:,}; not {text[:40]!r}"
         )
     return list(dict.fromkeys(numbers))
-
-
-def write_index(
-    folder: Path,
-    tars: Mapping[str, Iterable[Path]],
-    classes: Sequence[str] | None,
-    images: Mapping[str, int] | None = None,
-    settings: dict[str, Any] | None = None,
-) -> ShardIndex:
-    """Scans the tars of each split, and writes `SPLIT.index.npz`, `classes.json` and, last, `index.json` to `folder`.
-
-    classes: the names, if there are any. images: how many each split has, with those that could not be read.
-    """
-    shards, left_out = {}, {}
-    for split, paths in tars.items():
-        files: list[File] = []
-        places, labels = scan(_listed(paths, files))
-        shards[split] = tuple(
-            dataclasses.replace(file, records=count) for file, count in zip(files, places.records.tolist(), strict=True)
-        )
-        write_places(folder / f"{split}.index.npz", places, labels)
-        if images:
-            left_out[split] = images[split] - len(places)
-    if classes is not None:
-        with replacing_file(folder / CLASSES) as file:
-            file.write(json.dumps(list(classes), ensure_ascii=False).encode())
-    names = [*(f"{split}.index.npz" for split in tars), *([CLASSES] if classes is not None else [])]
-    index = ShardIndex(shards, tuple(File.of(folder / name) for name in names), left_out, settings or {})
-    index.write(folder / INDEX)
-    return index
-
-
-def _listed(paths: Iterable[Path], files: list[File]) -> Iterable[Path]:
-    """The same paths; `files` collects what each is."""
-    for path in paths:
-        files.append(File.of(path))
-        yield path

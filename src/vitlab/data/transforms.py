@@ -1,28 +1,35 @@
 """Training and evaluation transforms: uint8 images -> float32 [B, 3, H, W] in [-1, 1], as in the paper's code.
 
-All randomness of an example is a function of (seed, epoch, index): batches, workers and ranks do not matter.
+All randomness of an example is a function of (seed, epoch, index): batches, workers and ranks do not matter. A crop is
+one bilinear look-up at a row of sampling positions for each axis; or, faster and for files only, a resized box. Of a
+JPEG only the rows that a crop needs are decoded.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Float64, Int64, Shaped, UInt8
 from PIL import Image
 from torch import Tensor
 
-from vitlab.data import crops
-from vitlab.data.crops import Images, Size, pair, planar
+from vitlab.data.decode import Jpeg
 from vitlab.errors import UserError
 from vitlab.preprocessing import Preprocessing
 from vitlab.rng import Stream, example_uniforms, philox
 
 Crop = Literal["inception", "random", "pad", "none"]
+Images = UInt8[Tensor, "B H W 3"] | Sequence[np.ndarray | Jpeg]  # in memory, all of one size; or a list, of any sizes
+Size = int | tuple[int, int]  # pixels; (H, W) unless square
 
 STRIP = 16  # A resized image with this many times the pixels of its center is not computed as a whole.
 ATTEMPTS = 100  # TensorFlow's max_attempts; after them the whole image is taken
+ASPECT = (0.75, 1.33)  # width / height of the Inception crop: TensorFlow's default range
+SPARE = 3  # A JPEG is decoded at half its size only where the crop then still has this many times the pixels it needs.
+_OUTSIDE = -2.0  # a sampling position whose two neighbors lie outside any image: black
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +55,6 @@ class TrainTransform:
     fast: bool = False
 
     def __post_init__(self) -> None:
-        if (self.crop == "random") != (self.resize is not None):
-            raise UserError(f"resize goes with crop='random' only: got crop={self.crop!r}, resize={self.resize}")
         if self.resize is not None and np.any(np.less(pair(self.resize), pair(self.image_size))):
             raise UserError(f"resize={self.resize} must be at least image_size={self.image_size}")
 
@@ -69,46 +74,140 @@ class TrainTransform:
         epochs = np.broadcast_to(epoch, np.shape(indices))
         count = 1 + 4 * (ATTEMPTS if self.crop == "inception" else 1)  # the flip, then the box or the window
         u = example_uniforms(seed, epochs, indices, count)
-        boxes, full, shifts = self._windows(crops.sizes(images), u[:, 1:])
+        in_memory = isinstance(images, Tensor)
+        sizes = np.array([images.shape[1:3]] * len(images) if in_memory else [image.shape[:2] for image in images])
+        boxes, full, shifts = self._windows(sizes, u[:, 1:])
         mirrored, out = (u[:, 0] < 0.5) & self.flip, pair(self.image_size)
-        if self.fast and not isinstance(images, Tensor):
-            result = crops.resize_crops(images, boxes, full, shifts, mirrored, out)
+        if self.fast and not in_memory:
+            result = resize_crops(images, boxes, full, shifts, mirrored, out)
         else:
-            ys, xs = (crops.positions(boxes[:, i], boxes[:, 2 + i], full[i], shifts[:, i], out[i]) for i in (0, 1))
-            result = crops.sample(images, ys, np.where(mirrored[:, None], xs[:, ::-1], xs))
+            ys, xs = (_positions(boxes[:, i], boxes[:, 2 + i], full[i], shifts[:, i], out[i]) for i in (0, 1))
+            result = _sample(images, ys, np.where(mirrored[:, None], xs[:, ::-1], xs))
         if self.randaugment_layers:
             result = randaugment(result, self.randaugment_layers, self.randaugment_magnitude, seed, epochs, indices)
         return result
 
     def _windows(self, sizes: np.ndarray, u: np.ndarray) -> tuple[np.ndarray, tuple[int, int], np.ndarray]:
-        """For images of `sizes`: a box of each is squashed to a full size, of which a window is taken.
-
-        Boxes (y, x, h, w), int64 [B, 4]; the full size (H', W'), the same for all; the windows' first pixels in it,
-        int64 [B, 2], which may be outside.
-        """
+        """Boxes (y, x, h, w), int64 [B, 4], that are squashed to one full size (H', W'), and in that the first pixels
+        of the windows to take, int64 [B, 2], which may be outside."""
         out = pair(self.image_size)
         if self.crop == "inception":
-            return crops.inception_boxes(sizes, u.reshape(len(u), -1, 4), self.min_area), out, np.zeros_like(sizes)
-        if self.crop == "random":
-            full = pair(self.resize or self.image_size)
-            shifts = [crops.integers(u[:, i], full[i] - out[i] + 1) for i in (0, 1)]
-        else:
-            full, reach = out, self.pad if self.crop == "pad" else 0
-            shifts = [crops.integers(u[:, i], 2 * reach + 1) - reach for i in (0, 1)]
+            return inception_boxes(sizes, u.reshape(len(u), -1, 4), self.min_area), out, np.zeros_like(sizes)
+        full, reach = pair(self.resize or self.image_size), self.pad if self.crop == "pad" else 0
+        shifts = [_integers(u[:, i], full[i] - out[i] + 2 * reach + 1) - reach for i in (0, 1)]
         return np.concatenate([np.zeros_like(sizes), sizes], axis=1), full, np.stack(shifts, axis=1)
 
 
+def inception_boxes(
+    sizes: Int64[np.ndarray, "B 2"], u: Float64[np.ndarray, "B A 4"], min_area: float
+) -> Int64[np.ndarray, "B 4"]:
+    """Random boxes (y, x, h, w), as TensorFlow's `sample_distorted_bounding_box` draws them in up to A attempts.
+
+    sizes: heights and widths; u: uniform numbers. For an aspect ratio drawn from `ASPECT`, the height is uniform over
+    all that give an area in [min_area, 1] inside the image. An example whose every attempt breaks the bounds by
+    rounding gets its whole image. As in TensorFlow, the last row and column of offsets is not drawn.
+    """
+    boxes = np.concatenate([np.zeros_like(sizes), sizes], axis=1)
+    left = np.arange(len(sizes))
+    for attempt in range(u.shape[1]):
+        size, draw = sizes[left], u[left, attempt]
+        (height, width), area = size.T, size.prod(axis=1)
+        aspect = ASPECT[0] + draw[:, 0] * (ASPECT[1] - ASPECT[0])
+        low = np.rint(np.sqrt(min_area * area / aspect))
+        high = np.rint(np.sqrt(area / aspect))
+        high = np.where(np.rint(high * aspect) > width, np.floor((width + 0.5 - 1e-7) / aspect), high)
+        high = np.minimum(np.where(np.rint(high * aspect) > width, high - 1, high), height)
+        h = np.minimum(low + _integers(draw[:, 1], np.maximum(high - low, 0) + 1), high)
+        h = np.where(h * np.rint(h * aspect) < min_area * area, h + 1, h)
+        h = np.where(h * np.rint(h * aspect) > area, h - 1, h)
+        w = np.rint(h * aspect)
+        good = (h * w >= min_area * area) & (h * w <= area) & (w <= width) & (h <= height) & (h > 0) & (w > 0)
+        y, x = _integers(draw[:, 2], height - h), _integers(draw[:, 3], width - w)
+        boxes[left[good]] = np.stack([y, x, h, w], axis=1)[good]
+        left = left[~good]
+        if not len(left):
+            break
+    return boxes
+
+
+def _integers(u: np.ndarray, count: np.ndarray | int) -> np.ndarray:
+    """Uniform integers 0..count-1 (0 where count < 1) from uniform numbers in [0, 1)."""
+    return np.floor(u * np.maximum(count, 1)).astype(np.int64)
+
+
+def _positions(
+    start: np.ndarray, extent: np.ndarray, full: int, shift: np.ndarray, size: int
+) -> Float64[np.ndarray, "B size"]:
+    """TF2's half-pixel centers where `extent` pixels from `start` on become `full`: `size` of them from `shift` on."""
+    start, extent, resized = start[:, None], extent[:, None], shift[:, None] + np.arange(size)
+    inside = np.clip(start + (resized + 0.5) * extent / full - 0.5, start, start + extent - 1)
+    return np.where((resized >= 0) & (resized < full), inside, _OUTSIDE)
+
+
+def _sample(images: Images, ys: np.ndarray, xs: np.ndarray) -> Float[Tensor, "B 3 S T"]:
+    """Images at positions ys [B, S] x xs [B, T] (pixels), interpolated bilinearly: float32 in [0, 255]."""
+    if isinstance(images, Tensor):
+        y, x = (
+            to_device(((2 * positions + 1) / side - 1).astype(np.float32), images.device)
+            for positions, side in zip((ys, xs), images.shape[1:3], strict=True)
+        )
+        grid = torch.stack(torch.broadcast_tensors(x[:, None, :], y[:, :, None]), dim=-1)
+        return F.grid_sample(_planar(images), grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    crops = torch.empty(len(images), 3, ys.shape[1], xs.shape[1])
+    for crop, image, y, x in zip(crops, images, ys, xs, strict=True):
+        # Only what the positions touch is decoded and converted: a crop of a photograph is a small part of it.
+        top, left = max(int(y.min()), 0), max(int(x.min()), 0)
+        part = _part(image, (top, int(np.ceil(y.max())) + 1), (left, int(np.ceil(x.max())) + 1))
+        crop.copy_(_sample(torch.from_numpy(part)[None], y[None] - top, x[None] - left)[0])
+    return crops
+
+
+def resize_crops(
+    images: Sequence[np.ndarray | Jpeg],
+    boxes: Int64[np.ndarray, "B 4"],
+    full: tuple[int, int],
+    shifts: Int64[np.ndarray, "B 2"],
+    mirrored: np.ndarray,
+    size: tuple[int, int],
+) -> UInt8[Tensor, "B 3 S T"]:
+    """Boxes (y, x, h, w) squashed to `full`, and of that the windows of `size` from `shifts` on.
+
+    Deviation: bilinear with antialiasing, as Pillow and torchvision resize; TF2's resize looks up single points. A box
+    that at 1/2, 1/4 or 1/8 of the image's size is still `SPARE` times `full` has its edges rounded to that grid, so
+    that a JPEG is decoded at that size.
+    """
+    crops = torch.zeros(len(images), 3, *size, dtype=torch.uint8)
+    for crop, image, box, shift, mirror in zip(crops, images, boxes.tolist(), shifts.tolist(), mirrored, strict=True):
+        shrink = next(s for s in (8, 4, 2, 1) if s == 1 or min(box[2] / full[0], box[3] / full[1]) >= s * SPARE)
+        rows, columns = (
+            (round(box[i] / shrink), min(round((box[i] + box[2 + i]) / shrink), image.shape[i] // shrink))
+            for i in (0, 1)
+        )
+        part = torch.from_numpy(np.ascontiguousarray(_part(image, rows, columns, shrink)))
+        resized = F.interpolate(part.permute(2, 0, 1)[None], full, mode="bilinear", antialias=True)[0]
+        (y, down), (x, right) = ((max(s, 0), max(s, 0, min(s + size[i], full[i]))) for i, s in enumerate(shift))
+        crop[:, y - shift[0] : down - shift[0], x - shift[1] : right - shift[1]] = resized[:, y:down, x:right]
+        if mirror:
+            crop.copy_(crop.flip(2))
+    return crops
+
+
+def _part(
+    image: np.ndarray | Jpeg, rows: tuple[int, int], columns: tuple[int, int], shrink: int = 1
+) -> UInt8[np.ndarray, "h w 3"]:
+    """Rows and columns of an image, from .. to, counted at 1 / `shrink` of its size; of a JPEG at that size."""
+    (top, bottom), (left, right) = rows, columns
+    if isinstance(image, Jpeg):
+        return image.rows(bottom * shrink, shrink)[top:bottom, left:right]
+    return image[top * shrink : bottom * shrink, left * shrink : right * shrink]
+
+
 def randaugment(
-    images: Float[Tensor, "B 3 S T"] | UInt8[Tensor, "B 3 S T"],
-    layers: int,
-    magnitude: int,
-    seed: int,
-    epochs: np.ndarray,
-    indices: np.ndarray,
+    images: Shaped[Tensor, "B 3 S T"], layers: int, magnitude: int, seed: int, epochs: np.ndarray, indices: np.ndarray
 ) -> UInt8[Tensor, "B 3 S T"]:
     """torchvision's RandAugment (Cubuk et al., 2020), seeded for each example by (seed, epoch, index).
 
-    layers: operations on each image; magnitude: 0 to 30, the strongest. Gray comes in at the borders.
+    layers: operations on each image; magnitude: 0 to 30, the strongest. Gray comes in at the edges.
 
     Deviation: big_vision's has two operations more, SolarizeAdd and Cutout, and other strengths at a magnitude.
     """
@@ -155,13 +254,12 @@ class EvalTransform:
         y, x = (round(pixels / 2) if how.crop_offset == "round" else pixels // 2 for pixels in rest)
         if not how.is_google:
             return _resize_pillow(images, full, (y, x, h, w), how.interpolation)
-        if how.resize is None:
-            return resize_bilinear(planar(images), (h, w))
-        if how.keep_aspect:
-            center = resize_area(planar(images), full, (y, x, h, w))
-        else:
-            center = resize_bilinear(planar(images), full)[:, :, y : y + h, x : x + w]
-        return center.floor()  # big_vision's resize truncates to whole numbers
+        planes = _planar(images)
+        if how.resize is not None and how.keep_aspect:
+            return resize_area(planes, full, (y, x, h, w)).floor()  # big_vision truncates to whole numbers
+        # TF2's `tf.image.resize`: half-pixel centers
+        resized = F.interpolate(planes, full, mode="bilinear", align_corners=False, antialias=False)
+        return resized if how.resize is None else resized[:, :, y : y + h, x : x + w].floor()
 
 
 def _resize_pillow(
@@ -173,7 +271,7 @@ def _resize_pillow(
     """
     y, x, h, w = window
     if images.shape[1:3] == size:
-        return planar(images[:, y : y + h, x : x + w])
+        return _planar(images[:, y : y + h, x : x + w])
     box = None
     if size[0] * size[1] > STRIP * h * w:
         down, across = images.shape[1] / size[0], images.shape[2] / size[1]
@@ -183,14 +281,7 @@ def _resize_pillow(
     for center, image in zip(resized, images.cpu().numpy(), strict=True):
         large = Image.fromarray(image).resize((size[1], size[0]), Image.Resampling[interpolation.upper()], box)
         center[:] = np.asarray(large)[y : y + h, x : x + w]
-    return planar(torch.from_numpy(resized).to(images.device))
-
-
-def resize_bilinear(images: Float[Tensor, "B 3 H W"], size: tuple[int, int]) -> Float[Tensor, "B 3 S T"]:
-    """TF2's `tf.image.resize`: half-pixel centers, no antialiasing."""
-    if images.shape[2:] == size:
-        return images
-    return F.interpolate(images, size, mode="bilinear", align_corners=False, antialias=False)
+    return _planar(torch.from_numpy(resized).to(images.device))
 
 
 def resize_area(
@@ -201,30 +292,28 @@ def resize_area(
     window: (y, x, height, width), the only part of the new image that is computed.
     """
     y, x, h, w = window or (0, 0, *size)
-    rows, columns = (_AreaBins(*given) for given in zip(images.shape[2:], size, (y, x), (h, w), strict=True))
-    part = images[:, :, rows.source, columns.source].double()
-    return columns.means(rows.means(part).mT).mT.float()
+    axes = zip(images.shape[2:], size, (y, x), (h, w), strict=True)
+    (rows, row_edges, row_scale), (columns, column_edges, column_scale) = (_area_edges(*axis) for axis in axes)
+    means = _area_means(images[:, :, rows, columns].double(), row_edges, row_scale)
+    return _area_means(means.mT, column_edges, column_scale).mT.float()
 
 
-class _AreaBins:
-    """`count` of the `size` equal stretches of an axis, from number `start` on, and `source`, the part they cover."""
+def _area_edges(extent: int, size: int, start: int, count: int) -> tuple[slice, np.ndarray, float]:
+    """Of `count` new pixels from `start` on: the old ones that they cover, and in those their edges, float64."""
+    # TensorFlow's edges are float32, which shows where the mean is a whole number and is truncated afterwards.
+    scale = np.float32(extent / size)
+    edges = np.minimum((np.arange(start, start + count + 1, dtype=np.float32) * scale).astype(np.float64), extent)
+    first, last = (min(int(edges[i]), extent - 1) for i in (0, -1))
+    return slice(first, last + 1), edges - first, float(scale)
 
-    def __init__(self, extent: int, size: int, start: int, count: int) -> None:
-        # TensorFlow's edges are float32, which shows where the mean is a whole number and is truncated afterwards.
-        self.scale = float(np.float32(extent / size))
-        self.numbers = start, start + count + 1
-        first, last = (min(int(np.float32(i * self.scale)), extent - 1) for i in (start, start + count))
-        self.source = slice(first, last + 1)
 
-    def means(self, x: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B 3 S W"]:
-        """Of `x`, which is `source` of axis 2: differences of the interpolated running sum."""
-        extent = x.shape[2]
-        numbers = torch.arange(*self.numbers, dtype=torch.float32, device=x.device)
-        edges = ((numbers * self.scale).double() - self.source.start).clamp(max=extent)
-        pixel = edges.long().clamp(max=extent - 1)
-        sums = F.pad(x.cumsum(2), (0, 0, 1, 0))[:, :, pixel] + x[:, :, pixel] * (edges - pixel)[:, None]
-        within_one = pixel[:-1] == edges[1:].ceil().long() - 1
-        return torch.where(within_one[:, None], x[:, :, pixel[:-1]], sums.diff(dim=2) / self.scale)
+def _area_means(x: Tensor, edges: np.ndarray, scale: float) -> Tensor:
+    """Means of float64 [B, 3, H, W] between edges of axis 2: differences of the interpolated running sum."""
+    pixels = np.minimum(edges.astype(np.int64), x.shape[2] - 1)
+    inside = pixels[:-1] == np.ceil(edges[1:]).astype(np.int64) - 1  # a single old pixel
+    pixel, part, within_one = (to_device(array, x.device) for array in (pixels, edges - pixels, inside))
+    sums = F.pad(x.cumsum(2), (0, 0, 1, 0))[:, :, pixel] + x[:, :, pixel] * part[:, None]
+    return torch.where(within_one[:, None], x[:, :, pixel[:-1]], sums.diff(dim=2) / scale)
 
 
 def to_range(images: Float[Tensor, "*S"] | UInt8[Tensor, "*S"]) -> Float[Tensor, "*S"]:
@@ -237,11 +326,23 @@ def to_pixels(images: Float[Tensor, "B 3 H W"]) -> UInt8[np.ndarray, "B H W 3"]:
     return ((images.permute(0, 2, 3, 1) + 1) * 127.5).round().clamp(0, 255).to(torch.uint8).cpu().numpy()
 
 
+def _planar(images: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
+    return images.permute(0, 3, 1, 2).contiguous().float()
+
+
+def pair(size: Size) -> tuple[int, int]:
+    """(H, W) of a size."""
+    return (size, size) if isinstance(size, int) else size
+
+
+def to_device(array: np.ndarray, device: torch.device) -> Tensor:
+    """The array as a tensor on `device`, without waiting for the work there."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
 def mixup(
-    images: Float[Tensor, "B 3 H W"],
-    labels: Float[Tensor, "B K"],
-    alpha: float,
-    generator: np.random.Generator,
+    images: Float[Tensor, "B 3 H W"], labels: Float[Tensor, "B K"], alpha: float, generator: np.random.Generator
 ) -> tuple[Float[Tensor, "B 3 H W"], Float[Tensor, "B K"]]:
     """mixup with one weight a >= 1/2, of Beta(alpha, alpha), for the batch and the neighbor as partner (big_vision)."""
     a = generator.beta(alpha, alpha)

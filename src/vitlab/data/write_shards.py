@@ -1,12 +1,11 @@
 """Any data set, written as WebDataset tars: balanced, checksummed, the same bytes each time.
 
 A split's tars have the same number of images of each class, or one more or less; within a tar the images are shuffled.
-An image is `KEY.cls` with its class and `KEY.jpg` (or png, webp), where KEY is its number in the source's split; in a
-data set whose images have several labels there is `KEY.labels.json` with the list of them, and `KEY.cls` is the first.
-That is what our reader and the package webdataset understand.
+An image is `KEY.cls` with its class and `KEY.jpg` (or png, webp), where KEY is its number in the source's split; where
+images have several labels, `KEY.labels.json` has the list of them, and `KEY.cls` the first.
 
-Everything is written into a hidden folder, tar by tar: an interrupted call resumes there. That folder becomes the data
-set in one step, so that a folder of that name is complete.
+Everything is written into a hidden folder, in which an interrupted call resumes, and which becomes the data set in one
+step: a folder of that name is complete.
 """
 
 import dataclasses
@@ -15,13 +14,13 @@ import io
 import json
 import logging
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Le, Lt
 from jaxtyping import Int
 from PIL import Image
 
@@ -29,8 +28,8 @@ from vitlab.data.dataset import Dataset, digest_images
 from vitlab.data.decode import ImageError
 from vitlab.data.downloads import Report
 from vitlab.data.registry import load_dataset, splits_to_copy
-from vitlab.data.shard_index import INDEX, File, read_index
-from vitlab.data.shards import write_index
+from vitlab.data.shard_index import CLASSES, INDEX, File, ShardIndex, read_index, write_locations
+from vitlab.data.shards import scan
 from vitlab.errors import UserError
 from vitlab.io import lock_file, replacing_file, sync
 from vitlab.rng import Stream, philox
@@ -38,14 +37,9 @@ from vitlab.settings import check_fields
 
 logger = logging.getLogger(__name__)
 
-SAMPLE = 256
-"""Images that are encoded to estimate how large they become."""
-AHEAD = 64
-"""Images that are encoded at a time, so that memory holds no more than these."""
+BUFFER = 64  # images that are encoded at a time and in memory together
+# Formats that stay as they are, by Pillow's names; others are written as PNG.
 SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp"}
-"""Formats that stay as they are, by Pillow's names; others are written as PNG."""
-
-Encoded = tuple[str, bytes] | ImageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,19 +47,16 @@ class ShardSettings:
     """How a data set is written.
 
     size: the shorter side in pixels to which larger images are resized, as JPEG of `quality`; None keeps all bytes.
-    records, megabytes: the size of a tar, at most and about; give one of them (default: 100 megabytes).
+    records: images of each tar at most.
     """
 
     size: Annotated[int, Ge(1)] | None = None
     quality: Annotated[int, Ge(1), Le(100)] = 90
-    records: Annotated[int, Ge(1)] | None = None
-    megabytes: Annotated[float, Gt(0)] | None = None
+    records: Annotated[int, Ge(1)] = 1000
     seed: Annotated[int, Ge(0), Lt(2**64)] = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.records is not None and self.megabytes is not None:
-            raise UserError(f"records={self.records} and megabytes={self.megabytes} both limit a tar; give one.")
 
 
 def write_shards(
@@ -93,23 +84,25 @@ def write_shards(
     unfinished = target.with_name(f".{target.name}.unfinished")
     copied = splits_to_copy(source, splits, root=root)
     datasets = {split: load_dataset(source, split, root=root, on_error=on_error) for split in copied}
-    identity = {**plan, "images": {split: _identity(split, dataset) for split, dataset in datasets.items()}}
-    counts = {split: len(dataset) for split, dataset in datasets.items()}
     unfinished.mkdir(parents=True, exist_ok=True)
     if (lock := lock_file(unfinished / ".lock")) is None:
         raise UserError(f"another process is writing {folder}; wait for it, or give the name of another folder.")
     with lock:
-        _begin(unfinished, identity)
-        tars: dict[str, list[Path]] = {}
-        done = 0
+        _prepare(unfinished, {**plan, "images": {split: _identity(split, data) for split, data in datasets.items()}})
+        tars: dict[str, list[Path]] = {split: [] for split in datasets}
+        done, total = 0, sum(map(len, datasets.values()))
         for split, dataset in datasets.items():
-            tars[split] = []
-            for path, part in _write_split(unfinished, split, dataset, settings, on_error):
+            shards = assign_to_shards(dataset.labels, -(-len(dataset) // settings.records), settings.seed)
+            for number, indices in enumerate(shards):
+                path = unfinished / f"{split}-{number:06d}.tar"
+                if not path.exists():
+                    _write_tar(path, dataset, indices.tolist(), settings, on_error)
                 tars[split].append(path)
-                done += part
-                report(done, sum(counts.values()))
+                done += len(indices)
+                report(done, total)
         for extra in (*unfinished.glob(".*"), unfinished / "plan.json"):
             extra.unlink()
+        counts = {split: len(dataset) for split, dataset in datasets.items()}
         write_index(unfinished, tars, datasets[copied[0]].classes, counts, plan)
         sync(unfinished)
         if target.exists():
@@ -128,16 +121,6 @@ def assign_to_shards(labels: Int[np.ndarray, " n"], shards: int, seed: int) -> l
     return np.split(order, np.cumsum(np.bincount(dealt, minlength=shards))[:-1])
 
 
-def _count_shards(dataset: Dataset, settings: ShardSettings) -> int:
-    if settings.records is not None:
-        return -(-len(dataset) // settings.records)
-    sample = np.unique(np.linspace(0, len(dataset) - 1, SAMPLE).astype(np.int64)).tolist()
-    images = [image for i in sample if not isinstance(image := _try_encode(dataset, i, settings), ImageError)]
-    sizes = [len(data) for _, data in images]
-    mean = (np.mean(sizes) if sizes else 0) + 3 * tarfile.BLOCKSIZE  # with its headers and its label
-    return min(max(1, round(len(dataset) * mean / ((settings.megabytes or 100.0) * 1e6))), len(dataset))
-
-
 def encode(dataset: Dataset, index: int, settings: ShardSettings) -> tuple[str, bytes]:
     """An image's suffix and bytes: as they are, or smaller. Raises `ImageError` for one that cannot be read."""
     image = dataset.image(index)
@@ -147,7 +130,7 @@ def encode(dataset: Dataset, index: int, settings: ShardSettings) -> tuple[str, 
         smaller = Image.fromarray(image).resize((width, height), Image.Resampling.LANCZOS)
         return "jpg", _save(smaller, "JPEG", quality=settings.quality)
     entry = dataset.entries[index] if dataset.entries else None
-    if entry is not None and entry.size and not entry.border:
+    if entry is not None and entry.size and not entry.edge:
         data = entry.data()
         if suffix := SUFFIXES.get(Image.open(io.BytesIO(data)).format or ""):
             return suffix, data
@@ -160,59 +143,65 @@ def _save(image: Image.Image, kind: str, **options: int) -> bytes:
     return buffer.getvalue()
 
 
-def _try_encode(dataset: Dataset, index: int, settings: ShardSettings) -> Encoded:
+def _try_encode(dataset: Dataset, index: int, settings: ShardSettings) -> tuple[str, bytes] | ImageError:
     try:
         return encode(dataset, index, settings)
     except ImageError as error:
         return error
 
 
-def _write_split(
-    folder: Path, split: str, dataset: Dataset, settings: ShardSettings, on_error: str
-) -> Iterator[tuple[Path, int]]:
-    """Writes the tars of a split that are not there yet; yields the path of each and its number of images."""
-    with ThreadPoolExecutor() as pool:  # Pillow releases Python's lock
-
-        def encode_all(indices: list[int]) -> Iterator[Encoded]:
-            for start in range(0, len(indices), AHEAD):
-                yield from pool.map(lambda index: _try_encode(dataset, index, settings), indices[start : start + AHEAD])
-
-        for number, part in enumerate(
-            assign_to_shards(dataset.labels, _count_shards(dataset, settings), settings.seed)
-        ):
-            path = folder / f"{split}-{number:06d}.tar"
-            if not path.exists():
-                _write_tar(path, dataset, part.tolist(), encode_all(part.tolist()), on_error)
-            yield path, len(part)
-
-
-def _write_tar(path: Path, dataset: Dataset, indices: list[int], images: Iterator[Encoded], on_error: str) -> None:
-    with replacing_file(path) as file:
-        for index, image in zip(indices, images, strict=True):
-            if isinstance(image, ImageError):
-                if on_error == "raise":
-                    raise image
-                logger.warning("%s (left out, as on_error='skip')", image)
-                continue
-            members = {"cls": str(int(dataset.labels[index])).encode()}
-            if dataset.label_sets is not None:
-                members["labels.json"] = json.dumps(dataset.label_sets.of(index).tolist()).encode()
-            for suffix, data in (*members.items(), image):
-                info = tarfile.TarInfo(f"{index:08d}.{suffix}")  # without time and owner
-                info.size = len(data)
-                file.write(info.tobuf(tarfile.USTAR_FORMAT) + data + tarfile.NUL * (-len(data) % tarfile.BLOCKSIZE))
+def _write_tar(path: Path, dataset: Dataset, indices: list[int], settings: ShardSettings, on_error: str) -> None:
+    with replacing_file(path) as file, ThreadPoolExecutor() as pool:  # Pillow releases Python's lock
+        for start in range(0, len(indices), BUFFER):
+            chunk = indices[start : start + BUFFER]
+            for index, image in zip(chunk, pool.map(lambda i: _try_encode(dataset, i, settings), chunk), strict=True):
+                if isinstance(image, ImageError):
+                    if on_error == "raise":
+                        raise image
+                    logger.warning("%s (left out, as on_error='skip')", image)
+                    continue
+                members = {"cls": str(int(dataset.labels[index])).encode()}
+                if dataset.label_sets is not None:
+                    members["labels.json"] = json.dumps(dataset.label_sets.of(index).tolist()).encode()
+                for suffix, data in (*members.items(), image):
+                    info = tarfile.TarInfo(f"{index:08d}.{suffix}")  # without time and owner
+                    info.size = len(data)
+                    file.write(info.tobuf(tarfile.USTAR_FORMAT) + data + tarfile.NUL * (-len(data) % tarfile.BLOCKSIZE))
         file.write(tarfile.NUL * 2 * tarfile.BLOCKSIZE)
+
+
+def write_index(
+    folder: Path,
+    tars: Mapping[str, Sequence[Path]],
+    classes: Sequence[str],
+    images: Mapping[str, int],
+    settings: dict[str, Any],
+) -> None:
+    """Scans the tars of each split, and writes `SPLIT.index.npz`, `classes.json` and, last, `index.json` to `folder`.
+
+    images: how many each split has, with those that could not be read.
+    """
+    shards, left_out = {}, {}
+    for split, paths in tars.items():
+        locations, labels = scan(paths)
+        write_locations(folder / f"{split}.index.npz", locations, labels)
+        shards[split] = tuple(map(File.of, paths, locations.records.tolist()))
+        left_out[split] = images[split] - len(locations)
+    with replacing_file(folder / CLASSES) as file:
+        file.write(json.dumps(list(classes), ensure_ascii=False).encode())
+    metadata = tuple(File.of(folder / name) for name in (*(f"{split}.index.npz" for split in tars), CLASSES))
+    ShardIndex(shards, metadata, left_out, settings).write(folder / INDEX)
 
 
 def _identity(split: str, dataset: Dataset) -> str:
     """A digest of a split's images and labels: tars of other ones are not reused."""
-    digest = hashlib.sha256(digest_images(split, dataset, range(len(dataset)), {}).encode())
+    digest = hashlib.sha256(digest_images(split, dataset).encode())
     for array in (dataset.labels, dataset.label_sets and dataset.label_sets.values):
         digest.update(np.ascontiguousarray(array).tobytes() if array is not None else b"")
     return digest.hexdigest()
 
 
-def _begin(unfinished: Path, identity: dict[str, Any]) -> None:
+def _prepare(unfinished: Path, identity: dict[str, Any]) -> None:
     """Leaves in `unfinished` what a call with the same settings and images has finished, and nothing else."""
     plan = unfinished / "plan.json"
     text = json.dumps(identity, indent=1).encode()
@@ -231,8 +220,10 @@ def _finished(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
     if not (folder / INDEX).is_file():
         raise UserError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}; give the name of a new folder.")
     existing = summary(folder)
-    if existing["settings"] != plan:
-        differing = sorted(key for key in plan if existing["settings"].get(key) != plan[key])
+    stored = existing["settings"]
+    if stored.get("records", 0) is None and stored.get("megabytes") is None:  # a former default, 100 MB per tar
+        stored = {**stored, "records": ShardSettings.records}
+    if differing := sorted(key for key in plan if stored.get(key) != plan[key]):
         raise UserError(
             f"{folder} already holds a data set in shards, written with other settings ({', '.join(differing)}); give "
             f"the name of a new folder, or remove it."
@@ -273,20 +264,18 @@ def check_shards(folder: Path | str, report: Report = lambda done, of: None) -> 
     folder = Path(folder)
     if not (folder / INDEX).is_file():
         raise UserError(f"{folder} has no {INDEX}: give a folder that `vitlab shard` wrote, as shards:PATH")
-    index = read_index(folder / INDEX)
-    total, done = sum(file.bytes for file in index.files), 0
+    files = read_index(folder / INDEX).files
+    total, done = sum(file.bytes for file in files.values()), 0
     wrong: dict[str, str] = {}
-    for file in index.files:
-        actual = File.of(folder / file.file, file.records) if (folder / file.file).is_file() else None
-        if actual is None:
-            wrong[file.file] = "is missing"
-        elif actual != file:
-            wrong[file.file] = f"has {actual.bytes} bytes and the sha256 {actual.sha256}, expected {file.sha256}"
+    for name, file in files.items():
+        if not (folder / name).is_file():
+            wrong[name] = "is missing"
+        elif (actual := File.of(folder / name, file.records)) != file:
+            wrong[name] = f"has {actual.bytes} bytes and the sha256 {actual.sha256}, expected {file.sha256}"
         done += file.bytes
         report(done, total)
-    listed = {file.file for file in index.files}
-    wrong |= {path.name: "is not listed" for path in sorted(folder.glob("*.tar")) if path.name not in listed}
-    return {"folder": str(folder), "files": len(index.files), "bytes": total, "wrong": wrong}
+    wrong |= {path.name: "is not listed" for path in sorted(folder.glob("*.tar")) if path.name not in files}
+    return {"folder": str(folder), "files": len(files), "bytes": total, "wrong": wrong}
 
 
 def check_as_text(result: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ from vitlab.data.registry import DATASETS, check_source, load_dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
-from vitlab.evaluate.load import dtype_of, evaluation_batches, load_for_evaluation, match_classes, nothing_readable
+from vitlab.evaluate.load import evaluation_batches, load_for_evaluation, match_classes, nothing_readable
 from vitlab.evaluate.options import EvalOptions, LoaderOptions
 from vitlab.io import replacing_file
 from vitlab.preprocessing import Preprocessing
@@ -27,9 +27,13 @@ from vitlab.train.distributed import SINGLE, World
 from vitlab.train.objectives import class_targets
 
 EVAL_DEFAULTS = EvalOptions(batch_size=256)
-CSV_COLUMNS = ("image", "truth", "answer", "confidence", "right", "top5", "loss", "labels", "prediction", "index")
-"""truth, answer: names of the label and the predicted class; labels, prediction: their numbers. Several labels are
-joined by | and spaces. index: the image's position in the data set."""
+CSV_COLUMNS = (
+    *("image", "label", "prediction", "confidence", "correct", "top5", "loss"),
+    *("label_index", "prediction_index", "index"),
+)
+"""label, prediction: names of classes, and their indices. Several labels are joined by | and their indices by spaces.
+index: the image's position in the data set."""
+OLD_COLUMNS = ("image", "truth", "answer", "confidence", "right", "top5", "loss", "labels", "prediction", "index")
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Evaluation:
     """Softmax probability of the prediction."""
     losses: Float[np.ndarray, " n"]
     """Softmax cross-entropy; each of k labels has the target 1/k."""
-    right: Bool[np.ndarray, " n"]
+    correct: Bool[np.ndarray, " n"]
     """Whether the prediction is any of the labels."""
     in_top5: Bool[np.ndarray, " n"]
     """Whether any of the labels is among the five highest logits."""
@@ -69,13 +73,12 @@ class Evaluation:
     @property
     def accuracy(self) -> float:
         """Top-1 accuracy."""
-        return float(self.right.mean())
+        return float(self.correct.mean())
 
     @property
     def confusion(self) -> Int[np.ndarray, "K K"]:
-        """Counts of images by label (row) and prediction (column). Raises UserError for images with several labels."""
-        if self.label_sets is not None:
-            raise UserError("images with several labels have no confusion matrix: which label was confused is unknown")
+        """Counts of images by label (row) and prediction (column), for images with one label."""
+        assert self.label_sets is None, "which of several labels was confused is unknown"
         counts = np.zeros((len(self.classes), len(self.classes)), dtype=np.int64)
         np.add.at(counts, (self.labels, self.predictions), 1)
         return counts
@@ -87,10 +90,12 @@ class Evaluation:
 
     def record(self) -> dict[str, Any]:
         """All figures as plain data."""
-        counts = {"left_out": self.left_out or None, "full_size": self.full_size, **dtype_record(self.computed_in)}
-        counts = {name: value for name, value in counts.items() if value is not None}
-        numbers = {"images": len(self.labels), "skipped": self.skipped}
-        return self.figures() | numbers | counts | {"per_class": self.per_class()}
+        record = self.figures() | {"images": len(self.labels), "skipped": self.skipped, "computed_in": self.computed_in}
+        if self.left_out:
+            record["left_out"] = self.left_out
+        if self.full_size is not None:
+            record["full_size"] = self.full_size
+        return record | {"per_class": self.per_class()}
 
     def as_table(self) -> str:
         return format_evaluation(self.record())
@@ -102,8 +107,8 @@ class Evaluation:
         prediction is any of their labels, not necessarily this one.
         """
         labels = self.all_labels
-        correct = labels.values[np.repeat(self.right, labels.counts)]
-        columns = (labels.values, correct, self.predictions, self.predictions[self.right])
+        correct = labels.values[np.repeat(self.correct, labels.counts)]
+        columns = (labels.values, correct, self.predictions, self.predictions[self.correct])
         counts = [np.bincount(column, minlength=len(self.classes)).tolist() for column in columns]
         share = "recall" if self.label_sets is None else "accuracy"
         return [
@@ -117,33 +122,27 @@ class Evaluation:
         ]
 
 
-def dtype_record(dtype: str) -> dict[str, str]:
-    """The entry of a record for the type of the weights; none for float32."""
-    return {} if dtype == "float32" else {"computed_in": dtype}
-
-
 def format_evaluation(record: dict[str, Any]) -> str:
     """`Evaluation.record()` as text: a table of the classes with images or predictions, then the figures."""
 
-    def percent(value: float | None) -> str:
-        return "-" if value is None else f"{value:.1%}"
+    def cell(name: str, value: Any) -> Any:
+        if name == "class":
+            return quoted(value)
+        return "-" if value is None else value if name == "images" else f"{value:.1%}"
 
     rows = [row for row in record["per_class"] if row["images"] or row["precision"] is not None]
-    cells = [
-        {
-            name: quoted(cell) if name == "class" else cell if name == "images" else percent(cell)
-            for name, cell in row.items()
-        }
-        for row in rows
-    ]
-    tested = sum(row["images"] > 0 for row in rows)
-    images = f"{record['images']}" + (f" of {record['full_size']:,}" if "full_size" in record else "") + " images"
-    if tested < len(record["per_class"]):
-        images += f" of {tested} of the {len(record['per_class'])} classes"
-    figures = {"accuracy": "accuracy {:.2%}", "loss": "loss {:.4f}", "top5": "top5 {:.2%}"}
-    notes = {"skipped": "{} could not be read", "left_out": "{} have no label here", "computed_in": "computed in {}"}
-    parts = [text.format(record[name]) for name, text in (figures | notes).items() if record.get(name) not in (None, 0)]
-    return f"{format_table(cells)}\n{' · '.join([images, *parts])}"
+    table = format_table([{name: cell(name, value) for name, value in row.items()} for row in rows])
+    tested, classes = sum(row["images"] > 0 for row in rows), len(record["per_class"])
+    parts = [f"{record['images']}" + (f" of {record['full_size']:,}" if "full_size" in record else "") + " images"]
+    if tested < classes:
+        parts[0] += f" of {tested} of the {classes} classes"
+    numbers = {"accuracy": ".2%", "loss": ".4f", "top5": ".2%"}
+    notes = {"skipped": "could not be read", "left_out": "have no label here"}
+    parts += [f"{name} {record[name]:{style}}" for name, style in numbers.items() if record.get(name) is not None]
+    parts += [f"{record[name]} {note}" for name, note in notes.items() if record.get(name)]
+    if record.get("computed_in", "float32") != "float32":
+        parts.append(f"computed in {record['computed_in']}")
+    return f"{table}\n{' · '.join(parts)}"
 
 
 @torch.inference_mode()
@@ -182,6 +181,7 @@ def evaluate(
         raise nothing_readable(dataset)
     order = np.argsort(columns["indices"])
     columns = {name: values[order] for name, values in columns.items()}
+    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
     return Evaluation(
         dataset.classes,
         **columns,
@@ -189,19 +189,12 @@ def evaluate(
         label_sets=None if dataset.label_sets is None else dataset.label_sets.take(columns["indices"]),
         left_out=dataset.left_out,
         full_size=dataset.full_size,
-        computed_in=dtype_of(model),
+        computed_in=str(dtype).removeprefix("torch."),
     )
 
 
-_COLUMNS = {
-    "indices": np.int64,
-    "labels": np.int64,
-    "predictions": np.int64,
-    "confidences": np.float32,
-    "losses": np.float32,
-    "right": np.bool_,
-    "in_top5": np.bool_,
-}
+_COLUMNS = dict.fromkeys(("indices", "labels", "predictions"), np.int64)
+_COLUMNS |= dict.fromkeys(("confidences", "losses"), np.float32) | dict.fromkeys(("correct", "in_top5"), np.bool_)
 
 
 def _measure(logits: Float[Tensor, "B K"], batch: Batch) -> dict[str, Tensor]:
@@ -217,7 +210,7 @@ def _measure(logits: Float[Tensor, "B K"], batch: Batch) -> dict[str, Tensor]:
         "predictions": prediction,
         "confidences": confidence,
         "losses": F.cross_entropy(logits, targets, reduction="none"),
-        "right": correct[:, 0],
+        "correct": correct[:, 0],
         "in_top5": correct[:, 1:].any(dim=1),
     }
 
@@ -268,16 +261,24 @@ def write_predictions(path: Path, evaluation: Evaluation, dataset: Dataset) -> N
     """Writes the predictions for the images of `dataset`; the file is complete or does not appear."""
     from vitlab.data.exclude import image_id  # not needed to train
 
+    classes, predictions = evaluation.classes, evaluation.predictions.tolist()
+    labels = [evaluation.all_labels.of(row).tolist() for row in range(len(predictions))]
+    columns = {
+        "image": [image_id(dataset, index) for index in evaluation.indices.tolist()],
+        "label": ["|".join(classes[label] for label in several) for several in labels],
+        "prediction": [classes[prediction] for prediction in predictions],
+        "confidence": map(str, evaluation.confidences),
+        "correct": evaluation.correct.astype(int),
+        "top5": evaluation.in_top5.astype(int),
+        "loss": map(str, evaluation.losses),
+        "label_index": [" ".join(map(str, several)) for several in labels],
+        "prediction_index": predictions,
+        "index": evaluation.indices,
+    }
     text = io.StringIO(newline="")
     table = csv.writer(text, lineterminator="\n")
     table.writerow(CSV_COLUMNS)
-    for row, index in enumerate(evaluation.indices.tolist()):
-        labels, prediction = evaluation.all_labels.of(row).tolist(), int(evaluation.predictions[row])
-        truth = "|".join(evaluation.classes[label] for label in labels)
-        confidence, loss = str(evaluation.confidences[row]), str(evaluation.losses[row])
-        right, top5 = int(evaluation.right[row]), int(evaluation.in_top5[row])
-        names = (image_id(dataset, index), truth, evaluation.classes[prediction])
-        table.writerow((*names, confidence, right, top5, loss, " ".join(map(str, labels)), prediction, index))
+    table.writerows(zip(*(columns[name] for name in CSV_COLUMNS), strict=True))
     with replacing_file(path) as file:
         file.write(text.getvalue().encode(errors="surrogateescape"))  # file names may hold any bytes
 
@@ -289,15 +290,14 @@ def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, 
     """
     try:
         text = path.read_bytes().decode(errors="surrogateescape")
-        head, *lines = csv.reader(io.StringIO(text, newline=""))
-        head = ["image" if name == "picture" else name for name in head]  # its name in earlier versions
-        if tuple(head) != CSV_COLUMNS:
-            raise ValueError(f"its columns are {','.join(head)[:60]!r}")
-        columns = dict(zip(head, map(np.array, zip(*lines, strict=True)), strict=True))
-        predictions = columns["prediction"].astype(np.int64)
-        if [classes[prediction] for prediction in predictions] != columns["answer"].tolist():
+        header, *lines = csv.reader(io.StringIO(text, newline=""))
+        if tuple(header) not in (CSV_COLUMNS, OLD_COLUMNS, ("picture", *OLD_COLUMNS[1:])):  # of earlier versions
+            raise ValueError(f"its columns are {','.join(header)[:60]!r}")
+        columns = dict(zip(CSV_COLUMNS, map(np.array, zip(*lines, strict=True)), strict=True))
+        predictions = columns["prediction_index"].astype(np.int64)
+        if [classes[prediction] for prediction in predictions] != columns["prediction"].tolist():
             raise ValueError("its classes are not the model's")
-        sets = Labels.of_lists([[int(label) for label in cell.split()] for cell in columns["labels"]])
+        sets = Labels.of_lists([[int(label) for label in cell.split()] for cell in columns["label_index"]])
         evaluation = Evaluation(
             classes,
             columns["index"].astype(np.int64),
@@ -305,7 +305,7 @@ def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, 
             predictions,
             columns["confidence"].astype(np.float32),
             columns["loss"].astype(np.float32),
-            right=columns["right"].astype(np.int64) > 0,
+            correct=columns["correct"].astype(np.int64) > 0,
             in_top5=columns["top5"].astype(np.int64) > 0,
             skipped=0,
             label_sets=sets if len(sets.values) > len(lines) else None,

@@ -53,13 +53,11 @@ def features(
     Each process computes a share, and returns the whole. `label` names the progress.
     Raises UserError for representations that are not finite, and if no image can be read.
     """
-    if not len(dataset):
-        raise UserError(f"{dataset.name} has no images in its split {dataset.split!r}.")
     transform = EvalTransform(model.config.image_hw, preprocessing or Preprocessing())
     indices, x, path = np.arange(len(dataset)), None, None
     if cache is not None:
-        path = cache / f"{digest_images(_digest(model, transform), dataset, range(len(dataset)), {})}.npz"
-        x = _read(path, (len(dataset), model.config.num_features))
+        path = cache / f"{digest_images(_digest(model, transform), dataset)}.npz"
+        (x,) = read_arrays(path, "x") or [None]  # nothing where it is missing or corrupt
     (hits,) = world.all_reduce(int(x is not None))  # all have read before rank 0 writes
     if x is None or hits < world.world_size:
         indices, x = _compute(model, dataset, transform, options, label, world)
@@ -106,17 +104,6 @@ def _digest(model: Model, transform: EvalTransform) -> str:
     return digest.hexdigest()
 
 
-def _read(path: Path, shape: tuple[int, int]) -> Float32[np.ndarray, "n D"] | None:
-    """The features in the file; None where it is missing or corrupt."""
-    arrays = read_arrays(path, "x")
-    return arrays[0] if arrays and arrays[0].shape == shape and arrays[0].dtype == np.float32 else None
-
-
-def cache_folder() -> Path:
-    """Where commands cache features: `vitlab/features` in the user's cache folder. It may be deleted at any time."""
-    return downloads.cache_folder() / "features"
-
-
 def frozen_preprocessing(preprocessing: Preprocessing, image_hw: tuple[int, int]) -> Preprocessing:
     """The preprocessing of a frozen model: the checkpoint's; for Google's, that of its few-shot evaluation.
 
@@ -137,7 +124,7 @@ class FrozenCheckpoint:
     def __init__(
         self, checkpoint: str | Path, options: EvalOptions, cache: Path | None, log: Callable[[str], None], world: World
     ) -> None:
-        self.options, self.cache, self.world = options, cache or cache_folder(), world
+        self.options, self.cache, self.world = options, cache or downloads.cache_folder() / "features", world
         loaded = load_for_evaluation(checkpoint, options, world=world)
         self.model = loaded.model
         self.preprocessing = frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)

@@ -8,8 +8,8 @@ column of 100, the bias; Y is +1 for the label of an image and -1 for the other 
 of which the smaller system is solved, by an eigendecomposition that serves every l2.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.registry import check_source, load_dataset
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
-from vitlab.evaluate.accuracy import dtype_record
 from vitlab.evaluate.features import (
     Features,
     FrozenCheckpoint,
@@ -79,26 +78,19 @@ class Ridge:
         return np.stack([np.concatenate(rows) == labels for rows in predictions])
 
 
-def mean_ranks(accuracies: Float[np.ndarray, "S L"]) -> Float[np.ndarray, " L"]:
-    """The mean rank of each l2 over data sets; the best of a data set has the highest rank.
-
-    Deviation: of equally good l2 the later ranks higher, where Google's code leaves it to the sorting.
-    """
-    return np.argsort(np.argsort(accuracies, axis=1, kind="stable"), axis=1, kind="stable").mean(axis=0)
-
-
 def choose_l2(accuracies: Float[np.ndarray, "S L"], leave_self_out: bool = False) -> Int[np.ndarray, " S"]:
-    """The index of each data set's l2: that of the highest mean rank over all data sets, as at the paper's time.
+    """The index of each data set's l2: that of the highest mean rank over all data sets, as in Google's code.
 
     leave_self_out: over the other data sets, so that a data set's test images have no part in its choice (as in
     uncertainty-baselines).
+
+    Deviation: of equally good l2 the later ranks higher, where Google's code leaves it to the sorting.
     """
-    rows = range(len(accuracies))
-    others = [np.delete(accuracies, i, axis=0) if leave_self_out else accuracies for i in rows]
-    return np.array([mean_ranks(rows).argmax() for rows in others])
+    ranks = np.argsort(np.argsort(accuracies, axis=1, kind="stable"), axis=1, kind="stable")
+    return (ranks.sum(axis=0) - (ranks if leave_self_out else 0 * ranks)).argmax(axis=1)
 
 
-# ------------------------------------------------------------------------------------------------------ the few images
+# ------------------------------------------------------------------------------------------------ the training images
 
 
 def draw(labels: Int[np.ndarray, " n"], num_classes: int, shots: int, seed: int | None) -> Int[np.ndarray, " m"]:
@@ -126,20 +118,20 @@ class FewShotData:
     """Shots -> classes with fewer images."""
 
 
-def few_examples(
+def draw_examples(
     train: Dataset, test: Dataset, shots: Sequence[int], seeds: Sequence[int | None], test_images: int | None = None
 ) -> FewShotData:
     """Draws for all shots and seeds, so that no other image of `train` is read; of test at most `test_images`."""
     check_train_and_test(train, test)
     classes = len(train.classes)
     draws = {(k, i): draw(train.labels, classes, k, seed) for k in shots for i, seed in enumerate(seeds)}
-    needed = np.unique(np.concatenate(list(draws.values())))
-    draws = {key: np.searchsorted(needed, indices) for key, indices in draws.items()}
+    used = np.unique(np.concatenate(list(draws.values())))
+    draws = {key: np.searchsorted(used, indices) for key, indices in draws.items()}
     counts = np.bincount(train.labels, minlength=classes)
     short = {k: int((counts < k).sum()) for k in shots}
     if test_images is not None and test_images < len(test):
         test = test.take(np.arange(test_images) * len(test) // test_images)
-    return FewShotData(train.take(needed), test, draws, short)
+    return FewShotData(train.take(used), test, draws, short)
 
 
 def accuracies(
@@ -187,76 +179,22 @@ def during_training(config: TrainConfig, world: World = SINGLE) -> Callable[[nn.
             load_dataset(name, split, root=root, classes=classes, on_error=data.on_error, exclude=excluded)
             for split, excluded in ((settings.train_split, exclude), (settings.test_split, None))
         )
-    few = few_examples(train, test, settings.shots, range(settings.seeds), settings.test_images)
+    drawn = draw_examples(train, test, settings.shots, range(settings.seeds), settings.test_images)
     options = LoaderOptions(workers=data.workers, on_error=data.on_error)
 
     def measure(model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Model)
         prepared = frozen_preprocessing(data.preprocessing(model.config.image_size), model.config.image_hw)
         train_x, test_x = (
-            features(model, part, options, preprocessing=prepared, world=world) for part in (few.train, few.test)
+            features(model, part, options, preprocessing=prepared, world=world) for part in (drawn.train, drawn.test)
         )
-        result = accuracies(few, train_x, test_x, [settings.l2])
+        result = accuracies(drawn, train_x, test_x, [settings.l2])
         return {f"fewshot_{shots}shot": float(values.mean()) for shots, values in result.items()}
 
     return measure
 
 
 # ------------------------------------------------------------------------------------------------------ of a checkpoint
-
-
-@dataclass(frozen=True)
-class FewShot:
-    """Accuracies of one data set with one number of shots."""
-
-    dataset: str
-    shots: int
-    l2: float
-    accuracies: tuple[float, ...]
-    """One for each seed."""
-    train_images: int
-    """With the first seed."""
-    test_images: int
-    skipped: int
-    """Unreadable images."""
-    short_classes: int
-    """Classes with fewer images than shots, which give all of them."""
-
-    @property
-    def mean(self) -> float:
-        return float(np.mean(self.accuracies))
-
-    @property
-    def deviation(self) -> float | None:
-        """Standard deviation over seeds (n - 1), where there are several."""
-        return float(np.std(self.accuracies, ddof=1)) if len(self.accuracies) > 1 else None
-
-    def record(self) -> dict[str, Any]:
-        return asdict(self) | {"mean": self.mean, "deviation": self.deviation}
-
-
-@dataclass(frozen=True)
-class Report:
-    """The result of `fewshot_checkpoint`: a row for every number of shots and data set."""
-
-    checkpoint: str
-    settings: dict[str, Any]
-    rows: tuple[FewShot, ...]
-
-    def record(self) -> dict[str, Any]:
-        return {"checkpoint": self.checkpoint, "settings": self.settings, "rows": [row.record() for row in self.rows]}
-
-    def as_table(self) -> str:
-        """Mean and standard deviation over seeds."""
-        cells = []
-        for row in self.rows:
-            notes = [f"{row.short_classes} classes have fewer images than shots"] if row.short_classes else []
-            notes += [f"{row.skipped} images could not be read"] if row.skipped else []
-            accuracy = f"{row.mean:.2%}" + ("" if row.deviation is None else f" ± {row.deviation:.2%}")
-            names = {"data set": quoted(row.dataset), "shots": row.shots, "l2": f"{row.l2:g}"}
-            cells.append({**names, "accuracy": accuracy, "": "; ".join(notes)})
-        dtype = self.settings.get("computed_in")
-        return format_table(cells) + (f"\ncomputed in {dtype}" if dtype else "")
 
 
 def fewshot_checkpoint(
@@ -270,38 +208,37 @@ def fewshot_checkpoint(
     out: Path | None = None,
     log: Callable[[str], None] = lambda _: None,
     world: World = SINGLE,
-) -> Report:
-    """Few-shot accuracy of a checkpoint on one or several data sets.
+) -> dict[str, Any]:
+    """Few-shot accuracies of a checkpoint, as plain data: a row for every number of shots and data set.
 
-    Of several l2 one is chosen for each number of shots, by its rank over the data sets. Images are prepared by
-    `frozen_preprocessing`, which is described to `log`; features are cached in `cache` (default: the user's cache
-    folder). `out` receives the record as JSON. Raises UserError for bad settings, data or weights.
+    A row has one accuracy for each seed, their mean and their standard deviation (n - 1); `short_classes` have fewer
+    images than shots and give all of them. Of several l2 one is chosen for each number of shots, by its rank over the
+    data sets. Images are prepared by `frozen_preprocessing`, which is described to `log`; features are cached in
+    `cache` (default: the user's cache folder). `out` receives the result as JSON. Raises UserError for bad settings,
+    data or weights.
     """
-    if out is not None and out.is_dir():
-        raise UserError(f"{out} is a folder; give the name of a file.")
     if protocol.leave_self_out and (len(datasets) < 2 or len(protocol.l2_grid) < 2):
         counts = f"{len(protocol.l2_grid)} l2 and {len(datasets)} data sets"
-        raise UserError(f"leave_self_out chooses between several l2 by the other data sets; given are {counts}.")
+        raise UserError(f"leave_self_out chooses between several l2 by the other data sets; there are {counts}.")
+    if out is not None and out.is_dir():
+        raise UserError(f"{out} is a folder; give the name of a file.")
     for name in datasets:
         check_source(name, splits.root)  # before anything is loaded
     frozen = FrozenCheckpoint(checkpoint, options, cache, log, world)
     data: list[FewShotData] = []
     for name in datasets:
         train, test = load_train_and_test(name, splits, options.on_error, world)
-        data.append(few_examples(train, test, protocol.shots, protocol.draw_seeds, protocol.test_images))
+        data.append(draw_examples(train, test, protocol.shots, protocol.draw_seeds, protocol.test_images))
     results, skipped = [], []
-    for name, few in zip(datasets, data, strict=True):
-        train_x, test_x = frozen.features(few.train, name), frozen.features(few.test, name)
-        results.append(accuracies(few, train_x, test_x, protocol.l2_grid))
+    for name, drawn in zip(datasets, data, strict=True):
+        train_x, test_x = frozen.features(drawn.train, name), frozen.features(drawn.test, name)
+        results.append(accuracies(drawn, train_x, test_x, protocol.l2_grid))
         skipped.append(train_x.skipped + test_x.skipped)
     rows = []
     for k in protocol.shots:
         best = choose_l2(np.stack([result[k].mean(axis=0) for result in results]), protocol.leave_self_out).tolist()
-        for name, few, result, i, unreadable in zip(datasets, data, results, best, skipped, strict=True):
-            images, short = (len(few.draws[k, 0]), len(few.test)), few.short_classes[k]
-            rows.append(
-                FewShot(name, k, protocol.l2_grid[i], tuple(result[k][:, i].tolist()), *images, unreadable, short)
-            )
+        for name, drawn, result, i, unreadable in zip(datasets, data, results, best, skipped, strict=True):
+            rows.append(_row(name, drawn, k, protocol.l2_grid[i], result[k][:, i].tolist(), unreadable))
     settings = {
         "shots": list(protocol.shots),
         "l2": list(protocol.l2_grid),
@@ -311,9 +248,38 @@ def fewshot_checkpoint(
         "test_split": splits.test_split,
         "image_size": list(frozen.model.config.image_hw),
         "preprocessing": frozen.preprocessing.to_card(),
-        **dtype_record(options.precision),
+        "computed_in": options.precision,
     }
-    report = Report(str(checkpoint), settings, tuple(rows))
+    report = {"checkpoint": str(checkpoint), "settings": settings, "rows": rows}
     if out is not None and world.is_rank_0:
-        write_json(out, report.record())
+        write_json(out, report)
     return report
+
+
+def _row(
+    name: str, drawn: FewShotData, shots: int, l2: float, accuracies_by_seed: list[float], skipped: int
+) -> dict[str, Any]:
+    return {
+        "dataset": name,
+        "shots": shots,
+        "l2": l2,
+        "accuracies": accuracies_by_seed,
+        "mean": float(np.mean(accuracies_by_seed)),
+        "deviation": float(np.std(accuracies_by_seed, ddof=1)) if len(accuracies_by_seed) > 1 else None,
+        "train_images": len(drawn.draws[shots, 0]),  # with the first seed
+        "test_images": len(drawn.test),
+        "skipped": skipped,
+        "short_classes": drawn.short_classes[shots],
+    }
+
+
+def format_fewshot(report: Mapping[str, Any]) -> str:
+    """The result of `fewshot_checkpoint` as a table: mean and standard deviation over seeds."""
+    cells = []
+    for row in report["rows"]:
+        notes = [f"{row['short_classes']} classes have fewer images than shots"] if row["short_classes"] else []
+        notes += [f"{row['skipped']} images could not be read"] if row["skipped"] else []
+        deviation = "" if row["deviation"] is None else f" ± {row['deviation']:.2%}"
+        names = {"data set": quoted(row["dataset"]), "shots": row["shots"], "l2": f"{row['l2']:g}"}
+        cells.append({**names, "accuracy": f"{row['mean']:.2%}{deviation}", "": "; ".join(notes)})
+    return f"{format_table(cells)}\ncomputed in {report['settings']['computed_in']}"

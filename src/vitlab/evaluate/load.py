@@ -24,7 +24,7 @@ from vitlab.errors import UserError, quoted
 from vitlab.evaluate.options import LoaderOptions, ModelOptions
 from vitlab.models.vit import evaluation_mode
 from vitlab.train.distributed import SINGLE, World
-from vitlab.train.precision import keep_freed_memory, resolve_precision
+from vitlab.train.precision import choose_device, keep_freed_memory
 from vitlab.weights import Checkpoint, load_checkpoint
 
 logger = logging.getLogger(__name__)
@@ -35,12 +35,9 @@ def load_for_evaluation(
 ) -> Checkpoint:
     """A checkpoint in evaluation mode on the device of this process, its weights cast to `options.precision`.
 
-    Warns on rank 0 where bfloat16 gains no time. Raises UserError for a missing device and, with `require_head`, for a
-    model without a head.
+    Raises UserError for a missing device and, with `require_head`, for a model without a head.
     """
     device = choose_device(world.device(options.device))
-    if options.precision == "bfloat16" and world.is_rank_0 and resolve_precision("auto", device) == "float32":
-        logger.warning("this %s is not faster in bfloat16 than in float32, which is exact", device.type.upper())
     if device.type == "cpu":
         keep_freed_memory()  # every batch allocates blocks of the same sizes
     loaded = load_checkpoint(checkpoint, image_size=options.image_size, interpolation=options.interpolation)
@@ -50,30 +47,9 @@ def load_for_evaluation(
     return loaded
 
 
-def choose_device(name: str) -> torch.device:
-    """`auto` is the first GPU, or the CPU. Raises UserError for an unknown or missing device."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = torch.device("meta")
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device {name!r} is unknown; give auto, cpu, cuda or cuda:1.")
-    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
-        raise UserError(f"device {name!r} is missing: torch sees {count} GPUs; `vitlab doctor` says more.")
-    return device
-
-
 def device_of(model: nn.Module) -> torch.device:
     """The device of the model's weights; the CPU where it has none."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
-def dtype_of(model: nn.Module) -> str:
-    """The type of the model's weights, such as `bfloat16`; float32 where it has none."""
-    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
-    return str(dtype).removeprefix("torch.")
 
 
 @contextlib.contextmanager
@@ -109,7 +85,6 @@ def evaluation_batches(
     def nonempty() -> Iterator[Batch]:
         done = 0
         for batch in batches:
-            world.check_peers()
             if len(batch.labels):
                 yield batch
             done += len(batch.labels) + batch.skipped
@@ -129,34 +104,33 @@ def match_classes(images: Dataset, card: dict[str, Any], outputs: int, name: str
 
     Classes are matched by name; the test sets of ImageNet fit any checkpoint with ImageNet's 1,000 classes.
     """
-    names: list[str] = card.get("classes") or []
-    needs_imagenet = has_imagenet_classes(name)
-    if names == list(images.classes) or not (names or needs_imagenet):
+    names = tuple(card.get("classes") or ())
+    if names == images.classes:
         return images
-    if not needs_imagenet and set(images.classes) <= set(names):
-        return _renumber_classes(images, tuple(names), checkpoint)
-    if needs_imagenet and predicts_imagenet(names, card.get("dataset")):
-        if outputs != DATASETS[name].num_classes:
-            imagenet_21k = ", as in ImageNet-21k" if outputs > 10_000 else ""
-            raise UserError(
-                f"{checkpoint} predicts {outputs:,} classes{imagenet_21k}, and {name} needs the 1,000 of ImageNet: "
-                f"take a checkpoint fine-tuned on ImageNet, or fine-tune this one (`vitlab finetune`)."
-            )
-        return dataclasses.replace(images, classes=tuple(names)) if names else images
-    unknown = [name for name in images.classes if name not in set(names or [])]
-    raise UserError(
-        f"{checkpoint} knows the classes {_some(names or [])} and not {_some(unknown)}, which {quoted(name)} has; "
-        f"evaluate it on data with some of its classes, or fine-tune it on this data (`vitlab finetune`)."
-    )
+    if has_imagenet_classes(name):
+        if outputs == DATASETS[name].num_classes and predicts_imagenet(names, card.get("dataset")):
+            return dataclasses.replace(images, classes=names) if names else images
+        raise UserError(
+            f"{checkpoint} predicts {outputs:,} classes {_some(names)}, and {name} needs the 1,000 of ImageNet: take a "
+            f"checkpoint fine-tuned on ImageNet, or fine-tune this one (`vitlab finetune`)."
+        )
+    if not names:
+        return images
+    if unknown := [label for label in images.classes if label not in set(names)]:
+        raise UserError(
+            f"{checkpoint} knows the classes {_some(names)} and not {_some(unknown)}, which {quoted(name)} has; "
+            f"evaluate it on data with some of its classes, or fine-tune it on this data (`vitlab finetune`)."
+        )
+    return _renumber_classes(images, names, checkpoint)
 
 
 def _renumber_classes(images: Dataset, classes: tuple[str, ...], checkpoint: str) -> Dataset:
     """`images` with the checkpoint's `classes`. Raises UserError where the checkpoint has a name twice."""
     if repeated := sorted({name for name in images.classes if classes.count(name) > 1}):
         raise UserError(f"{checkpoint} has several outputs called {_some(repeated)}; give them different names.")
-    if (some := len(images.classes)) < (every := len(classes)):
-        text = "%s has %d of the model's %d classes; predictions are over all %d, and one of the other classes is wrong"
-        logger.warning(text, quoted(images.name), some, every, every)
+    if (present := len(images.classes)) < len(classes):
+        text = "%s has %d of the model's %d classes; predictions are over all of them, and one of the others is wrong"
+        logger.warning(text, quoted(images.name), present, len(classes))
     new = np.array([classes.index(name) for name in images.classes])
     sets = None if images.label_sets is None else images.label_sets.renumber(new)
     return dataclasses.replace(images, classes=classes, labels=new[images.labels], label_sets=sets)

@@ -1,10 +1,8 @@
-"""Masked patch prediction evaluated: figures beside those of the best constant prediction, and reconstructed images.
+"""Evaluation of masked patch prediction: figures with those of the best constant prediction, and reconstructions.
 
 The corruption of an image depends on its position in its split alone, so that all evaluations are of the same patches.
 """
 
-import contextlib
-import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,6 @@ from torch import Tensor
 
 from vitlab.config import MaskingConfig
 from vitlab.data.dataset import Dataset
-from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.evaluate.load import evaluation_batches, nothing_readable
@@ -29,7 +26,6 @@ from vitlab.evaluate.options import LoaderOptions
 from vitlab.io import replacing_file
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
-from vitlab.rng import Stream, example_uniforms
 from vitlab.settings import from_dict, to_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.masking import (
@@ -65,7 +61,7 @@ class MaskedEvaluation:
     loss: float
     constant_loss: float
     accuracy: float | None
-    """Share of cells whose predicted class is right; None for the regression."""
+    """Share of cells whose predicted class is correct; None for the regression."""
     constant_accuracy: float | None
     """Share of the most frequent class."""
     skipped: int
@@ -80,11 +76,11 @@ class MaskedEvaluation:
         return self.figures() | {"images": self.images, "patches": self.patches, "skipped": self.skipped}
 
     def as_table(self) -> str:
-        parts = [f"loss {self.loss:.4f} (the best constant prediction: {self.constant_loss:.4f})"]
+        text = f"loss {self.loss:.4f} (the best constant prediction: {self.constant_loss:.4f})"
         if self.accuracy is not None:
-            parts.append(f"accuracy {self.accuracy:.2%} (the most frequent class: {self.constant_accuracy:.2%})")
-        parts.append(f"{self.patches:,} corrupted patches of {self.images:,} images")
-        return " · ".join([*parts, *([f"{self.skipped} could not be read"] if self.skipped else [])])
+            text += f" · accuracy {self.accuracy:.2%} (the most frequent class: {self.constant_accuracy:.2%})"
+        text += f" · {self.patches:,} corrupted patches of {self.images:,} images"
+        return text + (f" · {self.skipped} could not be read" if self.skipped else "")
 
 
 @torch.inference_mode()
@@ -100,14 +96,12 @@ def evaluate_masked(
     config, masking = model.config, model.masking
     device, cells = model.mask.device, cells_per_side(masking, config.patch_size) ** 2
     # Sums over patches, on the device until the end: no batch waits for the one before.
-    measured = torch.zeros(2, dtype=torch.float64, device=device)  # loss, right cells
+    measured = torch.zeros(2, dtype=torch.float64, device=device)  # loss, correct cells
     counts = torch.zeros(cells, COLORS, dtype=torch.int64, device=device)
     moments = torch.zeros(2, cells, 3, dtype=torch.float64, device=device)  # sums, sums of squares
     images = 0
-    transform, draws = (
-        EvalTransform(config.image_hw, preprocessing or Preprocessing()),
-        masking.draws(config.num_patches),
-    )
+    transform = EvalTransform(config.image_hw, preprocessing or Preprocessing())
+    draws = masking.draws(config.num_patches)
     with evaluation_batches(model, dataset, transform, options, draws=draws, world=world) as batches:
         for batch in batches:
             assert batch.draws is not None
@@ -128,7 +122,7 @@ def evaluate_masked(
     if not images:
         raise nothing_readable(dataset)
     patches = images * masking.corrupted(config.num_patches)
-    loss, right = sums["measured"].sum(axis=0) / (patches * cells)
+    loss, correct = sums["measured"].sum(axis=0) / (patches * cells)
     accuracy = most_frequent = None
     if masking.target == "regression":
         mean, square = sums["moments"].sum(axis=0) / patches
@@ -137,7 +131,7 @@ def evaluate_masked(
         shares = sums["counts"].sum(axis=0) / patches
         logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
         constant_loss = -(shares * logs).sum(axis=1).mean()
-        accuracy, most_frequent = float(right), float(shares.max(axis=1).mean())
+        accuracy, most_frequent = float(correct), float(shares.max(axis=1).mean())
     skipped = len(dataset) - images
     return MaskedEvaluation(images, patches, float(loss), float(constant_loss), accuracy, most_frequent, skipped)
 
@@ -146,7 +140,7 @@ def evaluate_masked(
 
 
 def save_masked(model: MaskedViT, folder: Path, extra: dict[str, Any]) -> None:
-    """Writes the plain ViT to `folder`/model, which every command takes, and the other parts beside it."""
+    """Writes the plain ViT to `folder`/model, which every command takes, and the other parts as `PARTS`."""
     save_model(model.vit, folder / "model", extra=extra)
     parts = {name: tensor.detach().cpu().contiguous() for name, tensor in _parts(model).items()}
     metadata = {"masking": json.dumps(to_dict(model.masking), sort_keys=True)}  # one entry: their order is random
@@ -171,7 +165,7 @@ def load_masked(folder: Path | str) -> MaskedViT:
     except (safetensors.SafetensorError, KeyError, json.JSONDecodeError) as error:
         raise UserError(f"{path} is corrupt ({error!r}); take another copy.") from error
     if {name: part.shape for name, part in parts.items()} != {n: part.shape for n, part in _parts(model).items()}:
-        raise UserError(f"{path} does not fit the model beside it; take another copy of both.")
+        raise UserError(f"{path} does not fit the model of its run; take another copy of both.")
     model.load_state_dict(parts | {f"vit.{name}": tensor for name, tensor in vit.state_dict().items()})
     return model.eval()
 
@@ -183,22 +177,15 @@ def _parts(model: MaskedViT) -> dict[str, Tensor]:
 # ------------------------------------------------------------------------------------------------------ reconstructions
 
 
-@dataclass(frozen=True, eq=False)
-class Reconstructions:
-    """Images and their reconstructions, in [0, 255]."""
-
-    images: UInt8[np.ndarray, "n H W 3"]
-    corrupted: UInt8[np.ndarray, "n H W 3"]
-    """The model's input: gray for the mask, else the patch whose embedding is there."""
-    predicted: UInt8[np.ndarray, "n H W 3"]
-    """Corrupted patches in the most likely colors, or the regression's; the others unchanged."""
-    wanted: UInt8[np.ndarray, "n H W 3"]
-    """The same with the targets: the best possible prediction."""
-
-
 @torch.inference_mode()
-def reconstruct(model: MaskedViT, images: Float[Tensor, "n 3 H W"], plan: Int64[Tensor, "n m 2"]) -> Reconstructions:
-    """Reconstructs `images`, in [-1, 1] and on the model's device, corrupted as `plan` says."""
+def reconstruct(
+    model: MaskedViT, images: Float[Tensor, "n 3 H W"], plan: Int64[Tensor, "n m 2"]
+) -> dict[str, UInt8[np.ndarray, "n H W 3"]]:
+    """Reconstructs `images`, in [-1, 1] and on the model's device, corrupted as `plan` says.
+
+    `corrupted` is the model's input: gray for the mask, else the patch whose embedding is there. In `predicted` and
+    `target` the corrupted patches have the most likely colors, or the regression's, and those of the best prediction.
+    """
     patch = model.config.patch_size
     patches = patch_colors(images, patch, patch)
     positions, sources = plan.unbind(2)
@@ -221,7 +208,8 @@ def reconstruct(model: MaskedViT, images: Float[Tensor, "n 3 H W"], plan: Int64[
         canvas[rows, positions] = pixels.unflatten(0, cells.shape[:2])
         return _assemble(canvas, model.config.grid)
 
-    return Reconstructions(_assemble(patches, model.config.grid), paint(corrupted), paint(predicted), paint(best))
+    painted = {"corrupted": paint(corrupted), "predicted": paint(predicted), "target": paint(best)}
+    return {"image": _assemble(patches, model.config.grid)} | painted
 
 
 def _assemble(patches: Float[Tensor, "n N p 3"], grid: tuple[int, int]) -> UInt8[np.ndarray, "n H W 3"]:
@@ -235,36 +223,31 @@ def write_reconstructions(
 ) -> Path:
     """Draws `count` images, evenly spread over `dataset`, as `folder`/reconstructions.png; returns its path.
 
-    They are corrupted as in `evaluate_masked`. Unreadable images are left out.
+    Unreadable images are left out.
     """
-    config, masking, device = model.config, model.masking, model.mask.device
-    indices, decoded = [], []
-    for index in np.unique(np.arange(count) * len(dataset) // count).tolist():
-        with contextlib.suppress(ImageError):
-            decoded.append(dataset.image(index))
-            indices.append(index)
-    if not decoded:
-        raise UserError(f"none of {count} images of {dataset.name} ({dataset.split}) could be read.")
-    epochs, num_draws = np.zeros_like(indices), masking.draws(config.num_patches)
-    draws = example_uniforms(0, epochs, np.array(indices), num_draws, Stream.EXAMPLE_DRAWS)
-    plan = draw_corruption(masking, torch.from_numpy(draws).to(device), config.num_patches)
-    images = EvalTransform(config.image_hw, preprocessing or Preprocessing()).apply(decoded).to(device)
+    config, masking = model.config, model.masking
+    part = dataset.take(np.unique(np.arange(count) * len(dataset) // count))
+    transform = EvalTransform(config.image_hw, preprocessing or Preprocessing())
+    options, draws = LoaderOptions(count, on_error="skip"), masking.draws(config.num_patches)
+    with evaluation_batches(model, part, transform, options, draws=draws) as batches:
+        batch = next(batches, None)
+        if batch is None or batch.draws is None:
+            raise nothing_readable(part)
+        plan = draw_corruption(masking, batch.draws, config.num_patches)
+        sheet = _draw_sheet(reconstruct(model, batch.images, plan))
     with replacing_file(folder / RECONSTRUCTIONS) as file:
-        _draw_sheet(reconstruct(model, images, plan)).save(file, format="PNG")
+        sheet.save(file, format="PNG")
     return folder / RECONSTRUCTIONS
 
 
-def _draw_sheet(drawn: Reconstructions, width: int = 112, gap: int = 6, title: int = 16) -> Image.Image:
-    """One row per image, one titled column per field; small images are enlarged by an integer, to about `width`."""
-    count, *size, _ = drawn.images.shape
-    scale = max(1, round(width / size[1]))
-    down, across = size[0] * scale + gap, size[1] * scale + gap
-    names = [field.name for field in dataclasses.fields(drawn)]
-    sheet = Image.new("RGB", (len(names) * across + gap, title + count * down + gap), "white")
-    draw = ImageDraw.Draw(sheet)
-    for column, name in enumerate(names):
-        left, images = gap + column * across, getattr(drawn, name)
-        draw.text((left, 2), name, fill="black")
-        for row, image in enumerate(images.repeat(scale, axis=1).repeat(scale, axis=2)):
-            sheet.paste(Image.fromarray(image), (left, title + gap + row * down))
-    return sheet
+def _draw_sheet(columns: dict[str, np.ndarray], width: int = 112, gap: int = 6, title: int = 16) -> Image.Image:
+    """One row per image, one titled column per entry; small images are enlarged by an integer, to about `width`."""
+    scale = max(1, round(width / columns["image"].shape[2]))
+    margins = ((0, 0), (0, gap), (0, gap), (0, 0))
+    enlarged = [images.repeat(scale, axis=1).repeat(scale, axis=2) for images in columns.values()]
+    cells = [np.concatenate(list(np.pad(images, margins, constant_values=255))) for images in enlarged]
+    sheet = np.pad(np.concatenate(cells, axis=1), ((title, 0), (gap, 0), (0, 0)), constant_values=255)
+    image = Image.fromarray(sheet)
+    for column, name in enumerate(columns):
+        ImageDraw.Draw(image).text((gap + column * cells[0].shape[1], 2), name, fill="black")
+    return image

@@ -1,7 +1,5 @@
-"""Predictions for images without a label: files, folders, or the standard input."""
+"""Predictions for images without a label, in files and folders."""
 
-import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,14 +39,15 @@ def predict(
     top: int = 5,
     log: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Prediction]:
-    """The `top` most probable classes of every image in `sources`: files, folders (with subfolders) or `-`.
+    """The `top` most probable classes of every image in `sources`: files and folders (with subfolders).
 
-    `-` reads the standard input: one image, or paths, one per line. `log` receives a description of the preprocessing.
-    An unreadable image gives a prediction with its error. Raises UserError for missing paths, and without any image.
+    `log` receives a description of the preprocessing. An unreadable image gives a prediction with its error. Raises
+    UserError for missing paths, and without any image.
     """
     if top < 1:
         raise UserError(f"top is {top}; give at least 1.")
     loaded = load_for_evaluation(checkpoint, options, require_head=True)
+    files = list(find_images(sources))
     model, config = loaded.model, loaded.model.config
     names = class_names(loaded.card, config.num_classes)
     transform = EvalTransform(config.image_hw, loaded.preprocessing)
@@ -64,9 +63,9 @@ def predict(
                 yield Prediction(path, tuple(zip([names[number] for number in numbers], row, strict=True)))
         batch.clear()
 
-    for path, data in list(find_images(sources)):  # a missing path is an error before any work
+    for path, file in files:
         try:
-            batch.append((path, transform.apply([decode_image(data, path=path)])))
+            batch.append((path, transform.apply([decode_image(file)])))
         except ImageError as error:
             yield Prediction(path, error=error.reason)
         if len(batch) == BATCH_SIZE:
@@ -74,17 +73,15 @@ def predict(
     yield from flush()
 
 
-def find_images(sources: Iterable[str]) -> Iterator[tuple[str, Path | bytes]]:
-    """Name, and path or bytes, of every image in `sources`, as `predict` takes them; nothing is decoded."""
+def find_images(sources: Iterable[str]) -> Iterator[tuple[str, Path]]:
+    """Name and path of every image in `sources`, as `predict` takes them; nothing is decoded."""
     sources = list(sources)
-    if not sources:  # nor on the standard input
-        raise UserError("no image was named; give images, folders of them, or - to name them on stdin.")
+    if not sources:
+        raise UserError("no image was named; give images or folders of them.")
     for source in sources:
         path = Path(source)
-        if source == "-":
-            yield from _standard_input()
-        elif path.is_dir():
-            files = sorted(map(Path, images_below(path, Counter())))
+        if path.is_dir():
+            files = sorted(map(Path, images_below(path)))
             if not files:
                 raise UserError(f"the folder {quoted(source)} holds no image ({', '.join(sorted(IMAGE_SUFFIXES))}).")
             yield from ((str(file), file) for file in files)
@@ -92,13 +89,3 @@ def find_images(sources: Iterable[str]) -> Iterator[tuple[str, Path | bytes]]:
             yield str(path), path
         else:
             raise UserError(f"there is no file or folder {quoted(source)}.")
-
-
-def _standard_input() -> Iterator[tuple[str, Path | bytes]]:
-    data = sys.stdin.buffer.read()
-    try:
-        lines = data.decode().splitlines()
-    except UnicodeDecodeError:
-        yield "<stdin>", data
-        return
-    yield from find_images(line.strip() for line in lines if line.strip())

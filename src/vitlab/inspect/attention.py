@@ -15,8 +15,7 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.models.attention import Attention, Heads, attention_weights, relative_logits
-from vitlab.models.axial import AxialBlock
-from vitlab.models.encoder import Block
+from vitlab.models.encoder import AxialBlock, Block
 from vitlab.models.vit import Model, ViT, evaluation_mode
 
 Axis = Literal["all", "rows", "columns"]
@@ -32,11 +31,10 @@ def visit_attention(
 ) -> Float[Tensor, "B T D"]:
     """Calls `visit(layer, map)` after each layer, lowest first, counted from 0; returns `forward_features(images)`.
 
-    A map is softmax(q k^T / sqrt(Dh)) of every head, with relative positions where the model has them (App. A, Eq. 6;
-    App. D.4): [B, k, T, T], float32. Row i holds the attention of token i and sums to one; the prefix (class token,
-    distillation token, registers) comes first. No map is stored here, so only one layer's maps are in memory:
-    B k T T x 4 bytes. In maps along the rows (columns) of an axial encoder, tokens of other rows (columns) are 0, and
-    the row of a prefix token is the mean over its copies, as its output is (`AxialBlock`).
+    A map is softmax(q k^T / sqrt(Dh)) of every head (App. A, Eq. 6; App. D.4): [B, k, T, T], float32. Row i holds the
+    attention of token i and sums to one; the prefix (class token, distillation token, registers) comes first. No map is
+    stored here: memory is B k T T x 4 bytes. In maps along the rows (columns) of an axial encoder, tokens of other rows
+    (columns) are 0, and the row of a prefix token is the mean over its copies, as its output is (`AxialBlock`).
 
     The model runs in eval mode without gradients and keeps its state. Raises UserError for a ResNet and for images of
     another size.
@@ -67,7 +65,7 @@ def visit_attention(
 
 
 def attention_maps(model: Model, images: Float[Tensor, "B 3 H W"]) -> list[Float[Tensor, "B k T T"]]:
-    """The maps of all layers, lowest first (`visit_attention`); for few images: 22 MB for each with B/16 at 224."""
+    """The maps of all layers, lowest first (`visit_attention`): 22 MB per image with B/16 at 224."""
     maps: list[Tensor] = []
     visit_attention(model, images, lambda _, attention: maps.append(attention))
     return maps
@@ -89,15 +87,15 @@ def _layers(model: Model) -> list[tuple[str, Attention, Axis]]:
 def _maps(heads: Heads, relative: Float[Tensor, "R Dh"] | None = None, prefix: int = 0) -> Float[Tensor, "B k T S"]:
     """The attention weights in float32, whatever the precision of q and k."""
     maps = torch.empty(*heads[0].shape[:3], heads[1].shape[2], dtype=torch.float32, device=heads[0].device)
-    for q, k, out in zip(*(tensor.split(_chunk(maps)) for tensor in (*heads[:2], maps)), strict=True):
+    for q, k, out in zip(*(tensor.split(_images_per_chunk(maps)) for tensor in (*heads[:2], maps)), strict=True):
         q, k = q.float(), k.float()
         bias = None if relative is None else relative_logits(q, relative.float(), prefix)
         out.copy_(attention_weights(q * q.shape[-1] ** -0.5, k, bias))
     return maps
 
 
-def _chunk(maps: Float[Tensor, "B k T S"]) -> int:
-    """Images per chunk, so that temporary tensors are small beside all maps."""
+def _images_per_chunk(maps: Float[Tensor, "B k T S"]) -> int:
+    """A number for which temporary tensors are small compared with all maps."""
     return max(1, 2**20 // maps[0].numel())
 
 
@@ -126,8 +124,7 @@ def attention_rollout(maps: Iterable[Float[Tensor, "B k T T"]], residual: bool =
     """How much of each input token reaches each output token through attention alone (App. D.8); rows sum to one.
 
     The maps, lowest layer first, are averaged over heads and multiplied. With `residual` each layer is half its
-    attention and half the identity, since Eq. 2 adds the input to the output (Abnar and Zuidema, 2020); without it the
-    paper's sentence is taken literally.
+    attention and half the identity (Abnar and Zuidema, 2020); without it the paper's sentence is taken literally.
     """
     layers = [attention.mean(dim=1) for attention in maps]
     return rollout_rows(torch.eye(layers[0].shape[-1]).to(layers[0]).expand_as(layers[0]), layers, residual)
@@ -136,10 +133,8 @@ def attention_rollout(maps: Iterable[Float[Tensor, "B k T T"]], residual: bool =
 def rollout_rows(
     rows: Float[Tensor, "B R T"], layers: Sequence[Float[Tensor, "B T T"]], residual: bool = True
 ) -> Float[Tensor, "B R T"]:
-    """Mixtures of output tokens as mixtures of input tokens; `layers` are maps averaged over heads, lowest first.
-
-    From the top down, a single row (that of the prediction) costs T times less than the whole rollout.
-    """
+    """Mixtures of output tokens as mixtures of input tokens; `layers` are maps averaged over heads, lowest first."""
+    # From the top down, a single row (that of the prediction) costs T times less than the whole rollout.
     for attention in reversed(layers):
         mixed = rows @ attention
         rows = (rows + mixed) / 2 if residual else mixed
@@ -149,9 +144,7 @@ def rollout_rows(
 def prediction_weights(model: ViT, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T"]:
     """The share of each last token in the input of the head; rows sum to one.
 
-    One for the class token (Eq. 4); one half each for class and distillation token; equal shares of the patches for
-    average pooling (App. D.3); half class token and half patches for `token+gap`. For a MAP head, the attention of its
-    learned query averaged over heads, which takes a forward pass.
+    For a MAP head, they are the attention of its learned query, averaged over heads, which takes a forward pass.
     """
     config = model.config
     if model.map is not None:
@@ -187,9 +180,8 @@ def mean_attention_distance(
     """Mean attention distance of each head in each layer, in pixels (Fig. 7 right, Fig. 11, App. D.7).
 
     For every patch, the distances from its center to the centers of all patches (0 to itself) are weighted by its
-    attention, then averaged over patches and images. The paper does not say what it does with the class token: here
-    the whole prefix is dropped, as queries and as keys, and each row is rescaled to sum to one. Uniform attention over
-    14x14 patches of 16 pixels gives 116.5 pixels. `patch_size` is the model's config.stride.
+    attention, then averaged over patches and images. The paper leaves open what happens to the class token: here the
+    prefix is dropped, as queries and as keys, and each row is rescaled to sum to one. `patch_size` is config.stride.
     """
     distances, layers = patch_distances(grid, patch_size), []
     for attention in maps:
@@ -210,14 +202,13 @@ def patch_distances(grid: tuple[int, int], patch_size: int) -> Float[Tensor, "N 
 
 
 def head_distances(attention: Float[Tensor, "B k T T"], distances: Float[Tensor, "N N"]) -> Float[Tensor, "B k"]:
-    """Mean attention distance of each head in each image, as in `mean_attention_distance`.
+    """Mean attention distance of each head in each image; the first T - N tokens are the prefix.
 
-    `distances` are `patch_distances`; the first T - N tokens are the prefix. A patch with no attention to any patch
-    (in float32 all of it can be on the prefix) counts as 0 pixels.
+    A patch with no attention to any patch (in float32 all of it can be on the prefix) counts as 0 pixels.
     """
     prefix = attention.shape[-1] - len(distances)
     parts = []
-    for patches in attention[:, :, prefix:, prefix:].split(_chunk(attention)):
+    for patches in attention[:, :, prefix:, prefix:].split(_images_per_chunk(attention)):
         totals = patches.sum(dim=-1).clamp_min(torch.finfo(patches.dtype).tiny)
         parts.append(((patches * distances).sum(dim=-1) / totals).mean(dim=-1))
     return torch.cat(parts)

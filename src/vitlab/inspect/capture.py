@@ -44,16 +44,15 @@ class Capture:
     """Patch tokens after the last LayerNorm as colors (`token_components`)."""
     image_distances: Float[np.ndarray, "n L k"]
     """Mean attention distance in each image."""
-    probabilities: Float[np.ndarray, "n K"] | None
-    """Softmax of the logits; None without a head."""
+    probabilities: Float[np.ndarray, "n K"]
+    """Softmax of the logits; K is 0 without a head."""
 
 
 def capture(model: Model, batches: Iterable[Float[Tensor, "_ 3 H W"]], *, keep: int = 16) -> Capture:
     """Runs `model` on batches of images in [-1, 1], of any batch sizes, and returns what attention and tokens show.
 
-    Memory is bounded by one batch with one layer's maps, their means over heads in all layers, and the result, so
-    `batches` may be a stream of any length. A MAP head takes a second pass over the first `keep` images. Raises
-    UserError for a ResNet, for no images, and for tokens that are not finite.
+    Memory does not grow with the number of batches. A MAP head takes a second pass over the first `keep` images. Raises
+    UserError for a ResNet, for no images, and for output that is not finite.
     """
     layers = attention_layers(model)
     assert isinstance(model, ViT)
@@ -71,16 +70,10 @@ def capture(model: Model, batches: Iterable[Float[Tensor, "_ 3 H W"]], *, keep: 
     if not parts:
         raise UserError("there are no images; give at least one.")
     arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    if not (total.isfinite().all() and all(np.isfinite(array).all() for array in arrays.values())):
+        raise UserError("the model's output is not finite; check weights and images, or compute in float32.")
     components = token_components(arrays.pop("patches"))
-    probabilities = arrays.pop("probabilities")
-    return Capture(
-        count=count,
-        layers=layers,
-        distances=(total / count).float().numpy(),
-        components=components,
-        probabilities=probabilities if model.config.num_classes else None,
-        **arrays,
-    )
+    return Capture(count, layers, (total / count).float().numpy(), components=components, **arrays)
 
 
 @torch.no_grad()
@@ -100,16 +93,13 @@ def _capture_batch(
             heads.append(prediction_grid(attention[:shown], weights, grid))
             means.append(attention[:shown].mean(dim=1))
 
-    tokens = visit_attention(model, images, visit)
-    if not tokens.isfinite().all():
-        raise UserError("the model's last tokens are not finite; check weights and images, or compute in float32.")
+    tokens = visit_attention(model, images, visit)[:shown]
     image_distances = torch.stack(distances, dim=1)
     if weights is None:
         return image_distances, {}
-    rollout, plain = (rollout_rows(weights[:, None], means, residual)[:, 0] for residual in (True, False))
-    tokens = tokens[:shown]
     with evaluation_mode(model):
         logits = model.forward_head(tokens).float() if model.config.num_classes else tokens.new_zeros(shown, 0)
+    rollout, plain = (rollout_rows(weights[:, None], means, residual)[:, 0] for residual in (True, False))
     tensors = {
         "heads": torch.stack(heads, dim=1),
         "rollout": rollout[:, -len(patch_distances) :].unflatten(1, grid),

@@ -10,8 +10,7 @@ from vitlab.models.vit import ViT
 
 
 def filters_of(model: ViT, n: int = 28) -> Float[np.ndarray, "n P P 3"]:
-    """`filter_components` of the patch embedding or, of a hybrid, of its ResNet's first convolution (standardized, as
-    it is applied). The paper shows 28 of ViT-L/32's."""
+    """`filter_components` of the patch embedding or, of a hybrid, of its ResNet's first, standardized convolution."""
     with torch.no_grad():
         weight = model.embedding.weight if model.stem is None else model.stem.root.standardized()
         return filter_components(weight.float().cpu(), n).numpy()
@@ -20,8 +19,7 @@ def filters_of(model: ViT, n: int = 28) -> Float[np.ndarray, "n P P 3"]:
 def positions_of(model: ViT) -> Float[np.ndarray, "J h w h2 w2"] | None:
     """`position_similarity` of every absolute position embedding, learned or fixed; None where the model has none.
 
-    J is 1, or the number of blocks where each block has its own. Of 2-D embeddings it is that of the sum of both halves
-    as added to a token. Relative positions belong to no patch and return None.
+    J is 1, or the number of blocks where each block has its own. Relative positions belong to no patch: None.
     """
     config = model.config
     tables = [model.position.absolute(layer) for layer in range(config.depth if config.position_at == "every" else 1)]
@@ -60,9 +58,8 @@ def filter_components(weight: Float[Tensor, "D 3 P P"], n: int = 28) -> Float[Te
 def token_components(tokens: Float[np.ndarray, "n h w D"]) -> Float[np.ndarray, "n h w 3"]:
     """The first three principal components of patch tokens as red, green and blue in [0, 1].
 
-    The basis is that of all tokens of all n images, so a color means the same in each. Each component is stretched from
-    its 1st to its 99th percentile, with the sign that makes its number farthest from zero positive. A component without
-    variance (fewer than three exist in few patches) is 0.5 everywhere.
+    The basis is that of the tokens of all images, so a color means the same in each. Each component is stretched from
+    its 1st to its 99th percentile, with the sign that makes its largest number positive. One without variance is 0.5.
     """
     patches = tokens.reshape(-1, tokens.shape[-1]).astype(np.float32)
     patches = patches - patches.mean(axis=0, dtype=np.float64).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: one file that fetches nothing, light and dark, with alternative text for every image."""
+"""Self-contained HTML pages: one file that fetches nothing, with alternative text for every image."""
 
 import base64
 import hashlib
@@ -10,7 +10,6 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from vitlab.inspect.figures import DARK, LIGHT
 from vitlab.io import replacing_file
 
 FOLDER = Path(__file__).parent
@@ -20,10 +19,6 @@ def data_uri(data: bytes) -> str:
     """A PNG or WebP file as a data URI."""
     kind = "webp" if data.startswith(b"RIFF") else "png"
     return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
-
-
-def percent(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
 
 
 def static(name: str) -> Markup:
@@ -45,7 +40,7 @@ ENVIRONMENT = jinja2.Environment(
 )
 ENVIRONMENT.filters |= {
     "data_uri": data_uri,
-    "percent": percent,
+    "percent": "{:.1%}".format,
     "thousands": "{:,}".format,
     "script_hash": script_hash,
 }
@@ -70,7 +65,6 @@ def page(body: str, title: str, lead: str, *, scripts: Sequence[str] = (), app: 
         lead=lead,
         body=text,
         contents=[(anchor, Markup(heading)) for anchor, heading in re.findall(r'<h2 id="(.*?)">(.*?)</h2>', text)],
-        themes=(LIGHT, DARK),
         style=Markup().join(map(static, styles)),
         script=Markup().join(map(static, scripts)),
         app=app,

@@ -14,7 +14,7 @@ class Series:
     y: Sequence[float | int]
     spread: Sequence[float | int] = ()
     notes: Sequence[str] = ()
-    """Text beside each point."""
+    """Text next to each point."""
     dashed: bool = False
 
 

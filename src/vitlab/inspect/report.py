@@ -1,33 +1,32 @@
-"""The pages of training runs and of a checkpoint."""
+"""The pages of training runs and of a checkpoint, and the viewer of an image's attention maps."""
 
+import io
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int, UInt8
+from PIL import Image
 
 from vitlab.errors import UserError
-from vitlab.inspect import figures, overlays, plots
+from vitlab.inspect import figures, plots
 from vitlab.inspect.attention import patch_distances
 from vitlab.inspect.capture import Capture
 from vitlab.inspect.embeddings import filters_of, positions_of
 from vitlab.inspect.figures import Drawing, PageImage
-from vitlab.inspect.page import page, percent
+from vitlab.inspect.page import page
 from vitlab.models import MODELS, ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.vit import ViT
-from vitlab.weights import class_names
 
 SIZES = ("width", "depth", "heads", "mlp_dim", "patch_size", "encoder", "stem")
-POOLING = {
-    "token": "the class token (Eq. 4)",
-    "gap": "the mean over patches (App. D.3)",
-    "map": "a learned query's attention over all tokens",
-    "token+gap": "class token and mean over patches",
-}
-POSITION_AT = {"stem": "", "every": ", one table for each block", "shared": ", shared by all blocks"}
+SIDE = 288
+"""Longer side of the viewer's canvas, in pixels."""
+LEVELS = 32
+"""Colors of a map in the viewer."""
 
 
 def name_of(config: ModelConfig) -> str:
@@ -57,45 +56,15 @@ def numbers_of(config: ModelConfig) -> dict[str, str]:
 
 
 def details_of(config: ModelConfig) -> dict[str, str]:
-    """Further details of a model as text."""
-    classes = f"{config.num_classes:,} classes"
-    if isinstance(config, ResNetConfig):
-        return {"kind": "ResNet (BiT)", "prediction from": classes if config.num_classes else "none: no head"}
-    kind = "hybrid: a Vision Transformer on a ResNet's feature map" if config.stem else "Vision Transformer"
-    source = "class token and distillation token, with two heads" if config.distilled else POOLING[config.pool]
-    return {
-        "kind": kind + (", axial attention" if config.encoder == "axial" else ""),
-        "pixels from patch to patch": str(config.stride),
-        "width of a token, of the MLP": f"{config.width}, {config.mlp_dim}",
-        "tokens before the patches": str(config.num_prefix_tokens),
-        "position embedding": config.position + POSITION_AT[config.position_at],
-        "prediction from": f"{source}; {classes}" if config.num_classes else "none: no head",
-    }
+    """Further settings of a model as text."""
+    names = ("num_classes", "pool", "distilled", "registers", "position", "position_at", "width", "mlp_dim")
+    return {name.replace("_", " "): str(getattr(config, name)) for name in names if hasattr(config, name)}
 
 
 def embedding_drawings(model: ViT) -> list[Drawing]:
     """Fig. 7, left and center."""
     similarity = positions_of(model)
     return [figures.filters(filters_of(model)), *([] if similarity is None else [figures.positions(similarity)])]
-
-
-@dataclass(frozen=True, eq=False)
-class Mistakes:
-    """Images that were predicted wrongly, with class indices and the probabilities of the predictions."""
-
-    images: UInt8[np.ndarray, "n H W 3"]
-    predictions: Int[np.ndarray, " n"]
-    labels: Int[np.ndarray, " n"]
-    confidence: Float[np.ndarray, " n"]
-
-
-@dataclass(frozen=True, eq=False)
-class Rollout:
-    """Images, their captions, and the attention of the prediction (`Capture.rollout`)."""
-
-    images: UInt8[np.ndarray, "n H W 3"]
-    captions: Sequence[str]
-    maps: Float[np.ndarray, "n h w"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +82,10 @@ class Phase:
     """Counts over the test images; rows are labels, columns predictions."""
     per_class: Sequence[Mapping[str, Any]] = ()
     """For each class: class, images, recall (or accuracy), precision, as in `Evaluation.per_class`."""
-    mistakes: Mistakes | None = None
-    rollout: Rollout | None = None
+    mistakes: Sequence[PageImage] | None = None
+    """Test images that were predicted wrongly, the most confident first; None where they are missing."""
+    attention: Drawing | None = None
+    """Images under their rollout (`figures.pairs`)."""
     learned: Sequence[Drawing] = ()
     """The panels of Fig. 7."""
 
@@ -128,34 +99,23 @@ def _phase(phase: Phase) -> dict[str, Any]:
     """The values of the template for one run."""
     return {
         "phase": phase,
-        "curves": list(_curves(phase)),
+        "curves": _curves(phase.records),
         "confusion": None if phase.confusion is None else _confusion(phase, phase.confusion),
         "per_class": _per_class(phase.per_class),
-        "mistakes": None if phase.mistakes is None else list(_mistakes(phase.mistakes, phase.classes)),
-        "rollout": [] if phase.rollout is None else list(_rollout(phase.rollout)),
     }
 
 
-def _curves(phase: Phase) -> Iterator[PageImage]:
-    names = dict.fromkeys(key for record in phase.records for key in record)
-    for title, ending in (("Loss", "loss"), ("Accuracy", "accuracy"), ("Learning rate", "lr")):
-        keys = [name for name in names if name.endswith(ending)]
-        last = {key: record[key] for record in phase.records for key in keys if record.get(key) is not None}
-        if last:
-            ends = ", ".join(f"{key.replace('_', ' ')} ends at {value:.4g}" for key, value in last.items())
-            panel = plots.curves(phase.records, list(last), title, percent=ending == "accuracy")
-            drawing = Drawing(
-                lambda theme, panel=panel: plots.panels([panel], theme=theme, size=(288, 220)),
-                f"{title} over training steps: {ends}.",
-            )
-            yield drawing.image
+def _curves(records: Sequence[Mapping[str, Any]]) -> PageImage | None:
+    panels = plots.curves(records)
+    ends = [f"{series.name} ends at {series.y[-1]:.4g}" for panel in panels for series in panel.series]
+    return Drawing(plots.panels(panels), f"Over training steps: {', '.join(ends)}.").image if panels else None
 
 
 def _confusion(phase: Phase, counts: Int[np.ndarray, "K K"], most: int = 8) -> dict[str, Any]:
     names = phase.classes
     if len(counts) != len(names):
         raise UserError(f"{phase.name}: a confusion matrix of {len(counts)} classes has {len(names)} class names.")
-    right, total = int(np.trace(counts)), int(counts.sum())
+    correct, total = int(np.trace(counts)), int(counts.sum())
     wrong = counts - np.diag(np.diag(counts))
     cells = (divmod(int(i), len(counts)) for i in np.argsort(-wrong, axis=None, kind="stable")[:most])
     rows = [
@@ -163,9 +123,9 @@ def _confusion(phase: Phase, counts: Int[np.ndarray, "K K"], most: int = 8) -> d
         for label, prediction in cells
         if (n := int(wrong[label, prediction]))
     ]
-    alt = f"Confusion matrix of {len(counts)} classes: {right} of {total} images are on its diagonal."
-    image = Drawing(lambda theme: plots.confusion(counts, names, theme=theme), alt).image
-    return {"right": right, "total": total, "rows": rows, "image": image}
+    alt = f"Confusion matrix of {len(counts)} classes: {correct} of {total} images are on its diagonal."
+    image = Drawing(plots.confusion(counts, names), alt).image
+    return {"correct": correct, "total": total, "rows": rows, "image": image}
 
 
 def _per_class(rows: Sequence[Mapping[str, Any]], most: int = 50) -> dict[str, Any] | None:
@@ -175,28 +135,15 @@ def _per_class(rows: Sequence[Mapping[str, Any]], most: int = 50) -> dict[str, A
         return None
     share = "recall" if "recall" in present[0] else "accuracy"
     present.sort(key=lambda row: math.inf if row[share] is None else row[share])
-    shown = [(r["class"], f"{r['images']:,}", percent(r[share]), percent(r["precision"])) for r in present[:most]]
-    return {"share": share, "rows": shown, "count": len(present)}
-
-
-def _mistakes(mistakes: Mistakes, classes: Sequence[str], most: int = 24) -> Iterator[PageImage]:
-    for i in map(int, np.argsort(-mistakes.confidence, kind="stable")[:most]):
-        prediction, label = classes[int(mistakes.predictions[i])], classes[int(mistakes.labels[i])]
-        caption = f"predicted {prediction}\n{mistakes.confidence[i]:.0%} sure\nlabel {label}"
-        data = overlays.encoded(overlays.fit(mistakes.images[i], 192))
-        yield PageImage(data, f"An image of {label} that was predicted as {prediction}.", 96, caption)
-
-
-def _rollout(rollout: Rollout, side: int = 192) -> Iterator[PageImage]:
-    for image, caption, attention in zip(rollout.images, rollout.captions, rollout.maps, strict=True):
-        row, column = np.unravel_index(int(attention.argmax()), attention.shape)
-        alt = (
-            f"{caption}: the image, and beside it the same under its attention, which is highest at patch row "
-            f"{row + 1} of {attention.shape[0]}, column {column + 1} of {attention.shape[1]}."
+    cells = [
+        (
+            row["class"],
+            f"{row['images']:,}",
+            *("-" if row[key] is None else f"{row[key]:.1%}" for key in (share, "precision")),
         )
-        large = overlays.fit(image, side, enlarge=True)
-        both = overlays.beside(large, overlays.overlay(large, attention), gap=side // 24)
-        yield PageImage(overlays.encoded(both), alt, 288, caption)
+        for row in present[:most]
+    ]
+    return {"share": share, "rows": cells, "count": len(present)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,16 +161,16 @@ class Inspection:
     """Of the images that the capture keeps, in order."""
     images: Sequence[UInt8[np.ndarray, "H W 3"]] = ()
     """The same images as the model sees them."""
+    predictions: Sequence[Sequence[tuple[str, float]]] = ()
+    """The most probable classes of these images and their probabilities, largest first; empty without a head."""
     unreadable: Sequence[tuple[str, str]] = ()
     """Path and reason of each image that is left out."""
 
-    def predictions(self, image: int, top: int) -> list[tuple[str, float]]:
-        """The `top` most probable classes of an image and their probabilities; none without a head."""
-        if self.capture is None or self.capture.probabilities is None:
-            return []
-        row = self.capture.probabilities[image]
-        names = class_names(self.card, len(row))
-        return [(names[i], float(row[i])) for i in np.argsort(-row, kind="stable")[:top]]
+
+def top_classes(probabilities: Float[np.ndarray, " K"], names: Sequence[str], top: int) -> list[tuple[str, float]]:
+    """The `top` most probable classes and their probabilities."""
+    order: list[int] = np.argsort(-probabilities, kind="stable")[:top].tolist()
+    return [(names[i], float(probabilities[i])) for i in order]
 
 
 def draw(inspection: Inspection) -> list[Drawing]:
@@ -243,38 +190,86 @@ def _uniform(config: ViTConfig) -> list[float]:
     return sorted({round(float(patch_distances(line, config.stride).mean()), 6) for line in lines})
 
 
-def checkpoint_page(
-    inspection: Inspection, drawn: Sequence[Drawing], *, top: int = 5, phases: Sequence[Phase] = ()
-) -> str:
-    """The page of a checkpoint, for `write_page`.
-
-    drawn: from `draw`; phases: the runs that trained it; top: number of predictions for each image.
-    """
+def checkpoint_page(inspection: Inspection, drawings: Sequence[Drawing], phases: Sequence[Phase] = ()) -> str:
+    """The page of a checkpoint, for `write_page`. drawings: from `draw`; phases: the runs that trained it."""
     config, capture = inspection.config, inspection.capture
     details = details_of(config) | {"weights from": str(inspection.card.get("source") or inspection.checkpoint)}
     if "dataset" in inspection.card:
         details["trained on"] = str(inspection.card["dataset"])
     views = [
-        overlays.view(capture, i, "/".join(Path(name).parts[-2:]), image, inspection.predictions(i, top))
-        for i, (name, image) in enumerate(zip(inspection.names, inspection.images, strict=True))
+        view(capture, i, "/".join(Path(name).parts[-2:]), inspection.images[i], inspection.predictions[i])
+        for i, name in enumerate(inspection.names)
         if capture
     ]
-    lead = f"The training of {name_of(config)}, which has no attention to show."
-    if isinstance(config, ViTConfig):
-        lead = (
-            f"The attention and embeddings of {name_of(config)}, in the paper's figures (Sec. 4.5, App. D.7, App. D.8)."
-        )
     return page(
         "checkpoint.html.j2",
         f"Inside {inspection.checkpoint}",
-        lead,
+        f"Embeddings, attention (Sec. 4.5, App. D.7, App. D.8) and training of {name_of(config)}, where there are any.",
         scripts=("viewer.js",),
         model_numbers=numbers_of(config) | ({"Images": f"{capture.count:,}"} if capture else {}),
         details=details,
-        learned_drawings=[drawing for drawing in drawn if drawing.name in ("filters", "positions", "distances")],
-        heads=next((drawing.image for drawing in drawn if drawing.name == "heads"), None),
+        learned_drawings=[drawing for drawing in drawings if drawing.name in ("filters", "positions", "distances")],
+        heads=next((drawing.image for drawing in drawings if drawing.name == "heads"), None),
         views=views,
         count=capture.count if capture else 0,
         unreadable_rows=inspection.unreadable,
         phases=[_phase(phase) for phase in phases],
     )
+
+
+def view(
+    capture: Capture,
+    index: int,
+    name: str,
+    image: UInt8[np.ndarray, "H W 3"],
+    predictions: Sequence[tuple[str, float]],
+    caption: str = "Input",
+) -> dict[str, Any]:
+    """The values of templates/viewer.html.j2 for one image of a capture.
+
+    The maps are tiles of one PNG, the sprite, which static/viewer.js draws over the image. It has both rollouts in its
+    first row, then a row for each layer with the mean over its heads, then each head. image: as the model sees it.
+    """
+    heads = capture.heads[index]
+    layer_count, head_count, h, w = heads.shape
+    maps = np.zeros((layer_count + 1, head_count + 1, h, w), np.float32)
+    maps[0, 0], maps[0, 1] = capture.rollout[index], capture.rollout_plain[index]
+    maps[1:, 0], maps[1:, 1:] = heads.mean(axis=1), heads
+    height, width = figures.fit(image, SIDE, enlarge=True).shape[:2]
+    return {
+        "name": name,
+        "caption": caption,
+        "pixels": image.shape[:2],
+        "predictions": predictions,
+        "sprite": _sprite(maps),
+        "grid": (h, w),
+        "layers": json.dumps(capture.layers),
+        "layer_count": layer_count,
+        "head_count": head_count,
+        "peaks": json.dumps(_peaks(maps, capture.image_distances[index]), separators=(",", ":")),
+        "input": figures.encode(figures.fit(image, SIDE)),
+        "crisp": max(image.shape[:2]) <= figures.TINY,
+        "tokens": figures.encode(figures.to_uint8(capture.components[index])),
+        "height": height,
+        "width": width,
+    }
+
+
+def _peaks(maps: Float[np.ndarray, "R C h w"], distances: Float[np.ndarray, "L k"]) -> list[list[float | int]]:
+    """Of each map: row and column of its highest patch, from 1, the share in percent, the mean distance in pixels."""
+    pixels = np.pad(np.concatenate([distances.mean(axis=1, keepdims=True), distances], axis=1), ((1, 0), (0, 0)))
+    flat = maps.reshape(pixels.size, -1)
+    rows, columns = np.unravel_index(flat.argmax(axis=1), maps.shape[2:])
+    peaks = zip(rows + 1, columns + 1, 100 * flat.max(axis=1), pixels.ravel(), strict=True)
+    return [[int(row), int(column), round(float(p), 1), round(float(d), 1)] for row, column, p, d in peaks]
+
+
+def _sprite(maps: Float[np.ndarray, "R C h w"]) -> bytes:
+    """The `levels` of all maps, side by side, as a PNG of LEVELS colors."""
+    steps = np.round((LEVELS - 1) * figures.levels(maps)).astype(np.uint8)
+    rows, columns, height, width = steps.shape
+    image = Image.fromarray(steps.transpose(0, 2, 1, 3).reshape(rows * height, columns * width))
+    image.putpalette(figures.colormap(LEVELS).tobytes())
+    out = io.BytesIO()
+    image.save(out, format="PNG", optimize=True)
+    return out.getvalue()

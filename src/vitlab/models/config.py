@@ -1,7 +1,4 @@
-"""Configurations of models: frozen dataclasses, which check their values.
-
-Nothing here imports torch, so that the command line can list and check models in an instant.
-"""
+"""Configurations of models: frozen dataclasses, which check their values. Importing this does not import torch."""
 
 import math
 from dataclasses import dataclass, field
@@ -16,18 +13,15 @@ from vitlab.settings import check_fields
 ImageSize = int | tuple[int, int]
 Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
 """How a grid of position embeddings is resampled: bilinear with the corner patches' centers aligned (Google's), or
-bicubic with the image's borders aligned (Hugging Face, for most of its models), or that with antialiasing (timm)."""
+bicubic with the image's edges aligned (Hugging Face, for most of its models), or that with antialiasing (timm)."""
 Positive = Annotated[int, Ge(1)]
 NonNegative = Annotated[int, Ge(0)]
 Rate = Annotated[float, Ge(0), Lt(1)]
 Std = Annotated[float, Ge(0)]
 # Larger values are a typo or an attack; they are rejected before anything is allocated.
-MAX_PARAMETERS = 2**40
-"""They fill 4 TiB; the largest ViT that was ever described has 2**34.4."""
-MAX_FIXED = 2**25
-"""Most numbers of a fixed position table, 32,768 positions of width 1,024: computing one takes 24 bytes."""
+MAX_PARAMETERS = 2**40  # the largest ViT described so far has 2**34.4
+MAX_SINCOS_ELEMENTS = 2**25  # of the position table `sincos2d`, which is computed
 MAX_PIXELS = 2**27
-"""Most pixels of a model's input: 1.5 GiB in float32."""
 
 
 @dataclass(frozen=True)
@@ -93,33 +87,35 @@ class ViTConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check_size(self)
-        if self.width % self.heads:
-            low = [k for k in range(1, math.isqrt(self.width) + 1) if self.width % k == 0]
-            near = sorted({*low, *(self.width // k for k in low)}, key=lambda k: abs(k - self.heads))[:3]
-            raise UserError(
-                f"heads={self.heads} does not divide width={self.width}; the nearest that do: {sorted(near)}."
-            )
         check_divisible(self.image_hw, self.patch_size, self.stem)
-        relative, multiple = self.position == "relative", {"2d": 2, "sincos2d": 4}.get(self.position, 1)
-        if relative and (self.position_at == "stem" or self.encoder == "axial"):
-            raise UserError(
-                "position='relative' acts inside attention among all tokens: give position_at='every' or 'shared', and "
-                "encoder='full'."
-            )
-        if self.position in ("none", "sincos2d") and self.position_at == "every":
-            raise UserError(
-                f"position='{self.position}' has nothing to learn in every block by itself; give position_at='stem' "
-                f"or 'shared'."
-            )
-        if self.width % multiple or (self.position == "sincos2d" and self.width < 8):
-            raise UserError(
-                f"position='{self.position}' needs a width that {multiple} divides"
-                f"{', 8 at least' if multiple == 4 else ''}; width={self.width}."
-            )
-        if self.encoder == "axial" and self.stochastic_depth:
-            raise UserError("stochastic_depth goes with encoder='full': an axial block sees lines, not images.")
-        if self.distilled and (self.pool != "token" or self.representation_size):
-            raise UserError("distilled=True needs pool='token' and no representation_size, as in DeiT.")
+        sincos, axial = self.position == "sincos2d", self.encoder == "axial"
+        multiple = {"2d": 2, "sincos2d": 4}.get(self.position, 1)
+        for invalid, problem in (
+            (self.width % self.heads, f"heads={self.heads} does not divide width={self.width}."),
+            (
+                self.position == "relative" and (self.position_at == "stem" or axial),
+                "position='relative' acts inside attention: give position_at='every' or 'shared', and encoder='full'.",
+            ),
+            (
+                self.position in ("none", "sincos2d") and self.position_at == "every",
+                f"position='{self.position}' has nothing to learn in every block; give position_at='stem' or 'shared'.",
+            ),
+            (
+                self.width % multiple or (sincos and self.width < 8),
+                f"position='{self.position}' requires a width that {multiple} divides, not {self.width}.",
+            ),
+            (
+                sincos and self.num_patches * self.width > MAX_SINCOS_ELEMENTS,
+                f"image_size={self.image_size} is too large for position='sincos2d'.",
+            ),
+            (axial and self.stochastic_depth, "stochastic_depth requires encoder='full'."),
+            (
+                self.distilled and (self.pool != "token" or self.representation_size),
+                "distilled=True requires pool='token' and no representation_size, as in DeiT.",
+            ),
+        ):
+            if invalid:
+                raise UserError(problem)
 
     @property
     def image_hw(self) -> tuple[int, int]:
@@ -214,7 +210,7 @@ class ViTConfig:
 
     @property
     def macs_without_padding(self) -> int:
-        """The same without a stem's products with the zeros around its maps: what Table 6 counts.
+        """The same without a stem's products with the padding of its maps: what Table 6 counts.
 
         The paper's exaFLOPs are 6 times this (2 FLOPs each, backward twice the forward) times images seen.
         """
@@ -266,7 +262,7 @@ class ResNetConfig:
 
     @property
     def macs_without_padding(self) -> int:
-        """The same without products with the zeros around maps: what Table 6 counts."""
+        """The same without products with the padding of maps: what Table 6 counts."""
         return self.forward_macs - self.body.padding_macs(self.image_hw)
 
 
@@ -305,12 +301,6 @@ def check_size(config: ModelConfig) -> None:
     if min(config.image_hw) < 1 or math.prod(config.image_hw) > MAX_PIXELS:
         raise UserError(
             f"image_size is {config.image_size}; allowed: sides of 1 and more, {MAX_PIXELS:,} pixels at most."
-        )
-    is_fixed = isinstance(config, ViTConfig) and config.position == "sincos2d"
-    if isinstance(config, ViTConfig) and is_fixed and config.num_patches * config.width > MAX_FIXED:
-        raise UserError(
-            f"image_size={config.image_size} in patches of {config.patch_size} pixels makes a table of sines of "
-            f"{config.num_patches:,} x {config.width} numbers; at most {MAX_FIXED:,} are computed. Give a smaller size."
         )
     if config.num_parameters > MAX_PARAMETERS:
         raise UserError(

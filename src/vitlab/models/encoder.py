@@ -1,4 +1,7 @@
-"""The encoder block (Eq. 2-3), one for every model, and attention pooling. B images, T tokens, D width."""
+"""The encoder block (Eq. 2-3), shared by all models; axial blocks (App. D.6); attention pooling.
+
+B images, T tokens, D width.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +63,41 @@ class Block(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         tokens = tokens + self.branch1(self.attention(self.norm1(tokens), relative, self.prefix))  # Eq. 2
         return tokens + self.branch2(self.mlp(self.norm2(tokens)))  # Eq. 3
+
+
+class AxialBlock(nn.Module):
+    """Replaces one encoder block: a block along the rows of patches, then one along the columns (App. D.6).
+
+    The paper does not describe the class token. Here every row gets a copy of the prefix tokens, which attend and are
+    attended to like its patches; after the rows the copies are averaged, and the same with columns. On a grid of one
+    row the first half is then exactly a block of full attention.
+    """
+
+    def __init__(self, config: ViTConfig, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.grid, self.prefix = config.grid, config.num_prefix_tokens
+        self.rows = Block(config, drop_path)
+        self.columns = Block(config, drop_path)
+
+    def forward(
+        self, tokens: Float[Tensor, "B T D"], relative: Float[Tensor, "R Dh"] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        assert relative is None, "ViTConfig refuses it"
+        prefix, patches = tokens[:, : self.prefix], tokens[:, self.prefix :].unflatten(1, self.grid)
+        prefix, patches = _apply_along_rows(self.rows, prefix, patches)
+        prefix, columns = _apply_along_rows(self.columns, prefix, patches.transpose(1, 2))
+        return torch.cat([prefix, columns.transpose(1, 2).flatten(1, 2)], dim=1)
+
+
+def _apply_along_rows(
+    block: nn.Module, prefix: Float[Tensor, "B p D"], rows: Float[Tensor, "B n s D"]
+) -> tuple[Float[Tensor, "B p D"], Float[Tensor, "B n s D"]]:
+    """Applies the block to n rows of s patches, every row a sequence with a copy of the prefix in front."""
+    batch, count = rows.shape[:2]
+    size = prefix.shape[1]
+    copies = prefix[:, None].expand(-1, count, -1, -1)
+    out = block(torch.cat([copies, rows], dim=2).flatten(0, 1)).unflatten(0, (batch, count))
+    return out[:, :, :size].mean(dim=1), out[:, :, size:]
 
 
 class MAPHead(nn.Module):

@@ -3,7 +3,6 @@
 import math
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import cast
 
 import torch
@@ -84,14 +83,9 @@ def _constant(value: float) -> Initializer:
 
 
 def _normal(std: float) -> Initializer:
-    return partial(_normal_, std)
-
-
-def _normal_(std: float, tensor: Tensor, generator: torch.Generator | None) -> None:
     if std == 0:  # draws nothing, so that what comes after does not depend on it
-        nn.init.zeros_(tensor)
-        return
-    nn.init.normal_(tensor, std=std, generator=generator)
+        return _constant(0.0)
+    return lambda tensor, generator: nn.init.normal_(tensor, std=std, generator=generator)
 
 
 def _xavier(tensor: Tensor, generator: torch.Generator | None) -> None:

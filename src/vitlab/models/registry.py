@@ -1,15 +1,18 @@
-"""The paper's models by name: Table 1, Sec. 4.1, App. D.6.
-
-Nothing here imports torch, so that the command line can list and check models in an instant.
-"""
+"""The paper's models by name: Table 1, Sec. 4.1, App. D.6. Importing this does not import torch."""
 
 import dataclasses
+import fnmatch
 import typing
 
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.settings import nearest
+
+if typing.TYPE_CHECKING:
+    import torch
+
+    from vitlab.models.vit import Model
 
 _TI = ViTConfig(width=192, depth=12, heads=3, mlp_dim=768)
 _S = ViTConfig(width=384, depth=12, heads=6, mlp_dim=1536)
@@ -71,3 +74,19 @@ def get_config(name: str, **overrides: typing.Any) -> ModelConfig:
         if key not in fields:
             raise UserError(f"unknown model setting {key!r}; {nearest(key, fields)}.")
     return dataclasses.replace(MODELS[name], **overrides)
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names of the models that match a shell pattern, e.g. `ViT-B*`."""
+    return [name for name in MODELS if fnmatch.fnmatchcase(name, pattern)]
+
+
+def create_model(name: str, *, generator: "torch.Generator | None" = None, **overrides: typing.Any) -> "Model":
+    """The model called `name`, freshly initialized as Google's code does; keywords override its configuration.
+
+    `generator` draws the weights; without one torch's default generator does.
+    Raises ValueError for an unknown name or setting.
+    """
+    from vitlab.models.vit import build_model
+
+    return build_model(get_config(name, **overrides), generator=generator)

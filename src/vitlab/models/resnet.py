@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlab.errors import UserError
-from vitlab.models.axial import AxialMixing
+from vitlab.models.attention import Attention
 from vitlab.models.config import ResNetConfig, check_divisible
 from vitlab.models.init import init_weights, linear
-from vitlab.models.resnet_config import ResNetBody, Unit, border
+from vitlab.models.resnet_config import AXIAL_HEADS, ResNetBody, Unit, side_padding
 
 GROUPS = 32
 
@@ -84,29 +84,52 @@ def standardize(weight: Float[Tensor, "O I h w"], eps: float, eps_on: str) -> Fl
 def convolve(
     maps: Float[Tensor, "B I h w"], weight: Float[Tensor, "O I s s"], stride: int, version: str
 ) -> Float[Tensor, "B O h2 w2"]:
-    """A convolution in the precision of `maps`, its border that of `version`."""
+    """A convolution in the precision of `maps`, padded as by `version`."""
     weight, size = weight.to(maps.dtype), weight.shape[-1]
     if size == 1 and stride > 1 and maps.device.type == "cpu":  # faster than torch's stride
         maps, stride = maps[..., ::stride, ::stride], 1
-    left, right, top, bottom = _border(maps, size, stride, version)
-    if left == right and top == bottom:  # the convolution brings this border itself, without another copy
+    left, right, top, bottom = _padding(maps, size, stride, version)
+    if left == right and top == bottom:  # padded by the convolution itself, without another copy
         return F.conv2d(maps, weight, stride=stride, padding=(top, left))
     return F.conv2d(F.pad(maps, (left, right, top, bottom)), weight, stride=stride)
 
 
 @torch.fx.wrap
-def max_pool(maps: Float[Tensor, "B C h w"], version: str, around: float) -> Float[Tensor, "B C h2 w2"]:
-    """The largest of 3x3 positions, with stride 2; `around` surrounds the map."""
-    maps = F.pad(maps, _border(maps, 3, 2, version), value=around)
+def max_pool(maps: Float[Tensor, "B C h w"], version: str, value: float) -> Float[Tensor, "B C h2 w2"]:
+    """The largest of 3x3 positions, with stride 2, of the map padded with `value`."""
+    maps = F.pad(maps, _padding(maps, 3, 2, version), value=value)
     if maps.device.type == "cpu":  # torch's CPU max-pooling is vectorized for channels-last only
         maps = maps.contiguous(memory_format=torch.channels_last)
     return F.max_pool2d(maps, 3, stride=2).contiguous()
 
 
-def _border(maps: Float[Tensor, "B C h w"], size: int, stride: int, version: str) -> tuple[int, int, int, int]:
+def _padding(maps: Float[Tensor, "B C h w"], size: int, stride: int, version: str) -> tuple[int, int, int, int]:
     """The padding for F.pad, which begins with the last axis."""
     height, width = maps.shape[-2:]
-    return *border(width, size, stride, version), *border(height, size, stride, version)
+    return *side_padding(width, size, stride, version), *side_padding(height, size, stride, version)
+
+
+class AxialMixing(nn.Module):
+    """Replaces a 3x3 convolution: attention along rows, then columns, with relative encodings (App. D.6).
+
+    A stride of 2 is the mean over 2x2 positions afterwards, of which those at an odd edge have fewer.
+    """
+
+    def __init__(self, channels: int, grid: tuple[int, int], stride: int) -> None:
+        super().__init__()
+        self.grid = grid
+        self.rows = Attention(channels, AXIAL_HEADS)
+        self.columns = Attention(channels, AXIAL_HEADS)
+        head = channels // AXIAL_HEADS
+        self.row_offsets = nn.Parameter(torch.empty(2 * grid[1] - 1, head))
+        self.column_offsets = nn.Parameter(torch.empty(2 * grid[0] - 1, head))
+        self.pool = nn.AvgPool2d(stride, ceil_mode=True) if stride > 1 else nn.Identity()
+
+    def forward(self, maps: Float[Tensor, "B C h w"]) -> Float[Tensor, "B C h2 w2"]:
+        height, width = self.grid
+        rows = self.rows(maps.permute(0, 2, 3, 1).flatten(0, 1), self.row_offsets).unflatten(0, (-1, height))
+        columns = self.columns(rows.transpose(1, 2).flatten(0, 1), self.column_offsets).unflatten(0, (-1, width))
+        return self.pool(columns.permute(0, 3, 2, 1))
 
 
 class Bottleneck(nn.Module):
@@ -164,7 +187,7 @@ class Body(nn.Module):
             stage.append(Bottleneck(unit, body, unit.grid(image_hw)))
 
     def forward(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B C h w"]:
-        # Planes: on a CPU GroupNorm is many times slower on channels last, and compiled a step is as fast on either.
+        # Contiguous: on a CPU GroupNorm is many times slower on channels last; compiled, a step is as fast on either.
         maps = self.root(images.to(self.root.weight.dtype).contiguous())
         if self.root_norm is not None:
             maps = F.relu(self.root_norm(maps))
@@ -189,7 +212,9 @@ class ResNet(nn.Module):
 
     def forward_features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N D"]:
         """The last feature map, one token for every position in reading order; images hold values in [-1, 1]."""
-        maps = self.body(check_images(images))
+        # Convolutions take any size; relative encodings are for one.
+        size = self.config.image_hw if self.config.body.mixing == "axial" else None
+        maps = self.body(check_images(images, size))
         if self.norm is not None:
             maps = F.relu(self.norm(maps))
         return maps.flatten(2).transpose(1, 2)

@@ -1,7 +1,4 @@
-"""The convolutional stages of a ResNet (Sec. 4.1, Sec. 3.1): configuration, parameters and operations.
-
-Nothing here imports torch.
-"""
+"""The convolutional stages of a ResNet (Sec. 4.1, Sec. 3.1): configuration, parameters, MACs. Imports no torch."""
 
 import math
 from dataclasses import dataclass
@@ -26,11 +23,11 @@ class ResNetBody:
     """Channels of the root: 64 times BiT's width factor."""
     version: Literal["v1", "v2"] = "v1"
     """`v1` activates after each convolution and pads as TensorFlow's SAME (the hybrids, big_vision's ResNet); `v2`
-    before, and pads alike on both sides (BiT)."""
+    before, and pads equally on both sides (BiT)."""
     mixing: Literal["conv", "axial"] = "conv"
     """What mixes positions in a unit: a 3x3 convolution, or attention along rows and then columns (App. D.6)."""
     pool_padding: Literal["zero", "-inf"] = "zero"
-    """The border of the root's max-pooling in `v2`: zero, as published BiT weights expect, or nothing at all."""
+    """Padding of the root's max-pooling in `v2`: zero, as published BiT weights expect, or -inf, as big_vision's."""
     weight_eps: Annotated[float, Gt(0)] = 1e-5
     """Keeps the standardization of weights from dividing by zero: added to their deviation, or to their variance."""
     weight_eps_on: Literal["std", "variance"] = "std"
@@ -67,12 +64,12 @@ class ResNetBody:
 
     def units(self) -> list["Unit"]:
         """Every unit, in order."""
-        units, channels, reached = [], self.width, 4
+        units, channels, input_stride = [], self.width, 4
         for stage, count in enumerate(self.layers):
             for number in range(count):
                 stride = 2 if stage and number == 0 else 1
-                units.append(Unit(stage, channels, self.width * 2**stage, stride, reached))
-                channels, reached = units[-1].channels_out, reached * stride
+                units.append(Unit(stage, channels, self.width * 2**stage, stride, input_stride))
+                channels, input_stride = units[-1].channels_out, input_stride * stride
         return units
 
     def num_parameters(self, image_hw: tuple[int, int]) -> int:
@@ -90,11 +87,11 @@ class ResNetBody:
         return total
 
     def padding_macs(self, image_hw: tuple[int, int]) -> int:
-        """Those of `forward_macs` that multiply the zeros around a map, which Table 6 does not count."""
-        total = 3 * self.width * _on_zeros(image_hw, 7, 2, self.version)
+        """Those of `forward_macs` that multiply the padding of a map, which Table 6 does not count."""
+        total = 3 * self.width * _padding_products(image_hw, 7, 2, self.version)
         if self.mixing == "conv":
             for unit in self.units():
-                total += unit.inner**2 * _on_zeros(unit.grid(image_hw), 3, unit.stride, self.version)
+                total += unit.inner**2 * _padding_products(unit.grid(image_hw), 3, unit.stride, self.version)
         return total
 
     def forward_macs(self, image_hw: tuple[int, int]) -> int:
@@ -103,7 +100,7 @@ class ResNetBody:
         for unit in self.units():
             h, w = unit.grid(image_hw)
             c, m, out, before = unit.channels_in, unit.inner, unit.channels_out, h * w
-            after = math.prod(_halved(image_hw, unit.reached * unit.stride))
+            after = math.prod(_halved(image_hw, unit.input_stride * unit.stride))
             if self.mixing == "conv":
                 mixing = 9 * m * m * after
             else:  # along w and h: projections, products with keys and values, and with the relative encodings
@@ -120,8 +117,8 @@ class Unit:
     channels_in: int
     inner: int
     stride: int
-    reached: int
-    """Stride of its input with respect to the image, in pixels."""
+    input_stride: int
+    """Pixels from one position of its input to the next."""
 
     @property
     def channels_out(self) -> int:
@@ -129,7 +126,7 @@ class Unit:
 
     def grid(self, image_hw: tuple[int, int]) -> tuple[int, int]:
         """Positions down and across of its input, for an image of this size."""
-        return _halved(image_hw, self.reached)
+        return _halved(image_hw, self.input_stride)
 
     @property
     def projects(self) -> bool:
@@ -137,19 +134,19 @@ class Unit:
         return self.stride != 1 or self.channels_in != self.channels_out
 
 
-def border(side: int, size: int, stride: int, version: str) -> tuple[int, int]:
-    """Zeros before and after a side of a map: as TensorFlow's SAME (`v1`), more of them after, or alike (`v2`)."""
+def side_padding(side: int, size: int, stride: int, version: str) -> tuple[int, int]:
+    """Zeros before and after a side of a map: as TensorFlow's SAME (`v1`), with more of them after, or equal (`v2`)."""
     if version == "v2":
         return size // 2, size // 2
     total = max((-(-side // stride) - 1) * stride + size - side, 0)
     return total // 2, total - total // 2
 
 
-def _on_zeros(grid: tuple[int, int], size: int, stride: int, version: str) -> int:
-    """How often a filter of `size` x `size`, at all its positions over one map, meets a zero of the border."""
+def _padding_products(grid: tuple[int, int], size: int, stride: int, version: str) -> int:
+    """How often a filter of `size` x `size`, at all its positions over one map, meets a zero of the padding."""
     positions, inside = 1, 1
     for side in grid:
-        before, after = border(side, size, stride, version)
+        before, after = side_padding(side, size, stride, version)
         starts = range(-before, side + after - size + 1, stride)
         positions *= len(starts)
         inside *= sum(min(start + size, side) - max(start, 0) for start in starts)

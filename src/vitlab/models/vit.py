@@ -12,9 +12,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from vitlab.models.axial import AxialBlock
-from vitlab.models.config import ViTConfig
-from vitlab.models.encoder import Block, MAPHead
+from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitlab.models.encoder import AxialBlock, Block, MAPHead
 from vitlab.models.init import init_weights, linear
 from vitlab.models.position import PositionEmbedding
 from vitlab.models.resnet import Body, ResNet, check_images
@@ -41,7 +40,7 @@ class PatchEmbedding(nn.Module):
 
 
 class ViT(nn.Module):
-    """The Vision Transformer: `ViT(config)` is freshly initialized; `vitlab.load_model` brings trained ones."""
+    """The Vision Transformer: `ViT(config)` is freshly initialized; `vitlab.load_model` returns trained ones."""
 
     def __init__(self, config: ViTConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -94,7 +93,8 @@ class ViT(nn.Module):
     ) -> Float[Tensor, "B K"] | Float[Tensor, "B Dr"]:
         """Logits from the tokens of `forward_features`; with `pre_logits`, the head's input.
 
-        With a distillation token that is the mean of both tokens, and the logits are the mean of both heads'.
+        With a distillation token, the head's input is the mean of the two tokens, and the logits are the mean of the
+        two heads.
         """
         pooled = self._pool(tokens)
         if self.pre_logits is not None:
@@ -126,6 +126,13 @@ def _tokens(config: ViTConfig, count: int) -> nn.Parameter:
 
 Model = ViT | ResNet
 """Any model of the paper: what `build_model` returns and everything outside this folder takes."""
+
+
+def build_model(config: ModelConfig, *, generator: torch.Generator | None = None) -> Model:
+    """The model that `config` describes, freshly initialized."""
+    if isinstance(config, ResNetConfig):
+        return ResNet(config, generator=generator)
+    return ViT(config, generator=generator)
 
 
 @contextlib.contextmanager

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitlab.config import DataConfig, FinetuneConfig
+from vitlab.config import FinetuneConfig
 from vitlab.errors import UserError, quoted
 from vitlab.evaluate.accuracy import format_evaluation
-from vitlab.evaluate.load import choose_device
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig
-from vitlab.pipelines.init_from_checkpoint import adapt_config, check_positions, fingerprint
-from vitlab.pipelines.pretrain import Execution, OnSettings, drop_unreadable, fit_classes, load_splits
-from vitlab.pipelines.sweep import Log, Task, format_score
+from vitlab.models.init import LEARNED_POSITIONS
+from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint
+from vitlab.pipelines.pretrain import Execution, drop_unreadable, load_splits
+from vitlab.pipelines.sweep import Log, Task, estimate, format_score
 from vitlab.preprocessing import Preprocessing
+from vitlab.settings import from_dict
 from vitlab.train.distributed import SINGLE, World
+from vitlab.train.precision import choose_device
 from vitlab.train.workdir import check_folder
 from vitlab.weights import load_card, load_model
 
@@ -65,7 +67,6 @@ def sweep_and_finetune(
     interpolation: Interpolation | None = None,
     device: str = "auto",
     tensorboard: bool = True,
-    on_settings: OnSettings | None = None,
     log: Log = lambda _: None,
     world: World = SINGLE,
 ) -> Finetuned:
@@ -77,16 +78,18 @@ def sweep_and_finetune(
     unreadable images are left out and listed in the result. The same call continues what was interrupted.
     Raises UserError for bad settings or data, and for a folder with other settings.
     """
-    workdir = Path(workdir)
-    torch_device = choose_device(world.device(device))
-    _check_search(config)
+    workdir, torch_device = Path(workdir), choose_device(world.device(device))
+    if len(rates := config.learning_rates) > 1 and config.optim.lr not in rates:
+        raise UserError(
+            f"optim.lr is {config.optim.lr:g}, and learning_rates {rates} are tried instead of it. To train at "
+            f"optim.lr, set learning_rates=() and sweep_steps=None; to try it as well, add it to learning_rates."
+        )
     # What is wrong with the checkpoint, the size or the folder is an error before any image is read.
-    log(f"reading the checkpoint {checkpoint}")
     source = load_model(checkpoint)
     start = _describe_start(checkpoint, config, fingerprint(source))
-    config = _settings_before_data(
-        checkpoint, source.config, saved_choices(workdir, config), image_size, interpolation, torch_device.type
-    )
+    config, saved_size = saved_choices(workdir, config)
+    image_size = saved_size if image_size is None else image_size
+    config = _settings_before_data(checkpoint, source.config, config, image_size, interpolation, torch_device.type)
     log(f"test images: {config.data.preprocessing(config.model.image_size).describe()}")
     check_folder(workdir)
     log(f"reading the data set {config.data.name}")
@@ -95,21 +98,20 @@ def sweep_and_finetune(
         splits = drop_unreadable(splits, world)
         if splits.unreadable:
             log(f"{len(splits.unreadable)} images cannot be read and are left out; they are listed at the end")
-    shortened = config.sweep_steps
-    config = bit_hyperrule(fit_classes(config, splits.train), len(splits.train), torch_device.type)
+    model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
+    if (shortened := config.sweep_steps) is not None:
+        log(f"Deviation: the search takes {shortened} steps per rate; the paper's takes as many as the run")
+    config = bit_hyperrule(dataclasses.replace(config, model=model), len(splits.train), torch_device.type)
     world.check_batch_size(config.batch_size)
-    if on_settings:
-        on_settings(config)
     log(f"settings: {workdir / 'config.json'}")
-    if shortened is not None:
-        run_steps = config.total_steps(len(splits.train))
-        log(f"Deviation: the search takes {shortened} steps per rate; the paper's takes the run's own {run_steps}")
     task = Task(checkpoint, start, splits, config, Execution(str(torch_device), tensorboard, world), log)
     if world.broadcast_object(lambda: not (workdir / "result.json").exists()):
-        estimate = task.estimate()
+        cost = task.measure_step()
+        held_out = len(task.search_splits.val) if len(config.learning_rates) > 1 else 0
+        text = estimate(config, cost, len(splits.train), len(splits.test), held_out, str(torch_device))
         resumed = " in all (what is finished is not repeated)" if (workdir / "config.json").exists() else ""
-        log(f"what this will take{resumed}:\n{estimate.describe()}")
-        measured = dataclasses.replace(task.execution, microbatch=estimate.cost.microbatch)
+        log(f"what this will take{resumed}:\n{text}")
+        measured = dataclasses.replace(task.execution, microbatch=cost.microbatch)
         task = dataclasses.replace(task, execution=measured)
     if len(config.learning_rates) < 2 and config.runs == 1:
         return Finetuned(config, task.final(config.single(), workdir))
@@ -134,6 +136,8 @@ def _settings_before_data(
     """`config` with all that the checkpoint decides; the number of classes is the data set's."""
     if len(config.learning_rates) == 1:
         config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=config.learning_rates[0]))
+    if config.fresh_positions and getattr(source, "position", None) not in LEARNED_POSITIONS:
+        raise UserError("fresh_positions draws learned position embeddings, and the checkpoint has none; leave it out.")
     if interpolation is not None and isinstance(source, ViTConfig):
         source = dataclasses.replace(source, position_interpolation=interpolation)
     preprocessing = Preprocessing.read(load_card(checkpoint), str(checkpoint), source.image_size)
@@ -141,22 +145,15 @@ def _settings_before_data(
         image_size = default_image_size(source, preprocessing, device_type)
     config = adapt_config(source, config, 2, image_size)
     if "preprocessing" in config.automatic:
-        data = with_preprocessing(config.data, preprocessing.at(config.model.image_size))
+        scaled = preprocessing.at(config.model.image_size)
+        data = dataclasses.replace(
+            config.data,
+            eval_resize=scaled.resize if scaled.keep_aspect else None,
+            eval_interpolation=None if scaled.is_google else scaled.interpolation,
+        )
         config = dataclasses.replace(config, data=data)
     config.data.preprocessing(config.model.image_size)  # a wrong size
-    if config.fresh_positions:
-        check_positions(config.model)
     return config
-
-
-def _check_search(config: FinetuneConfig) -> None:
-    """Raises UserError where `optim.lr` is not one of the rates of a search: it would never be used."""
-    if len(config.learning_rates) > 1 and config.optim.lr not in config.learning_rates:
-        rates = ", ".join(f"{rate:g}" for rate in config.learning_rates)
-        raise UserError(
-            f"optim.lr is {config.optim.lr:g} and learning_rates are {rates}, which are tried instead of it. To train "
-            f"at optim.lr, set learning_rates=() and sweep_steps=None; to try it as well, add it to learning_rates."
-        )
 
 
 def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cuda") -> FinetuneConfig:
@@ -180,16 +177,13 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
         config = dataclasses.replace(config, steps=steps, epochs=None)
     total = config.total_steps(examples)
     if "warmup_steps" in automatic:
-        config = _with_warmup(config, min(100 if small else 500, total // 5))
+        optim = dataclasses.replace(config.optim, warmup_steps=min(100 if small else 500, total // 5))
+        config = dataclasses.replace(config, optim=optim)
     if "sweep_steps" in automatic and len(config.learning_rates) > 1:
         config = dataclasses.replace(config, sweep_steps=min(max(total // 5, 20), total))
     if "mixup" in automatic:
         config = dataclasses.replace(config, mixup=0.0 if small else 0.1)
     return dataclasses.replace(config, automatic=())
-
-
-def _with_warmup(config: FinetuneConfig, steps: int) -> FinetuneConfig:
-    return dataclasses.replace(config, optim=dataclasses.replace(config.optim, warmup_steps=steps))
 
 
 def default_image_size(source: ModelConfig, preprocessing: Preprocessing, device_type: str) -> ImageSize:
@@ -201,35 +195,25 @@ def default_image_size(source: ModelConfig, preprocessing: Preprocessing, device
     return max(CPU_SIZE // source.stride, 1) * source.stride
 
 
-def with_preprocessing(data: DataConfig, preprocessing: Preprocessing) -> DataConfig:
-    """`data` with the test images prepared as those of the checkpoint."""
-    return dataclasses.replace(
-        data,
-        eval_resize=preprocessing.resize if preprocessing.keep_aspect else None,
-        eval_interpolation=None if preprocessing.is_google else preprocessing.interpolation,
-    )
+def saved_choices(workdir: Path, config: FinetuneConfig) -> tuple[FinetuneConfig, ImageSize | None]:
+    """`config` with the automatic settings of the fine-tuning in `workdir`, and its image size if it is automatic.
 
-
-def saved_choices(workdir: Path, config: FinetuneConfig) -> FinetuneConfig:
-    """`config` with the automatic settings of the fine-tuning in `workdir`, which may continue on another device."""
+    So a run continues on another device, for which other settings would be chosen.
+    """
     try:
-        saved = json.loads((workdir / "config.json").read_bytes())
-        if saved.get("command") != "finetune":
-            return config
-        automatic, size = config.automatic, saved["model"]["image_size"]
-        names = [
-            name for name in ("steps", "batch_size", "mixup", "sweep_steps") if name in automatic and name in saved
-        ]
-        config = dataclasses.replace(config, **{name: saved[name] for name in names})
-        if "warmup_steps" in automatic:
-            config = _with_warmup(config, saved["optim"]["warmup_steps"])
-        if "preprocessing" in automatic:
-            names = ("eval_resize", "eval_interpolation")
-            data = dataclasses.replace(config.data, **{name: saved["data"][name] for name in names})
-            config = dataclasses.replace(config, data=data)
-        if "image_size" in automatic:
-            size = size if isinstance(size, int) else tuple(size)
-            config = dataclasses.replace(config, model=dataclasses.replace(config.model, image_size=size))
-        return dataclasses.replace(config, automatic=())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return config  # opening the folder reports what is wrong with it
+        settings = json.loads((workdir / "config.json").read_bytes())
+        names = {field.name for field in dataclasses.fields(FinetuneConfig)}
+        saved = from_dict(FinetuneConfig, {name: settings[name] for name in names & settings.keys()})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return config, None  # opening the folder reports what is wrong with it
+    if settings.get("command") != "finetune":
+        return config, None
+    automatic = set(config.automatic)
+    direct = {name: getattr(saved, name) for name in automatic & {"steps", "batch_size", "mixup", "sweep_steps"}}
+    if "warmup_steps" in automatic:
+        direct["optim"] = dataclasses.replace(config.optim, warmup_steps=saved.optim.warmup_steps)
+    if "preprocessing" in automatic:
+        resize, interpolation = saved.data.eval_resize, saved.data.eval_interpolation
+        direct["data"] = dataclasses.replace(config.data, eval_resize=resize, eval_interpolation=interpolation)
+    size = saved.model.image_size if "image_size" in automatic else None
+    return dataclasses.replace(config, **direct, automatic=()), size

@@ -16,7 +16,8 @@ from vitlab.data.exclude import image_id
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.evaluate.accuracy import Evaluation, read_predictions
-from vitlab.inspect.report import Mistakes, Phase
+from vitlab.inspect.figures import PageImage, encode, fit
+from vitlab.inspect.report import Phase
 from vitlab.io import find_corrupt_files
 from vitlab.pipelines.pretrain import PREDICTIONS
 from vitlab.preprocessing import Preprocessing
@@ -53,34 +54,33 @@ class Run:
     @classmethod
     def read(cls, folder: Path) -> "Run":
         """Raises UserError for corrupt predictions; warns of files that do not match their checksums."""
-        for name, damage in find_corrupt_files(folder, READ).items():
-            logger.warning("%s %s: run its command again to restore what can be computed again", folder / name, damage)
+        for name, reason in find_corrupt_files(folder, READ).items():
+            logger.warning("%s %s: run its command again to restore what can be computed again", folder / name, reason)
         settings = json.loads((folder / "config.json").read_bytes())
         card = load_card(folder)
         test, names = read_predictions(folder / PREDICTIONS, tuple(card["classes"]))
         return cls(folder, settings, card, test, names)
 
-    @property
-    def image_hw(self) -> tuple[int, int]:
-        """Height and width at which the model was tested."""
-        size = self.settings["model"]["image_size"]
-        return (size, size) if isinstance(size, int) else tuple(size)
-
     def images(self, rows: Int[np.ndarray, " n"]) -> dict[int, UInt8[np.ndarray, "H W 3"]]:
-        """Row of `test` -> preprocessed test image, without images that are missing or cannot be read.
+        """Row of `test` -> test image, without images that are missing or cannot be read.
 
         Raises UserError where the data set is missing.
         """
         card = self.card
         data = load_dataset(card["dataset"], "test", root=card["root"], classes=card["class_indices"], on_error="skip")
-        transform = EvalTransform(self.image_hw, Preprocessing.read(card, str(self.folder)))
         indices = {image_id(data, i): i for i in range(len(data))}
         images = {}
         for row in map(int, rows):
             with contextlib.suppress(KeyError, ImageError):
-                image = data.image(indices[self.names[row]])
-                images[row] = to_pixels(transform.apply([image]))[0]
+                images[row] = data.image(indices[self.names[row]])
         return images
+
+    def preprocessed(self, rows: Int[np.ndarray, " n"]) -> dict[int, UInt8[np.ndarray, "h w 3"]]:
+        """`images` as the model saw them."""
+        size = self.settings["model"]["image_size"]
+        preprocessing = Preprocessing.read(self.card, str(self.folder))
+        transform = EvalTransform(size if isinstance(size, int) else tuple(size), preprocessing)
+        return {row: to_pixels(transform.apply([image]))[0] for row, image in self.images(rows).items()}
 
     @property
     def title(self) -> str:
@@ -95,14 +95,13 @@ class Run:
     def phase(self, name: str | None = None, explanation: str | None = None) -> Phase:
         """The run for a page: curves, confusion matrix, each class, the most confident wrong predictions."""
         test = self.test
-        wrong = np.flatnonzero(~test.right)
+        wrong = np.flatnonzero(~test.correct)
         wrong = wrong[np.argsort(-test.confidences[wrong], kind="stable")][:MISTAKES]
         mistakes, missing = None, ""
         try:
-            shown = self.images(wrong)
-            if (rows := list(shown)) or not len(wrong):
-                images = np.stack(list(shown.values())) if rows else np.zeros((0, *self.image_hw, 3), np.uint8)
-                mistakes = Mistakes(images, test.predictions[rows], test.labels[rows], test.confidences[rows])
+            images = self.preprocessed(wrong)
+            if images or not len(wrong):
+                mistakes = [self._mistake(row, image) for row, image in images.items()]
         except ValueError as error:
             missing = f"\n\nThe wrong predictions cannot be shown: {error}"
         records = read_log(self.folder / "metrics.jsonl")
@@ -120,3 +119,9 @@ class Run:
             per_class=test.per_class(),
             mistakes=mistakes,
         )
+
+    def _mistake(self, row: int, image: UInt8[np.ndarray, "h w 3"]) -> PageImage:
+        test = self.test
+        prediction, label = (test.classes[numbers[row]] for numbers in (test.predictions, test.labels))
+        caption = f"predicted {prediction}\n{test.confidences[row]:.0%} sure\nlabel {label}"
+        return PageImage(encode(fit(image, 192)), f"An image of {label} predicted as {prediction}.", 96, caption)

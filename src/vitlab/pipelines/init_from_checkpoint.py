@@ -1,7 +1,6 @@
 """What fine-tuning takes from a pre-trained checkpoint (Sec. 3.2): its model, its weights, its identity."""
 
 import dataclasses
-import functools
 import hashlib
 import logging
 from pathlib import Path
@@ -12,8 +11,7 @@ import torch
 from vitlab.config import TrainConfig
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, ModelConfig, ViTConfig, nearest_image_size
-from vitlab.models.init import LEARNED_POSITIONS, redraw_positions
-from vitlab.models.resnet_config import ResNetBody
+from vitlab.models.init import redraw_positions
 from vitlab.models.vit import Model
 from vitlab.weights import load_model
 
@@ -35,7 +33,11 @@ def adapt_config(source: ModelConfig, config: Config, num_classes: int, image_si
         )
     size = config.model.image_size if image_size is None else image_size
     if image_size is None and isinstance(source, ViTConfig) and isinstance(size, int):
-        size = _divisible(size, source.patch_size, source.stem)
+        nearest = nearest_image_size(size, source.patch_size, source.stem)
+        if nearest != size:
+            message = "the recipe's %d pixels cannot be cut into patches of %d: taking %d (--image-size sets another)"
+            logger.warning(message, size, source.patch_size, nearest)
+        size = nearest
     model = dataclasses.replace(source, image_size=size, num_classes=num_classes, head_bias=0.0)
     if isinstance(model, ViTConfig):
         assert isinstance(config.model, ViTConfig), "every fine-tuning recipe has the settings of a ViT"
@@ -43,15 +45,6 @@ def adapt_config(source: ModelConfig, config: Config, num_classes: int, image_si
     elif isinstance(config.model, ViTConfig) and config.model.dropout:
         raise UserError(f"dropout={config.model.dropout}: the checkpoint is a ResNet, which has none; leave it out.")
     return dataclasses.replace(config, model=model)
-
-
-@functools.cache  # one warning
-def _divisible(size: int, patch_size: int, stem: ResNetBody | None) -> int:
-    nearest = nearest_image_size(size, patch_size, stem)
-    if nearest != size:
-        message = "the recipe's %d pixels cannot be cut into patches of %d: taking the nearest larger size, %d"
-        logger.warning(f"{message} (--image-size sets another)", size, patch_size, nearest)
-    return nearest
 
 
 def init_from_checkpoint(
@@ -67,18 +60,9 @@ def init_from_checkpoint(
     model = load_model(checkpoint, reset_head=True, pre_logits="drop", **options)
     assert model.config == config, f"{model.config} is not {config}"
     if new_positions is not None:
-        assert isinstance(config, ViTConfig), "see `check_positions`"
+        assert isinstance(config, ViTConfig), "`finetune` checks it"
         redraw_positions(model, config, new_positions)
     return model
-
-
-def check_positions(model: ModelConfig) -> None:
-    """Raises UserError for a model without learned position embeddings, which `fresh_positions` would draw."""
-    if not isinstance(model, ViTConfig) or model.position not in LEARNED_POSITIONS:
-        kind = f"position={model.position!r}" if isinstance(model, ViTConfig) else "a ResNet"
-        raise UserError(
-            f"fresh_positions draws learned position embeddings, and the checkpoint has none ({kind}); leave it out."
-        )
 
 
 def fingerprint(model: Model) -> str:

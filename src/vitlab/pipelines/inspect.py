@@ -1,8 +1,9 @@
 """Inspecting one checkpoint: a page, every figure of the paper as a file, and the arrays behind them."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +13,25 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlab.data.decode import ImageError, decode_image
-from vitlab.data.transforms import EvalTransform, pair, to_pixels, to_range
+from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
-from vitlab.evaluate.load import choose_device
 from vitlab.evaluate.predict import find_images
 from vitlab.inspect.capture import capture
 from vitlab.inspect.figures import write_drawings
 from vitlab.inspect.page import write_page
-from vitlab.inspect.report import Inspection, checkpoint_page, draw, embedding_drawings, name_of
+from vitlab.inspect.report import Inspection, checkpoint_page, draw, embedding_drawings, name_of, top_classes
 from vitlab.models.config import ImageSize, Interpolation, ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.pipelines.finished_run import Run, run_folders
+from vitlab.train.precision import choose_device
 from vitlab.train.workdir import write_json
-from vitlab.weights import load_checkpoint
+from vitlab.weights import class_names, load_checkpoint
 
 DISTANCE_IMAGES = 128
 """Test images of a run over which attention distances are averaged, as in App. D.7."""
+Source = tuple[str, Path | bytes | np.ndarray]
+"""The name of an image, and its file, its encoded bytes, or its pixels."""
 
 
 def inspect_checkpoint(
@@ -46,7 +49,7 @@ def inspect_checkpoint(
 ) -> dict[str, Any]:
     """Captures a Vision Transformer or a hybrid on images; writes a page, figures and arrays to `out`.
 
-    sources: files, folders (searched recursively) or `-` for the standard input. All images count for the attention
+    sources: files and folders (searched recursively). All images count for the attention
     distances, the first `shown` are on the page with their `top` predictions; unreadable images are skipped and named.
     Without sources, a finished run shows its test images, and any other checkpoint only its sizes, filters and position
     embeddings. The page of a run also shows its training; that of a ResNet only this. `say` receives how images are
@@ -56,49 +59,40 @@ def inspect_checkpoint(
     ResNet with images or without a run, for a missing path, and where no image can be read.
     """
     out = Path(out)
-    _check_arguments(out, shown=shown, top=top, batch_size=batch_size)
+    for name, value in {"shown": shown, "top": top, "batch_size": batch_size}.items():
+        if value < 1:
+            raise UserError(f"{name} is {value}; give at least 1.")
+    if out.is_file():
+        raise UserError(f"{out} is a file; give the name of a folder.")
+    if (out / "config.json").exists():  # its result.json would be overwritten
+        raise UserError(f"{out} holds a run or a model; give another folder, for example {out / 'look'}.")
     torch_device = choose_device(device)
     loaded = load_checkpoint(checkpoint, image_size=image_size, interpolation=interpolation)
     model, preprocessing = loaded.model, loaded.preprocessing
     runs = [Run.read(folder) for folder in run_folders(checkpoint)]
     inspection = Inspection(str(checkpoint), model.config, loaded.card)
     if isinstance(model, ViT):
+        inspection = replace(inspection, embeddings=embedding_drawings(model))
         images = list(find_images(sources)) if sources else _test_images(runs, shown)
-        stream = _Stream(images, EvalTransform(model.config.image_hw, preprocessing), shown, batch_size)
-        if images and say:
-            say(f"images: {preprocessing.describe()}")
-        inspection = replace(
-            inspection,
-            embeddings=embedding_drawings(model),
-            capture=capture(model.to(torch_device), stream.batches(), keep=shown) if images else None,  # fills stream
-            names=stream.names,
-            images=stream.images,
-            unreadable=stream.unreadable,
-        )
+        if images:
+            if say:
+                say(f"images: {preprocessing.describe()}")
+            transform = EvalTransform(model.config.image_hw, preprocessing)
+            inspection = _capture(inspection, model.to(torch_device), images, transform, shown, top, batch_size)
     elif sources or not runs:
         raise UserError(
             f"{checkpoint} is a ResNet, which has no attention; give a Vision Transformer or a hybrid, or the folder "
             "of a ResNet's run without images, to see its training."
         )
-    figures = draw(inspection)
+    drawings = draw(inspection)
     phases = [run.phase(f"{run.folder.name}: {run.title}" if len(runs) > 1 else None) for run in runs]
-    write_drawings(figures, out / "figures")
-    write_page(out / "index.html", checkpoint_page(inspection, figures, top=top, phases=phases))
-    result = _result(inspection, top)
-    result["figures"] = [f"figures/{figure.name}" for figure in figures]
+    write_drawings(drawings, out / "figures")
+    write_page(out / "index.html", checkpoint_page(inspection, drawings, phases))
+    result = _result(inspection)
+    result["figures"] = [f"figures/{drawing.name}" for drawing in drawings]
     result["page"] = str((out / "index.html").resolve())
     write_json(out / "result.json", result)
     return result
-
-
-def _check_arguments(out: Path, **counts: int) -> None:
-    for name, value in counts.items():
-        if value < 1:
-            raise UserError(f"{name} is {value}; give at least 1.")
-    if out.exists() and not out.is_dir():
-        raise UserError(f"{out} is a file; give a folder.")
-    if (out / "config.json").exists():  # its result.json would be overwritten
-        raise UserError(f"{out} holds a run or a model; give another folder, for example {out / 'look'}.")
 
 
 def as_text(result: dict[str, Any]) -> str:
@@ -113,8 +107,8 @@ def as_text(result: dict[str, Any]) -> str:
     return "\n".join([*lines, result["page"]])
 
 
-def _test_images(runs: Sequence[Run], shown: int) -> list[tuple[str, np.ndarray]]:
-    """Up to DISTANCE_IMAGES test images of the first run by name and class, preprocessed: one of each class first.
+def _test_images(runs: Sequence[Run], shown: int) -> list[Source]:
+    """Up to DISTANCE_IMAGES test images of the first run by name and class: one of each class first.
 
     Empty without a run, or where its data set is missing, which the run's part of the page says.
     """
@@ -128,53 +122,55 @@ def _test_images(runs: Sequence[Run], shown: int) -> list[tuple[str, np.ndarray]
     return []
 
 
-@dataclass
-class _Stream:
-    """Reads and preprocesses images in batches; stores names and pixels of the first `shown`."""
+def _capture(
+    inspection: Inspection,
+    model: ViT,
+    sources: Sequence[Source],
+    transform: EvalTransform,
+    shown: int,
+    top: int,
+    batch_size: int,
+) -> Inspection:
+    """The inspection with the capture of all images, the first `shown` of them, and the unreadable ones.
 
-    sources: Sequence[tuple[str, Path | bytes | np.ndarray]]
-    """Name, and file, encoded image, or preprocessed pixels."""
-    transform: EvalTransform
-    shown: int
-    batch_size: int
-    names: list[str] = field(default_factory=list)
-    images: list[np.ndarray] = field(default_factory=list)
-    unreadable: list[tuple[str, str]] = field(default_factory=list)
-    """Name and reason."""
+    Raises UserError where no image can be read.
+    """
+    names: list[str] = []
+    images: list[np.ndarray] = []
+    unreadable: list[tuple[str, str]] = []
 
-    def batches(self) -> Iterator[Float[Tensor, "B 3 H W"]]:
-        """Raises UserError where no image can be read."""
-        batch: list[Tensor] = []
-        with ProgressDisplay("inspect", len(self.sources)) as progress:
-            for number, (name, source) in enumerate(self.sources, start=1):
+    def readable() -> Iterator[Float[Tensor, "1 3 H W"]]:
+        with ProgressDisplay("inspect", len(sources)) as progress:
+            for number, (name, source) in enumerate(sources, start=1):
                 try:
-                    image = self._image(name, source)
+                    pixels = source if isinstance(source, np.ndarray) else decode_image(source, path=name)
                 except ImageError as error:
-                    self.unreadable.append((name, error.reason))
+                    unreadable.append((name, error.reason))
                     continue
-                if len(self.names) < self.shown:
-                    self.names.append(name)
-                    self.images.append(to_pixels(image)[0])
-                batch.append(image)
-                if len(batch) == self.batch_size:
-                    yield torch.cat(batch)
-                    batch = []
-                    progress.update(number)
-        if batch:
+                image = transform.apply([pixels])
+                if len(names) < shown:
+                    names.append(name)
+                    images.append(to_pixels(image)[0])
+                yield image
+                progress.update(number)
+
+    def batches() -> Iterator[Float[Tensor, "B 3 H W"]]:
+        stream = readable()
+        while batch := list(itertools.islice(stream, batch_size)):
             yield torch.cat(batch)
-        if not self.names:
-            name, reason = self.unreadable[0]
-            raise UserError(f"none of the {len(self.sources)} images can be read; the first, {quoted(name)}: {reason}.")
+        if not names:
+            name, reason = unreadable[0]
+            raise UserError(f"none of the {len(sources)} images can be read; the first, {quoted(name)}: {reason}.")
 
-    def _image(self, name: str, source: Path | bytes | np.ndarray) -> Float[Tensor, "1 3 H W"]:
-        if not isinstance(source, np.ndarray):
-            return self.transform.apply([decode_image(source, path=name)])
-        if source.shape[:2] != pair(self.transform.image_size):
-            return self.transform.apply([source])  # the model is inspected at another size than the run's
-        return to_range(torch.from_numpy(source).permute(2, 0, 1)[None].float())
+    captured = capture(model, batches(), keep=shown)
+    classes = class_names(inspection.card, model.config.num_classes)
+    predictions = [top_classes(row, classes, top) for row in captured.probabilities]
+    return replace(
+        inspection, capture=captured, names=names, images=images, predictions=predictions, unreadable=unreadable
+    )
 
 
-def _result(inspection: Inspection, top: int) -> dict[str, Any]:
+def _result(inspection: Inspection) -> dict[str, Any]:
     config, captured = inspection.config, inspection.capture
     result: dict[str, Any] = {
         "checkpoint": inspection.checkpoint,
@@ -190,7 +186,7 @@ def _result(inspection: Inspection, top: int) -> dict[str, Any]:
     if captured:
         result["distances"] = dict(zip(captured.layers, captured.distances.tolist(), strict=True))
         result["shown"] = [
-            {"path": name, "answers": [{"class": c, "probability": p} for c, p in inspection.predictions(i, top)]}
-            for i, name in enumerate(inspection.names)
+            {"path": name, "predictions": [{"class": c, "probability": p} for c, p in predictions]}
+            for name, predictions in zip(inspection.names, inspection.predictions, strict=True)
         ]
     return result

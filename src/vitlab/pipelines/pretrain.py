@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +19,6 @@ from vitlab.data.decode import ImageError
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import evaluate, write_predictions
-from vitlab.evaluate.load import choose_device
-from vitlab.evaluate.options import LoaderOptions
 from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
@@ -29,13 +26,11 @@ from vitlab.train.loop import train
 from vitlab.train.masking import MaskedViT
 from vitlab.train.microbatch import default_microbatch
 from vitlab.train.objectives import create_training_model
+from vitlab.train.precision import choose_device
 from vitlab.train.workdir import Workdir, check_folder
-from vitlab.weights import load_model, save_model
 
-OnSettings = Callable[[TrainConfig], None]
 PREDICTIONS = "predictions.csv"
 """In a run's folder: the predictions for the test images."""
-AnyEvaluation = TypeVar("AnyEvaluation")
 
 
 @dataclass(frozen=True)
@@ -45,13 +40,18 @@ class Splits:
     train: Dataset
     val: Dataset
     test: Dataset
-    unreadable: tuple[ImageError, ...] | None = None
-    """What `drop_unreadable` has dropped; None where it was not called."""
+    unreadable: list[dict[str, str]] | None = None
+    """Path and reason of each image that `drop_unreadable` dropped; None where it was not called."""
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The dropped images for `result.json`."""
+        return {} if self.unreadable is None else {"unreadable": self.unreadable}
 
 
 @dataclass(frozen=True)
 class Execution:
-    """Where a run is executed, and what it shows; the result does not depend on it."""
+    """Where a run is executed, and what it shows: none of it is a setting of the run."""
 
     device: str = "auto"
     tensorboard: bool = True
@@ -61,7 +61,7 @@ class Execution:
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[AnyEvaluation]):
+class Outcome:
     """What a finished run leaves."""
 
     config: TrainConfig
@@ -69,7 +69,7 @@ class Outcome(Generic[AnyEvaluation]):
     splits: Splits
     model: Model
     """After masked patch prediction, the plain ViT."""
-    test: AnyEvaluation
+    test: Any
     """An Evaluation, or a MaskedEvaluation."""
     result: dict[str, Any]
     """The content of `result.json`: the same however often the run was interrupted."""
@@ -77,8 +77,7 @@ class Outcome(Generic[AnyEvaluation]):
     def summary(self, workdir: Path) -> str:
         """The test's figures, and the paths of model and curves."""
         images = "" if self.config.masking is None else f" · images: {workdir / 'reconstructions.png'}"
-        table: str = self.test.as_table()  # pyright: ignore[reportAttributeAccessIssue]
-        return f"{table}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{images}"
+        return f"{self.test.as_table()}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{images}"
 
 
 def load_splits(data: DataConfig, world: World = SINGLE) -> Splits:
@@ -101,18 +100,18 @@ def drop_unreadable(splits: Splits, world: World = SINGLE) -> Splits:
 
     Rank 0 decodes for all, so that all processes have the same images.
     """
-    errors: dict[str, ImageError] = {}
+    reasons: dict[str, str] = {}
 
     def readable(dataset: Dataset) -> Dataset:
         failures = world.broadcast_object(lambda: _find_unreadable(dataset))
-        errors.update({path: ImageError(path, reason) for _, path, reason in failures})
+        reasons.update({path: reason for _, path, reason in failures})
         if len(failures) == len(dataset):
             raise UserError(f"none of the {len(dataset)} images of {dataset.name} ({dataset.split}) can be read.")
         return dataset.take(np.setdiff1d(np.arange(len(dataset)), [index for index, *_ in failures]))
 
     train_set, test = readable(splits.train), readable(splits.test)
     val = test if splits.val is splits.test else readable(splits.val)
-    return Splits(train_set, val, test, tuple(errors[path] for path in sorted(errors)))
+    return Splits(train_set, val, test, [{"path": path, "reason": reasons[path]} for path in sorted(reasons)])
 
 
 def _find_unreadable(dataset: Dataset) -> list[tuple[int, str, str]]:
@@ -137,57 +136,28 @@ def _find_unreadable(dataset: Dataset) -> list[tuple[int, str, str]]:
     return [(index, error.path, error.reason) for index, error in errors.items()]
 
 
-def unreadable_record(splits: Splits) -> dict[str, list[dict[str, str]]]:
-    """The dropped images as plain data for `result.json`; nothing where `drop_unreadable` was not called."""
-    if splits.unreadable is None:
-        return {}
-    return {"unreadable": [{"path": error.path, "reason": error.reason} for error in splits.unreadable]}
-
-
-def fit_classes(config: Any, dataset: Dataset) -> Any:
-    """`config` with as many outputs as the data set has classes; masked patch prediction has none."""
-    if config.masking is not None:
-        return config
-    model = dataclasses.replace(config.model, num_classes=len(dataset.classes))
-    return dataclasses.replace(config, model=model)
-
-
-def check_run(config: TrainConfig, workdir: str | Path, execution: Execution) -> torch.device:
-    """The device of a run. Raises UserError for what can be refused before the data is read."""
-    device = choose_device(execution.world.device(execution.device))
-    execution.world.check_batch_size(config.batch_size)
-    config.data.preprocessing(config.model.image_size)  # a wrong size
-    check_folder(Path(workdir))
-    return device
-
-
 def pretrain(
-    config: TrainConfig,
-    workdir: str | Path,
-    *,
-    device: str = "auto",
-    tensorboard: bool = True,
-    on_settings: OnSettings | None = None,
-    world: World = SINGLE,
-) -> Outcome[Any]:
+    config: TrainConfig, workdir: str | Path, *, device: str = "auto", tensorboard: bool = True, world: World = SINGLE
+) -> Outcome:
     """Trains a newly initialized model as `config` says, for the classes of its data set, then tests it.
 
-    The same call on the same folder continues an interrupted run; a finished run is only tested again. `on_settings`
-    receives the complete settings.
+    The same call on the same folder continues an interrupted run; a finished run is only tested again.
     """
-    execution = Execution(device, tensorboard, world)
-    check_run(config, workdir, execution)
+    # What can be refused before the data is read:
+    choose_device(world.device(device))
+    world.check_batch_size(config.batch_size)
+    config.data.preprocessing(config.model.image_size)
+    check_folder(Path(workdir))
     check_source(config.data.name, config.data.root)
     _excluded(config.data)
     if config.fewshot is not None and config.fewshot.dataset is not None:
         check_source(config.fewshot.dataset, config.fewshot.root)
     splits = load_splits(config.data, world)
-    config = fit_classes(config, splits.train)
-    if on_settings:
-        on_settings(config)
-    generator = torch.Generator().manual_seed(config.seed)
-    create = functools.partial(create_training_model, config, generator)
-    return run(config, workdir, splits, create, "pretrain", execution)
+    if config.masking is None:
+        model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
+        config = dataclasses.replace(config, model=model)
+    create = functools.partial(create_training_model, config, torch.Generator().manual_seed(config.seed))
+    return run(config, workdir, splits, create, "pretrain", Execution(device, tensorboard, world))
 
 
 def run(
@@ -199,53 +169,69 @@ def run(
     execution: Execution,
     start: str | None = None,
     label: str | None = None,
-) -> Outcome[Any]:
+) -> Outcome:
     """Trains the model of `create()` and tests it. `start` identifies its initial weights; `label` is shown."""
-    device, world = check_run(config, workdir, execution), execution.world
+    world = execution.world
+    device = choose_device(world.device(execution.device))
     few_shot = None
     if config.fewshot is not None:
         from vitlab.evaluate.fewshot import during_training
 
         few_shot = during_training(config, world)
-    evaluations: list[Any] = []  # the last one is of the weights that training returns
+    settings = run_settings(command, start, splits.train, config)
+    with Workdir(workdir, settings, tensorboard=execution.tensorboard, world=world) as folder:
+        began, test = time.perf_counter(), None
+        if folder.finished:
+            model = _load_trained(config, folder.path).to(device)
+        else:
+            model, val = train_and_evaluate(config, folder, splits, create, execution, label or command, few_shot)
+            test = val if splits.val is splits.test else None
+        if test is None:
+            test = evaluate_split(config, model, splits.test, device, world)
+        result = {"test": test.record(), **splits.record}
+        if folder.writes and not folder.finished:
+            _write_files(config, folder, splits, model, test, start)
+            folder.log_speed(config.total_steps(len(splits.train)), {"run_seconds": time.perf_counter() - began})
+            folder.write_result(result)
+        world.barrier()  # all files are written
+    return Outcome(config, splits, _plain(model), test, result)
 
-    def evaluate_val(model: nn.Module) -> dict[str, float]:
-        evaluations[:] = [evaluate_split(config, model, splits.val, device, world)]
+
+def train_and_evaluate(
+    config: TrainConfig,
+    folder: Workdir,
+    splits: Splits,
+    create: Callable[[], Model | MaskedViT],
+    execution: Execution,
+    label: str,
+    few_shot: Callable[[nn.Module], dict[str, float]] | None = None,
+) -> tuple[nn.Module, Any]:
+    """The trained model of `create()`, and its evaluation on the val split; None if training had already
+    finished.
+
+    The figures of every evaluation, and those of `few_shot(model)`, are logged.
+    """
+    device, world = choose_device(execution.world.device(execution.device)), execution.world
+    evaluations: list[Any] = [None]  # in the end, that of the weights that training returns
+
+    def evaluate_model(model: nn.Module) -> dict[str, float]:
+        evaluations[0] = evaluate_split(config, model, splits.val, device, world)
         figures = {f"{config.data.eval_split}_{name}": value for name, value in evaluations[0].figures().items()}
         return figures | few_shot(_plain(model)) if few_shot else figures
 
-    settings = run_settings(command, start, splits.train, config)
-    with Workdir(workdir, settings, tensorboard=execution.tensorboard, world=world) as folder:
-        began = time.perf_counter()
-        if folder.trained:
-            model = _load_trained(config, folder.path).to(device)
-        else:
-            folder.check_checkpoints()
-            options: dict[str, Any] = {"label": label or command, "microbatch": execution.microbatch}
-            options |= {"dataset": splits.train, "evaluate": evaluate_val, "device": device, "world": world}
-            model = train(config, folder, create(), **options)
-        is_tested = evaluations and splits.val is splits.test
-        test = evaluations[0] if is_tested else evaluate_split(config, model, splits.test, device, world)
-        result = {"test": test.record(), **unreadable_record(splits)}
-        if folder.writes:
-            _write_files(config, folder, splits, model, test, start)
-            if not folder.finished:
-                if not folder.damaged:  # else the time is that of the first training
-                    seconds = time.perf_counter() - began
-                    folder.log_speed(config.total_steps(len(splits.train)), {"run_seconds": seconds})
-                folder.write_result(result)
-        world.broadcast_object(lambda: None)  # a barrier: all is written
-    return Outcome(config, splits, _plain(model), test, result)
+    options: dict[str, Any] = {"device": device, "label": label, "microbatch": execution.microbatch, "world": world}
+    return train(config, folder, create(), splits.train, evaluate_model, **options), evaluations[0]
 
 
 def _write_files(
     config: TrainConfig, folder: Workdir, splits: Splits, model: Any, test: Any, start: str | None
 ) -> None:
-    """Predictions and model; a finished run has them already."""
-    if config.masking is None and not (folder.finished and (folder.path / PREDICTIONS).exists()):
+    """Predictions and model."""
+    from vitlab.evaluate.accuracy import write_predictions
+    from vitlab.weights import save_model
+
+    if config.masking is None:
         write_predictions(folder.path / PREDICTIONS, test, splits.test)
-    if folder.finished:
-        return
     preprocessing = config.data.preprocessing(config.model.image_size)
     card = {
         "dataset": config.data.name,
@@ -266,6 +252,8 @@ def _write_files(
 
 def _load_trained(config: TrainConfig, folder: Path) -> nn.Module:
     if config.masking is None:
+        from vitlab.weights import load_model
+
         return load_model(folder / "model")
     from vitlab.evaluate.masked import load_masked
 
@@ -296,7 +284,10 @@ def evaluate_split(
     config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device, world: World = SINGLE
 ) -> Any:
     """An Evaluation of the model in its own precision, or a MaskedEvaluation; images are prepared as `config` says."""
-    # A batch of evaluation does a third of the work of one of training, and stores no activations.
+    from vitlab.evaluate.accuracy import evaluate
+    from vitlab.evaluate.options import LoaderOptions
+
+    # Evaluation takes a third of the FLOPs of training, for it has no backward pass, and stores no activations.
     batch_size = min(256, 2 * default_microbatch(config, device, 128))
     options = LoaderOptions(batch_size, config.data.workers, config.data.on_error)
     preprocessing = config.data.preprocessing(config.model.image_size)

@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from vitlab.config import FinetuneConfig, TrainConfig
-from vitlab.data.dataset import Dataset
-from vitlab.data.subsets import stratified_split
+from vitlab.data.dataset import Dataset, stratified_split
+from vitlab.display import format_duration
 from vitlab.errors import UserError
-from vitlab.models import build_model
+from vitlab.models.config import ViTConfig
 from vitlab.models.init import redraw_head
-from vitlab.models.vit import Model
-from vitlab.pipelines.estimate import Estimate
+from vitlab.models.vit import Model, build_model
 from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
-from vitlab.pipelines.pretrain import Execution, Splits, evaluate_split, run, run_settings, unreadable_record
+from vitlab.pipelines.pretrain import Execution, Splits, evaluate_split, run, run_settings, train_and_evaluate
 from vitlab.rng import Stream
-from vitlab.train.loop import NonFiniteError, train
+from vitlab.train.loop import NonFiniteError
 from vitlab.train.microbatch import StepCost, measure_step
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_card, load_model, save_model
 
 Log = Callable[[str], None]
+SHORT = 120.0
+"""Seconds up to which no shorter settings are suggested."""
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,23 @@ class Task:
     execution: Execution
     log: Log
 
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self.execution.device)
+    @functools.cached_property
+    def search_splits(self) -> Splits:
+        """The training split without its held-out part, and that part to evaluate on."""
+        rest, held_out = hold_out(self.splits.train, self.config.held_out, self.config.seed)
+        return Splits(rest, held_out, held_out)
 
-    def estimate(self) -> Estimate:
-        """What the whole will take, measured by rank 0."""
-        self.log("measuring how long a micro-batch takes, and how much memory")
-        config, splits, world = self.config, self.splits, self.execution.world
+    def measure_step(self) -> StepCost:
+        """The cost of a micro-batch, measured by rank 0."""
+        self.log("measuring how long a micro-batch takes")
+        config, world = self.config, self.execution.world
 
         def measure() -> dict[str, Any]:
             model = build_model(config.model, generator=torch.Generator().manual_seed(0))
-            return dataclasses.asdict(measure_step(config.single(), model, self.device, world.world_size))
+            device = torch.device(self.execution.device)
+            return dataclasses.asdict(measure_step(config.single(), model, device, world.world_size))
 
-        cost = StepCost(**world.broadcast_object(measure))
-        search = len(config.learning_rates) > 1
-        held_out = len(hold_out(splits.train, config.held_out, config.seed)[1]) if search else 0
-        classes = len(splits.train.classes)
-        return Estimate(config, cost, len(splits.train), len(splits.test), classes, held_out, str(self.device))
+        return StepCost(**world.broadcast_object(measure))
 
     def create(self, seed: int) -> Model:
         """The model that a run starts from."""
@@ -83,43 +82,35 @@ class Task:
         create = functools.partial(self.create, config.seed)
         return run(config, path, self.splits, create, "finetune", self.execution, self.start, label).result
 
-    def score(self, lr: float, rest: Dataset, held_out: Dataset, path: Path) -> dict[str, Any]:
-        """The figures of a learning rate: trained on the rest, evaluated on the held-out part; None if it diverged."""
-        config, world = self._search_config(lr, held_out.split), self.execution.world
-        settings = run_settings("finetune", self.start, rest, config) | {"held_out": self.config.held_out}
-        with Workdir(path, settings, tensorboard=self.execution.tensorboard, world=world) as folder:
+    def score(self, lr: float, path: Path) -> dict[str, Any]:
+        """The figures of a learning rate on the held-out part; their accuracy is None if it diverged."""
+        splits, execution = self.search_splits, self.execution
+        split = splits.val.split
+        config = self.search_config(lr, split)
+        settings = run_settings("finetune", self.start, splits.train, config) | {"held_out": self.config.held_out}
+        with Workdir(path, settings, tensorboard=execution.tensorboard, world=execution.world) as folder:
             if not folder.finished:
-                folder.write_result({held_out.split: self._train_and_score(config, folder, rest, held_out)})
+                folder.write_result({split: self._train_and_score(config, folder)})
                 if folder.writes:
                     shutil.rmtree(folder.checkpoints, ignore_errors=True)
-            record = folder.read_result()[held_out.split]
+            record = folder.read_result()[split]
         score = {"learning_rate": lr, "accuracy": None} | (headline(record) if record else {})
         self.log(f"learning rate {lr:g}: {format_score(score)}")
         return score
 
-    def _train_and_score(
-        self, config: TrainConfig, folder: Workdir, rest: Dataset, held_out: Dataset
-    ) -> dict[str, Any] | None:
-        evaluations = []  # the last one is of the weights that training returns
-        execution = self.execution
-
-        def evaluate(model: nn.Module) -> dict[str, float]:
-            evaluations[:] = [evaluate_split(config, model, held_out, self.device, execution.world)]
-            return {f"{held_out.split}_{name}": value for name, value in evaluations[0].figures().items()}
-
-        options: dict[str, Any] = {"label": f"rate {config.optim.lr:g}", "microbatch": execution.microbatch}
-        options |= {"dataset": rest, "evaluate": evaluate, "device": self.device, "world": execution.world}
+    def _train_and_score(self, config: TrainConfig, folder: Workdir) -> dict[str, Any] | None:
+        splits, execution = self.search_splits, self.execution
+        create, label = functools.partial(self.create, config.seed), f"rate {config.optim.lr:g}"
         try:
-            model = train(config, folder, self.create(config.seed), **options)
+            model, score = train_and_evaluate(config, folder, splits, create, execution, label)
         except NonFiniteError as error:
             self.log(str(error))
             return None
-        if not evaluations:
-            evaluate(model)
-        is_finite = math.isfinite(evaluations[0].figures()["loss"])  # else the last update broke the weights
-        return evaluations[0].record() if is_finite else None
+        if score is None:
+            score = evaluate_split(config, model, splits.val, torch.device(execution.device), execution.world)
+        return score.record() if math.isfinite(score.figures()["loss"]) else None  # the last update may diverge
 
-    def _search_config(self, lr: float, split: str) -> TrainConfig:
+    def search_config(self, lr: float, split: str) -> TrainConfig:
         """A run of the search: in a shortened one, warm-up and average span the same share of the steps."""
         config = self.config.single(lr)
         steps, optim, decay = config.total_steps(len(self.splits.train)), config.optim, config.average_decay
@@ -132,28 +123,24 @@ class Task:
     def search_and_runs(self, workdir: Path) -> dict[str, Any]:
         """Search and runs, each in its own folder; returns the content of `workdir`/result.json."""
         config, scores, records = self.config, [], []
-        rates = config.learning_rates if len(config.learning_rates) > 1 else ()
-        rest = held_out = self.splits.train
-        if rates:
-            rest, held_out = hold_out(self.splits.train, config.held_out, config.seed)
         settings = run_settings("finetune", self.start, self.splits.train, config)
         with Workdir(workdir, settings, tensorboard=False, world=self.execution.world) as folder:
             if folder.finished:
                 return folder.read_result()
-            folder.truncate_logs(None)  # one line per finished run, the same at every start
-            for lr in rates:
-                scores.append(self.score(lr, rest, held_out, workdir / "sweep" / f"lr-{lr}"))
+            folder.truncate_logs(-1)  # one line per finished run, the same at every start
+            for lr in config.learning_rates if len(config.learning_rates) > 1 else ():
+                scores.append(self.score(lr, workdir / "sweep" / f"lr-{lr}"))
                 folder.log_metrics(len(scores), scores[-1])
             best = best_rate(scores) if scores else config.optim.lr
-            for number in range(config.runs):
-                single = config.single(best, config.seed + number)
+            seeds = [config.seed + number for number in range(config.runs)]
+            for number, seed in enumerate(seeds):
+                single = config.single(best, seed)
                 records.append(self.final(single, workdir / f"run-{number}", f"run {number}")["test"])
-                metrics = {"learning_rate": best, "seed": single.seed, **headline(records[-1])}
+                metrics = {"learning_rate": best, "seed": seed, **headline(records[-1])}
                 folder.log_metrics(len(scores) + len(records), metrics)
             if folder.writes:
                 save_model(load_model(workdir / "run-0"), workdir / "model", extra=load_card(workdir / "run-0"))
             accuracies = [record["accuracy"] for record in records]
-            seeds = [config.seed + number for number in range(config.runs)]
             result = {
                 "learning_rate": best,
                 "sweep": scores,
@@ -162,7 +149,7 @@ class Task:
                 "accuracy_sd": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
                 "test": records[0],
             }
-            folder.write_result(result | unreadable_record(self.splits))
+            folder.write_result(result | self.splits.record)
             return folder.read_result()
 
 
@@ -202,3 +189,52 @@ def format_score(score: Mapping[str, Any]) -> str:
     if score["accuracy"] is None:
         return "diverged"
     return f"{score['accuracy']:.2%} of {score['images']} held-out images right, loss {score['loss']:.4f}"
+
+
+def estimate(
+    config: FinetuneConfig, cost: StepCost, train_images: int, test_images: int, held_out_images: int, device: str
+) -> str:
+    """What a fine-tuning with these complete settings will take: a line for everything that takes time or memory.
+
+    held_out_images: images of the training split that score the learning rates; 0 without a search.
+    """
+
+    def duration(seconds: float) -> str:
+        return format_duration(seconds) if seconds < math.inf else "unknown"
+
+    def seconds(config: FinetuneConfig) -> tuple[float, float]:
+        """Of the search, and of the final runs with their tests."""
+        steps, train_seconds = config.total_steps(train_images), config.batch_size * cost.train_seconds
+        one_rate = (config.sweep_steps or steps) * train_seconds + held_out_images * cost.eval_seconds
+        one_run = steps * train_seconds + test_images * cost.eval_seconds
+        return len(config.learning_rates) * one_rate if held_out_images else 0.0, config.runs * one_run
+
+    model, steps = config.model, config.total_steps(train_images)
+    search_seconds, run_seconds = seconds(config)
+    total = search_seconds + run_seconds
+    epochs, size = steps * config.batch_size / train_images, "x".join(map(str, model.image_hw))
+    rows = {
+        "model": f"{model.num_parameters / 1e6:.1f}M parameters, {size} px, on {device}",
+        "data": f"{train_images:,} training and {test_images:,} test images, {model.num_classes:,} classes",
+        "measured": cost.describe(),
+        "search": f"{len(config.learning_rates)} learning rates x {config.sweep_steps or steps:,} steps of "
+        f"{config.batch_size} images, scored on {held_out_images:,} images: {duration(search_seconds)}",
+        "training": f"{config.runs} x {steps:,} steps of {config.batch_size} images ({epochs:.1f} epochs), then the "
+        f"test: {duration(run_seconds)}",
+        "total": f"about {duration(total)}",
+    }
+    shorter = []
+    if held_out_images:
+        shorter.append(f"--optim.lr {config.optim.lr:g}, without a search: {duration(run_seconds)}")
+    else:
+        del rows["search"]
+    if (half := steps // 2) > 0:
+        sweep_steps = config.sweep_steps and max(config.sweep_steps * half // steps, 1)
+        fewer = dataclasses.replace(config, steps=half, epochs=None, sweep_steps=sweep_steps)
+        shorter.append(f"--steps {half}: {duration(sum(seconds(fewer)))}")
+    if isinstance(model, ViTConfig) and (side := min(model.image_hw) * 3 // 4 // model.stride * model.stride) >= 64:
+        share = dataclasses.replace(model, image_size=side).forward_macs / model.forward_macs
+        shorter.append(f"--image-size {side}: about {duration(share * total)}")
+    if SHORT < total < math.inf:
+        rows["shorter"] = " | ".join(shorter)
+    return "\n".join(f"  {name:9} {text}" for name, text in rows.items())

@@ -19,13 +19,13 @@ from vitlab.data.registry import load_dataset
 from vitlab.data.vtab.tasks import GROUPS, TASKS, task_named
 from vitlab.display import format_table
 from vitlab.errors import UserError
-from vitlab.evaluate.load import choose_device
 from vitlab.io import find_corrupt_files
 from vitlab.models.config import ModelConfig
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint, init_from_checkpoint
 from vitlab.pipelines.pretrain import Execution, Splits, run
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
+from vitlab.train.precision import choose_device
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_model
 
@@ -54,22 +54,20 @@ def vtab(
 ) -> dict[str, Any]:
     """Fine-tunes `checkpoint` on every task as `config` says; returns the content of OUT/result.json.
 
-    tasks: names of `TASKS`, whose data must all be there, or "available": all that are in `root` (or can be downloaded,
-    if `download`); the others are listed with the reason. select: train on the 800 and score on the 200, without the
-    test parts. on_task receives each task's record. The same call continues an interrupted one; finished tasks stay
-    part of the result. Raises UserError for unknown tasks, missing data, and a folder of other settings.
+    tasks: names of `TASKS`, whose data is required, or "available": all whose data is in `root` or can be downloaded.
+    select: train on the 800 and score on the 200, without the test parts. on_task receives each task's record. The same
+    call continues an interrupted one. Raises UserError for unknown tasks and missing data.
     """
     names = list(TASKS if tasks == "available" else dict.fromkeys(tasks))
     _check_tasks(names, config.data)
     world.check_batch_size(config.batch_size)
     choose_device(world.device(device))
-    source = load_model(checkpoint)
-    start = f"{Path(checkpoint).name} {fingerprint(source)}"
+    start = f"{Path(checkpoint).name} {fingerprint(source := load_model(checkpoint))}"
     parts = ("train", "val") if select else ("trainval", "test")
     data = dataclasses.replace(config.data, name="vtab:TASK", root=None, train_split=parts[0], eval_split=parts[1])
     config = dataclasses.replace(config, data=data)
     model = adapt_config(source.config, config, 2, image_size).model
-    config.data.preprocessing(model.image_size)  # a wrong size
+    data.preprocessing(model.image_size)  # a wrong size
     settings = {"command": "vtab", "start": start, "select": select, "image_size": image_size, **to_dict(config)}
 
     def load(name: str) -> Splits:
@@ -77,8 +75,9 @@ def vtab(
         train, test = (load_dataset(f"vtab:{name}", part, **options) for part in parts)
         return Splits(train, test, test)
 
-    record_of = functools.partial(_shared_record, Path(out), world)
-    execution = Execution(device, tensorboard, world)
+    def record_of(name: str) -> dict[str, Any] | None:  # as rank 0 reads it
+        return world.broadcast_object(lambda: _record(Path(out) / name))
+
     with Workdir(out, settings, tensorboard=False, world=world) as folder:
         unfinished = [name for name in names if record_of(name) is None]
         missing = world.broadcast_object(lambda: _missing(unfinished, load))  # rank 0 downloads; all do the same tasks
@@ -88,13 +87,14 @@ def vtab(
             if name in unfinished and name not in missing:
                 task = _task_config(config, model, name, root)
                 create = functools.partial(init_from_checkpoint, checkpoint, task.model)
+                execution = Execution(device, tensorboard, world)
                 run(task, folder.path / name, load(name), create, "vtab", execution, start, label=name)
             record = record_of(name)
             if record and world.is_rank_0:
                 shutil.rmtree(folder.path / name / "checkpoints", ignore_errors=True)  # 19 would fill a disk
                 on_task(name, record)
-        result = summary({name: record for name in TASKS if (record := record_of(name))}, missing)
-        result["scored_on"] = "val200" if select else "test"
+        records = {name: record for name in TASKS if (record := record_of(name))}
+        result = summary(records, missing) | {"scored_on": "val200" if select else "test"}
         folder.write_result(result)
     return result
 
@@ -105,9 +105,7 @@ def _check_tasks(names: list[str], data: DataConfig) -> None:
         task_named(name)
     for name in ("classes", "exclude", "part"):
         if (value := getattr(data, name)) is not None:
-            raise UserError(
-                f"{name} is {value!r}; the classes and the 1,000 images of a VTAB task are fixed, leave it out."
-            )
+            raise UserError(f"{name} is {value!r}; classes and images of a VTAB task are fixed, leave it out.")
 
 
 def _task_config(config: TrainConfig, model: ModelConfig, name: str, root: str | Path | None) -> TrainConfig:
@@ -148,11 +146,6 @@ def _record(folder: Path) -> dict[str, Any] | None:
         return None
     test = json.loads((folder / "result.json").read_bytes())["test"]
     return {name: test[name] for name in ("accuracy", "images", "skipped")}
-
-
-def _shared_record(out: Path, world: World, name: str) -> dict[str, Any] | None:
-    """The record of a task as rank 0 reads it, on every rank."""
-    return world.broadcast_object(lambda: _record(out / name))
 
 
 def summary(done: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str]) -> dict[str, Any]:

@@ -28,8 +28,7 @@ FINETUNE: dict[str, Callable[[], FinetuneConfig]] = {
     "pets": finetune.pets,
     "flowers": finetune.flowers,
     "vtab": finetune.vtab,
-    "own": finetune.own,
+    "custom": finetune.custom,
     "tiny-digits": tiny.finetune_digits,
-    "tiny": tiny.finetune_small,
 }
 """Each returns the search and the run but for the model, which the checkpoint brings."""

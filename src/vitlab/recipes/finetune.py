@@ -1,8 +1,8 @@
 """Table 4: fine-tuning. SGD with momentum, cosine decay, batch 512, no decay, gradients clipped, 384 pixels.
 
 The base learning rate is the best of the row's grid on a held-out part of the training split (App. B.1.1); `optim.lr`
-is the one for those who do not search. The model of these configs is a stand-in that gives the resolution:
-`vitlab.pipelines.finetune` puts the checkpoint's own in its place.
+is the one without a search. The model gives only the resolution: `vitlab.pipelines.finetune` replaces it by the
+checkpoint's.
 """
 
 from dataclasses import replace
@@ -22,7 +22,7 @@ TABLE4 = {
     "": ((0.003, 0.01, 0.03), 0.1, 500, 100),
 }
 """Data set -> base learning rates, held-out fraction, steps, and warm-up steps. Warm-up is not in the table; the steps
-are those of Google's code. The last row is not the paper's, but ours for any images."""
+are those of Google's code. The last row is ours, for any images."""
 
 
 def imagenet() -> FinetuneConfig:
@@ -56,21 +56,18 @@ def vtab() -> FinetuneConfig:
     return _row("vtab:TASK", crop="random", crop_resize=448)
 
 
-def own() -> FinetuneConfig:
-    """Your own images, of any number and size: length, batch and mixup by BiT's rule, the best of three learning rates.
+def custom() -> FinetuneConfig:
+    """Your own images: steps, batch and mixup by BiT's rule, the best of three learning rates.
 
     The values here are those for fewer than 20,000 images.
     Deviation: BiT always takes a batch of 512, its own two resolutions and one rate. A batch of at most an eighth of
     the images spares a small set hundreds of repetitions, and the checkpoint's own size most of the time; the search
-    tries each rate for a fifth of the steps. Test images are shrunk with antialiasing, where Google's code looks up
+    tries each rate for a fifth of the steps. Test images are resized with antialiasing, where Google's code samples
     single points.
     """
-    return replace(
-        _row("", image_size=224, min_area=0.3, eval_interpolation="bilinear"),
-        automatic=("steps", "warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size", "preprocessing"),
-        log_every=10,
-        checkpoint_every=25,
-    )
+    config = _row("", image_size=224, min_area=0.3, eval_interpolation="bilinear")
+    automatic = ("steps", "warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size", "preprocessing")
+    return replace(config, automatic=automatic, log_every=10, checkpoint_every=25)
 
 
 def _row(name: str, image_size: int = 384, **data: Any) -> FinetuneConfig:

@@ -80,19 +80,6 @@ def finetune_digits() -> FinetuneConfig:
     )
 
 
-def finetune_small() -> FinetuneConfig:
-    """Any small data set (`--dataset folder:PATH`): 500 steps of 64 images at 224 pixels."""
-    return FinetuneConfig(
-        model=ViTConfig(image_size=224),
-        data=_data("digits", crop="inception", min_area=0.3, eval_interpolation="bilinear", workers=2),
-        optim=OptimConfig(name="sgd", lr=0.01, schedule="cosine", warmup_steps=100, clip_norm=1.0),
-        steps=500,
-        batch_size=64,
-        log_every=10,
-        checkpoint_every=100,
-    )
-
-
 def _data(name: str, **settings: Any) -> DataConfig:
     return DataConfig(name=name, train_split="trainval", eval_split="test", **settings)
 
@@ -117,14 +104,11 @@ def _by_hybrid(model: str | None, data: DataConfig, epochs: float) -> TrainConfi
 
 def _masked(model: str | None, side: int) -> ViTConfig:
     """A small ViT without a head, or a named one at this size."""
-    if model is None:
-        return vit(side, 4, 128, 4, num_classes=0)
-    named = headless(get_config(model))
-    return dataclasses.replace(named, image_size=side, patch_size=4, pool="gap", gelu="erf", position_std=1.0)
+    return headless(_named(model, vit(side, 4, 128, 4)))
 
 
 def _named(model: str | None, default: ViTConfig) -> ModelConfig:
-    """`default`, or a named model at the same resolution (if it cuts its patches from the image, into as many)."""
+    """`default`, or a named model at its resolution, with as many patches if they are cut from the image."""
     if model is None:
         return default
     names = ["image_size", "num_classes"]

@@ -5,7 +5,7 @@ Fig. 13 has two measures of cost: FLOPs, which are counted here, and speed, whic
 
 from vitlab.models.config import ResNetConfig
 from vitlab.studies.presets import FEWSHOT, Models, changed, comparison, fewshot_and_accuracy, resnet, vit
-from vitlab.studies.spec import Claim, Point, Results, Scale, Study, parameters, percent
+from vitlab.studies.spec import Claim, Point, Results, Scale, Study, difference, percent
 
 FIG13 = {
     "ViT-coarse": "55.0-57.5",
@@ -20,7 +20,6 @@ patches), ResNet50 and their axial forms after 7 epochs of JFT-300M."""
 FORMS = {"ViT-coarse": "Axial-ViT-coarse", "ViT-fine": "Axial-ViT-fine", "ResNet": "AxialResNet"}
 """Model -> its axial form."""
 
-# tiny: 18 runs, 19 TFLOP, 9 minutes of one core at 36 GFLOP/s; gpu: 11 PFLOP, 2 minutes at 100 TFLOP/s
 MODELS: dict[str, Models] = {
     "ViT-coarse": {"tiny": (vit(28, 7, 48, 3), 800), "gpu": (vit(32, 8, 192, 6, 6), 2500), "paper": "ViT-B/32"},
     "ViT-fine": {"tiny": (vit(28, 4, 48, 3), 800), "gpu": (vit(32, 4, 192, 6, 6), 2500), "paper": "ViT-B/16"},
@@ -38,48 +37,8 @@ def variants(scale: Scale) -> list[Point]:
     return points
 
 
-def _summary(results: Results) -> str:
-    ratios = []
-    for plain, axial in FORMS.items():
-        form = results.where(model=axial)
-        ratio = form.model.forward_macs / results.where(model=plain).model.forward_macs
-        ratios.append(f"{ratio:.2f} ({_title(form)})")
-    return (
-        "ViTs with patches of two sizes and a ResNet, each beside its axial form. The axial forms take this many times "
-        f"the FLOPs of a forward pass: {', '.join(ratios)}. Speed, the other half of Fig. 13, is not measured here."
-    )
-
-
-def _title(group: Results) -> str:
-    """Name of a group's model, with its patch size."""
-    return ", ".join(filter(None, (_family(group), _patch(group))))
-
-
-def _family(group: Results) -> str:
-    return str(group.labels["model"]).removesuffix("-coarse").removesuffix("-fine")
-
-
-def _patch(group: Results) -> str:
-    return "" if isinstance(group.model, ResNetConfig) else f"P = {group.model.patch_size}"
-
-
 def _gflops(group: Results) -> float:
     return 2 * group.model.forward_macs / 1e9
-
-
-def _claims(results: Results) -> list[Claim]:
-    titles = {name: _title(results.where(model=name)) for name in FIG13}
-    return [
-        Claim(
-            f"{titles[axial]} has a higher {measure} than {titles[plain]}.",
-            f"{FIG13[axial]} % against {FIG13[plain]} % 5-shot (Fig. 13)",
-            metric,
-            {"model": axial},
-            {"model": plain},
-        )
-        for metric, measure in ((FEWSHOT, "5-shot accuracy"), ("accuracy", "accuracy on the pre-training task"))
-        for plain, axial in FORMS.items()
-    ]
 
 
 AXIAL = Study(
@@ -87,18 +46,30 @@ AXIAL = Study(
     source="Fig. 13, App. D.6",
     question="What does attention along rows and columns gain over attention among all patches, and what does it cost?",
     variants=variants,
-    summary=_summary,
+    summary="ViTs with patches of two sizes and a ResNet, each beside its axial form, with the GFLOPs of a forward "
+    "pass. Speed, the other half of Fig. 13, is not measured here.",
     rows=("model",),
     columns={
-        "model": _title,
-        "parameters": parameters,
+        "model": "model",
         "GFLOPs": lambda row: f"{_gflops(row):.3g}",
         "5-shot, %": percent(FEWSHOT),
         "paper: 5-shot on ImageNet, %": lambda row: FIG13[str(row.labels["model"])],
         "accuracy, %": percent("accuracy"),
     },
-    claims=_claims,
+    claims=tuple(
+        Claim(
+            f"{axial} has a higher {measure} than {plain}.",
+            f"{FIG13[axial]} % against {FIG13[plain]} % 5-shot (Fig. 13)",
+            difference(metric, {"model": axial}, {"model": plain}),
+        )
+        for metric, measure in ((FEWSHOT, "5-shot accuracy"), ("accuracy", "accuracy on the pre-training task"))
+        for plain, axial in FORMS.items()
+    ),
     charts=fewshot_and_accuracy(
-        "Axial attention", x=_gflops, lines=_family, note=_patch, log_x=True, x_label="GFLOPs of a forward pass"
+        "Axial attention",
+        x=_gflops,
+        lines=lambda group: str(group.labels["model"]).removesuffix("-coarse").removesuffix("-fine"),
+        log_x=True,
+        x_label="GFLOPs of a forward pass",
     ),
 )

@@ -28,7 +28,14 @@ def cost(plan: Plan, tflops: float | None = None) -> dict[str, Any]:
     if not rate > 0:
         raise UserError(f"tflops is {rate}; give the device's useful TFLOP/s, above 0.")
     by_name = {point.name: point for point in plan.points}
-    points = [_row(point, by_name, rate) | {"finished": plan.finished(point.name)} for point in plan.points]
+    points = []
+    for point in plan.points:
+        examples, model = images(point.config.data), model_of(point, by_name)
+        config = replace(point.config, model=model)
+        work, steps = exaflops(config, examples), updates(config, examples)
+        row = {"point": point.name, "parameters": model.num_parameters, "steps": steps}
+        row |= {"images": steps * config.batch_size, "exaflops": work, "hours": work * 1e6 / rate / 3600}
+        points.append(row | {"finished": plan.finished(point.name)})
     sums = {name: sum(row[name] for row in points) for name in ("images", "exaflops", "hours")}
     open_hours = sum(row["hours"] for row in points if not row["finished"])
     return {
@@ -37,20 +44,6 @@ def cost(plan: Plan, tflops: float | None = None) -> dict[str, Any]:
         "tflops": rate,
         "points": points,
         "sum": sums | {"points": len(points), "open_hours": open_hours},
-    }
-
-
-def _row(point: Point, by_name: Mapping[str, Point], tflops: float) -> dict[str, Any]:
-    examples, model = images(point.config.data), model_of(point, by_name)
-    config = replace(point.config, model=model)
-    work, steps = exaflops(config, examples), updates(config, examples)
-    return {
-        "point": point.name,
-        "parameters": model.num_parameters,
-        "steps": steps,
-        "images": steps * config.batch_size,
-        "exaflops": work,
-        "hours": work * 1e18 / (tflops * 1e12) / 3600,
     }
 
 

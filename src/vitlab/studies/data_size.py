@@ -7,7 +7,7 @@ from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import finetune, pretrain
 from vitlab.studies.presets import changed, finetuning, jft, pretraining, resnet, vit
-from vitlab.studies.spec import Chart, Claim, Point, Result, Results, Scale, Study, percent
+from vitlab.studies.spec import Chart, Claim, Point, Result, Results, Scale, Study, difference, percent
 
 PARTS = (0.03, 0.1, 0.3, 1.0)
 """Fractions of the pre-training data, nested: of JFT's 303 million images the 9, 30, 90 and all of Fig. 4."""
@@ -129,22 +129,26 @@ def _claims(results: Results) -> list[Claim]:
     least, most = ({"part": part} for part in (min(_images(results)), max(_images(results))))
     claims = []
     for size, names in (("small", "ViT-B/32 and R50x1"), ("large", "ViT-L/16 and R152x2")):
-        vits, resnets = ({"run": PRETRAINING, "family": family, "size": size} for family in ("ViT", "ResNet"))
-        paper = f"of {names}, on 9 and 300 million images (Fig. 4, no numbers)"
-        gain, loss = (vits | most, resnets | least), (vits | least, resnets | most)
+        vit, resnet = ({"run": PRETRAINING, "family": family, "size": size} for family in ("ViT", "ResNet"))
+        paper = f"as {names}, on 9 and 300 million images (Fig. 4, no numbers)"
+        compared = {
+            "With the least data the ResNet is ahead": (resnet | least, vit | least),
+            "More data brings the ViT more than the ResNet": (
+                (vit | most, resnet | least),
+                (vit | least, resnet | most),
+            ),
+            "With all data the ViT is ahead": (vit | most, resnet | most),
+        }
         claims += [
-            Claim(f"{text}, of the {size} models.", f"the {ahead}, {paper}", early_stopped, more, less)
-            for text, ahead, more, less in (
-                ("With the least data the ResNet is ahead", "ResNet", resnets | least, vits | least),
-                ("More data brings the ViT more than the ResNet", "ViT", gain, loss),
-                ("With all data the ViT is ahead", "ViT", vits | most, resnets | most),
-            )
+            Claim(f"{text}, of the {size} models.", paper, difference(early_stopped, *sides))
+            for text, sides in compared.items()
         ]
     for run, metric, title in MEASURES:
         large, small = ({"run": run, "family": "ViT", "size": size} for size in ("large", "small"))
         text = f"More data brings the larger ViT more than the smaller one: {title}."
         paper = "ViT-L/16 is behind ViT-B/16 after ImageNet and ahead after JFT (Fig. 3, Table 5)"
-        claims.append(Claim(text, paper, metric, (large | most, small | least), (large | least, small | most)))
+        sides = (large | most, small | least), (large | least, small | most)
+        claims.append(Claim(text, paper, difference(metric, *sides)))
     return claims
 
 

@@ -9,9 +9,9 @@ import torch
 
 from vitlab.data.transforms import to_range
 from vitlab.inspect.capture import capture
-from vitlab.inspect.figures import distances
+from vitlab.inspect.figures import distances, pairs
 from vitlab.inspect.page import write_page
-from vitlab.inspect.report import Phase, Rollout, embedding_drawings, training_page
+from vitlab.inspect.report import Phase, embedding_drawings, training_page
 from vitlab.models.vit import ViT
 from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.finished_run import Run
@@ -68,16 +68,13 @@ def _phase(name: str, explanation: str, workdir: Path) -> Phase:
     """A finished run for the page: its training, and the model from inside."""
     model, run = load_model(workdir), Run.read(workdir)
     assert isinstance(model, ViT)
-    test = run.test
-    shown = run.images(run.one_of_each(10))
-    pixels = np.stack(list(shown.values()))
-    images = to_range(torch.from_numpy(pixels).permute(0, 3, 1, 2).float())
+    shown = list(run.preprocessed(run.one_of_each(10)).values())
+    images = to_range(torch.from_numpy(np.stack(shown)).permute(0, 3, 1, 2).float())
     captured = capture(model, [images], keep=len(images))
-    captions = [f"{test.classes[test.labels[row]]}, predicted {test.classes[test.predictions[row]]}" for row in shown]
     phase = run.phase(name, explanation)
     return replace(
         phase,
         numbers={**phase.numbers, "Parameters": f"{model.config.num_parameters:,}"},
         learned=[*embedding_drawings(model), distances(captured.distances)],
-        rollout=Rollout(pixels, captions, captured.rollout),
+        attention=pairs(captured, shown)[0],
     )

@@ -1,9 +1,10 @@
 """Fig. 9, App. D.3: a class token or global average pooling (GAP), and the learning rate that each needs."""
 
+import numpy as np
+
 from vitlab.inspect.panels import Panel, Series
 from vitlab.studies.presets import FEWSHOT, Models, changed, comparison, fewshot_and_accuracy, vit
-from vitlab.studies.spec import Claim, Labels, Metric, Point, Results, Scale, Study, named, percent
-from vitlab.studies.statistics import Estimate
+from vitlab.studies.spec import Claim, Labels, Metric, Point, Results, Scale, Study, difference, percent
 
 KINDS = {"token": "class token", "gap": "GAP"}
 RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
@@ -12,7 +13,6 @@ RATES: dict[Scale, dict[str, tuple[float, ...]]] = {
     "paper": {"token": (8e-4,), "gap": (8e-4, 3e-4)},
 }
 """Learning rates of each kind; at the small scales the highest is meant to be too high."""
-# tiny: 24 runs of 0.75 TFLOP, 9 minutes of one core at 36 GFLOP/s; gpu: of 1.1 PFLOP, 5 minutes at 100 TFLOP/s
 MODELS: Models = {"tiny": (vit(28, 7, 64, 4), 800), "gpu": (vit(32, 4, 192, 6, heads=6), 3000), "paper": "ViT-B/16"}
 EVAL_EVERY: dict[Scale, int] = {"tiny": 100, "gpu": 300, "paper": 37_000}
 """The evaluations during training give the curves of Fig. 9; the paper's are half an epoch apart."""
@@ -40,7 +40,7 @@ def _claims(results: Results) -> list[Claim]:
     gap, token = (_best(results, FEWSHOT, kind) for kind in ("gap", "token"))
     text = f"Each at its own best rate, GAP ({gap['rate']:g}) and class token ({token['rate']:g}) transfer alike."
     paper = "3e-4 and 8e-4 end alike (Fig. 9; its values are not printed)"
-    claims = [Claim(text, paper, FEWSHOT, gap, token, expected="equal")]
+    claims = [Claim(text, paper, difference(FEWSHOT, gap, token), expected="equal")]
     highest = max(set(results.where(kind="gap").values("rate")) & set(results.where(kind="token").values("rate")))
     for metric, name in ((FEWSHOT, "5-shot accuracy"), ("accuracy", "accuracy")):
         gap, token = (_best(results, metric, kind) for kind in ("gap", "token"))
@@ -50,15 +50,15 @@ def _claims(results: Results) -> list[Claim]:
             "than the class token does."
         )
         paper = "GAP at the class token's 8e-4 stays well below GAP at 3e-4 (Fig. 9; its values are not printed)"
-        claims.append(Claim(text, paper, metric, (gap, high_token), (high_gap, token)))
+        claims.append(Claim(text, paper, difference(metric, (gap, high_token), (high_gap, token))))
     return claims
 
 
-def curve(group: Results) -> Series:
+def _curve(group: Results) -> Series:
     """Mean 5-shot accuracy over the steps at which all seeds were evaluated; error bars would hide the curves."""
     curves = [{record["step"]: record[FEWSHOT] for record in run.records if FEWSHOT in record} for run in group]
     steps = sorted(set.intersection(*map(set, curves)))
-    means = [Estimate(tuple(values[step] for values in curves)).mean for step in steps]
+    means = [float(np.mean([values[step] for values in curves])) for step in steps]
     return Series(f"{KINDS[str(group.labels['kind'])]}, {group.labels['rate']:g}", steps, means)
 
 
@@ -67,12 +67,11 @@ HEAD = Study(
     source="Fig. 9, App. D.3",
     question="Is a class token better than the mean over patches, or do they only need different learning rates?",
     variants=variants,
-    summary="A ViT whose head sees the class token or the mean over patches, at several learning rates, all else "
-    "equal. The best rate is that of the mean over seeds, by the metric that is compared; no images are held out for "
-    "it.",
+    summary="A ViT whose head sees the class token or the mean over patches, at several learning rates. The best rate "
+    "is that of the mean over seeds, by the metric that is compared; no images are held out for it.",
     rows=("kind", "rate"),
     columns={
-        "head": named("kind", KINDS),
+        "head": lambda row: KINDS[str(row.labels["kind"])],
         "learning rate": "rate",
         "5-shot, %": percent(FEWSHOT),
         "accuracy, %": percent("accuracy"),
@@ -80,7 +79,7 @@ HEAD = Study(
     },
     claims=_claims,
     charts=lambda results: [
-        Panel("Head: while training", "step", "5-shot accuracy", list(map(curve, results.groups()))),
+        Panel("Head: while training", "step", "5-shot accuracy", list(map(_curve, results.groups()))),
         *fewshot_and_accuracy(
             "Head at the end", x="rate", lines="kind", names=KINDS, x_label="learning rate", log_x=True
         ),

@@ -6,7 +6,7 @@ from vitlab.config import OptimConfig
 from vitlab.recipes import pretrain
 from vitlab.studies.presets import FEWSHOT, changed, jft, resnet
 from vitlab.studies.scaling import transfer_pretraining
-from vitlab.studies.spec import Chart, Claim, Point, Results, Scale, Study, held_out, percent
+from vitlab.studies.spec import Chart, Claim, Labels, Point, Results, Scale, Study, difference, held_out, percent
 
 TABLE7 = {
     ("R50x1", "adam"): (77.54, 97.67, 86.07, 91.11, 94.26),
@@ -73,14 +73,14 @@ def variants(scale: Scale) -> list[Point]:
     ]
 
 
-def best_rate(results: Results, model: str | float, optimizer: str | float) -> str | float:
-    """The rate with the best held-out accuracy, in the mean over seeds."""
-    return results.study.best("rate", held_out, model=model, optimizer=optimizer)
+def at_best_rate(results: Results, model: str | float, optimizer: str | float) -> Labels:
+    """Labels of the rate with the best held-out accuracy, in the mean over seeds."""
+    labels = {"model": model, "optimizer": optimizer}
+    return labels | {"rate": results.study.best("rate", held_out, **labels)}
 
 
 def _is_best(group: Results) -> bool:
-    labels = group.labels
-    return labels["rate"] == best_rate(group, labels["model"], labels["optimizer"])
+    return group.labels == at_best_rate(group, group.labels["model"], group.labels["optimizer"])
 
 
 def _printed(model: str | float, optimizer: str | float) -> str:
@@ -91,12 +91,10 @@ def _printed(model: str | float, optimizer: str | float) -> str:
 def _claims(results: Results) -> list[Claim]:
     return [
         Claim(
-            f"What the {model} ResNet has learned with Adam transfers better than what it has learned with SGD.",
+            f"The {model} ResNet transfers better after Adam than after SGD.",
             f"{_printed(model, 'adam')} against {_printed(model, 'sgd')}, the average of five data sets with "
             f"{STANDS_FOR.get(str(model), model)} (Table 7)",
-            FEWSHOT,
-            more={"model": model, "optimizer": "adam", "rate": best_rate(results, model, "adam")},
-            less={"model": model, "optimizer": "sgd", "rate": best_rate(results, model, "sgd")},
+            difference(FEWSHOT, at_best_rate(results, model, "adam"), at_best_rate(results, model, "sgd")),
         )
         for model in results.values("model")
     ]
@@ -125,14 +123,5 @@ OPTIMIZER = Study(
     claims=_claims,
     charts=(
         Chart("Transfer", "5-shot accuracy on new classes, %", FEWSHOT, x="model", lines="optimizer", where=_is_best),
-        Chart(
-            "The search",
-            "held-out accuracy, %",
-            held_out,
-            x="rate",
-            x_label="learning rate",
-            log_x=True,
-            lines=lambda group: f"{group.labels['model']}, {group.labels['optimizer']}",
-        ),
     ),
 )

@@ -6,7 +6,7 @@ Fig. 10, the similarity of position embeddings, is drawn by `vitlab inspect` for
 import numpy as np
 
 from vitlab.studies.presets import FEWSHOT, Models, comparison, fewshot_and_accuracy, vit
-from vitlab.studies.spec import Claim, Point, Results, Scale, Study, named, percent
+from vitlab.studies.spec import Claim, Point, Scale, Study, difference, percent
 
 TABLE8 = {
     ("none", "stem"): 0.61382,
@@ -25,7 +25,6 @@ embeddings for each.
 """
 KINDS = {"none": "none", "1d": "1-D", "2d": "2-D", "relative": "relative"}
 ENTRIES = {"stem": "stem", "every": "every block", "shared": "every block, shared"}
-# tiny: 24 runs of 1.1 TFLOP, 12 minutes of one core at 36 GFLOP/s; gpu: of 1.1 PFLOP, 5 minutes at 100 TFLOP/s
 MODELS: Models = {"tiny": (vit(28, 4, 48, 3), 800), "gpu": (vit(32, 4, 192, 6, heads=6), 3000), "paper": "ViT-B/16"}
 
 
@@ -42,18 +41,14 @@ def _labels(kind: str, at: str) -> dict[str, str | float]:
     return {"kind": kind, "at": at, "family": family, "any": "no" if kind == "none" else "yes"}
 
 
-def _printed(**labels: str) -> float:
+def _printed(**labels: str | float) -> float:
     """Mean of the cells of Table 8 that have these labels."""
     return float(np.mean([value for cell, value in TABLE8.items() if labels.items() <= _labels(*cell).items()]))
 
 
-def _paper(row: Results) -> str:
-    return f"{100 * TABLE8[str(row.labels['kind']), str(row.labels['at'])]:.1f}"
-
-
-def _equal(text: str, more: dict[str, str], less: dict[str, str]) -> Claim:
-    paper = f"{_printed(**more):.5f} and {_printed(**less):.5f} (Table 8)"
-    return Claim(text, paper, FEWSHOT, more, less, expected="equal")
+def _equal(text: str, one: dict[str, str], other: dict[str, str]) -> Claim:
+    paper = f"{_printed(**one):.5f} and {_printed(**other):.5f} (Table 8)"
+    return Claim(text, paper, difference(FEWSHOT, one, other), expected="equal")
 
 
 WITH, WITHOUT = {"any": "yes"}, {"any": "no"}
@@ -66,26 +61,24 @@ POSITIONS = Study(
     summary="A ViT with the position embeddings of Table 8. All start at the standard deviation of 1-D ones.",
     rows=("kind", "at"),
     columns={
-        "position embedding": named("kind", KINDS),
+        "position embedding": lambda row: KINDS[str(row.labels["kind"])],
         "where": lambda row: "" if row.labels["kind"] == "none" else ENTRIES[str(row.labels["at"])],
         "5-shot, %": percent(FEWSHOT),
-        "paper: 5-shot on ImageNet, %": _paper,
+        "paper: 5-shot on ImageNet, %": lambda row: (
+            f"{100 * _printed(kind=row.labels['kind'], at=row.labels['at']):.1f}"
+        ),
         "accuracy, %": percent("accuracy"),
     },
     claims=(
         Claim(
             "Without position embeddings 5-shot accuracy is lower than with any (mean of all kinds).",
             f"{_printed(**WITHOUT):.5f} against {_printed(**WITH):.5f} (Table 8)",
-            FEWSHOT,
-            WITH,
-            WITHOUT,
+            difference(FEWSHOT, WITH, WITHOUT),
         ),
         Claim(
             "Without position embeddings the accuracy of the pre-training task is lower, too.",
             "not given (Table 8 has few-shot accuracy only)",
-            "accuracy",
-            WITH,
-            WITHOUT,
+            difference("accuracy", WITH, WITHOUT),
         ),
         _equal("1-D and 2-D embeddings are equal (mean over where they enter).", {"kind": "1d"}, {"kind": "2d"}),
         _equal("1-D at the stem and relative ones are equal.", {"kind": "1d", "at": "stem"}, {"kind": "relative"}),

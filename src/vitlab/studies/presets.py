@@ -51,10 +51,9 @@ def resnet(side: int, layers: tuple[int, ...], width: int = 32) -> ResNetConfig:
     return ResNetConfig(image_size=side, num_classes=len(LEARNED), body=ResNetBody(layers, width=width, version="v2"))
 
 
-def data(scale: Scale, classes: tuple[int, ...]) -> DataConfig:
-    """These classes of the scale's data set, trained on trainval and evaluated on test."""
+def _data(scale: Scale, classes: tuple[int, ...], pad: int) -> DataConfig:
     name = "fashion_mnist" if scale == "tiny" else "cifar10"
-    return DataConfig(name=name, train_split="trainval", eval_split="test", classes=classes, crop="pad")
+    return DataConfig(name=name, train_split="trainval", eval_split="test", classes=classes, crop="pad", pad=pad)
 
 
 def pretraining(scale: Scale, model: ModelConfig, steps: int, **changes: Any) -> TrainConfig:
@@ -64,7 +63,7 @@ def pretraining(scale: Scale, model: ModelConfig, steps: int, **changes: Any) ->
     """
     config = TrainConfig(
         model=model,
-        data=replace(data(scale, LEARNED), pad=2 if scale == "tiny" else 4),
+        data=_data(scale, LEARNED, pad=2 if scale == "tiny" else 4),
         optim=OptimConfig(lr=1e-3, weight_decay=0.05, warmup_steps=steps // 10, clip_norm=1.0),
         fewshot=FewShotConfig(classes=TRANSFER, shots=(5,), l2=L2, seeds=10, test_split="test"),
         steps=steps,
@@ -88,7 +87,7 @@ def finetuning(scale: Scale, part: float, steps: int, batch_size: int, **changes
     """A short fine-tuning on a part of the other classes."""
     config = FinetuneConfig(
         model=ViTConfig(image_size=28 if scale == "tiny" else 32, patch_size=4),
-        data=replace(data(scale, TRANSFER), pad=3, part=part),
+        data=replace(_data(scale, TRANSFER, pad=3), part=part),
         optim=OptimConfig(name="sgd", lr=0.03, warmup_steps=steps // 10, clip_norm=1.0),
         steps=steps,
         batch_size=batch_size,

@@ -4,7 +4,7 @@ from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.models.config import ViTConfig
 from vitlab.recipes import finetune, pretrain
 from vitlab.studies.presets import changed, finetuning, pretraining, vit
-from vitlab.studies.spec import Chart, Claim, Point, Scale, Study, percent
+from vitlab.studies.spec import Chart, Claim, Point, Scale, Study, difference, percent
 
 FACTORS = (1.0, 1.5, 2.0)
 """Sides of the images in fine-tuning, relative to pre-training."""
@@ -45,7 +45,7 @@ def _configs(scale: Scale) -> tuple[TrainConfig, FinetuneConfig]:
 
 def _claim(text: str, paper: str, more: tuple[str, float], less: tuple[str, float]) -> Claim:
     ahead, behind = ({"positions": kind, "factor": factor} for kind, factor in (more, less))
-    return Claim(text, f"{paper}; no numbers (Sec. 3.2)", "accuracy", ahead, behind)
+    return Claim(text, f"{paper}; no numbers (Sec. 3.2)", difference("accuracy", ahead, behind))
 
 
 HELPS = "it is often beneficial"

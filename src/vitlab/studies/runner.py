@@ -20,7 +20,6 @@ import torch
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.display import ProgressDisplay
 from vitlab.errors import RunError, UserError
-from vitlab.evaluate.load import choose_device
 from vitlab.io import find_corrupt_files, lock_file
 from vitlab.models.config import ModelConfig
 from vitlab.pipelines.finetune import sweep_and_finetune
@@ -29,19 +28,17 @@ from vitlab.settings import from_dict
 from vitlab.studies.presets import changed
 from vitlab.studies.report import write_report
 from vitlab.studies.spec import Point, Result, Results, Scale, Study, digest
-from vitlab.train.loop import NonFiniteError
-from vitlab.train.signals import StoppedError, stop_signals
-from vitlab.train.workdir import write_json
+from vitlab.train.loop import NonFiniteError, StoppedError, stop_signals
+from vitlab.train.precision import choose_device
 
 POLL = 0.5
 """Seconds between two looks at the other processes."""
-FAILED = "failed.json"
 LOG = "workers.log"
 SPAWN = multiprocessing.get_context("spawn")
 
 
 class StudyError(RunError):
-    """Some points of a study could not be finished; the others are complete."""
+    """Points diverged, or a process was killed; the finished points are complete."""
 
 
 @dataclass(frozen=True)
@@ -60,21 +57,17 @@ class Plan:
         folder = self.folders[name]
         return (folder / "result.json").is_file() and not find_corrupt_files(folder, ("result.json",))
 
-    def failure(self, name: str) -> str | None:
-        """Why the point has no result: its training diverged, or that of a point which it starts from."""
-        path = self.folders[name] / FAILED
-        if path.is_file():
-            return json.loads(path.read_bytes())["why"]
-        start = next(point.start for point in self.points if point.name == name)
-        return f"it starts from {start}, which failed" if start and self.failure(start) else None
-
     @property
     def open_points(self) -> list[Point]:
-        """Those that are not finished and have not failed."""
-        return [point for point in self.points if not self.finished(point.name) and not self.failure(point.name)]
+        """Those that are not finished."""
+        return [point for point in self.points if not self.finished(point.name)]
 
-    def result(self, point: Point) -> Result:
-        """The result of a finished point."""
+    @property
+    def results(self) -> Results:
+        """All results, once every point is finished."""
+        return Results(tuple(map(self._result, self.points)))
+
+    def _result(self, point: Point) -> Result:
         folder = self.folders[point.name]
         result = json.loads((folder / "result.json").read_bytes())
         settings = json.loads((folder / "config.json").read_bytes())
@@ -83,24 +76,15 @@ class Plan:
         figures |= {name: value for name, value in result["test"].items() if isinstance(value, (int, float))}
         return Result(point, figures, records, settings["examples"], from_dict(ModelConfig, settings["model"]))
 
-    @property
-    def results(self) -> Results:
-        """All results, once every point is finished."""
-        return Results(tuple(map(self.result, self.points)))
-
-    def leftovers(self) -> list[Path]:
-        """Folders of points that do not belong to the study with these settings and data."""
-        return [path for path in sorted(self.out.glob("points/*-????????")) if path not in self.folders.values()]
-
 
 def plan(study: Study, scale: Scale, out: Path, *, dataset: str | None = None, root: str | None = None) -> Plan:
     """The study's points at this scale; `dataset` and `root` replace the points' data set and its folder."""
     points = study.points(scale)
-    names = {point.config.data.name for point in points}
+    names = sorted({point.config.data.name for point in points})
     if dataset is not None and len(names) > 1:
         raise UserError(
-            f"--dataset {dataset}: the study {study.name} has several data sets at this scale "
-            f"({', '.join(sorted(names))}); leave --dataset out."
+            f"--dataset {dataset}: the study {study.name} has several data sets at this scale ({', '.join(names)}); "
+            "leave --dataset out."
         )
     root = root and str(Path(root).expanduser())
     points = tuple(replace(point, config=_with_data(point.config, dataset, root)) for point in points)
@@ -110,23 +94,35 @@ def plan(study: Study, scale: Scale, out: Path, *, dataset: str | None = None, r
 
 
 def _with_data(config: TrainConfig, dataset: str | None, root: str | None) -> TrainConfig:
-    if dataset is not None:
-        config = changed(config, data={"name": dataset})
-    if root is not None:
-        config = changed(config, data={"root": root})
-        if config.fewshot is not None and config.fewshot.dataset is not None:
-            config = changed(config, fewshot={"root": root})
+    config = changed(config, data={"name": dataset or config.data.name, "root": root or config.data.root})
+    if root is not None and config.fewshot is not None and config.fewshot.dataset is not None:
+        config = changed(config, fewshot={"root": root})
     return config
 
 
 def work(plan: Plan, device: str = "auto") -> None:
-    """Runs every point that no other process holds until none is open; any number of processes may do so at once.
+    """Runs every point that no other process holds until all are finished; any number of processes may do so at once.
 
-    A point that diverges does not stop the others. Raises StoppedError, UserError and OSError as a run does.
+    A point that diverges does not stop the others: StudyError names it after them. Raises StoppedError, UserError and
+    OSError as a run does.
     """
-    while open_points := plan.open_points:
-        if not any(_try_point(plan, point, device) for point in open_points):
+    failed: dict[str, str] = {}
+    while open_points := [point for point in plan.open_points if point.name not in failed]:
+        for point in open_points:
+            if point.start in failed:
+                failed[point.name] = f"it starts from {point.start}, which failed"
+                break
+            try:
+                if _try_point(plan, point, device):
+                    break
+            except NonFiniteError as error:
+                failed[point.name] = str(error)
+                break
+        else:
             time.sleep(POLL)
+    if failed:
+        lines = "".join(f"\n  {name}: {why}" for name, why in failed.items())
+        raise StudyError(f"{len(failed)} of {len(plan.points)} points failed; the others are complete:{lines}")
 
 
 def _try_point(plan: Plan, point: Point, device: str) -> bool:
@@ -138,11 +134,10 @@ def _try_point(plan: Plan, point: Point, device: str) -> bool:
     if lock is None:
         return False
     with lock:
-        if not plan.finished(point.name) and not plan.failure(point.name):
-            try:
-                _run(plan, point, device)
-            except NonFiniteError as error:
-                write_json(folder / FAILED, {"why": str(error)})
+        if not plan.finished(point.name):
+            if (folder / "result.json").is_file():  # corrupt, and the checkpoints are deleted
+                shutil.rmtree(folder)
+            _run(plan, point, device)
     return True
 
 
@@ -162,24 +157,17 @@ def run_study(study: Study, plan: Plan, *, processes: int | None = None, device:
 
     processes: None takes one per core at the scale `tiny` (each with one thread, so that the results do not depend on
     their number), 4 that share the device at `gpu`, else 1.
-    Raises StudyError if points diverged, StoppedError after a signal (the same call continues), and UserError.
+    Raises StudyError, StoppedError after a signal (the same call continues), and UserError.
     """
     if processes is not None and processes < 1:
         raise UserError(f"processes is {processes}; give at least 1.")
     choose_device(device)  # refuses a missing device before anything starts
-    affinity = getattr(os, "sched_getaffinity", None)  # not on every system
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = processes or {"tiny": cores, "gpu": min(4, cores), "paper": 1}[plan.scale]
     if plan.open_points:
         plan.out.mkdir(parents=True, exist_ok=True)
         threads = 1 if plan.scale == "tiny" else max(1, cores // count)
         _run_workers(plan, min(count, len(plan.open_points)), threads, device)
-    if failures := {point.name: why for point in plan.points if (why := plan.failure(point.name))}:
-        lines = "\n".join(f"  {name}: {why}" for name, why in failures.items())
-        raise StudyError(
-            f"{len(failures)} of {len(plan.points)} points failed:\n{lines}\nThe others are complete. Remove a point's "
-            f"folder in {plan.out / 'points'} to run it again."
-        )
     return write_report(study, plan.scale, plan.results, plan.out)
 
 
@@ -222,7 +210,7 @@ def _worker(plan: Plan, device: str, threads: int, errors: Any, log: Path) -> No
     torch.set_num_threads(threads)
     try:
         work(plan, device)
-    except (StoppedError, ValueError, OSError) as error:
+    except (RunError, ValueError, OSError) as error:
         errors.put(error)
         raise SystemExit(1) from error
 

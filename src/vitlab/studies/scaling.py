@@ -14,13 +14,13 @@ from vitlab.models.registry import get_config
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.recipes import pretrain
 from vitlab.studies.presets import FEWSHOT, changed, jft, pretraining, resnet, vit
-from vitlab.studies.spec import Chart, Claim, Point, Results, Scale, Study, parameters, percent
+from vitlab.studies.spec import Chart, Claim, Point, Results, Scale, Study, percent
 
 FAMILIES = ("ViT", "hybrid", "ResNet")
 
 
 def family(model: ModelConfig) -> str:
-    """The member of FAMILIES that a model belongs to."""
+    """One of FAMILIES."""
     if isinstance(model, ResNetConfig):
         return "ResNet"
     return "ViT" if model.stem is None else "hybrid"
@@ -97,8 +97,7 @@ MODELS: dict[str, dict[str, ModelConfig]] = {
 STEPS = {"tiny": (300, 900), "gpu": (900, 2700)}
 LEARNED, TRANSFER = (3, 4, 6, 7, 9), (0, 1, 2, 5, 8)
 """Classes of pre-training and of transfer: another half than in `presets`, for which few-shot accuracy rises with the
-length of the training (seen in trials of one seed). Fashion-MNIST: dress, coat, shirt, sneaker, boot; then T-shirt,
-trouser, pullover, sandal, bag. CIFAR-10: cat, deer, frog, horse, truck; then plane, car, bird, dog, ship."""
+length of the training (in trials of one seed)."""
 
 
 def variants(scale: Scale) -> list[Point]:
@@ -107,18 +106,18 @@ def variants(scale: Scale) -> list[Point]:
     One learning rate and weight decay for all, with Adam; in the paper the largest rate is 5 times the smallest.
     """
     if scale == "paper":
-        return [_point(run.model.replace("/", "-"), f"{run.epochs}-epochs", _paper(run)) for run in TABLE6]
+        return [_point(run.model.replace("/", "-"), f"{run.epochs} epochs", _paper(run)) for run in TABLE6]
     warmup = {"warmup_steps": 30 if scale == "tiny" else 300}
     return [
-        _point(name, f"{steps}-steps", transfer_pretraining(scale, model, steps, optim=warmup))
+        _point(name, f"{steps} steps", transfer_pretraining(scale, model, steps, optim=warmup))
         for name, model in MODELS[scale].items()
         for steps in STEPS[scale]
     ]
 
 
 def _point(model: str, length: str, config: TrainConfig) -> Point:
-    labels = {"family": family(config.model), "model": model, "length": length.replace("-", " ")}
-    return Point(f"{model}.{length}", config, labels)
+    labels = {"family": family(config.model), "model": model, "length": length}
+    return Point(f"{model}.{length.replace(' ', '-')}", config, labels)
 
 
 def transfer_pretraining(scale: Scale, model: ModelConfig, steps: int, **changes: Any) -> TrainConfig:
@@ -139,8 +138,6 @@ def _paper(run: PaperRun) -> TrainConfig:
         config = replace(config, model=get_config(run.model, **head))
     return replace(config, epochs=float(run.epochs))
 
-
-# Comparing two families
 
 Runs = Sequence[tuple[float, float]]
 """(exaFLOPs, accuracy) of several runs."""
@@ -173,8 +170,8 @@ def saving(ours: Runs, theirs: Runs) -> float | None:
 
 def _curve(runs: Runs) -> tuple[list[float], list[float]]:
     """Logarithm of compute and accuracy of the runs on the front: both rise."""
-    best = front(runs)
-    return [math.log(cost) for cost, _ in best], [float(gain) for _, gain in best]
+    costs, gains = zip(*front(runs), strict=True)
+    return list(map(math.log, costs)), list(gains)
 
 
 def growth(runs: Runs) -> float:
@@ -183,44 +180,39 @@ def growth(runs: Runs) -> float:
     return max(gain for cost, gain in runs if cost == most) - max(gain for cost, gain in runs if cost <= most / 2)
 
 
-# The report
-
-
 def _runs(results: Results, kind: str) -> Runs:
-    """(exaFLOPs, 5-shot accuracy) of a family, the mean over the seeds."""
+    """(exaFLOPs, 5-shot accuracy) of a family, the mean over seeds."""
     groups = results.where(family=kind).groups("model", "length")
-    return [(group.runs[0].exaflops, group.mean(FEWSHOT).mean) for group in groups]
+    return [(group.runs[0].exaflops, float(group.measure(FEWSHOT).mean())) for group in groups]
 
 
 def _printed(kind: str) -> Runs:
-    """(exaFLOPs, Average-5 in percent) of a family's rows in Table 6."""
-    return [(float(run.exaflops), run.average) for run in TABLE6 if run.family == kind]
+    """(exaFLOPs, Average-5) of a family's rows in Table 6."""
+    return [(float(run.exaflops), run.average / 100) for run in TABLE6 if run.family == kind]
+
+
+VIT, HYBRID, RESNET = map(_printed, FAMILIES)
 
 
 def paper_panel() -> Panel:
     """Fig. 5, left: Average-5 of Table 6."""
     series = []
-    for kind in FAMILIES:
-        runs = [run for run in TABLE6 if run.family == kind]
-        notes = [run.model.removeprefix("R50+").removeprefix("ViT-") for run in runs]
-        costs, averages = [float(run.exaflops) for run in runs], [run.average / 100 for run in runs]
-        series.append(Series(kind, costs, averages, notes=notes))
+    for kind, runs in zip(FAMILIES, (VIT, HYBRID, RESNET), strict=True):
+        names = [run.model.removeprefix("R50+").removeprefix("ViT-") for run in TABLE6 if run.family == kind]
+        series.append(Series(kind, *zip(*runs, strict=True), notes=names))
     title, x_label, y_label = "The paper (Table 6)", "pre-training exaFLOPs", "average of five data sets, %"
     return Panel(title, x_label, y_label, series, log_x=True, front=True)
 
 
 def _summary(results: Results) -> str:
-    ours = saving(_runs(results, "ViT"), _runs(results, "ResNet"))
-    paper = saving(_printed("ViT"), _printed("ResNet"))
+    ours, paper = saving(_runs(results, "ViT"), _runs(results, "ResNet")), saving(VIT, RESNET)
     here = "there is no accuracy that both reach" if ours is None else f"it is {ours:.1f} times"
     return (
-        "Models of three families, pre-trained with different amounts of compute: 6 x multiply-accumulates of a "
-        "forward pass x images, as in Table 6. For the accuracy in the middle of the range that both families reach, "
-        f"ResNets take {paper:.1f} times the compute of ViTs in Table 6; here {here}."
+        "Models of three families, pre-trained with different amounts of compute. For the accuracy in the middle of "
+        f"the range that both reach, ResNets take {paper:.1f} times the compute of ViTs in Table 6; here {here}."
     )
 
 
-VIT, HYBRID, RESNET = map(_printed, FAMILIES)
 SCALING = Study(
     name="scaling",
     source="Fig. 5, Table 6",
@@ -232,7 +224,6 @@ SCALING = Study(
         "family": "family",
         "model": "model",
         "length": "length",
-        "parameters": parameters,
         "exaFLOPs": lambda row: f"{row.runs[0].exaflops:.2g}",
         "5-shot": percent(FEWSHOT),
         "10-shot": percent("fewshot_10shot"),
@@ -241,18 +232,18 @@ SCALING = Study(
     claims=(
         Claim(
             "With as much compute, in the middle of the range that both cover, ViTs transfer better than ResNets.",
-            f"2 to 4 times less compute for the same (Sec. 4.4); {gap(VIT, RESNET):.2f} points there in Table 6",
-            per_seed=lambda seed: gap(_runs(seed, "ViT"), _runs(seed, "ResNet")),
+            f"2 to 4 times less compute for the same (Sec. 4.4); {100 * gap(VIT, RESNET):.2f} points there in Table 6",
+            lambda seed: gap(_runs(seed, "ViT"), _runs(seed, "ResNet")),
         ),
         Claim(
             "With the least compute that both cover, hybrids transfer better than ViTs.",
-            f"slightly, at small budgets (Sec. 4.4); {gap(HYBRID, VIT, 0.0):.2f} points there in Table 6",
-            per_seed=lambda seed: gap(_runs(seed, "hybrid"), _runs(seed, "ViT"), 0.0),
+            f"slightly, at small budgets (Sec. 4.4); {100 * gap(HYBRID, VIT, 0.0):.2f} points there in Table 6",
+            lambda seed: gap(_runs(seed, "hybrid"), _runs(seed, "ViT"), 0.0),
         ),
         Claim(
             "ViTs do not saturate: the run with most compute transfers better than all with at most half of it.",
-            f"no saturation within the range tried (Sec. 4.4); {growth(VIT):.2f} points in Table 6",
-            per_seed=lambda seed: growth(_runs(seed, "ViT")),
+            f"no saturation within the range tried (Sec. 4.4); {100 * growth(VIT):.2f} points in Table 6",
+            lambda seed: growth(_runs(seed, "ViT")),
         ),
     ),
     charts=(

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from vitlab.models.config import ViTConfig
 from vitlab.studies.presets import FEWSHOT, Models, comparison, fewshot_and_accuracy, vit
-from vitlab.studies.spec import Claim, Point, Results, Scale, Study, parameters, percent
+from vitlab.studies.spec import Claim, Point, Results, Scale, Study, difference, percent
 
 DIMENSIONS = {
     "depth": "depth",
@@ -13,58 +12,55 @@ DIMENSIONS = {
     "patch": "patch side",
     "all": "all together",
 }
-"""Each is varied alone, the last with all others; `base` is the point where they meet."""
+"""Each is varied alone, the last with all others, from the point `base`."""
 
-# tiny: 42 runs, 21 TFLOP in total, 10 minutes of one core at 36 GFLOP/s; gpu: 39 runs, 13 PFLOP in total, 2 minutes at
-# 100 TFLOP/s, more for the many small kernels of deep ones
 MODELS: Models = {"tiny": (vit(28, 7, 32, 2, heads=2), 800), "gpu": (vit(32, 8, 128, 4), 2500), "paper": "ViT-L/32"}
 
-# The paper's base has 8 blocks, D = 1024, MLPs of 2048 and patches of 32 pixels; the other two are small versions of
-# it. The paper does not print which values it tried: these span about the tenfold compute of Fig. 8. The width of a
-# head stays the same.
-SHAPES: dict[Scale, dict[str, list[dict[str, Any]]]] = {
+SETTINGS = {"depth": "depth", "width": "width", "mlp": "mlp_dim", "patch": "patch_size"}
+SHAPES: dict[Scale, dict[str, tuple[Any, ...]]] = {
     "tiny": {
-        "base": [{}],
-        "depth": [{"depth": depth} for depth in (4, 8, 16)],
-        "width": [{"width": width, "heads": width // 16} for width in (64, 96, 128)],
-        "mlp": [{"mlp_dim": hidden} for hidden in (128, 256, 512)],
-        "patch": [{"patch_size": side} for side in (14, 4)],
-        "all": [{"depth": depth, "width": 48, "heads": 3, "mlp_dim": 96, "patch_size": 4} for depth in (3, 4)],
+        "base": ((2, 32, 64, 7),),
+        "depth": (4, 8, 16),
+        "width": (64, 96, 128),
+        "mlp": (128, 256, 512),
+        "patch": (14, 4),
+        "all": ((3, 48, 96, 4), (4, 48, 96, 4)),
     },
     "gpu": {
-        "base": [{}],
-        "depth": [{"depth": depth} for depth in (8, 16, 32)],
-        "width": [{"width": width, "heads": width // 32} for width in (256, 480)],
-        "mlp": [{"mlp_dim": hidden} for hidden in (512, 1024, 2048)],
-        "patch": [{"patch_size": side} for side in (16, 4)],
-        "all": [
-            {"depth": 5, "width": 160, "heads": 5, "mlp_dim": 320, "patch_size": 4},
-            {"depth": 6, "width": 192, "heads": 6, "mlp_dim": 384, "patch_size": 4},
-        ],
+        "base": ((4, 128, 256, 8),),
+        "depth": (8, 16, 32),
+        "width": (256, 480),
+        "mlp": (512, 1024, 2048),
+        "patch": (16, 4),
+        "all": ((5, 160, 320, 4), (6, 192, 384, 4)),
     },
     "paper": {
-        "base": [{"depth": 8, "mlp_dim": 2048}],
-        "depth": [{"depth": depth} for depth in (1, 2, 4, 16, 32, 64)],
-        "width": [{"width": width, "heads": width // 64} for width in (512, 2048, 4096)],
-        "mlp": [{"mlp_dim": hidden} for hidden in (1024, 4096, 8192, 16_384)],
-        "patch": [{"patch_size": side} for side in (56, 28, 16, 14)],
-        "all": [
-            {"depth": 10, "width": 1280, "heads": 20, "mlp_dim": 2560, "patch_size": 28},
-            {"depth": 12, "width": 1536, "heads": 24, "mlp_dim": 3072, "patch_size": 28},
-        ],
+        "base": ((8, 1024, 2048, 32),),
+        "depth": (1, 2, 4, 16, 32, 64),
+        "width": (512, 2048, 4096),
+        "mlp": (1024, 4096, 8192, 16_384),
+        "patch": (56, 28, 16, 14),
+        "all": ((10, 1280, 2560, 28), (12, 1536, 3072, 28)),
     },
 }
+"""Values of each dimension, or of all four; the base of the small scales is a small version of the paper's.
+
+The paper does not print which values it tried: these span about the tenfold compute of Fig. 8.
+"""
+HEAD_WIDTH = {"tiny": 16, "gpu": 32, "paper": 64}
+"""The same for all shapes."""
 
 
 def variants(scale: Scale) -> list[Point]:
     """The base and every variation."""
     points, (base,) = [], SHAPES[scale]["base"]
-    for dimension, variations in SHAPES[scale].items():
-        for changes in variations:
-            config = comparison(scale, MODELS, **base | changes)
-            model = config.model
-            assert isinstance(model, ViTConfig)
-            shape = f"L{model.depth}-D{model.width}-M{model.mlp_dim}-P{model.patch_size}"
+    for dimension, values in SHAPES[scale].items():
+        for value in values:
+            changes = {dimension: value} if dimension in SETTINGS else dict(zip(SETTINGS, value, strict=True))
+            sizes = dict(zip(SETTINGS, base, strict=True)) | changes
+            settings = {setting: sizes[name] for name, setting in SETTINGS.items()}
+            config = comparison(scale, MODELS, heads=sizes["width"] // HEAD_WIDTH[scale], **settings)
+            shape = "L{depth}-D{width}-M{mlp}-P{patch}".format(**sizes)
             name = dimension if dimension == "base" else f"{dimension}.{shape}"
             points.append(Point(name, config, {"dimension": dimension, "shape": shape}))
     return points
@@ -81,40 +77,26 @@ def _lines(group: Results) -> list[str]:
     return list(DIMENSIONS.values()) if dimension == "base" else [DIMENSIONS[dimension]]
 
 
+CLAIMS = (
+    ("The deepest ViT is better than the widest", "width brings the smallest changes", "depth", "width"),
+    ("Depth helps", "depth is what improves most, up to 64 layers", "depth", "base"),
+    ("Smaller patches help", "robust improvements without more parameters", "patch", "base"),
+    ("All together help", "scaling all dimensions in proportion improves robustly", "all", "base"),
+)
+"""Claim, what the paper says, and the dimensions that are compared, each at its largest compute."""
+
+
 def _claims(results: Results) -> list[Claim]:
-    largest = {name: max(results.where(dimension=name).groups(), key=compute) for name in DIMENSIONS}
-    base, times = {"dimension": "base"}, {name: f"{compute(group):.1f}" for name, group in largest.items()}
-    claims = [
-        (
-            f"Depth is worth more than width: the deepest ViT, at {times['depth']} times the base's compute, is better "
-            f"than the widest, at {times['width']} times",
-            "width brings the smallest changes",
-            "depth",
-            largest["width"].labels,
-        ),
-        (
-            f"Depth helps, at {times['depth']} times the base's compute",
-            "depth is what improves most, up to 64 layers",
-            "depth",
-            base,
-        ),
-        (
-            f"Smaller patches help, at {times['patch']} times the compute",
-            "robust improvements without more parameters",
-            "patch",
-            base,
-        ),
-        (
-            f"All together help, at {times['all']} times the compute",
-            "scaling all dimensions in proportion improves robustly",
-            "all",
-            base,
-        ),
-    ]
+    largest = {name: max(results.where(dimension=name).groups(), key=compute) for name in ("base", *DIMENSIONS)}
+    times = {name: f"{compute(group):.1f}" for name, group in largest.items()}
     return [
-        Claim(f"{text}, {by}.", f"{paper} (Fig. 8; its values are not printed)", metric, largest[more].labels, less)
-        for text, paper, more, less in claims
-        for metric, by in ((FEWSHOT, "5-shot"), ("accuracy", "on its own task"))
+        Claim(
+            f"{text}, {by} ({times[ahead]} and {times[behind]} times the base's compute).",
+            f"{paper} (Fig. 8; its values are not printed)",
+            difference(metric, largest[ahead].labels, largest[behind].labels),
+        )
+        for text, paper, ahead, behind in CLAIMS
+        for metric, by in ((FEWSHOT, "5-shot"), ("accuracy", "on the pre-training task"))
     ]
 
 
@@ -128,11 +110,7 @@ SHAPE = Study(
     rows=("dimension", "shape"),
     columns={
         "varied": lambda row: DIMENSIONS.get(str(row.labels["dimension"]), "the base"),
-        **{
-            title: lambda row, name=name: str(getattr(row.model, name))
-            for title, name in (("depth", "depth"), ("width", "width"), ("MLP", "mlp_dim"), ("patch", "patch_size"))
-        },
-        "parameters": parameters,
+        "shape": "shape",
         "compute": lambda row: f"{compute(row):.2f}",
         "5-shot, %": percent(FEWSHOT),
         "accuracy, %": percent("accuracy"),

@@ -1,13 +1,12 @@
 """Everything that changes during a run, and checkpoints of it: atomic, verified, exact.
 
 A checkpoint is a folder `step-000000123` with two files: `state.safetensors` (all tensors) and `state.json` (the rest,
-with size and SHA-256 of the first file and a checksum of its own). It is written under another name, flushed to disk
-and renamed. So a folder of that name is complete; if it was damaged later, reading it raises an error.
+with the SHA-256 of the first file and a checksum of itself). It is written under another name, flushed to disk and
+renamed, so that a folder of that name is complete.
 """
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,15 +48,12 @@ class TrainState:
     """Images that could not be read."""
     recorded: int = 0
     """The step of the last record."""
-    evaluation_due: bool = False
-    """Whether the evaluation of `step` was interrupted and comes before the next step."""
 
     @torch.no_grad()
     def tensors(self, keep: bool = True) -> dict[str, Tensor]:
-        """All tensors of a checkpoint, in full.
+        """All tensors of a checkpoint, in full; gathered one at a time, as a device may not have memory for all.
 
-        A collective where they are sharded: ranks that do not save call it with `keep=False`. Gathers one tensor at a
-        time, for a device that holds a shard may not have room for all.
+        A collective where they are sharded: ranks that do not save call it with `keep=False`.
         """
         named = {f"weights/{name}": master for name, master in self.weights.masters.items()}
         named |= {f"average/{name}": value for name, value in (self.average or {}).items()}
@@ -71,12 +67,11 @@ class TrainState:
 
     @torch.no_grad()
     def restore(self, tensors: dict[str, Tensor], step: int, scalars: dict[str, Any]) -> None:
-        """Restores what `tensors` and a checkpoint's plain data hold."""
-        sections: dict[str, dict[str, Tensor]] = {"weights": {}, "average": {}, "optimizer": {}}
+        """Restores a checkpoint's tensors and plain data."""
+        sections: dict[str, dict[str, Tensor]] = {"weights": {}, "average": {}, "optimizer": {}, "sums": {}}
         for key, value in tensors.items():
             section, _, name = key.partition("/")
-            if name:
-                sections[section][name] = value
+            sections[section][name] = value
         masters, average = self.weights.masters, self.average or {}
         for targets, saved in ((masters, sections["weights"]), (average, sections["average"])):
             assert targets.keys() == saved.keys(), "a checkpoint of another model"
@@ -92,12 +87,10 @@ class TrainState:
         self.sums.copy_(tensors["sums"])
         self.weights.update_copy()
         self.step, self.skipped, self.recorded = step, scalars["skipped"], scalars["recorded"]
-        self.evaluation_due = bool(scalars.get("evaluation_due"))
 
     def scalars(self) -> dict[str, Any]:
         """The plain data of a checkpoint, as `restore` takes it."""
-        due = {"evaluation_due": True} if self.evaluation_due else {}
-        return {"skipped": self.skipped, "recorded": self.recorded, **due}
+        return {"skipped": self.skipped, "recorded": self.recorded}
 
 
 def create_state(config: TrainConfig, model: nn.Module, device: torch.device, world: World) -> TrainState:
@@ -134,21 +127,19 @@ class CorruptCheckpointError(UserError):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A run after `step` updates."""
+    """A run after `step` updates: its tensors, on the CPU, and JSON data."""
 
     path: Path
     step: int
     tensors: dict[str, Tensor]
-    """On the CPU, with the dtypes and shapes that were saved."""
     state: dict[str, Any]
-    """JSON data."""
 
 
 def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], state: dict[str, Any], keep: int) -> Path:
     """Writes the checkpoint of `step` in `folder` and deletes all but the last `keep`; returns its folder.
 
-    A valid checkpoint of the same step is left as it is: the run is deterministic. Only one process may write; it also
-    removes what a killed one has left. Raises OSError, and leaves the earlier checkpoints untouched.
+    A valid checkpoint of the same step stays: the run is deterministic. Only one process may write. Raises OSError, and
+    leaves the earlier checkpoints untouched.
     """
     final = folder / f"step-{step:09d}"
     try:
@@ -217,39 +208,34 @@ class CheckpointWriter:
 def load_latest(folder: Path, say: Callable[[str], None], world: World = SINGLE) -> Checkpoint | None:
     """The newest valid checkpoint in `folder`, the same on every rank; None if there are no checkpoints.
 
-    Rank 0 verifies them and reports each that it skips to `say`. Removes what a killed process has left. Raises
-    UserError if none is valid.
+    Corrupt ones are reported to `say` and skipped. Raises UserError if none is valid.
     """
-    checkpoint = _latest_valid(folder, say) if world.is_rank_0 else None
-    name = world.broadcast_object(lambda: checkpoint and checkpoint.path.name)
-    return checkpoint or (read_checkpoint(folder / name) if name else None)
 
+    def newest_valid() -> str | None:
+        _remove_temporary(folder)
+        paths = _checkpoints(folder)
+        for path in paths:
+            try:
+                _verify(path)
+                return path.name
+            except CorruptCheckpointError as error:
+                say(f"{path.name} is corrupt and skipped: {error}")
+        if paths:
+            raise UserError(
+                f"every checkpoint in {folder} is corrupt. Restore one from a backup, or delete the folder to train "
+                f"from the beginning."
+            )
+        return None
 
-def _latest_valid(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    _remove_temporary(folder)
-    reasons = []
-    for path in _checkpoints(folder):
-        try:
-            return read_checkpoint(path)
-        except CorruptCheckpointError as error:
-            say(f"{path.name} is corrupt and skipped: {error}")
-            reasons.append(f"{path.name}: {error}")
-    if reasons:
-        raise UserError(
-            f"every checkpoint in {folder} is corrupt ({'; '.join(reasons)}). Restore one from a backup, or delete the "
-            f"folder to train from the beginning."
-        )
-    return None
+    name = world.broadcast_object(newest_valid)
+    return read_checkpoint(folder / name) if name else None
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """The verified checkpoint in the folder `path`. Raises CorruptCheckpointError; UserError for a later format."""
     record = _verify(path)
-    try:
-        # Cloned, because the file's memory is not aligned.
-        tensors = {name: tensor.clone() for name, tensor in load_file(path / TENSORS).items()}
-    except SafetensorError as error:
-        raise CorruptCheckpointError(f"{TENSORS} cannot be read: {error}") from error
+    # Cloned, because the file's memory is not aligned.
+    tensors = {name: tensor.clone() for name, tensor in load_file(path / TENSORS).items()}
     return Checkpoint(path, record["step"], tensors, record["state"])
 
 
@@ -259,10 +245,8 @@ def _write(folder: Path, step: int, tensors: Mapping[str, Tensor], state: dict[s
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, file)
     sync(file)
     record = {"format": FORMAT, "step": step, "state": state, "bytes": file.stat().st_size, "sha256": sha256(file)}
-    with (folder / STATE).open("w") as output:
-        json.dump(record | {"checksum": _checksum(record)}, output, indent=1, sort_keys=True)
-        output.flush()
-        os.fsync(output.fileno())
+    (folder / STATE).write_text(json.dumps(record | {"checksum": _checksum(record)}, indent=1, sort_keys=True))
+    sync(folder / STATE)
     sync(folder)
 
 
@@ -278,9 +262,6 @@ def _verify(path: Path) -> dict[str, Any]:
                 f"{path} has format {record['format']}, and this version reads format {FORMAT}; continue the run with "
                 f"the version of vitlab that wrote it."
             )
-        size = (path / TENSORS).stat().st_size
-        if size != record["bytes"]:
-            raise CorruptCheckpointError(f"{TENSORS} has {size} bytes instead of {record['bytes']}")
         if sha256(path / TENSORS) != record["sha256"]:
             raise CorruptCheckpointError(f"{TENSORS} does not match its checksum")
     except OSError as error:

@@ -1,16 +1,18 @@
 """The training loop: every run of every model goes through `train`.
 
-Batches, augmentation, mixup and dropout are pure functions of (seed, step, example), so that a resumed run computes the
-same bits. Each of several ranks computes its shard of every batch, and all hold the same state after each step. Order,
-batches and learning rate do not depend on the world size; only dropout's masks and mixup's partners do.
+Batches and augmentation are pure functions of (seed, step, example), mixup and dropout of (seed, step, rank), so that a
+resumed run computes the same bits. Each rank computes its part of every batch, and all hold the same state after each
+step. Dropout masks and mixup partners therefore depend on the world size, dropout masks also on the micro-batch.
 """
 
-import functools
+import contextlib
 import math
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from safetensors.torch import save_file
@@ -26,11 +28,10 @@ from vitlab.train.checkpoint import CheckpointWriter, TrainState, create_state, 
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.microbatch import choose_microbatch
 from vitlab.train.objectives import Objective, create_objective
-from vitlab.train.optim import clip_by_global_norm, describe_groups, learning_rate, set_learning_rate, update_average
+from vitlab.train.optim import clip_by_global_norm, learning_rate, set_learning_rate, update_average
 from vitlab.train.parallel import full_tensor, local_shard
 from vitlab.train.precision import device_name
 from vitlab.train.progress import Speed, TrainProgress, peak_flops
-from vitlab.train.signals import StoppedError, stop_signals
 from vitlab.train.workdir import Workdir
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
@@ -39,6 +40,31 @@ AnyModel = TypeVar("AnyModel", bound=nn.Module)
 
 class NonFiniteError(RunError):
     """The loss or the gradient is infinite or NaN."""
+
+
+class StoppedError(RunError):
+    """SIGTERM or Ctrl-C has stopped the run; it is saved, and the same command continues it."""
+
+    exit_code = 143
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[threading.Event]:
+    """An event that SIGTERM and the first Ctrl-C set, instead of ending the process."""
+    event = threading.Event()
+
+    def request_stop(number: int, _: Any) -> None:
+        if event.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        event.set()
+
+    is_main = threading.current_thread() is threading.main_thread()  # no other thread receives signals
+    previous = {number: signal.signal(number, request_stop) for number in (signal.SIGTERM, signal.SIGINT) if is_main}
+    try:
+        yield event
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def train(
@@ -55,19 +81,19 @@ def train(
 ) -> AnyModel:
     """Trains `model` on `dataset` as `config` says, or continues the run in `workdir`; returns the model in float32.
 
-    The weights returned, and given to `evaluate(model)` every `eval_every` steps on every rank, are the Polyak average
-    if there is one. `microbatch`: images per forward pass, if the caller has measured it. SIGTERM or Ctrl-C ends the
-    run within one micro-batch, and saves the last complete step: StoppedError. Also raises NonFiniteError.
+    The weights returned, and passed to `evaluate(model)` on every rank, are the Polyak average if there is one.
+    `microbatch`: images per forward pass, if the caller has measured it. SIGTERM or Ctrl-C ends the run within one
+    micro-batch, and saves the last complete step: StoppedError. Also raises NonFiniteError.
     """
     device = torch.device(device)
-    given, needed = config.model.num_classes, len(dataset.classes)
-    if config.masking is None and given != needed:
-        raise UserError(f"the model has {given} classes and {config.data.name} has {needed}; set model.num_classes.")
+    outputs, classes = config.model.num_classes, len(dataset.classes)
+    if config.masking is None and outputs != classes:
+        raise UserError(f"the model has {outputs} classes and {config.data.name} has {classes}; set model.num_classes.")
     steps = config.total_steps(len(dataset))
     microbatch = choose_microbatch(config, workdir, model, device, microbatch)
     state = create_state(config, model.to(device), device, world)
     with (
-        TrainProgress(label, steps, quiet=not world.is_rank_0) as progress,
+        TrainProgress(label, steps, config.batch_size, quiet=not world.is_rank_0) as progress,
         stop_signals() as stop,
         CheckpointWriter(workdir.checkpoints, config.keep_checkpoints) as writer,
     ):
@@ -79,37 +105,34 @@ def train(
 
 def _train_steps(run: "_Run", microbatch: int) -> None:
     """The steps that are left, with their records, evaluations and checkpoints."""
-    config, state, world, writer = run.config, run.state, run.world, run.writer
-    objective = create_objective(config)
-    batches = load_batches(config, run.dataset, state.step, run.device, world)
-    if state.evaluation_due:
+    config, state, world, should_continue = run.config, run.state, run.world, run.should_continue
+    objective, batches = create_objective(config), load_batches(config, run.dataset, state.step, run.device, world)
+    if run.evaluation_is_due() and not run.workdir.is_evaluated(state.step):  # a signal has stopped it
         run.evaluate_model()
     while state.step < run.total_steps:
         with run.speed.waiting_for_data():
             batch = next(batches)
         # The host waits here, and in `should_continue` between micro-batches: all ranks stop at the same step.
         stopping, num_images, skipped = world.all_reduce(run.stop.is_set(), len(batch.indices), batch.skipped)
-        if not num_images:
-            raise UserError(f"none of the {skipped} images of a batch can be read; the log lists them.")
         lr = learning_rate(config.optim, state.step, run.total_steps)
-        should_continue = functools.partial(run.should_continue, num_images)
         if stopping or not train_step(config, state, objective, batch, lr, num_images, microbatch, should_continue):
             run.save_and_stop()
-        run.count(num_images, skipped)
+        state.skipped += skipped
+        run.speed.images += num_images
+        run.progress.tick(state.step)
         last = state.step == run.total_steps
         logging, saving = (last or state.step % n == 0 for n in (config.log_every, config.checkpoint_every))
         if logging or saving or run.device.type == "cpu":  # on a GPU this waits for the device
             run.check_finite()
-        writer.check()
-        # Metrics before the checkpoint: a run killed in between repeats the step and its record. In the other order the
-        # record would be lost.
+        run.writer.check()
+        # Metrics before the checkpoint: a run killed in between repeats the step; else its record would be lost.
         if logging:
             run.log(lr)
-        if last or (config.eval_every and state.step % config.eval_every == 0):
+        if run.evaluation_is_due():
             run.evaluate_model()
         if saving:
             run.save()
-    if world.all_reduce(run.stop.is_set())[0]:  # the caller may have more to do, which is not to begin
+    if world.all_reduce(run.stop.is_set())[0]:  # the caller must not start further work
         run.save_and_stop()
 
 
@@ -123,7 +146,7 @@ def train_step(
     microbatch: int | None = None,
     should_continue: Callable[[float], bool] = lambda _: True,
 ) -> bool:
-    """One update: forward and backward pass in micro-batches, clipping, optimizer step. Returns whether it was made.
+    """One update: forward and backward pass in micro-batches, clipping, optimizer step. Returns False if stopped.
 
     `batch` is this rank's shard of `num_images` in all; `microbatch` images go through the model at once (default all).
     Between micro-batches `should_continue(fraction done)` says whether to continue; if not, the state is as before.
@@ -132,16 +155,16 @@ def train_step(
     rng = generator(config.seed, Stream.STEP, epoch=state.step)
     torch.manual_seed(int(rng.integers(2**62)) + world.rank)  # dropout draws from torch's global generator
     images, targets = objective.corrupt(batch, rng)
-    microbatches = _split(config, images, targets, microbatch, len(batch.indices), world.world_size)
+    microbatches = _split(config, images, targets, microbatch, world.world_size)
     weights.zero_grad()
     totals = torch.zeros(2, dtype=torch.float64, device=images.device)  # loss and accuracy
-    for number, (inputs, labels, count) in enumerate(microbatches, 1):
+    for number, (inputs, micro_targets, count) in enumerate(microbatches, 1):
         # `loss` is a mean over the micro-batch, and ranks average their gradients. For the gradient of the mean over
-        # the global batch the micro-batch weighs count / num_images, times world_size against the average.
+        # the global batch the micro-batch weighs count / num_images, times world_size, since DDP averages.
         scale = count * world.world_size / num_images
         with parallel.micro_step(last=number == len(microbatches)):
             with weights.autocast():
-                loss, accuracy = objective.loss(parallel.forward, inputs, labels)
+                loss, accuracy = objective.loss(parallel.forward, inputs, micro_targets)
             (loss * scale).backward()
         weights.accumulate_gradients()
         totals += torch.stack([loss.detach(), accuracy]).double() * scale
@@ -156,7 +179,7 @@ def train_step(
     state.sums[:2] += totals
     state.sums[2] += norm
     if images.device.type == "cpu" and not finite:
-        return True  # without the update: `check_finite` saves the weights that met this batch
+        return True  # without the update: `check_finite` saves the weights before this update
     set_learning_rate(state.optimizer, lr)
     state.optimizer.step()
     weights.update_copy()
@@ -168,17 +191,17 @@ def train_step(
 
 
 def _split(
-    config: TrainConfig, images: Tensor, targets: Tensor, microbatch: int | None, readable: int, world_size: int
+    config: TrainConfig, images: Tensor, targets: Tensor, microbatch: int | None, world_size: int
 ) -> list[tuple[Tensor, Tensor, int]]:
-    """(images, targets, number of images that count) of each micro-batch of a rank's shard."""
+    """(images, targets, number of images that count) of each micro-batch of this rank's part of a batch."""
     size = microbatch or config.microbatch or config.batch_size
     microbatches = [
-        (inputs, labels, min(len(labels), readable))  # 0 for the stand-in of a shard that cannot be read
-        for inputs, labels in zip(images.split(size), targets.split(size), strict=True)
+        (inputs, micro_targets, len(micro_targets))
+        for inputs, micro_targets in zip(images.split(size), targets.split(size), strict=True)
     ]
     if world_size > 1:
         # Every rank makes the same number of passes, for each is a collective (sharded weights, requests to stop).
-        # A shard that has lost unreadable images is filled up with passes over one image of weight 0.
+        # A rank whose part has lost unreadable images fills up with passes over one image of weight 0.
         passes = -(-config.batch_size // (world_size * size))
         microbatches += [(images[:1], targets[:1], 0)] * (passes - len(microbatches))
     return microbatches
@@ -236,34 +259,26 @@ class _Run:
 
     def resume(self) -> None:
         """Restores the last valid checkpoint, and describes the run."""
-        config, state, world, say = self.config, self.state, self.world, self.progress.say
-        warmup, steps = config.optim.warmup_steps, self.total_steps
-        if warmup >= steps:
+        state, say = self.state, self.progress.say
+        if (warmup := self.config.optim.warmup_steps) >= (steps := self.total_steps):
             say(f"the warm-up of {warmup} steps exceeds the run of {steps}; usual: --optim.warmup-steps {steps // 10}")
-        saved = load_latest(self.workdir.checkpoints, say, world)
-        due = bool(saved and saved.state.get("evaluation_due"))
-        self.workdir.truncate_logs(saved.step if saved else None, evaluation_due=due)
+        saved = load_latest(self.workdir.checkpoints, say, self.world)
+        if saved is None and self.workdir.corrupt:
+            raise UserError(
+                f"{', '.join(self.workdir.corrupt)} of the finished run in {self.workdir.path} cannot be read, and no "
+                f"checkpoint is left to regenerate them from. Restore them, or delete the folder to train again."
+            )
+        self.workdir.truncate_logs(saved.step if saved else -1)
         if saved:
             state.restore(saved.tensors, saved.step, saved.state)
+            self.progress.last_record = state.step, time.monotonic()
             say(f"continues from {saved.path.name}")
-        processes = f" by {world.world_size} processes" if world.world_size > 1 else ""
-        say(f"{state.weights.precision} on {self.device}{processes}; {describe_groups(state.optimizer)}")
+        processes = f" by {self.world.world_size} processes" if self.world.world_size > 1 else ""
+        say(f"{state.weights.precision} on {self.device}{processes}")
 
-    def show_progress(self, num_images: int = 0, fraction: float = 0.0) -> None:
-        """Shows the progress, `fraction` of a batch of `num_images` included."""
-        step = self.state.step + fraction
-        left = (self.total_steps - step) * self.config.batch_size
-        self.progress.tick(step, self.speed.images + num_images * fraction, left)
-
-    def count(self, num_images: int, skipped: int) -> None:
-        """Counts a complete step."""
-        self.state.skipped += skipped
-        self.speed.images += num_images
-        self.show_progress()
-
-    def should_continue(self, num_images: int, fraction: float) -> bool:
+    def should_continue(self, fraction: float) -> bool:
         """Whether no rank has received a signal, after this fraction of a step."""
-        self.show_progress(num_images, fraction)
+        self.progress.tick(self.state.step + fraction)
         return not self.world.all_reduce(self.stop.is_set())[0]
 
     def log(self, lr: float) -> None:
@@ -283,30 +298,22 @@ class _Run:
         self.workdir.log_speed(state.step, speed)
         self.progress.show({"step": state.step, **metrics}, speed)
 
-    def evaluate_model(self) -> None:
-        """Evaluates and records. If a signal stops it, the run is saved, and resumes with the evaluation."""
-        state = self.state
-        if self.evaluate is None:
-            return
-        with self.speed.paused():
-            model = trained_model(self.config, state)
-            if self.world.world_size == 1:  # several ranks evaluate to the end, for each waits for the others' results
-                model.register_forward_pre_hook(self._check_evaluation)
-            try:
-                figures = self.evaluate(model)
-            except StoppedError:
-                state.evaluation_due = True
-                self.save()
-                self.writer.wait()
-                raise
-            state.evaluation_due = False
-            self.workdir.log_metrics(state.step, figures)
-            self.progress.say(f"step {state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+    def evaluation_is_due(self) -> bool:
+        """Whether the model is evaluated after this step."""
+        step, every = self.state.step, self.config.eval_every
+        is_due = step == self.total_steps or (every is not None and step % every == 0)
+        return self.evaluate is not None and step > 0 and is_due
 
-    def _check_evaluation(self, *_: object) -> None:
-        if self.stop.is_set():
-            at = f"step {self.state.step}/{self.total_steps}"
-            raise StoppedError(f"stopped and saved at {at}, whose evaluation is due; the same command continues.")
+    def evaluate_model(self) -> None:
+        """Evaluates and records. A signal saves and stops the run, which begins again with this evaluation."""
+        assert self.evaluate is not None
+        with self.speed.paused():
+            model = trained_model(self.config, self.state)
+            if self.world.world_size == 1:  # several ranks evaluate to the end, for each waits for the others' results
+                model.register_forward_pre_hook(lambda *_: self.save_and_stop() if self.stop.is_set() else None)
+            figures = self.evaluate(model)
+            self.workdir.log_metrics(self.state.step, figures)
+            self.progress.say(f"step {self.state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
 
     def save(self) -> None:
         """Saves the last complete step, while training goes on."""
@@ -321,15 +328,13 @@ class _Run:
         """Saves and raises StoppedError. All ranks wait for the checkpoint: torchrun kills the rest once one ends."""
         self.save()
         self.world.broadcast_object(self.writer.wait)
-        raise StoppedError(
-            f"stopped and saved at step {self.state.step}/{self.total_steps}; the same command continues."
-        )
+        at = f"step {self.state.step}/{self.total_steps}"
+        raise StoppedError(f"stopped and saved at {at}; the same command continues.")
 
     def check_finite(self) -> None:
         """Raises NonFiniteError after a step that was not finite, and saves its batch, shard by shard, for replay."""
         state = self.state
-        bad_step = int(state.sums[3])
-        if not bad_step:
+        if not (bad_step := int(state.sums[3])):
             return
         batch = next(load_batches(self.config, self.dataset, bad_step - 1, self.device, self.world))
         rank = "" if self.world.is_rank_0 else f".process-{self.world.rank}"

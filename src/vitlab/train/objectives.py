@@ -18,9 +18,8 @@ from torch import Tensor
 from vitlab.config import TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.data.transforms import mixup
-from vitlab.models import build_model
 from vitlab.models.config import ViTConfig
-from vitlab.models.vit import Model
+from vitlab.models.vit import Model, build_model
 from vitlab.train.masking import MaskedPatch, MaskedViT
 
 LossKind = Literal["softmax", "sigmoid"]
@@ -40,6 +39,14 @@ def create_objective(config: TrainConfig) -> "Objective":
         return Classification(config.model.num_classes, config.loss, config.label_smoothing, config.mixup)
     assert isinstance(config.model, ViTConfig)
     return MaskedPatch(config.masking, config.model)
+
+
+def blank_batch(config: TrainConfig, images: int, device: torch.device | str) -> Batch:
+    """A batch of black images of class 0, to measure a step with."""
+    labels = torch.zeros(images, dtype=torch.int64, device=device)
+    draws = torch.full((images, create_objective(config).draws), 0.5, dtype=torch.float64, device=device)
+    pixels = torch.zeros(images, 3, *config.model.image_hw, device=device)
+    return Batch(pixels, labels, labels, draws=draws if config.masking else None)
 
 
 @dataclass(frozen=True)

@@ -90,16 +90,6 @@ def state_per_weight(config: OptimConfig) -> int:
     return 2 if config.name == "adam" else int(config.momentum > 0)
 
 
-def describe_groups(optimizer: torch.optim.Optimizer) -> str:
-    """Tensors, size and weight decay of each group, in one line."""
-    lines = []
-    for group in optimizer.param_groups:
-        size = sum(parameter.numel() for parameter in group["params"])
-        decay = group.get("decay", group.get("weight_decay"))
-        lines.append(f"{len(group['params'])} tensors, {size:,} parameters, weight decay {decay:g}")
-    return "; ".join(lines)
-
-
 @torch.no_grad()
 def clip_by_global_norm(parameters: Iterable[Tensor], max_norm: float | None) -> Float[Tensor, ""]:
     """Scales all gradients so that their joint L2 norm is at most `max_norm`; returns the norm before.

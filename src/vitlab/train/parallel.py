@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import secrets
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -16,10 +15,9 @@ from vitlab.models.encoder import Block, Branch
 from vitlab.models.resnet import Bottleneck
 from vitlab.train.distributed import World
 from vitlab.train.precision import Precision
-from vitlab.train.signals import interruptible
 
 if typing.TYPE_CHECKING:
-    from vitlab.train.compiled import CompileCache
+    from vitlab.train.compile_cache import CompileCache
 
 
 def model_blocks(model: nn.Module) -> list[nn.Module]:
@@ -60,14 +58,14 @@ class Parallel:
         self.forward: Callable[..., Any] = model
         self._model = model
         self._ddp: DistributedDataParallel | None = None
-        self._compiling: CompileCache | None = None  # until the first step is over
+        self._cache: CompileCache | None = None  # until the first step is over
         if device.type == "cuda" and device.index is not None:
             torch.cuda.set_device(device)  # where NCCL looks for this rank's device
         dynamic = None if uneven else False
         if compiled:
-            from vitlab.train.compiled import compile_cache
+            from vitlab.train.compile_cache import compile_cache
 
-            self._compiling = compile_cache(world.broadcast_object(lambda: secrets.token_hex(8)))
+            self._cache = compile_cache()
         if self.sharded and compiled:
             _compile_blocks(model, device, dynamic)
         if recompute:
@@ -94,22 +92,14 @@ class Parallel:
 
     @contextlib.contextmanager
     def micro_step(self, last: bool) -> Iterator[None]:
-        """A forward and backward pass. Ranks exchange gradients only in that of the `last` micro-batch.
-
-        Raises StoppedError at a signal in the first step of a compiled model, whose compilation may take minutes.
-        """
+        """A forward and backward pass. Ranks exchange gradients only in that of the `last` micro-batch."""
         if self.sharded:
             self._model.set_requires_gradient_sync(last)  # pyright: ignore[reportCallIssue]  # an FSDPModule's
-        with contextlib.ExitStack() as stack:
-            if self._compiling is not None:
-                stack.enter_context(interruptible())
-            if self._ddp is not None and not last:
-                stack.enter_context(self._ddp.no_sync())
+        with self._ddp.no_sync() if self._ddp is not None and not last else contextlib.nullcontext():
             yield
-        if self._compiling is not None and last:
-            self.world.barrier()  # the others compile into the same folder
-            self._compiling.publish()
-            self._compiling = None
+        if self._cache is not None and last:
+            self._cache.publish()
+            self._cache = None
 
     def average_gradients(self, gradients: Iterable[Tensor]) -> None:
         """Averages a step's gradients over ranks, where the backward pass has not."""

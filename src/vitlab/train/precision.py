@@ -8,12 +8,12 @@ repeated casts of autocast.
 
 import contextlib
 import ctypes
-import sys
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from vitlab.errors import UserError
 from vitlab.models.attention import cpu_capabilities
 
 Precision = Literal["float32", "autocast", "bfloat16"]
@@ -41,6 +41,22 @@ def cpu_is_faster_in_bfloat16() -> bool:
     units = cpu_capabilities()
     intel = "Intel" in str(units.get("cpu_name"))
     return bool(units.get("amx_bf16") or (units.get("avx512_bf16") and not intel))
+
+
+def choose_device(name: str) -> torch.device:
+    """`auto` is the first GPU, or the CPU. Raises UserError for an unknown or missing device."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    gpus = torch.cuda.device_count()
+    if device is None or device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= gpus):
+        raise UserError(
+            f"device {name!r} is unknown or missing; give auto, cpu, cuda or cuda:1. torch sees {gpus} GPUs."
+        )
+    return device
 
 
 def device_name(device: torch.device) -> str:
@@ -101,9 +117,7 @@ def keep_freed_memory() -> bool:
     A training step frees and allocates the same large blocks again, and faulting in their pages costs a CPU run up to
     a third of its time. The block threshold must be set before the blocks are first allocated.
     """
-    if not sys.platform.startswith("linux"):
-        return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # missing in musl
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # missing in musl and on macOS
     if mallopt is None:
         return False
     m_trim_threshold, m_mmap_threshold, largest = -1, -3, 2**31 - 1

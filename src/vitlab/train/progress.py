@@ -14,14 +14,14 @@ from vitlab.display import ProgressDisplay, format_duration, format_rate
 
 @dataclass(frozen=True)
 class Device:
-    """An accelerator as its data sheet describes it, as far as one process sees it."""
+    """An accelerator as its data sheet describes it: peak of dense bfloat16 products in TFLOP/s, memory in 1e9 bytes.
+
+    `name_pattern` matches the whole name that torch reports, without the maker; None where torch does not run on it.
+    """
 
     tflops: float
-    """Peak of dense bfloat16 products, in TFLOP/s."""
     gigabytes: int
-    """Memory, in 1e9 bytes."""
     name_pattern: str | None = None
-    """Pattern of the whole name that torch reports, without the maker; None where torch does not run on it here."""
 
     @property
     def memory(self) -> int:
@@ -106,11 +106,13 @@ class Speed:
 
 
 class TrainProgress(ProgressDisplay):
-    """The progress of a run: `show` displays a record, `tick` what is known between two records."""
+    """The progress of a run: `show` displays a record, `tick` the speed between two records."""
 
-    def __init__(self, label: str, total_steps: int, quiet: bool = False) -> None:
+    def __init__(self, label: str, total_steps: int, batch_size: int, quiet: bool = False) -> None:
         super().__init__(label, total_steps, unit="steps", quiet=quiet)
-        self._last_record = time.monotonic()
+        self._batch_size = batch_size
+        self.last_record = 0, time.monotonic()
+        """The step of the last record, and its time."""
 
     def __enter__(self) -> "TrainProgress":
         super().__enter__()
@@ -130,10 +132,11 @@ class TrainProgress(ProgressDisplay):
             f"ETA {format_duration(speed['eta_s'])}",
         ]
         self.update(metrics["step"], " · ".join(parts), force=True)
-        self._last_record = time.monotonic()
+        self.last_record = metrics["step"], time.monotonic()
 
-    def tick(self, step: float, images: float, images_left: float) -> None:
-        """Displays progress between records: `step` may be fractional; `images` since the last record."""
-        rate = images / max(time.monotonic() - self._last_record, 1e-9)
-        speed = f" · {format_rate(rate)} img/s · ETA {format_duration(images_left / rate)}" if rate else ""
-        self.update(step, f"step {step:.1f}/{self.total}{speed}")
+    def tick(self, step: int | float) -> None:
+        """Displays the step, which may be fractional, and the speed since the last record."""
+        since_step, since = self.last_record
+        rate = (step - since_step) * self._batch_size / max(time.monotonic() - since, 1e-9)
+        eta = format_duration((self.total - step) * self._batch_size / rate) if rate else "unknown"
+        self.update(step, f"step {step:.1f}/{self.total} · {format_rate(rate)} img/s · ETA {eta}")

@@ -25,6 +25,7 @@ from vitlab.io import (
     lock_file,
     read_sums,
     replacing_file,
+    sha256,
     write_sums,
 )
 from vitlab.settings import update_settings
@@ -35,11 +36,8 @@ if typing.TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 LOCK, RUNTIME, METRICS, SPEED = ".lock", "runtime.json", "metrics.jsonl", "speed.jsonl"
-TRAINING_KEYS = {"lr", "images_per_s"}
-"""A log record of training has one of these keys; a record of an evaluation has none."""
-MODEL = ("model/*", "masking.safetensors")
-RESULTS = ("result.json", "predictions.csv", *MODEL, "reconstructions.png")
-"""The model, and what is computed from it."""
+RESULTS = ("result.json", "predictions.csv", "model/*", "masking.safetensors", "reconstructions.png")
+"""Files that are regenerated from the last checkpoint."""
 RECORDS = ("config.json", RUNTIME, METRICS, SPEED, "tensorboard/*", "checkpoints/*/*")
 """Files that only training itself can regenerate."""
 _ABSENT = "not set"
@@ -68,13 +66,12 @@ class Workdir:
         self._purge_step: int | None = None
         if self.writes:
             self._open(settings)
-        self.damaged: dict[str, str] = world.broadcast_object(lambda: self._damage)
-        """Files of a finished run that are not what it left: name -> what is wrong."""
-        ended = world.broadcast_object(lambda: (self.path / "result.json").is_file() or "result.json" in self.damaged)
-        self.trained: bool = ended and not any(_matches(name, MODEL) for name in self.damaged)
-        """Whether the run is over and its model intact."""
-        self.finished: bool = ended and not any(_matches(name, RESULTS) for name in self.damaged)
-        """Whether the run is over and everything computed from its model intact; otherwise it is regenerated."""
+        self.corrupt: dict[str, str] = world.broadcast_object(lambda: _find_corrupt(self.path))
+        """Files of a finished run that are missing or not what it wrote: name -> problem."""
+        self.finished: bool = world.broadcast_object(lambda: (self.path / "result.json").is_file())
+        """Whether the run is over and its results are intact; otherwise they are regenerated."""
+        if any(_matches(name, RESULTS) for name in self.corrupt):
+            self.finished = False
         if not (self.path / "config.json").is_file():
             self.close()
             raise UserError(
@@ -85,16 +82,19 @@ class Workdir:
     def _open(self, settings: Mapping[str, Any]) -> None:
         check_folder(self.path)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = _take_lock(self.path)
+            self._lock = lock_file(self.path / LOCK)
         except OSError as error:
             raise UserError(
                 f"nothing can be written to the work folder {self.path} ({error.strerror}); give another --workdir, or "
                 f"allow writing there."
             ) from error
+        if self._lock is None:
+            raise UserError(
+                f"the work folder {self.path} is in use by process {(self.path / LOCK).read_text()}; wait for it, stop "
+                f"it, or give another --workdir."
+            )
         try:
             clear_leftovers(self.path)
-            self._damage = _find_damage(self.path)
             self._check_settings(json.loads(json.dumps(settings)))
             with self._writing():
                 self._logs = {name: (self.path / name).open("ab") for name in (METRICS, SPEED)}
@@ -105,35 +105,24 @@ class Workdir:
     def _check_settings(self, settings: dict[str, Any]) -> None:
         file = self.path / "config.json"
         digest = hashlib.sha256(_to_json(settings)).hexdigest()
-        if "config.json" in self._damage and read_sums(self.path)["config.json"] == digest:
-            del self._damage["config.json"]
+        if (self.path / SUMS).exists() and read_sums(self.path).get(file.name) == digest != sha256(file):
+            logger.warning("%s does not match its checksum: it is regenerated", file)
             file.unlink()
         if not file.exists():
             with self._writing():
                 write_json(file, settings)
             return
         try:
-            saved = json.loads(file.read_bytes())
-        except ValueError as error:
+            saved = update_settings(json.loads(file.read_bytes()))
+        except (ValueError, AttributeError) as error:
             raise UserError(f"{file} is not readable JSON ({error}); give another --workdir.") from error
-        if isinstance(saved, dict):
-            saved = update_settings(saved)
-            if "microbatch" in saved:  # depends on the machine's memory; a run may continue on another machine
-                saved["microbatch"] = settings.get("microbatch")
+        if "microbatch" in saved:  # depends on the machine's memory; a run may continue on another machine
+            saved["microbatch"] = settings.get("microbatch")
         if differences := _differences(saved, settings):
             raise UserError(
                 f"the work folder {self.path} holds a run with other settings:\n  "
                 + "\n  ".join(differences)
                 + "\nGive another --workdir, or the same settings to continue that run."
-            )
-
-    def check_checkpoints(self) -> None:
-        """Raises UserError for a finished run whose model is damaged, if no checkpoint is left to make it again."""
-        damaged = sorted(name for name in self.damaged if _matches(name, MODEL))
-        if damaged and not self.world.broadcast_object(lambda: any(self.checkpoints.glob("step-*"))):
-            raise UserError(
-                f"{', '.join(damaged)} of the finished run in {self.path} {self.damaged[damaged[0]]}, and no "
-                f"checkpoint is left to regenerate the model from. Restore it, or delete the folder to train again."
             )
 
     def read_result(self) -> dict[str, Any]:
@@ -149,10 +138,9 @@ class Workdir:
                 if self._writer is not None:
                     self._writer.close()  # which may write to its file
                     self._writer = None
-                names = _files(self.path)
-                write_sums(self.path, [n for n in names if n not in self.damaged or _matches(n, RESULTS)])
-        self.damaged = {name: problem for name, problem in self.damaged.items() if not _matches(name, RESULTS)}
-        self.finished = self.trained = True
+                lost = {name for name in self.corrupt if not _matches(name, RESULTS)}  # their checksums stay
+                write_sums(self.path, _files(self.path) - lost)
+        self.finished = True
 
     def log_metrics(self, step: int, values: Mapping[str, Any]) -> None:
         """Appends a record of computed figures. Those of a step come before the checkpoint of that step."""
@@ -179,25 +167,29 @@ class Workdir:
                 if isinstance(value, (int, float)):
                     self._writer.add_scalar(key, value, step)
 
-    def truncate_logs(self, after_step: int | None, evaluation_due: bool = False) -> None:
-        """Removes what was logged after the checkpoint from which the run continues (None: all).
-
-        These steps run again and are logged again; so is the evaluation of the checkpoint's step if it is due.
-        """
-        last = -1 if after_step is None else after_step
-        self._purge_step = last + 1
+    def truncate_logs(self, after_step: int) -> None:
+        """Removes what was logged after the checkpoint from which the run continues: these steps run again."""
+        self._purge_step = after_step + 1
         for name, file in self._logs.items():
             size = end = 0
             for line in (self.path / name).open("rb"):
                 size += len(line)
-                if (record := _parse(line)) and record["step"] <= last:
-                    is_due = evaluation_due and record["step"] == last and not record.keys() & TRAINING_KEYS
-                    end = end if is_due else size
+                if (record := _parse(line)) and record["step"] <= after_step:
+                    end = size
             with self._writing():
                 file.truncate(end)
 
+    def is_evaluated(self, step: int) -> bool:
+        """Whether metrics.jsonl has an evaluation of `step`: a record without a learning rate."""
+
+        def check() -> bool:
+            records = read_log(self.path / METRICS)
+            return any(record["step"] == step and "lr" not in record for record in records)
+
+        return self.world.broadcast_object(check)
+
     def read_runtime(self) -> dict[str, Any]:
-        """Choices for the machine on which the run was last, which are not settings; empty if there are none."""
+        """Choices for the machine on which the run was last, which are not settings; empty if none can be read."""
         try:
             runtime = json.loads((self.path / RUNTIME).read_bytes())
             return runtime if isinstance(runtime["microbatch"], int) and runtime["microbatch"] > 0 else {}
@@ -270,6 +262,10 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
         file.write(content)
 
 
+def _to_json(data: Mapping[str, Any]) -> bytes:
+    return json.dumps(_finite(data), indent=1, sort_keys=True).encode() + b"\n"
+
+
 def _parse(line: bytes) -> dict[str, Any] | None:
     """The record in a line of a log; None if the line is incomplete or corrupt."""
     with contextlib.suppress(ValueError):
@@ -279,10 +275,6 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return None
 
 
-def _to_json(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(_finite(data), indent=1, sort_keys=True).encode() + b"\n"
-
-
 def _finite(value: Any) -> Any:
     """`value` with null for infinity and NaN, which JSON does not know."""
     if isinstance(value, Mapping):
@@ -290,17 +282,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _take_lock(folder: Path) -> BinaryIO:
-    """Locks the folder until this process ends."""
-    file = lock_file(folder / LOCK)
-    if file is None:
-        holder = (folder / LOCK).read_text()
-        raise UserError(
-            f"the work folder {folder} is in use by process {holder}; wait for it, stop it, or give another --workdir."
-        )
-    return file
 
 
 def _differences(old: Any, new: Any, name: str = "") -> list[str]:
@@ -331,19 +312,13 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
     return any(PurePath(name).match(pattern) for pattern in patterns)
 
 
-def _find_damage(folder: Path) -> dict[str, str]:
-    """The damaged files of a finished run, with a warning for each. Checkpoints may have been deleted."""
-    result = folder / "result.json"
-    damage = find_corrupt_files(folder)
-    if result.is_file() and not (folder / SUMS).exists():  # of an earlier version, or killed before it wrote them
-        try:
-            json.loads(result.read_bytes())
-            write_sums(folder, _files(folder))
-        except ValueError as error:
-            damage = {"result.json": f"cannot be read ({error})"}
-    damage = {name: what for name, what in damage.items() if what != MISSING or not name.startswith("checkpoints/")}
-    for name, what in damage.items():
+def _find_corrupt(folder: Path) -> dict[str, str]:
+    """The corrupt files of a finished run, with a warning for each. Checkpoints may have been deleted."""
+    if (folder / "result.json").is_file() and not (folder / SUMS).exists():  # killed before it wrote them
+        write_sums(folder, _files(folder))
+    corrupt = find_corrupt_files(folder)
+    corrupt = {name: what for name, what in corrupt.items() if what != MISSING or not name.startswith("checkpoints/")}
+    for name, what in corrupt.items():
         lost = "it cannot be regenerated; the model and the result do not depend on it"
-        consequence = "it is regenerated" if _matches(name, (*RESULTS, "config.json")) else lost
-        logger.warning("%s %s: %s", folder / name, what, consequence)
-    return damage
+        logger.warning("%s %s: %s", folder / name, what, "it is regenerated" if _matches(name, RESULTS) else lost)
+    return corrupt

@@ -80,7 +80,7 @@ def _reset_head(config: ModelConfig, state: dict[str, Tensor]) -> None:
 
 
 def fold_normalization(state: dict[str, Tensor], mean: Sequence[float], std: Sequence[float]) -> dict[str, Tensor]:
-    """Parameters that compute on images in [-1, 1] what the given ones do on (image in [0, 1] - mean) / std.
+    """Parameters that compute on images in [-1, 1] what those of `state` do on (image in [0, 1] - mean) / std.
 
     Deviation: other code normalizes the images. The patch embedding is linear and touches no padding, so this is the
     same but for rounding, and every model takes what the paper's take. Raises UserError for a convolutional stem, whose

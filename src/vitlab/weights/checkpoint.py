@@ -57,7 +57,7 @@ def load_model(
     for another image size or task (Sec. 3.2):
 
     - `image_size` interpolates the position embeddings as the checkpoint's library does (Google's, timm's, Hugging
-      Face's), or by `interpolation`. (Where a file leaves its size open, it is that: see `read_google`.)
+      Face's), or by `interpolation`.
     - `num_classes`: another number makes a new head, all zero; 0 removes the head.
     - `reset_head=True` makes a new head also for the same number of classes. A new task needs this.
     - `pre_logits="drop"` removes the layer before the head, as Google's fine-tuning does; requires a new head.
@@ -67,12 +67,12 @@ def load_model(
     """
     import torch
 
-    from vitlab.models import ViTConfig, build_model
+    from vitlab.models import ViTConfig
+    from vitlab.models.vit import build_model
     from vitlab.weights.adapt import adapt
 
     kind, local = find_checkpoint(path)
-    options = {"image_size": image_size} if kind == "google" else {}
-    config, state = _function("read", kind)(local, **options)
+    config, state = _function("read", kind)(local)
     config, state = adapt(
         config,
         state,

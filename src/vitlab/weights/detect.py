@@ -1,8 +1,9 @@
-"""The format of a checkpoint, from its content. Imports no torch."""
+"""The format of a checkpoint, from its content; downloads from the Hugging Face hub. Imports no torch."""
 
 import contextlib
 import functools
 import logging
+import re
 import zipfile
 from pathlib import Path
 from typing import Literal
@@ -18,25 +19,19 @@ READABLE = (
     "a Google .npz, a folder of save_model, timm or Hugging Face, timm's weights as .safetensors, the work folder of a "
     "finished training (with model/ in it), or a hub's hub:OWNER/NAME or timm:NAME.TAG"
 )
+DOWNLOADED = ("config.json", "preprocessor_config.json", "*.safetensors.index.json", "*.safetensors", "*.npz")
+"""All that is ever downloaded: no pickles, no code."""
 
 
-def find_checkpoint(given: Path | str) -> tuple[Format, Path]:
+def find_checkpoint(spec: Path | str) -> tuple[Format, Path]:
     """Format and path of the checkpoint at a path or on a hub. Raises UserError for anything else."""
-    path = _fetch(str(given)) if str(given).startswith(("hub:", "timm:")) else Path(given)
+    path = download_checkpoint(str(spec)) if str(spec).startswith(("hub:", "timm:")) else Path(spec)
     for folder in (path.resolve(), path.resolve() / "model"):
         with contextlib.suppress(OSError):  # a folder of others, or one that is read-only
             clear_leftovers(folder.parent, folder.name)
     if not path.exists():
         raise UserError(f"there is nothing at {path}; give {READABLE}.")
     return _find_in_folder(path) if path.is_dir() else _find_file(path)
-
-
-@functools.cache
-def _fetch(spec: str) -> Path:
-    """The local copy of a hub's checkpoint; fetched once per process, so that card and weights are of one commit."""
-    from vitlab.weights.hub import download_checkpoint
-
-    return download_checkpoint(spec)
 
 
 def _find_file(path: Path) -> tuple[Format, Path]:
@@ -100,3 +95,51 @@ def _refuse_pickle(path: Path) -> UserError:
         f"{path} is a pickle, which can run any code and is never loaded; convert it to safetensors if you trust it, "
         f"or give {READABLE}."
     )
+
+
+# ------------------------------------------------------------------------------------------------------------ hub
+
+
+@functools.cache  # so that card and weights are of one commit
+def download_checkpoint(spec: str) -> Path:
+    """The path of a checkpoint on this machine, downloaded unless it is cached.
+
+    | spec | repository |
+    |---|---|
+    | `hub:OWNER/NAME`, `hub:OWNER/NAME@REVISION` | that one; a revision is a branch, a tag or a commit |
+    | `timm:NAME.TAG` | `timm/NAME.TAG`, where timm keeps its weights |
+
+    Returns the folder with config and weights, or the `.npz` if that is all there is. The hub's cache and environment
+    variables apply (`HF_HOME`, `HF_TOKEN`, `HF_ENDPOINT`; `HF_HUB_OFFLINE=1` takes only what is cached). Raises
+    UserError, with what to do.
+    """
+    from huggingface_hub import errors, snapshot_download  # slow to import
+
+    match = re.fullmatch(r"(?:hub:([\w.-]+/[\w.-]+)|timm:([\w.-]+))(?:@(.+))?", spec)
+    if not match:
+        raise UserError(
+            f"{spec!r} is not a name on a hub; write hub:OWNER/NAME, hub:OWNER/NAME@REVISION or timm:NAME.TAG "
+            f"(hub:google/vit-base-patch16-224, timm:vit_base_patch16_224.augreg_in21k)."
+        )
+    repository = match[1] or f"timm/{match[2]}"
+    try:
+        folder = Path(
+            snapshot_download(repository, revision=match[3], allow_patterns=[*DOWNLOADED], ignore_patterns=["*/*"])
+        )
+    except (errors.HTTPError, errors.HFValidationError, OSError) as error:  # pyright: ignore[reportPrivateImportUsage]
+        cause = error.__cause__ or error
+        reason = f"{type(cause).__name__}: {next(iter(str(cause).splitlines()), '').rstrip('.')}"
+        raise UserError(
+            f"{spec} cannot be downloaded ({reason}). Check the name (timm's weights have a tag, timm:NAME.TAG), the "
+            f"revision and the network; a private or gated repository requires a login (`hf auth login`, or HF_TOKEN)."
+        ) from error
+    if any(folder.glob("*.safetensors")):
+        return folder
+    archives = sorted(folder.glob("*.npz"))
+    if len(archives) != 1:
+        names = ", ".join(path.name for path in archives) or "none"
+        raise UserError(
+            f"{spec} holds no .safetensors, and other than one .npz ({names}); give one of {folder} by its path. A "
+            f"pickle (.bin, .pth) can run any code and is never loaded."
+        )
+    return archives[0]

@@ -1,7 +1,7 @@
 """A model as one file that other programs run: ONNX, or an exported program of torch.
 
-    PATH.onnx   for onnxruntime and the like. Weights too large for the format (2 GB) are beside it in PATH.onnx.data;
-                the two go together.
+    PATH.onnx   for onnxruntime and the like. Weights too large for the format (2 GB) are in PATH.onnx.data, in the same
+                folder.
     PATH.pt2    a zip archive of torch.export: the graph as JSON, the weights as plain bytes. `torch.export.load` reads
                 it without this package. Load only files that you trust, for such an archive may also hold pickles; in
                 what is written here there is none.
@@ -57,7 +57,7 @@ def export_model(model: Model, path: Path, *, to: Format, extra: dict[str, Any] 
         run = _load_onnx(new) if to == "onnx" else torch.export.load(new).module()
         kind = "vit" if isinstance(model, ViT) and model.stem is None else "resnet"
         difference = check_parity(traced, run, f"the {to} file for {path}, which is not written", TOLERANCE[kind])
-        files = sorted(Path(folder).iterdir(), reverse=True)  # NAME.data before NAME, which needs it
+        files = sorted(Path(folder).iterdir(), reverse=True)  # NAME.data before NAME, which refers to it
         size = sum(file.stat().st_size for file in files)
         for file in files:
             sync(file)
@@ -131,7 +131,7 @@ def _write_onnx(model: Model, path: Path, metadata: dict[str, str]) -> int:
         verbose=False,
     )
     assert written is not None
-    _keep_zeros_around_pooling(written)
+    _name_axes_of_padding(written)
     for node in written.model.graph.all_nodes():
         node.metadata_props.clear()  # which line of which module each came from
     written.model.metadata_props.update(metadata)
@@ -139,30 +139,21 @@ def _write_onnx(model: Model, path: Path, metadata: dict[str, str]) -> int:
     return written.model.opset_imports[""]
 
 
-def _keep_zeros_around_pooling(written: torch.onnx.ONNXProgram) -> None:
-    """Rewrites every Pad before a MaxPool so that onnxruntime leaves it there.
+def _name_axes_of_padding(written: torch.onnx.ONNXProgram) -> None:
+    """Names the axes of the Pad before a MaxPool, so that onnxruntime leaves it there.
 
-    BiT's zeros around its pooling matter, for what is pooled may be negative. Onnxruntime's optimizer moves such
-    padding into the MaxPool, which pads with -inf; it leaves a Pad that names its axes.
+    BiT's pooling is padded with zeros, which matters because its input may be negative. Onnxruntime's optimizer moves
+    such padding into the MaxPool, which pads with -inf; it leaves a Pad that names its axes.
     """
     import onnx_ir
 
     graph = written.model.graph
-    for node in list(graph):
-        pad = node.inputs[0].producer() if node.op_type == "MaxPool" and node.inputs[0] else None
-        if pad is None or pad.op_type != "Pad" or len(pad.inputs) > 3:
-            continue
-        data, pads, *rest = pad.inputs
-        assert data is not None
-        assert pads is not None
-        axes = onnx_ir.Value(name=f"{pads.name}_axes", const_value=onnx_ir.tensor(list(range(4))))
-        graph.register_initializer(axes)
-        zero = rest[0] if rest else None
-        named = onnx_ir.node("Pad", [data, pads, zero, axes], attributes={"mode": "constant"})
-        graph.insert_before(node, named)
-        node.replace_input_with(0, named.outputs[0])
-        if not pad.outputs[0].uses():
-            graph.remove(pad, safe=True)
+    axes = onnx_ir.Value(name="padded_axes", const_value=onnx_ir.tensor([0, 1, 2, 3]))
+    for node in graph:
+        if node.op_type == "Pad" and any(use.node.op_type == "MaxPool" for use in node.outputs[0].uses()):
+            graph.register_initializer(axes)
+            node.resize_inputs(4)
+            node.replace_input_with(3, axes)
 
 
 def _load_onnx(path: Path) -> Callable[[Tensor], Tensor]:

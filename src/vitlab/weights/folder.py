@@ -73,9 +73,9 @@ def _read_card(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
         )
     if card.get("version") != VERSION:
         raise UserError(f"{path} has version {card.get('version')!r}; this vitlab reads version {VERSION}: update it.")
-    invalid = [name for name, kind in TYPES.items() if not isinstance(card.get(name), kind)]
-    if invalid:
-        raise UserError(f"{path} lacks {', '.join(invalid)}; {RETRY}.")
+    for name, kind in TYPES.items():
+        if not isinstance(card.get(name), kind):
+            raise UserError(f"{path} lacks {name}; {RETRY}.")
     try:
         config = from_dict(ModelConfig, card["model"])
     except ValueError as error:

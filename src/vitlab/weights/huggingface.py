@@ -2,7 +2,7 @@
 
     config.json                the kind of model, `model_type`, and its settings
     model.safetensors          the parameters; for several files, `model.safetensors.index.json` lists them
-    preprocessor_config.json   how images are prepared: see `vitlab.weights.huggingface_images`
+    preprocessor_config.json   how images are prepared: see `vitlab.weights.huggingface_config`
 
 | `model_type` | becomes |
 |---|---|
@@ -10,38 +10,46 @@
 | `deit` with a teacher's head | a ViT with a distillation token |
 | `deit` without | a ViT with a register: the distillation token plus its position, which no head reads |
 | `dinov2`, `dinov2_with_registers` | a ViT with LayerScale and registers, which pools `token+gap` for its head |
-| `bit` | a ResNet |
+| `bit` | a ResNet; read, not written |
 
 Rates of dropout and stochastic depth are not converted: they act elsewhere.
 """
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
-from vitlab.models.vit import Model
+from vitlab.models.vit import Model, ViT
 from vitlab.weights.adapt import fold_normalization
 from vitlab.weights.folder import CARD, WEIGHTS, check_classes, read_safetensors, read_settings, write_files
-from vitlab.weights.huggingface_images import (
+from vitlab.weights.huggingface_config import (
+    GELU,
     IMAGES,
+    check_setting,
+    check_sizes,
     image_settings,
+    model_settings,
+    read_classes,
     read_images,
     read_normalization,
     read_preprocessing,
     read_size,
     to_size,
 )
-from vitlab.weights.huggingface_write import BIT, GELU, model_settings, to_huggingface
 from vitlab.weights.layout import (
     Layout,
     Slot,
     check_arrays,
+    check_supported,
     count_units,
+    cpu_state,
     read_state,
     renamed_layout,
     require_shape,
@@ -50,7 +58,7 @@ from vitlab.weights.layout import (
 
 INDEX = f"{WEIGHTS}.index.json"
 HEADS = ("classifier", "cls_classifier", "distillation_classifier")
-"""Parts beside the body. The names of the body begin with its kind in files with a head."""
+"""Parts outside the body. The names of the body begin with its kind in files with a head."""
 
 _VIT = {
     "cls": "embeddings.cls_token",
@@ -148,7 +156,7 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
         mean, std = read_normalization(images, kind)
         config = _infer_resnet(card, arrays, images) if kind == "bit" else _infer_vit(kind, card, arrays)
         if config.num_classes:
-            check_classes({"classes": _classes(card) or None}, config, "id2label")
+            check_classes({"classes": read_classes(card) or None}, config, "id2label")
     except ValueError as error:
         raise UserError(f"{folder} holds an invalid or unsupported model: {error}") from error
     layout = huggingface_layout(kind, config)
@@ -163,7 +171,7 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 def card_huggingface(folder: Path) -> dict[str, Any]:
     """`preprocessing` where the folder has one, and `classes` where they have names."""
     settings = read_settings(folder / CARD)
-    images, classes = read_images(folder), _classes(settings)
+    images, classes = read_images(folder), read_classes(settings)
     card: dict[str, Any] = {}
     if classes and classes != [f"LABEL_{i}" for i in range(len(classes))]:
         card["classes"] = classes
@@ -196,17 +204,17 @@ def _infer_vit(kind: str, card: dict[str, Any], arrays: dict[str, Tensor]) -> Vi
     """The configuration; adds zero biases of q, k and v to `arrays` where the model has none."""
     dinov2 = kind.startswith("dinov2")
     if dinov2:
-        _setting(card, "use_swiglu_ffn", False, False)
+        check_setting(card, "use_swiglu_ffn", False, False)
     head = next((name for name in HEADS if f"{name}.weight" in arrays), None)
     pooler = "pooler.dense.weight" in arrays and not head
     if pooler:
-        _setting(card, "pooler_act", "tanh", "tanh")
+        check_setting(card, "pooler_act", "tanh", "tanh")
     width, _, patch_size, _ = _shape(arrays, "embeddings.patch_embeddings.projection", 4)
     depth = len({name.split(".")[2] for name in arrays if name.startswith("encoder.layer.")})
-    if not _setting(card, "qkv_bias", True, True, False):
+    if not check_setting(card, "qkv_bias", True, True, False):
         for i, name in ((i, name) for i in range(depth) for name in ("query", "key", "value")):
             arrays.setdefault(f"encoder.layer.{i}.attention.attention.{name}.bias", torch.zeros(width))
-    _check_sizes(card, {"num_hidden_layers": depth, "hidden_size": width, "patch_size": patch_size})
+    check_sizes(card, {"num_hidden_layers": depth, "hidden_size": width, "patch_size": patch_size})
     distilled = kind == "deit" and head in HEADS[1:]
     registers = "embeddings.distillation_token" if kind == "deit" and not distilled else "embeddings.register_tokens"
     size = to_size(card.get("image_size", ViTConfig.image_size))
@@ -223,7 +231,7 @@ def _infer_vit(kind: str, card: dict[str, Any], arrays: dict[str, Tensor]) -> Vi
         pool="token+gap" if dinov2 and head else "token",
         representation_size=_shape(arrays, "pooler.dense", 2)[0] if pooler else None,
         position_interpolation="bicubic_antialias" if kind == "dinov2_with_registers" else "bicubic",
-        gelu=GELU[_setting(card, "hidden_act", "gelu", *GELU)],
+        gelu=GELU[check_setting(card, "hidden_act", "gelu", *GELU)],
         layer_norm_eps=card.get("layer_norm_eps", 1e-6 if dinov2 else 1e-12),
         layer_scale=card.get("layerscale_value", 1.0) if dinov2 else None,
         registers=require_shape(CARD, arrays, registers, 3)[1] if registers in arrays else 0,
@@ -232,47 +240,30 @@ def _infer_vit(kind: str, card: dict[str, Any], arrays: dict[str, Tensor]) -> Vi
 
 
 def _infer_resnet(card: dict[str, Any], arrays: dict[str, Tensor], images: dict[str, Any]) -> ResNetConfig:
-    v2 = _setting(card, "layer_type", "preactivation", "preactivation", "bottleneck") == "preactivation"
-    _setting(card, "global_padding", None, *((None,) if v2 else ("SAME", "same")))
-    _setting(card, "embedding_dynamic_padding", False, not v2)
+    v2 = check_setting(card, "layer_type", "preactivation", "preactivation", "bottleneck") == "preactivation"
+    check_setting(card, "global_padding", None, *((None,) if v2 else ("SAME", "same")))
+    check_setting(card, "embedding_dynamic_padding", False, not v2)
     for name, value in {"hidden_act": "relu", "num_groups": 32, "width_factor": 1}.items():
-        _setting(card, name, value, value)
+        check_setting(card, name, value, value)
     parts = [name.split(".") for name in arrays if name.startswith("encoder.stages.")]
     layers = count_units({(part[2], part[4]) for part in parts})
     width = _shape(arrays, "embedder.convolution", 4)[0]
-    body = ResNetBody(layers, width, version="v2" if v2 else "v1", **BIT)
-    _check_sizes(card, {"depths": list(body.layers)})
-    _setting(card, "output_stride", 32, *(2**i for i in range(16) if 2**i >= body.stride))
+    body = ResNetBody(
+        layers,
+        width,
+        version="v2" if v2 else "v1",
+        weight_eps=1e-8,
+        weight_eps_on="variance",
+        group_norm_eps=1e-5,  # no setting changes these
+    )
+    check_sizes(card, {"depths": list(body.layers)})
+    check_setting(card, "output_stride", 32, *(2**i for i in range(16) if 2**i >= body.stride))
     num_classes = _shape(arrays, "classifier.1", 2)[0] if "classifier.1.weight" in arrays else 0
     return ResNetConfig(image_size=read_size(images) or ResNetConfig.image_size, body=body, num_classes=num_classes)
 
 
 def _shape(arrays: dict[str, Tensor], layer: str, ndim: int) -> tuple[int, ...]:
     return require_shape("the file", arrays, f"{layer}.weight", ndim)
-
-
-def _check_sizes(card: dict[str, Any], sizes: dict[str, Any]) -> None:
-    """Raises UserError where config.json has other sizes than the arrays, as when some are missing."""
-    for name, size in sizes.items():
-        if card.get(name, size) != size:
-            raise UserError(f"{CARD} says {name}={card[name]!r} and the arrays are for {size!r}; get the files again")
-
-
-def _setting(card: dict[str, Any], name: str, default: Any, *supported: Any) -> Any:
-    """The value of a setting. Raises UserError for one that cannot be computed here."""
-    value = card.get(name, default)
-    if value not in supported:
-        raise UserError(f"{CARD} says {name}={value!r}; supported: {', '.join(map(repr, supported))}.")
-    return value
-
-
-def _classes(card: dict[str, Any]) -> list[str] | None:
-    """The names of the outputs in order, where there are any."""
-    labels = card.get("id2label")
-    try:
-        return None if labels is None else [str(labels[str(i)]) for i in range(len(labels))]
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{CARD} says id2label={labels!r}; it must name the outputs '0', '1' and so on.") from error
 
 
 # -------------------------------------------------------------------------------------------------------- writing
@@ -286,7 +277,9 @@ def write_huggingface(model: Model, folder: Path | str, card: dict[str, Any]) ->
     compute otherwise, and for a folder with other files.
     """
     check_classes(card, model.config)
-    kind, config, state = to_huggingface(model)
+    if not isinstance(model, ViT):
+        raise UserError("ResNets are not written for Hugging Face. Use save_model (`--to vitlab`).")
+    kind, config, state = _to_huggingface(model)
     prefix = f"{kind}." if config.num_classes else ""
     arrays = {
         name if name.split(".")[0] in HEADS else prefix + name: array
@@ -296,3 +289,51 @@ def write_huggingface(model: Model, folder: Path | str, card: dict[str, Any]) ->
         arrays[f"{prefix}embeddings.mask_token"] = torch.zeros_like(arrays[f"{prefix}embeddings.cls_token"][0])
     settings = model_settings(kind, config, card.get("classes"))
     write_files(Path(folder), arrays, {CARD: settings, IMAGES: image_settings(config, card)})
+
+
+def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
+    """Kind, configuration and parameters of the same function. Raises UserError where they have none.
+
+    Fixed and composed positions become a table. Where LayerScale or registers require DINOv2, a head on the class
+    token alone also reads the mean over patches, with weights of zero, and a missing LayerScale is one of 1.
+    """
+    config, has_head = model.config, model.config.num_classes > 0
+    is_dinov2 = config.pool == "token+gap" or config.layer_scale is not None
+    deit_token = (
+        config.registers == 1 and not is_dinov2 and not config.distilled
+    )  # DeiT's, without the teacher's has_head
+    is_dinov2 = is_dinov2 or config.registers > int(deit_token)
+    kind = "deit" if config.distilled or deit_token else "dinov2" if is_dinov2 else "vit"
+    supported: dict[str, tuple[Any, ...]] = {
+        "stem": (None,),
+        "encoder": ("full",),
+        "pool": ("token", "token+gap"),
+        "position": ("none", "1d", "2d", "sincos2d"),
+        "position_at": ("stem",),
+        "representation_size": (None,) if has_head or is_dinov2 else (config.representation_size,),
+    }
+    if (
+        not has_head or is_dinov2
+    ):  # no mean of both tokens without heads, neither LayerScale nor registers in their DeiT
+        supported["distilled"] = (False,)
+    if is_dinov2:
+        supported["mlp_dim"] = (max(config.mlp_dim // config.width, 1) * config.width,)
+        supported["image_size"] = (config.image_hw[0], config.image_hw[:1] * 2)
+    check_supported("Hugging Face's code", config, supported)
+    state = {name: tensor for name, tensor in cpu_state(model).items() if not name.startswith("position.")}
+    rows = model.position.absolute()
+    if rows is None:
+        rows = state["norm.weight"].new_zeros(config.num_tokens, config.width)
+    rows, prefix = rows.detach().cpu(), config.num_prefix_tokens - (0 if deit_token else config.registers)
+    state["position.table"] = torch.cat([rows[:prefix], rows[config.num_prefix_tokens :]])[None]
+    config = dataclasses.replace(config, position="1d", class_position=True)
+    if is_dinov2:
+        kind = "dinov2_with_registers" if config.registers else kind
+        if has_head and config.pool == "token":
+            state["head.weight"] = F.pad(state["head.weight"], (0, config.width))
+        if config.layer_scale is None:
+            ones = torch.ones_like(state["norm.weight"])
+            state |= {f"blocks.{i}.branch{part}.scale": ones for i in range(config.depth) for part in (1, 2)}
+        scale = 1.0 if config.layer_scale is None else config.layer_scale
+        config = dataclasses.replace(config, layer_scale=scale, pool="token+gap" if has_head else "token")
+    return kind, config, state

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.models import ModelConfig, ResNetBody, build_model
-from vitlab.models.vit import Model
+from vitlab.models import ModelConfig, ResNetBody
+from vitlab.models.vit import Model, build_model
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def renamed_layout(config: ModelConfig, rename: Callable[[str], Mapping[str, int
 def read_state(
     layout: Layout, arrays: dict[str, Tensor], convert: Callable[[str, Tensor], Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """The state that `arrays`, which are consumed, hold; `convert` brings an array to our layout."""
+    """The state that `arrays`, which are consumed, hold; `convert` changes an array to our layout."""
     parts: dict[str, list[Tensor]] = {}
     for name, slot in layout.items():
         array = arrays.pop(name)

@@ -60,34 +60,19 @@ OLD_NAMES = {
     "pre_logits.fc.weight": "pre_logits.weight",  # timm before 0.6
     "pre_logits.fc.bias": "pre_logits.bias",
 }
-ARCHITECTURES = {
-    192: "vit_tiny_patch16_224",
-    384: "vit_small_patch16_224",
-    768: "vit_base_patch16_224",
-    1024: "vit_large_patch16_224",
-    1280: "vit_huge_patch14_224",
+RESNETS: dict[tuple[int, ...], tuple[str, int]] = {
+    (3, 4, 6, 3): ("resnetv2_50x1_bit", 1),
+    (3, 4, 23, 3): ("resnetv2_101x1_bit", 1),
+    (3, 8, 36, 3): ("resnetv2_152x2_bit", 2),
 }
-"""Width -> the nearest plain ViT, a courtesy: any of them builds any size."""
-HYBRIDS: dict[tuple[int, ...], str] = {
-    (): "vit_tiny_r_s16_p8_224",
-    (2, 2, 2, 2): "vit_small_r26_s32_224",
-    (3, 4, 9): "vit_base_r50_s16_224",
-    (3, 4, 6, 3): "vit_large_r50_s32_224",
-}
-"""Units of a stem -> an architecture that has it: the stem is the one part that no argument changes."""
-RESNETS: dict[tuple[int, ...], tuple[int, int, int]] = {
-    (3, 4, 6, 3): (50, 1, 3),
-    (3, 4, 23, 3): (101, 1, 3),
-    (3, 8, 36, 3): (152, 2, 4),
-}
-"""Units of a ResNet -> its layers and the two width factors that timm has architectures for."""
+"""Units of a ResNet -> an architecture with them, and its width factor."""
 
 
 def timm_layout(config: ModelConfig) -> Layout:
     """Every tensor of a model."""
 
     def rename(ours: str) -> dict[str, int]:
-        name = timm_name(ours, config)
+        name = _timm_name(ours, config)
         if ours.startswith("map.attention.qkv."):
             return {name.replace(".qkv.", ".q."): 1, name.replace(".qkv.", ".kv."): 2}
         return {name: 1}
@@ -99,7 +84,7 @@ def timm_layout(config: ModelConfig) -> Layout:
     return layout
 
 
-def timm_name(ours: str, config: ModelConfig) -> str:
+def _timm_name(ours: str, config: ModelConfig) -> str:
     name = ours
     for pattern, replacement in RENAMED:
         name = re.sub(pattern, replacement, name)
@@ -175,18 +160,16 @@ def write_timm(model: Model, folder: Path | str, card: dict[str, Any]) -> None:
     settings of timm's transforms. Positions of every kind that enter at the stem become one table; standardized weights
     are scaled so that timm's eps gives the same.
 
-    Raises ValueError for a model that timm's cannot represent, and for a folder with other files.
+    Raises ValueError for a hybrid and any other model that timm's cannot represent, and for a folder with other files.
     """
     _check_representable(model.config)
     check_classes(card, model.config)
     config, state = _to_timm(model)
-    first = "body.root." if isinstance(config, ResNetConfig) else "stem.root." if config.stem else "embedding."
-    first_conv = timm_name(first, config).removesuffix(".")
-    write_files(Path(folder), write_state(timm_layout(config), state), {CARD: timm_card(config, card, first_conv)})
+    write_files(Path(folder), write_state(timm_layout(config), state), {CARD: timm_card(config, card)})
 
 
-def timm_card(config: ModelConfig, extra: Mapping[str, Any], first_conv: str) -> dict[str, Any]:
-    """The config.json of a model; `extra` is its card, `first_conv` timm's name of its first layer."""
+def timm_card(config: ModelConfig, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of a model; `extra` is its card."""
     vit = isinstance(config, ViTConfig)
     architecture, args = _vit_args(config) if vit else _resnet_args(config.body)
     heads: Any = ["head", "head_dist"] if vit and config.distilled else "head" if vit else "head.fc"
@@ -208,7 +191,7 @@ def timm_card(config: ModelConfig, extra: Mapping[str, Any], first_conv: str) ->
         "std": [0.5, 0.5, 0.5],
         "num_classes": config.num_classes,
         "pool_size": None if vit else list(config.grid),
-        "first_conv": first_conv,
+        "first_conv": "patch_embed.proj" if vit else "stem.conv",
         "classifier": heads,
     }
     card: dict[str, Any] = {
@@ -224,11 +207,6 @@ def timm_card(config: ModelConfig, extra: Mapping[str, Any], first_conv: str) ->
 
 def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
     """The name of an architecture and every argument that makes it this ViT."""
-    name = ARCHITECTURES.get(config.width, "vit_base_patch16_224")
-    if config.distilled:
-        name = "deit_base_distilled_patch16_224"
-    elif config.stem is not None:
-        name = HYBRIDS[config.stem.layers]
     ratio = config.mlp_dim / config.width  # timm rounds the product down
     exact = int(config.width * ratio) == config.mlp_dim
     args: dict[str, Any] = {
@@ -250,55 +228,51 @@ def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         args |= {"reg_tokens": config.registers, "pool_include_prefix": config.pool == "map"}
     if config.layer_scale is not None:
         args["init_values"] = config.layer_scale
-    return name, args
+    return "deit_base_distilled_patch16_224" if config.distilled else "vit_base_patch16_224", args
 
 
 def _resnet_args(body: ResNetBody) -> tuple[str, dict[str, Any]]:
-    layers, *factors = RESNETS[body.layers]
-    if body.width in (64 * factors[0], 64 * factors[1]):
-        return f"resnetv2_{layers}x{body.width // 64}_bit", {}
-    width = body.width // factors[0]
-    channels = [4 * width * 2**stage for stage in range(len(body.layers))]
-    return f"resnetv2_{layers}x{factors[0]}_bit", {"channels": channels, "stem_chs": width}
+    architecture, factor = RESNETS[body.layers]
+    width = body.width // factor
+    return architecture, {"channels": [4 * width * 2**stage for stage in range(len(body.layers))], "stem_chs": width}
 
 
 def _check_representable(config: ModelConfig) -> None:
     """Raises UserError for the first setting that no argument of timm's sets."""
-    vit = isinstance(config, ViTConfig)
-    body = config.stem if vit else config.body
-    if vit:
+    if isinstance(config, ResNetConfig):
         supported: dict[str, tuple[Any, ...]] = {
-            "encoder": ("full",),
-            "position": ("none", "1d", "2d", "sincos2d"),
-            "position_at": ("stem",) if config.position != "none" else (config.position_at,),
-            "pool": ("token", "gap", "map"),
-            "representation_size": (None,),
-            "layer_norm_eps": (1e-6,),
-        }
-        supported |= {"registers": (0,), "stem": (None,)} if config.distilled else {}
-        check_supported("timm", config, supported)
-    if body is not None:
-        supported = {
-            "version": ("v1" if vit else "v2",),
+            "version": ("v2",),
             "mixing": ("conv",),
-            "layers": tuple(HYBRIDS if vit else RESNETS),
-            "width": (64 if vit else body.width,),
+            "layers": tuple(RESNETS),
             "pool_padding": ("zero",),
+            "weight_eps_on": ("variance",),
             "group_norm_eps": (GROUP_NORM_EPS,),
         }
-        check_supported("timm", body, supported, "stem." if vit else "body.")
+        check_supported("timm", config.body, supported, "body.")
+        return
+    supported = {
+        "stem": (None,),
+        "encoder": ("full",),
+        "position": ("none", "1d", "2d", "sincos2d"),
+        "position_at": ("stem",) if config.position != "none" else (config.position_at,),
+        "pool": ("token", "gap", "map"),
+        "representation_size": (None,),
+        "layer_norm_eps": (1e-6,),
+        "registers": (0,) if config.distilled else (config.registers,),
+    }
+    check_supported("timm", config, supported)
 
 
 def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The same function with what timm has: one position table, and its eps in the standardization of weights."""
     state = cpu_state(model)
-    body = model.config.body if isinstance(model.config, ResNetConfig) else model.config.stem
-    if body is not None:
-        for name in state:
-            if re.match(r"(stem|body)\..*(root|conv\d|shortcut)\.weight$", name):
-                state[name] = _restandardized(state[name], body)
     if not isinstance(model, ViT):
-        return model.config, state
+        # All weights k times as large undo another eps: standardization by k^2 variance + k^2 eps is the same.
+        factor = math.sqrt(WEIGHT_EPS / model.config.body.weight_eps)
+        scaled = {
+            name: (tensor.double() * factor).to(tensor.dtype) for name, tensor in state.items() if tensor.ndim == 4
+        }
+        return model.config, state | scaled
     config, table = model.config, model.position.absolute()
     if table is None and not config.distilled:
         return config, state
@@ -313,12 +287,3 @@ def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
         table = table[config.num_prefix_tokens :]
     state["position.table"] = table[None]
     return dataclasses.replace(config, position="1d", class_position=all_rows), state
-
-
-def _restandardized(weight: Tensor, body: ResNetBody) -> Tensor:
-    """Weights that, standardized with timm's eps, are what `weight` is with the body's."""
-    eps, exact = body.weight_eps, weight.double()
-    if body.weight_eps_on == "variance":
-        return (exact * math.sqrt(WEIGHT_EPS / eps)).to(weight.dtype)
-    variance, mean = torch.var_mean(exact, dim=(1, 2, 3), correction=0, keepdim=True)
-    return ((exact - mean) * (WEIGHT_EPS / (2 * variance.sqrt() * eps + eps**2)).sqrt()).to(weight.dtype)

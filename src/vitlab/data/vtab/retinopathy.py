@@ -23,7 +23,7 @@ QUALITY = 72
 
 
 class EyeEntry(Entry):
-    """An image ROOT/btgraham-300/SPLIT/NAME, made from ROOT/SPLIT/NAME where it is not there yet."""
+    """An image ROOT/btgraham-300/SPLIT/NAME, made from ROOT/SPLIT/NAME unless it exists."""
 
     __slots__ = ()
 
@@ -36,7 +36,7 @@ class EyeEntry(Entry):
                 with replacing_file(prepared) as file:  # several workers may make the same image
                     file.write(buffer.getvalue())
             except OSError as error:
-                raise ImageError(self.file, f"it cannot be written beside the originals ({error.strerror})") from error
+                raise ImageError(self.file, f"the prepared image cannot be written ({error.strerror})") from error
         return super().read()
 
 
@@ -45,7 +45,7 @@ def prepare(image: np.ndarray, radius: int = RADIUS) -> np.ndarray:
     from scipy.ndimage import gaussian_filter  # slow to import
 
     scaled = _resize(image, radius / eye_radius(image))
-    # A kernel of 3 standard deviations each way, mirrored at the borders, as OpenCV's is for bytes.
+    # A kernel of 3 standard deviations each way, mirrored at the edges, as OpenCV's is for bytes.
     blurred = gaussian_filter(scaled.astype(np.float32), (radius / 30, radius / 30, 0), mode="mirror", truncate=3)
     contrast = np.clip(4 * (scaled - np.rint(blurred)) + 128, 0, 255).astype(np.uint8)
     height, width = contrast.shape[:2]

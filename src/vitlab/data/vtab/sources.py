@@ -48,49 +48,45 @@ def locate(name: str, split: str, root: Path, download: bool) -> Path:
         raise UserError(f"{name} has the splits {', '.join(source.sizes)}, not {split!r}")
     required = source.required.get(split) or source.required["all"]
     folders = list(dict.fromkeys([root, *(root / folder for folder in (*source.folders, name))]))
-    folder, missing = _nearest(folders, required)
+    folder, missing = _most_complete(folders, required)
     if missing:
         need = f"{name} needs {' and '.join(missing)} (from {source.page}; license: {source.license})"
         need += f"; looked in {', '.join(map(str, folders))}"
         if source.access != "automatic":
             consent = ", after consent to its license" if source.access == "license" else ""
             raise UserError(f"{need}: download it by hand{consent}, and put it there or give another root")
-        require_download(need, download)
+        _require_download(need, download)
         for url, digest in source.files.get(split) or source.files["all"]:
-            _unpack(_download(url, digest, root / name))
-        folder, missing = _nearest(folders, required)
+            archive = root / name / url.rpartition("/")[2]
+            download_file(url, archive, digest)
+            _unpack(archive)
+        folder, missing = _most_complete(folders, required)
         if missing:
             raise UserError(
                 f"{name} was downloaded, but {' and '.join(missing)} is not in {folder}: download it by hand"
             )
     if split in source.lists:
         url, digest = source.lists[split]
-        if not (folder / url.rpartition("/")[2]).is_file():
-            require_download(f"{name} needs the list of the {split} split, {url}; looked in {folder}", download)
-            _download(url, digest, folder)
+        list_file = folder / url.rpartition("/")[2]
+        if not list_file.is_file():
+            _require_download(f"{name} needs the list of the {split} split, {url}; looked in {folder}", download)
+            download_file(url, list_file, digest)
     return folder
 
 
-def require_download(need: str, allowed: bool) -> None:
-    """Raises UserError unless what is needed may be downloaded."""
+def _require_download(need: str, allowed: bool) -> None:
     if not allowed:
         raise UserError(f"{need}: put it there, give another root, or allow the download")
     logger.warning("%s: downloading it", need)
 
 
-def _nearest(folders: Sequence[Path], required: Sequence[str]) -> tuple[Path, list[str]]:
+def _most_complete(folders: Sequence[Path], required: Sequence[str]) -> tuple[Path, list[str]]:
     """The folder that lacks least, the first of several, and what it lacks."""
     lacking = [
         [part for part in required if not any(any(folder.glob(name)) for name in part.split(" or "))]
         for folder in folders
     ]
     return min(zip(folders, lacking, strict=True), key=lambda pair: len(pair[1]))
-
-
-def _download(url: str, digest: str, folder: Path) -> Path:
-    file = folder / url.rpartition("/")[2]
-    download_file(url, file, digest)
-    return file
 
 
 def _unpack(archive: Path) -> None:

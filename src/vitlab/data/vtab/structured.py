@@ -4,11 +4,13 @@ Labels come from annotations by bins that are closed above: a value on a thresho
 distances are compared in float32, as the benchmark stores them.
 """
 
+import functools
 import gzip
 import itertools
 import json
 import mmap
-from collections.abc import Iterator, Sequence
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -16,7 +18,7 @@ import numpy as np
 
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import Entry
-from vitlab.data.vtab.readers import Published, numbered
+from vitlab.data.vtab.readers import Published, of_files, of_pixels
 from vitlab.data.vtab.sources import SOURCES
 
 CLEVR_COUNT = tuple(f"{n} objects" for n in range(3, 11))
@@ -31,6 +33,7 @@ DSPRITES_LOCATION = tuple(f"x {2 * i} or {2 * i + 1} of 31" for i in range(16))
 DSPRITES_ORIENTATION = tuple(  # 40 orientations from 0 to 360 degrees, three and two to a class in turn
     f"{np.ceil(2.5 * i) * 360 / 39:.0f} to {(np.ceil(2.5 * i + 2.5) - 1) * 360 / 39:.0f} degrees" for i in range(16)
 )
+SPRITES_CHUNK = 1024  # images of 4 KiB
 KITTI_DISTANCE = ("vehicle up to 8 m", "vehicle over 8 to 20 m", "vehicle over 20 m", "no vehicle")
 KITTI_METERS = (8.0, 20.0, 999.0)
 KITTI_VEHICLES = ("Car", "Van", "Truck")
@@ -46,22 +49,22 @@ SMALLNORB_ELEVATION = tuple(f"{30 + 5 * i} degrees" for i in range(9))
 def clevr_count(folder: Path, split: str) -> Published:
     """How many objects: 8 classes. Splits "train" and "validation"; the test part has no annotations."""
     images, depths = _clevr(folder, split)
-    labels = np.array([len(objects) for objects in depths.values()]) - 3
-    return _in_folder("clevr_count", split, CLEVR_COUNT, labels, images, list(depths))
+    return of_files(images, [len(objects) - 3 for objects in depths.values()], CLEVR_COUNT, list(depths))
 
 
 def clevr_distance(folder: Path, split: str) -> Published:
     """How far the nearest object, by its third pixel coordinate: 6 classes. Splits as for `clevr_count`."""
     images, depths = _clevr(folder, split)
     labels = _bins([min(objects) for objects in depths.values()], CLEVR_DEPTHS)
-    return _in_folder("clevr_distance", split, CLEVR_DISTANCE, labels, images, list(depths))
+    return of_files(images, labels, CLEVR_DISTANCE, list(depths))
 
 
-def _clevr(folder: Path, split: str) -> tuple[Path, dict[str, list[float]]]:
-    """The folder of the images; and for each, sorted by name, the depths of its objects."""
+def _clevr(folder: Path, split: str) -> tuple[list[Path], dict[str, list[float]]]:
+    """The images, sorted by name; and for each name the depths of its objects."""
     images, scenes = (folder / part for part in SOURCES["clevr"].required[split])
     content = json.loads(scenes.read_bytes(), object_hook=_clevr_object)
-    return images, dict(sorted(content["scenes"]))
+    depths = dict(sorted(content["scenes"]))
+    return [images / name for name in depths], depths
 
 
 def _clevr_object(content: dict) -> object:
@@ -89,8 +92,8 @@ def dmlab(folder: Path, split: str) -> Published:
                 image, key = example["image"], data[example["filename"]].decode()
                 entries.append(Entry(str(file), key, image.start, image.stop - image.start))
                 labels.append(int(example["label"]))
-    keys = [entry.member for entry in entries]
-    return Published(Dataset("dmlab", split, DMLAB, np.array(labels, np.int64), entries=entries), keys)
+    dataset = Dataset("", "", DMLAB, np.array(labels, np.int64), entries=entries)
+    return Published(dataset, [entry.member for entry in entries])
 
 
 def _examples(data: bytes | mmap.mmap) -> Iterator[dict[str, Any]]:
@@ -156,7 +159,8 @@ def kitti_distance(folder: Path, split: str) -> Published:
     videos = [line.split(" ")[1] for line in mapping.read_text().splitlines()]
     ids = [f"{n:06d}" for n in kitti_splits([videos[int(n) - 1] for n in rand.read_text().split(",")])[split]]
     distances = _bins([_kitti_nearest(labels / f"{number}.txt") for number in ids], KITTI_METERS)
-    return _in_folder("kitti_distance", split, KITTI_DISTANCE, distances, images, [f"{number}.png" for number in ids])
+    keys = [f"{number}.png" for number in ids]
+    return of_files([images / key for key in keys], distances, KITTI_DISTANCE, keys)
 
 
 def kitti_splits(videos: Sequence[str]) -> dict[str, np.ndarray]:
@@ -185,23 +189,36 @@ def _kitti_nearest(path: Path) -> float:
 
 def dsprites_location(folder: Path, split: str) -> Published:
     """Where the sprite is from left to right, 0 to 31, two to a class. One split, "train"."""
-    pixels, latents = _dsprites(folder)
-    return numbered(Dataset("dsprites_location", split, DSPRITES_LOCATION, latents[:, 4] // 2, pixels))
+    return _dsprites(folder, DSPRITES_LOCATION, lambda latents: latents[:, 4] // 2)
 
 
 def dsprites_orientation(folder: Path, split: str) -> Published:
     """How the sprite is turned, floor(orientation / 2.5): 16 classes. One split, "train"."""
-    pixels, latents = _dsprites(folder)
-    return numbered(Dataset("dsprites_orientation", split, DSPRITES_ORIENTATION, latents[:, 3] * 2 // 5, pixels))
+    return _dsprites(folder, DSPRITES_ORIENTATION, lambda latents: latents[:, 3] * 2 // 5)
 
 
-def _dsprites(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Pixels uint8 [N, 64, 64, 3] and int64 [N, 6]: color, shape, scale, orientation, x, y."""
+def _dsprites(folder: Path, classes: Sequence[str], label: Callable[[np.ndarray], np.ndarray]) -> Published:
+    """label: int64 [N, 6] (color, shape, scale, orientation, x, y) -> int64 [N]."""
     path = folder / SOURCES["dsprites"].required["all"][0]
     with np.load(path, allow_pickle=False) as arrays:  # its "metadata" is a pickle, and stays unread
-        gray = arrays["imgs"]
-        gray *= 255  # in place: they are 3 GB
-        return _rgb(gray), arrays["latents_classes"].astype(np.int64)
+        labels = label(arrays["latents_classes"].astype(np.int64))
+    read_pixels = functools.partial(_read_sprites, path, len(labels))
+    return of_pixels(None, labels, classes)._replace(read_pixels=read_pixels)
+
+
+def _read_sprites(path: Path, count: int, indices: np.ndarray) -> np.ndarray:
+    """uint8 [n, 64, 64, 3]. The array is decompressed in chunks, for all of its images have 3 GB."""
+    pixels = np.empty((len(indices), 64, 64, 3), np.uint8)
+    with zipfile.ZipFile(path) as archive, archive.open("imgs.npy") as file:
+        np.lib.format.read_magic(file)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        if (shape, dtype) != ((count, 64, 64), np.uint8):
+            raise ValueError(f"{count} labels and images {dtype} {shape}")
+        for start in range(0, count, SPRITES_CHUNK):
+            chunk = np.frombuffer(file.read(SPRITES_CHUNK * 64 * 64), np.uint8).reshape(-1, 64, 64, 1)
+            rows = np.flatnonzero((indices >= start) & (indices < start + SPRITES_CHUNK))
+            pixels[rows] = chunk[indices[rows] - start] * 255
+    return pixels
 
 
 # ------------------------------------------------------------------------------------------------- SmallNORB
@@ -210,20 +227,21 @@ def _dsprites(folder: Path) -> tuple[np.ndarray, np.ndarray]:
 def smallnorb_azimuth(folder: Path, split: str) -> Published:
     """From which side the toy is seen, stored as 0, 2, ..., 34: 18 classes. Splits "train" and "test"."""
     pixels, info = _smallnorb(folder, split)
-    return numbered(Dataset("smallnorb_azimuth", split, SMALLNORB_AZIMUTH, info[:, 2] // 2, pixels))
+    return of_pixels(pixels, info[:, 2] // 2, SMALLNORB_AZIMUTH)
 
 
 def smallnorb_elevation(folder: Path, split: str) -> Published:
     """From how high the toy is seen: 9 classes. Splits "train" and "test"."""
     pixels, info = _smallnorb(folder, split)
-    return numbered(Dataset("smallnorb_elevation", split, SMALLNORB_ELEVATION, info[:, 1], pixels))
+    return of_pixels(pixels, info[:, 1], SMALLNORB_ELEVATION)
 
 
 def _smallnorb(folder: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """The left camera's pixels uint8 [N, 96, 96, 3]; instance, elevation, azimuth and lighting, int64 [N, 4]."""
     plain = [folder / alternatives.partition(" or ")[0] for alternatives in SOURCES["smallnorb"].required[split]]
     pairs, info = (_norb_matrix(path if path.is_file() else path.with_name(f"{path.name}.gz")) for path in plain)
-    return _rgb(pairs[:, 0]), info.astype(np.int64)
+    gray = pairs[:, 0, :, :, None]
+    return np.broadcast_to(gray, (*gray.shape[:3], 3)), info.astype(np.int64)  # a view, until images are taken of it
 
 
 def _norb_matrix(path: Path) -> np.ndarray:
@@ -238,19 +256,6 @@ def _norb_matrix(path: Path) -> np.ndarray:
 
 
 # --------------------------------------------------------------------------------------------------- helpers
-
-
-def _rgb(gray: np.ndarray) -> np.ndarray:
-    """uint8 [N, H, W] as a view [N, H, W, 3]; only the images that are taken of it use three times the memory."""
-    return np.broadcast_to(gray[..., None], (*gray.shape, 3))
-
-
-def _in_folder(
-    name: str, split: str, classes: tuple[str, ...], labels: np.ndarray, folder: Path, files: list[str]
-) -> Published:
-    """Images of a folder, whose keys are the names of their files."""
-    entries = [Entry(str(folder / file)) for file in files]
-    return Published(Dataset(name, split, classes, labels.astype(np.int64), entries=entries), files)
 
 
 def _bins(values: Sequence[float], thresholds: tuple[float, ...]) -> np.ndarray:

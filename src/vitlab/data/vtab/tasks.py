@@ -2,7 +2,7 @@
 
 The benchmark takes its splits from TensorFlow Datasets (TFDS): `train[:800]`, the first 200 of a validation part, the
 test part whole. A split's examples are sorted by the MD5 sum of the split's name and the key that the data set's
-builder gives the example (`benchmark_order`), on every machine. So they are computed here without TensorFlow.
+builder gives the example (`benchmark_order`), so they are computed here without TensorFlow.
 
 Rule and keys were read in the source of TFDS 4.9, and compared with what others have published: the first 16 examples
 of `cifar10` as tutorials print them; and the lists of file names that VPT's authors wrote out of TFDS (2022), which
@@ -15,6 +15,7 @@ images, so that every machine had another order. KITTI was split anew in Novembe
 or 634 before): older numbers do not compare.
 """
 
+import contextlib
 import csv
 import dataclasses
 import functools
@@ -22,7 +23,7 @@ import hashlib
 import logging
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -123,34 +124,32 @@ def load_task(name: str, split: str, root: Path, download: bool = True) -> Datas
         logger.warning("vtab:%s (%s) is read from the lists in %s, whose splits are used as is", name, split, folder)
         return _read_list(name, task, split, folder)
     logger.info("vtab:%s (%s) is read from the published data set in %s", name, split, root)
-
-    @functools.cache
-    def read(part: str) -> readers.Published:
+    slices = {"train": ("train", 0, TRAIN), "val": (*task.val, VAL), "test": (*task.test, task.test_size)}
+    wanted: dict[str, list[slice]] = {}  # of each split of TFDS, which is read once
+    for part, start, count in (slices[s] for s in (("train", "val") if split == "trainval" else (split,))):
+        wanted.setdefault(part, []).append(slice(start, start + count))
+    datasets = []
+    for part, ranges in wanted.items():
         published, size = read_published(name, root, part, download), task.origin.sizes[part]
         if len(published.keys) != size or len(set(published.keys)) != size:
             raise UserError(  # the order of other images would be another split
                 f"vtab:{name}: the {part} part has {len(published.keys)} images and the published one {size}; get it "
                 f"again, {task.how()}"
             )
-        return published
-
-    def take(part: str, start: int, count: int | None) -> Dataset:
-        published = read(part)
-        stop = None if count is None else start + count
-        return published.dataset.take(benchmark_order(published.keys, part)[start:stop])
-
-    parts = {"train": ("train", 0, TRAIN), "val": (*task.val, VAL), "test": (*task.test, None)}
-    names = ("train", "val") if split == "trainval" else (split,)
-    dataset = functools.reduce(join, (take(*parts[part]) for part in names))
-    return dataclasses.replace(dataset, name=f"vtab:{name}", split=split)
+        order = benchmark_order(published.keys, part)
+        with _reporting_corrupt_files(name, root):
+            datasets.append(published.take(np.concatenate([order[indices] for indices in ranges])))
+    return dataclasses.replace(functools.reduce(join, datasets), name=f"vtab:{name}", split=split)
 
 
 def available(name: str, root: Path) -> str:
     """What `load_task` would read without a download: "lists", "published", or "-" for nothing."""
-    if _find_lists(task_named(name), root):
+    task = task_named(name)
+    if _find_lists(task, root):
         return "lists"
     try:
-        load_task(name, "train", root, download=False)
+        for part in {"train", task.val[0], task.test[0]}:
+            locate(task.source, part, root, download=False)
     except UserError:
         return "-"
     return "published"
@@ -174,27 +173,35 @@ def read_published(name: str, root: Path, split: str, download: bool) -> readers
     """A split of TFDS of the published data set of a task. Raises UserError where it is missing, corrupt or another."""
     task = TASKS[name]
     folder = locate(task.source, split, root, download)
-    reader = getattr(structured if task.group == "structured" else readers, name)
-    try:
-        published = reader(folder, split)
+    with _reporting_corrupt_files(name, folder):
+        published = getattr(structured if task.group == "structured" else readers, name)(folder, split)
         _check(published, task)
-    except UserError:
-        raise
-    except READ_ERRORS as error:
-        raise UserError(
-            f"{folder} does not hold {name} as published ({type(error).__name__}: {error}): get it again, {task.how()}"
-        ) from error
+    published = published._replace(dataset=dataclasses.replace(published.dataset, name=name, split=split))
     if len(published.keys) != (size := task.origin.sizes[split]):
         logger.warning("%s: %s has %d images here, and %d as published", name, split, len(published.keys), size)
     return published
 
 
+@contextlib.contextmanager
+def _reporting_corrupt_files(name: str, folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        raise
+    except READ_ERRORS as error:
+        raise UserError(
+            f"{folder} does not hold {name} as published ({type(error).__name__}: {error}): get it again, "
+            f"{TASKS[name].how()}"
+        ) from error
+
+
 def _check(published: readers.Published, task: Task) -> None:
-    dataset, keys = published
+    dataset, keys, read_pixels = published
     if len(dataset.classes) != task.classes:
         raise ValueError(f"{len(dataset.classes)} classes, expected {task.classes}")
-    if not len(dataset) == len(keys) == len(dataset.entries if dataset.pixels is None else dataset.pixels):
-        raise ValueError(f"{len(dataset)} labels of {len(keys)} images")
+    images = keys if read_pixels else dataset.entries if dataset.pixels is None else dataset.pixels
+    if not len(dataset) == len(keys) == len(images):
+        raise ValueError(f"{len(dataset)} labels of {len(images)} images")
     if dataset.labels.min() < 0 or dataset.labels.max() >= task.classes:
         raise ValueError(f"labels from {dataset.labels.min()} to {dataset.labels.max()}")
     files = {entry.file for entry in dataset.entries if type(entry) is Entry}  # others are made when they are read
@@ -209,13 +216,13 @@ def _find_lists(task: Task, root: Path) -> Path | None:
 
 
 def _read_list(name: str, task: Task, split: str, folder: Path) -> Dataset:
-    path = folder / LISTS[split]
+    path, label_of = folder / LISTS[split], {str(number): number for number in range(task.classes)}
     labels, entries = [], []
     for number, line in enumerate(path.read_text().splitlines(), 1):
         image, _, label = line.rpartition(" ")
-        if not image or not label.isdecimal() or len(label) > 9 or int(label) >= task.classes:
+        if not image or label not in label_of:
             raise UserError(f"{path}, line {number}: {line!r} is not an image and a label below {task.classes}")
-        labels.append(int(label))
+        labels.append(label_of[label])
         entries.append(Entry(str(folder / image)))
     if len(labels) != (count := COUNTS.get(split, len(labels))):
         raise UserError(f"{path} has {len(labels)} lines, not the {count} of VTAB-1k: download it again")
@@ -224,5 +231,4 @@ def _read_list(name: str, task: Task, split: str, folder: Path) -> Dataset:
         logger.warning(text, path, len(labels), task.test_size)
     if entries and not Path(entries[0].file).is_file():
         raise UserError(f"{path} lists {entries[0].file}, which is missing: get the images as well")
-    classes = tuple(str(number) for number in range(task.classes))
-    return Dataset(f"vtab:{name}", split, classes, np.array(labels, np.int64), entries=entries)
+    return Dataset(f"vtab:{name}", split, tuple(label_of), np.array(labels, np.int64), entries=entries)

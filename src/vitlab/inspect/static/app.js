@@ -4,7 +4,7 @@
   const [checkpoint, upload, result] = ["checkpoint", "upload", "result"].map(part);
   let image = null, latest = 0;
 
-  const ask = async () => {
+  const send = async () => {
     const query = new URLSearchParams({ checkpoint: checkpoint.value, name: image?.name ?? "" });
     const body = image?.slice(0, Number(upload.dataset.limit) + 1);  // the server refuses what is longer than its limit
     const response = await fetch(`inspect?${query}`, { method: "POST", body: body ?? "" });
@@ -18,12 +18,12 @@
     part("message").textContent = "Computing …";
     let parts;
     try {
-      parts = await ask();
+      parts = await send();
     } catch (error) {
-      parts = { message: "The server does not answer: start it again.", result: "" };
+      parts = { message: "The server does not respond: start it again.", result: "" };
       console.warn(error);
     }
-    if (request !== latest) return;  // a later request shows its own answer
+    if (request !== latest) return;  // a later request shows its own response
     for (const [id, text] of Object.entries(parts)) part(id).innerHTML = text;
     result.hidden = !parts.result;
     result.setAttribute("aria-busy", "false");

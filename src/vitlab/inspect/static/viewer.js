@@ -60,8 +60,7 @@
       show();
     };
     show();
-    viewer.querySelector(".static").hidden = true;
-    canvas.hidden = choice.hidden = false;
+    choice.hidden = false;
   };
 
   // Also viewers that are added later, or get another image.

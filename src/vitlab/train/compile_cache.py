@@ -1,66 +1,77 @@
 """A cache for torch.compile that survives kills.
 
 torch writes libraries into its cache in place and takes any file there for complete: a process killed while it links
-leaves one that no later process can load. So each job compiles into its own folder, which begins with hard links to the
-files of the shared cache; new files are linked there once they have been used for a whole step.
+leaves one that no later process can load. So each process compiles into its own folder, which begins with hard links to
+the files of a shared one; new files are linked there once they have been used for a whole step.
 """
 
 import contextlib
 import fcntl
+import functools
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
 
 SHARED, JOB = "vitlab-shared", "vitlab-job-"
-"""In torch's cache folder (TORCHINDUCTOR_CACHE_DIR): the shared files, and the prefix of a job's folder."""
+"""In torch's cache folder (TORCHINDUCTOR_CACHE_DIR): the shared files; a process's folder, JOB + a token."""
 
 
 class CompileCache:
-    """The cache folder of a job while it lives. All its processes on a machine give the same `token`."""
+    """The cache folder of this process until it ends."""
 
-    def __init__(self, token: str) -> None:
+    def __init__(self) -> None:
         from torch._inductor import config  # takes seconds
         from torch._inductor.runtime.cache_dir_utils import cache_dir
 
+        config.cpp_cache_precompile_headers = False  # they would be written in place, and outside of this folder
         root = Path(cache_dir())
         if root.name.startswith(JOB):  # set by the process that started this one
             root = root.parent
-        config.cpp_cache_precompile_headers = False  # they would be written in place, and outside of this folder
-        self._shared, self.folder = root / SHARED, root / f"{JOB}{token}"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.folder, os.O_RDONLY)
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._lock, fcntl.LOCK_SH)
-        _remove_unused(root)
+        root.mkdir(parents=True, exist_ok=True)
+        self._shared = root / SHARED
+        with _locked(root):  # no other process removes the new folder before it is locked
+            _remove_unused(root)
+            self.folder = Path(tempfile.mkdtemp(prefix=JOB, dir=root))
+            self._lock = os.open(self.folder, os.O_RDONLY)  # until this process ends, in whatever way
+            with contextlib.suppress(OSError):  # the file system knows no locks: nothing there is removed
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _link_files(self._shared, self.folder)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder)
         # Also at the end of a process of multiprocessing, which atexit misses; not in a child that was forked.
         self.close = Finalize(None, self._remove, exitpriority=0)
-        """Removes the folder, unless another process of the job still uses it."""
 
     def publish(self) -> None:
-        """Shares the files with later jobs; no compilation may be under way."""
+        """Shares the files with later processes; no compilation may be under way."""
         _link_files(self.folder, self._shared)
 
     def _remove(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
         os.close(self._lock)
-        _remove_unused(self.folder.parent)
 
 
-_cache: CompileCache | None = None
-
-
-def compile_cache(token: str) -> CompileCache:
+@functools.cache
+def compile_cache() -> CompileCache:
     """The cache of this process, created by the first call."""
-    global _cache  # as torch's own setting is one for the whole process
-    if _cache is None:
-        _cache = CompileCache(token)
-    return _cache
+    return CompileCache()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Waits until no other process has locked the folder, and locks it, where the file system knows locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _remove_unused(root: Path) -> None:
-    """Removes the folders of jobs that have ended, however they ended."""
+    """Removes the folders of processes that have ended: those that can be locked."""
     for folder in root.glob(f"{JOB}*"):
         with contextlib.suppress(OSError):
             descriptor = os.open(folder, os.O_RDONLY)

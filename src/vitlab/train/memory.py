@@ -1,10 +1,10 @@
-"""What a step holds in memory, counted without computing.
+"""The memory of a training step, counted without computing.
 
 The model's own forward and backward pass run on torch's meta device, where tensors have shapes and types and no
-content, while every allocation is recorded. That takes a second and no memory, whatever the size. What another device
-does otherwise (autocast, attention and dropout in one kernel) the meta device does not do by itself: see `DeviceRules`.
+content, while every allocation is recorded: in about a second, without memory. `DeviceRules` adds what other devices do
+differently (autocast, attention and dropout in one kernel).
 
-Not counted: workspace of libraries, fragmentation, the driver's own memory, and what torch.compile saves.
+Not counted: workspace of libraries, fragmentation, the driver's memory, a checkpoint's copy, torch.compile's savings.
 """
 
 import functools
@@ -24,10 +24,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
 from vitlab.config import TrainConfig
-from vitlab.data.loader import Batch
-from vitlab.models import ModelConfig, build_model
+from vitlab.models import ModelConfig
 from vitlab.models.attention import MatmulAttention, attention_path, attention_weights
-from vitlab.train.objectives import create_objective, create_training_model
+from vitlab.models.vit import build_model
+from vitlab.train.objectives import blank_batch, create_objective, create_training_model
 from vitlab.train.optim import state_per_weight
 from vitlab.train.parallel import model_blocks
 from vitlab.train.precision import Precision
@@ -46,10 +46,9 @@ class Process:
     def memory(self, images: int) -> dict[str, int]:
         """Bytes by what they hold at the peak of a step, with `images` at once.
 
-        DDP: float32 weights, gradients (exchanged in place) and the optimizer state. FSDP2: a shard of each; gathered,
-        in the precision of the products, are the weights outside of blocks, those of the current block and of the next
-        one, and the gradients of the first two, the block's also in float32, in which they are summed. Before the last
-        micro-batch of a step, gradients are complete and in float32.
+        DDP: float32 weights, gradients and optimizer state. FSDP2: a shard of each; gathered in the precision of the
+        products are the weights outside of blocks, those of the current block and of the next one, and the gradients of
+        the first two, the block's also in float32. Gradients are whole until the last micro-batch of a step.
         """
         config, (total, block, outside) = self.config, weight_counts(self.config)
         lower = self.sharded and self.precision != "float32"
@@ -112,14 +111,12 @@ def step_bytes(config: TrainConfig, num_images: int, precision: Precision, devic
         for block in model_blocks(model):
             block.forward = functools.partial(recompute, block.forward)
     parameters, objective = list(model.parameters()), create_objective(config)
-    with torch.device("meta"):
-        images, labels = torch.empty(num_images, 3, *config.model.image_hw), torch.zeros(num_images, dtype=torch.int64)
-        draws = torch.empty(num_images, objective.draws, dtype=torch.float64)
-    batch = Batch(images, labels, labels, draws=draws if objective.draws else None)
-    forward_rules, memory = rules(), Allocations([*parameters, images, labels, draws])
+    batch = blank_batch(config, num_images, "meta")
+    inputs = [tensor for tensor in (batch.images, batch.labels, batch.draws) if tensor is not None]
+    forward_rules, memory = rules(), Allocations([*parameters, *inputs])
     with memory, forward_rules, torch.device("meta"):
-        inputs, targets = objective.corrupt(batch, np.random.default_rng(0))
-        loss = objective.loss(model, inputs, targets)[0]
+        images, targets = objective.corrupt(batch, np.random.default_rng(0))  # alive until the end, as in a step
+        loss = objective.loss(model, images, targets)[0]
         casts = memory.numbers(forward_rules.casts.values())
         forward_rules.casts.clear()  # as autocast does after the forward pass; what the backward pass needs stays
         saved, copies = memory.in_use(), memory.in_use(casts)
@@ -246,4 +243,4 @@ class FusedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         inputs = zip(ctx.saved_tensors[:4], ctx.needs_input_grad, strict=True)
-        return tuple(torch.empty_like(tensor) if needed else None for tensor, needed in inputs)
+        return tuple(torch.empty_like(tensor) if needs_grad else None for tensor, needs_grad in inputs)

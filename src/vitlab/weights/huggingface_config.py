@@ -1,18 +1,19 @@
-"""Hugging Face's preprocessor_config.json, read and written."""
+"""Hugging Face's JSON files: config.json, and preprocessor_config.json, which says how images are prepared."""
 
 import logging
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from PIL import Image
 
 from vitlab.errors import UserError
-from vitlab.models import ModelConfig
+from vitlab.models import ViTConfig
 from vitlab.models.config import ImageSize
 from vitlab.preprocessing import Interpolation, Preprocessing
-from vitlab.weights.folder import read_settings
+from vitlab.weights.folder import CARD, read_settings
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +31,37 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 PROCESSOR_OF = {"vit": "ViT", "deit": "DeiT", "dinov2": "Bit", "dinov2_with_registers": "Bit", "bit": "Bit"}
 RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Pillow's numbers."""
+
+
+CLASSES = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
+GELU: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+
+
+# -------------------------------------------------------------------------------------------------------- reading
+
+
+def check_setting(card: dict[str, Any], name: str, default: Any, *supported: Any) -> Any:
+    """The value of a setting. Raises UserError for one that cannot be computed here."""
+    value = card.get(name, default)
+    if value not in supported:
+        raise UserError(f"{CARD} says {name}={value!r}; supported: {', '.join(map(repr, supported))}.")
+    return value
+
+
+def check_sizes(card: dict[str, Any], sizes: dict[str, Any]) -> None:
+    """Raises UserError where config.json has other sizes than the arrays, as when some are missing."""
+    for name, size in sizes.items():
+        if card.get(name, size) != size:
+            raise UserError(f"{CARD} says {name}={card[name]!r} and the arrays are for {size!r}; get the files again")
+
+
+def read_classes(card: dict[str, Any]) -> list[str] | None:
+    """The names of the outputs in order, where there are any."""
+    labels = card.get("id2label")
+    try:
+        return None if labels is None else [str(labels[str(i)]) for i in range(len(labels))]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{CARD} says id2label={labels!r}; it must name the outputs '0', '1' and so on.") from error
 
 
 def read_images(folder: Path) -> dict[str, Any]:
@@ -83,7 +115,7 @@ def read_normalization(images: dict[str, Any], kind: str) -> tuple[list[float], 
     if not images.get("do_normalize", True):
         return [0.0] * 3, [1.0] * 3
     mean, std = images.get("image_mean"), images.get("image_std")
-    if not isinstance(mean, list) or not isinstance(std, list) or not all(map(_is_number, [*mean, *std])):
+    if not (isinstance(mean, list) and isinstance(std, list) and all(map(_is_number, [*mean, *std]))):
         raise UserError(f"{IMAGES} lacks image_mean and image_std; add those that the model was trained with.")
     return mean, std
 
@@ -109,7 +141,39 @@ def _pair(size: ImageSize) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
-def image_settings(config: ModelConfig, card: dict[str, Any]) -> dict[str, Any]:
+# -------------------------------------------------------------------------------------------------------- writing
+
+
+def model_settings(kind: str, config: ViTConfig, classes: Sequence[str] | None) -> dict[str, Any]:
+    """The config.json of a model."""
+    suffix = "ForImageClassification" + ("WithTeacher" if config.distilled else "") if config.num_classes else "Model"
+    settings: dict[str, Any] = {
+        "architectures": [CLASSES[kind] + suffix],
+        "model_type": kind,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "hidden_act": {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}[config.gelu],
+        "layer_norm_eps": config.layer_norm_eps,
+        "image_size": config.image_size if isinstance(config.image_size, int) else list(config.image_size),
+        "patch_size": config.patch_size,
+        "num_channels": 3,
+        "qkv_bias": True,
+    }
+    if kind.startswith("dinov2"):
+        settings |= {"mlp_ratio": config.mlp_dim // config.width, "layerscale_value": config.layer_scale}
+        settings |= {"num_register_tokens": config.registers} if config.registers else {}
+    else:
+        settings["intermediate_size"] = config.mlp_dim
+        settings |= {"pooler_output_size": config.representation_size} if config.representation_size else {}
+    if config.num_classes:
+        labels = list(classes) if classes else [f"LABEL_{i}" for i in range(config.num_classes)]
+        settings["id2label"] = {str(i): label for i, label in enumerate(labels)}
+        settings["label2id"] = {label: i for i, label in enumerate(labels)}
+    return settings
+
+
+def image_settings(config: ViTConfig, card: dict[str, Any]) -> dict[str, Any]:
     """The settings for a model with this card. Their processors always antialias, and have no area averaging."""
     prepared = Preprocessing.read(card, "extra", config.image_size)
     assert prepared.image_size is not None

@@ -1,6 +1,7 @@
-"""Image settings of their folders; their processors are the reference."""
+"""The JSON files of their folders; their processors are the reference."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from peers import check_prepared, photographs
+from peers import check_prepared, from_pretrained, photographs
 from PIL import Image
 
+from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights.huggingface import card_huggingface
+from vitlab.weights.huggingface import card_huggingface, write_huggingface
 
 PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
     # model_type, their class, and its settings
@@ -82,3 +84,21 @@ def test_invalid_settings_are_refused(tmp_path: Path, settings: dict[str, Any]) 
     write(tmp_path, "vit", settings)
     with pytest.raises(ValueError, match=r"resample=9; allowed|image_size is -5|image_size is 1000000000"):
         card_huggingface(tmp_path)
+
+
+def test_their_processor_prepares_images_for_our_model(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    image = torch.randint(0, 256, (3, 12, 12), dtype=torch.uint8)
+    write_huggingface(tiny(), tmp_path, {})
+    prepared = transformers.AutoImageProcessor.from_pretrained(tmp_path)(image, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(prepared[0], image / 127.5 - 1, atol=1e-5, rtol=0)
+    names = ["tench", "crane", "cat", "crane", "Grüße"]
+    write_huggingface(tiny(), tmp_path, {"eval_resize": 14, "classes": names})
+    card = card_huggingface(tmp_path)
+    assert card["classes"] == names
+    assert Preprocessing.read(card, "").describe().startswith("resize 14 (bilinear, antialias), center crop 12x12")
+    assert from_pretrained(tmp_path, head=True).config.id2label == dict(enumerate(names))
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    image = torch.randint(0, 256, (3, 28, 40), dtype=torch.uint8)
+    assert processor(image, return_tensors="pt")["pixel_values"].shape == (1, 3, 12, 12)
+    with pytest.raises(ValueError, match="2 names, and the model has 5 outputs"):
+        write_huggingface(tiny(), tmp_path, {"classes": ["a", "b"]})

@@ -12,11 +12,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
 from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
-from vitlab.cost.memory import Allocations, FusedAttention, Process, step_bytes, weight_counts
 from vitlab.data.loader import Batch
 from vitlab.models.config import ResNetConfig, ViTConfig
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.train.distributed import SINGLE
+from vitlab.train.memory import Allocations, FusedAttention, Process, step_bytes, weight_counts
 from vitlab.train.objectives import create_objective, create_training_model
 from vitlab.train.parallel import Parallel
 from vitlab.train.precision import Precision
@@ -37,14 +37,11 @@ RUNS: dict[str, TrainConfig] = {
     "learned query, erf, tanh layer": run_of(change(VIT, pool="map", gelu="erf", representation_size=64)),
     "stochastic depth, LayerScale": run_of(change(VIT, stochastic_depth=0.2, layer_scale=0.1, registers=2)),
     "relative": run_of(change(VIT, position="relative", position_at="shared")),
-    "sines, mean": run_of(change(VIT, position="sincos2d", pool="gap")),
     "axial": run_of(change(VIT, encoder="axial")),
     "hybrid": run_of(change(VIT, image_size=64, patch_size=1, stem=ResNetBody((1, 1), 32))),
     "ResNet": run_of(RESNET),
-    "axial ResNet": run_of(change(RESNET, body=ResNetBody((1, 1), 64, "v2", mixing="axial"))),
     "sigmoid, mixup": run_of(VIT, loss="sigmoid", label_smoothing=0.1, mixup=0.2),
     "masked": run_of(change(VIT, num_classes=0), masking=MaskingConfig()),
-    "masked, pixels": run_of(change(VIT, num_classes=0), masking=MaskingConfig(target="regression")),
 }
 
 
@@ -65,7 +62,6 @@ def inputs_of(batch: Batch) -> list[Tensor]:
 @pytest.mark.parametrize(
     ("name", "precision", "recompute"),
     [
-        ("plain", "float32", False),
         ("plain", "float32", True),
         ("dropout", "float32", False),
         ("plain", "bfloat16", False),
@@ -103,6 +99,8 @@ class Fused(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.scaled_dot_product_attention:
             return FusedAttention.apply(*args, kwargs["attn_mask"])
+        if func is Tensor.pin_memory:  # fake tensors have none
+            return args[0]
         return func(*args, **(kwargs or {}))
 
 
@@ -158,21 +156,6 @@ def test_recomputed_blocks_save_their_input_alone() -> None:
     assert recomputed.activations < 16 * tokens < whole.activations / 5
     assert whole.work < recomputed.work < whole.activations / 6
     assert sum(recomputed) < sum(whole) / 3
-
-
-def test_fused_attention_saves_no_map() -> None:
-    fused, matmul = (step_bytes(RUNS["plain"], IMAGES, "float32", kind).activations for kind in ("cuda", "cpu"))
-    maps = 4 * IMAGES * VIT.depth * VIT.heads * VIT.num_tokens**2
-    assert matmul - fused > 0.9 * maps
-
-
-@pytest.mark.parametrize(("name", "blocks"), [("plain", 2), ("axial", 4), ("ResNet", None)])
-def test_weight_counts(name: str, blocks: int | None) -> None:
-    total, block, outside = weight_counts(RUNS[name])
-    assert total == RUNS[name].model.num_parameters
-    assert 0 < block < total
-    assert 0 < outside < total
-    assert blocks is None or total == outside + blocks * block
 
 
 def test_parts_of_a_process_that_holds_all() -> None:

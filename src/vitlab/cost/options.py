@@ -1,0 +1,38 @@
+"""The options of `vitlab bench`, for Python and the command line; torch is not imported."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from vitlab.config import PositiveFloat, PositiveInt
+from vitlab.settings import check_fields
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What `vitlab bench` measures, and how."""
+
+    mode: Literal["infer", "train", "both"] = "infer"
+    """Inference, training steps, or both."""
+    sizes: tuple[PositiveInt, ...] = (64, 128, 224, 384, 512)
+    """Image sides in pixels; the nearest that the model's patches divide is taken."""
+    batch: PositiveInt | None = None
+    """Batch size; default: the power of two at which vitlab's model is fastest."""
+    against: tuple[Literal["timm", "huggingface"], ...] = ()
+    """Peers to time in the same rounds."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto is bfloat16 where the device is faster in it."""
+    compile: bool = False
+    """Compile all models with torch.compile."""
+    seconds: PositiveFloat = 1.0
+    """Length of a round of one model."""
+    rounds: PositiveInt = 7
+    """Timed rounds of each contender."""
+    memory: PositiveFloat | None = None
+    """GiB that a step may take; default: 4 on a CPU, all of a GPU."""
+    largest: bool = True
+    """Search the largest batch that fits into that memory."""
+    device: str = "auto"
+    """auto (the first GPU, else the CPU), cpu, cuda or cuda:1."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)

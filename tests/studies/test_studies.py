@@ -1,0 +1,624 @@
+"""Every study: its points at each scale, its report of simulated results, its recorded results, and points that run."""
+
+import dataclasses
+import functools
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from vitlab.config import FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
+from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
+from vitlab.models.registry import get_config
+from vitlab.pipelines.finetune import sweep_and_finetune
+from vitlab.pipelines.pretrain import pretrain
+from vitlab.recipes import FINETUNE, PRETRAIN
+from vitlab.studies import (
+    STUDIES,
+    axial,
+    data_size,
+    head,
+    optimizer,
+    positions,
+    regularization,
+    scaling,
+    shape,
+)
+from vitlab.studies.cost import model_of
+from vitlab.studies.presets import changed, comparison, jft, pretraining, resnet, vit
+from vitlab.studies.report import build_report
+from vitlab.studies.scaling import TABLE6, PaperRun, gap, growth, paper_panel, saving
+from vitlab.studies.spec import SEEDS, Point, Result, Results, Scale, exaflops, held_out
+
+RECORDED = Path(__file__).parents[2] / "docs" / "studies"
+SCALES: tuple[Scale, ...] = ("tiny", "gpu", "paper")
+Accuracy = Callable[[Point], float]
+
+
+@functools.cache
+def points_and_models(name: str, scale: Scale) -> list[tuple[Point, ModelConfig]]:
+    points = STUDIES[name].points(scale)
+    by_name = {point.name: point for point in points}
+    return [(point, model_of(point, by_name)) for point in points]
+
+
+def simulate(
+    name: str, accuracy: Accuracy, held_out: Accuracy | None = None, scale: Scale = "tiny", examples: int = 30_000
+) -> Results:
+    """Every point with this accuracy, few-shot accuracy and (default: the same) held-out accuracy; it grows to them."""
+    runs = []
+    for point, model in points_and_models(name, scale):
+        value, val = accuracy(point), (held_out or accuracy)(point)
+        records = [
+            {"step": step, "fewshot_5shot": value * step / 20, "val_accuracy": val * step / 20} for step in (10, 20)
+        ]
+        figures = {"accuracy": value, "loss": 2.5, "constant_loss": 4.25}
+        figures |= {"fewshot_5shot": value, "fewshot_10shot": value}
+        runs.append(Result(point, figures, records, round(examples * (point.config.data.part or 1)), model))
+    return Results(tuple(runs))
+
+
+def noise(point: Point, size: float = 1e-3) -> float:
+    """A difference between the seeds that all points of a seed share."""
+    return size * (point.config.seed - 1)
+
+
+def report(name: str, accuracy: Accuracy, held_out: Accuracy | None = None, **settings: Any) -> dict[str, Any]:
+    scale = settings.get("scale", "tiny")
+    return build_report(STUDIES[name], scale, simulate(name, accuracy, held_out, **settings))
+
+
+def verdicts(report: dict[str, Any]) -> list[str]:
+    return [claim["verdict"] for claim in report["claims"]]
+
+
+def measured(report: dict[str, Any]) -> list[float]:
+    return [claim["measured"]["mean"] for claim in report["claims"]]
+
+
+def paper_points(name: str) -> dict[str, TrainConfig]:
+    return {point.name: point.config for point in STUDIES[name].variants("paper")}
+
+
+# Points
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", STUDIES)
+def test_points_and_report(name: str, scale: Scale) -> None:
+    seen: dict[str, Point] = {}
+    seeds: dict[tuple, list[int]] = {}
+    for point, _ in points_and_models(name, scale):
+        assert re.fullmatch(r"[\w.+-]+", point.name), "not a valid folder name"
+        assert point.name not in seen
+        assert (point.start is not None) == isinstance(point.config, FinetuneConfig)
+        assert point.start is None or seen[point.start].config.seed == point.config.seed
+        seen[point.name] = point
+        seeds.setdefault(tuple(point.labels.items()), []).append(point.config.seed)
+        fewshot, learned = point.config.fewshot, point.config.data.classes
+        if fewshot is not None and fewshot.classes is not None:
+            assert not set(fewshot.classes) & set(learned or ()), "transfer is measured on classes that are learned"
+    assert all(values == list(SEEDS if scale != "paper" else SEEDS[:1]) for values in seeds.values())
+    results = simulate(name, lambda point: 0.5 + noise(point), scale=scale, examples=25_000)
+    new = build_report(STUDIES[name], scale, results)
+    columns = new["table"]["columns"]
+    assert len(set(columns)) == len(columns)
+    assert all(len(row) == len(columns) for row in new["table"]["rows"])
+    if scale == "paper":
+        assert set(verdicts(new)) == {"inconclusive"}, "one seed decides nothing"
+    if scale == "gpu":  # minutes at 100 TFLOP/s; small convolutions are five times slower than products
+        slow = (run.exaflops * (5 if isinstance(run.model, ResNetConfig) else 1) for run in results)
+        assert sum(slow) * 1e18 / 100e12 / 60 < 25
+
+
+MODEL = {"model": ViTConfig()}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "data-size": MODEL | {"data": {"part": None}},
+    "dropout-decay-smoothing": MODEL | {"label_smoothing": 0.0, "data": {"part": None}, "optim": {"weight_decay": 0.0}},
+    "scaling": MODEL | {"steps": 1},
+    "resolution": MODEL | {"fresh_positions": False},
+    "masking": {"from_scratch": False, "head_std": None, "masking": MaskingConfig()},
+    "optimizer": MODEL | {"optim": OptimConfig()},
+    "shape": MODEL,
+    "head": {"model": {"pool": "gap"}, "optim": {"lr": 1.0}},
+    "positions": {"model": {"position": "1d", "position_at": "stem"}},
+    "axial": MODEL,
+}
+"""Study -> the settings by which its runs differ, each reset to one value."""
+
+
+@pytest.mark.parametrize("scale", ["tiny", "gpu"])
+@pytest.mark.parametrize("name", STUDIES)
+def test_points_differ_only_by_what_is_studied(name: str, scale: Scale) -> None:
+    configs: dict[bool, set[TrainConfig]] = {}
+    for point in STUDIES[name].variants(scale):
+        changes = {key: value for key, value in SETTINGS[name].items() if getattr(point.config, key, None) is not None}
+        configs.setdefault(point.start is None, set()).add(changed(point.config, **changes))
+    assert all(len(group) == 1 for group in configs.values())
+
+
+SETTING_LABELS: dict[str, Callable[[Any], Mapping[str, Any]]] = {
+    "data-size": lambda config: {"part": config.data.part},
+    "resolution": lambda config: {"positions": "fresh" if config.fresh_positions else "interpolated"},
+    "optimizer": lambda config: {"optimizer": config.optim.name, "rate": config.optim.lr},
+    "head": lambda config: {"kind": config.model.pool, "rate": config.optim.lr},
+    "positions": lambda config: {"kind": config.model.position, "at": config.model.position_at},
+}
+"""Study -> labels of a run of these settings."""
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", SETTING_LABELS)
+def test_labels_are_the_settings(name: str, scale: Scale) -> None:
+    for point in STUDIES[name].variants(scale):
+        if (point.start is None) == (name != "resolution"):
+            assert SETTING_LABELS[name](point.config).items() <= point.labels.items()
+
+
+def test_presets() -> None:
+    """Sections are changed by dicts; the scales differ by data and batch; a row of Table 3 takes another model."""
+    model = resnet(28, (1, 1))
+    small, gpu = (pretraining(scale, model, 100) for scale in ("tiny", "gpu"))
+    assert (small.data.name, gpu.data.name, small.batch_size, gpu.batch_size) == ("fashion_mnist", "cifar10", 64, 512)
+    assert changed(gpu, data={"name": "fashion_mnist", "pad": 2}, batch_size=64) == small
+    narrow = comparison("tiny", {"tiny": (vit(28, 7, 48, 3), 100)}, depth=2)
+    assert (narrow.model, narrow.steps) == (vit(28, 7, 48, 2), 100)
+    wide = jft("ViT-L/32", width=2048, heads=32)
+    assert (wide.epochs, wide.optim.lr) == (7.0, 6e-4)
+    assert isinstance(wide.model, ViTConfig)
+    assert wide.model.representation_size == 2048
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_axial_forms_take_more_compute(scale: Scale) -> None:
+    models = {str(point.labels["model"]): point.config.model for point in axial.variants(scale)}
+    assert models.keys() == axial.FIG13.keys()
+    for plain, form in axial.FORMS.items():
+        model = models[form]
+        axially = model.encoder if isinstance(model, ViTConfig) else model.body.mixing
+        assert axially == "axial"
+        assert model.forward_macs > models[plain].forward_macs
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_shapes_change_one_dimension(scale: Scale) -> None:
+    expected = {"depth": {"depth"}, "width": {"width", "heads"}, "mlp": {"mlp_dim"}, "patch": {"patch_size"}}
+    base, *points = shape.variants(scale)
+    for point in points:
+        model, ours = vars(point.config.model), vars(base.config.model)
+        different = {name for name in model if model[name] != ours[name]} - {"representation_size"}
+        dimension = str(point.labels["dimension"])
+        assert different == expected.get(dimension, set().union(*expected.values()))
+        assert model["width"] / model["heads"] == ours["width"] / ours["heads"]
+    results = simulate("shape", lambda point: 0.5, scale=scale)
+    most = {
+        name: max(map(shape.compute, results.where(dimension=name).groups())) for name in ("base", "depth", "width")
+    }
+    assert most["base"] == 1
+    assert 1 <= most["width"] / most["depth"] < 1.5, "depth and width are compared at similar compute"
+
+
+@pytest.mark.parametrize("name", ["optimizer", "dropout-decay-smoothing"])
+@pytest.mark.parametrize("scale", ["tiny", "gpu"])
+def test_settings_are_not_chosen_by_the_test(name: str, scale: Scale) -> None:
+    for point in STUDIES[name].variants(scale):
+        assert (point.config.data.train_split, point.config.data.eval_split) == ("train", "val")
+
+
+@pytest.mark.parametrize("table", [regularization.SMALL, regularization.PAPER])
+def test_one_regularizer_at_a_time(table: dict[str, tuple[float, ...]]) -> None:
+    counts = {name: sum(value > 0 for value in values) for name, values in table.items()}
+    assert (counts.pop("none"), counts.pop("all three"), set(counts.values())) == (0, 3, {1})
+    for point in regularization.variants("tiny" if table is regularization.SMALL else "paper"):
+        config: Any = point.config
+        values = (config.optim.weight_decay, config.model.dropout, config.label_smoothing)
+        assert values == table[str(point.labels["setting"])]
+
+
+# The paper's runs and numbers
+
+
+@pytest.mark.parametrize(
+    ("config", "run"),
+    list(zip(paper_points("scaling").values(), TABLE6, strict=True)),
+    ids=[f"{run.model}-{run.epochs}" for run in TABLE6],
+)
+def test_scaling_of_the_paper(config: TrainConfig, run: PaperRun) -> None:
+    """Its recipes and its column of exaFLOPs, printed without decimals: within 2 %; with convolutions, within 1 %."""
+    printed = run.exaflops
+    if (run.model, run.epochs) == ("R50+ViT-L/16", 7):
+        # 859 is not half of the 1668 that the same model takes for 14 epochs; ours fits that one (docs/paper.md).
+        assert not math.isclose(printed, 1668 / 2, rel_tol=0.02)
+        printed = 1668 / 2
+    tolerance = 0.02 if run.family == "ViT" else 0.01
+    assert abs(exaflops(config, 303_000_000) - printed) <= tolerance * printed + 0.5
+    assert (config.epochs, config.batch_size, config.loss, config.model.head_bias) == (run.epochs, 4096, "sigmoid", -10)
+    assert config.model.forward_macs == pytest.approx(get_config(run.model).forward_macs, rel=0.01)  # but for the head
+
+
+def test_runs_of_the_paper() -> None:
+    jft = PRETRAIN["jft"]
+    runs = paper_points("masking")
+    assert runs["mean-color-50"] == PRETRAIN["masked"]()
+    assert (runs["scratch"], runs["supervised"]) == (PRETRAIN["imagenet"]("ViT-B/16"), jft("ViT-B/16"))
+    # 14 epochs of ViT-B/16: a million steps of 4096, 17.6 GMACs an image
+    assert exaflops(runs["mean-color-50"], 303_000_000) == pytest.approx(432, rel=0.01)
+    before, *tuned = STUDIES["resolution"].variants("paper")
+    assert before.config == jft("ViT-B/16")
+    assert [point.config.model.image_hw[0] for point in tuned[:3]] == [224, 336, 448]
+    for config in (tuned[0].config, runs["mean-color-50.finetuned"]):
+        row = FINETUNE["imagenet"]()
+        assert changed(config, model=row.model, average_decay=row.average_decay) == row
+    rates = {name: config.optim.lr for name, config in paper_points("optimizer").items()}
+    assert list(rates.values()) == pytest.approx([1e-3, 0.48, 6e-4, 0.48])  # 0.48 is 0.03 x 4096 / 256
+    both = {(point.labels["data"], point.labels["setting"]): point.config for point in regularization.variants("paper")}
+    assert both["ImageNet", "all three"] == PRETRAIN["imagenet"]("ViT-B/16")
+    assert both["ImageNet-21k", "decay 0.03"].optim == PRETRAIN["imagenet21k"]("ViT-B/16").optim
+    assert {(p.labels["kind"], p.labels["rate"]) for p in head.variants("paper")} == {
+        ("token", 8e-4),
+        ("gap", 8e-4),
+        ("gap", 3e-4),
+    }
+    assert {(p.labels["kind"], p.labels["at"]) for p in positions.variants("paper")} == set(positions.TABLE8)
+
+
+def test_parts_of_jft() -> None:
+    """9, 30, 90 and 300 million images; for all of them the steps of 7 epochs of the whole."""
+    points = [point for point in data_size.variants("paper") if point.start is None]
+    assert [round(part * 303) for part in data_size.PARTS] == [9, 30, 91, 303]
+    assert {point.config.total_steps(1) for point in points} == {517_822}
+    whole = {str(point.labels["model"]): point.config for point in points if point.labels["part"] == 1.0}
+    for name in ("ViT-B/32", "ViT-L/16", "R50x1", "R152x2"):
+        row = PRETRAIN["jft"](name)
+        assert (whole[name].model, whole[name].optim, whole[name].loss) == (row.model, row.optim, row.loss)
+    halved: Any = whole["ViT-b/32"].model
+    assert (halved.width, halved.mlp_dim, halved.depth, halved.representation_size) == (384, 1536, 12, 384)
+
+
+def test_tables_6_and_7_agree_and_have_the_printed_means() -> None:
+    printed = {("R50x1", "adam"): 89.33, ("R50x1", "sgd"): 88.79, ("R152x2", "adam"): 94.01, ("R152x2", "sgd"): 93.72}
+    assert {key: np.mean(cells) for key, cells in optimizer.TABLE7.items()} == pytest.approx(printed, abs=0.0051)
+    averages = {run.model: run.average for run in TABLE6 if run.epochs == 7}
+    assert averages["R50x1"] == pytest.approx(89.33, abs=0.005)
+    assert averages["R152x2"] == pytest.approx(94.01, abs=0.01)
+    assert max(TABLE6, key=lambda run: run.average).model == "ViT-H/14"
+
+
+def test_decay_of_bit_in_the_long_run() -> None:
+    """Coupled decay through momentum: what a constant parameter loses in a step, once the momentum has built up."""
+    optim, velocity = optimizer.bit_sgd(256, 0), 0.0
+    for _ in range(500):
+        velocity = optim.momentum * velocity + 1e-4  # of a parameter that stays 1
+    assert optim.lr * velocity == pytest.approx(optim.lr * optim.weight_decay)
+
+
+# Scaling: comparing families
+
+
+def test_claims_of_the_paper_hold_in_its_table() -> None:
+    vits, hybrids, resnets = scaling.VIT, scaling.HYBRID, scaling.RESNET
+    times = saving(vits, resnets)
+    assert times is not None
+    assert 2 < times < 4  # "2 - 4 times less compute"
+    assert gap(vits, resnets) > 0
+    assert gap(hybrids, vits, 0.0) > 0.005  # ahead at small budgets,
+    assert abs(gap(hybrids, vits, 1.0)) < 0.0015  # not at large ones
+    assert growth(vits) > 0
+    panel = paper_panel()
+    assert [(line.name, len(line.x)) for line in panel.series] == [("ViT", 6), ("hybrid", 5), ("ResNet", 7)]
+    assert list(panel.series[0].notes) == ["B/32", "B/16", "L/32", "L/16", "L/16", "H/14"]
+    assert panel.series[0].y[0] == pytest.approx(0.925)
+
+
+@pytest.mark.parametrize("models", scaling.MODELS.values(), ids=scaling.MODELS)
+def test_families_share_a_range_of_compute(models: dict[str, ModelConfig]) -> None:
+    """Each pair overlaps by a factor of 1.5 at least."""
+    macs: dict[str, list[int]] = {}
+    for model in models.values():
+        macs.setdefault(scaling.family(model), []).append(model.forward_macs)
+    assert {kind: len(values) for kind, values in macs.items()} == {"ViT": 3, "hybrid": 2, "ResNet": 3}
+    for kind in ("hybrid", "ResNet"):
+        assert min(max(macs["ViT"]), max(macs[kind])) * 3 > 2 * max(min(macs["ViT"]), min(macs[kind]))
+
+
+def test_gap_at_equal_compute() -> None:
+    """By hand: the common range is 10 to 1000, its middle 100; there 0.6 on one line, 0.5 on the other."""
+    ours, theirs = [(10.0, 0.5), (1000.0, 0.7)], [(1.0, 0.1), (10_000.0, 0.9)]
+    assert gap(ours, theirs) == pytest.approx(0.6 - 0.5)
+    assert gap(ours, theirs, 0.0) == pytest.approx(0.5 - 0.3)
+    assert gap(ours, theirs, 1.0) == pytest.approx(0.7 - 0.7)
+    assert gap([*ours, (100.0, 0.2)], ours) == 0  # what costs more and gives less does not count
+
+
+def test_saving_and_growth() -> None:
+    assert saving([(1.0, 0.4), (100.0, 0.8)], [(4.0, 0.4), (400.0, 0.8)]) == pytest.approx(4)
+    assert saving([(1.0, 0.4)], [(1.0, 0.5)]) is None
+    assert growth([(1.0, 0.5), (2.0, 0.9), (4.0, 0.6)]) == pytest.approx(-0.3)
+    assert growth([(1.0, 0.5), (3.0, 0.9), (4.0, 0.6)]) == pytest.approx(0.1)  # 3 is more than half of 4
+
+
+# Reports of simulated results
+
+YES, NO, OPEN = "supported", "contradicted", "inconclusive"
+
+
+def of_axial(gain: float) -> Accuracy:
+    return lambda point: 0.7 + gain * (point.labels["model"] in axial.FORMS.values()) + noise(point)
+
+
+def of_positions(point: Point) -> float:
+    """As in the paper."""
+    sign, kind = 1 if point.config.seed % 2 else -1, str(point.labels["kind"])
+    return 0.7 - 0.1 * (kind == "none") + noise(point) + sign * {"1d": 1e-3, "2d": -1e-3}.get(kind, 0.0)
+
+
+def of_other_positions(point: Point) -> float:
+    """None is best, and in every block is worse than at the stem."""
+    entry = "none" if point.labels["kind"] == "none" else str(point.labels["at"])
+    return {"none": 0.8, "stem": 0.7, "shared": 0.7, "every": 0.6}[entry] + noise(point)
+
+
+def of_shape(slopes: dict[str, float]) -> Accuracy:
+    base = shape.variants("tiny")[0].config.model.forward_macs
+
+    def accuracy(point: Point) -> float:
+        slope = slopes.get(str(point.labels["dimension"]), 0.01)
+        return 0.5 + slope * math.log(point.config.model.forward_macs / base) + noise(point)
+
+    return accuracy
+
+
+def of_data_size(small_vit: tuple[float, float]) -> Accuracy:
+    ends = {
+        ("ViT", "small"): small_vit,
+        ("ViT", "large"): (0.28, 0.55),
+        ("ResNet", "small"): (0.35, 0.48),
+        ("ResNet", "large"): (0.36, 0.50),
+    }
+
+    def accuracy(point: Point) -> float:
+        least, most = ends.get((str(point.labels["family"]), str(point.labels["size"])), (0.4, 0.4))
+        parts = {data_size.PARTS[0]: least, data_size.PARTS[-1]: most}
+        return parts.get(float(point.labels["part"]), 0.4) + noise(point, 0.01)
+
+    return accuracy
+
+
+def of_scaling(ahead: dict[str, float]) -> Accuracy:
+    """Accuracy rises by 2 points with each doubling of compute."""
+
+    def accuracy(point: Point) -> float:
+        doublings = math.log2(exaflops(point.config, 30_000) / 1e-6)
+        return 0.2 + ahead[str(point.labels["family"])] + 0.02 * doublings + noise(point)
+
+    return accuracy
+
+
+def of_resolution(point: Point) -> float:
+    table = {"interpolated": (0.80, 0.83, 0.84), "fresh": (0.78, 0.79, 0.79)}
+    if point.start is None:
+        return 0.9
+    return table[str(point.labels["positions"])][round(2 * float(point.labels["factor"])) - 2] + noise(point, 0.01)
+
+
+def of_masking(point: Point) -> float:
+    values = {"scratch": 0.30, "scratch-zero": 0.29, "mean-color-50": 0.34, "mean-color-50-zero": 0.32}
+    values |= {"downsized-50": 0.33, "regression-50": 0.32, "mean-color-15": 0.35, "supervised": 0.38}
+    return values[str(point.labels["variant"])] + noise(point, 0.01)
+
+
+def of_head(point: Point) -> float:
+    """As in the paper: equal at their best, and GAP falls further at the highest rate."""
+    kind, rate = str(point.labels["kind"]), point.labels["rate"]
+    best = 0.8 + (1e-3 if kind == "gap" else -1e-3) * (1 if point.config.seed % 2 else -1)
+    fall = {5e-4: 0.2, 2e-3: 0.2, 8e-3: 0.2, 2e-2: {"gap": 0.3, "token": 0.1}[kind]}
+    fall[2e-3 if kind == "gap" else 8e-3] = 0.0
+    return best - fall[float(rate)] + noise(point)
+
+
+REPORTS: list[tuple[str, Accuracy, list[str], list[float] | None]] = [
+    ("axial", of_axial(0.02), [YES] * 6, [0.02] * 6),
+    ("axial", of_axial(-0.02), [NO] * 6, [-0.02] * 6),
+    ("positions", of_positions, [YES] * 6, None),
+    ("positions", of_other_positions, [NO, NO, YES, NO, NO, YES], None),
+    ("shape", of_shape({"depth": 0.05}), [YES] * 8, None),
+    ("shape", of_shape({"depth": -0.05, "width": 0.05, "patch": -0.05, "all": -0.05}), [NO] * 8, None),
+    ("data-size", of_data_size((0.3, 0.5)), [YES] * 8, [0.05, 0.07, 0.02, 0.08, 0.13, 0.05, 0.07, 0.07]),
+    ("data-size", of_data_size((0.4, 0.45)), [NO] * 3 + [YES] * 5, None),
+    ("scaling", of_scaling({"ViT": 0.04, "hybrid": 0.05, "ResNet": 0.0}), [YES] * 3, None),
+    ("scaling", of_scaling({"ViT": 0.0, "hybrid": -0.02, "ResNet": 0.03}), [NO, NO, YES], None),
+    ("resolution", of_resolution, [YES] * 4, [0.03, 0.04, 0.04, 0.05]),
+    ("masking", of_masking, [YES] * 5 + [NO], [0.04, 0.03, 0.03, 0.02, 0.02, -0.01]),
+    ("head", of_head, [YES] * 3, None),
+]
+
+
+@pytest.mark.parametrize(("name", "accuracy", "expected", "means"), REPORTS)
+def test_verdicts(name: str, accuracy: Accuracy, expected: list[str], means: list[float] | None) -> None:
+    written = report(name, accuracy, examples=27_000)
+    assert verdicts(written) == expected
+    assert means is None or measured(written) == pytest.approx(means)
+
+
+def test_tables_and_panels() -> None:
+    written = report("positions", of_positions)
+    assert written["claims"][0]["paper"].startswith("0.61382 against 0.64080")
+    assert written["table"]["rows"][0] == ["none", "", "60.0 ± 0.1", "61.4", "60.0 ± 0.1"]
+    assert list(written["panels"][0]["ticks"]) == ["none", "1-D", "2-D", "relative"]
+
+    written = report("shape", of_shape({"depth": 0.05}))
+    assert "6.6 and " in written["claims"][0]["claim"]
+    assert written["table"]["rows"][0][:3] == ["the base", "L2-D32-M64-P7", "1.00"]
+    lines = {line["name"]: [round(x, 2) for x in line["x"]] for line in written["panels"][0]["series"]}
+    assert lines["depth"] == [1.0, 1.8, 3.39, 6.57]
+    assert lines["patch side"] == [0.39, 1.0, 3.2]  # sorted, the base among them
+
+    written = report("data-size", of_data_size((0.3, 0.5)), examples=27_000)
+    assert written["table"]["columns"][2:] == ["810 images", "2,700 images", "8,100 images", "27,000 images"]
+    assert written["table"]["rows"][0][2:] == ["30.0 ± 1.0", "40.0 ± 1.0", "40.0 ± 1.0", "50.0 ± 1.0"]
+    assert written["table"]["rows"][5][2:] == ["30.0 ± 1.0", "", "", "50.0 ± 1.0"], "fine-tuned at the ends only"
+    assert [len(panel["series"][0]["x"]) for panel in written["panels"]] == [4, 2]
+
+    written = report("resolution", of_resolution)
+    assert written["table"]["rows"][1] == ["1.5 x", "24", "6 x 6", "83.0 ± 1.0", "79.0 ± 1.0"]
+    assert "30,000 images of fashion_mnist" in written["lead"]
+    assert "Fine-tuned on 600 images" in written["lead"]
+
+    written = report("masking", of_masking, examples=50_000)
+    rows = {row[0]: row[1:] for row in written["table"]["rows"]}
+    assert rows["none: from scratch"] == ["30.0 ± 1.0", "77.9"]
+    written = report("masking", of_masking, scale="paper")
+    assert measured(written)[-1] == pytest.approx(0.04), "supervised pre-training is part of this scale only"
+
+    written = report("head", of_head)
+    assert [row[:2] for row in written["table"]["rows"] if row[-1] == "best"] == [
+        ["class token", "0.008"],
+        ["GAP", "0.002"],
+    ]
+    curves = written["panels"][0]["series"]
+    assert (len(curves), list(curves[0]["x"])) == (8, [10, 20])
+    assert curves[0]["y"][0] == pytest.approx(curves[0]["y"][1] / 2)
+    table = {("token", 8e-4): 0.6, ("gap", 8e-4): 0.5, ("gap", 3e-4): 0.59}  # the token has one rate, and loses nothing
+    written = report("head", lambda p: table[str(p.labels["kind"]), float(p.labels["rate"])], scale="paper")
+    assert measured(written)[1] == pytest.approx(0.09)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "differences", "times"),
+    [
+        ({"ViT": 0.04, "hybrid": 0.05, "ResNet": 0.0}, [0.04, 0.01], "it is 4.0 times"),
+        ({"ViT": 0.5, "hybrid": 0.0, "ResNet": 0.0}, [0.5, -0.5], "there is no accuracy that both reach"),
+    ],
+)
+def test_scaling_compares_at_equal_compute(ahead: dict[str, float], differences: list[float], times: str) -> None:
+    written = report("scaling", of_scaling(ahead))
+    assert measured(written)[:2] == pytest.approx(differences)
+    assert f"ResNets take 3.3 times the compute of ViTs in Table 6; here {times}" in written["lead"]
+
+
+def test_early_stopping_takes_the_best_evaluation() -> None:
+    point = data_size.variants("tiny")[0]
+    records = [
+        {"step": 100, "val_accuracy": 0.8, "fewshot_5shot": 0.3},
+        {"step": 200, "loss": 0.1},
+        {"step": 200, "val_accuracy": 0.7, "fewshot_5shot": 0.5},
+    ]
+    assert data_size.early_stopped(Result(point, {}, records, 100, point.config.model)) == 0.3
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(0.02, YES), (-0.02, NO)])
+def test_optimizers_are_compared_at_the_best_held_out_rate(gain: float, verdict: str) -> None:
+    """As if the middle rate were the best by held-out accuracy, and the largest one by the test."""
+    middle = {"adam": 3e-3, "sgd": optimizer.bit_sgd(64, 0, optimizer.BIT_RATES["tiny"][1]).lr}
+
+    def accuracy(point: Point) -> float:
+        optim = point.config.optim
+        return 0.5 + gain * (optim.name == "adam") + noise(point) + 10 * optim.lr * (optim.lr > middle[optim.name])
+
+    def validation(point: Point) -> float:
+        return 0.9 - abs(np.log(point.config.optim.lr / middle[point.config.optim.name])) / 10
+
+    written = report("optimizer", accuracy, validation)
+    assert verdicts(written) == [verdict] * 2
+    assert measured(written) == pytest.approx([gain, gain])
+    chosen = [(row[0], row[-1]) for row in written["table"]["rows"] if "chosen" in row]
+    assert chosen == [("small", "89.33"), ("small", "88.79"), ("large", "94.01"), ("large", "93.72")]
+    assert written["panels"][0]["series"][0]["y"] == pytest.approx([0.5 + gain] * 2)
+
+
+@pytest.mark.parametrize(
+    ("gains", "chosen", "differences", "expected"),
+    [
+        ((0.03, 0.01), ("smoothing 0.1", "smoothing 0.1"), [0.03, 0.02], [YES, YES]),
+        ((0.03, 0.04), ("smoothing 0.1", "smoothing 0.1"), [0.03, -0.01], [YES, NO]),
+        ((-0.03, -0.04), ("none", "none"), [0.0, 0.0], [OPEN, OPEN]),
+    ],
+)
+def test_regularizers_are_chosen_by_held_out_accuracy(
+    gains: tuple[float, float], chosen: tuple[str, str], differences: list[float], expected: list[str]
+) -> None:
+    """As if smoothing gained this much, and the others lost a little; decay 3 is best by the test alone."""
+    by_amount: dict[str, float] = dict(zip(("2 %", "50 %"), gains, strict=True))
+
+    def validation(point: Point) -> float:
+        setting, smoothing = str(point.labels["setting"]), by_amount[str(point.labels["data"])]
+        return 0.8 + noise(point, 0.002) + {"none": 0.0, "smoothing 0.1": smoothing}.get(setting, -0.01)
+
+    def accuracy(point: Point) -> float:
+        return validation(point) + 0.1 * (point.labels["setting"] == "decay 3")
+
+    written = report("dropout-decay-smoothing", accuracy, validation)
+    assert measured(written) == pytest.approx(differences)
+    assert verdicts(written) == expected
+    assert f"chosen: {chosen[0]})" in written["claims"][0]["claim"]
+    assert f"chosen there: {chosen[1]})" in written["claims"][1]["claim"]
+    rows = {row[0]: row[1:] for row in written["table"]["rows"]}
+    assert rows["none"] == ["80.0 ± 0.2"] * 4
+    assert rows["decay 3"][2:] == ["79.0 ± 0.2", "89.0 ± 0.2"]
+
+
+# Recorded and real runs
+
+DIFFERENT = ("optimizer", "dropout-decay-smoothing", "data-size", "scaling")
+"""Their metrics take the records during training, which are not in study.json, or the older count of convolutions."""
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_recorded_runs(name: str) -> None:
+    """They are the study's, point for point: settings, sizes and lengths are as recorded; and give the same report."""
+    study = json.loads((RECORDED / name / "study.json").read_text())
+    known = {point.name: (point, model) for point, model in points_and_models(name, study["scale"])}
+    assert {row["name"] for row in study["points"]} == known.keys()
+    runs = []
+    for row in study["points"]:
+        (point, model), figures = known[row["name"]], row["figures"]
+        records = [{"step": 1, **figures, "val_accuracy": figures.get("accuracy", 0.0)}]
+        runs.append(Result(point, figures, records, row["examples"], model))
+        assert (row["labels"], row["start"]) == (dict(point.labels), point.start)
+        # products with the padding of convolutions were still counted when these were recorded
+        plain = isinstance(model, ViTConfig) and model.stem is None
+        assert runs[-1].exaflops == pytest.approx(row["exaflops"], rel=1e-9 if plain else 0.12)
+    new = build_report(STUDIES[name], study["scale"], Results(tuple(runs)))
+    assert len(new["claims"]) == len(study["claims"])
+    if name in DIFFERENT:
+        return
+    for claim, old in zip(new["claims"], study["claims"], strict=True):
+        assert [claim[key] for key in ("verdict", "points", "expected")] == [
+            old[key] for key in ("verdict", "points", "expected")
+        ]
+        assert claim["measured"] == pytest.approx(old["measured"])
+
+
+@pytest.mark.parametrize(("name", "variant"), [("data-size", "R8x0.5.3.seed-0"), ("masking", "mean-color-50.seed-0")])
+def test_points_run(name: str, variant: str, tmp_path: Path) -> None:
+    """For two steps on the digits: they and the fine-tunings from them leave the metrics that their reports need."""
+    points = {point.name: point for point in STUDIES[name].points("tiny")}
+    changes: dict[str, Any] = {"data": {"name": "digits"}, "steps": 2, "epochs": None, "batch_size": 8}
+    config = changed(points[variant].config, **changes)
+    if config.fewshot is not None:
+        config = changed(config, fewshot={"seeds": 1, "test_images": 10}, eval_every=1)
+    outcome = pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    point = dataclasses.replace(points[variant], config=config)
+    result = Result(point, outcome.test.figures(), records, 100, config.model)
+    assert {"loss", "constant_loss" if config.masking else "accuracy"} <= result.figures.keys()
+    if config.fewshot is not None:
+        assert f"fewshot_{config.fewshot.shots[0]}shot" in records[-1]
+        assert 0 <= held_out(result) <= 1
+    tuned = next(point.config for point in points.values() if point.start == variant)
+    assert isinstance(tuned, FinetuneConfig)
+    size = tuned.model.image_size
+    run = sweep_and_finetune(
+        tmp_path / "run" / "model",
+        changed(tuned, **changes),
+        tmp_path / "tuned",
+        image_size=size,
+        device="cpu",
+        tensorboard=False,
+    )
+    assert 0 <= run.result["test"]["accuracy"] <= 1
