@@ -21,9 +21,9 @@ def test_every_point_and_their_sum(tmp_path: Path) -> None:
     report = cost(whole, tflops=0.5)
     assert [row["point"] for row in report["points"]] == [point.name for point in whole.points]
     first, tuned = report["points"][0], report["points"][2]
-    assert (first["steps"], first["images"]) == (20, 320)
+    assert (first["steps"], first["images"]) == (12, 192)
     model = changed(variants("tiny")[0].config.model, num_classes=3)
-    assert first["exaflops"] == pytest.approx(6 * model.forward_macs * 320 / 1e18)
+    assert first["exaflops"] == pytest.approx(6 * model.forward_macs * 192 / 1e18)
     assert first["hours"] == pytest.approx(first["exaflops"] * 1e6 / 0.5 / 3600)
     assert tuned["exaflops"] > 3 * first["exaflops"]  # four times the patches
     assert tuned["parameters"] == first["parameters"] + 12 * 16  # a larger table of positions
@@ -44,7 +44,7 @@ def test_a_search_is_counted_in_steps_and_images_too(tmp_path: Path) -> None:
     searched = Point("tuned", changed(tuned.config, learning_rates=(0.01, 0.03)), {}, start=first.name)
     study = dataclasses.replace(SMALL, variants=lambda scale: [first, searched])
     row = cost(plan(study, "tiny", tmp_path))["points"][1]
-    assert (row["steps"], row["images"]) == (3 * 20, 3 * 320)
+    assert (row["steps"], row["images"]) == (3 * 12, 3 * 192)
     model = model_of(searched, {first.name: first})
     assert row["exaflops"] == pytest.approx(6 * model.forward_macs * row["images"] / 1e18)
 
