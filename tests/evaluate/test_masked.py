@@ -97,7 +97,7 @@ def test_its_model_is_a_plain_vit(outcome: Outcome, folder: Path, tmp_path: Path
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), outcome.model.parameters(), strict=True))
     card = load_card(folder)
     assert (card["dataset"], "classes" in card) == ("digits", False)
-    config = dataclasses.replace(CONFIG, masking=None, steps=40, eval_every=None)
+    config = dataclasses.replace(CONFIG, masking=None, steps=120, eval_every=None)
     tuned = sweep_and_finetune(folder, FinetuneConfig(**vars(config)), tmp_path, device="cpu", tensorboard=False)
     assert tuned.config.model == dataclasses.replace(MODEL, num_classes=10)
     assert tuned.result["test"]["accuracy"] > 0.2
