@@ -11,8 +11,7 @@ from typing import Any
 
 import tyro
 
-from vitlab.commands import COMMANDS, command_type
-from vitlab.commands.output import is_rank_0
+from vitlab.commands import COMMANDS, command_type, is_rank_0
 from vitlab.commands.settings import Arguments, check_settings, with_recipe
 from vitlab.errors import RunError, UserError, printable
 from vitlab.settings import nearest

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from program import SMALL, answer, call
 
-from vitlab.commands import COMMANDS
-from vitlab.commands.output import print_note
+from vitlab.commands import COMMANDS, print_note
 
 
 def test_pretrain_says_what_it_did(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

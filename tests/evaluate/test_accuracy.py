@@ -120,7 +120,7 @@ def test_figures_against_a_plain_loop(logits: Tensor, several: bool) -> None:
         assert result.confidences[i] == pytest.approx(shares[order[0]], rel=1e-5)
         assert result.losses[i] == pytest.approx(cross_entropy, rel=1e-5)
     assert 0 < right < top5 < N
-    assert result.figures() == pytest.approx({"accuracy": right / N, "loss": loss / N, "top5": top5 / N})
+    assert result.metrics() == pytest.approx({"accuracy": right / N, "loss": loss / N, "top5": top5 / N})
     assert (result.record()["images"], result.record().get("left_out")) == (N, 4 if several else None)
     for k, per_class in enumerate(result.per_class()):
         members = [i for i in range(N) if k in lists[i]]
@@ -142,7 +142,7 @@ def test_table_of_known_predictions() -> None:
     classes = ("a", "\x1b[31mb", "c", "d")
     dataset = dataclasses.replace(images(6, 4), labels=np.array([0, 0, 0, 0, 1, 1]), classes=classes)
     result = evaluate(Table(logits), dataset, (4, 4))
-    assert result.figures().keys() == {"accuracy", "loss"}  # the top 5 of four classes say nothing
+    assert result.metrics().keys() == {"accuracy", "loss"}  # the top 5 of four classes say nothing
     head, *rows, last = [line.split() for line in result.as_table().splitlines()]
     assert head == ["class", "images", "recall", "precision"]
     assert rows == [["a", "4", "75.0%", "100.0%"], [r"'\x1b[31mb'", "2", "0.0%", "0.0%"], ["c", "0", "-", "0.0%"]]

@@ -151,7 +151,7 @@ def test_entropy_is_the_loss_of_the_best_constant_prediction() -> None:
 def test_variance_is_the_loss_of_the_best_constant_prediction() -> None:
     """Values -1, 1 and 1: mean 1/3, variance 8/9."""
     test = evaluate_masked(constant("regression", torch.full((48,), 1 / 3)), flat([0, 255, 255]))
-    assert test.figures() == {"loss": pytest.approx(8 / 9), "constant_loss": pytest.approx(8 / 9)}
+    assert test.metrics() == {"loss": pytest.approx(8 / 9), "constant_loss": pytest.approx(8 / 9)}
 
 
 @pytest.mark.parametrize(("target", "count"), [("mean-color", 2), ("regression", 3)])

@@ -54,7 +54,7 @@ def test_evaluations(pretrained: Outcome, workdir: Path) -> None:
     lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
     evaluations = {line["step"]: line for line in lines if "val_accuracy" in line}
     assert list(evaluations) == [10, 15]
-    expected = evaluate(pretrained.model, val, (8, 8)).figures()
+    expected = evaluate(pretrained.model, val, (8, 8)).metrics()
     assert evaluations[15] == {"step": 15} | {f"val_{name}": value for name, value in expected.items()}
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.output import Checkpoint, Json, PositionInterpolation, print_note, print_result
+from vitlab.commands import Checkpoint, Json, PositionInterpolation, print_note, print_result
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize

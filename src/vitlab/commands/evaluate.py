@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.output import Checkpoint, Json, print_note, print_result
+from vitlab.commands import Checkpoint, Json, print_note, print_result
 from vitlab.evaluate.options import EvalOptions, FewShotProtocol, ModelOptions, SplitOptions
 
 Flat = tyro.conf.arg(name="")  # `--device`, not `--options.device`

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.output import Json, print_note, print_result
+from vitlab.commands import Json, print_note, print_result
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.models import MODELS, ModelConfig, ResNetConfig

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.output import (
+from vitlab.commands import (
     CHECKPOINTS,
     Checkpoint,
     Device,

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
+from vitlab.commands import Device, Json, print_note, print_result
 from vitlab.commands.info import List
-from vitlab.commands.output import Device, Json, print_note, print_result
 from vitlab.config import TrainConfig
 from vitlab.cost.options import BenchOptions
 from vitlab.display import format_table

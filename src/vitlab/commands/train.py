@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional
 
-from vitlab.commands.output import (
+from vitlab.commands import (
     Checkpoint,
     Device,
     Json,

@@ -232,7 +232,7 @@ def join(first: Dataset, second: Dataset) -> Dataset:
     )
 
 
-Splits = tuple[list[str], Callable[[str], Dataset]]
+SplitReader = tuple[list[str], Callable[[str], Dataset]]
 """A source that is split on disk: the splits that are there, and a function that reads one of them."""
 
 

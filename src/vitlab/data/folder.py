@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data.dataset import Dataset, Splits
+from vitlab.data.dataset import Dataset, SplitReader
 from vitlab.data.decode import IMAGE_SUFFIXES, Entry
 from vitlab.errors import UserError, quoted
 
@@ -21,7 +21,7 @@ SPLIT_FOLDERS = {
 }
 
 
-def folder_splits(path: Path, name: str) -> Splits:
+def folder_splits(path: Path, name: str) -> SplitReader:
     """`PATH/CLASS/**/image`, or the same below `train/`, `val/` and `test/`, or other names of `SPLIT_FOLDERS`.
 
     The classes are the sorted folder names (of `train/`, where there is one); all splits share them.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitlab.data.dataset import Dataset, Entries, Labels, Splits, numbered_classes
+from vitlab.data.dataset import Dataset, Entries, Labels, SplitReader, numbered_classes
 from vitlab.data.decode import Entry, ImageError, read_bytes
 from vitlab.data.folder import SPLIT_FOLDERS
 from vitlab.errors import UserError
@@ -64,7 +64,7 @@ class HubEntries(Entries):
         return entry
 
 
-def hub_splits(spec: str, name: str, root: Path | None) -> Splits:
+def hub_splits(spec: str, name: str, root: Path | None) -> SplitReader:
     """The set `OWNER/NAME` of the hub, or one in a folder (of `save_to_disk`, or of images, Parquet, ...).
 
     `?image=COLUMN&label=COLUMN` says which columns hold the image and its class (or a list of classes), if there are

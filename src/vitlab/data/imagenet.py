@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vitlab.data.dataset import Dataset, Labels, Splits
+from vitlab.data.dataset import Dataset, Labels, SplitReader
 from vitlab.data.decode import Entry
 from vitlab.data.folder import images_below, read_class_folders, subfolders
 from vitlab.data.registry import DATASETS
@@ -66,7 +66,7 @@ def _with_full_size(dataset: Dataset, full_size: int) -> Dataset:
     return dataclasses.replace(dataset, full_size=full_size)
 
 
-def _test_only(name: str, read: Callable[[], Dataset]) -> Splits:
+def _test_only(name: str, read: Callable[[], Dataset]) -> SplitReader:
     def read_test(split: str) -> Dataset:
         if split != "test":
             raise UserError(f"{name} has no other split than test; {split!r} was requested")
@@ -78,7 +78,7 @@ def _test_only(name: str, read: Callable[[], Dataset]) -> Splits:
 # ------------------------------------------------------------------------------------------------ ImageNet
 
 
-def imagenet_splits(name: str, root: Path | None, download: bool, partial: bool = False) -> Splits:
+def imagenet_splits(name: str, root: Path | None, download: bool, partial: bool = False) -> SplitReader:
     """ILSVRC 2012 as `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`; the val is the test split, for it has the labels.
 
     CLASS is a WordNet id. A split is read, and has to be there, only when requested. partial: val may lack classes;
@@ -122,7 +122,7 @@ def _wnids(folder: Path, home: Path, partial: bool) -> tuple[str, ...]:
 # --------------------------------------------------------------------------------------------- ReaL and V2
 
 
-def real_splits(name: str, root: Path | None, download: bool, partial: bool = False) -> Splits:
+def real_splits(name: str, root: Path | None, download: bool, partial: bool = False) -> SplitReader:
     """ImageNet's val with the labels of "Are we done with ImageNet?": all that an image shows, or none.
 
     `real.json` has one list of classes for each image, in the order of the images' numbers. Images with an empty
@@ -166,7 +166,7 @@ def _val_images(val: Path, partial: bool) -> dict[int, Entry]:
     return {number - 1: Entry(numbers[number]) for number in range(1, VAL_IMAGES + 1) if number in numbers}
 
 
-def v2_splits(name: str, root: Path | None, download: bool) -> Splits:
+def v2_splits(name: str, root: Path | None, download: bool) -> SplitReader:
     """One of ImageNet-V2's three draws, in folders named by the class number: 0, 1, ... 999 (10 comes after 9)."""
     home = _find_root(name, root, (_V2_FOLDERS[name],), ("0", "999"))
 
@@ -183,7 +183,7 @@ def v2_splits(name: str, root: Path | None, download: bool) -> Splits:
 # ---------------------------------------------------------------------------------------------- ObjectNet
 
 
-def objectnet_splits(name: str, root: Path | None, download: bool) -> Splits:
+def objectnet_splits(name: str, root: Path | None, download: bool) -> SplitReader:
     """ObjectNet's images of the 113 classes that it shares with ImageNet, without their red edge.
 
     A prediction is right if it is any of the ImageNet classes that ObjectNet's files give to the image's class; the

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data.dataset import Dataset, Splits
+from vitlab.data.dataset import Dataset, SplitReader
 from vitlab.data.downloads import cache_folder
 from vitlab.data.vtab.sources import SOURCES, locate
 from vitlab.errors import UserError
@@ -36,7 +36,7 @@ CLASSES = {
 }
 
 
-def published_splits(name: str, root: Path | None, download: bool) -> Splits:
+def published_splits(name: str, root: Path | None, download: bool) -> SplitReader:
     """A set of VTAB's sources as a data set, by its reader in `vtab/readers.py`."""
     from vitlab.data.vtab.tasks import read_published
 
@@ -50,7 +50,7 @@ def published_splits(name: str, root: Path | None, download: bool) -> Splits:
     return list(published), read
 
 
-def array_splits(name: str, root: Path | None, download: bool) -> Splits:
+def array_splits(name: str, root: Path | None, download: bool) -> SplitReader:
     """Fashion-MNIST or CIFAR."""
     reader = read_fashion_mnist if name == "fashion_mnist" else read_cifar
 

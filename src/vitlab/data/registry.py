@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data.dataset import Dataset, Splits, join, keep_classes, part_of, stratified_split
+from vitlab.data.dataset import Dataset, SplitReader, join, keep_classes, part_of, stratified_split
 from vitlab.data.decode import Entry
 from vitlab.errors import UserError, quoted
 
@@ -33,9 +33,9 @@ PARTIAL = ("imagenet", "imagenet_real")
 class DatasetInfo:
     """A row of `DATASETS`.
 
-    reader: "MODULE:FUNCTION" of `vitlab.data` that takes (name, root, download) and returns `Splits`; "" for the kinds
-    of the user's data sets. num_classes: None if it varies. image_size: (H, W) in pixels, None for any size. splits:
-    numbers of images. held_out: the splits that the source lacks, with the share of its train that stands in for them.
+    reader: "MODULE:FUNCTION" of `vitlab.data` that takes (name, root, download) and returns `SplitReader`; "" for the
+    kinds of the user's data sets. num_classes: None if it varies. image_size: (H, W) in pixels, None for any size.
+    splits: numbers of images. held_out: splits the source lacks, with the share of its train that is taken for them.
     eval_resize: (shorter side, center) in pixels if the set is evaluated at another proportion than the model's.
     """
 
@@ -134,7 +134,7 @@ def load_dataset(
     return dataset.in_memory(on_error)
 
 
-def _read_named(name: str, root: str | os.PathLike[str] | None, download: bool, **options: bool) -> Splits:
+def _read_named(name: str, root: str | os.PathLike[str] | None, download: bool, **options: bool) -> SplitReader:
     check_source(name, root)
     module, function = DATASETS[name].reader.split(":")
     return getattr(importlib.import_module(f"vitlab.data.{module}"), function)(
@@ -194,7 +194,7 @@ def splits_to_copy(name: str, splits: Sequence[str], *, root: str | os.PathLike[
     return [split for split in splits if split != "test" or not same]
 
 
-def digits_splits(name: str, root: Path | None, download: bool) -> Splits:
+def digits_splits(name: str, root: Path | None, download: bool) -> SplitReader:
     """scikit-learn's digits; a fifth of each class is the test split, whatever the seed of a run."""
     from sklearn.datasets import load_digits  # slow to import
 
@@ -235,7 +235,7 @@ def _is_address(path: str) -> bool:
 # ------------------------------------------------------------------------------------------------ splits
 
 
-def _custom_splits(name: str, root: str | os.PathLike[str] | None) -> Splits | None:
+def _custom_splits(name: str, root: str | os.PathLike[str] | None) -> SplitReader | None:
     """The splits of the user's data set; None if `name` does not name one."""
     kind, _, path = name.partition(":")
     if not path or kind not in CUSTOM:
@@ -257,7 +257,7 @@ def _custom_splits(name: str, root: str | os.PathLike[str] | None) -> Splits | N
     return shard_splits(_resolve(path, root), name)
 
 
-def _choose_custom_split(name: str, splits: Splits, split: str, seed: int, whole_train: bool) -> Dataset:
+def _choose_custom_split(name: str, splits: SplitReader, split: str, seed: int, whole_train: bool) -> Dataset:
     """A split of the user's data set: val without test is the test; any other missing split is cut from train."""
     present, held_out = splits[0], DATASETS["folder:PATH"].held_out
     if whole_train and split == "train" and "val" not in present:
@@ -270,7 +270,7 @@ def _choose_custom_split(name: str, splits: Splits, split: str, seed: int, whole
     return dataclasses.replace(_choose_split(splits, stored, held_out, seed), split=split)
 
 
-def _choose_split(splits: Splits, split: str, held_out: Mapping[str, float], seed: int) -> Dataset:
+def _choose_split(splits: SplitReader, split: str, held_out: Mapping[str, float], seed: int) -> Dataset:
     """The requested split, cut from train if the source lacks it."""
     present, read = splits
     if split == "all":  # uncut, so a source without train has it too

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, Int64
 
-from vitlab.data.dataset import Dataset, Labels, Request, Splits
+from vitlab.data.dataset import Dataset, Labels, Request, SplitReader
 from vitlab.data.downloads import download, read_small, retry
 from vitlab.data.shard_index import CLASSES, INDEX, Locations, ShardIndex, class_names, parse_index, read_locations
 from vitlab.data.shards import OpenFile, ShardEntries, labeled
@@ -155,7 +155,7 @@ class RemoteEntries(ShardEntries):
 # ------------------------------------------------------------------------------------------------ data sets
 
 
-def remote_splits(address: str, name: str, cache: Path) -> Splits:
+def remote_splits(address: str, name: str, cache: Path) -> SplitReader:
     """The data set at an address, as `vitlab shard` writes it; its files are cached in a folder below `cache`.
 
     For example `https://HOST/FOLDER`, `s3://BUCKET/FOLDER`, `hub:OWNER/NAME@REVISION/FOLDER`.

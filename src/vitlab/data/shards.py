@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data.dataset import MAX_CLASSES, Dataset, Entries, Labels, Splits, numbered_classes
+from vitlab.data.dataset import MAX_CLASSES, Dataset, Entries, Labels, SplitReader, numbered_classes
 from vitlab.data.decode import IMAGE_SUFFIXES, Entry, ImageError
 from vitlab.data.folder import SPLIT_FOLDERS, report_ignored, require_folder
 from vitlab.data.shard_index import (
@@ -92,7 +92,7 @@ class ShardEntries(Entries):
 # ------------------------------------------------------------------------------------------------ data sets
 
 
-def shard_splits(path: Path, name: str) -> Splits:
+def shard_splits(path: Path, name: str) -> SplitReader:
     """WebDataset tars `train-*.tar`, `val-*.tar`, `test-*.tar` of `KEY.jpg|png|webp` and `KEY.cls` members.
 
     A `KEY.cls` holds the number of the image's class, or of several classes, with spaces or commas between them; or a

@@ -83,14 +83,14 @@ class Evaluation:
         np.add.at(counts, (self.labels, self.predictions), 1)
         return counts
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Accuracy, loss, and with more than five classes top-5 accuracy."""
-        figures = {"accuracy": self.accuracy, "loss": float(self.losses.mean())}
-        return figures | ({"top5": float(self.in_top5.mean())} if len(self.classes) > 5 else {})
+        metrics = {"accuracy": self.accuracy, "loss": float(self.losses.mean())}
+        return metrics | ({"top5": float(self.in_top5.mean())} if len(self.classes) > 5 else {})
 
     def record(self) -> dict[str, Any]:
-        """All figures as plain data."""
-        record = self.figures() | {"images": len(self.labels), "skipped": self.skipped, "computed_in": self.computed_in}
+        """The metrics and what they were measured on, as plain data."""
+        record = self.metrics() | {"images": len(self.labels), "skipped": self.skipped, "computed_in": self.computed_in}
         if self.left_out:
             record["left_out"] = self.left_out
         if self.full_size is not None:

@@ -67,13 +67,13 @@ class MaskedEvaluation:
     skipped: int
     """Unreadable images."""
 
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         names = ("loss", "constant_loss", "accuracy", "constant_accuracy")
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def record(self) -> dict[str, Any]:
-        """All figures as plain data."""
-        return self.figures() | {"images": self.images, "patches": self.patches, "skipped": self.skipped}
+        """The metrics and what they were measured on, as plain data."""
+        return self.metrics() | {"images": self.images, "patches": self.patches, "skipped": self.skipped}
 
     def as_table(self) -> str:
         text = f"loss {self.loss:.4f} (the best constant prediction: {self.constant_loss:.4f})"

@@ -23,7 +23,6 @@ from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import train
-from vitlab.train.masking import MaskedViT
 from vitlab.train.microbatch import default_microbatch
 from vitlab.train.objectives import create_training_model
 from vitlab.train.precision import choose_device
@@ -164,7 +163,7 @@ def run(
     config: TrainConfig,
     workdir: str | Path,
     splits: Splits,
-    create: Callable[[], Model | MaskedViT],
+    create: Callable[[], nn.Module],
     command: str,
     execution: Execution,
     start: str | None = None,
@@ -194,14 +193,14 @@ def run(
             folder.log_speed(config.total_steps(len(splits.train)), {"run_seconds": time.perf_counter() - began})
             folder.write_result(result)
         world.barrier()  # all files are written
-    return Outcome(config, splits, _plain(model), test, result)
+    return Outcome(config, splits, _plain(config, model), test, result)
 
 
 def train_and_evaluate(
     config: TrainConfig,
     folder: Workdir,
     splits: Splits,
-    create: Callable[[], Model | MaskedViT],
+    create: Callable[[], nn.Module],
     execution: Execution,
     label: str,
     few_shot: Callable[[nn.Module], dict[str, float]] | None = None,
@@ -209,15 +208,15 @@ def train_and_evaluate(
     """The trained model of `create()`, and its evaluation on the val split; None if training had already
     finished.
 
-    The figures of every evaluation, and those of `few_shot(model)`, are logged.
+    The metrics of every evaluation, and those of `few_shot(model)`, are logged.
     """
     device, world = choose_device(execution.world.device(execution.device)), execution.world
     evaluations: list[Any] = [None]  # in the end, that of the weights that training returns
 
     def evaluate_model(model: nn.Module) -> dict[str, float]:
         evaluations[0] = evaluate_split(config, model, splits.val, device, world)
-        figures = {f"{config.data.eval_split}_{name}": value for name, value in evaluations[0].figures().items()}
-        return figures | few_shot(_plain(model)) if few_shot else figures
+        metrics = {f"{config.data.eval_split}_{name}": value for name, value in evaluations[0].metrics().items()}
+        return metrics | few_shot(_plain(config, model)) if few_shot else metrics
 
     options: dict[str, Any] = {"device": device, "label": label, "microbatch": execution.microbatch, "world": world}
     return train(config, folder, create(), splits.train, evaluate_model, **options), evaluations[0]
@@ -260,9 +259,9 @@ def _load_trained(config: TrainConfig, folder: Path) -> nn.Module:
     return load_masked(folder)
 
 
-def _plain(model: nn.Module) -> Any:
+def _plain(config: TrainConfig, model: Any) -> Any:
     """The model without the parts of masked patch prediction."""
-    return model.vit if isinstance(model, MaskedViT) else model
+    return model if config.masking is None else model.vit
 
 
 def run_settings(command: str, start: str | None, train_set: Dataset, config: TrainConfig) -> dict[str, Any]:
@@ -281,7 +280,7 @@ def _excluded(data: DataConfig) -> dict[str, Any]:
 
 
 def evaluate_split(
-    config: TrainConfig, model: nn.Module, dataset: Dataset, device: torch.device, world: World = SINGLE
+    config: TrainConfig, model: Any, dataset: Dataset, device: torch.device, world: World = SINGLE
 ) -> Any:
     """An Evaluation of the model in its own precision, or a MaskedEvaluation; images are prepared as `config` says."""
     from vitlab.evaluate.accuracy import evaluate
@@ -291,7 +290,7 @@ def evaluate_split(
     batch_size = min(256, 2 * default_microbatch(config, device, 128))
     options = LoaderOptions(batch_size, config.data.workers, config.data.on_error)
     preprocessing = config.data.preprocessing(config.model.image_size)
-    if isinstance(model, MaskedViT):
+    if config.masking is not None:
         from vitlab.evaluate.masked import evaluate_masked
 
         return evaluate_masked(model, dataset, options, preprocessing=preprocessing, world=world)

@@ -108,7 +108,7 @@ class Task:
             return None
         if score is None:
             score = evaluate_split(config, model, splits.val, torch.device(execution.device), execution.world)
-        return score.record() if math.isfinite(score.figures()["loss"]) else None  # the last update may diverge
+        return score.record() if math.isfinite(score.metrics()["loss"]) else None  # the last update may diverge
 
     def search_config(self, lr: float, split: str) -> TrainConfig:
         """A run of the search: in a shortened one, warm-up and average span the same share of the steps."""

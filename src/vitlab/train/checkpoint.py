@@ -49,6 +49,11 @@ class TrainState:
     recorded: int = 0
     """The step of the last record."""
 
+    @property
+    def bad_step(self) -> Tensor:
+        """The first step that was not finite, or 0; a 0-d view of `sums`."""
+        return self.sums[3]
+
     @torch.no_grad()
     def tensors(self, keep: bool = True) -> dict[str, Tensor]:
         """All tensors of a checkpoint, in full; gathered one at a time, as a device may not have memory for all.

@@ -175,7 +175,7 @@ def train_step(
     world.all_reduce_mean([totals])
     norm = full_tensor(clip_by_global_norm(masters, config.optim.clip_norm))
     finite = torch.isfinite(totals[0]) & torch.isfinite(norm)
-    state.sums[3] = torch.where((state.sums[3] == 0) & ~finite, state.step + 1, state.sums[3])
+    state.bad_step.masked_fill_((state.bad_step == 0) & ~finite, state.step + 1)
     state.sums[:2] += totals
     state.sums[2] += norm
     if images.device.type == "cpu" and not finite:
@@ -334,7 +334,7 @@ class _Run:
     def check_finite(self) -> None:
         """Raises NonFiniteError after a step that was not finite, and saves its batch, shard by shard, for replay."""
         state = self.state
-        if not (bad_step := int(state.sums[3])):
+        if not (bad_step := int(state.bad_step)):
             return
         batch = next(load_batches(self.config, self.dataset, bad_step - 1, self.device, self.world))
         rank = "" if self.world.is_rank_0 else f".process-{self.world.rank}"

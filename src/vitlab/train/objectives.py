@@ -7,7 +7,7 @@ their size, so accumulation changes nothing.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -20,23 +20,30 @@ from vitlab.data.loader import Batch
 from vitlab.data.transforms import mixup
 from vitlab.models.config import ViTConfig
 from vitlab.models.vit import Model, build_model
-from vitlab.train.masking import MaskedPatch, MaskedViT
+
+if TYPE_CHECKING:
+    from vitlab.train.masking import MaskedPatch, MaskedViT
 
 LossKind = Literal["softmax", "sigmoid"]
+Objective: TypeAlias = "Classification | MaskedPatch"
 
 
-def create_training_model(config: TrainConfig, generator: torch.Generator | None = None) -> Model | MaskedViT:
+def create_training_model(config: TrainConfig, generator: torch.Generator | None = None) -> "Model | MaskedViT":
     """A new model: the config's, within a MaskedViT for masked patch prediction."""
     if config.masking is None:
         return build_model(config.model, generator=generator)
+    from vitlab.train.masking import MaskedViT
+
     assert isinstance(config.model, ViTConfig)
     return MaskedViT(config.model, config.masking, generator=generator)
 
 
-def create_objective(config: TrainConfig) -> "Objective":
+def create_objective(config: TrainConfig) -> Objective:
     """The objective of the run."""
     if config.masking is None:
         return Classification(config.model.num_classes, config.loss, config.label_smoothing, config.mixup)
+    from vitlab.train.masking import MaskedPatch
+
     assert isinstance(config.model, ViTConfig)
     return MaskedPatch(config.masking, config.model)
 
@@ -78,9 +85,6 @@ class Classification:
         else:
             correct = targets.gather(1, predicted[:, None])[:, 0] == targets.amax(dim=1)
         return classification_loss(logits, targets, self.kind, self.label_smoothing), correct.float().mean()
-
-
-Objective = Classification | MaskedPatch
 
 
 def class_targets(
