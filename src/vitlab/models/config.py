@@ -62,10 +62,14 @@ class ViTConfig:
     """Rate after the position embedding and every dense layer except the qkv projections (App. B.1)."""
     stochastic_depth: Rate = 0.0
     """Share of images for which the last block is left out in training; rises linearly from 0 at the first."""
-    gelu: Literal["tanh", "erf"] = "tanh"
-    """Form of GELU: Google's weights were trained with the tanh approximation."""
+    gelu: Literal["tanh", "erf", "quick"] = "tanh"
+    """Form of GELU: Google's weights were trained with the tanh approximation, OpenAI's CLIP with x sigmoid(1.702 x)."""
     layer_norm_eps: Annotated[float, Gt(0)] = 1e-6
     """Added to the variance inside every LayerNorm."""
+    pre_norm: bool = False
+    """A LayerNorm before the first block (CLIP)."""
+    pool_norm: bool = False
+    """The last LayerNorm acts on the mean over patches (`pool='gap'`), not on the tokens (timm's `fc_norm`)."""
     head_bias: float = 0.0
     """Initial bias of the head; Google starts sigmoid losses at -10 (ImageNet-21k and JFT) or -6.9 (ImageNet)."""
     head_std: Std = 0.0
@@ -108,6 +112,7 @@ class ViTConfig:
                 sincos and self.num_patches * self.width > MAX_SINCOS_ELEMENTS,
                 f"image_size={self.image_size} is too large for position='sincos2d'.",
             ),
+            (self.pool_norm and self.pool != "gap", f"pool_norm=True requires pool='gap', not {self.pool!r}."),
             (axial and self.stochastic_depth, "stochastic_depth requires encoder='full'."),
             (
                 self.distilled and (self.pool != "token" or self.representation_size),
@@ -176,8 +181,8 @@ class ViTConfig:
         rep = self.representation_size or 0
         pre_logits = rep * (d * (2 if self.pool == "token+gap" else 1) + 1)
         heads = (2 if self.distilled else 1) * (self.num_features + 1) * self.num_classes
-        blocks = halves * self.depth * block
-        return stem + embedding + self._position_parameters() + blocks + 2 * d + pooling + pre_logits + heads
+        encoder = halves * self.depth * block + 2 * d * (2 if self.pre_norm else 1)
+        return stem + embedding + self._position_parameters() + encoder + pooling + pre_logits + heads
 
     def _position_parameters(self) -> int:
         d, (h, w) = self.width, self.grid

@@ -18,13 +18,18 @@ class MLP(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.approximate = "tanh" if config.gelu == "tanh" else "none"
+        self.gelu = config.gelu
         self.fc1 = linear(config.width, config.mlp_dim)
         self.dropout = nn.Dropout(config.dropout)
         self.fc2 = linear(config.mlp_dim, config.width)
 
     def forward(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        return self.fc2(self.dropout(F.gelu(self.fc1(tokens), approximate=self.approximate)))
+        hidden = self.fc1(tokens)
+        if self.gelu == "quick":
+            hidden = hidden * torch.sigmoid(1.702 * hidden)
+        else:
+            hidden = F.gelu(hidden, approximate="tanh" if self.gelu == "tanh" else "none")
+        return self.fc2(self.dropout(hidden))
 
 
 class Branch(nn.Module):

@@ -53,6 +53,7 @@ class ViT(nn.Module):
         self.registers = _tokens(config, config.registers) if config.registers else None
         self.position = PositionEmbedding(config)
         self.dropout = nn.Dropout(config.dropout)
+        self.pre_norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps) if config.pre_norm else None
         kind = AxialBlock if config.encoder == "axial" else Block
         rates = [config.stochastic_depth * layer / max(config.depth - 1, 1) for layer in range(config.depth)]
         self.blocks = nn.ModuleList(kind(config, rate) for rate in rates)
@@ -66,8 +67,8 @@ class ViT(nn.Module):
         init_weights(self, config, generator)
 
     def forward_features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T D"]:
-        """Tokens after the last LayerNorm, images in [-1, 1]. In front are, where the model has them, the class
-        token, the distillation token and the registers."""
+        """Tokens after the last LayerNorm (before it with `pool_norm`), images in [-1, 1]. In front are, where the
+        model has them, the class token, the distillation token and the registers."""
         return self.encode(self.embed(images))
 
     def embed(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N D"]:
@@ -84,9 +85,11 @@ class ViT(nn.Module):
             tokens = torch.cat([*(token.to(dtype).expand(batch, -1, -1) for token in prefix), tokens], dim=1)
         at_stem = self.config.position_at == "stem"
         tokens = self.dropout(self.position(tokens) if at_stem else tokens)  # Eq. 1
+        if self.pre_norm is not None:
+            tokens = self.pre_norm(tokens)
         for layer, block in enumerate(self.blocks):
             tokens = block(tokens if at_stem else self.position(tokens, layer), self.position.relative(layer))
-        return self.norm(tokens)
+        return tokens if self.config.pool_norm else self.norm(tokens)
 
     def forward_head(
         self, tokens: Float[Tensor, "B T D"], pre_logits: bool = False
@@ -113,6 +116,7 @@ class ViT(nn.Module):
                 assert self.map is not None
                 return self.map(tokens)
         mean = tokens[:, self.config.num_prefix_tokens :].mean(dim=1)  # App. D.3
+        mean = self.norm(mean) if self.config.pool_norm else mean
         return mean if self.config.pool == "gap" else torch.cat([tokens[:, 0], mean], dim=1)
 
     def forward(self, images: Tensor) -> Tensor:

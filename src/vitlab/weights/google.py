@@ -42,6 +42,8 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "position_at": ("stem",),
     "gelu": ("tanh",),
     "layer_norm_eps": (1e-6,),
+    "pre_norm": (False,),
+    "pool_norm": (False,),
     "encoder": ("full",),
     "layer_scale": (None,),
     "registers": (0,),

@@ -310,6 +310,8 @@ def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
         "pool": ("token", "token+gap"),
         "position": ("none", "1d", "2d", "sincos2d"),
         "position_at": ("stem",),
+        "gelu": ("tanh", "erf"),
+        "pre_norm": (False,),
         "representation_size": (None,) if has_head or is_dinov2 else (config.representation_size,),
     }
     if (
