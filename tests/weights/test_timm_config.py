@@ -110,11 +110,10 @@ def test_pixels_outside_of_all_patches(tmp_path: Path, caplog: pytest.LogCapture
     ("name", "args", "problem"),
     [
         ("vit_giant_patch14_dinov2", {"mlp_ratio": 2.0}, r"of another shape: blocks\.0\.mlp\.fc2"),
-        ("vit_base_patch16_clip_224", {}, r"unknown: .*norm_pre\."),
         ("vit_base_patch16_224", {"qk_norm": True}, r"unknown: .*attn\.[kq]_norm"),
         ("vit_relpos_small_patch16_224", {}, "relative positions"),
-        ("vit_base_patch16_224", {"act_layer": "quick_gelu"}, "act_layer='quick_gelu'.*'gelu_tanh'"),
-        ("vit_base_patch16_224", {"global_pool": "avg", "fc_norm": False}, "global_pool is 'avg' with a class token"),
+        ("vit_base_patch16_224", {"act_layer": "relu"}, "act_layer='relu'.*'gelu_tanh', 'quick_gelu'"),
+        ("vit_base_patch16_224", {"global_pool": "avg", "pool_include_prefix": True}, "'avg' with a class.*=True"),
         ("vit_so150m_patch16_reg4_map_256", {}, "global_pool is 'map' without.*pool_include_prefix=False"),
         ("vit_so150m_patch16_reg4_gap_256", {"pool_include_prefix": True}, "'avg' without.*pool_include_prefix=True"),
     ],

@@ -63,7 +63,8 @@ class ViTConfig:
     stochastic_depth: Rate = 0.0
     """Share of images for which the last block is left out in training; rises linearly from 0 at the first."""
     gelu: Literal["tanh", "erf", "quick"] = "tanh"
-    """Form of GELU: Google's weights were trained with the tanh approximation, OpenAI's CLIP with x sigmoid(1.702 x)."""
+    """Form of GELU: Google's weights were trained with the tanh approximation, OpenAI's CLIP with `quick`,
+    x sigmoid(1.702 x)."""
     layer_norm_eps: Annotated[float, Gt(0)] = 1e-6
     """Added to the variance inside every LayerNorm."""
     pre_norm: bool = False

@@ -4,8 +4,9 @@
     config.json         architecture, arguments and expected images: see `vitlab.weights.timm_config`
 
 Three of timm's families compute what a model here can: `VisionTransformer` (`vit_*`, `deit*`, `flexivit_*`, DINO and
-DINOv2, with class token, mean or attention pooling), the same on a BiT stem (`vit_*_r26_s32_*` and the like), and
+DINOv2, CLIP, with class token, mean or attention pooling), the same on a BiT stem (`vit_*_r26_s32_*` and the like), and
 `resnetv2_*_bit`. In all of them LayerNorm's eps is 1e-6 and GELU exact unless the name or `model_args` differs.
+A class token that only takes part in attention, as where the head reads the mean over patches, is a register here.
 """
 
 import dataclasses
@@ -32,7 +33,16 @@ from vitlab.weights.layout import (
     renamed_layout,
     write_state,
 )
-from vitlab.weights.timm_config import BACKBONE, GROUP_NORM_EPS, IMAGENET, WEIGHT_EPS, Card, infer_config
+from vitlab.weights.timm_config import (
+    ACTIVATIONS,
+    BACKBONE,
+    CLIP,
+    GROUP_NORM_EPS,
+    IMAGENET,
+    WEIGHT_EPS,
+    Card,
+    infer_config,
+)
 
 RENAMED = (
     (r"^(stem|body)\.root\.", "stem.conv."),
@@ -41,6 +51,7 @@ RENAMED = (
     (r"\.shortcut\.", ".downsample.conv."),
     (r"\.shortcut_norm\.", ".downsample.norm."),
     (r"^embedding\.", "patch_embed.proj."),
+    (r"^pre_norm\.", "norm_pre."),
     (r"^cls$", "cls_token"),
     (r"^distillation$", "dist_token"),
     (r"^registers$", "reg_token"),
@@ -81,6 +92,8 @@ def timm_layout(config: ModelConfig) -> Layout:
     if "head.fc.weight" in layout:  # a ResNet's head is a 1x1 convolution
         slot = layout["head.fc.weight"]
         layout["head.fc.weight"] = dataclasses.replace(slot, shape=(*slot.shape, 1, 1))
+    if isinstance(config, ViTConfig) and config.pre_norm:  # timm's CLIP has no bias there
+        del layout["patch_embed.proj.bias"]
     return layout
 
 
@@ -90,6 +103,8 @@ def _timm_name(ours: str, config: ModelConfig) -> str:
         name = re.sub(pattern, replacement, name)
     if isinstance(config, ResNetConfig):
         return name.replace("head.", "head.fc.")
+    if config.pool_norm and ours.startswith("norm."):
+        return f"fc_{ours}"
     if config.stem is None or not ours.startswith("stem."):
         return name
     return BACKBONE + (name if config.stem.layers else name.removeprefix("stem."))
@@ -125,6 +140,8 @@ def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     layout = timm_layout(config)
     check_arrays(f"{where} looks like a model of {config.num_parameters:,} parameters", layout, tensors)
     state = read_state(layout, tensors, lambda name, tensor: tensor.flatten(1) if name == "head.fc.weight" else tensor)
+    if isinstance(config, ViTConfig):
+        state.setdefault("embedding.bias", state["embedding.weight"].new_zeros(config.width))
     return config, fold_normalization(state, card.mean, card.std)
 
 
@@ -139,11 +156,16 @@ def card_timm(path: Path | str) -> dict[str, Any]:
 
 def _complete(tensors: dict[str, Tensor], config: ViTConfig) -> None:
     """Brings registers with position rows, and q, k and v without biases, to what a ViT here has; in place."""
-    before, after = config.num_position_prefix, config.num_position_prefix + config.registers
-    table = tensors.get("pos_embed")
-    if table is not None and config.registers and table.shape[1] > before + config.num_patches:
-        tensors["reg_token"] = tensors["reg_token"].float() + table[:, before:after].float()
-        tensors["pos_embed"] = torch.cat([table[:, :before], table[:, after:]], dim=1)
+    if config.pool == "gap" and "cls_token" in tensors:
+        tokens = [tensors.pop("cls_token"), *([tensors["reg_token"]] if "reg_token" in tensors else [])]
+        tensors["reg_token"] = torch.cat(tokens, dim=1)
+    before, table = config.num_position_prefix, tensors.get("pos_embed")
+    rows = 0 if table is None else table.shape[1] - before - config.num_patches  # of registers, the first ones
+    if table is not None and config.registers and rows > 0:
+        registers = tensors["reg_token"].float().clone()
+        registers[:, :rows] += table[:, before : before + rows].float()
+        tensors["reg_token"] = registers
+        tensors["pos_embed"] = torch.cat([table[:, :before], table[:, before + rows :]], dim=1)
     if not any(name.endswith(".attn.qkv.bias") for name in tensors):
         like = tensors["patch_embed.proj.weight"]
         for i in range(config.depth):
@@ -219,8 +241,9 @@ def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         "class_token": config.has_class_token,
         "no_embed_class": not config.class_position,
         "global_pool": {"token": "token", "gap": "avg", "map": "map"}[config.pool],
-        "fc_norm": False,
-        "act_layer": "gelu_tanh" if config.gelu == "tanh" else "gelu",
+        "fc_norm": config.pool_norm,
+        "pre_norm": config.pre_norm,
+        "act_layer": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.gelu),
     }
     if config.position == "none":
         args["pos_embed"] = "none"
@@ -228,7 +251,8 @@ def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         args |= {"reg_tokens": config.registers, "pool_include_prefix": config.pool == "map"}
     if config.layer_scale is not None:
         args["init_values"] = config.layer_scale
-    return "deit_base_distilled_patch16_224" if config.distilled else "vit_base_patch16_224", args
+    plain = CLIP if config.layer_norm_eps == 1e-5 else "vit_base_patch16_224"  # no argument sets eps
+    return "deit_base_distilled_patch16_224" if config.distilled else plain, args
 
 
 def _resnet_args(body: ResNetBody) -> tuple[str, dict[str, Any]]:
@@ -257,7 +281,7 @@ def _check_representable(config: ModelConfig) -> None:
         "position_at": ("stem",) if config.position != "none" else (config.position_at,),
         "pool": ("token", "gap", "map"),
         "representation_size": (None,),
-        "layer_norm_eps": (1e-6,),
+        "layer_norm_eps": (1e-6,) if config.distilled else (1e-6, 1e-5),
         "registers": (0,) if config.distilled else (config.registers,),
     }
     check_supported("timm", config, supported)
@@ -274,11 +298,13 @@ def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:
         }
         return model.config, state | scaled
     config, table = model.config, model.position.absolute()
-    if table is None and not config.distilled:
+    if table is None and not config.distilled and not config.pre_norm:
         return config, state
     state = {name: tensor for name, tensor in state.items() if not name.startswith("position.")}
     table = state["embedding.weight"].new_zeros(config.num_tokens, config.width) if table is None else table
-    table = table.detach().cpu()
+    table = table.detach().cpu().clone()
+    if config.pre_norm:  # timm's CLIP has no bias in the patch embedding; it is the same in the position of each patch
+        table[config.num_prefix_tokens :] += state["embedding.bias"]
     # timm gives a row to all tokens in front of the patches or to none, and to none with registers (DINOv2).
     all_rows = config.distilled or (config.class_position and not config.registers)
     if not all_rows:

@@ -37,6 +37,10 @@ TANH = re.compile(r"vit_(base_patch32|large_patch16|so400m_patch16|giantopt_patc
 """Architectures with the tanh approximation of GELU; of `large_patch16` the one for 512 pixels alone."""
 TANH_SHAPES = {(768, 32), (1152, 16), (1536, 16)}
 """Width and patch size of the same architectures, to recognize a bare file without a class token."""
+ACTIVATIONS: dict[str, Literal["tanh", "erf", "quick"]] = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
+"""timm's `act_layer` -> our `gelu`."""
+CLIP = "vit_base_patch16_clip_224"
+"""Architectures with `_clip_` in the name have LayerNorms with eps 1e-5."""
 
 COMMON_ARGS = {"drop_rate", "drop_path_rate", "global_pool", "in_chans", "num_classes"}
 _VIT_ARGS = (
@@ -156,6 +160,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
             f"the tokens have width {width}, and no tensor gives the number of attention heads. Give a folder with "
             f"num_heads in the model_args of its config.json. Known widths: {', '.join(map(str, HEADS))}."
         )
+    pool, pre_norm = _infer_pool(tensors, card), "norm_pre.weight" in tensors
     return ViTConfig(
         image_size=size[0] if size[0] == size[1] else size,
         patch_size=patch,
@@ -164,7 +169,10 @@ def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
         heads=heads,
         mlp_dim=mlp_dim,
         num_classes=num_rows(tensors, "head.weight"),
-        pool=_infer_pool(tensors, card),
+        pool=pool,
+        pool_norm="fc_norm.weight" in tensors and pool == "gap",
+        pre_norm=pre_norm,
+        layer_norm_eps=1e-5 if "_clip_" in card.architecture or (pre_norm and not card.architecture) else 1e-6,
         representation_size=num_rows(tensors, "pre_logits.weight") or None,
         position="1d" if "pos_embed" in tensors else "none",
         # The original DINOv2 resamples without antialiasing, but with it where it has registers.
@@ -172,7 +180,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
         gelu=_infer_gelu(tensors, card, width, patch),
         stem=stem,
         layer_scale=card.args.get("init_values", 1e-5) if "blocks.0.ls1.gamma" in tensors else None,
-        registers=registers,
+        registers=registers + (pool == "gap" and "cls_token" in tensors),
         class_position=class_position,
         distilled="dist_token" in tensors,
     )
@@ -232,23 +240,29 @@ def _infer_pool(tensors: Mapping[str, Tensor], card: Card) -> Literal["token", "
     has_class, has_map = "cls_token" in tensors, "attn_pool.latent" in tensors
     pool = card.pool if card.pool is not None else "map" if has_map else "token" if has_class else "avg"
     over_all = bool(card.args.get("pool_include_prefix"))
-    # timm's mean and attention may include registers; here only the attention does.
+    # timm's mean and attention may include the tokens in front; here only the attention does.
     if pool == "token" and has_class:
         return "token"
-    if pool == "avg" and not has_class and not ("reg_token" in tensors and over_all):
+    if pool == "avg" and not ((has_class or "reg_token" in tensors) and over_all):
         return "gap"
     if pool == "map" and not has_class and not ("reg_token" in tensors and not over_all):
         return "map"
     raise UserError(
         f"global_pool is {pool!r} with{'' if has_class else 'out'} a class token and pool_include_prefix={over_all}; "
-        f"allowed: 'token' with a class token, and without one 'avg' over the patches alone, or 'map' over all tokens."
+        f"allowed: 'token' with a class token, 'avg' over the patches alone, and without a class token 'map' over all "
+        f"tokens."
     )
 
 
-def _infer_gelu(tensors: Mapping[str, Tensor], card: Card, width: int, patch: int) -> Literal["tanh", "erf"]:
+def _infer_gelu(tensors: Mapping[str, Tensor], card: Card, width: int, patch: int) -> Literal["tanh", "erf", "quick"]:
     act, norm = card.args.get("act_layer"), card.args.get("norm_layer")
-    if act not in (None, "gelu", "gelu_tanh") or norm not in (None, "layernorm"):
-        raise UserError(f"act_layer={act!r}, norm_layer={norm!r}; allowed: 'gelu' or 'gelu_tanh', and 'layernorm'.")
+    if act not in (None, *ACTIVATIONS) or norm not in (None, "layernorm"):
+        allowed = ", ".join(map(repr, ACTIVATIONS))
+        raise UserError(f"act_layer={act!r}, norm_layer={norm!r}; allowed: {allowed}, and 'layernorm'.")
+    if act is not None:
+        return ACTIVATIONS[act]
+    if "_quickgelu_" in card.architecture:
+        return "quick"
     match = TANH.match(card.architecture)
     is_tanh = match is not None and (match[1] != "large_patch16" or match[3] == "512")
     if not card.architecture and "cls_token" not in tensors:
@@ -256,4 +270,4 @@ def _infer_gelu(tensors: Mapping[str, Tensor], card: Card, width: int, patch: in
             (width, patch) == (1024, 16) and num_rows(tensors, "pos_embed") and tensors["pos_embed"].shape[1] == 32**2
         )
         is_tanh = (width, patch) in TANH_SHAPES or large_512
-    return "tanh" if act == "gelu_tanh" or (act is None and is_tanh) else "erf"
+    return "tanh" if is_tanh else "erf"
