@@ -27,6 +27,7 @@ if typing.TYPE_CHECKING:
     from vitlab.models import list_models as list_models
     from vitlab.models.resnet import ResNet as ResNet
     from vitlab.models.vit import ViT as ViT
+    from vitlab.weights import convert as convert
     from vitlab.weights import load_model as load_model
     from vitlab.weights import save_model as save_model
 
@@ -42,6 +43,7 @@ MODULE_OF = {
     "ResNet": "vitlab.models.resnet",
     "ResNetConfig": "vitlab.models",
     "ViTConfig": "vitlab.models",
+    "convert": "vitlab.weights",
     "create_model": "vitlab.models",
     "get_config": "vitlab.models",
     "list_models": "vitlab.models",

@@ -30,6 +30,8 @@ def layer_norm(x: np.ndarray, scale: np.ndarray, bias: np.ndarray, eps: float) -
 
 
 def gelu(x: np.ndarray, form: str) -> np.ndarray:
+    if form == "quick":
+        return x / (1 + np.exp(-1.702 * x))
     if form == "tanh":
         return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
     return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
@@ -129,6 +131,8 @@ def paper(model: ViT, image: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
     z = np.stack(patches)
     z = np.concatenate([*(w[name][0] for name in ("cls", "distillation", "registers") if name in w), z])
     z = add_positions(z, w, c, 0) if c.position_at == "stem" else z  # Eq. 1
+    if c.pre_norm:
+        z = layer_norm(z, w["pre_norm.weight"], w["pre_norm.bias"], c.layer_norm_eps)
     for i in range(c.depth):
         z = add_positions(z, w, c, i) if c.position_at != "stem" else z
         if c.encoder == "axial":
@@ -136,8 +140,10 @@ def paper(model: ViT, image: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
         else:
             relative, layer = c.position == "relative", i if c.position_at == "every" else 0
             z = block(z, under(w, f"blocks.{i}."), c, w["position.table"][layer] if relative else None)
-    z = layer_norm(z, w["norm.weight"], w["norm.bias"], c.layer_norm_eps)
+    norm = w["norm.weight"], w["norm.bias"], c.layer_norm_eps
+    z = z if c.pool_norm else layer_norm(z, *norm)
     mean = z[c.num_prefix_tokens :].mean(0)
+    mean = layer_norm(mean, *norm) if c.pool_norm else mean
     if c.pool == "map":
         m = under(w, "map.")
         weights, biases = np.split(m["attention.qkv.weight"], 3), np.split(m["attention.qkv.bias"], 3)
@@ -171,6 +177,23 @@ def test_forward_is_the_papers(kind: ViTConfig, model: ViT, images: Tensor) -> N
     for with_grad in (True, False):  # attention by matrix products, and fused
         with torch.set_grad_enabled(with_grad):
             agrees_with_the_paper(model, images)
+
+
+@torch.no_grad()
+def test_intermediate_layers_end_with_the_features(model: ViT, images: Tensor) -> None:
+    model.eval()
+    depth, prefix, raw = model.config.depth, model.config.num_prefix_tokens, model.config.pool_norm
+    tokens = model.forward_features(images)
+    first, (patches, front) = model.get_intermediate_layers(images, [0, -1], norm=not raw, return_prefix_tokens=True)
+    assert torch.equal(torch.cat([front, patches], dim=1), tokens)
+    assert first[0].shape == patches.shape
+    assert not torch.equal(first[0], patches)
+    (last,) = model.get_intermediate_layers(images, reshape=True, norm=not raw)
+    assert torch.equal(last, tokens[:, prefix:].transpose(1, 2).unflatten(2, model.config.grid))
+    assert len(model.get_intermediate_layers(images, depth)) == depth
+    for n in (0, depth + 1, [depth], []):
+        with pytest.raises(ValueError, match=rf"the model has {depth} blocks"):
+            model.get_intermediate_layers(images, n)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +343,10 @@ def test_derivatives_of_every_sort_are_right(
 @pytest.mark.usefixtures("unchecked")
 def test_torch_fx_traces_every_model(kind: ViTConfig, model: ViT, images: Tensor) -> None:
     extractor = create_feature_extractor(model, {"norm": "tokens"})
-    torch.testing.assert_close(extractor(images)["tokens"], model.forward_features(images))
+    tokens = model.forward_features(images)
+    if kind.pool_norm:  # the node is that of the mean
+        tokens = model.norm(tokens[:, kind.num_prefix_tokens :].mean(dim=1))
+    torch.testing.assert_close(extractor(images)["tokens"], tokens)
     with pytest.raises(UserError, match="uint8"):
         extractor(images.to(torch.uint8))
 

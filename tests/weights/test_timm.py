@@ -179,6 +179,22 @@ def test_positions_are_interpolated_as_by_timm(tmp_path: Path, name: str, old: i
         check_equal(load_model(folder, image_size=new, interpolation="corners").forward_features(inputs), tokens, 0.01)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["vit_base_patch16_clip_224", "vit_small_patch14_reg4_dinov2"])
+@pytest.mark.parametrize("norm", [True, False])
+def test_intermediate_layers_are_those_of_timm(tmp_path: Path, name: str, norm: bool) -> None:
+    theirs = create_timm(name, **OBLONG)
+    ours = load_model(save_timm(theirs, tmp_path, OBLONG))
+    inputs, cfg = images((16, 24)), theirs.pretrained_cfg
+    for n in (1, 2, [0]):
+        expected = theirs.get_intermediate_layers(
+            normalized(inputs, cfg["mean"], cfg["std"]), n, reshape=True, norm=norm
+        )
+        maps = ours.get_intermediate_layers(inputs, n, reshape=True, norm=norm)  # pyright: ignore
+        for mine, other in zip(maps, expected, strict=True):
+            check_equal(mine, other)
+
+
 # --- writing -----------------------------------------------------------------------------------------------------
 
 SQUARE: dict[str, Any] = {"image_size": 64, "patch_size": 8, "width": 16, "depth": 2, "heads": 4, "mlp_dim": 23}

@@ -4,7 +4,8 @@ The letters are the paper's: B images, H x W pixels, P patch side, N patches, T 
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.fx
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.encoder import AxialBlock, Block, MAPHead
 from vitlab.models.init import init_weights, linear
@@ -77,19 +79,54 @@ class ViT(nn.Module):
         images = check_images(images, config.image_hw, config.patch_size, config.stem)
         return self.embedding(images if self.stem is None else self.stem(images))
 
+    def get_intermediate_layers(
+        self,
+        images: Float[Tensor, "B 3 H W"],
+        n: int | Sequence[int] = 1,
+        reshape: bool = False,
+        norm: bool = True,
+        return_prefix_tokens: bool = False,
+    ) -> tuple[Any, ...]:
+        """Patch tokens [B, N, D] after the last `n` blocks, or after those that `n` lists (0 is the first, -1 the
+        last), lowest first, as in DINOv2 and timm.
+
+        reshape: as maps [B, D, rows, columns]. norm: after the last LayerNorm. return_prefix_tokens: pairs with the
+        tokens in front, [B, p, D]. Raises UserError for a block that the model does not have.
+        """
+        depth, prefix = self.config.depth, self.config.num_prefix_tokens
+        wanted, lowest = (range(depth - n, depth), 0) if isinstance(n, int) else (n, -depth)
+        if not wanted or min(wanted) < lowest or max(wanted) >= depth:
+            raise UserError(f"n={n}; the model has {depth} blocks, from 0 to {depth - 1}.")
+        layers = {layer % depth for layer in wanted}
+        tokens, outputs = self._to_tokens(self.embed(images)), []
+        for layer in range(max(layers) + 1):
+            tokens = self._apply_block(layer, tokens)
+            if layer in layers:
+                front, patches = (self.norm(tokens) if norm else tokens).tensor_split([prefix], dim=1)
+                patches = patches.transpose(1, 2).unflatten(2, self.config.grid) if reshape else patches
+                outputs.append((patches, front) if return_prefix_tokens else patches)
+        return tuple(outputs)
+
     def encode(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B T D"]:
         """From patch embeddings to `forward_features`: tokens in front, positions (Eq. 1), blocks, LayerNorm."""
+        tokens = self._to_tokens(tokens)
+        for layer in range(self.config.depth):
+            tokens = self._apply_block(layer, tokens)
+        return tokens if self.config.pool_norm else self.norm(tokens)
+
+    def _to_tokens(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B T D"]:
+        """The input of the first block (Eq. 1)."""
         prefix = [token for token in (self.cls, self.distillation, self.registers) if token is not None]
         if prefix:
             batch, dtype = tokens.shape[0], tokens.dtype
             tokens = torch.cat([*(token.to(dtype).expand(batch, -1, -1) for token in prefix), tokens], dim=1)
         at_stem = self.config.position_at == "stem"
-        tokens = self.dropout(self.position(tokens) if at_stem else tokens)  # Eq. 1
-        if self.pre_norm is not None:
-            tokens = self.pre_norm(tokens)
-        for layer, block in enumerate(self.blocks):
-            tokens = block(tokens if at_stem else self.position(tokens, layer), self.position.relative(layer))
-        return tokens if self.config.pool_norm else self.norm(tokens)
+        tokens = self.dropout(self.position(tokens) if at_stem else tokens)
+        return tokens if self.pre_norm is None else self.pre_norm(tokens)
+
+    def _apply_block(self, layer: int, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        tokens = tokens if self.config.position_at == "stem" else self.position(tokens, layer)
+        return self.blocks[layer](tokens, self.position.relative(layer))
 
     def forward_head(
         self, tokens: Float[Tensor, "B T D"], pre_logits: bool = False

@@ -15,6 +15,7 @@ from vitlab.preprocessing import Preprocessing
 from vitlab.weights.detect import Format, find_checkpoint
 
 if typing.TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from vitlab.models.config import ImageSize, Interpolation
@@ -49,8 +50,9 @@ def load_model(
     head_bias: float = 0.0,
     dropout: float | None = None,
     interpolation: "Interpolation | None" = None,
+    device: "torch.device | str" = "cpu",
 ) -> "Model":
-    """Returns the model of a checkpoint, in float32 and in evaluation mode.
+    """Returns the model of a checkpoint on `device`, in float32 and in evaluation mode.
 
     `path` is any of `READABLE`; format and sizes follow from the content. Every model takes images in [-1, 1]: another
     mean and std of the checkpoint are folded into its patch embedding. By default the model is otherwise unchanged;
@@ -90,7 +92,7 @@ def load_model(
     with torch.device("meta"):  # draws no numbers that the checkpoint overwrites
         model = build_model(config)
     model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
-    return model.eval()
+    return model.to(device).eval()
 
 
 def save_model(model: "Model", folder: Path | str, *, extra: dict[str, Any] | None = None) -> None:
