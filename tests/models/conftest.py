@@ -62,6 +62,7 @@ KINDS: dict[str, ModelConfig] = {
     "distilled, no head": vit(distilled=True, num_classes=0, class_position=False),
     "DINOv2": vit(registers=2, class_position=False, layer_scale=0.1, pool="token+gap", gelu="erf"),
     "CLIP": vit(pre_norm=True, gelu="quick", layer_norm_eps=1e-5),
+    "SwiGLU": vit(swiglu=True, layer_scale=0.1, pool="map"),
     "mean and its norm": vit(pool="gap", pool_norm=True, registers=1, representation_size=7),
     # ResNets
     "v1": resnet(),

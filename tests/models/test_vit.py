@@ -40,6 +40,10 @@ def gelu(x: np.ndarray, form: str) -> np.ndarray:
 Weights = dict[str, np.ndarray]
 
 
+def form(c: ViTConfig) -> str:
+    return "swiglu" if c.swiglu else c.gelu
+
+
 def under(weights: Weights, prefix: str) -> Weights:
     return {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
 
@@ -60,6 +64,9 @@ def dense(x: np.ndarray, w: Weights, name: str) -> np.ndarray:
 
 
 def mlp(x: np.ndarray, w: Weights, form: str) -> np.ndarray:
+    if form == "swiglu":
+        gate, hidden = np.split(dense(x, w, "mlp.fc1"), 2, axis=1)
+        return dense(gate / (1 + np.exp(-gate)) * hidden, w, "mlp.fc2")
     return dense(gelu(dense(x, w, "mlp.fc1"), form), w, "mlp.fc2")
 
 
@@ -79,7 +86,7 @@ def block(z: np.ndarray, w: Weights, c: ViTConfig, offsets: np.ndarray | None = 
     x = dense(attend(q, k, v, c.heads, None if offsets is None else bias), w, "attention.out")
     z = z + x * w.get("branch1.scale", 1)
     x = layer_norm(z, w["norm2.weight"], w["norm2.bias"], c.layer_norm_eps)
-    return z + mlp(x, w, c.gelu) * w.get("branch2.scale", 1)
+    return z + mlp(x, w, form(c)) * w.get("branch2.scale", 1)
 
 
 def axial_block(z: np.ndarray, w: Weights, c: ViTConfig) -> np.ndarray:
@@ -150,7 +157,7 @@ def paper(model: ViT, image: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
         inputs = (m["probe"][0], z, z)
         q, k, v = (x @ weight.T + bias for x, weight, bias in zip(inputs, weights, biases, strict=True))
         y = dense(attend(q, k, v, c.heads), m, "attention.out")
-        y = (y + mlp(layer_norm(y, m["norm.weight"], m["norm.bias"], c.layer_norm_eps), m, c.gelu))[0]
+        y = (y + mlp(layer_norm(y, m["norm.weight"], m["norm.bias"], c.layer_norm_eps), m, form(c)))[0]
     else:
         y = {"token": z[0], "gap": mean, "token+gap": np.concatenate([z[0], mean])}[c.pool]  # Eq. 4
     if c.representation_size:

@@ -109,7 +109,6 @@ def test_pixels_outside_of_all_patches(tmp_path: Path, caplog: pytest.LogCapture
 @pytest.mark.parametrize(
     ("name", "args", "problem"),
     [
-        ("vit_giant_patch14_dinov2", {"mlp_ratio": 2.0}, r"of another shape: blocks\.0\.mlp\.fc2"),
         ("vit_base_patch16_224", {"qk_norm": True}, r"unknown: .*attn\.[kq]_norm"),
         ("vit_relpos_small_patch16_224", {}, "relative positions"),
         ("vit_base_patch16_224", {"act_layer": "relu"}, "act_layer='relu'.*'gelu_tanh', 'quick_gelu'"),

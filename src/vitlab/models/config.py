@@ -65,6 +65,8 @@ class ViTConfig:
     gelu: Literal["tanh", "erf", "quick"] = "tanh"
     """Form of GELU: Google's weights were trained with the tanh approximation, OpenAI's CLIP with `quick`,
     x sigmoid(1.702 x)."""
+    swiglu: bool = False
+    """A gated MLP, W3 (SiLU(W1 x) * W2 x), in place of one with GELU (DINOv2's giant)."""
     layer_norm_eps: Annotated[float, Gt(0)] = 1e-6
     """Added to the variance inside every LayerNorm."""
     pre_norm: bool = False
@@ -175,7 +177,7 @@ class ViTConfig:
         stem = self.stem.num_parameters(self.image_hw) if self.stem else 0
         channels = self.stem.channels if self.stem else 3
         embedding = d * (channels * self.patch_size**2 + 1) + d * self.num_prefix_tokens
-        mlp = 2 * d * self.mlp_dim + self.mlp_dim + d
+        mlp = (d + 1) * self.mlp_dim * (2 if self.swiglu else 1) + (self.mlp_dim + 1) * d
         block = 4 * d * (d + 1) + mlp + 4 * d + (2 * d if self.layer_scale is not None else 0)
         halves = 2 if self.encoder == "axial" else 1
         pooling = d + 4 * d * (d + 1) + mlp + 2 * d if self.pool == "map" else 0
@@ -198,17 +200,18 @@ class ViTConfig:
     def forward_macs(self) -> int:
         """Multiply-accumulates of the matrix products in one forward pass of one image."""
         d, t, n, p = self.width, self.num_tokens, self.num_patches, self.num_prefix_tokens
+        mlp = (3 if self.swiglu else 2) * d * self.mlp_dim
         channels = self.stem.channels if self.stem else 3
         stem = self.stem.forward_macs(self.image_hw) if self.stem else 0
         embed = n * channels * self.patch_size**2 * d
-        dense = 4 * d * d + 2 * d * self.mlp_dim
+        dense = 4 * d * d + mlp
         if self.encoder == "full":
             encoder = self.depth * (t * dense + 2 * t * t * d)
             if self.position == "relative":
                 encoder += self.depth * n * (2 * n - 1) * d
         else:  # along an axis of s positions there are n / s sequences, all with a copy of the prefix
             encoder = self.depth * sum(n // s * ((s + p) * dense + 2 * (s + p) ** 2 * d) for s in self.grid)
-        pooling = d * d * (3 * (1 + t) + 1) + 2 * t * d + 2 * d * self.mlp_dim if self.pool == "map" else 0
+        pooling = d * d * (3 * (1 + t) + 1) + 2 * t * d + mlp if self.pool == "map" else 0
         rep = self.representation_size or 0
         pooled = d * (2 if self.pool == "token+gap" else 1)
         head = pooled * rep + (2 if self.distilled else 1) * self.num_features * self.num_classes

@@ -14,18 +14,21 @@ from vitlab.models.init import linear
 
 
 class MLP(nn.Module):
-    """Two dense layers with a GELU between them."""
+    """Two dense layers with a GELU between them; with `swiglu`, half of the first layer gates the other."""
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
-        self.gelu = config.gelu
-        self.fc1 = linear(config.width, config.mlp_dim)
+        self.gelu, self.swiglu = config.gelu, config.swiglu
+        self.fc1 = linear(config.width, config.mlp_dim * (2 if config.swiglu else 1))
         self.dropout = nn.Dropout(config.dropout)
         self.fc2 = linear(config.mlp_dim, config.width)
 
     def forward(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         hidden = self.fc1(tokens)
-        if self.gelu == "quick":
+        if self.swiglu:
+            gate, hidden = hidden.chunk(2, dim=-1)
+            hidden = F.silu(gate) * hidden
+        elif self.gelu == "quick":
             hidden = hidden * torch.sigmoid(1.702 * hidden)
         else:
             hidden = F.gelu(hidden, approximate="tanh" if self.gelu == "tanh" else "none")

@@ -44,6 +44,7 @@ SUPPORTED: dict[str, tuple[Any, ...]] = {
     "layer_norm_eps": (1e-6,),
     "pre_norm": (False,),
     "pool_norm": (False,),
+    "swiglu": (False,),
     "encoder": ("full",),
     "layer_scale": (None,),
     "registers": (0,),

@@ -167,9 +167,10 @@ def _complete(tensors: dict[str, Tensor], config: ViTConfig) -> None:
         tensors["reg_token"] = registers
         tensors["pos_embed"] = torch.cat([table[:, :before], table[:, before + rows :]], dim=1)
     if not any(name.endswith(".attn.qkv.bias") for name in tensors):
-        like = tensors["patch_embed.proj.weight"]
-        for i in range(config.depth):
-            tensors[f"blocks.{i}.attn.qkv.bias"] = like.new_zeros(3 * config.width)
+        zeros = tensors["patch_embed.proj.weight"].new_zeros(config.width)
+        for i in range(config.depth):  # EVA has biases of queries and values alone
+            q, v = (tensors.pop(f"blocks.{i}.attn.{name}_bias", zeros) for name in "qv")
+            tensors[f"blocks.{i}.attn.qkv.bias"] = torch.cat([q, zeros, v])
 
 
 # -------------------------------------------------------------------------------------------------------- writing
@@ -281,6 +282,7 @@ def _check_representable(config: ModelConfig) -> None:
         "position_at": ("stem",) if config.position != "none" else (config.position_at,),
         "pool": ("token", "gap", "map"),
         "representation_size": (None,),
+        "swiglu": (False,),
         "layer_norm_eps": (1e-6,) if config.distilled else (1e-6, 1e-5),
         "registers": (0,) if config.distilled else (config.registers,),
     }

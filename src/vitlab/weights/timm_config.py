@@ -145,7 +145,8 @@ def infer_config(where: str, tensors: Mapping[str, Tensor], card: Card) -> Model
 
 def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
     width, _, patch, _ = require_shape("it", tensors, "patch_embed.proj.weight", 4)
-    mlp_dim, _ = require_shape("it", tensors, "blocks.0.mlp.fc1.weight", 2)
+    hidden, _ = require_shape("it", tensors, "blocks.0.mlp.fc1.weight", 2)
+    _, mlp_dim = require_shape("it", tensors, "blocks.0.mlp.fc2.weight", 2)
     registers = require_shape("it", tensors, "reg_token", 3)[1] if "reg_token" in tensors else 0
     hybrid = any(name.startswith(BACKBONE) for name in tensors)
     stem = _infer_body(tensors, "v1", BACKBONE) if hybrid else None
@@ -177,6 +178,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
         position="1d" if "pos_embed" in tensors else "none",
         # The original DINOv2 resamples without antialiasing, but with it where it has registers.
         position_interpolation="bicubic" if card.original and not registers else "bicubic_antialias",
+        swiglu=hidden == 2 * mlp_dim,
         gelu=_infer_gelu(tensors, card, width, patch),
         stem=stem,
         layer_scale=card.args.get("init_values", 1e-5) if "blocks.0.ls1.gamma" in tensors else None,
