@@ -71,9 +71,12 @@ def check(name: str, folder: Path) -> dict[str, Any]:
         ours = vitlab.load_model(folder)
     except UserError as refusal:
         return row | {"refused": _reason(str(refusal), str(folder))}
+    if hasattr(theirs, "set_input_size") and isinstance(ours.config, ViTConfig):
+        theirs.set_input_size(img_size=ours.config.image_hw)  # without the pixels that no patch takes
     row["native"] = error(ours, theirs)
     if isinstance(ours.config, ViTConfig) and hasattr(theirs, "set_input_size"):
-        size = tuple(side + 2 * ours.config.stride for side in ours.config.image_hw)
+        height, width = (side + 2 * ours.config.stride for side in ours.config.image_hw)
+        size = height, width
         theirs.set_input_size(img_size=size)
         row["larger"] = error(vitlab.load_model(folder, image_size=size), theirs)
     return row

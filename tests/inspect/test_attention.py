@@ -37,6 +37,7 @@ KINDS = {
     "relative positions, shared, registers": replace(
         BASE, position="relative", position_at="shared", position_std=1.0, registers=2, pool="gap"
     ),
+    "rotary positions, registers": replace(BASE, position="rotary", position_at="shared", registers=2),
     "MAP head, registers": replace(BASE, position="sincos2d", pool="map", registers=3),
     "distillation token": replace(BASE, distilled=True),
     "class token and mean": replace(BASE, pool="token+gap", class_position=False),
@@ -53,8 +54,8 @@ class Sublayer:
         attention.register_forward_hook(self.record)
 
     def record(self, _module: object, args: Any, out: Tensor) -> None:
-        _, relative, _ = args
-        self.relative = None if relative is None else relative.numpy()
+        _, positions, _ = args
+        self.positions = None if positions is None else positions.numpy()
         self.tokens, self.out = self.all_tokens(args[0]).numpy(), self.all_tokens(out)
 
     def all_tokens(self, tokens: Tensor) -> Tensor:
@@ -73,10 +74,18 @@ class Sublayer:
         p, (h, w), k = config.num_prefix_tokens, config.grid, config.heads
         qkv = self.tokens.astype(float) @ weight.T.astype(float) + bias
         q, keys, v = qkv.reshape(len(qkv), config.num_tokens, 3, k, -1).transpose(2, 0, 3, 1, 4)
+        if config.position == "rotary":
+            assert self.positions is not None
+            cos, sin = np.split(self.positions, 2, axis=-1)
+            for x in (q, keys):
+                first, second = np.split(x[:, :, p:], 2, axis=-1)
+                turned = (first + 1j * second) * (cos + 1j * sin)
+                x[:, :, p:] = np.concatenate([turned.real, turned.imag], axis=-1)
         logits = q @ keys.swapaxes(-1, -2)
-        if self.relative is not None:
+        if config.position == "relative":
+            assert self.positions is not None
             for query, key in np.ndindex(h * w, h * w):
-                offset = self.relative[h * w - 1 + key - query]
+                offset = self.positions[h * w - 1 + key - query]
                 logits[:, :, p + query, p + key] += q[:, :, p + query] @ offset
         logits /= math.sqrt(q.shape[-1])
         maps = np.zeros_like(logits)

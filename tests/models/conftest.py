@@ -48,6 +48,7 @@ KINDS: dict[str, ModelConfig] = {
     "sincos2d": vit(position="sincos2d", pool="map"),
     "sincos2d shared": vit(position="sincos2d", position_at="shared", class_position=False),
     "2d, class token without": vit(position="2d", class_position=False, registers=1),
+    "rotary, registers": vit(position="rotary", position_at="shared", registers=2, pool="gap"),
     # axial attention
     "axial": vit(encoder="axial"),
     "axial, registers": vit(encoder="axial", pool="map", registers=2, position="none"),

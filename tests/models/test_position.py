@@ -203,7 +203,7 @@ def test_a_row_is_added_to_every_token_with_a_position(
         expected[:, :before] += one.table[j, :before]
         expected[:, before + missing :] += one.table[j, before:]
         assert torch.equal(one(tokens, layer), expected)
-        assert one.relative(layer) is None
+        assert one.in_attention(layer) is None
         expected = tokens.clone()
         if before:
             expected[:, :before] += two.prefix[j]  # pyright: ignore[reportOptionalSubscript]
@@ -245,7 +245,7 @@ def test_relative_positions_of_a_block() -> None:
         position = embedding(position="relative", position_at=position_at)
         assert position.table is not None
         for layer in range(3):
-            table = position.relative(layer)
+            table = position.in_attention(layer)
             assert table is not None
             assert torch.equal(table, position.table[layer if position_at == "every" else 0])
 

@@ -70,6 +70,24 @@ def mlp(x: np.ndarray, w: Weights, form: str) -> np.ndarray:
     return dense(gelu(dense(x, w, "mlp.fc1"), form), w, "mlp.fc2")
 
 
+def turn(x: np.ndarray, c: ViTConfig) -> np.ndarray:
+    """DINOv3's rotary positions, number by number."""
+    turned, d = x.copy(), c.width // c.heads
+    for patch in range(c.num_patches):
+        row, column = divmod(patch, c.grid[1])
+        coordinates = (2 * (row + 0.5) / c.grid[0] - 1, 2 * (column + 0.5) / c.grid[1] - 1)
+        for head in range(c.heads):
+            for axis in range(2):
+                for number in range(d // 4):
+                    angle = 2 * math.pi * coordinates[axis] * 100 ** (-number / (d // 4))
+                    cos, sin = np.float32(math.cos(angle)), np.float32(math.sin(angle))  # as they are stored
+                    t, a = c.num_prefix_tokens + patch, head * d + axis * (d // 4) + number
+                    b = a + d // 2
+                    turned[t, a] = x[t, a] * cos - x[t, b] * sin
+                    turned[t, b] = x[t, b] * cos + x[t, a] * sin
+    return turned
+
+
 def block(z: np.ndarray, w: Weights, c: ViTConfig, offsets: np.ndarray | None = None) -> np.ndarray:
     """Eq. 2-3, with the later parts."""
 
@@ -83,6 +101,8 @@ def block(z: np.ndarray, w: Weights, c: ViTConfig, offsets: np.ndarray | None = 
 
     x = layer_norm(z, w["norm1.weight"], w["norm1.bias"], c.layer_norm_eps)
     q, k, v = np.split(dense(x, w, "attention.qkv"), 3, axis=1)
+    if c.position == "rotary":
+        q, k = turn(q, c), turn(k, c)
     x = dense(attend(q, k, v, c.heads, None if offsets is None else bias), w, "attention.out")
     z = z + x * w.get("branch1.scale", 1)
     x = layer_norm(z, w["norm2.weight"], w["norm2.bias"], c.layer_norm_eps)

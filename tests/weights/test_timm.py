@@ -78,6 +78,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**OBLONG, "mlp_ratio": 2.0},
         {"registers": 4, "swiglu": True, "mlp_dim": 32},
     ),
+    "dinov3": ("vit_small_patch16_dinov3", OBLONG, {"position": "rotary", "pool": "gap", "registers": 5}),
+    "dinov3, class token": (
+        "vit_base_patch16_dinov3_qkvb",
+        {**OBLONG, "global_pool": "token"},
+        {"position": "rotary", "pool": "token", "registers": 4, "layer_norm_eps": 1e-5},
+    ),
+    "dinov3, swiglu": ("vit_huge_plus_patch16_dinov3", {**OBLONG, "mlp_ratio": 2.0}, {"swiglu": True}),
     "eva": ("eva_giant_patch14_224", OBLONG, {"pool": "gap", "pool_norm": True, "registers": 1}),
     "dinov2 registers": ("vit_small_patch14_reg4_dinov2", OBLONG, {"registers": 4, "class_position": False}),
     "hybrid root": ("vit_tiny_r_s16_p8_224", {**HYBRID, "patch_size": 8}, {"patch_size": 8}),

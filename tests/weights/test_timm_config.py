@@ -109,6 +109,7 @@ def test_pixels_outside_of_all_patches(tmp_path: Path, caplog: pytest.LogCapture
 @pytest.mark.parametrize(
     ("name", "args", "problem"),
     [
+        ("vit_base_patch16_rpn_224", {}, "not pre-norm blocks"),
         ("vit_base_patch16_224", {"qk_norm": True}, r"unknown: .*attn\.[kq]_norm"),
         ("vit_relpos_small_patch16_224", {}, "relative positions"),
         ("vit_base_patch16_224", {"act_layer": "relu"}, "act_layer='relu'.*'gelu_tanh', 'quick_gelu'"),

@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.models.attention import Attention, Heads, attention_weights, relative_logits
+from vitlab.models.attention import Attention, Heads, attention_weights
 from vitlab.models.encoder import AxialBlock, Block
 from vitlab.models.vit import Model, ViT, evaluation_mode
 
@@ -46,9 +46,9 @@ def visit_attention(
     def hook(number: int, axis: Axis) -> Callable[..., None]:
         def take(_module: Any, _args: Any, qkv: Tensor) -> None:
             with torch.autocast(qkv.device.type, enabled=False):
-                relative = model.position.relative(number // layers_per_block)
+                positions = model.position.in_attention(number // layers_per_block)
                 prefix = model.config.num_prefix_tokens
-                maps = _maps(layers[number][1].split(qkv), relative, prefix)
+                maps = _maps(layers[number][1], layers[number][1].split(qkv), positions, prefix)
                 visit(number, maps if axis == "all" else _over_all_tokens(maps, axis, model.config.grid, prefix))
 
         return take
@@ -84,12 +84,14 @@ def _layers(model: Model) -> list[tuple[str, Attention, Axis]]:
     return layers
 
 
-def _maps(heads: Heads, relative: Float[Tensor, "R Dh"] | None = None, prefix: int = 0) -> Float[Tensor, "B k T S"]:
+def _maps(
+    attention: Attention, heads: Heads, positions: Float[Tensor, "R Dh"] | None = None, prefix: int = 0
+) -> Float[Tensor, "B k T S"]:
     """The attention weights in float32, whatever the precision of q and k."""
     maps = torch.empty(*heads[0].shape[:3], heads[1].shape[2], dtype=torch.float32, device=heads[0].device)
     for q, k, out in zip(*(tensor.split(_images_per_chunk(maps)) for tensor in (*heads[:2], maps)), strict=True):
-        q, k = q.float(), k.float()
-        bias = None if relative is None else relative_logits(q, relative.float(), prefix)
+        positions = None if positions is None else positions.float()
+        q, k, bias = attention.add_positions(q.float(), k.float(), positions, prefix)
         out.copy_(attention_weights(q * q.shape[-1] ** -0.5, k, bias))
     return maps
 
@@ -153,7 +155,7 @@ def prediction_weights(model: ViT, images: Float[Tensor, "B 3 H W"]) -> Float[Te
             probe = model.map.probe.to(tokens.dtype).expand(len(tokens), -1, -1)
             heads = model.map.attention.project_cross(probe, tokens)
             with torch.autocast(tokens.device.type, enabled=False):
-                return _maps(heads).mean(dim=1)[:, 0]
+                return _maps(model.map.attention, heads).mean(dim=1)[:, 0]
     weights = torch.zeros(config.num_tokens, device=images.device)
     if config.has_class_token:
         weights[: 2 if config.distilled else 1] = 0.5 if config.distilled or config.pool == "token+gap" else 1.0

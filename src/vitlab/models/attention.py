@@ -132,12 +132,26 @@ def relative_logits(
     return F.pad(logits, (prefix, 0, prefix, 0))
 
 
-class Attention(nn.Module):
-    """MSA, multi-head self-attention (App. A); `relative` adds relative positions (App. D.4)."""
+def rotate(x: Float[Tensor, "B k T Dh"], rotation: Float[Tensor, "N Dh"], prefix: int = 0) -> Float[Tensor, "B k T Dh"]:
+    """Rotary positions: pairs (i, i + Dh / 2) of a patch's numbers are turned by the angles of its position.
 
-    def __init__(self, width: int, heads: int) -> None:
+    `rotation` holds the angles' cosines, then their sines (`rotary_table`). The first `prefix` tokens are not turned.
+    """
+    cos, sin = rotation.chunk(2, dim=-1)
+    first, second = x[:, :, prefix:].chunk(2, dim=-1)
+    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.cat([x[:, :, :prefix], turned.to(x.dtype)], dim=2)
+
+
+class Attention(nn.Module):
+    """MSA, multi-head self-attention (App. A).
+
+    `positions` are relative ones (App. D.4) or, of an attention that is `rotary`, rotations of queries and keys.
+    """
+
+    def __init__(self, width: int, heads: int, rotary: bool = False) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.rotary = heads, rotary
         self.qkv = linear(width, 3 * width)
         self.out = linear(width, width)
 
@@ -150,11 +164,25 @@ class Attention(nn.Module):
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         return q, k, v
 
+    def add_positions(
+        self,
+        q: Float[Tensor, "B k T Dh"],
+        k: Float[Tensor, "B k S Dh"],
+        positions: Float[Tensor, "R Dh"] | None,
+        prefix: int,
+    ) -> tuple[Tensor, Tensor, Float[Tensor, "B k T S"] | None]:
+        """Queries, keys and the bias of the logits, with the positions in one of them."""
+        if positions is None:
+            return q, k, None
+        if self.rotary:
+            return rotate(q, positions, prefix), rotate(k, positions, prefix), None
+        return q, k, relative_logits(q, positions, prefix)
+
     def forward(
-        self, tokens: Float[Tensor, "B T D"], relative: Float[Tensor, "R Dh"] | None = None, prefix: int = 0
+        self, tokens: Float[Tensor, "B T D"], positions: Float[Tensor, "R Dh"] | None = None, prefix: int = 0
     ) -> Float[Tensor, "B T D"]:
         q, k, v = self.project(tokens)
-        bias = None if relative is None else relative_logits(q, relative, prefix)
+        q, k, bias = self.add_positions(q, k, positions, prefix)
         return self._merge(attention(q, k, v, bias))
 
     def cross(self, queries: Float[Tensor, "B S D"], tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B S D"]:

@@ -48,11 +48,11 @@ class ViTConfig:
     attention over all tokens (big_vision), or class token and mean one after the other (DINOv2's classifiers)."""
     representation_size: Positive | None = None
     """Width of the hidden layer (Dense + tanh) before the head, used in pre-training (Sec. 3.1)."""
-    position: Literal["none", "1d", "2d", "relative", "sincos2d"] = "1d"
-    """Kind of position embedding (App. D.4); `sincos2d` is big_vision's fixed one."""
+    position: Literal["none", "1d", "2d", "relative", "sincos2d", "rotary"] = "1d"
+    """Kind of position embedding (App. D.4); `sincos2d` is big_vision's fixed one, `rotary` DINOv3's."""
     position_at: Literal["stem", "every", "shared"] = "stem"
     """Where it enters (Table 8): before the encoder, or in every block, with one embedding per block or one for all.
-    `relative` acts inside attention and takes `every` or `shared`."""
+    `relative` and `rotary` act inside attention: `relative` takes `every` or `shared`, `rotary` takes `shared`."""
     position_std: Std = 0.02
     """Standard deviation of a new position embedding. Google's is 0.02, big_vision's 1 / sqrt(D); a larger one lets a
     short training on small images distinguish positions from the start."""
@@ -102,6 +102,11 @@ class ViTConfig:
             (
                 self.position == "relative" and (self.position_at == "stem" or axial),
                 "position='relative' acts inside attention: give position_at='every' or 'shared', and encoder='full'.",
+            ),
+            (
+                self.position == "rotary" and (self.position_at != "shared" or axial or self.width // self.heads % 4),
+                "position='rotary' acts inside attention: give position_at='shared', encoder='full' and a width of a "
+                "multiple of 4 for each head.",
             ),
             (
                 self.position in ("none", "sincos2d") and self.position_at == "every",

@@ -59,7 +59,7 @@ class Block(nn.Module):
     def __init__(self, config: ViTConfig, drop_path: float = 0.0) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
-        self.attention = Attention(config.width, config.heads)
+        self.attention = Attention(config.width, config.heads, rotary=config.position == "rotary")
         self.branch1 = Branch(config, drop_path)
         self.norm2 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
         self.mlp = MLP(config)
@@ -67,9 +67,9 @@ class Block(nn.Module):
         self.prefix = config.num_prefix_tokens
 
     def forward(
-        self, tokens: Float[Tensor, "B T D"], relative: Float[Tensor, "R Dh"] | None = None
+        self, tokens: Float[Tensor, "B T D"], positions: Float[Tensor, "R Dh"] | None = None
     ) -> Float[Tensor, "B T D"]:
-        tokens = tokens + self.branch1(self.attention(self.norm1(tokens), relative, self.prefix))  # Eq. 2
+        tokens = tokens + self.branch1(self.attention(self.norm1(tokens), positions, self.prefix))  # Eq. 2
         return tokens + self.branch2(self.mlp(self.norm2(tokens)))  # Eq. 3
 
 
@@ -88,9 +88,9 @@ class AxialBlock(nn.Module):
         self.columns = Block(config, drop_path)
 
     def forward(
-        self, tokens: Float[Tensor, "B T D"], relative: Float[Tensor, "R Dh"] | None = None
+        self, tokens: Float[Tensor, "B T D"], positions: Float[Tensor, "R Dh"] | None = None
     ) -> Float[Tensor, "B T D"]:
-        assert relative is None, "ViTConfig refuses it"
+        assert positions is None, "ViTConfig refuses it"
         prefix, patches = tokens[:, : self.prefix], tokens[:, self.prefix :].unflatten(1, self.grid)
         prefix, patches = _apply_along_rows(self.rows, prefix, patches)
         prefix, columns = _apply_along_rows(self.columns, prefix, patches.transpose(1, 2))

@@ -1,5 +1,6 @@
 """App. D.4: position embeddings, and their interpolation to another grid (Sec. 3.2)."""
 
+import math
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ class PositionEmbedding(nn.Module):
     | `2d` | `columns` [J, w, D/2], `rows` [J, h, D/2], `prefix` | column's and row's halves, one after the other |
     | `sincos2d` | | `sincos_table`, fixed |
     | `relative` | `table` [J, 2N-1, D/k] | nothing: `relative_logits` reads it inside attention |
+    | `rotary` | | nothing: `rotate` turns queries and keys by the fixed `rotary_table` inside attention |
 
     Only tokens with a position are counted here: registers, and with `class_position` off the class token, have none.
     """
@@ -46,10 +48,13 @@ class PositionEmbedding(nn.Module):
         elif kind == "sincos2d":
             del self.table
             self.register_buffer("table", sincos_table((h, w), d), persistent=False)
+        elif kind == "rotary":
+            del self.table
+            self.register_buffer("table", rotary_table((h, w), d // config.heads), persistent=False)
 
     def absolute(self, layer: int = 0) -> Float[Tensor, "T D"] | None:
         """The rows that are added to the tokens in front of block `layer`; None for kinds without."""
-        if self.kind in ("none", "relative"):
+        if self.kind in ("none", "relative", "rotary"):
             return None
         if self.kind == "2d":
             layer = layer % self.rows.shape[0]
@@ -66,9 +71,10 @@ class PositionEmbedding(nn.Module):
         zeros = table.new_zeros(self.missing, table.shape[1])
         return torch.cat([table[: self.before], zeros, table[self.before :]])
 
-    def relative(self, layer: int) -> Float[Tensor, "R Dh"] | None:
-        """The embedding of every offset for block `layer`; None for other kinds."""
-        if self.kind != "relative":
+    def in_attention(self, layer: int) -> Float[Tensor, "R Dh"] | None:
+        """What the attention of block `layer` takes: the embedding of every offset (`relative`), the rotation of every
+        patch (`rotary`), or None."""
+        if self.kind not in ("relative", "rotary"):
             return None
         assert self.table is not None
         return self.table[layer % self.table.shape[0]]
@@ -85,6 +91,20 @@ def sincos_table(grid: tuple[int, int], width: int) -> Float[Tensor, "1 N D"]:
     omega = 10_000.0 ** -torch.linspace(0, 1, width // 4, **numbers)
     x, y = columns.reshape(-1, 1) * omega, rows.reshape(-1, 1) * omega
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)[None].float()
+
+
+def rotary_table(grid: tuple[int, int], head_dim: int, base: float = 100.0) -> Float[Tensor, "1 N Dh"]:
+    """DINOv3's rotations: cosines, then sines, of Dh/4 angles of a patch's row, then as many of its column.
+
+    Rows and columns run from -1 to 1, so that an image of another size or proportion spans the same angles; the
+    periods grow from 1 to nearly `base`.
+    """
+    numbers: Any = {"dtype": torch.float64, "device": "cpu"}  # also where a model is built on the meta device
+    centers = [(torch.arange(side, **numbers) + 0.5) / side * 2 - 1 for side in grid]
+    coordinates = torch.stack(torch.meshgrid(*centers, indexing="ij"), dim=-1).flatten(0, 1)
+    periods = base ** (torch.arange(head_dim // 4, **numbers) / (head_dim // 4))
+    angles = (2 * math.pi * coordinates[:, :, None] / periods).flatten(1)
+    return torch.cat([angles.cos(), angles.sin()], dim=1)[None].float()
 
 
 def resize_positions(

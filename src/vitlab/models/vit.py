@@ -126,7 +126,7 @@ class ViT(nn.Module):
 
     def _apply_block(self, layer: int, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         tokens = tokens if self.config.position_at == "stem" else self.position(tokens, layer)
-        return self.blocks[layer](tokens, self.position.relative(layer))
+        return self.blocks[layer](tokens, self.position.in_attention(layer))
 
     def forward_head(
         self, tokens: Float[Tensor, "B T D"], pre_logits: bool = False

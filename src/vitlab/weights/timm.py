@@ -4,7 +4,7 @@
     config.json         architecture, arguments and expected images: see `vitlab.weights.timm_config`
 
 Three of timm's families compute what a model here can: `VisionTransformer` (`vit_*`, `deit*`, `flexivit_*`, DINO and
-DINOv2, CLIP, with class token, mean or attention pooling), the same on a BiT stem (`vit_*_r26_s32_*` and the like), and
+DINOv2, DINOv3, CLIP, with class token, mean or attention pooling), the same on a BiT stem (`vit_*_r26_s32_*` and the like), and
 `resnetv2_*_bit`. In all of them LayerNorm's eps is 1e-6 and GELU exact unless the name or `model_args` differs.
 A class token that only takes part in attention, as where the head reads the mean over patches, is a register here.
 """
@@ -39,6 +39,7 @@ from vitlab.weights.timm_config import (
     CLIP,
     GROUP_NORM_EPS,
     IMAGENET,
+    ROTARY,
     WEIGHT_EPS,
     Card,
     infer_config,
@@ -132,6 +133,8 @@ def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     if tensors.pop("mask_token", None) is not None and not path.is_dir():
         card = Card(mean=IMAGENET[0], std=IMAGENET[1], original=True)
     tensors = {OLD_NAMES.get(name, name): tensor for name, tensor in tensors.items()}
+    if ROTARY.search(card.architecture):
+        tensors = _from_eva(tensors)
     config = infer_config(where, tensors, card)
     if isinstance(config, ViTConfig):
         _complete(tensors, config)
@@ -152,6 +155,15 @@ def card_timm(path: Path | str) -> dict[str, Any]:
     card = Card.read(Path(path) / CARD)
     classes = {"classes": list(card.classes)} if card.classes else {}
     return {"preprocessing": card.preprocessing.to_card(), **classes}
+
+
+def _from_eva(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a DINOv3, by the names of other ViTs: LayerScale, and the two halves of SwiGLU's first layer."""
+    renamed = {re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name): tensor for name, tensor in tensors.items()}
+    for name in [name for name in renamed if ".mlp.fc1_g." in name]:
+        halves = [renamed.pop(name), renamed.pop(name.replace("fc1_g", "fc1_x"))]
+        renamed[name.replace("fc1_g", "fc1")] = torch.cat(halves)
+    return renamed
 
 
 def _complete(tensors: dict[str, Tensor], config: ViTConfig) -> None:

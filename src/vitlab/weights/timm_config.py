@@ -31,7 +31,13 @@ HEADS = {
     **dict.fromkeys((1024, 1152, 1280, 1408, 1536, 1664), 16),
 }
 """Width -> heads, which is in no tensor."""
-OTHER_HEADS = {"vit_base_patch16_gap_224": 16, "test_vit": 2, "test_vit2": 2}
+OTHER_HEADS = {
+    **dict.fromkeys(("vit_huge_plus_patch16_dinov3", "vit_huge_plus_patch16_dinov3_qkvb"), 20),
+    "vit_7b_patch16_dinov3": 32,
+    "vit_base_patch16_gap_224": 16,
+    "test_vit": 2,
+    "test_vit2": 2,
+}
 """Architectures that have other numbers of heads."""
 TANH = re.compile(r"vit_(base_patch32|large_patch16|so400m_patch16|giantopt_patch16)_siglip_(gap_)?(\d+)")
 """Architectures with the tanh approximation of GELU; of `large_patch16` the one for 512 pixels alone."""
@@ -40,8 +46,11 @@ TANH_SHAPES = {(768, 32), (1152, 16), (1536, 16)}
 ACTIVATIONS: dict[str, Literal["tanh", "erf", "quick"]] = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
 """timm's `act_layer` -> our `gelu`."""
 CLIP = "vit_base_patch16_clip_224"
-"""Architectures with `_clip_` in the name have LayerNorms with eps 1e-5."""
+ROTARY = re.compile("_(dinov3|lingbot)")
+"""Architectures with DINOv3's rotary positions. LayerNorm's eps is 1e-5 in them, and where the name has `_clip_`."""
 
+OTHER_BLOCKS = re.compile("_(rpn|xp|dp)_|parallel")
+"""Architectures with LayerNorm after each branch, or with parallel branches, which their tensors may not show."""
 COMMON_ARGS = {"drop_rate", "drop_path_rate", "global_pool", "in_chans", "num_classes"}
 _VIT_ARGS = (
     "act_layer attn_drop_rate class_token depth dynamic_img_pad dynamic_img_size embed_dim fc_norm final_norm img_size "
@@ -144,6 +153,8 @@ def infer_config(where: str, tensors: Mapping[str, Tensor], card: Card) -> Model
 
 
 def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
+    if OTHER_BLOCKS.search(card.architecture):
+        raise UserError("its blocks are not pre-norm blocks of two branches in sequence.")
     width, _, patch, _ = require_shape("it", tensors, "patch_embed.proj.weight", 4)
     hidden, _ = require_shape("it", tensors, "blocks.0.mlp.fc1.weight", 2)
     _, mlp_dim = require_shape("it", tensors, "blocks.0.mlp.fc2.weight", 2)
@@ -152,6 +163,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
     stem = _infer_body(tensors, "v1", BACKBONE) if hybrid else None
     size, class_position = _infer_size(tensors, card, patch * (stem.stride if stem else 1), registers)
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
+    rotary = ROTARY.search(card.architecture) is not None
     for name, value in (("depth", depth), ("embed_dim", width), ("patch_size", patch)):
         if card.args.get(name, value) not in (value, [value, value]):
             raise UserError(f"config.json says {name}={card.args[name]} and the tensors are for {value}.")
@@ -173,9 +185,12 @@ def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
         pool=pool,
         pool_norm="fc_norm.weight" in tensors and pool == "gap",
         pre_norm=pre_norm,
-        layer_norm_eps=1e-5 if "_clip_" in card.architecture or (pre_norm and not card.architecture) else 1e-6,
+        layer_norm_eps=1e-5
+        if rotary or "_clip_" in card.architecture or (pre_norm and not card.architecture)
+        else 1e-6,
         representation_size=num_rows(tensors, "pre_logits.weight") or None,
-        position="1d" if "pos_embed" in tensors else "none",
+        position="rotary" if rotary else "1d" if "pos_embed" in tensors else "none",
+        position_at="shared" if rotary else "stem",
         # The original DINOv2 resamples without antialiasing, but with it where it has registers.
         position_interpolation="bicubic" if card.original and not registers else "bicubic_antialias",
         swiglu=hidden == 2 * mlp_dim,
@@ -213,10 +228,12 @@ def _infer_body(tensors: Mapping[str, Tensor], version: Literal["v1", "v2"], pre
 def _infer_size(tensors: Mapping[str, Tensor], card: Card, stride: int, registers: int) -> tuple[tuple[int, int], bool]:
     """Image size from the rows of the position table, and whether class (and distillation) token have one."""
     if "pos_embed" not in tensors:
-        if card.image_hw is None or card.args.get("pos_embed") not in ("", "none"):
+        without = card.args.get("pos_embed") in ("", "none") or ROTARY.search(card.architecture)
+        if card.image_hw is None or not without:
             raise UserError(
-                "there is no position table (pos_embed). Models with rotary or relative positions (DINOv3, EVA-02) are "
-                "not supported; one without any has pos_embed='none' in the model_args of its config.json."
+                "there is no position table (pos_embed). Models with relative positions, or rotary ones other than "
+                "DINOv3's, are not supported; DINOv3 requires its folder, with the architecture in config.json; a "
+                "model without any has pos_embed='none' in the model_args of its config.json."
             )
         return card.image_hw, True
     rows = require_shape("it", tensors, "pos_embed", 3)[1]
