@@ -3,9 +3,9 @@
     model.safetensors   the parameters, by the names of timm's modules
     config.json         architecture, arguments and expected images: see `vitlab.weights.timm_config`
 
-Three of timm's families compute what a model here can: `VisionTransformer` (`vit_*`, `deit*`, `flexivit_*`, DINO and
-DINOv2, DINOv3, CLIP, with class token, mean or attention pooling), the same on a BiT stem (`vit_*_r26_s32_*` and the like), and
-`resnetv2_*_bit`. In all of them LayerNorm's eps is 1e-6 and GELU exact unless the name or `model_args` differs.
+Three of timm's families compute what a model here can: ViTs (`vit_*`, `deit*`, `flexivit_*`, CLIP, DINO to DINOv3, with
+class token, mean or attention pooling), the same on a BiT stem (`vit_*_r26_s32_*` and the like), and `resnetv2_*_bit`.
+In all of them LayerNorm's eps is 1e-6 and GELU exact unless the name or `model_args` differs.
 A class token that only takes part in attention, as where the head reads the mean over patches, is a register here.
 """
 
