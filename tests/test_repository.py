@@ -32,7 +32,7 @@ STANDS_ON = {
     "preprocessing": ("errors", "settings"),
     "models": ("errors", "settings"),
     "data": BASE,
-    "weights": (*BASE, "models"),
+    "weights": (*BASE, "models", "data.transforms"),
     "train": (*BASE, "models", "data"),
     "evaluate": (*BASE, "models", "data", "weights", "train"),
     "pipelines": (*BASE, "models", "data", "weights", "train", "evaluate", "inspect"),

@@ -6,17 +6,21 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
+from peers import photographs
 from states import randomized
 from torch import Tensor
 
+from vitlab.data.transforms import EvalTransform
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
-from vitlab.models.vit import Model
-from vitlab.weights import ParityError, export
-from vitlab.weights.export import export_model
+from vitlab.models.vit import Model, build_model
+from vitlab.preprocessing import Preprocessing
+from vitlab.weights import ParityError, export, save_model
+from vitlab.weights.export import export_checkpoint, export_model
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the tests' type checks cannot be traced
 
@@ -109,9 +113,31 @@ def test_onnx_files_compute_as_the_model(kind: str, tmp_path: Path) -> None:
     assert (report["files"], report["bytes"]) == (["model.onnx"], path.stat().st_size)
     assert [output.name for output in written.graph.output] == ["features" if kind == "headless" else "logits"]
     metadata = {entry.key: json.loads(entry.value) for entry in written.metadata_props}
-    expected = {"image_size": list(model.config.image_hw), "value_range": [-1, 1]}
+    expected = {"image_size": list(model.config.image_hw), "value_range": [-1, 1], "mean": [0.5] * 3, "std": [0.5] * 3}
     assert metadata == expected | ({"classes": CLASSES} if model.config.num_classes else {})
     assert str(Path(export.__file__).parents[1]).encode() not in path.read_bytes()
+
+
+def test_a_file_with_preprocessing_takes_photographs_of_any_size(shared: Path, tmp_path: Path) -> None:
+    """The checkpoint's own resize, crop and normalization, and its class names."""
+    config, card = dataclasses.replace(KINDS["vit"], image_size=64, pool="gap"), tmp_path / "model"
+    how = Preprocessing(64, 72, interpolation="bicubic", mean=(0.4,) * 3, std=(0.2,) * 3)
+    model = build_model(dataclasses.replace(config, head_std=1.0)).eval()
+    save_model(model, card, extra={"classes": CLASSES, "preprocessing": how.to_card()})
+    path = tmp_path / "model.onnx"
+    assert export_checkpoint(card, path, to="onnx", with_preprocessing=True)["difference"] < 1e-4
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for image in photographs(shared):
+        with torch.no_grad():
+            ours = model(EvalTransform(64, how).apply([image, image]))
+        (theirs,) = session.run(None, {"images": np.stack([image, image])})
+        torch.testing.assert_close(torch.from_numpy(theirs), ours, atol=2e-3, rtol=0)
+    metadata = {name: json.loads(text) for name, text in session.get_modelmeta().custom_metadata_map.items()}
+    assert metadata["classes"] == CLASSES
+    assert metadata["preprocessing"] == how.to_card()
+    assert (metadata["image_size"], metadata["value_range"]) == ([64, 64], [0, 255])
+    (value,) = session.get_inputs()
+    assert (value.name, value.type, value.shape) == ("images", "tensor(uint8)", ["batch", "height", "width", 3])
 
 
 def test_only_a_file_with_equal_outputs_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,10 +169,13 @@ def test_weights_too_large_for_one_file_lie_beside_it(tmp_path: Path, monkeypatc
         ("torch-export", "folder.pt2", {}, r"folder.pt2 cannot be the name"),
         ("torch-export", "model.pt2", {"classes": ["a"]}, "1 names, and the model has 5"),
         ("torch-export", "model.pt2", {"source": object()}, "JSON"),
+        ("torch-export", "model.pt2", {"preprocessing": Preprocessing()}, "give to='onnx'"),
+        ("onnx", "model.onnx", {"preprocessing": Preprocessing(interpolation="lanczos")}, "ONNX does not have"),
     ],
 )
 def test_invalid_requests_are_refused(to: Any, name: str, extra: dict[str, Any], problem: str, tmp_path: Path) -> None:
     (tmp_path / "folder.pt2").mkdir()
+    how = extra.pop("preprocessing", None)
     with pytest.raises(ValueError, match=problem):
-        export_model(randomized(KINDS["vit"]), tmp_path / name, to=to, extra=extra)
+        export_model(randomized(KINDS["vit"]), tmp_path / name, to=to, extra=extra, preprocessing=how)
     assert [file.name for file in tmp_path.iterdir()] == ["folder.pt2"]

@@ -110,6 +110,9 @@ class Export:
     image_size: ImageSize | None = None
     """Side in pixels, or height and width; default: as the checkpoint's preprocessing."""
     interpolation: PositionInterpolation = None
+    with_preprocessing: bool = False
+    """ONNX: the program takes uint8 images [batch, height, width, 3] of any size, and resizes, crops and normalizes
+    them as the checkpoint's own library does."""
     json: Json = False
 
     def run(self) -> int:
@@ -118,7 +121,12 @@ class Export:
 
         out = self.out or Path("model.onnx" if self.to == "onnx" else "model.pt2")
         report = export_checkpoint(
-            self.checkpoint, out, to=self.to, image_size=self.image_size, interpolation=self.interpolation
+            self.checkpoint,
+            out,
+            to=self.to,
+            image_size=self.image_size,
+            interpolation=self.interpolation,
+            with_preprocessing=self.with_preprocessing,
         )
         print_result(report, self.json, "\n".join(f"{name}: {value}" for name, value in report.items()))
         return 0

@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 import math
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -170,16 +170,29 @@ def convert(
     return {"format": to, "path": str(destination), "parameters": parameters, "difference": difference}
 
 
-def check_parity(model: "Model", other: "Callable[[Tensor], Tensor]", what: str, tolerance: float = 1e-4) -> float:
-    """The largest difference of `other`'s float32 outputs from the model's on random images, over the root mean square
-    of the model's. Raises ParityError, naming `what`, where it passes `tolerance` or is not a number."""
+def check_parity(
+    model: "Model",
+    other: "Callable[[Tensor], Tensor]",
+    what: str,
+    tolerance: float = 1e-4,
+    *,
+    batches: "Iterable[Tensor] | None" = None,
+    prepare: "Callable[[Tensor], Tensor]" = lambda images: images,
+) -> float:
+    """The largest difference of `other`'s float32 outputs from the model's, over the root mean square of the model's.
+
+    The images are random, or `batches` for `other`, which `prepare` makes the model's. Raises ParityError, naming
+    `what`, where the difference passes `tolerance` or is not a number.
+    """
     import torch
 
     generator, difference = torch.Generator().manual_seed(0), 0.0
-    for batch in PARITY_BATCHES:
-        images = torch.rand(batch, 3, *model.config.image_hw, generator=generator) * 2 - 1
+    if batches is None:
+        shape = (3, *model.config.image_hw)
+        batches = [torch.rand(batch, *shape, generator=generator) * 2 - 1 for batch in PARITY_BATCHES]
+    for images in batches:
         with torch.no_grad():
-            ours, theirs = model(images), other(images)
+            ours, theirs = model(prepare(images)), other(images)
         if ours.shape != theirs.shape:
             raise ParityError(f"the outputs of {what}, are {list(theirs.shape)} instead of {list(ours.shape)}.")
         # An untrained head returns zeros: then the other has to return them as well.

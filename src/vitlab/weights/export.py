@@ -7,8 +7,12 @@
                 what is written here there is none.
 
 Both take `images` [batch, 3, H, W], float32 in [-1, 1], with any batch, and return `logits` [batch, K] (`features`
-where the model has no head). Their metadata hold, as JSON: `image_size` (height, width), `value_range`, and the model's
-card, such as `classes`. In ONNX these are metadata properties, in the archive extra files.
+where the model has no head). An ONNX file with preprocessing takes uint8 `images` [batch, height, width, 3] of any size
+instead, and resizes, crops and normalizes them itself.
+
+The metadata hold, as JSON: `image_size` (height, width) of the model, `value_range` of `images`, `mean` and `std` that
+bring values of [0, 1] to the model's, and the model's card, such as `classes`. In ONNX these are metadata properties,
+in the archive extra files.
 """
 
 import copy
@@ -25,8 +29,10 @@ from vitlab.errors import UserError
 from vitlab.io import sync
 from vitlab.models.config import ImageSize, Interpolation
 from vitlab.models.vit import Model, ViT
+from vitlab.preprocessing import Preprocessing
 from vitlab.weights.checkpoint import PARITY_BATCHES, check_parity, load_checkpoint
 from vitlab.weights.folder import check_classes, to_json
+from vitlab.weights.onnx_preprocessing import check_expressible, prepend_preprocessing, preprocessed_inputs
 
 Format = Literal["onnx", "torch-export"]
 SUFFIX: dict[Format, str] = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -35,28 +41,46 @@ TOLERANCE = {"vit": 1e-4, "resnet": 1e-3}
 with random weights past 1e-4, and a hybrid has one as its stem."""
 
 
-def export_model(model: Model, path: Path, *, to: Format, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+def export_model(
+    model: Model,
+    path: Path,
+    *,
+    to: Format,
+    extra: dict[str, Any] | None = None,
+    preprocessing: Preprocessing | None = None,
+) -> dict[str, Any]:
     """Writes `model` to `path`, and loads the file back to compare its outputs with the model's.
 
-    The file replaces `path` only after it has passed: all or nothing. `extra` is the model's card (`load_card`). The
-    report has `format`, `path`, `files` (their names), `bytes`, `opset` (None for torch-export), `batches` (sizes
-    compared) and the `difference` of `check_parity`.
+    The file replaces `path` only after it has passed: all or nothing. `extra` is the model's card (`load_card`),
+    `preprocessing` what an ONNX file does to uint8 images before the model. The report has `format`, `path`, `files`
+    (their names), `bytes`, `opset` (None for torch-export), `batches` (sizes compared) and the `difference` of
+    `check_parity`.
 
-    Raises ValueError for an invalid format, name or `extra`, and where ONNX's packages are missing; ParityError where
-    the outputs differ.
+    Raises ValueError for an invalid format, name or `extra`, for a resize that ONNX does not have, and where ONNX's
+    packages are missing; ParityError where the outputs differ.
     """
-    _check_request(path, to)
+    _check_request(path, to, preprocessing)
+    preprocessing = preprocessing and preprocessing.at(model.config.image_size)
     traced = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
     check_classes(extra or {}, model.config)
-    content = {**(extra or {}), "image_size": model.config.image_hw, "value_range": (-1.0, 1.0)}
+    content = {
+        **(extra or {}),
+        "image_size": model.config.image_hw,
+        "value_range": (0, 255) if preprocessing else (-1.0, 1.0),
+        "mean": (0.5,) * 3,
+        "std": (0.5,) * 3,
+    }
     metadata = {key: to_json(value) for key, value in content.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         new = Path(folder) / path.name
-        opset = _write_onnx(traced, new, metadata) if to == "onnx" else _write_torch(traced, new, metadata)
-        run = _load_onnx(new) if to == "onnx" else torch.export.load(new).module()
-        kind = "vit" if isinstance(model, ViT) and model.stem is None else "resnet"
-        difference = check_parity(traced, run, f"the {to} file for {path}, which is not written", TOLERANCE[kind])
+        if to == "onnx":
+            opset, run = _write_onnx(traced, new, metadata, preprocessing), _load_onnx(new)
+        else:
+            opset, run = _write_torch(traced, new, metadata), torch.export.load(new).module()
+        kind, what = "vit" if isinstance(model, ViT) and model.stem is None else "resnet", f"the {to} file for {path}"
+        inputs: Any = preprocessed_inputs(preprocessing, model.config.image_hw) if preprocessing else {}
+        difference = check_parity(traced, run, f"{what}, which is not written", TOLERANCE[kind], **inputs)
         files = sorted(Path(folder).iterdir(), reverse=True)  # NAME.data before NAME, which refers to it
         size = sum(file.stat().st_size for file in files)
         for file in files:
@@ -81,15 +105,18 @@ def export_checkpoint(
     to: Format,
     image_size: ImageSize | None = None,
     interpolation: Interpolation | None = None,
+    with_preprocessing: bool = False,
 ) -> dict[str, Any]:
-    """`export_model` of a checkpoint, with its card; the sizes are as in `load_checkpoint`."""
+    """`export_model` of a checkpoint, with its card, and with its own preprocessing inside if `with_preprocessing`; the
+    sizes are as in `load_checkpoint`."""
     _check_request(path, to)
     loaded = load_checkpoint(checkpoint, image_size=image_size, interpolation=interpolation)
     card = loaded.card | {"preprocessing": loaded.preprocessing.to_card()}
-    return export_model(loaded.model, path, to=to, extra=card)
+    preprocessing = loaded.preprocessing if with_preprocessing else None
+    return export_model(loaded.model, path, to=to, extra=card, preprocessing=preprocessing)
 
 
-def _check_request(path: Path, to: Format) -> None:
+def _check_request(path: Path, to: Format, preprocessing: Preprocessing | None = None) -> None:
     if to not in SUFFIX:
         raise UserError(f"to is {to!r}; allowed: {', '.join(map(repr, SUFFIX))}.")
     if path.suffix != SUFFIX[to] or path.is_dir():
@@ -102,6 +129,10 @@ def _check_request(path: Path, to: Format) -> None:
             f"export to onnx requires the package {error.name}, which is not installed: pip install "
             f"'vitlab[export]'. --to torch-export requires none."
         ) from error
+    if preprocessing is not None:
+        if to != "onnx":
+            raise UserError(f"preprocessing is written into ONNX files alone, not to {to}; give to='onnx'.")
+        check_expressible(preprocessing)
 
 
 def _trace(model: Model) -> torch.export.ExportedProgram:
@@ -120,7 +151,7 @@ def _write_torch(model: Model, path: Path, metadata: dict[str, str]) -> None:
     torch.export.save(program, path, extra_files=metadata)
 
 
-def _write_onnx(model: Model, path: Path, metadata: dict[str, str]) -> int:
+def _write_onnx(model: Model, path: Path, metadata: dict[str, str], preprocessing: Preprocessing | None) -> int:
     """Writes the file and returns the version of ONNX's operators that it uses."""
     written = torch.onnx.export(
         _trace(model),
@@ -132,6 +163,8 @@ def _write_onnx(model: Model, path: Path, metadata: dict[str, str]) -> int:
     )
     assert written is not None
     _name_axes_of_padding(written)
+    if preprocessing is not None:
+        prepend_preprocessing(written.model, preprocessing, model.config.image_hw)
     for node in written.model.graph.all_nodes():
         node.metadata_props.clear()  # which line of which module each came from
     written.model.metadata_props.update(metadata)
