@@ -70,8 +70,8 @@ class ViT(nn.Module):
         init_weights(self, config, generator)
 
     def forward_features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T D"]:
-        """Tokens after the last block and LayerNorm (without it where `final_norm` is not 'tokens'), images in [-1, 1].
-        In front are, where the model has them, the class token, the distillation token and the registers."""
+        """Tokens after the last LayerNorm (before it with `final_norm='mean'`), images in [-1, 1]. In front are, where
+        the model has them, the class token, the distillation token and the registers."""
         return self.encode(self.embed(images))
 
     def embed(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N D"]:
@@ -113,7 +113,7 @@ class ViT(nn.Module):
         tokens = self._to_tokens(tokens)
         for layer in range(self.config.depth):
             tokens = self._apply_block(layer, tokens)
-        return self.norm(tokens) if self.config.final_norm == "tokens" else tokens
+        return tokens if self.config.final_norm == "mean" else self.norm(tokens)
 
     def _to_tokens(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B T D"]:
         """The input of the first block (Eq. 1)."""
