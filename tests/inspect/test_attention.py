@@ -24,7 +24,7 @@ from vitlab.inspect.attention import (
     prediction_weights,
     visit_attention,
 )
-from vitlab.models import ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models import ResNetBody, ResNetConfig, Rotary, ViTConfig
 from vitlab.models.attention import Attention
 from vitlab.models.vit import ViT, build_model
 
@@ -37,7 +37,7 @@ KINDS = {
     "relative positions, shared, registers": replace(
         BASE, position="relative", position_at="shared", position_std=1.0, registers=2, pool="gap"
     ),
-    "rotary positions, registers": replace(BASE, position="rotary", position_at="shared", registers=2),
+    "rotary positions, registers": replace(BASE, rotary=Rotary(), registers=2),
     "MAP head, registers": replace(BASE, position="sincos2d", pool="map", registers=3),
     "distillation token": replace(BASE, distilled=True),
     "class token and mean": replace(BASE, pool="token+gap", class_position=False),
@@ -74,7 +74,7 @@ class Sublayer:
         p, (h, w), k = config.num_prefix_tokens, config.grid, config.heads
         qkv = self.tokens.astype(float) @ weight.T.astype(float) + bias
         q, keys, v = qkv.reshape(len(qkv), config.num_tokens, 3, k, -1).transpose(2, 0, 3, 1, 4)
-        if config.position == "rotary":
+        if config.rotary:
             assert self.positions is not None
             cos, sin = np.split(self.positions, 2, axis=-1)
             for x in (q, keys):

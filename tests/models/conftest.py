@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
 from vitlab.models.resnet import ResNet
 from vitlab.models.vit import ViT, build_model
 
@@ -48,7 +48,8 @@ KINDS: dict[str, ModelConfig] = {
     "sincos2d": vit(position="sincos2d", pool="map"),
     "sincos2d shared": vit(position="sincos2d", position_at="shared", class_position=False),
     "2d, class token without": vit(position="2d", class_position=False, registers=1),
-    "rotary, registers": vit(position="rotary", position_at="shared", registers=2, pool="gap"),
+    "rotary, registers": vit(position="none", rotary=Rotary(), registers=2, pool="gap"),
+    "rotary and a table": vit(rotary=Rotary(10_000.0, "index", (2, 5), 1.0), mlp_norm=True, attention_norm=True),
     # axial attention
     "axial": vit(encoder="axial"),
     "axial, registers": vit(encoder="axial", pool="map", registers=2, position="none"),
@@ -64,7 +65,8 @@ KINDS: dict[str, ModelConfig] = {
     "DINOv2": vit(registers=2, class_position=False, layer_scale=0.1, pool="token+gap", gelu="erf"),
     "CLIP": vit(pre_norm=True, gelu="quick", layer_norm_eps=1e-5),
     "SwiGLU": vit(swiglu=True, layer_scale=0.1, pool="map"),
-    "mean and its norm": vit(pool="gap", pool_norm=True, registers=1, representation_size=7),
+    "no last norm": vit(final_norm="none"),
+    "mean and its norm": vit(pool="gap", final_norm="mean", registers=1, representation_size=7),
     # ResNets
     "v1": resnet(),
     "v1, root": resnet(layers=()),

@@ -40,10 +40,6 @@ def gelu(x: np.ndarray, form: str) -> np.ndarray:
 Weights = dict[str, np.ndarray]
 
 
-def form(c: ViTConfig) -> str:
-    return "swiglu" if c.swiglu else c.gelu
-
-
 def under(weights: Weights, prefix: str) -> Weights:
     return {name.removeprefix(prefix): array for name, array in weights.items() if name.startswith(prefix)}
 
@@ -63,23 +59,31 @@ def dense(x: np.ndarray, w: Weights, name: str) -> np.ndarray:
     return x @ w[f"{name}.weight"].T + w[f"{name}.bias"]
 
 
-def mlp(x: np.ndarray, w: Weights, form: str) -> np.ndarray:
-    if form == "swiglu":
+def mlp(x: np.ndarray, w: Weights, c: ViTConfig) -> np.ndarray:
+    if c.swiglu:
         gate, hidden = np.split(dense(x, w, "mlp.fc1"), 2, axis=1)
-        return dense(gate / (1 + np.exp(-gate)) * hidden, w, "mlp.fc2")
-    return dense(gelu(dense(x, w, "mlp.fc1"), form), w, "mlp.fc2")
+        hidden *= gate / (1 + np.exp(-gate))
+    else:
+        hidden = gelu(dense(x, w, "mlp.fc1"), c.gelu)
+    if c.mlp_norm:
+        hidden = layer_norm(hidden, w["mlp.norm.weight"], w["mlp.norm.bias"], c.layer_norm_eps)
+    return dense(hidden, w, "mlp.fc2")
 
 
 def turn(x: np.ndarray, c: ViTConfig) -> np.ndarray:
-    """DINOv3's rotary positions, number by number."""
-    turned, d = x.copy(), c.width // c.heads
+    """Rotary positions, number by number."""
+    turned, d, rotary = x.copy(), c.width // c.heads, c.rotary
+    assert rotary
     for patch in range(c.num_patches):
         row, column = divmod(patch, c.grid[1])
-        coordinates = (2 * (row + 0.5) / c.grid[0] - 1, 2 * (column + 0.5) / c.grid[1] - 1)
+        coordinates = [2 * math.pi * (2 * (i + 0.5) / side - 1) for i, side in zip((row, column), c.grid, strict=True)]
+        if rotary.coordinates == "index":
+            scales = [old / new for old, new in zip(rotary.reference or c.grid, c.grid, strict=True)]
+            coordinates = [(row + rotary.offset) * scales[0], (column + rotary.offset) * scales[1]]
         for head in range(c.heads):
             for axis in range(2):
                 for number in range(d // 4):
-                    angle = 2 * math.pi * coordinates[axis] * 100 ** (-number / (d // 4))
+                    angle = coordinates[axis] * rotary.base ** (-number / (d // 4))
                     cos, sin = np.float32(math.cos(angle)), np.float32(math.sin(angle))  # as they are stored
                     t, a = c.num_prefix_tokens + patch, head * d + axis * (d // 4) + number
                     b = a + d // 2
@@ -101,12 +105,15 @@ def block(z: np.ndarray, w: Weights, c: ViTConfig, offsets: np.ndarray | None = 
 
     x = layer_norm(z, w["norm1.weight"], w["norm1.bias"], c.layer_norm_eps)
     q, k, v = np.split(dense(x, w, "attention.qkv"), 3, axis=1)
-    if c.position == "rotary":
+    if c.rotary:
         q, k = turn(q, c), turn(k, c)
-    x = dense(attend(q, k, v, c.heads, None if offsets is None else bias), w, "attention.out")
+    x = attend(q, k, v, c.heads, None if offsets is None else bias)
+    if c.attention_norm:
+        x = layer_norm(x, w["attention.norm.weight"], w["attention.norm.bias"], c.layer_norm_eps)
+    x = dense(x, w, "attention.out")
     z = z + x * w.get("branch1.scale", 1)
     x = layer_norm(z, w["norm2.weight"], w["norm2.bias"], c.layer_norm_eps)
-    return z + mlp(x, w, form(c)) * w.get("branch2.scale", 1)
+    return z + mlp(x, w, c) * w.get("branch2.scale", 1)
 
 
 def axial_block(z: np.ndarray, w: Weights, c: ViTConfig) -> np.ndarray:
@@ -167,17 +174,17 @@ def paper(model: ViT, image: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.nda
         else:
             relative, layer = c.position == "relative", i if c.position_at == "every" else 0
             z = block(z, under(w, f"blocks.{i}."), c, w["position.table"][layer] if relative else None)
-    norm = w["norm.weight"], w["norm.bias"], c.layer_norm_eps
-    z = z if c.pool_norm else layer_norm(z, *norm)
+    z = layer_norm(z, w["norm.weight"], w["norm.bias"], c.layer_norm_eps) if c.final_norm == "tokens" else z
     mean = z[c.num_prefix_tokens :].mean(0)
-    mean = layer_norm(mean, *norm) if c.pool_norm else mean
+    if c.final_norm == "mean":
+        mean = layer_norm(mean, w["norm.weight"], w["norm.bias"], c.layer_norm_eps)
     if c.pool == "map":
         m = under(w, "map.")
         weights, biases = np.split(m["attention.qkv.weight"], 3), np.split(m["attention.qkv.bias"], 3)
         inputs = (m["probe"][0], z, z)
         q, k, v = (x @ weight.T + bias for x, weight, bias in zip(inputs, weights, biases, strict=True))
         y = dense(attend(q, k, v, c.heads), m, "attention.out")
-        y = (y + mlp(layer_norm(y, m["norm.weight"], m["norm.bias"], c.layer_norm_eps), m, form(c)))[0]
+        y = (y + mlp(layer_norm(y, m["norm.weight"], m["norm.bias"], c.layer_norm_eps), m, c))[0]
     else:
         y = {"token": z[0], "gap": mean, "token+gap": np.concatenate([z[0], mean])}[c.pool]  # Eq. 4
     if c.representation_size:
@@ -209,7 +216,7 @@ def test_forward_is_the_papers(kind: ViTConfig, model: ViT, images: Tensor) -> N
 @torch.no_grad()
 def test_intermediate_layers_end_with_the_features(model: ViT, images: Tensor) -> None:
     model.eval()
-    depth, prefix, raw = model.config.depth, model.config.num_prefix_tokens, model.config.pool_norm
+    depth, prefix, raw = model.config.depth, model.config.num_prefix_tokens, model.config.final_norm == "mean"
     tokens = model.forward_features(images)
     first, (patches, front) = model.get_intermediate_layers(images, [0, -1], norm=not raw, return_prefix_tokens=True)
     assert torch.equal(torch.cat([front, patches], dim=1), tokens)
@@ -371,7 +378,7 @@ def test_derivatives_of_every_sort_are_right(
 def test_torch_fx_traces_every_model(kind: ViTConfig, model: ViT, images: Tensor) -> None:
     extractor = create_feature_extractor(model, {"norm": "tokens"})
     tokens = model.forward_features(images)
-    if kind.pool_norm:  # the node is that of the mean
+    if kind.final_norm == "mean":  # the node is that of the mean
         tokens = model.norm(tokens[:, kind.num_prefix_tokens :].mean(dim=1))
     torch.testing.assert_close(extractor(images)["tokens"], tokens)
     with pytest.raises(UserError, match="uint8"):

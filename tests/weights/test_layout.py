@@ -27,4 +27,4 @@ def test_rows_are_split_in_order_and_joined_again() -> None:
 
 def test_the_first_unsupported_setting_is_named() -> None:
     with pytest.raises(ValueError, match=r"stem\.width=64, which X cannot represent; it has 1 or 2.*save_model"):
-        check_supported("X", ResNetBody(), {"version": ("v1",), "width": (1, 2)}, "stem.")
+        check_supported("X", ResNetBody(), {"version": ("v1",), "width": (1, 2)}, prefix="stem.")

@@ -29,12 +29,13 @@ from states import same
 from timm.data.config import resolve_data_config
 from timm.data.transforms_factory import create_transform
 
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
 from vitlab.models.vit import build_model
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_model
 from vitlab.weights.timm import card_timm, read_timm, timm_card, timm_layout, write_timm
 
+EVA02 = Rotary(1e4, "index", (16, 16))
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     # timm's architecture, its arguments, and entries of our configuration
     "augreg": ("vit_tiny_patch16_224", OBLONG, {"pool": "token", "gelu": "erf", "image_size": (16, 24)}),
@@ -56,16 +57,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**OBLONG, "pool_include_prefix": True},
         {"pool": "map", "registers": 4},
     ),
-    "mean and its norm": ("vit_little_patch16_reg4_gap_256", OBLONG, {"pool_norm": True, "registers": 4}),
+    "mean and its norm": ("vit_little_patch16_reg4_gap_256", OBLONG, {"final_norm": "mean", "registers": 4}),
     "mean beside a class token": (
         "vit_base_patch16_224",
         {**OBLONG, "global_pool": "avg"},
-        {"pool": "gap", "pool_norm": True, "registers": 1},
+        {"pool": "gap", "final_norm": "mean", "registers": 1},
     ),
     "mean beside class token and registers": (
         "vit_small_patch14_reg4_dinov2",
         {**OBLONG, "global_pool": "avg", "fc_norm": False},
-        {"pool": "gap", "pool_norm": False, "registers": 5},
+        {"pool": "gap", "final_norm": "tokens", "registers": 5},
     ),
     "clip": ("vit_base_patch16_clip_224", OBLONG, {"pre_norm": True, "gelu": "erf", "layer_norm_eps": 1e-5}),
     "clip of openai": ("vit_large_patch14_clip_quickgelu_224", OBLONG, {"pre_norm": True, "gelu": "quick"}),
@@ -78,14 +79,32 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {**OBLONG, "mlp_ratio": 2.0},
         {"registers": 4, "swiglu": True, "mlp_dim": 32},
     ),
-    "dinov3": ("vit_small_patch16_dinov3", OBLONG, {"position": "rotary", "pool": "gap", "registers": 5}),
+    "dinov3": ("vit_small_patch16_dinov3", OBLONG, {"position": "none", "rotary": Rotary(), "registers": 5}),
     "dinov3, class token": (
         "vit_base_patch16_dinov3_qkvb",
         {**OBLONG, "global_pool": "token"},
-        {"position": "rotary", "pool": "token", "registers": 4, "layer_norm_eps": 1e-5},
+        {"rotary": Rotary(), "pool": "token", "registers": 4, "layer_norm_eps": 1e-5},
     ),
     "dinov3, swiglu": ("vit_huge_plus_patch16_dinov3", {**OBLONG, "mlp_ratio": 2.0}, {"swiglu": True}),
-    "eva": ("eva_giant_patch14_224", OBLONG, {"pool": "gap", "pool_norm": True, "registers": 1}),
+    "lingbot": ("vit_giant_patch16_lingbot", {**OBLONG, "num_heads": 2}, {"rotary": Rotary()}),
+    "eva02": ("eva02_tiny_patch14_224", OBLONG, {"position": "1d", "swiglu": True, "rotary": EVA02}),
+    "eva02 base": ("eva02_base_patch14_224", OBLONG, {"mlp_norm": True, "rotary": EVA02}),
+    "eva02 clip": ("eva02_large_patch14_clip_336", OBLONG, {"attention_norm": True, "rotary": EVA02, "pool": "token"}),
+    "beit3": ("beit3_base_patch16_224", OBLONG, {"attention_norm": True, "mlp_norm": True, "layer_norm_eps": 1e-5}),
+    "rope": ("vit_medium_patch16_rope_reg1_gap_256", OBLONG, {"position": "none", "rotary": EVA02}),
+    "rope, columns first": ("vit_small_patch16_rope_ape_224", OBLONG, {"rotary": Rotary(100.0, "index")}),
+    "pe core": (
+        "vit_pe_core_base_patch16_224",
+        {**OBLONG, "embed_dim": 64, "mlp_ratio": 4.0},
+        {"pool": "map", "map_heads": 8, "registers": 1, "rotary": Rotary(1e4, "index", (14, 14), 1.0)},
+    ),
+    "pe spatial": (
+        "vit_pe_spatial_small_patch16_512",
+        OBLONG,
+        {"final_norm": "none", "pre_norm": True, "rotary": Rotary(1e4, "index", (32, 32), 1.0)},
+    ),
+    "radio": ("vit_base_patch16_radio_v3", {**OBLONG, "num_classes": 0}, {"final_norm": "none", "registers": 7}),
+    "eva": ("eva_giant_patch14_224", OBLONG, {"pool": "gap", "final_norm": "mean", "registers": 1}),
     "dinov2 registers": ("vit_small_patch14_reg4_dinov2", OBLONG, {"registers": 4, "class_position": False}),
     "hybrid root": ("vit_tiny_r_s16_p8_224", {**HYBRID, "patch_size": 8}, {"patch_size": 8}),
     "hybrid": ("vit_base_r50_s16_384", {**HYBRID, "img_size": (32, 48)}, {"image_size": (32, 48)}),
@@ -220,7 +239,7 @@ WRITABLE: dict[str, ModelConfig] = {
     "gap": ViTConfig(**VIT, pool="gap", gelu="erf"),
     "map, registers": ViTConfig(**VIT, pool="map", registers=2),
     "registers": ViTConfig(**VIT, registers=3, layer_scale=0.1),
-    "gap and its norm": ViTConfig(**VIT, pool="gap", pool_norm=True, gelu="erf", layer_norm_eps=1e-5, registers=1),
+    "gap and its norm": ViTConfig(**VIT, pool="gap", final_norm="mean", gelu="erf", layer_norm_eps=1e-5, registers=1),
     "clip": ViTConfig(**VIT, pre_norm=True, gelu="quick", layer_norm_eps=1e-5),
     "clip's norm without its eps": ViTConfig(**VIT, pre_norm=True, position="none"),
     "class token without row": ViTConfig(**VIT, class_position=False),
@@ -229,6 +248,7 @@ WRITABLE: dict[str, ModelConfig] = {
     "sincos2d": ViTConfig(**VIT, position="sincos2d"),
     "distilled": ViTConfig(**VIT, distilled=True, layer_scale=0.1),
     "distilled without positions": ViTConfig(**VIT, distilled=True, position="none"),
+    "no last norm": ViTConfig(**VIT, final_norm="none"),
     "bit": ResNetConfig(image_size=(37, 64), num_classes=0, body=V2),
     "bit with a head": ResNetConfig(image_size=(37, 64), num_classes=5, body=V2),
 }

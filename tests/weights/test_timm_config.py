@@ -109,8 +109,10 @@ def test_pixels_outside_of_all_patches(tmp_path: Path, caplog: pytest.LogCapture
 @pytest.mark.parametrize(
     ("name", "args", "problem"),
     [
-        ("vit_base_patch16_rpn_224", {}, "not pre-norm blocks"),
+        ("vit_base_patch16_rpn_224", {}, "LayerNorm after each branch"),
+        ("vit_base_patch16_xp_224", {}, "branches of its blocks are parallel"),
         ("vit_base_patch16_224", {"qk_norm": True}, r"unknown: .*attn\.[kq]_norm"),
+        ("beit_base_patch16_224", {}, "beit is a family of other models"),
         ("vit_relpos_small_patch16_224", {}, "relative positions"),
         ("vit_base_patch16_224", {"act_layer": "relu"}, "act_layer='relu'.*'gelu_tanh', 'quick_gelu'"),
         ("vit_base_patch16_224", {"global_pool": "avg", "pool_include_prefix": True}, "'avg' with a class.*=True"),
@@ -128,7 +130,7 @@ def test_other_vits_are_refused(tmp_path: Path, name: str, args: dict[str, Any],
 @pytest.mark.parametrize(
     ("name", "args", "problem"),
     [
-        ("eva02_base_patch14_224", OBLONG, r"mlp\.fc1\.weight is missing"),
+        ("eva02_base_patch14_224", OBLONG, r"has blocks\.0\..*EVA family.*give the folder"),
         ("resnetv2_50d_gn", {}, r"stem\.conv\.weight is missing"),
     ],
 )

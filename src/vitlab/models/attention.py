@@ -147,12 +147,14 @@ class Attention(nn.Module):
     """MSA, multi-head self-attention (App. A).
 
     `positions` are relative ones (App. D.4) or, of an attention that is `rotary`, rotations of queries and keys.
+    `norm_eps` adds a LayerNorm with this eps to the heads' outputs.
     """
 
-    def __init__(self, width: int, heads: int, rotary: bool = False) -> None:
+    def __init__(self, width: int, heads: int, rotary: bool = False, norm_eps: float | None = None) -> None:
         super().__init__()
         self.heads, self.rotary = heads, rotary
         self.qkv = linear(width, 3 * width)
+        self.norm = None if norm_eps is None else nn.LayerNorm(width, eps=norm_eps)
         self.out = linear(width, width)
 
     def project(self, tokens: Float[Tensor, "B T D"]) -> Heads:
@@ -197,4 +199,5 @@ class Attention(nn.Module):
         return q, k, v
 
     def _merge(self, heads: Float[Tensor, "B k T Dh"]) -> Float[Tensor, "B T D"]:
-        return self.out(heads.transpose(1, 2).flatten(2))  # Eq. 8
+        merged = heads.transpose(1, 2).flatten(2)
+        return self.out(merged if self.norm is None else self.norm(merged))  # Eq. 8

@@ -25,6 +25,21 @@ MAX_PIXELS = 2**27
 
 
 @dataclass(frozen=True)
+class Rotary:
+    """Rotary positions: pairs of numbers of a patch's query and key are turned by angles, half of the pairs by those of
+    its row and half by those of its column. An angle is the coordinate over one of Dh/4 periods."""
+
+    base: Annotated[float, Gt(1)] = 100.0
+    """The periods grow geometrically, from 1 to nearly this."""
+    coordinates: Literal["centered", "index"] = "centered"
+    """From -2 pi to 2 pi across every image (DINOv3), or the number of the row and the column."""
+    reference: tuple[Positive, Positive] | None = None
+    """Rows and columns of a grid; on another grid, numbers are scaled to span it (EVA-02). None scales nothing."""
+    offset: float = 0.0
+    """Number of the first row and the first column, before scaling."""
+
+
+@dataclass(frozen=True)
 class ViTConfig:
     """One Vision Transformer. The letters in the comments are the paper's (Sec. 3.1, Table 1)."""
 
@@ -46,18 +61,22 @@ class ViTConfig:
     pool: Literal["token", "gap", "map", "token+gap"] = "token"
     """Representation of the image: the class token (Eq. 4), the mean over patches (App. D.3), a learned query's
     attention over all tokens (big_vision), or class token and mean one after the other (DINOv2's classifiers)."""
+    map_heads: Positive | None = None
+    """Attention heads of `pool='map'`; None is `heads`."""
     representation_size: Positive | None = None
     """Width of the hidden layer (Dense + tanh) before the head, used in pre-training (Sec. 3.1)."""
-    position: Literal["none", "1d", "2d", "relative", "sincos2d", "rotary"] = "1d"
-    """Kind of position embedding (App. D.4); `sincos2d` is big_vision's fixed one, `rotary` DINOv3's."""
+    position: Literal["none", "1d", "2d", "relative", "sincos2d"] = "1d"
+    """Kind of position embedding (App. D.4); `sincos2d` is big_vision's fixed one."""
     position_at: Literal["stem", "every", "shared"] = "stem"
     """Where it enters (Table 8): before the encoder, or in every block, with one embedding per block or one for all.
-    `relative` and `rotary` act inside attention: `relative` takes `every` or `shared`, `rotary` takes `shared`."""
+    `relative` acts inside attention and takes `every` or `shared`."""
     position_std: Std = 0.02
     """Standard deviation of a new position embedding. Google's is 0.02, big_vision's 1 / sqrt(D); a larger one lets a
     short training on small images distinguish positions from the start."""
     position_interpolation: Interpolation | None = None
     """How position embeddings are resampled for another image size; None is `corners`, Google's."""
+    rotary: Rotary | None = None
+    """Rotations of queries and keys, besides `position` (DINOv3, EVA-02); None leaves them out."""
     dropout: Rate = 0.0
     """Rate after the position embedding and every dense layer except the qkv projections (App. B.1)."""
     stochastic_depth: Rate = 0.0
@@ -69,10 +88,15 @@ class ViTConfig:
     """A gated MLP, W3 (SiLU(W1 x) * W2 x), in place of one with GELU (DINOv2's giant)."""
     layer_norm_eps: Annotated[float, Gt(0)] = 1e-6
     """Added to the variance inside every LayerNorm."""
+    attention_norm: bool = False
+    """A LayerNorm on the outputs of the attention heads, before their projection (BEiT-3, EVA-02's CLIP)."""
+    mlp_norm: bool = False
+    """A LayerNorm before the second layer of each MLP (BEiT-3, EVA-02)."""
     pre_norm: bool = False
     """A LayerNorm before the first block (CLIP)."""
-    pool_norm: bool = False
-    """The last LayerNorm acts on the mean over patches (`pool='gap'`), not on the tokens (timm's `fc_norm`)."""
+    final_norm: Literal["tokens", "mean", "none"] = "tokens"
+    """What the LayerNorm after the last block acts on: all tokens, or their mean over patches (`pool='gap'`; timm's
+    `fc_norm`); `none` leaves it out (C-RADIO)."""
     head_bias: float = 0.0
     """Initial bias of the head; Google starts sigmoid losses at -10 (ImageNet-21k and JFT) or -6.9 (ImageNet)."""
     head_std: Std = 0.0
@@ -100,13 +124,17 @@ class ViTConfig:
         for invalid, problem in (
             (self.width % self.heads, f"heads={self.heads} does not divide width={self.width}."),
             (
+                self.map_heads and (self.pool != "map" or self.width % self.map_heads),
+                f"map_heads={self.map_heads} requires pool='map', and must divide width={self.width}.",
+            ),
+            (
                 self.position == "relative" and (self.position_at == "stem" or axial),
                 "position='relative' acts inside attention: give position_at='every' or 'shared', and encoder='full'.",
             ),
             (
-                self.position == "rotary" and (self.position_at != "shared" or axial or self.width // self.heads % 4),
-                "position='rotary' acts inside attention: give position_at='shared', encoder='full' and a width of a "
-                "multiple of 4 for each head.",
+                self.rotary and (self.position == "relative" or axial or self.width // self.heads % 4),
+                "rotary positions require encoder='full', a position other than 'relative', and heads whose width is a "
+                "multiple of 4.",
             ),
             (
                 self.position in ("none", "sincos2d") and self.position_at == "every",
@@ -120,7 +148,10 @@ class ViTConfig:
                 sincos and self.num_patches * self.width > MAX_SINCOS_ELEMENTS,
                 f"image_size={self.image_size} is too large for position='sincos2d'.",
             ),
-            (self.pool_norm and self.pool != "gap", f"pool_norm=True requires pool='gap', not {self.pool!r}."),
+            (
+                self.final_norm == "mean" and self.pool != "gap",
+                f"final_norm='mean' requires pool='gap', not {self.pool!r}.",
+            ),
             (axial and self.stochastic_depth, "stochastic_depth requires encoder='full'."),
             (
                 self.distilled and (self.pool != "token" or self.representation_size),
@@ -183,13 +214,15 @@ class ViTConfig:
         channels = self.stem.channels if self.stem else 3
         embedding = d * (channels * self.patch_size**2 + 1) + d * self.num_prefix_tokens
         mlp = (d + 1) * self.mlp_dim * (2 if self.swiglu else 1) + (self.mlp_dim + 1) * d
+        mlp += 2 * self.mlp_dim if self.mlp_norm else 0
         block = 4 * d * (d + 1) + mlp + 4 * d + (2 * d if self.layer_scale is not None else 0)
+        block += 2 * d if self.attention_norm else 0
         halves = 2 if self.encoder == "axial" else 1
         pooling = d + 4 * d * (d + 1) + mlp + 2 * d if self.pool == "map" else 0
         rep = self.representation_size or 0
         pre_logits = rep * (d * (2 if self.pool == "token+gap" else 1) + 1)
         heads = (2 if self.distilled else 1) * (self.num_features + 1) * self.num_classes
-        encoder = halves * self.depth * block + 2 * d * (2 if self.pre_norm else 1)
+        encoder = halves * self.depth * block + 2 * d * (int(self.pre_norm) + int(self.final_norm != "none"))
         return stem + embedding + self._position_parameters() + encoder + pooling + pre_logits + heads
 
     def _position_parameters(self) -> int:

@@ -20,6 +20,7 @@ class MLP(nn.Module):
         super().__init__()
         self.gelu, self.swiglu = config.gelu, config.swiglu
         self.fc1 = linear(config.width, config.mlp_dim * (2 if config.swiglu else 1))
+        self.norm = nn.LayerNorm(config.mlp_dim, eps=config.layer_norm_eps) if config.mlp_norm else None
         self.dropout = nn.Dropout(config.dropout)
         self.fc2 = linear(config.mlp_dim, config.width)
 
@@ -32,7 +33,8 @@ class MLP(nn.Module):
             hidden = hidden * torch.sigmoid(1.702 * hidden)
         else:
             hidden = F.gelu(hidden, approximate="tanh" if self.gelu == "tanh" else "none")
-        return self.fc2(self.dropout(hidden))
+        hidden = self.dropout(hidden)
+        return self.fc2(hidden if self.norm is None else self.norm(hidden))
 
 
 class Branch(nn.Module):
@@ -59,7 +61,8 @@ class Block(nn.Module):
     def __init__(self, config: ViTConfig, drop_path: float = 0.0) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
-        self.attention = Attention(config.width, config.heads, rotary=config.position == "rotary")
+        norm_eps = config.layer_norm_eps if config.attention_norm else None
+        self.attention = Attention(config.width, config.heads, config.rotary is not None, norm_eps)
         self.branch1 = Branch(config, drop_path)
         self.norm2 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
         self.mlp = MLP(config)
@@ -114,7 +117,7 @@ class MAPHead(nn.Module):
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.probe = nn.Parameter(torch.empty(1, 1, config.width))
-        self.attention = Attention(config.width, config.heads)
+        self.attention = Attention(config.width, config.map_heads or config.heads)
         self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
         self.mlp = MLP(config)
 

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlab.errors import UserError
-from vitlab.models.config import Interpolation, ViTConfig
+from vitlab.models.config import Interpolation, Rotary, ViTConfig
 
 
 class PositionEmbedding(nn.Module):
@@ -22,7 +22,9 @@ class PositionEmbedding(nn.Module):
     | `2d` | `columns` [J, w, D/2], `rows` [J, h, D/2], `prefix` | column's and row's halves, one after the other |
     | `sincos2d` | | `sincos_table`, fixed |
     | `relative` | `table` [J, 2N-1, D/k] | nothing: `relative_logits` reads it inside attention |
-    | `rotary` | | nothing: `rotate` turns queries and keys by the fixed `rotary_table` inside attention |
+
+    Rotary positions, besides any of these but `relative`, are the fixed `rotation` [N, Dh], which `rotate` reads inside
+    attention.
 
     Only tokens with a position are counted here: registers, and with `class_position` off the class token, have none.
     """
@@ -48,13 +50,13 @@ class PositionEmbedding(nn.Module):
         elif kind == "sincos2d":
             del self.table
             self.register_buffer("table", sincos_table((h, w), d), persistent=False)
-        elif kind == "rotary":
-            del self.table
-            self.register_buffer("table", rotary_table((h, w), d // config.heads), persistent=False)
+        rotation = rotary_table((h, w), d // config.heads, config.rotary) if config.rotary else None
+        self.rotation: Tensor | None
+        self.register_buffer("rotation", rotation, persistent=False)
 
     def absolute(self, layer: int = 0) -> Float[Tensor, "T D"] | None:
         """The rows that are added to the tokens in front of block `layer`; None for kinds without."""
-        if self.kind in ("none", "relative", "rotary"):
+        if self.kind in ("none", "relative"):
             return None
         if self.kind == "2d":
             layer = layer % self.rows.shape[0]
@@ -73,9 +75,9 @@ class PositionEmbedding(nn.Module):
 
     def in_attention(self, layer: int) -> Float[Tensor, "R Dh"] | None:
         """What the attention of block `layer` takes: the embedding of every offset (`relative`), the rotation of every
-        patch (`rotary`), or None."""
-        if self.kind not in ("relative", "rotary"):
-            return None
+        patch, or None."""
+        if self.kind != "relative":
+            return self.rotation
         assert self.table is not None
         return self.table[layer % self.table.shape[0]]
 
@@ -93,18 +95,18 @@ def sincos_table(grid: tuple[int, int], width: int) -> Float[Tensor, "1 N D"]:
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)[None].float()
 
 
-def rotary_table(grid: tuple[int, int], head_dim: int, base: float = 100.0) -> Float[Tensor, "1 N Dh"]:
-    """DINOv3's rotations: cosines, then sines, of Dh/4 angles of a patch's row, then as many of its column.
-
-    Rows and columns run from -1 to 1, so that an image of another size or proportion spans the same angles; the
-    periods grow from 1 to nearly `base`.
-    """
+def rotary_table(grid: tuple[int, int], head_dim: int, rotary: Rotary) -> Float[Tensor, "N Dh"]:
+    """The rotation of every patch: cosines, then sines, of Dh/4 angles of its row and Dh/4 of its column."""
     numbers: Any = {"dtype": torch.float64, "device": "cpu"}  # also where a model is built on the meta device
-    centers = [(torch.arange(side, **numbers) + 0.5) / side * 2 - 1 for side in grid]
-    coordinates = torch.stack(torch.meshgrid(*centers, indexing="ij"), dim=-1).flatten(0, 1)
-    periods = base ** (torch.arange(head_dim // 4, **numbers) / (head_dim // 4))
-    angles = (2 * math.pi * coordinates[:, :, None] / periods).flatten(1)
-    return torch.cat([angles.cos(), angles.sin()], dim=1)[None].float()
+    axes = []
+    for side, reference in zip(grid, rotary.reference or grid, strict=True):
+        index = torch.arange(side, **numbers)
+        centered = 2 * math.pi * (2 * (index + 0.5) / side - 1)
+        axes.append(centered if rotary.coordinates == "centered" else (index + rotary.offset) * reference / side)
+    coordinates = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)
+    periods = rotary.base ** (torch.arange(head_dim // 4, **numbers) / (head_dim // 4))
+    angles = (coordinates[:, :, None] / periods).flatten(1)
+    return torch.cat([angles.cos(), angles.sin()], dim=1).float()
 
 
 def resize_positions(

@@ -59,7 +59,8 @@ class ViT(nn.Module):
         kind = AxialBlock if config.encoder == "axial" else Block
         rates = [config.stochastic_depth * layer / max(config.depth - 1, 1) for layer in range(config.depth)]
         self.blocks = nn.ModuleList(kind(config, rate) for rate in rates)
-        self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
+        has_norm = config.final_norm != "none"
+        self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps) if has_norm else nn.Identity()
         self.map = MAPHead(config) if config.pool == "map" else None
         rep, pooled = config.representation_size, config.width * (2 if config.pool == "token+gap" else 1)
         self.pre_logits = linear(pooled, rep) if rep else None
@@ -69,8 +70,8 @@ class ViT(nn.Module):
         init_weights(self, config, generator)
 
     def forward_features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T D"]:
-        """Tokens after the last LayerNorm (before it with `pool_norm`), images in [-1, 1]. In front are, where the
-        model has them, the class token, the distillation token and the registers."""
+        """Tokens after the last LayerNorm (before it with `final_norm='mean'`), images in [-1, 1]. In front are, where
+        the model has them, the class token, the distillation token and the registers."""
         return self.encode(self.embed(images))
 
     def embed(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N D"]:
@@ -112,7 +113,7 @@ class ViT(nn.Module):
         tokens = self._to_tokens(tokens)
         for layer in range(self.config.depth):
             tokens = self._apply_block(layer, tokens)
-        return tokens if self.config.pool_norm else self.norm(tokens)
+        return tokens if self.config.final_norm == "mean" else self.norm(tokens)
 
     def _to_tokens(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B T D"]:
         """The input of the first block (Eq. 1)."""
@@ -153,7 +154,7 @@ class ViT(nn.Module):
                 assert self.map is not None
                 return self.map(tokens)
         mean = tokens[:, self.config.num_prefix_tokens :].mean(dim=1)  # App. D.3
-        mean = self.norm(mean) if self.config.pool_norm else mean
+        mean = self.norm(mean) if self.config.final_norm == "mean" else mean
         return mean if self.config.pool == "gap" else torch.cat([tokens[:, 0], mean], dim=1)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -36,20 +36,7 @@ STACKED = "Transformer/encoderblock/"
 """big_vision stores all blocks as one, along a leading axis, when it scans over them."""
 RESNET_ARRAY = re.compile(r"(resnet/|root_block/|conv_root/|gn_root/|block\d+/unit\d+/)")
 UNIT = re.compile(r"(?:resnet/)?block(\d{1,4})/unit(\d{1,4})/")
-SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "pool": ("token", "gap", "map"),
-    "position": ("1d", "sincos2d"),
-    "position_at": ("stem",),
-    "gelu": ("tanh",),
-    "layer_norm_eps": (1e-6,),
-    "pre_norm": (False,),
-    "pool_norm": (False,),
-    "swiglu": (False,),
-    "encoder": ("full",),
-    "layer_scale": (None,),
-    "registers": (0,),
-    "distilled": (False,),
-}
+SUPPORTED: dict[str, tuple[Any, ...]] = {"pool": ("token", "gap", "map"), "position": ("1d", "sincos2d")}
 """Values that are fixed in Google's code; an `.npz` cannot represent others."""
 
 
@@ -242,7 +229,7 @@ def _check_representable(config: ModelConfig, spelling: Spelling) -> None:
         part, body, version = "body", config.body, config.body.version
     else:
         part, body, version = "stem", config.stem, "v1"
-        check_supported("Google's .npz", config, SUPPORTED)
+        check_supported("Google's .npz", config, SUPPORTED, ("stem", "class_position", "representation_size"))
         if config.position == "1d" and config.grid[0] != config.grid[1]:
             raise UserError(
                 f"the model has image_size={config.image_size!r}: Google's .npz has no image size, and its position "
@@ -251,4 +238,4 @@ def _check_representable(config: ModelConfig, spelling: Spelling) -> None:
     if body is not None:
         theirs = dataclasses.replace(google_body(version, spelling), layers=body.layers, width=body.width)
         supported = {item.name: (getattr(theirs, item.name),) for item in dataclasses.fields(body)}
-        check_supported("Google's .npz", body, supported, f"{part}.")
+        check_supported("Google's .npz", body, supported, prefix=f"{part}.")

@@ -305,13 +305,10 @@ def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
     is_dinov2 = is_dinov2 or config.registers > int(deit_token)
     kind = "deit" if config.distilled or deit_token else "dinov2" if is_dinov2 else "vit"
     supported: dict[str, tuple[Any, ...]] = {
-        "stem": (None,),
-        "encoder": ("full",),
         "pool": ("token", "token+gap"),
         "position": ("none", "1d", "2d", "sincos2d"),
-        "position_at": ("stem",),
         "gelu": ("tanh", "erf"),
-        "pre_norm": (False,),
+        "distilled": (True, False),
         "representation_size": (None,) if has_head or is_dinov2 else (config.representation_size,),
     }
     if (
@@ -321,7 +318,8 @@ def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
     if is_dinov2:
         supported["mlp_dim"] = (max(config.mlp_dim // config.width, 1) * config.width,)
         supported["image_size"] = (config.image_hw[0], config.image_hw[:1] * 2)
-    check_supported("Hugging Face's code", config, supported)
+    free = ("layer_norm_eps", "layer_scale", "registers", "class_position")
+    check_supported("Hugging Face's code", config, supported, free)
     state = {name: tensor for name, tensor in cpu_state(model).items() if not name.startswith("position.")}
     rows = model.position.absolute()
     if rows is None:

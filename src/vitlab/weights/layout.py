@@ -1,5 +1,6 @@
 """Layout tables: which array of a file holds which parameter. A format has one, for reading and for writing."""
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,10 @@ class Slot:
         return state[self.ours][slice(*self.rows)]
 
 
+_SHAPES = ("kind", "image_size", "patch_size", "width", "layers", "depth", "heads", "mlp_dim", "num_classes")
+_TRAINING = ("position_std", "position_interpolation", "dropout", "stochastic_depth", "head_bias", "head_std")
+FREE = frozenset(_SHAPES + _TRAINING)
+"""Settings that the shapes of a file's arrays show, or that do not change what a trained model computes."""
 Layout = dict[str, Slot]
 """Name in the file -> slot. The slots of one parameter follow each other in the order of its rows."""
 
@@ -119,10 +124,16 @@ def count_units(keys: Collection[tuple[str, str]]) -> tuple[int, ...]:
 
 
 def check_supported(
-    library: str, config: ModelConfig | ResNetBody, supported: Mapping[str, tuple[Any, ...]], prefix: str = ""
+    library: str,
+    config: ModelConfig | ResNetBody,
+    supported: Mapping[str, tuple[Any, ...]],
+    free: Collection[str] = (),
+    prefix: str = "",
 ) -> None:
-    """Raises UserError for the first setting that has none of a format's `supported` values."""
-    for name, values in supported.items():
+    """Raises UserError for the first setting that has none of a format's `supported` values; those that are neither
+    listed nor `free` must have their default."""
+    defaults = {item.name: (item.default,) for item in dataclasses.fields(config) if item.name not in (*FREE, *free)}
+    for name, values in {**supported, **{name: defaults[name] for name in defaults.keys() - supported.keys()}}.items():
         if getattr(config, name) not in values:
             raise UserError(
                 f"the model has {prefix}{name}={getattr(config, name)!r}, which {library} cannot represent; it has "

@@ -3,9 +3,10 @@
     model.safetensors   the parameters, by the names of timm's modules
     config.json         architecture, arguments and expected images: see `vitlab.weights.timm_config`
 
-Three of timm's families compute what a model here can: ViTs (`vit_*`, `deit*`, `flexivit_*`, CLIP, DINO to DINOv3, with
-class token, mean or attention pooling), the same on a BiT stem (`vit_*_r26_s32_*` and the like), and `resnetv2_*_bit`.
-In all of them LayerNorm's eps is 1e-6 and GELU exact unless the name or `model_args` differs.
+Three of timm's families compute what a model here can: ViTs (`vit_*`, `deit*`, `flexivit_*`, `eva*`, `beit3_*`: CLIP,
+SigLIP, DINO to DINOv3, EVA-02, PE and others, with class token, mean or attention pooling), the same on a BiT stem
+(`vit_*_r26_s32_*` and the like), and `resnetv2_*_bit`. docs/checkpoints.md lists them all. In all of them LayerNorm's
+eps is 1e-6 and GELU exact unless the name or `model_args` differs.
 A class token that only takes part in attention, as where the head reads the mean over patches, is a register here.
 """
 
@@ -33,17 +34,8 @@ from vitlab.weights.layout import (
     renamed_layout,
     write_state,
 )
-from vitlab.weights.timm_config import (
-    ACTIVATIONS,
-    BACKBONE,
-    CLIP,
-    GROUP_NORM_EPS,
-    IMAGENET,
-    ROTARY,
-    WEIGHT_EPS,
-    Card,
-    infer_config,
-)
+from vitlab.weights.timm_architectures import ACTIVATIONS, CLIP, check_bare, rename_eva, reorder_pairs, rotary_of
+from vitlab.weights.timm_config import BACKBONE, GROUP_NORM_EPS, IMAGENET, WEIGHT_EPS, Card, infer_config
 
 RENAMED = (
     (r"^(stem|body)\.root\.", "stem.conv."),
@@ -63,6 +55,7 @@ RENAMED = (
     (r"^map\.", "attn_pool."),
     (r"\.attention\.qkv\.", ".attn.qkv."),
     (r"\.attention\.out\.", ".attn.proj."),
+    (r"\.attention\.norm\.", ".attn.norm."),
     (r"\.branch(\d)\.scale$", r".ls\1.gamma"),
     (r"^head_distilled\.", "head_dist."),
 )
@@ -104,7 +97,7 @@ def _timm_name(ours: str, config: ModelConfig) -> str:
         name = re.sub(pattern, replacement, name)
     if isinstance(config, ResNetConfig):
         return name.replace("head.", "head.fc.")
-    if config.pool_norm and ours.startswith("norm."):
+    if config.final_norm == "mean" and ours.startswith("norm."):
         return f"fc_{ours}"
     if config.stem is None or not ours.startswith("stem."):
         return name
@@ -133,11 +126,13 @@ def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     if tensors.pop("mask_token", None) is not None and not path.is_dir():
         card = Card(mean=IMAGENET[0], std=IMAGENET[1], original=True)
     tensors = {OLD_NAMES.get(name, name): tensor for name, tensor in tensors.items()}
-    if ROTARY.search(card.architecture):
-        tensors = _from_eva(tensors)
+    if not card.architecture:
+        check_bare(where, tensors)
+    tensors = rename_eva(tensors)
     config = infer_config(where, tensors, card)
     if isinstance(config, ViTConfig):
         _complete(tensors, config)
+        reorder_pairs(tensors, config, rotary_of(card.architecture)[1])
     if config.num_classes and card.classes:
         check_classes({"classes": card.classes}, config, str(path / CARD))
     layout = timm_layout(config)
@@ -157,18 +152,9 @@ def card_timm(path: Path | str) -> dict[str, Any]:
     return {"preprocessing": card.preprocessing.to_card(), **classes}
 
 
-def _from_eva(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a DINOv3, by the names of other ViTs: LayerScale, and the two halves of SwiGLU's first layer."""
-    renamed = {re.sub(r"\.gamma_([12])$", r".ls\1.gamma", name): tensor for name, tensor in tensors.items()}
-    for name in [name for name in renamed if ".mlp.fc1_g." in name]:
-        halves = [renamed.pop(name), renamed.pop(name.replace("fc1_g", "fc1_x"))]
-        renamed[name.replace("fc1_g", "fc1")] = torch.cat(halves)
-    return renamed
-
-
 def _complete(tensors: dict[str, Tensor], config: ViTConfig) -> None:
     """Brings registers with position rows, and q, k and v without biases, to what a ViT here has; in place."""
-    if config.pool == "gap" and "cls_token" in tensors:
+    if config.pool != "token" and "cls_token" in tensors:
         tokens = [tensors.pop("cls_token"), *([tensors["reg_token"]] if "reg_token" in tensors else [])]
         tensors["reg_token"] = torch.cat(tokens, dim=1)
     before, table = config.num_position_prefix, tensors.get("pos_embed")
@@ -254,7 +240,8 @@ def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         "class_token": config.has_class_token,
         "no_embed_class": not config.class_position,
         "global_pool": {"token": "token", "gap": "avg", "map": "map"}[config.pool],
-        "fc_norm": config.pool_norm,
+        "fc_norm": config.final_norm == "mean",
+        "final_norm": config.final_norm != "none",
         "pre_norm": config.pre_norm,
         "act_layer": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.gelu),
     }
@@ -279,26 +266,21 @@ def _check_representable(config: ModelConfig) -> None:
     if isinstance(config, ResNetConfig):
         supported: dict[str, tuple[Any, ...]] = {
             "version": ("v2",),
-            "mixing": ("conv",),
             "layers": tuple(RESNETS),
-            "pool_padding": ("zero",),
             "weight_eps_on": ("variance",),
             "group_norm_eps": (GROUP_NORM_EPS,),
         }
-        check_supported("timm", config.body, supported, "body.")
+        check_supported("timm", config.body, supported, ("weight_eps",), "body.")
         return
     supported = {
-        "stem": (None,),
-        "encoder": ("full",),
         "position": ("none", "1d", "2d", "sincos2d"),
         "position_at": ("stem",) if config.position != "none" else (config.position_at,),
         "pool": ("token", "gap", "map"),
-        "representation_size": (None,),
-        "swiglu": (False,),
         "layer_norm_eps": (1e-6,) if config.distilled else (1e-6, 1e-5),
         "registers": (0,) if config.distilled else (config.registers,),
+        "final_norm": ("tokens", "mean", "none"),
     }
-    check_supported("timm", config, supported)
+    check_supported("timm", config, supported, ("gelu", "pre_norm", "layer_scale", "class_position", "distilled"))
 
 
 def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:

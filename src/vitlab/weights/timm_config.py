@@ -16,6 +16,17 @@ from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.folder import read_settings
 from vitlab.weights.layout import count_units, num_rows, preview, require_shape
+from vitlab.weights.timm_architectures import (
+    ACTIVATIONS,
+    EPS_5,
+    HEADS,
+    NO_NORM,
+    OTHER_HEADS,
+    TANH,
+    TANH_SHAPES,
+    check_architecture,
+    rotary_of,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -26,31 +37,6 @@ WEIGHT_EPS, GROUP_NORM_EPS = 1e-8, 1e-5
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """timm's default mean and std."""
 
-HEADS = {
-    **{width: width // 64 for width in (192, 256, 320, 384, 512, 640, 768, 832, 896)},
-    **dict.fromkeys((1024, 1152, 1280, 1408, 1536, 1664), 16),
-}
-"""Width -> heads, which is in no tensor."""
-OTHER_HEADS = {
-    **dict.fromkeys(("vit_huge_plus_patch16_dinov3", "vit_huge_plus_patch16_dinov3_qkvb"), 20),
-    "vit_7b_patch16_dinov3": 32,
-    "vit_base_patch16_gap_224": 16,
-    "test_vit": 2,
-    "test_vit2": 2,
-}
-"""Architectures that have other numbers of heads."""
-TANH = re.compile(r"vit_(base_patch32|large_patch16|so400m_patch16|giantopt_patch16)_siglip_(gap_)?(\d+)")
-"""Architectures with the tanh approximation of GELU; of `large_patch16` the one for 512 pixels alone."""
-TANH_SHAPES = {(768, 32), (1152, 16), (1536, 16)}
-"""Width and patch size of the same architectures, to recognize a bare file without a class token."""
-ACTIVATIONS: dict[str, Literal["tanh", "erf", "quick"]] = {"gelu": "erf", "gelu_tanh": "tanh", "quick_gelu": "quick"}
-"""timm's `act_layer` -> our `gelu`."""
-CLIP = "vit_base_patch16_clip_224"
-ROTARY = re.compile("_(dinov3|lingbot)")
-"""Architectures with DINOv3's rotary positions. LayerNorm's eps is 1e-5 in them, and where the name has `_clip_`."""
-
-OTHER_BLOCKS = re.compile("_(rpn|xp|dp)_|parallel")
-"""Architectures with LayerNorm after each branch, or with parallel branches, which their tensors may not show."""
 COMMON_ARGS = {"drop_rate", "drop_path_rate", "global_pool", "in_chans", "num_classes"}
 _VIT_ARGS = (
     "act_layer attn_drop_rate class_token depth dynamic_img_pad dynamic_img_size embed_dim fc_norm final_norm img_size "
@@ -143,6 +129,7 @@ def infer_config(where: str, tensors: Mapping[str, Tensor], card: Card) -> Model
         if value is not None and (value != required[name] if name in required else name not in known)
     ]
     try:
+        check_architecture(card.architecture)
         if unsupported:
             raise UserError(f"unsupported model_args: {preview(unsupported)}. Supported: {', '.join(sorted(known))}.")
         return infer(tensors, card)
@@ -153,8 +140,6 @@ def infer_config(where: str, tensors: Mapping[str, Tensor], card: Card) -> Model
 
 
 def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
-    if OTHER_BLOCKS.search(card.architecture):
-        raise UserError("its blocks are not pre-norm blocks of two branches in sequence.")
     width, _, patch, _ = require_shape("it", tensors, "patch_embed.proj.weight", 4)
     hidden, _ = require_shape("it", tensors, "blocks.0.mlp.fc1.weight", 2)
     _, mlp_dim = require_shape("it", tensors, "blocks.0.mlp.fc2.weight", 2)
@@ -163,17 +148,22 @@ def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
     stem = _infer_body(tensors, "v1", BACKBONE) if hybrid else None
     size, class_position = _infer_size(tensors, card, patch * (stem.stride if stem else 1), registers)
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
-    rotary = ROTARY.search(card.architecture) is not None
+    rotary, _ = rotary_of(card.architecture)
     for name, value in (("depth", depth), ("embed_dim", width), ("patch_size", patch)):
         if card.args.get(name, value) not in (value, [value, value]):
             raise UserError(f"config.json says {name}={card.args[name]} and the tensors are for {value}.")
-    heads = card.args.get("num_heads") or OTHER_HEADS.get(card.architecture.split(".")[0]) or HEADS.get(width)
+    swiglu = hidden == 2 * mlp_dim
+    named = next((count for pattern, count in OTHER_HEADS if pattern.search(card.architecture)), None)
+    if not card.architecture and swiglu and width == 1536:
+        named = 24  # DINOv2's giant
+    heads = card.args.get("num_heads") or named or HEADS.get(width)
     if heads is None:
         raise UserError(
             f"the tokens have width {width}, and no tensor gives the number of attention heads. Give a folder with "
             f"num_heads in the model_args of its config.json. Known widths: {', '.join(map(str, HEADS))}."
         )
     pool, pre_norm = _infer_pool(tensors, card), "norm_pre.weight" in tensors
+    no_norm = not card.args.get("final_norm", not NO_NORM.search(card.architecture))
     return ViTConfig(
         image_size=size[0] if size[0] == size[1] else size,
         patch_size=patch,
@@ -183,21 +173,22 @@ def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
         mlp_dim=mlp_dim,
         num_classes=num_rows(tensors, "head.weight"),
         pool=pool,
-        pool_norm="fc_norm.weight" in tensors and pool == "gap",
+        map_heads=8 if pool == "map" and card.architecture.startswith("vit_pe_") else None,
+        final_norm="none" if no_norm else "mean" if pool == "gap" and "fc_norm.weight" in tensors else "tokens",
         pre_norm=pre_norm,
-        layer_norm_eps=1e-5
-        if rotary or "_clip_" in card.architecture or (pre_norm and not card.architecture)
-        else 1e-6,
+        attention_norm="blocks.0.attn.norm.weight" in tensors,
+        mlp_norm="blocks.0.mlp.norm.weight" in tensors,
+        layer_norm_eps=1e-5 if EPS_5.search(card.architecture) or (pre_norm and not card.architecture) else 1e-6,
         representation_size=num_rows(tensors, "pre_logits.weight") or None,
-        position="rotary" if rotary else "1d" if "pos_embed" in tensors else "none",
-        position_at="shared" if rotary else "stem",
+        position="1d" if "pos_embed" in tensors else "none",
+        rotary=rotary,
         # The original DINOv2 resamples without antialiasing, but with it where it has registers.
         position_interpolation="bicubic" if card.original and not registers else "bicubic_antialias",
-        swiglu=hidden == 2 * mlp_dim,
+        swiglu=swiglu,
         gelu=_infer_gelu(tensors, card, width, patch),
         stem=stem,
         layer_scale=card.args.get("init_values", 1e-5) if "blocks.0.ls1.gamma" in tensors else None,
-        registers=registers + (pool == "gap" and "cls_token" in tensors),
+        registers=registers + (pool != "token" and "cls_token" in tensors),
         class_position=class_position,
         distilled="dist_token" in tensors,
     )
@@ -228,12 +219,11 @@ def _infer_body(tensors: Mapping[str, Tensor], version: Literal["v1", "v2"], pre
 def _infer_size(tensors: Mapping[str, Tensor], card: Card, stride: int, registers: int) -> tuple[tuple[int, int], bool]:
     """Image size from the rows of the position table, and whether class (and distillation) token have one."""
     if "pos_embed" not in tensors:
-        without = card.args.get("pos_embed") in ("", "none") or ROTARY.search(card.architecture)
+        without = card.args.get("pos_embed") in ("", "none") or rotary_of(card.architecture)[0]
         if card.image_hw is None or not without:
             raise UserError(
-                "there is no position table (pos_embed). Models with relative positions, or rotary ones other than "
-                "DINOv3's, are not supported; DINOv3 requires its folder, with the architecture in config.json; a "
-                "model without any has pos_embed='none' in the model_args of its config.json."
+                "there is no position table (pos_embed). A model with rotary positions requires its folder, with the "
+                "architecture in config.json; one without positions has pos_embed='none' in the model_args there."
             )
         return card.image_hw, True
     rows = require_shape("it", tensors, "pos_embed", 3)[1]
@@ -264,12 +254,12 @@ def _infer_pool(tensors: Mapping[str, Tensor], card: Card) -> Literal["token", "
         return "token"
     if pool == "avg" and not ((has_class or "reg_token" in tensors) and over_all):
         return "gap"
-    if pool == "map" and not has_class and not ("reg_token" in tensors and not over_all):
+    over_all = over_all or card.architecture.startswith("vit_pe_")
+    if pool == "map" and (over_all or not (has_class or "reg_token" in tensors)):
         return "map"
     raise UserError(
         f"global_pool is {pool!r} with{'' if has_class else 'out'} a class token and pool_include_prefix={over_all}; "
-        f"allowed: 'token' with a class token, 'avg' over the patches alone, and without a class token 'map' over all "
-        f"tokens."
+        f"allowed: 'token' with a class token, 'avg' over the patches alone, and 'map' over all tokens."
     )
 
 
