@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from vitlab.errors import UserError
+from vitlab.models.image_size import MAX_PIXELS, ImageSize, check_divisible, hw
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.settings import check_fields
 
-ImageSize = int | tuple[int, int]
 Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
 """How a grid of position embeddings is resampled: bilinear with the corner patches' centers aligned (Google's), or
 bicubic with the image's edges aligned (Hugging Face, for most of its models), or that with antialiasing (timm)."""
@@ -21,7 +21,6 @@ Std = Annotated[float, Ge(0)]
 # Larger values are a typo or an attack; they are rejected before anything is allocated.
 MAX_PARAMETERS = 2**40  # the largest ViT described so far has 2**34.4
 MAX_SINCOS_ELEMENTS = 2**25  # of the position table `sincos2d`, which is computed
-MAX_PIXELS = 2**27
 
 
 @dataclass(frozen=True)
@@ -164,7 +163,7 @@ class ViTConfig:
     @property
     def image_hw(self) -> tuple[int, int]:
         """(height, width) of the input in pixels."""
-        return _hw(self.image_size)
+        return hw(self.image_size)
 
     @property
     def stride(self) -> int:
@@ -284,7 +283,7 @@ class ResNetConfig:
     @property
     def image_hw(self) -> tuple[int, int]:
         """(height, width) of the input in pixels."""
-        return _hw(self.image_size)
+        return hw(self.image_size)
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -314,33 +313,6 @@ class ResNetConfig:
 
 
 ModelConfig = ViTConfig | ResNetConfig
-
-
-def _hw(image_size: ImageSize) -> tuple[int, int]:
-    return (image_size, image_size) if isinstance(image_size, int) else image_size
-
-
-def check_divisible(image_hw: tuple[int, int], patch_size: int, stem: ResNetBody | None = None) -> None:
-    """Raises ValueError with the nearest good sizes unless `patch_size` divides both sides (of the stem's map)."""
-    height, width = sides = stem.grid(image_hw) if stem else image_hw
-    if height >= patch_size and width >= patch_size and height % patch_size == 0 and width % patch_size == 0:
-        return
-    stride = stem.stride if stem else 1
-    good = sorted({max(side // patch_size + up, 1) * patch_size * stride for side in sides for up in (0, 1)})
-    of_map = f" (of the stem's {height}x{width} feature map)" if stem else ""
-    raise UserError(
-        f"image size {image_hw[0]}x{image_hw[1]} cannot be cut into patches of {patch_size}x{patch_size}{of_map}; each "
-        f"side must be a multiple of {patch_size * stride}, the nearest: {', '.join(map(str, good))}."
-    )
-
-
-def nearest_image_size(image_size: int, patch_size: int, stem: ResNetBody | None = None) -> int:
-    """`image_size` if patches divide it, see `check_divisible`; else the nearest larger side that they do."""
-    stride = patch_size * (stem.stride if stem else 1)
-    side = (stem.grid((image_size, image_size)) if stem else (image_size,))[0]
-    if side >= patch_size and side % patch_size == 0:
-        return image_size
-    return math.ceil(image_size / stride) * stride
 
 
 def check_size(config: ModelConfig) -> None:

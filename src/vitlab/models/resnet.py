@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from vitlab.errors import UserError
 from vitlab.models.attention import Attention
-from vitlab.models.config import ResNetConfig, check_divisible
+from vitlab.models.config import ResNetConfig
+from vitlab.models.image_size import check_divisible
 from vitlab.models.init import init_weights, linear
 from vitlab.models.resnet_config import AXIAL_HEADS, ResNetBody, Unit, side_padding
 

@@ -10,7 +10,8 @@ import torch
 
 from vitlab.config import TrainConfig
 from vitlab.errors import UserError
-from vitlab.models.config import ImageSize, ModelConfig, ViTConfig, nearest_image_size
+from vitlab.models.config import ModelConfig, ViTConfig
+from vitlab.models.image_size import ImageSize, nearest_image_size
 from vitlab.models.init import redraw_positions
 from vitlab.models.vit import Model
 from vitlab.weights import load_model
