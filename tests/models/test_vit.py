@@ -1,3 +1,4 @@
+import dataclasses
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from torchvision.models.feature_extraction import create_feature_extractor
 
 from vitlab.errors import UserError
 from vitlab.models import ResNetBody, ViTConfig, attention
+from vitlab.models.position import resize_positions
 from vitlab.models.vit import ViT, evaluation_mode
 
 
@@ -312,6 +314,31 @@ def test_features_are_the_encoding_of_the_patch_embeddings(small: Callable[..., 
     torch.testing.assert_close(model.encode(patches), model.forward_features(images), rtol=0, atol=0)
     rolled = model.embed(images.roll(8, dims=3)).unflatten(1, (3, 4)).roll(-1, dims=2).flatten(1, 2)
     torch.testing.assert_close(rolled, patches)
+
+
+@pytest.mark.parametrize("method", ["corners", "bicubic", "bicubic_antialias"])
+def test_a_dynamic_model_computes_as_one_of_the_images_size(vit_kind: ViTConfig, method: Any) -> None:
+    """To the bit: positions are resampled as for a model that is loaded at that size."""
+    if vit_kind.encoder == "axial":
+        with pytest.raises(UserError, match="dynamic_image_size requires encoder='full'"):
+            dataclasses.replace(vit_kind, dynamic_image_size=True)
+        return
+    config = dataclasses.replace(vit_kind, position_interpolation=method, dynamic_image_size=True)
+    model, (h, w) = ViT(config).eval(), vit_kind.grid
+    state = {name: tensor.add_(0.1 * torch.randn_like(tensor)) for name, tensor in model.state_dict().items()}
+    for rows, columns in ((h, w), (h + 2, w - 1), (1, 1)):
+        size = rows * config.stride, columns * config.stride
+        fixed = ViT(dataclasses.replace(config, image_size=size, dynamic_image_size=False)).eval()
+        fixed.load_state_dict({**state, **resize_positions(state, config, fixed.config.grid)})
+        images = torch.rand(2, 3, *size) * 2 - 1
+        torch.testing.assert_close(model(images), fixed(images), rtol=0, atol=0)
+        maps = [each.get_intermediate_layers(images, 2, reshape=True) for each in (model, fixed)]
+        torch.testing.assert_close(*maps, rtol=0, atol=0)
+    model(torch.rand(2, 3, size[0] * 2, size[1] * 3)).sum().backward()
+    assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "position" in name)
+    if vit_kind.stem is None:  # whose map may have a patch for any size
+        with pytest.raises(UserError, match="image size 7x8 cannot be cut into patches of 8x8"):
+            model(torch.rand(2, 3, 7, 8))
 
 
 # --- derivatives and traces --------------------------------------------------------------------------------------

@@ -16,11 +16,11 @@ from states import randomized
 from torch import Tensor
 
 from vitlab.data.transforms import EvalTransform
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
 from vitlab.models.vit import Model, build_model
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import ParityError, export, save_model
-from vitlab.weights.export import export_checkpoint, export_model
+from vitlab.weights.export import SUFFIX, export_checkpoint, export_model
 
 pytestmark = pytest.mark.usefixtures("unchecked")  # the tests' type checks cannot be traced
 
@@ -34,6 +34,7 @@ KINDS: dict[str, ModelConfig] = {
     "modern": ViTConfig(**SMALL, num_classes=5, pool="token+gap", registers=2, layer_scale=0.1, gelu="erf"),
     "deit": ViTConfig(**SMALL, num_classes=5, distilled=True, stochastic_depth=0.1, dropout=0.1),
     "headless": ViTConfig(**SMALL, num_classes=0, position="2d"),
+    "rotary": ViTConfig(**SMALL, num_classes=5, rotary=Rotary(1e4, "index", (2, 2))),
     "axial": ViTConfig(**SMALL, num_classes=5, encoder="axial"),
     "hybrid": ViTConfig(**{**SMALL, "patch_size": 2}, num_classes=5, stem=ResNetBody(layers=(1,), width=32)),
     "root": ResNetConfig(image_size=16, num_classes=5, body=dataclasses.replace(TWO_STAGES, layers=())),
@@ -138,6 +139,43 @@ def test_a_file_with_preprocessing_takes_photographs_of_any_size(shared: Path, t
     assert (metadata["image_size"], metadata["value_range"]) == ([64, 64], [0, 255])
     (value,) = session.get_inputs()
     assert (value.name, value.type, value.shape) == ("images", "tensor(uint8)", ["batch", "height", "width", 3])
+
+
+@pytest.mark.parametrize("kind", ["vit", "tall", "modern", "rotary"])
+@pytest.mark.parametrize("to", ["onnx", pytest.param("torch-export", marks=pytest.mark.slow)])
+def test_a_file_of_dynamic_size_computes_as_the_model(kind: str, to: Any, tmp_path: Path) -> None:
+    """Sizes that the export has not tried, smaller than the positions' and larger."""
+    config, path = KINDS[kind], tmp_path / f"model{SUFFIX[to]}"
+    method = "bicubic_antialias" if kind == "modern" else None
+    grown: Any = {"image_size": 128, "dynamic_image_size": True, "position_interpolation": method}
+    model = randomized(dataclasses.replace(config, **grown))
+    save_model(model, tmp_path / "model")
+    assert export_checkpoint(tmp_path / "model", path, to=to)["difference"] < ROUNDING["vit"]
+    if to == "onnx":
+        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        run = lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])  # noqa: E731
+    else:
+        run = torch.export.load(path).module()
+    for rows, columns in ((16, 16), (5, 9), (20, 34)):
+        images = torch.rand(3, 3, 8 * rows, 8 * columns) * 2 - 1
+        with torch.no_grad():
+            ours, theirs = model(images), run(images)
+        assert (theirs - ours).abs().max() / ours.square().mean().sqrt() <= ROUNDING["vit"], (rows, columns)
+
+
+def test_a_plain_checkpoint_is_exported_with_dynamic_size(tmp_path: Path) -> None:
+    save_model(randomized(KINDS["vit"]), tmp_path / "model")
+    export_checkpoint(tmp_path / "model", tmp_path / "model.onnx", to="onnx", dynamic_image_size=True)
+    (value,) = onnxruntime.InferenceSession(tmp_path / "model.onnx").get_inputs()
+    assert value.shape == ["batch", 3, "8*rows", "8*columns"]
+    with pytest.raises(ValueError, match="one size; leave out"):
+        export_checkpoint(
+            tmp_path / "model", tmp_path / "m.onnx", to="onnx", with_preprocessing=True, dynamic_image_size=True
+        )
+    for kind in ("relative", "hybrid"):
+        model = randomized(dataclasses.replace(KINDS[kind], dynamic_image_size=True))
+        with pytest.raises(ValueError, match="hybrids and relative positions are not exported with a dynamic size"):
+            export_model(model, tmp_path / "m.onnx", to="onnx")
 
 
 def test_only_a_file_with_equal_outputs_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

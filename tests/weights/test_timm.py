@@ -130,6 +130,22 @@ def test_outputs_are_those_of_timm(tmp_path: Path, family: str) -> None:
     check_timm(ours, theirs)
 
 
+@pytest.mark.parametrize("family", ["augreg", "deit distilled", "siglip", "registers with rows", "dinov3", "eva02"])
+def test_images_of_any_size_are_computed_as_by_timm(tmp_path: Path, family: str) -> None:
+    name, args, _ = FAMILIES[family]
+    args = {**args, "dynamic_img_size": True}
+    theirs = create_timm(name, **args)
+    ours = loaded(*read_timm(save_timm(theirs, tmp_path / "theirs", args)))
+    for size in ((16, 24), (40, 32), (8, 48)):
+        inputs, cfg = images(size), theirs.pretrained_cfg
+        with torch.no_grad():
+            check_equal(ours(inputs), theirs(normalized(inputs, cfg["mean"], cfg["std"])), within=2e-5)
+    assert isinstance(ours.config, ViTConfig)
+    if ours.config.rotary is None:  # which is not written
+        write_timm(ours, tmp_path / "ours", {})
+        assert getattr(read_timm(tmp_path / "ours")[0], "dynamic_image_size")  # noqa: B009
+
+
 @pytest.mark.parametrize(("mean", "std"), [((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)), ((0, 0, 0), (1, 1, 1))])
 def test_another_normalization_is_folded(tmp_path: Path, mean: Any, std: Any) -> None:
     theirs = create_timm("vit_tiny_patch16_224", **OBLONG)

@@ -113,6 +113,8 @@ class Export:
     with_preprocessing: bool = False
     """ONNX: the program takes uint8 images [batch, height, width, 3] of any size, and resizes, crops and normalizes
     them as the checkpoint's own library does."""
+    dynamic_size: bool = False
+    """The program takes images of any size that patches divide, and interpolates the position embeddings."""
     json: Json = False
 
     def run(self) -> int:
@@ -127,6 +129,7 @@ class Export:
             image_size=self.image_size,
             interpolation=self.interpolation,
             with_preprocessing=self.with_preprocessing,
+            dynamic_image_size=self.dynamic_size or None,
         )
         print_result(report, self.json, "\n".join(f"{name}: {value}" for name, value in report.items()))
         return 0

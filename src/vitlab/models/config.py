@@ -45,6 +45,9 @@ class ViTConfig:
     kind: Literal["vit"] = "vit"
     image_size: ImageSize = 224
     """Side of the input in pixels, or (height, width); the patch side must divide both."""
+    dynamic_image_size: bool = False
+    """Takes images of any size that patches divide, and resamples the position embeddings for them in each forward
+    pass; `image_size` is that of the parameters."""
     patch_size: Positive = 16
     """P, the side of a patch in pixels; in a hybrid, in positions of the stem's feature map."""
     width: Positive = 768
@@ -151,6 +154,11 @@ class ViTConfig:
                 self.final_norm == "mean" and self.pool != "gap",
                 f"final_norm='mean' requires pool='gap', not {self.pool!r}.",
             ),
+            (
+                self.dynamic_image_size and (axial or (self.stem and self.stem.mixing == "axial")),
+                "dynamic_image_size requires encoder='full' and no axial mixing, which is built for one grid; load the "
+                "model with image_size instead.",
+            ),
             (axial and self.stochastic_depth, "stochastic_depth requires encoder='full'."),
             (
                 self.distilled and (self.pool != "token" or self.representation_size),
@@ -173,7 +181,11 @@ class ViTConfig:
     @property
     def grid(self) -> tuple[int, int]:
         """Patches down and across."""
-        height, width = self.stem.grid(self.image_hw) if self.stem else self.image_hw
+        return self.grid_of(self.image_hw)
+
+    def grid_of(self, image_hw: tuple[int, int]) -> tuple[int, int]:
+        """Patches down and across of an image of another size."""
+        height, width = self.stem.grid(image_hw) if self.stem else image_hw
         return height // self.patch_size, width // self.patch_size
 
     @property

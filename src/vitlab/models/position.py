@@ -11,6 +11,10 @@ from torch import Tensor, nn
 from vitlab.errors import UserError
 from vitlab.models.config import Interpolation, Rotary, ViTConfig
 
+NAMES = ("table", "columns", "rows", "prefix", "rotation")
+Tables = dict[str, Tensor | None]
+"""The tensors of a `PositionEmbedding` by name: its own, or those of another grid."""
+
 
 class PositionEmbedding(nn.Module):
     """The position embeddings of a model, J of them: one, or one for every block (`position_at`, Table 8).
@@ -31,6 +35,7 @@ class PositionEmbedding(nn.Module):
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
+        self.config = config
         kind, d, (h, w) = config.position, config.width, config.grid
         self.kind = kind
         before = config.num_position_prefix
@@ -47,43 +52,74 @@ class PositionEmbedding(nn.Module):
             self.columns = nn.Parameter(torch.empty(copies, w, d // 2))
             self.rows = nn.Parameter(torch.empty(copies, h, d // 2))
             self.prefix = nn.Parameter(torch.empty(copies, before, d)) if before else None
-        elif kind == "sincos2d":
-            del self.table
-            self.register_buffer("table", sincos_table((h, w), d), persistent=False)
-        rotation = rotary_table((h, w), d // config.heads, config.rotary) if config.rotary else None
-        self.rotation: Tensor | None
-        self.register_buffer("rotation", rotation, persistent=False)
+        for name, table in fixed_tables(config, config.grid).items():
+            self.__dict__.pop(name, None)
+            self.register_buffer(name, table, persistent=False)
 
-    def absolute(self, layer: int = 0) -> Float[Tensor, "T D"] | None:
-        """The rows that are added to the tokens in front of block `layer`; None for kinds without."""
+    def tables(self, grid: tuple[int, int] | None = None) -> Tables:
+        """The tensors above by name, for another `grid` if one is given: as of a model that is loaded at that size."""
+        tables: Tables = {name: getattr(self, name, None) for name in NAMES}
+        if grid is None or same_grid(self.config.grid, grid):
+            return tables
+        learned = {f"position.{name}": table for name, table in tables.items() if table is not None}
+        resized = resize_positions(learned, self.config, grid)
+        tables |= {name.removeprefix("position."): table for name, table in resized.items()}
+        for name, fixed in fixed_tables(self.config, grid).items():
+            tables[name] = fixed.to(learned[f"position.{name}"])
+        return tables
+
+    def absolute(self, layer: int = 0, tables: Tables | None = None) -> Float[Tensor, "T D"] | None:
+        """The rows that are added to the tokens in front of block `layer`; None for kinds without. `tables` are those
+        of another grid."""
         if self.kind in ("none", "relative"):
             return None
-        if self.kind == "2d":
-            layer = layer % self.rows.shape[0]
-            columns, rows = self.columns[layer], self.rows[layer]
+        tables = self.tables() if tables is None else tables
+        table, rows, columns, prefix = (tables[name] for name in ("table", "rows", "columns", "prefix"))
+        if rows is not None and columns is not None:
+            layer = layer % rows.shape[0]
+            columns, rows = columns[layer], rows[layer]
             h, w = rows.shape[0], columns.shape[0]
             grid = torch.cat([columns[None].expand(h, -1, -1), rows[:, None].expand(-1, w, -1)], dim=-1)
             table = grid.flatten(0, 1)
-            table = table if self.prefix is None else torch.cat([self.prefix[layer], table])
+            table = table if prefix is None else torch.cat([prefix[layer], table])
         else:
-            assert self.table is not None
-            table = self.table[layer % self.table.shape[0]]
+            assert table is not None
+            table = table[layer % table.shape[0]]
         if not self.missing:
             return table
         zeros = table.new_zeros(self.missing, table.shape[1])
         return torch.cat([table[: self.before], zeros, table[self.before :]])
 
-    def in_attention(self, layer: int) -> Float[Tensor, "R Dh"] | None:
+    def in_attention(self, layer: int, tables: Tables | None = None) -> Float[Tensor, "R Dh"] | None:
         """What the attention of block `layer` takes: the embedding of every offset (`relative`), the rotation of every
         patch, or None."""
+        tables = self.tables() if tables is None else tables
         if self.kind != "relative":
-            return self.rotation
-        assert self.table is not None
-        return self.table[layer % self.table.shape[0]]
+            return tables["rotation"]
+        table = tables["table"]
+        assert table is not None
+        return table[layer % table.shape[0]]
 
-    def forward(self, tokens: Float[Tensor, "B T D"], layer: int = 0) -> Float[Tensor, "B T D"]:
-        rows = self.absolute(layer)
+    def forward(
+        self, tokens: Float[Tensor, "B T D"], layer: int = 0, tables: Tables | None = None
+    ) -> Float[Tensor, "B T D"]:
+        rows = self.absolute(layer, tables)
         return tokens if rows is None else tokens + rows.to(tokens.dtype)
+
+
+def fixed_tables(config: ViTConfig, grid: tuple[int, int]) -> dict[str, Tensor]:
+    """The tables that are computed: `table` of `sincos2d`, and `rotation`."""
+    tables, width = {}, config.width
+    if config.position == "sincos2d":
+        tables["table"] = sincos_table(grid, width)
+    if config.rotary:
+        tables["rotation"] = rotary_table(grid, width // config.heads, config.rotary)
+    return tables
+
+
+def same_grid(old: tuple[int, int], new: tuple[int, int]) -> bool:
+    """Whether two grids are equal. A grid of an export with dynamic sizes is symbolic: to compare it would fix it."""
+    return all(isinstance(side, int) for side in new) and tuple(old) == tuple(new)
 
 
 def sincos_table(grid: tuple[int, int], width: int) -> Float[Tensor, "1 N D"]:
@@ -149,13 +185,14 @@ def interpolate_positions(
             f"a position table of {table.shape[1]} rows does not fit {prefix} prefix tokens and a grid of "
             f"{old_grid[0]}x{old_grid[1]} patches ({prefix + old_grid[0] * old_grid[1]} rows)."
         )
-    if tuple(old_grid) == tuple(new_grid):
+    if same_grid(old_grid, new_grid):
         return table
     grid = table[:, prefix:].unflatten(1, old_grid).permute(0, 3, 1, 2)
+    grid = grid.float() if torch.compiler.is_exporting() else grid.double()  # onnxruntime resamples float32 alone
     if method == "corners":
-        grid = F.interpolate(grid.double(), size=new_grid, mode="bilinear", align_corners=True)
+        grid = F.interpolate(grid, size=new_grid, mode="bilinear", align_corners=True)
     else:
-        grid = F.interpolate(grid.double(), size=new_grid, mode="bicubic", antialias=method == "bicubic_antialias")
+        grid = F.interpolate(grid, size=new_grid, mode="bicubic", antialias=method == "bicubic_antialias")
     return torch.cat([table[:, :prefix], grid.flatten(2).transpose(1, 2).to(table.dtype)], dim=1)
 
 
@@ -172,14 +209,14 @@ def interpolate_offsets(
         raise UserError(
             f"a table of {table.shape[1]} offsets does not fit a grid of {h}x{w} patches ({2 * h * w - 1} offsets)."
         )
-    if tuple(old_grid) == tuple(new_grid):
+    if same_grid(old_grid, new_grid):
         return table
-    offsets = torch.arange(-(h2 * w2 - 1), h2 * w2)
+    offsets = torch.arange(-(h2 * w2 - 1), h2 * w2, device=table.device)
     down = torch.div(offsets + w2 // 2, w2, rounding_mode="floor").clamp(-(h2 - 1), h2 - 1)
     across = offsets - down * w2
     y = down.double() * ((h - 1) / max(h2 - 1, 1))
     x = across.double() * ((w - 1) / max(w2 - 1, 1))
-    resized = torch.zeros(table.shape[0], len(offsets), table.shape[2], dtype=torch.float64)
+    resized = table.new_zeros(table.shape[0], offsets.shape[0], table.shape[2], dtype=torch.float64)
     for row, weight_y in ((y.floor(), 1 - y % 1), (y.floor() + 1, y % 1)):
         for column, weight_x in ((x.floor(), 1 - x % 1), (x.floor() + 1, x % 1)):
             index = (row * w + column).long().clamp(-(h * w - 1), h * w - 1) + h * w - 1

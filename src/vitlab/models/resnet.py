@@ -44,8 +44,8 @@ class StdConv(nn.Module):
 def check_images(
     images: Tensor, image_hw: tuple[int, int] | None = None, patch_size: int = 1, stem: ResNetBody | None = None
 ) -> Tensor:
-    """The `images` as they are, if a model can take them: [B, 3, H, W], floating point, of `image_hw` pixels unless it
-    is None. Raises UserError otherwise."""
+    """The `images` as they are, if a model can take them: [B, 3, H, W], floating point, of `image_hw` pixels or, where
+    it is None, of sides that patches divide. Raises UserError otherwise."""
     if images.ndim != 4 or images.shape[1] != 3:
         raise UserError(
             f"the images have the shape {list(images.shape)}; a model takes [batch, 3, height, width]. For a single "
@@ -58,8 +58,9 @@ def check_images(
             f"For pixels of 0 to 255 and values in [-1, 1]: images.float() / 127.5 - 1."
         )
     height, width = images.shape[-2:]
-    if image_hw is not None and (height, width) != image_hw:
+    if image_hw is None or (height, width) != image_hw:
         check_divisible((height, width), patch_size, stem)
+    if image_hw is not None and (height, width) != image_hw:
         raise UserError(
             f"the model was built for {image_hw[0]}x{image_hw[1]} pixels and the images have {height}x{width}; resize "
             f"them, or load the model with image_size={(height, width) if height != width else height}, which "

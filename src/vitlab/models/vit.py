@@ -17,7 +17,7 @@ from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.encoder import AxialBlock, Block, MAPHead
 from vitlab.models.init import init_weights, linear
-from vitlab.models.position import PositionEmbedding
+from vitlab.models.position import PositionEmbedding, Tables
 from vitlab.models.resnet import Body, ResNet, check_images
 
 torch.fx.wrap("check_images")  # one node of a symbolic trace, which knows neither shape nor type
@@ -72,13 +72,19 @@ class ViT(nn.Module):
     def forward_features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T D"]:
         """Tokens after the last LayerNorm (before it with `final_norm='mean'`), images in [-1, 1]. In front are, where
         the model has them, the class token, the distillation token and the registers."""
-        return self.encode(self.embed(images))
+        return self.encode(self.embed(images), self._grid(images))
 
     def embed(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N D"]:
         """The patch embeddings x_p E of Eq. 1, in reading order, before position embeddings are added."""
         config = self.config
-        images = check_images(images, config.image_hw, config.patch_size, config.stem)
+        size = None if config.dynamic_image_size else config.image_hw
+        images = check_images(images, size, config.patch_size, config.stem)
         return self.embedding(images if self.stem is None else self.stem(images))
+
+    def _grid(self, images: Float[Tensor, "B 3 H W"]) -> tuple[int, int] | None:
+        """Patches down and across, with `dynamic_image_size`; None stands for the configuration's."""
+        height, width = images.shape[-2:] if self.config.dynamic_image_size else (0, 0)
+        return self.config.grid_of((height, width)) if self.config.dynamic_image_size else None
 
     def get_intermediate_layers(
         self,
@@ -99,35 +105,39 @@ class ViT(nn.Module):
         if not wanted or min(wanted) < lowest or max(wanted) >= depth:
             raise UserError(f"n={n}; the model has {depth} blocks, from 0 to {depth - 1}.")
         layers = {layer % depth for layer in wanted}
-        tokens, outputs = self._to_tokens(self.embed(images)), []
+        grid = self._grid(images)
+        tables, outputs = self.position.tables(grid), []
+        tokens = self._to_tokens(self.embed(images), tables)
         for layer in range(max(layers) + 1):
-            tokens = self._apply_block(layer, tokens)
+            tokens = self._apply_block(layer, tokens, tables)
             if layer in layers:
                 front, patches = (self.norm(tokens) if norm else tokens).tensor_split([prefix], dim=1)
-                patches = patches.transpose(1, 2).unflatten(2, self.config.grid) if reshape else patches
+                patches = patches.transpose(1, 2).unflatten(2, grid or self.config.grid) if reshape else patches
                 outputs.append((patches, front) if return_prefix_tokens else patches)
         return tuple(outputs)
 
-    def encode(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B T D"]:
-        """From patch embeddings to `forward_features`: tokens in front, positions (Eq. 1), blocks, LayerNorm."""
-        tokens = self._to_tokens(tokens)
+    def encode(self, tokens: Float[Tensor, "B N D"], grid: tuple[int, int] | None = None) -> Float[Tensor, "B T D"]:
+        """From patch embeddings to `forward_features`: tokens in front, positions (Eq. 1), blocks, LayerNorm. `grid`:
+        patches down and across, where they are not the configuration's."""
+        tables = self.position.tables(grid)
+        tokens = self._to_tokens(tokens, tables)
         for layer in range(self.config.depth):
-            tokens = self._apply_block(layer, tokens)
+            tokens = self._apply_block(layer, tokens, tables)
         return tokens if self.config.final_norm == "mean" else self.norm(tokens)
 
-    def _to_tokens(self, tokens: Float[Tensor, "B N D"]) -> Float[Tensor, "B T D"]:
+    def _to_tokens(self, tokens: Float[Tensor, "B N D"], tables: Tables) -> Float[Tensor, "B T D"]:
         """The input of the first block (Eq. 1)."""
         prefix = [token for token in (self.cls, self.distillation, self.registers) if token is not None]
         if prefix:
             batch, dtype = tokens.shape[0], tokens.dtype
             tokens = torch.cat([*(token.to(dtype).expand(batch, -1, -1) for token in prefix), tokens], dim=1)
         at_stem = self.config.position_at == "stem"
-        tokens = self.dropout(self.position(tokens) if at_stem else tokens)
+        tokens = self.dropout(self.position(tokens, 0, tables) if at_stem else tokens)
         return tokens if self.pre_norm is None else self.pre_norm(tokens)
 
-    def _apply_block(self, layer: int, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        tokens = tokens if self.config.position_at == "stem" else self.position(tokens, layer)
-        return self.blocks[layer](tokens, self.position.in_attention(layer))
+    def _apply_block(self, layer: int, tokens: Float[Tensor, "B T D"], tables: Tables) -> Float[Tensor, "B T D"]:
+        tokens = tokens if self.config.position_at == "stem" else self.position(tokens, layer, tables)
+        return self.blocks[layer](tokens, self.position.in_attention(layer, tables))
 
     def forward_head(
         self, tokens: Float[Tensor, "B T D"], pre_logits: bool = False

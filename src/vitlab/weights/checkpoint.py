@@ -50,6 +50,7 @@ def load_model(
     head_bias: float = 0.0,
     dropout: float | None = None,
     interpolation: "Interpolation | None" = None,
+    dynamic_image_size: bool | None = None,
     device: "torch.device | str" = "cpu",
 ) -> "Model":
     """Returns the model of a checkpoint on `device`, in float32 and in evaluation mode.
@@ -64,6 +65,7 @@ def load_model(
     - `reset_head=True` makes a new head also for the same number of classes. A new task needs this.
     - `pre_logits="drop"` removes the layer before the head, as Google's fine-tuning does; requires a new head.
     - `head_bias` is the bias of a new head, `dropout` the rate from now on.
+    - `dynamic_image_size=True` takes images of any size that patches divide, and interpolates in each forward pass.
 
     Raises ValueError with what was given, what can be read, and what to do.
     """
@@ -85,10 +87,11 @@ def load_model(
         head_bias=head_bias,
         interpolation=interpolation,
     )
-    if dropout is not None:
-        if not isinstance(config, ViTConfig):
-            raise UserError(f"dropout={dropout}: {path} holds a ResNet, which has none; leave it out.")
-        config = dataclasses.replace(config, dropout=dropout)
+    options: dict[str, Any] = {"dropout": dropout, "dynamic_image_size": dynamic_image_size}
+    changes = {name: value for name, value in options.items() if value is not None}
+    if changes and not isinstance(config, ViTConfig):
+        raise UserError(f"{path} holds a ResNet, which has no {' and no '.join(changes)}; leave it out.")
+    config = dataclasses.replace(config, **changes)
     with torch.device("meta"):  # draws no numbers that the checkpoint overwrites
         model = build_model(config)
     model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
@@ -106,17 +109,21 @@ def save_model(model: "Model", folder: Path | str, *, extra: dict[str, Any] | No
 
 
 def load_checkpoint(
-    path: Path | str, *, image_size: "ImageSize | None" = None, interpolation: "Interpolation | None" = None
+    path: Path | str,
+    *,
+    image_size: "ImageSize | None" = None,
+    interpolation: "Interpolation | None" = None,
+    dynamic_image_size: bool | None = None,
 ) -> Checkpoint:
     """Returns a checkpoint as its library evaluates it: at the image size of its preprocessing unless `image_size`
     is given, which may differ from that of its position embeddings (DINOv2: 224 and 518).
 
-    `interpolation` and errors: see `load_model`.
+    `interpolation`, `dynamic_image_size` and errors: see `load_model`.
     """
     card = load_card(path)
     preprocessing = Preprocessing.read(card, str(path))
     size = preprocessing.image_size if image_size is None else image_size
-    model = load_model(path, image_size=size, interpolation=interpolation)
+    model = load_model(path, image_size=size, interpolation=interpolation, dynamic_image_size=dynamic_image_size)
     return Checkpoint(model, card, preprocessing.at(model.config.image_size))
 
 

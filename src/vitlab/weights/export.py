@@ -8,7 +8,8 @@
 
 Both take `images` [batch, 3, H, W], float32 in [-1, 1], with any batch, and return `logits` [batch, K] (`features`
 where the model has no head). An ONNX file with preprocessing takes uint8 `images` [batch, height, width, 3] of any size
-instead, and resizes, crops and normalizes them itself.
+instead, and resizes, crops and normalizes them itself. A model with `dynamic_image_size` takes any H and W that patches
+divide, from two patches on.
 
 The metadata hold, as JSON: `image_size` (height, width) of the model, `value_range` of `images`, `mean` and `std` that
 bring values of [0, 1] to the model's, and the model's card, such as `classes`. In ONNX these are metadata properties,
@@ -60,6 +61,12 @@ def export_model(
     packages are missing; ParityError where the outputs differ.
     """
     _check_request(path, to, preprocessing)
+    dynamic = preprocessing is None and getattr(model.config, "dynamic_image_size", False)
+    if dynamic and isinstance(model, ViT) and (model.stem is not None or model.config.position == "relative"):
+        raise UserError(
+            "hybrids and relative positions are not exported with a dynamic size; load the model with "
+            "dynamic_image_size=False, at the image_size that is needed."
+        )
     preprocessing = preprocessing and preprocessing.at(model.config.image_size)
     traced = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
     check_classes(extra or {}, model.config)
@@ -75,11 +82,12 @@ def export_model(
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         new = Path(folder) / path.name
         if to == "onnx":
-            opset, run = _write_onnx(traced, new, metadata, preprocessing), _load_onnx(new)
+            opset, run = _write_onnx(traced, new, metadata, preprocessing, dynamic), _load_onnx(new)
         else:
-            opset, run = _write_torch(traced, new, metadata), torch.export.load(new).module()
+            opset, run = _write_torch(traced, new, metadata, dynamic), torch.export.load(new).module()
         kind, what = "vit" if isinstance(model, ViT) and model.stem is None else "resnet", f"the {to} file for {path}"
         inputs: Any = preprocessed_inputs(preprocessing, model.config.image_hw) if preprocessing else {}
+        inputs = {"batches": _images_of_three_sizes(traced)} if dynamic else inputs
         difference = check_parity(traced, run, f"{what}, which is not written", TOLERANCE[kind], **inputs)
         files = sorted(Path(folder).iterdir(), reverse=True)  # NAME.data before NAME, which refers to it
         size = sum(file.stat().st_size for file in files)
@@ -106,11 +114,16 @@ def export_checkpoint(
     image_size: ImageSize | None = None,
     interpolation: Interpolation | None = None,
     with_preprocessing: bool = False,
+    dynamic_image_size: bool | None = None,
 ) -> dict[str, Any]:
     """`export_model` of a checkpoint, with its card, and with its own preprocessing inside if `with_preprocessing`; the
     sizes are as in `load_checkpoint`."""
     _check_request(path, to)
-    loaded = load_checkpoint(checkpoint, image_size=image_size, interpolation=interpolation)
+    if with_preprocessing and dynamic_image_size:
+        raise UserError("with_preprocessing brings every image to one size; leave out one of it and the dynamic size.")
+    loaded = load_checkpoint(
+        checkpoint, image_size=image_size, interpolation=interpolation, dynamic_image_size=dynamic_image_size
+    )
     card = loaded.card | {"preprocessing": loaded.preprocessing.to_card()}
     preprocessing = loaded.preprocessing if with_preprocessing else None
     return export_model(loaded.model, path, to=to, extra=card, preprocessing=preprocessing)
@@ -135,30 +148,51 @@ def _check_request(path: Path, to: Format, preprocessing: Preprocessing | None =
         check_expressible(preprocessing)
 
 
-def _trace(model: Model) -> torch.export.ExportedProgram:
+def _dynamic_shapes(model: Model, dynamic: bool) -> tuple[dict[int, Any]]:
+    """Which axes of the images may change: the batch and, if `dynamic`, height and width."""
+    shapes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
+    if dynamic and isinstance(model, ViT):
+        for axis, name in ((2, "rows"), (3, "columns")):  # one row would be taken for a constant
+            shapes[axis] = model.config.stride * torch.export.Dim(name, min=2)
+    return (shapes,)
+
+
+def _images_of_three_sizes(model: Model) -> list[Tensor]:
+    """Random ones: larger and smaller than the model's, and its own."""
+    assert isinstance(model, ViT)
+    (rows, columns), stride = model.config.grid, model.config.stride
+    grids = ((rows + 2, 2 * columns + 3), (max(rows // 2, 2), max(columns - 1, 2)), (max(rows, 2), max(columns, 2)))
+    generator = torch.Generator().manual_seed(0)
+    return [torch.rand(2, 3, h * stride, w * stride, generator=generator) * 2 - 1 for h, w in grids]
+
+
+def _trace(model: Model, dynamic: bool) -> torch.export.ExportedProgram:
     """The model's graph for any batch, without the lines of our source that its nodes come from."""
-    images = torch.zeros(2, 3, *model.config.image_hw)  # a batch of 1 would be taken for a constant
+    # A batch of 1 would be taken for a constant, and the model's own size for the only one without resampling.
+    images = _images_of_three_sizes(model)[0] if dynamic else torch.zeros(2, 3, *model.config.image_hw)
     with torch.no_grad():
-        program = torch.export.export(model, (images,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+        program = torch.export.export(model, (images,), dynamic_shapes=_dynamic_shapes(model, dynamic))
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)
     return program
 
 
-def _write_torch(model: Model, path: Path, metadata: dict[str, str]) -> None:
-    program = _trace(model)
+def _write_torch(model: Model, path: Path, metadata: dict[str, str], dynamic: bool) -> None:
+    program = _trace(model, dynamic)
     program.example_inputs = None  # or they are written, as a pickle
     torch.export.save(program, path, extra_files=metadata)
 
 
-def _write_onnx(model: Model, path: Path, metadata: dict[str, str], preprocessing: Preprocessing | None) -> int:
+def _write_onnx(
+    model: Model, path: Path, metadata: dict[str, str], preprocessing: Preprocessing | None, dynamic: bool
+) -> int:
     """Writes the file and returns the version of ONNX's operators that it uses."""
     written = torch.onnx.export(
-        _trace(model),
+        _trace(model, dynamic),
         dynamo=True,
         input_names=["images"],
         output_names=["logits" if model.config.num_classes else "features"],
-        dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+        dynamic_shapes=_dynamic_shapes(model, dynamic),
         verbose=False,
     )
     assert written is not None

@@ -249,6 +249,8 @@ def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         args["pos_embed"] = "none"
     if config.registers:
         args |= {"reg_tokens": config.registers, "pool_include_prefix": config.pool == "map"}
+    if config.dynamic_image_size:
+        args["dynamic_img_size"] = True
     if config.layer_scale is not None:
         args["init_values"] = config.layer_scale
     plain = CLIP if config.layer_norm_eps == 1e-5 else "vit_base_patch16_224"  # no argument sets eps

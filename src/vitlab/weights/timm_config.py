@@ -166,6 +166,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
     no_norm = not card.args.get("final_norm", not NO_NORM.search(card.architecture))
     return ViTConfig(
         image_size=size[0] if size[0] == size[1] else size,
+        dynamic_image_size=bool(card.args.get("dynamic_img_size")),
         patch_size=patch,
         width=width,
         depth=depth,
