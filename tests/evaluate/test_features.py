@@ -189,7 +189,7 @@ def test_unreadable_images_are_skipped_and_not_cached(
 
 def test_weights_that_are_corrupt(model: ViT, files: Dataset, tmp_path: Path) -> None:
     with torch.no_grad():
-        model.norm.weight[0] = torch.nan
+        model.embedding.bias[0] = torch.nan
     with pytest.raises(UserError, match=r"00\.png is not finite"):
         features(model, files, cache=tmp_path / "cache")
     assert not (tmp_path / "cache").exists()

@@ -135,6 +135,6 @@ def test_invalid_inputs_raise() -> None:
     with pytest.raises(ValueError, match="a ResNet has no attention"):
         capture(resnet, [torch.zeros(1, 3, 32, 32)])
     with torch.no_grad():
-        model.norm.weight.fill_(float("nan"))
+        model.embedding.bias.fill_(float("nan"))
     with pytest.raises(ValueError, match="not finite"):
         capture(model, [random_images(BASE, 1)])

@@ -45,7 +45,7 @@ def test_masters_are_float32_and_the_model_a_copy(model: ViT) -> None:
 def test_small_steps_are_not_lost(model: ViT) -> None:
     """A step too small for bfloat16 adds up in the masters, and the copy follows once it shows."""
     weights = MasterWeights(model, "bfloat16")
-    copy, master = model.norm.weight, weights.masters["norm.weight"]  # all ones
+    copy, master = model.get_parameter("norm.weight"), weights.masters["norm.weight"]  # all ones
     for _ in range(100):
         with torch.no_grad():
             master.add_(1e-4)
