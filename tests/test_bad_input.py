@@ -1,6 +1,7 @@
 """Bad input, as a user types it: the message says what was given, what is allowed and what to do."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,23 @@ BAD_INPUT: list[tuple[str, list[str]]] = [
     ("convert RUN images --to timm", ["images already holds cats, dogs; give a new folder"]),
     ("export RUN --to tflite", ["'tflite'", "'onnx', 'torch-export'"]),
     ("export RUN --to onnx --out notes.txt", ["notes.txt", ".onnx"]),
+    ("export RUN --to torch-export --with-preprocessing", ["written into ONNX files alone, not to torch-export"]),
+    ("export RUN --to onnx --dynamic-size --with-preprocessing", ["one size; leave out"]),
+    *(
+        (command, ["images of 1 channels (in_chans)", "read as RGB"])
+        for command in (
+            "pretrain tiny-digits --model.in-chans 1",
+            "finetune gray --dataset digits",
+            "vtab gray --image-size 16",
+            "evaluate gray --dataset digits",
+            "predict gray images",
+            "fewshot gray --dataset digits",
+            "probe gray --dataset digits",
+            "inspect gray images",
+            "app gray",
+            "export gray --to onnx --with-preprocessing",
+        )
+    ),
     ("evaluate hub:nobody", ["hub:OWNER/NAME"]),
     ("evaluate RUN --device cuda:99", ["device 'cuda:99'"]),
     ("fewshot RUN --dataset digits --out images", ["images is a folder; give the name of a file"]),
@@ -182,6 +200,7 @@ def bad_input_folder(tmp_path_factory: pytest.TempPathFactory, run: Path) -> Pat
     (tmp_path / "lone.safetensors").write_bytes(weights)
     tiny = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=0)
     save_model(ViT(tiny), tmp_path / "headless")
+    save_model(ViT(replace(tiny, in_chans=1, num_classes=2)), tmp_path / "gray")
     save_model(ViT(tiny), tmp_path / "mixed")
     (tmp_path / "mixed" / "model.safetensors").write_bytes(weights)
     (tmp_path / "unfinished" / "checkpoints").mkdir(parents=True)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 
 from vitlab.errors import UserError
-from vitlab.models.config import ImageSize, ModelConfig, ViTConfig
+from vitlab.models.config import ImageSize, ModelConfig, ViTConfig, check_rgb
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import check_fields
 
@@ -261,6 +261,7 @@ class TrainConfig:
         check_fields(self)
         if (self.steps is None) == (self.epochs is None):
             raise UserError(f"steps={self.steps} and epochs={self.epochs}: give exactly one of them.")
+        check_rgb(self.model)
         if self.masking is not None:
             self._check_masking()
         self._check_ineffective()

@@ -50,6 +50,7 @@ KINDS: dict[str, ModelConfig] = {
     "2d, class token without": vit(position="2d", class_position=False, registers=1),
     "rotary, registers": vit(position="none", rotary=Rotary(), registers=2, pool="gap"),
     "rotary and a table": vit(rotary=Rotary(10_000.0, "index", (2, 5), 1.0), mlp_norm=True, attention_norm=True),
+    "dynamic, two channels": vit(dynamic_image_size=True, in_chans=2),
     # axial attention
     "axial": vit(encoder="axial"),
     "axial, registers": vit(encoder="axial", pool="map", registers=2, position="none"),
@@ -106,7 +107,7 @@ def model(kind: ModelConfig) -> ViT | ResNet:
 
 @pytest.fixture
 def images(kind: ModelConfig) -> Tensor:
-    return torch.rand(2, 3, *kind.image_hw) * 2 - 1
+    return torch.rand(2, kind.in_chans, *kind.image_hw) * 2 - 1
 
 
 @pytest.fixture

@@ -155,7 +155,7 @@ def test_weights_are_drawn_anew_in_place(kind: ModelConfig) -> None:
 
 def test_a_fresh_model_returns_the_head_bias(kind: ModelConfig) -> None:
     model = build_model(dataclasses.replace(kind, num_classes=5, head_bias=0.5))
-    assert torch.equal(model(torch.randn(2, 3, *kind.image_hw)), torch.full((2, 5), 0.5))
+    assert torch.equal(model(torch.randn(2, kind.in_chans, *kind.image_hw)), torch.full((2, 5), 0.5))
 
 
 def test_a_parameter_without_a_rule_is_seen() -> None:

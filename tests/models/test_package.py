@@ -7,7 +7,6 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load, save
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetConfig, ViTConfig, create_model, list_models
@@ -99,18 +98,6 @@ def test_it_compiles_in_training_and_without_gradients(small: Callable[..., ViT]
         results.append((logits, *torch.autograd.grad(logits.square().sum(), list(model.parameters()))))
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("grad", [True, False])
-def test_counted_operations_are_those_that_run(kind: ModelConfig, grad: bool) -> None:
-    """By products where gradients are needed, by fused attention otherwise, which torch 2.11 counts on no CPU."""
-    counter = FlopCounterMode(display=False)
-    device = "cpu" if grad else "meta"
-    model = build_model(kind).requires_grad_(False).to(device)
-    images = torch.randn(2, 3, *kind.image_hw, device=device, requires_grad=grad)
-    with counter:
-        model(images)
-    assert 2 * 2 * kind.forward_macs == counter.get_total_flops()
 
 
 def test_weights_go_through_safetensors(kind: ModelConfig, model: ViT | ResNet, images: Tensor) -> None:

@@ -330,15 +330,15 @@ def test_a_dynamic_model_computes_as_one_of_the_images_size(vit_kind: ViTConfig,
         size = rows * config.stride, columns * config.stride
         fixed = ViT(dataclasses.replace(config, image_size=size, dynamic_image_size=False)).eval()
         fixed.load_state_dict({**state, **resize_positions(state, config, fixed.config.grid)})
-        images = torch.rand(2, 3, *size) * 2 - 1
+        images = torch.rand(2, config.in_chans, *size) * 2 - 1
         torch.testing.assert_close(model(images), fixed(images), rtol=0, atol=0)
         maps = [each.get_intermediate_layers(images, 2, reshape=True) for each in (model, fixed)]
         torch.testing.assert_close(*maps, rtol=0, atol=0)
-    model(torch.rand(2, 3, size[0] * 2, size[1] * 3)).sum().backward()
+    model(torch.rand(2, config.in_chans, size[0] * 2, size[1] * 3)).sum().backward()
     assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "position" in name)
     if vit_kind.stem is None:  # whose map may have a patch for any size
         with pytest.raises(UserError, match="image size 7x8 cannot be cut into patches of 8x8"):
-            model(torch.rand(2, 3, 7, 8))
+            model(torch.rand(2, config.in_chans, 7, 8))
 
 
 # --- derivatives and traces --------------------------------------------------------------------------------------

@@ -67,6 +67,18 @@ def test_only_the_positions_change_with_the_size(tiny: Callable[..., ViT], setti
     assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in state.items())
 
 
+def test_filters_of_one_channel_compute_as_those_of_rgb_on_gray_images(tiny: Callable[..., ViT]) -> None:
+    model = tiny()
+    config, state = adapt(model.config, model.state_dict(), in_chans=1)
+    gray = build_model(config).eval()
+    gray.load_state_dict(state)
+    images = torch.rand(2, 1, 12, 12)
+    torch.testing.assert_close(gray(images), model(images.expand(-1, 3, -1, -1)))
+    assert adapt(config, state, in_chans=1)[1]["embedding.weight"] is state["embedding.weight"]
+    with pytest.raises(ValueError, match=r"in_chans=3 is for ViTs that cut 3 channels into patches"):
+        adapt(config, state, in_chans=3)
+
+
 @pytest.mark.parametrize(
     ("options", "classes", "bias", "rep"),
     [({"num_classes": 3, "head_bias": -10.0}, 3, -10.0, None), ({"reset_head": True, "head_bias": 1.5}, 5, 1.5, 6)],

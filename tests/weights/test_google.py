@@ -110,7 +110,7 @@ def test_googles_files_are_written_back_bit_equal(golden: Callable[[str], Any], 
         ({"stem": ResNetBody((1, 1), 32), "patch_size": 1, "pool": "map", "image_size": 8}, ("big_vision",)),
         ({"pool": "gap", "position": "sincos2d", "image_size": 224, "num_classes": 0}, ("big_vision",)),
         ({"position": "sincos2d", "image_size": 224, "class_position": False}, ("big_vision",)),
-        ({"class_position": False}, ("big_vision",)),
+        ({"class_position": False, "in_chans": 1}, ("big_vision",)),
     ],
 )
 def test_every_vit_is_read_back(

@@ -137,7 +137,7 @@ def test_class_names(tmp_path: Path, vit: Any) -> None:
         ("vit", CARD, {"id2label": {"0": "a", "1": "b"}}, "2 names, and the model has 7"),
         ("vit", IMAGES, {"size": 24}, "lacks image_mean"),
         ("vit", IMAGES, {"do_rescale": False}, "rescale_factor"),
-        ("vit", IMAGES, {"image_mean": [0.5], "image_std": [0.5]}, "three numbers"),
+        ("vit", IMAGES, {"image_mean": [0.4], "image_std": [0.4]}, "3 numbers each"),
         ("vit body, pooler", CARD, {"pooler_act": "relu"}, "pooler_act='relu'; supported: 'tanh'"),
         ("dinov2", CARD, {"use_swiglu_ffn": True}, "use_swiglu_ffn=True"),
         ("dinov2", CARD, {"image_size": [16, 32]}, "square"),

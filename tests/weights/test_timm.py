@@ -130,6 +130,24 @@ def test_outputs_are_those_of_timm(tmp_path: Path, family: str) -> None:
     check_timm(ours, theirs)
 
 
+@pytest.mark.parametrize("channels", [1, 4])
+def test_other_channels_are_adapted_as_by_timm(tmp_path: Path, channels: int) -> None:
+    """And written, so that timm loads the filters as they are."""
+    rgb = create_timm("vit_tiny_patch16_224", **OBLONG)
+    folder = save_timm(rgb, tmp_path / "rgb", OBLONG)
+    theirs = timm.create_model("local-dir:" + str(folder), pretrained=True, in_chans=channels).eval()
+    ours = load_model(folder, in_chans=channels)
+    inputs = torch.rand(2, channels, 16, 24) * 2 - 1
+    with torch.no_grad():
+        check_equal(ours(inputs), theirs(inputs))
+        write_timm(ours, tmp_path / "ours", {})
+        again = timm.create_model("local-dir:" + str(tmp_path / "ours"), pretrained=True).eval()
+        check_equal(again(inputs), theirs(inputs))
+        check_equal(load_model(tmp_path / "ours")(inputs), theirs(inputs))
+    with pytest.raises(ValueError, match="in_chans=2 is for ViTs that cut 3 channels"):
+        load_model(tmp_path / "ours", in_chans=2)
+
+
 @pytest.mark.parametrize("family", ["augreg", "deit distilled", "siglip", "registers with rows", "dinov3", "eva02"])
 def test_images_of_any_size_are_computed_as_by_timm(tmp_path: Path, family: str) -> None:
     name, args, _ = FAMILIES[family]

@@ -148,7 +148,6 @@ def test_other_models_are_refused(tmp_path: Path, name: str, args: dict[str, Any
     [
         ("resnetv2_50x1_bit", TIMM_BIT, {"output_stride": 16}),
         ("vit_tiny_patch16_224", OBLONG, {"block_fn": "ParallelThingsBlock"}),
-        ("vit_tiny_patch16_224", OBLONG, {"in_chans": 1}),
     ],
 )
 def test_arguments_that_may_change_the_outputs_are_refused(

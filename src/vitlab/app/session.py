@@ -15,6 +15,7 @@ from vitlab.inspect import figures
 from vitlab.inspect.capture import capture
 from vitlab.inspect.page import render
 from vitlab.inspect.report import details_of, numbers_of, top_classes, view
+from vitlab.models.config import check_rgb
 from vitlab.train.precision import choose_device
 from vitlab.weights import Checkpoint, class_names, load_checkpoint
 from vitlab.weights.detect import find_checkpoint
@@ -98,6 +99,7 @@ class Session:
             self._loaded.clear()  # frees memory before loading
             try:
                 checkpoint = load_checkpoint(self.paths[name])
+                check_rgb(checkpoint.model.config)
                 checkpoint.model.to(self.device)
             except (OSError, RuntimeError, KeyError, TypeError) as error:  # out of memory; some corrupt files
                 raise UserError(f"the checkpoint {self.paths[name]} cannot be loaded: {error}") from error

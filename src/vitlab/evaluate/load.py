@@ -22,6 +22,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
 from vitlab.evaluate.options import LoaderOptions, ModelOptions
+from vitlab.models.config import check_rgb
 from vitlab.models.vit import evaluation_mode
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.precision import choose_device, keep_freed_memory
@@ -41,6 +42,7 @@ def load_for_evaluation(
     if device.type == "cpu":
         keep_freed_memory()  # every batch allocates blocks of the same sizes
     loaded = load_checkpoint(checkpoint, image_size=options.image_size, interpolation=options.interpolation)
+    check_rgb(loaded.model.config)
     if require_head and loaded.model.head is None:
         raise UserError(f"{checkpoint} has no head and predicts no classes; fine-tune it first (`vitlab finetune`).")
     loaded.model.to(device=device, dtype=getattr(torch, options.precision))

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
 from vitlab.errors import UserError
+from vitlab.models.count import count_macs, count_parameters
 from vitlab.models.image_size import MAX_PIXELS, ImageSize, check_divisible, hw
 from vitlab.models.resnet_config import ResNetBody
 from vitlab.settings import check_fields
@@ -48,6 +49,8 @@ class ViTConfig:
     dynamic_image_size: bool = False
     """Takes images of any size that patches divide, and resamples the position embeddings for them in each forward
     pass; `image_size` is that of the parameters."""
+    in_chans: Positive = 3
+    """C, the channels of the images. Data sets and image files are read as RGB; other models are for use in Python."""
     patch_size: Positive = 16
     """P, the side of a patch in pixels; in a hybrid, in positions of the stem's feature map."""
     width: Positive = 768
@@ -159,6 +162,7 @@ class ViTConfig:
                 "dynamic_image_size requires encoder='full' and no axial mixing, which is built for one grid; load the "
                 "model with image_size instead.",
             ),
+            (self.stem and self.in_chans != 3, f"a stem takes images of 3 channels, not in_chans={self.in_chans}."),
             (axial and self.stochastic_depth, "stochastic_depth requires encoder='full'."),
             (
                 self.distilled and (self.pool != "token" or self.representation_size),
@@ -220,51 +224,12 @@ class ViTConfig:
     @property
     def num_parameters(self) -> int:
         """Trained numbers, counted without building the model."""
-        d = self.width
-        stem = self.stem.num_parameters(self.image_hw) if self.stem else 0
-        channels = self.stem.channels if self.stem else 3
-        embedding = d * (channels * self.patch_size**2 + 1) + d * self.num_prefix_tokens
-        mlp = (d + 1) * self.mlp_dim * (2 if self.swiglu else 1) + (self.mlp_dim + 1) * d
-        mlp += 2 * self.mlp_dim if self.mlp_norm else 0
-        block = 4 * d * (d + 1) + mlp + 4 * d + (2 * d if self.layer_scale is not None else 0)
-        block += 2 * d if self.attention_norm else 0
-        halves = 2 if self.encoder == "axial" else 1
-        pooling = d + 4 * d * (d + 1) + mlp + 2 * d if self.pool == "map" else 0
-        rep = self.representation_size or 0
-        pre_logits = rep * (d * (2 if self.pool == "token+gap" else 1) + 1)
-        heads = (2 if self.distilled else 1) * (self.num_features + 1) * self.num_classes
-        encoder = halves * self.depth * block + 2 * d * (int(self.pre_norm) + int(self.final_norm != "none"))
-        return stem + embedding + self._position_parameters() + encoder + pooling + pre_logits + heads
-
-    def _position_parameters(self) -> int:
-        d, (h, w) = self.width, self.grid
-        rows = {
-            "1d": d * (self.num_position_prefix + self.num_patches),
-            "2d": d * self.num_position_prefix + (h + w) * d // 2,
-            "relative": (2 * self.num_patches - 1) * d // self.heads,
-        }
-        return rows.get(self.position, 0) * (self.depth if self.position_at == "every" else 1)
+        return count_parameters(self)
 
     @property
     def forward_macs(self) -> int:
         """Multiply-accumulates of the matrix products in one forward pass of one image."""
-        d, t, n, p = self.width, self.num_tokens, self.num_patches, self.num_prefix_tokens
-        mlp = (3 if self.swiglu else 2) * d * self.mlp_dim
-        channels = self.stem.channels if self.stem else 3
-        stem = self.stem.forward_macs(self.image_hw) if self.stem else 0
-        embed = n * channels * self.patch_size**2 * d
-        dense = 4 * d * d + mlp
-        if self.encoder == "full":
-            encoder = self.depth * (t * dense + 2 * t * t * d)
-            if self.position == "relative":
-                encoder += self.depth * n * (2 * n - 1) * d
-        else:  # along an axis of s positions there are n / s sequences, all with a copy of the prefix
-            encoder = self.depth * sum(n // s * ((s + p) * dense + 2 * (s + p) ** 2 * d) for s in self.grid)
-        pooling = d * d * (3 * (1 + t) + 1) + 2 * t * d + mlp if self.pool == "map" else 0
-        rep = self.representation_size or 0
-        pooled = d * (2 if self.pool == "token+gap" else 1)
-        head = pooled * rep + (2 if self.distilled else 1) * self.num_features * self.num_classes
-        return stem + embed + encoder + pooling + head
+        return count_macs(self)
 
     @property
     def macs_without_padding(self) -> int:
@@ -279,6 +244,7 @@ class ViTConfig:
 class ResNetConfig:
     """One ResNet: BiT's, the paper's baseline (Sec. 4.1), big_vision's, or the axial one (App. D.6)."""
 
+    in_chans: ClassVar[int] = 3
     kind: Literal["resnet"] = "resnet"
     image_size: ImageSize = 224
     """Side of the input in pixels, or (height, width). Convolutions take any size; axial mixing was built for one."""
@@ -337,4 +303,13 @@ def check_size(config: ModelConfig) -> None:
         raise UserError(
             "the model would have more than 2**40 parameters (4 TiB in float32); make its widths, depth or number of "
             "classes smaller."
+        )
+
+
+def check_rgb(config: ModelConfig) -> None:
+    """Raises UserError for a model whose images are not what data sets and image files give."""
+    if config.in_chans != 3:
+        raise UserError(
+            f"the model takes images of {config.in_chans} channels (in_chans), and data sets and image files are read "
+            f"as RGB; train and evaluate it in Python, on tensors [batch, {config.in_chans}, height, width]."
         )

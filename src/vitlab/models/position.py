@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import torch
+import torch.fx
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -59,14 +60,7 @@ class PositionEmbedding(nn.Module):
     def tables(self, grid: tuple[int, int] | None = None) -> Tables:
         """The tensors above by name, for another `grid` if one is given: as of a model that is loaded at that size."""
         tables: Tables = {name: getattr(self, name, None) for name in NAMES}
-        if grid is None or same_grid(self.config.grid, grid):
-            return tables
-        learned = {f"position.{name}": table for name, table in tables.items() if table is not None}
-        resized = resize_positions(learned, self.config, grid)
-        tables |= {name.removeprefix("position."): table for name, table in resized.items()}
-        for name, fixed in fixed_tables(self.config, grid).items():
-            tables[name] = fixed.to(learned[f"position.{name}"])
-        return tables
+        return tables if grid is None else resampled(tables, self.config, grid)
 
     def absolute(self, layer: int = 0, tables: Tables | None = None) -> Float[Tensor, "T D"] | None:
         """The rows that are added to the tokens in front of block `layer`; None for kinds without. `tables` are those
@@ -74,15 +68,20 @@ class PositionEmbedding(nn.Module):
         if self.kind in ("none", "relative"):
             return None
         tables = self.tables() if tables is None else tables
-        table, rows, columns, prefix = (tables[name] for name in ("table", "rows", "columns", "prefix"))
-        if rows is not None and columns is not None:
+        if self.kind == "2d":
+            rows, columns, prefix = tables["rows"], tables["columns"], tables["prefix"]
+            assert rows is not None
+            assert columns is not None
             layer = layer % rows.shape[0]
             columns, rows = columns[layer], rows[layer]
             h, w = rows.shape[0], columns.shape[0]
             grid = torch.cat([columns[None].expand(h, -1, -1), rows[:, None].expand(-1, w, -1)], dim=-1)
             table = grid.flatten(0, 1)
-            table = table if prefix is None else torch.cat([prefix[layer], table])
+            if self.before:
+                assert prefix is not None
+                table = torch.cat([prefix[layer], table])
         else:
+            table = tables["table"]
             assert table is not None
             table = table[layer % table.shape[0]]
         if not self.missing:
@@ -95,7 +94,7 @@ class PositionEmbedding(nn.Module):
         patch, or None."""
         tables = self.tables() if tables is None else tables
         if self.kind != "relative":
-            return tables["rotation"]
+            return tables["rotation"] if self.config.rotary else None
         table = tables["table"]
         assert table is not None
         return table[layer % table.shape[0]]
@@ -115,6 +114,17 @@ def fixed_tables(config: ViTConfig, grid: tuple[int, int]) -> dict[str, Tensor]:
     if config.rotary:
         tables["rotation"] = rotary_table(grid, width // config.heads, config.rotary)
     return tables
+
+
+@torch.fx.wrap  # one node of a symbolic trace, which knows no sizes
+def resampled(tables: Tables, config: ViTConfig, grid: tuple[int, int]) -> Tables:
+    """`tables` of the configuration's grid, for another one."""
+    if same_grid(config.grid, grid):
+        return tables
+    own = {f"position.{name}": table for name, table in tables.items() if table is not None}
+    learned = {name.removeprefix("position."): table for name, table in resize_positions(own, config, grid).items()}
+    fixed = {name: table.to(own[f"position.{name}"]) for name, table in fixed_tables(config, grid).items()}
+    return {**tables, **learned, **fixed}
 
 
 def same_grid(old: tuple[int, int], new: tuple[int, int]) -> bool:

@@ -42,15 +42,19 @@ class StdConv(nn.Module):
 
 @torch.fx.wrap
 def check_images(
-    images: Tensor, image_hw: tuple[int, int] | None = None, patch_size: int = 1, stem: ResNetBody | None = None
+    images: Tensor,
+    image_hw: tuple[int, int] | None = None,
+    patch_size: int = 1,
+    stem: ResNetBody | None = None,
+    channels: int = 3,
 ) -> Tensor:
-    """The `images` as they are, if a model can take them: [B, 3, H, W], floating point, of `image_hw` pixels or, where
+    """The `images` as they are, if a model can take them: [B, C, H, W], floating point, of `image_hw` pixels or, where
     it is None, of sides that patches divide. Raises UserError otherwise."""
-    if images.ndim != 4 or images.shape[1] != 3:
+    if images.ndim != 4 or images.shape[1] != channels:
+        gray = "; for gray: images.expand(-1, 3, -1, -1), or load the model with in_chans=1" if channels == 3 else ""
         raise UserError(
-            f"the images have the shape {list(images.shape)}; a model takes [batch, 3, height, width]. For a single "
-            f"image: images[None]; for channels last: images.permute(0, 3, 1, 2); for gray: images.expand(-1, 3, -1, "
-            f"-1)."
+            f"the images have the shape {list(images.shape)}; the model takes [batch, {channels}, height, width]. For "
+            f"a single image: images[None]; for channels last: images.permute(0, 3, 1, 2){gray}."
         )
     if not images.is_floating_point():
         raise UserError(

@@ -48,7 +48,7 @@ class ViT(nn.Module):
         super().__init__()
         self.config = config
         self.stem = Body(config.stem, config.image_hw) if config.stem else None
-        channels = config.stem.channels if config.stem else 3
+        channels = config.stem.channels if config.stem else config.in_chans
         self.embedding = PatchEmbedding(channels, config.patch_size, config.width)
         self.cls = _tokens(config, 1) if config.has_class_token else None
         self.distillation = _tokens(config, 1) if config.distilled else None
@@ -69,26 +69,26 @@ class ViT(nn.Module):
         self.head_distilled = linear(config.num_features, config.num_classes) if has_second else None
         init_weights(self, config, generator)
 
-    def forward_features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T D"]:
+    def forward_features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B T D"]:
         """Tokens after the last LayerNorm (before it with `final_norm='mean'`), images in [-1, 1]. In front are, where
         the model has them, the class token, the distillation token and the registers."""
         return self.encode(self.embed(images), self._grid(images))
 
-    def embed(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N D"]:
+    def embed(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
         """The patch embeddings x_p E of Eq. 1, in reading order, before position embeddings are added."""
         config = self.config
         size = None if config.dynamic_image_size else config.image_hw
-        images = check_images(images, size, config.patch_size, config.stem)
+        images = check_images(images, size, config.patch_size, config.stem, config.in_chans)
         return self.embedding(images if self.stem is None else self.stem(images))
 
-    def _grid(self, images: Float[Tensor, "B 3 H W"]) -> tuple[int, int] | None:
+    def _grid(self, images: Float[Tensor, "B C H W"]) -> tuple[int, int] | None:
         """Patches down and across, with `dynamic_image_size`; None stands for the configuration's."""
         height, width = images.shape[-2:] if self.config.dynamic_image_size else (0, 0)
         return self.config.grid_of((height, width)) if self.config.dynamic_image_size else None
 
     def get_intermediate_layers(
         self,
-        images: Float[Tensor, "B 3 H W"],
+        images: Float[Tensor, "B C H W"],
         n: int | Sequence[int] = 1,
         reshape: bool = False,
         norm: bool = True,
@@ -168,7 +168,7 @@ class ViT(nn.Module):
         return mean if self.config.pool == "gap" else torch.cat([tokens[:, 0], mean], dim=1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """[B, K] logits of [B, 3, H, W] images. Plain annotations: torch.fx keeps them, and shapes do not pickle."""
+        """[B, K] logits of [B, C, H, W] images. Plain annotations: torch.fx keeps them, and shapes do not pickle."""
         return self.forward_head(self.forward_features(images))
 
 

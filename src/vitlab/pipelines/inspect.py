@@ -21,7 +21,7 @@ from vitlab.inspect.capture import capture
 from vitlab.inspect.figures import write_drawings
 from vitlab.inspect.page import write_page
 from vitlab.inspect.report import Inspection, checkpoint_page, draw, embedding_drawings, name_of, top_classes
-from vitlab.models.config import ImageSize, Interpolation, ViTConfig
+from vitlab.models.config import ImageSize, Interpolation, ViTConfig, check_rgb
 from vitlab.models.vit import ViT
 from vitlab.pipelines.finished_run import Run, run_folders
 from vitlab.train.precision import choose_device
@@ -69,6 +69,7 @@ def inspect_checkpoint(
     torch_device = choose_device(device)
     loaded = load_checkpoint(checkpoint, image_size=image_size, interpolation=interpolation)
     model, preprocessing = loaded.model, loaded.preprocessing
+    check_rgb(model.config)
     runs = [Run.read(folder) for folder in run_folders(checkpoint)]
     inspection = Inspection(str(checkpoint), model.config, loaded.card)
     if isinstance(model, ViT):

@@ -23,11 +23,13 @@ def adapt(
     pre_logits: Literal["keep", "drop"] = "keep",
     head_bias: float = 0.0,
     interpolation: Interpolation | None = None,
+    in_chans: int | None = None,
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Configuration and parameters for another image size or task; the options are those of `load_model`.
 
     An `interpolation` becomes the configuration's; the class token's position row is unchanged. Raises UserError for a
-    size that the patch does not divide, and for a head without the hidden layer that it was trained on.
+    size that the patch does not divide, for a head without the hidden layer that it was trained on, and for `in_chans`
+    of a model whose patch embedding has no RGB.
     """
     if pre_logits not in ("keep", "drop"):
         raise UserError(f"pre_logits is {pre_logits!r}; allowed: 'keep', 'drop'.")
@@ -48,11 +50,24 @@ def adapt(
         del state["pre_logits.weight"], state["pre_logits.bias"]
     if isinstance(new, ViTConfig) and interpolation is not None:
         new = dataclasses.replace(new, position_interpolation=interpolation)
+    if in_chans is not None and in_chans != config.in_chans:
+        if not isinstance(new, ViTConfig) or new.stem or config.in_chans != 3:
+            raise UserError(f"in_chans={in_chans} is for ViTs that cut 3 channels into patches; leave it out.")
+        new = dataclasses.replace(new, in_chans=in_chans)
+        state["embedding.weight"] = adapt_channels(state["embedding.weight"], in_chans)
     _resize(config, new, state)
     if reset_head:
         new = dataclasses.replace(new, head_bias=head_bias)
         _reset_head(new, state)
     return new, state
+
+
+def adapt_channels(weight: Tensor, channels: int) -> Tensor:
+    """Patch filters [D, 3, P, P] for another number of channels, as timm makes them: for one their sum, which on gray
+    images computes what the filters compute on RGB; for others they repeat, times 3 / channels."""
+    if channels == 1:
+        return weight.sum(dim=1, keepdim=True)
+    return weight.repeat(1, -(-channels // 3), 1, 1)[:, :channels] * (3 / channels)
 
 
 def _resize(config: ModelConfig, new: ModelConfig, state: dict[str, Tensor]) -> None:
@@ -86,8 +101,6 @@ def fold_normalization(state: dict[str, Tensor], mean: Sequence[float], std: Seq
     same but for rounding, and every model takes what the paper's take. Raises UserError for a convolutional stem, whose
     padding and standardized weights allow no such change.
     """
-    if len(mean) != 3 or len(std) != 3 or not all(value > 0 for value in std):
-        raise UserError(f"mean {list(mean)} and std {list(std)} must be three numbers each, std positive.")
     if all(math.isclose(value, 0.5, abs_tol=1e-4) for value in (*mean, *std)):
         return state
     if "embedding.weight" not in state or any(name.startswith("stem.") for name in state):
@@ -96,6 +109,11 @@ def fold_normalization(state: dict[str, Tensor], mean: Sequence[float], std: Seq
             f"into a plain ViT's patch embedding, not into a ResNet. Only mean and std of 0.5 are supported there."
         )
     weight = state["embedding.weight"].double()
-    center, scale = (torch.tensor(values, dtype=torch.float64).view(3, 1, 1) for values in (mean, std))
+    if not len(mean) == len(std) == weight.shape[1] or not all(value > 0 for value in std):
+        raise UserError(
+            f"mean {list(mean)} and std {list(std)} must be {weight.shape[1]} numbers each, one of each channel, std "
+            f"positive."
+        )
+    center, scale = (torch.tensor(values, dtype=torch.float64).view(-1, 1, 1) for values in (mean, std))
     bias = state["embedding.bias"].double() + (weight * ((0.5 - center) / scale)).sum(dim=(1, 2, 3))
     return {**state, "embedding.weight": (weight / (2 * scale)).float(), "embedding.bias": bias.float()}

@@ -51,6 +51,7 @@ def load_model(
     dropout: float | None = None,
     interpolation: "Interpolation | None" = None,
     dynamic_image_size: bool | None = None,
+    in_chans: int | None = None,
     device: "torch.device | str" = "cpu",
 ) -> "Model":
     """Returns the model of a checkpoint on `device`, in float32 and in evaluation mode.
@@ -65,6 +66,7 @@ def load_model(
     - `reset_head=True` makes a new head also for the same number of classes. A new task needs this.
     - `pre_logits="drop"` removes the layer before the head, as Google's fine-tuning does; requires a new head.
     - `head_bias` is the bias of a new head, `dropout` the rate from now on.
+    - `in_chans`: another number of channels than 3 sums the patch embedding over them (1), or repeats and rescales it.
     - `dynamic_image_size=True` takes images of any size that patches divide, and interpolates in each forward pass.
 
     Raises ValueError with what was given, what can be read, and what to do.
@@ -86,6 +88,7 @@ def load_model(
         pre_logits=pre_logits,
         head_bias=head_bias,
         interpolation=interpolation,
+        in_chans=in_chans,
     )
     options: dict[str, Any] = {"dropout": dropout, "dynamic_image_size": dynamic_image_size}
     changes = {name: value for name, value in options.items() if value is not None}
@@ -195,7 +198,7 @@ def check_parity(
 
     generator, difference = torch.Generator().manual_seed(0), 0.0
     if batches is None:
-        shape = (3, *model.config.image_hw)
+        shape = (model.config.in_chans, *model.config.image_hw)
         batches = [torch.rand(batch, *shape, generator=generator) * 2 - 1 for batch in PARITY_BATCHES]
     for images in batches:
         with torch.no_grad():

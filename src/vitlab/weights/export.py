@@ -6,7 +6,7 @@
                 it without this package. Load only files that you trust, for such an archive may also hold pickles; in
                 what is written here there is none.
 
-Both take `images` [batch, 3, H, W], float32 in [-1, 1], with any batch, and return `logits` [batch, K] (`features`
+Both take `images` [batch, C, H, W], float32 in [-1, 1], with any batch, and return `logits` [batch, K] (`features`
 where the model has no head). An ONNX file with preprocessing takes uint8 `images` [batch, height, width, 3] of any size
 instead, and resizes, crops and normalizes them itself. A model with `dynamic_image_size` takes any H and W that patches
 divide, from two patches on.
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.io import sync
-from vitlab.models.config import ImageSize, Interpolation
+from vitlab.models.config import ImageSize, Interpolation, check_rgb
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.checkpoint import PARITY_BATCHES, check_parity, load_checkpoint
@@ -61,6 +61,8 @@ def export_model(
     packages are missing; ParityError where the outputs differ.
     """
     _check_request(path, to, preprocessing)
+    if preprocessing is not None:
+        check_rgb(model.config)
     dynamic = preprocessing is None and getattr(model.config, "dynamic_image_size", False)
     if dynamic and isinstance(model, ViT) and (model.stem is not None or model.config.position == "relative"):
         raise UserError(
@@ -74,8 +76,8 @@ def export_model(
         **(extra or {}),
         "image_size": model.config.image_hw,
         "value_range": (0, 255) if preprocessing else (-1.0, 1.0),
-        "mean": (0.5,) * 3,
-        "std": (0.5,) * 3,
+        "mean": (0.5,) * model.config.in_chans,
+        "std": (0.5,) * model.config.in_chans,
     }
     metadata = {key: to_json(value) for key, value in content.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,13 +165,15 @@ def _images_of_three_sizes(model: Model) -> list[Tensor]:
     (rows, columns), stride = model.config.grid, model.config.stride
     grids = ((rows + 2, 2 * columns + 3), (max(rows // 2, 2), max(columns - 1, 2)), (max(rows, 2), max(columns, 2)))
     generator = torch.Generator().manual_seed(0)
-    return [torch.rand(2, 3, h * stride, w * stride, generator=generator) * 2 - 1 for h, w in grids]
+    return [torch.rand(2, model.config.in_chans, h * stride, w * stride, generator=generator) * 2 - 1 for h, w in grids]
 
 
 def _trace(model: Model, dynamic: bool) -> torch.export.ExportedProgram:
     """The model's graph for any batch, without the lines of our source that its nodes come from."""
     # A batch of 1 would be taken for a constant, and the model's own size for the only one without resampling.
-    images = _images_of_three_sizes(model)[0] if dynamic else torch.zeros(2, 3, *model.config.image_hw)
+    images = (
+        _images_of_three_sizes(model)[0] if dynamic else torch.zeros(2, model.config.in_chans, *model.config.image_hw)
+    )
     with torch.no_grad():
         program = torch.export.export(model, (images,), dynamic_shapes=_dynamic_shapes(model, dynamic))
     for node in program.graph.nodes:

@@ -128,7 +128,7 @@ def _infer_vit(arrays: dict[str, Tensor]) -> tuple[ViTConfig, Spelling]:
     first = "Transformer/encoderblock_0"
     spelling: Spelling = "stored" if f"{first}/{BLOCK_PARTS['stored'][1]}/query/kernel" in arrays else "linen"
     _, msa, _, mlp = BLOCK_PARTS[spelling]
-    patch, _, _, width = require_shape("the file", arrays, "embedding/kernel", 4)
+    patch, _, channels, width = require_shape("the file", arrays, "embedding/kernel", 4)
     _, heads, _ = require_shape("the file", arrays, f"{first}/{msa}/query/kernel", 3)
     _, mlp_dim = require_shape("the file", arrays, f"{first}/{mlp}/Dense_0/kernel", 2)
     stem = _infer_body(arrays, "v1", spelling) if any(map(RESNET_ARRAY.match, arrays)) else None
@@ -145,6 +145,7 @@ def _infer_vit(arrays: dict[str, Tensor]) -> tuple[ViTConfig, Spelling]:
     has_map = any(name.startswith("MAPHead_0/") for name in arrays)
     config = ViTConfig(
         image_size=ViTConfig.image_size if side is None else side * stride,
+        in_chans=3 if stem else channels,
         patch_size=patch,
         width=width,
         depth=len({name.split("/")[1] for name in arrays if name.startswith("Transformer/encoderblock_")}),
@@ -229,7 +230,9 @@ def _check_representable(config: ModelConfig, spelling: Spelling) -> None:
         part, body, version = "body", config.body, config.body.version
     else:
         part, body, version = "stem", config.stem, "v1"
-        check_supported("Google's .npz", config, SUPPORTED, ("stem", "class_position", "representation_size"))
+        check_supported(
+            "Google's .npz", config, SUPPORTED, ("stem", "class_position", "representation_size", "in_chans")
+        )
         if config.position == "1d" and config.grid[0] != config.grid[1]:
             raise UserError(
                 f"the model has image_size={config.image_size!r}: Google's .npz has no image size, and its position "

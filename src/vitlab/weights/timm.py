@@ -203,16 +203,17 @@ def timm_card(config: ModelConfig, extra: Mapping[str, Any]) -> dict[str, Any]:
         crop = side / (resize + 0.5)
     images = {
         "custom_load": False,
-        "input_size": [3, height, width],
+        "input_size": [config.in_chans, height, width],
         "fixed_input_size": vit,
         "interpolation": "bilinear" if prepared.is_google else prepared.interpolation,
         "crop_pct": crop,
         "crop_mode": "center" if resize and prepared.keep_aspect else "squash",
-        "mean": [0.5, 0.5, 0.5],
-        "std": [0.5, 0.5, 0.5],
+        "mean": [0.5] * config.in_chans,
+        "std": [0.5] * config.in_chans,
         "num_classes": config.num_classes,
         "pool_size": None if vit else list(config.grid),
-        "first_conv": "patch_embed.proj" if vit else "stem.conv",
+        # timm adapts the filters of this layer from RGB to in_chans.
+        "first_conv": None if config.in_chans != 3 else "patch_embed.proj" if vit else "stem.conv",
         "classifier": heads,
     }
     card: dict[str, Any] = {
@@ -249,6 +250,8 @@ def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
         args["pos_embed"] = "none"
     if config.registers:
         args |= {"reg_tokens": config.registers, "pool_include_prefix": config.pool == "map"}
+    if config.in_chans != 3:
+        args["in_chans"] = config.in_chans
     if config.dynamic_image_size:
         args["dynamic_img_size"] = True
     if config.layer_scale is not None:
@@ -282,7 +285,9 @@ def _check_representable(config: ModelConfig) -> None:
         "registers": (0,) if config.distilled else (config.registers,),
         "final_norm": ("tokens", "mean", "none"),
     }
-    check_supported("timm", config, supported, ("gelu", "pre_norm", "layer_scale", "class_position", "distilled"))
+    check_supported(
+        "timm", config, supported, ("gelu", "pre_norm", "layer_scale", "class_position", "distilled", "in_chans")
+    )
 
 
 def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:

@@ -122,7 +122,7 @@ def infer_config(where: str, tensors: Mapping[str, Tensor], card: Card) -> Model
     """The model of the tensors, by today's names of timm. Raises UserError for one that computes something else; what
     only its tensors show (a norm, a gate) is left to `check_arrays`."""
     infer, known = (_infer_vit, VIT_ARGS) if "patch_embed.proj.weight" in tensors else (_infer_resnet, RESNET_ARGS)
-    required = {"output_stride": 32, "in_chans": 3}
+    required = {"output_stride": 32}
     unsupported = [
         f"{name}={value!r}"
         for name, value in card.args.items()
@@ -140,7 +140,7 @@ def infer_config(where: str, tensors: Mapping[str, Tensor], card: Card) -> Model
 
 
 def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
-    width, _, patch, _ = require_shape("it", tensors, "patch_embed.proj.weight", 4)
+    width, channels, patch, _ = require_shape("it", tensors, "patch_embed.proj.weight", 4)
     hidden, _ = require_shape("it", tensors, "blocks.0.mlp.fc1.weight", 2)
     _, mlp_dim = require_shape("it", tensors, "blocks.0.mlp.fc2.weight", 2)
     registers = require_shape("it", tensors, "reg_token", 3)[1] if "reg_token" in tensors else 0
@@ -149,7 +149,8 @@ def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
     size, class_position = _infer_size(tensors, card, patch * (stem.stride if stem else 1), registers)
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
     rotary, _ = rotary_of(card.architecture)
-    for name, value in (("depth", depth), ("embed_dim", width), ("patch_size", patch)):
+    in_chans = 3 if stem else channels
+    for name, value in (("depth", depth), ("embed_dim", width), ("patch_size", patch), ("in_chans", in_chans)):
         if card.args.get(name, value) not in (value, [value, value]):
             raise UserError(f"config.json says {name}={card.args[name]} and the tensors are for {value}.")
     swiglu = hidden == 2 * mlp_dim
@@ -167,6 +168,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
     return ViTConfig(
         image_size=size[0] if size[0] == size[1] else size,
         dynamic_image_size=bool(card.args.get("dynamic_img_size")),
+        in_chans=in_chans,
         patch_size=patch,
         width=width,
         depth=depth,

@@ -1,0 +1,56 @@
+"""Parameters and multiply-accumulates of a ViT, from its configuration alone. Importing this does not import torch."""
+
+import typing
+
+if typing.TYPE_CHECKING:
+    from vitlab.models.config import ViTConfig
+
+
+def count_parameters(config: "ViTConfig") -> int:
+    """Trained numbers, counted without building the model."""
+    d = config.width
+    stem = config.stem.num_parameters(config.image_hw) if config.stem else 0
+    channels = config.stem.channels if config.stem else config.in_chans
+    embedding = d * (channels * config.patch_size**2 + 1) + d * config.num_prefix_tokens
+    mlp = (d + 1) * config.mlp_dim * (2 if config.swiglu else 1) + (config.mlp_dim + 1) * d
+    mlp += 2 * config.mlp_dim if config.mlp_norm else 0
+    block = 4 * d * (d + 1) + mlp + 4 * d + (2 * d if config.layer_scale is not None else 0)
+    block += 2 * d if config.attention_norm else 0
+    halves = 2 if config.encoder == "axial" else 1
+    pooling = d + 4 * d * (d + 1) + mlp + 2 * d if config.pool == "map" else 0
+    rep = config.representation_size or 0
+    pre_logits = rep * (d * (2 if config.pool == "token+gap" else 1) + 1)
+    heads = (2 if config.distilled else 1) * (config.num_features + 1) * config.num_classes
+    encoder = halves * config.depth * block + 2 * d * (int(config.pre_norm) + int(config.final_norm != "none"))
+    return stem + embedding + _position_parameters(config) + encoder + pooling + pre_logits + heads
+
+
+def _position_parameters(config: "ViTConfig") -> int:
+    d, (h, w) = config.width, config.grid
+    rows = {
+        "1d": d * (config.num_position_prefix + config.num_patches),
+        "2d": d * config.num_position_prefix + (h + w) * d // 2,
+        "relative": (2 * config.num_patches - 1) * d // config.heads,
+    }
+    return rows.get(config.position, 0) * (config.depth if config.position_at == "every" else 1)
+
+
+def count_macs(config: "ViTConfig") -> int:
+    """Multiply-accumulates of the matrix products in one forward pass of one image."""
+    d, t, n, p = config.width, config.num_tokens, config.num_patches, config.num_prefix_tokens
+    mlp = (3 if config.swiglu else 2) * d * config.mlp_dim
+    channels = config.stem.channels if config.stem else config.in_chans
+    stem = config.stem.forward_macs(config.image_hw) if config.stem else 0
+    embed = n * channels * config.patch_size**2 * d
+    dense = 4 * d * d + mlp
+    if config.encoder == "full":
+        encoder = config.depth * (t * dense + 2 * t * t * d)
+        if config.position == "relative":
+            encoder += config.depth * n * (2 * n - 1) * d
+    else:  # along an axis of s positions there are n / s sequences, all with a copy of the prefix
+        encoder = config.depth * sum(n // s * ((s + p) * dense + 2 * (s + p) ** 2 * d) for s in config.grid)
+    pooling = d * d * (3 * (1 + t) + 1) + 2 * t * d + mlp if config.pool == "map" else 0
+    rep = config.representation_size or 0
+    pooled = d * (2 if config.pool == "token+gap" else 1)
+    head = pooled * rep + (2 if config.distilled else 1) * config.num_features * config.num_classes
+    return stem + embed + encoder + pooling + head
