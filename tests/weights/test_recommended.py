@@ -19,6 +19,7 @@ DATA = {f"in{size}": f"ImageNet-{size}" for size in ("1k", "12k", "21k", "22k")}
     **{name.lower().replace("-", ""): name for name in ("LVD-142M", "LVD-1689M", "SAT-493M", "LAION-2B", "WebLI")},
     "datacompxl": "DataComp-1B",
     "m30m": "Merged-30M",
+    "m38m": "Merged-38M",
 }
 """Part of a tag of timm's -> the data that it names."""
 HUB: dict[str, tuple[str, dict[str, Any], int]] = {

@@ -51,6 +51,10 @@ _BY_DATA = {
         ("timm:vit_large_patch16_384.augreg_in21k_ft_in1k", 303_690_752, 384, "ImageNet's classes, larger images"),
         ("hub:google/vit-base-patch16-224", 85_798_656, 224, "ImageNet's classes, Hugging Face's copy"),
     ),
+    ("ImageNet-22k, ImageNet-1k", "mit"): (
+        ("timm:eva02_tiny_patch14_336.mim_in22k_ft_in1k", 5_565_696, 336, "ImageNet's classes, larger images"),
+        ("timm:eva02_small_patch14_336.mim_in22k_ft_in1k", 21_748_224, 336, "ImageNet's classes, larger images"),
+    ),
     ("ImageNet-1k", "apache-2.0"): (
         ("timm:deit_tiny_patch16_224.fb_in1k", 5_524_416, 224, "ImageNet's classes, the smallest"),
         ("timm:deit_small_patch16_224.fb_in1k", 21_665_664, 224, "ImageNet's classes, from ImageNet-1k alone"),
@@ -95,6 +99,9 @@ _BY_DATA = {
     ),
     ("ImageNet-1k, no labels", "cc-by-nc-4.0"): (
         ("timm:vit_base_patch16_224.mae", 85_798_656, 224, "fine-tuning, rather than frozen features"),
+    ),
+    ("Merged-38M, ImageNet-22k, ImageNet-1k", "mit"): (
+        ("timm:eva02_large_patch14_448.mim_m38m_ft_in22k_in1k", 304_078_784, 448, "ImageNet's classes, larger images"),
     ),
     ("Merged-30M, ImageNet-22k, ImageNet-1k", "mit"): (
         ("timm:eva_giant_patch14_336.m30m_ft_in22k_in1k", 1_011_651_584, 336, "ImageNet's classes, the largest here"),
