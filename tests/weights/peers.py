@@ -217,9 +217,9 @@ def from_pretrained(folder: Path, head: bool) -> Any:
 
 
 def photographs(shared: Path) -> list[np.ndarray]:
-    """Of flowers, smaller than most models' images, and two that are larger, in both orientations."""
+    """Twenty: flowers, smaller than most models' images, and two that are larger, in both orientations."""
     with tarfile.open(shared / "data" / "flowers102" / "train-00.tar") as tar:
-        members = [member for member in tar.getmembers() if member.name.endswith(".jpg")][:6]
+        members = [member for member in tar.getmembers() if member.name.endswith(".jpg")][:17]
         flowers = [np.array(Image.open(cast(IO[bytes], tar.extractfile(member))).convert("RGB")) for member in members]
     large = [np.ascontiguousarray(image[:, :-1]) for image in load_sample_images()["images"]]
     return [*flowers, *large, np.ascontiguousarray(large[0].transpose(1, 0, 2))]
@@ -228,13 +228,16 @@ def photographs(shared: Path) -> list[np.ndarray]:
 def check_prepared(
     card: dict[str, Any], inputs: list[np.ndarray], theirs: list[Tensor], levels: int = 1, off: float = 0.0
 ) -> None:
-    """Values in [0, 1] differ from theirs by at most `levels` gray levels, a fraction `off` by more than one."""
+    """Their normalized images, brought back to [0, 1] by the card's mean and std, differ from ours by at most `levels`
+    gray levels, a fraction `off` by more than one. Pixels that no patch covers are left out."""
     prepared = Preprocessing.read(card, "card")
     assert prepared.image_size is not None
+    assert prepared.mean is not None
+    assert prepared.std is not None
+    mean, std = (torch.tensor(values)[:, None, None] for values in (prepared.mean, prepared.std))
     transform = EvalTransform(prepared.image_size, prepared)
     for image, other in zip(inputs, theirs, strict=True):
         ours = (transform.apply([image])[0] + 1) / 2
-        assert ours.shape == other.shape
-        error = (ours - other).abs() * 255
+        error = (ours - (other * std + mean)[:, : ours.shape[1], : ours.shape[2]]).abs() * 255
         assert error.max() <= levels + 0.001, image.shape
         assert (error > 1.001).double().mean() <= off, image.shape

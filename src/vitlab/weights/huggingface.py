@@ -63,6 +63,7 @@ from vitlab.weights.layout import (
     require_shape,
     write_state,
 )
+from vitlab.weights.model_card import README, model_card
 
 INDEX = f"{WEIGHTS}.index.json"
 TOWERS = ("clip", "clip_vision_model", "siglip", "siglip_vision_model")
@@ -266,8 +267,8 @@ def write_huggingface(model: Model, folder: Path | str, card: dict[str, Any]) ->
     """Writes a folder from which `AutoModelForImageClassification.from_pretrained(folder)` builds an equal model, or
     `AutoModel` where there is no head. Its images are in [-1, 1].
 
-    Of `card`, `classes` and `preprocessing` are written. Raises ValueError for a model that Hugging Face's code would
-    compute otherwise, and for a folder with other files.
+    Of `card`, `classes` and `preprocessing` are written, and in README.md all that `model_card` reads. Raises
+    ValueError for a model that Hugging Face's code would compute otherwise, and for a folder with other files.
     """
     check_classes(card, model.config)
     if not isinstance(model, ViT):
@@ -281,7 +282,8 @@ def write_huggingface(model: Model, folder: Path | str, card: dict[str, Any]) ->
     if kind.startswith("dinov2"):  # required by their classes
         arrays[f"{prefix}embeddings.mask_token"] = torch.zeros_like(arrays[f"{prefix}embeddings.cls_token"][0])
     settings = model_settings(kind, config, card.get("classes"))
-    write_files(Path(folder), arrays, {CARD: settings, IMAGES: image_settings(config, card)})
+    readme = model_card("huggingface", Path(folder), model.config, card)
+    write_files(Path(folder), arrays, {CARD: settings, IMAGES: image_settings(config, card), README: readme})
 
 
 def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
