@@ -1,36 +1,84 @@
-"""Writes docs/checkpoints.md: which of timm's ViTs load here, and whether they compute what timm computes.
+"""Writes docs/checkpoints.md: which ViTs of timm and Hugging Face load here, and whether they compute the same.
 
 `python benchmarks/checkpoints_page.py > docs/checkpoints.md` takes about ten minutes on two cores. Each architecture is
 built by timm with two blocks and its own width, size and settings; every parameter is drawn at random. The folder that
 timm writes for the hub is loaded here, and both compute the outputs of the same images, at the native size and at one
-of two more patches a side.
+of two more patches a side. The same with Hugging Face's classes, in the size of their default configuration.
 """
 
 import argparse
 import collections
+import fnmatch
 import gc
 import platform
 import re
 import sys
 import tempfile
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import timm
 import torch
+import transformers
 from timm.models import save_for_hf
+from torch import Tensor
 
 import vitlab
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.models import ViTConfig
+from vitlab.weights.huggingface_config import HALF, NORMALIZATION
 
 MODULES = ("vision_transformer", "deit", "vision_transformer_hybrid", "eva", "beit", "resnetv2")
 EQUAL = 1e-5
 """Largest error of an equal output, relative to the root mean square of timm's outputs."""
 ROUNDING = 1e-4
 """The same for BiT's ResNets and stems, which cannot be shortened: rounding grows with their layers."""
+
+
+HUGGINGFACE: dict[str, dict[str, Any]] = {
+    "ViTForImageClassification": {},
+    "DeiTForImageClassification": {},
+    "DeiTForImageClassificationWithTeacher": {},
+    "Dinov2ForImageClassification": {},
+    "Dinov2Model": {"use_swiglu_ffn": True},
+    "Dinov2WithRegistersForImageClassification": {},
+    "DINOv3ViTModel": {"num_register_tokens": 4},
+    "DINOv3ViTModel, gated": {"use_gated_mlp": True, "hidden_act": "silu"},
+    "CLIPVisionModel": {},
+    "CLIPVisionModelWithProjection": {},
+    "CLIPModel": {},
+    "CLIPForImageClassification": {},
+    "SiglipVisionModel": {},
+    "SiglipModel": {},
+    "SiglipForImageClassification": {},
+    "Siglip2VisionModel": {},
+    "ViTMAEModel": {"mask_ratio": 0.0},
+    "ViTMSNForImageClassification": {},
+    "IJepaForImageClassification": {},
+    "BitForImageClassification": {"embedding_size": 32, "hidden_sizes": [128, 256], "depths": [1, 2]},
+    "BeitForImageClassification": {},
+    "Data2VecVisionForImageClassification": {},
+    "SwinForImageClassification": {"depths": [1, 1, 1, 1]},
+}
+"""Class, and settings that differ from its defaults."""
+ANY_SIZE = ("Dinov2", "DINOv3", "Bit")
+"""Beginnings of the classes that take any size by themselves."""
+
+
+def randomize(model: Any) -> Any:
+    """The model in evaluation mode with random parameters, so that none can be lost or swapped unnoticed."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 2 or parameter.ndim == 4:
+                parameter.copy_(noise * parameter[0].numel() ** -0.5)
+            else:
+                parameter += 0.3 * noise
+    return model.eval()
 
 
 def create(name: str) -> tuple[Any, dict[str, Any]]:
@@ -40,25 +88,15 @@ def create(name: str) -> tuple[Any, dict[str, Any]]:
         args = {}
     elif "sapiens2" in name:
         args["num_kv_heads"] = [4, 4]  # one entry per block
-    model = timm.create_model(name, **args)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.ndim == 2 or parameter.ndim == 4:
-                parameter.copy_(noise * parameter[0].numel() ** -0.5)
-            else:
-                parameter += 0.3 * noise
-    return model.eval(), args
+    return randomize(timm.create_model(name, **args)), args
 
 
 @torch.no_grad()
-def error(ours: Any, theirs: Any) -> float:
-    """The largest error of the outputs for one image."""
+def error(ours: Any, theirs: Callable[[Tensor], Tensor], mean: Sequence[float], std: Sequence[float]) -> float:
+    """The largest error of the outputs for one image, which `theirs` takes with this mean and deviation."""
     height, width = ours.config.image_hw
     images = torch.rand(1, 3, height, width, generator=torch.Generator().manual_seed(1)) * 2 - 1
-    mean, std = (torch.tensor(theirs.pretrained_cfg[name])[:, None, None] for name in ("mean", "std"))
-    expected = theirs(((images + 1) / 2 - mean) / std)
+    expected = theirs(((images + 1) / 2 - torch.tensor(mean)[:, None, None]) / torch.tensor(std)[:, None, None])
     return float((ours(images) - expected).abs().max() / expected.square().mean().sqrt())
 
 
@@ -73,17 +111,50 @@ def check(name: str, folder: Path) -> dict[str, Any]:
         return row | {"refused": _reason(str(refusal), str(folder))}
     if hasattr(theirs, "set_input_size") and isinstance(ours.config, ViTConfig):
         theirs.set_input_size(img_size=ours.config.image_hw)  # without the pixels that no patch takes
-    row["native"] = error(ours, theirs)
+    mean, std = (theirs.pretrained_cfg[name] for name in ("mean", "std"))
+    row["native"] = error(ours, theirs, mean, std)
     if isinstance(ours.config, ViTConfig) and hasattr(theirs, "set_input_size"):
         height, width = (side + 2 * ours.config.stride for side in ours.config.image_hw)
         size = height, width
         theirs.set_input_size(img_size=size)
-        row["larger"] = error(vitlab.load_model(folder, image_size=size), theirs)
+        row["larger"] = error(vitlab.load_model(folder, image_size=size), theirs, mean, std)
+    return row
+
+
+def check_huggingface(name: str, folder: Path) -> dict[str, Any]:
+    """The row of a class of Hugging Face's."""
+    cls = getattr(transformers, name.partition(",")[0])
+    depth = {} if "depths" in HUGGINGFACE[name] else {"num_hidden_layers": 2}
+    settings: dict[str, Any] = {**depth, **HUGGINGFACE[name]}
+    whole = hasattr(cls.config_class(), "vision_config")
+    theirs = randomize(cls(cls.config_class(**{"vision_config": settings} if whole else settings)))
+    theirs.save_pretrained(folder)
+    row: dict[str, Any] = {"architecture": name, "native": "", "larger": "", "refused": ""}
+    try:
+        ours = vitlab.load_model(folder)
+    except UserError as refusal:
+        return row | {"refused": _reason(str(refusal), str(folder))}
+
+    def outputs(images: Tensor, **options: Any) -> Tensor:
+        if hasattr(theirs, "get_image_features"):
+            return theirs.get_image_features(images, **options).pooler_output
+        if "MAE" in name:  # which drops no patch, but shuffles them by this noise
+            options["noise"] = torch.arange(images[0, 0].numel() / 16**2)[None]
+        result = theirs(images, **options)
+        first = next((result[key] for key in ("logits", "image_embeds", "pooler_output") if key in result), None)
+        return result.last_hidden_state[:, 0] if first is None else first
+
+    mean, std = NORMALIZATION.get(theirs.config.model_type, HALF)
+    row["native"] = error(ours, outputs, mean, std)
+    if isinstance(ours.config, ViTConfig):
+        larger = vitlab.load_model(folder, image_size=ours.config.image_hw[0] + 2 * ours.config.stride)
+        options = {} if name.startswith(ANY_SIZE) else {"interpolate_pos_encoding": True}
+        row["larger"] = error(larger, lambda images: outputs(images, **options), mean, std)
     return row
 
 
 def _reason(message: str, folder: str) -> str:
-    message = re.sub(r"^.*?\): |^.*? looks like ", "", message.replace(folder, ""))
+    message = re.sub(r"^.*?\): |^.*? looks like |^ holds ", "", message.replace(folder, ""))
     return message[:150].replace("|", "/").replace("\n", " ")
 
 
@@ -91,13 +162,11 @@ def status(row: dict[str, Any]) -> str:
     """`equal`, `refused` or `DIFFERENT`."""
     if row["refused"]:
         return "refused"
-    bound = ROUNDING if re.search(r"resnetv2|_r\d*_|_r50|_r26", row["architecture"]) else EQUAL
+    bound = ROUNDING if re.search(r"resnetv2|_r\d*_|_r50|_r26|^Bit", row["architecture"]) else EQUAL
     return "equal" if max(float(row[size] or 0) for size in ("native", "larger")) <= bound else "DIFFERENT"
 
 
-def page(rows: list[dict[str, Any]]) -> str:
-    """The text of docs/checkpoints.md."""
-    counts = collections.Counter(map(status, rows))
+def table(rows: list[dict[str, Any]]) -> str:
     cells = [
         {
             "architecture": row["architecture"],
@@ -107,17 +176,31 @@ def page(rows: list[dict[str, Any]]) -> str:
         }
         for row in rows
     ]
-    return f"""# Checkpoints of timm
+    return format_table(cells, markdown=True)
+
+
+def page(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
+    """The text of docs/checkpoints.md."""
+    counts, classes = collections.Counter(map(status, rows)), collections.Counter(map(status, others))
+    return f"""# Checkpoints of timm and Hugging Face
 
 Of the {len(rows)} architectures in timm {timm.__version__}'s modules {", ".join(MODULES)}, {counts["equal"]} compute
 here what they compute there, {counts["refused"]} are refused, and {counts["DIFFERENT"]} differ.
 
 An architecture is equal if the largest error of its outputs, relative to their root mean square, is at most {EQUAL:g}
 in float32 ({ROUNDING:g} with a ResNet, whose many layers amplify rounding), at its native size and at one of two more
-patches a side. Models have two blocks, the width and settings of the architecture, and random parameters. Written by
+patches a side. Of the {len(others)} classes of transformers {transformers.__version__} below, {classes["equal"]} are
+equal, {classes["refused"]} are refused, and {classes["DIFFERENT"]} differ. Models have two blocks, the width and
+settings of the architecture, and random parameters. Written by
 `python benchmarks/checkpoints_page.py > docs/checkpoints.md` with torch {torch.__version__} on {platform.machine()}.
 
-{format_table(cells, markdown=True)}
+## timm
+
+{table(rows)}
+
+## Hugging Face
+
+{table(others)}
 """
 
 
@@ -127,13 +210,14 @@ def main() -> None:
     only = parser.parse_args().only
     warnings.filterwarnings("ignore")
     names = sorted({name for module in MODULES for name in timm.list_models(only, module=module)})
-    rows = []
-    for number, name in enumerate(names, 1):
+    classes = [name for name in HUGGINGFACE if fnmatch.fnmatch(name, only)]
+    rows: list[dict[str, Any]] = []
+    for number, name in enumerate([*names, *classes], 1):
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(check(name, Path(folder)))
+            rows.append((check if number <= len(names) else check_huggingface)(name, Path(folder)))
         gc.collect()
-        print(f"{number}/{len(names)} {name}: {status(rows[-1])} {rows[-1]}", file=sys.stderr, flush=True)
-    sys.stdout.write(page(rows))
+        print(f"{number} {name}: {status(rows[-1])} {rows[-1]}", file=sys.stderr, flush=True)
+    sys.stdout.write(page(rows[: len(names)], rows[len(names) :]))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,9 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"resize": "256"}, "resize is '256'; allowed: int"),
         ({"resize": True}, "resize is True; allowed: int"),
         ({"mean": (0.5, "x")}, "mean is"),
+        ({"image_size": 378, "crop_size": 370}, "crop_size=370 with image_size=378"),
+        ({"image_size": 378, "crop_size": 384, "resize": 380}, "resize=380 must be at least image_size=384"),
+        ({"image_size": 378, "crop_size": 384, "antialias": False}, "not with Google's resizing"),
     ],
 )
 def test_what_cannot_be_done_is_refused(settings: dict[str, Any], message: str) -> None:
@@ -46,6 +49,16 @@ def test_resize_keeps_its_proportion() -> None:
     assert dinov2.at((224, 112)) == Preprocessing((224, 112), 256, interpolation="bicubic")
     assert Preprocessing(224).at(448) == Preprocessing(448)
     assert Preprocessing.google(resize=256).at(224) == Preprocessing.google(224, 256)  # no size yet: nothing to scale
+
+
+def test_patches_that_do_not_divide_the_image() -> None:
+    assert Preprocessing(384, 426).for_patches(16) == Preprocessing(384, 426)
+    covered = Preprocessing(384, 426).for_patches(14)
+    assert covered == Preprocessing(378, 426, crop_size=384)
+    assert covered.at(378) == covered
+    assert covered.at(448) == Preprocessing(448, 497)
+    assert covered.with_resize(400) == Preprocessing(378, 400)
+    assert covered.describe().endswith("center crop 384x384, of which the top left 378x378")
 
 
 def test_another_resize() -> None:

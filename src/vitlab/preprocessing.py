@@ -43,17 +43,30 @@ class Preprocessing:
     crop_offset: Literal["round", "floor"] = "round"
     """Where the center begins if an odd number of pixels is left over: rounded to even (torchvision, timm), or half a
     pixel to the top left (Hugging Face, Google)."""
+    crop_size: Size | None = None
+    """What is squashed to or cropped, if larger than `image_size`, which is then its top left: patches that do not
+    divide an image leave out the rest."""
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
         sides = () if self.image_size is None else _pair(self.image_size)
-        for name, value in (*(("image_size", side) for side in sides), ("resize", self.resize)):
+        cropped = sides if self.crop_size is None else _pair(self.crop_size)
+        named = (*(("image_size", side) for side in sides), *(("crop_size", side) for side in cropped))
+        for name, value in (*named, ("resize", self.resize)):
             if value is not None and not 1 <= value <= MAX_SIDE:
                 raise UserError(f"{name} is {value}; allowed: 1 to {MAX_SIDE} pixels.")
-        if self.resize is not None and sides and self.resize < max(sides):
-            raise UserError(f"resize={self.resize} must be at least image_size={self.image_size}, which is cut from it")
+        if self.resize is not None and cropped and self.resize < max(cropped):
+            raise UserError(
+                f"resize={self.resize} must be at least image_size={self.crop_size or self.image_size}, which is cut "
+                f"from it"
+            )
+        if self.crop_size is not None and (not sides or self.is_google or any(map(int.__lt__, cropped, sides))):
+            raise UserError(
+                f"crop_size={self.crop_size} with image_size={self.image_size}, antialias={self.antialias} and "
+                f"interpolation={self.interpolation!r}; allowed: at least image_size, and not with Google's resizing."
+            )
         center = self.resize is not None and self.keep_aspect
         if not self.antialias and (self.interpolation != "bilinear" or center):
             raise UserError(
@@ -97,17 +110,27 @@ class Preprocessing:
         return not self.antialias or self.interpolation == "area"
 
     def at(self, image_size: Size) -> "Preprocessing":
-        """The same for another image size: `resize` keeps its proportion to it."""
+        """The same for another image size: `resize` keeps its proportion to it, and no pixels are left out."""
         resize, old = self.resize, self.image_size
+        if old is not None and _pair(old) == _pair(image_size):
+            return self
         if resize is not None and old is not None:
-            resize = round(resize * max(_pair(image_size)) / max(_pair(old)))
-        return dataclasses.replace(self, image_size=image_size, resize=resize)
+            resize = round(resize * max(_pair(image_size)) / max(_pair(self.crop_size or old)))
+        return dataclasses.replace(self, image_size=image_size, resize=resize, crop_size=None)
+
+    def for_patches(self, patch_size: int) -> "Preprocessing":
+        """The same for patches of so many pixels, which leave out the last rows and columns of `image_size`."""
+        height, width = (side // patch_size * patch_size for side in _pair(self.image_size or patch_size))
+        if self.image_size is None or (height, width) == _pair(self.image_size):
+            return self
+        covered = height if height == width else (height, width)
+        return dataclasses.replace(self, image_size=covered, crop_size=self.image_size)
 
     def with_resize(self, resize: int) -> "Preprocessing":
         """The same with the shorter side brought to `resize` and the center cropped."""
         if self.is_google:
             return dataclasses.replace(self.google(self.image_size, resize), mean=self.mean, std=self.std)
-        return dataclasses.replace(self, resize=resize, keep_aspect=True)
+        return dataclasses.replace(self, resize=resize, keep_aspect=True, crop_size=None)
 
     def to_card(self) -> dict[str, Any]:
         """Plain data for JSON; `read` is the inverse."""
@@ -118,12 +141,15 @@ class Preprocessing:
         how = self.interpolation
         if self.interpolation != "area":
             how += ", antialias" if self.antialias else ", no antialias"
-        size = "the model's size" if self.image_size is None else "{}x{}".format(*_pair(self.image_size))
+        image_size = self.crop_size or self.image_size
+        size = "the model's size" if image_size is None else "{}x{}".format(*_pair(image_size))
         if self.resize is None:
             done = f"squash to {size} ({how})"
         else:
             sides = "" if self.keep_aspect else f"x{self.resize}"
             done = f"resize {self.resize}{sides} ({how}), center crop {size}"
+        if self.crop_size is not None and self.image_size is not None:
+            done += ", of which the top left {}x{}".format(*_pair(self.image_size))
         if self.mean is None or self.std is None:
             return done
         mean, std = (", ".join(f"{value:.3g}" for value in values) for values in (self.mean, self.std))

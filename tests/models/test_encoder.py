@@ -1,6 +1,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import peft
 import pytest
 import torch
 from torch import nn
@@ -73,3 +74,20 @@ def test_dense_layers_are_called(small: Callable[..., ViT], settings: dict[str, 
         layer.register_forward_hook(lambda *_, name=name: called.add(name))
     model(images)
     assert called == set(layers)
+
+
+@pytest.mark.parametrize("settings", [{}, {"pool": "map"}, {"pool": "map", "swiglu": True, "encoder": "axial"}])
+def test_lora_adapts_every_dense_layer(small: Callable[..., ViT], settings: dict[str, Any]) -> None:
+    model, images = small(**settings), torch.randn(2, 3, 24, 32)
+    before, names = model(images), ["qkv", "out", "fc1", "fc2"]
+    config = peft.LoraConfig(r=2, target_modules=names, modules_to_save=["head"], init_lora_weights=False)
+    adapted: Any = peft.get_peft_model(model, config)
+    adapted(images).square().sum().backward()
+    grads = {name: parameter.grad for name, parameter in adapted.named_parameters() if parameter.requires_grad}
+    layers = [name for name, _ in small(**settings).named_modules() if name.split(".")[-1] in names]
+    assert len(grads) == 2 * len(layers) + 2
+    assert all(grad is not None and grad.abs().sum() > 0 for grad in grads.values())
+    with torch.no_grad():
+        logits = adapted.eval()(images)
+        assert not torch.allclose(logits, before, atol=1e-2)
+        torch.testing.assert_close(adapted.merge_and_unload()(images), logits, rtol=1e-4, atol=1e-5)

@@ -1,10 +1,12 @@
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from vitlab.models import MODELS, ResNetBody, ViTConfig, create_model, get_config, list_models
+from vitlab.models.registry import name_of
 
 # At 224 pixels with 1,000 classes. Where Google's code has the model, its count.
 PARAMETERS = {
@@ -108,3 +110,9 @@ def test_an_unknown_name_or_setting_names_the_nearest() -> None:
 )
 def test_operations_of_known_models(name: str, billions: float) -> None:
     assert MODELS[name].forward_macs == pytest.approx(billions * 1e9, rel=1e-3)
+
+
+def test_the_papers_models_have_their_names() -> None:
+    """At any image size and for any task."""
+    for name, config in MODELS.items():
+        assert name_of(replace(config, image_size=2 * config.image_hw[0], num_classes=3)) == name

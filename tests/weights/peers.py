@@ -17,7 +17,7 @@ from timm.models import save_for_hf
 from torch import Tensor, nn
 
 from vitlab.data.transforms import EvalTransform
-from vitlab.models import ModelConfig
+from vitlab.models import ModelConfig, Rotary
 from vitlab.models.config import ImageSize
 from vitlab.models.vit import Model, build_model
 from vitlab.preprocessing import Preprocessing
@@ -31,9 +31,9 @@ def loaded(config: ModelConfig, state: dict[str, Tensor]) -> Model:
     return model.eval()
 
 
-def images(size: ImageSize = 24) -> Tensor:
+def images(size: ImageSize = 24, channels: int = 3) -> Tensor:
     height, width = (size, size) if isinstance(size, int) else size
-    return torch.rand(3, 3, height, width) * 2 - 1
+    return torch.rand(3, channels, height, width) * 2 - 1
 
 
 def normalized(inputs: Tensor, mean: Any, std: Any) -> Tensor:
@@ -147,6 +147,29 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 }
 
 
+TOWER = {**OLDER, "num_hidden_layers": 2}
+READ_ONLY: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    # their class, its settings, and fields of our configuration
+    "clip": ("CLIPVisionModelWithProjection", {**TOWER, "projection_dim": 5}, {"num_classes": 5, "gelu": "quick"}),
+    "clip body": ("CLIPVisionModel", {**TOWER, "hidden_act": "gelu"}, {"num_classes": 0, "layer_norm_eps": 1e-5}),
+    "clip whole": ("CLIPModel", {"vision_config": TOWER, "projection_dim": 6}, {"num_classes": 6, "pre_norm": True}),
+    "clip classifier": ("CLIPForImageClassification", {"vision_config": TOWER}, {"pool": "gap", "final_norm": "none"}),
+    "siglip": ("SiglipVisionModel", TOWER, {"pool": "map", "gelu": "tanh", "num_classes": 0}),
+    "siglip whole": ("SiglipModel", {"vision_config": TOWER}, {"pool": "map", "layer_norm_eps": 1e-6}),
+    "siglip classifier": ("SiglipForImageClassification", {"vision_config": TOWER, "num_labels": 3}, {"pool": "gap"}),
+    "mae": ("ViTMAEModel", {**TOWER, "mask_ratio": 0.0}, {"pool": "token", "num_classes": 0}),
+    "msn": ("ViTMSNForImageClassification", TOWER, {"pool": "token", "layer_norm_eps": 1e-6}),
+    "ijepa": ("IJepaForImageClassification", TOWER, {"pool": "gap"}),
+    "dinov3": ("DINOv3ViTModel", {**TOWER, "num_register_tokens": 2}, {"rotary": Rotary(), "registers": 2}),
+    "dinov3 gated": (
+        "DINOv3ViTModel",
+        {**TOWER, "use_gated_mlp": True, "hidden_act": "silu", "rope_theta": 50.0, "image_size": 32},
+        {"swiglu": True, "rotary": Rotary(50.0)},
+    ),
+    "dinov2 gated": ("Dinov2Model", {**DINOV2, "use_swiglu_ffn": True}, {"swiglu": True}),
+}
+
+
 def randomize(model: nn.Module) -> Any:
     """Every parameter random, so that none can be lost or swapped unnoticed; convolutions so small that eps counts."""
     for parameter in model.parameters():
@@ -155,7 +178,7 @@ def randomize(model: nn.Module) -> Any:
 
 
 def create_huggingface(case: str) -> Any:
-    name, settings, options, _ = CASES[case]
+    name, settings, options, _ = CASES[case] if case in CASES else (*READ_ONLY[case][:2], {}, {})
     cls = getattr(transformers, name)
     return randomize(cls(cls.config_class(**settings), **options))
 
@@ -165,11 +188,16 @@ def faint_images() -> Tensor:
     return images((46, 37)) * 1e-3
 
 
-def outputs(model: Any, inputs: Tensor) -> Tensor:
+def outputs(model: Any, inputs: Tensor, **options: Any) -> Tensor:
     """The output of their model: logits, or features of the image."""
-    result = model(inputs)
-    if "logits" in result:
-        return result.logits
+    if hasattr(model, "get_image_features"):
+        return model.get_image_features(inputs, **options).pooler_output
+    if "MAE" in type(model).__name__:  # which drops no patch, but shuffles them by this noise
+        options["noise"] = torch.arange(inputs.shape[-1] ** 2 / 64).expand(len(inputs), -1)
+    result = model(inputs, **options)
+    for name in ("logits", "image_embeds"):
+        if name in result:
+            return result[name]
     pooled = result.get("pooler_output")
     return result.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
 
@@ -189,9 +217,9 @@ def from_pretrained(folder: Path, head: bool) -> Any:
 
 
 def photographs(shared: Path) -> list[np.ndarray]:
-    """Of flowers, smaller than most models' images, and two that are larger, in both orientations."""
+    """Twenty: flowers, smaller than most models' images, and two that are larger, in both orientations."""
     with tarfile.open(shared / "data" / "flowers102" / "train-00.tar") as tar:
-        members = [member for member in tar.getmembers() if member.name.endswith(".jpg")][:6]
+        members = [member for member in tar.getmembers() if member.name.endswith(".jpg")][:17]
         flowers = [np.array(Image.open(cast(IO[bytes], tar.extractfile(member))).convert("RGB")) for member in members]
     large = [np.ascontiguousarray(image[:, :-1]) for image in load_sample_images()["images"]]
     return [*flowers, *large, np.ascontiguousarray(large[0].transpose(1, 0, 2))]
@@ -200,13 +228,16 @@ def photographs(shared: Path) -> list[np.ndarray]:
 def check_prepared(
     card: dict[str, Any], inputs: list[np.ndarray], theirs: list[Tensor], levels: int = 1, off: float = 0.0
 ) -> None:
-    """Values in [0, 1] differ from theirs by at most `levels` gray levels, a fraction `off` by more than one."""
+    """Their normalized images, brought back to [0, 1] by the card's mean and std, differ from ours by at most `levels`
+    gray levels, a fraction `off` by more than one. Pixels that no patch covers are left out."""
     prepared = Preprocessing.read(card, "card")
     assert prepared.image_size is not None
+    assert prepared.mean is not None
+    assert prepared.std is not None
+    mean, std = (torch.tensor(values)[:, None, None] for values in (prepared.mean, prepared.std))
     transform = EvalTransform(prepared.image_size, prepared)
     for image, other in zip(inputs, theirs, strict=True):
         ours = (transform.apply([image])[0] + 1) / 2
-        assert ours.shape == other.shape
-        error = (ours - other).abs() * 255
+        error = (ours - (other * std + mean)[:, : ours.shape[1], : ours.shape[2]]).abs() * 255
         assert error.max() <= levels + 0.001, image.shape
         assert (error > 1.001).double().mean() <= off, image.shape

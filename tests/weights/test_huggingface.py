@@ -11,6 +11,7 @@ import torch
 import transformers
 from peers import (
     CASES,
+    READ_ONLY,
     check_equal,
     create_huggingface,
     faint_images,
@@ -27,6 +28,7 @@ from vitlab.models.vit import ViT, build_model
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_checkpoint, load_model
 from vitlab.weights.huggingface import card_huggingface, read_huggingface, write_huggingface
+from vitlab.weights.huggingface_config import NORMALIZATION
 
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])
 HALF = ([0.5] * 3, [0.5] * 3)
@@ -58,6 +60,22 @@ def test_outputs_are_those_of_their_code(tmp_path: Path, case: str) -> None:
     write_huggingface(model, tmp_path / "ours", {})
     check_equal(outputs(from_pretrained(tmp_path / "ours", "body" not in case), inputs), model(inputs))
     check_equal(loaded(*read_huggingface(tmp_path / "ours"))(inputs), model(inputs))
+
+
+@pytest.mark.parametrize("case", READ_ONLY)
+@torch.no_grad()
+def test_outputs_of_models_that_are_only_read(tmp_path: Path, case: str) -> None:
+    """At their own size and, by their interpolation of positions, at another."""
+    other = create_huggingface(case)
+    other.save_pretrained(tmp_path)
+    own = getattr(other.config, "vision_config", other.config).image_size
+    mean_std = NORMALIZATION.get(other.config.model_type, HALF)
+    for size in (own, 40):
+        model = load_model(tmp_path, image_size=size)
+        assert {name: getattr(model.config, name) for name in READ_ONLY[case][2]} == READ_ONLY[case][2]
+        inputs, resized = images(size), size != own and not case.startswith("dino")
+        options = {"interpolate_pos_encoding": True} if resized else {}
+        check_equal(model(inputs), outputs(other, normalized(inputs, *mean_std), **options))
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +157,8 @@ def test_class_names(tmp_path: Path, vit: Any) -> None:
         ("vit", IMAGES, {"do_rescale": False}, "rescale_factor"),
         ("vit", IMAGES, {"image_mean": [0.4], "image_std": [0.4]}, "3 numbers each"),
         ("vit body, pooler", CARD, {"pooler_act": "relu"}, "pooler_act='relu'; supported: 'tanh'"),
-        ("dinov2", CARD, {"use_swiglu_ffn": True}, "use_swiglu_ffn=True"),
+        ("dinov2", CARD, {"use_swiglu_ffn": True}, r"mlp\.weights_out\.weight is missing"),
+        ("vit", CARD, {"model_type": "siglip2"}, "type 'siglip2' .NaFlex, which takes"),
         ("dinov2", CARD, {"image_size": [16, 32]}, "square"),
         ("bit", CARD, {"global_padding": "SAME"}, "global_padding='SAME'; supported: None"),
         ("bit", CARD, {"layer_type": "bottleneck"}, "global_padding=None; supported: 'SAME'"),
@@ -209,6 +228,7 @@ def test_dinov2_is_evaluated_at_its_own_size(tmp_path: Path, name: str) -> None:
     [
         ({}, "vit"),
         ({"position": "2d"}, "vit"),
+        ({"in_chans": 4}, "vit"),
         ({"position": "none"}, "vit"),
         ({"position": "sincos2d", "class_position": False}, "vit"),
         ({"representation_size": 6, "num_classes": 0}, "vit"),
@@ -227,7 +247,7 @@ def test_their_code_loads_our_vits(
     model = tiny(**settings)
     write_huggingface(model, tmp_path, {})
     assert json.loads((tmp_path / CARD).read_text())["model_type"] == kind
-    inputs = images(model.config.image_size)
+    inputs = images(model.config.image_size, model.config.in_chans)
     expected = model(inputs)
     check_equal(outputs(from_pretrained(tmp_path, model.config.num_classes > 0), inputs), expected)
     check_equal(loaded(*read_huggingface(tmp_path))(inputs), expected)

@@ -21,6 +21,8 @@ from vitlab.weights.onnx_preprocessing import preprocessing_graph
         (Preprocessing(224, 256, interpolation="bicubic"), 1, 0.03),
         (Preprocessing((160, 225), 248, interpolation="bicubic", crop_offset="floor"), 1, 0.03),
         (Preprocessing((160, 224), 255, keep_aspect=False), 1, 0.03),
+        (Preprocessing((224, 220), 248, crop_size=(230, 225)), 1, 0.03),
+        (Preprocessing(224, crop_size=225), 1, 0.03),
         (Preprocessing.google(224), 0, 0.0),
         (Preprocessing((224, 128), 257, keep_aspect=False, antialias=False), 1, 0.01),
     ],

@@ -20,8 +20,8 @@ from vitlab.weights.timm import card_timm, read_timm
 CENTER = {"input_size": [3, 224, 224], "interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center"}
 
 
-def write_card(folder: Path, images: dict[str, Any]) -> None:
-    card = {"architecture": "vit_tiny_patch16_224", "pretrained_cfg": images}
+def write_card(folder: Path, images: dict[str, Any], architecture: str | None = "vit_tiny_patch16_224") -> None:
+    card = {"architecture": architecture, "pretrained_cfg": images}
     (folder / "config.json").write_text(json.dumps(card))
 
 
@@ -41,20 +41,39 @@ def test_timms_own_card_is_read(tmp_path: Path) -> None:
         read_timm(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "images",
-    [
-        CENTER,
-        {"num_classes": 3},
-        {**CENTER, "interpolation": "lanczos", "crop_pct": 0.95},
-        {**CENTER, "crop_mode": "squash", "crop_pct": 0.9},
-        {**CENTER, "test_input_size": [3, 256, 256], "test_crop_pct": 0.95},
-    ],
-)
-def test_images_are_prepared_as_by_timm(tmp_path: Path, shared: Path, images: dict[str, Any]) -> None:
-    write_card(tmp_path, {**images, "mean": [0] * 3, "std": [1] * 3})
-    settings = resolve_data_config(pretrained_cfg=images, use_test_size=True)
-    transform: Any = create_transform(**settings | {"mean": (0, 0, 0), "std": (1, 1, 1)})
+FAMILIES = {
+    "augreg": "vit_base_patch16_224.augreg_in21k",
+    "orig": "vit_base_patch32_384.augreg_in21k_ft_in1k",
+    "CLIP": "vit_base_patch16_clip_224.openai",
+    "CLIP, squashed": "vit_base_patch16_clip_384.openai_ft_in12k_in1k",
+    "SigLIP": "vit_base_patch16_siglip_224.webli",
+    "SigLIP, pixels that no patch covers": "vit_so400m_patch14_siglip_384.webli",
+    "SigLIP, gap, pixels that no patch covers": "vit_so400m_patch14_siglip_gap_384.webli",
+    "DINOv2": "vit_small_patch14_dinov2.lvd142m",
+    "DINOv3": "vit_small_patch16_dinov3.lvd1689m",
+    "EVA-02": "eva02_large_patch14_448.mim_in22k_ft_in1k",
+    "DeiT-III": "deit3_small_patch16_384.fb_in1k",
+    "BEiT": "beit_base_patch16_224.in22k_ft_in22k_in1k",
+    "BiT": "resnetv2_50x1_bit.goog_in21k",
+}
+OTHERS = {
+    "nothing given": {"num_classes": 3},
+    "lanczos": {**CENTER, "interpolation": "lanczos", "crop_pct": 0.95},
+    "squashed and cropped": {**CENTER, "crop_mode": "squash", "crop_pct": 0.9},
+    "test size": {**CENTER, "test_input_size": [3, 256, 256], "test_crop_pct": 0.95},
+}
+
+
+@pytest.mark.parametrize("case", [*FAMILIES, *OTHERS])
+def test_images_are_prepared_as_by_timm(tmp_path: Path, shared: Path, case: str) -> None:
+    if case in FAMILIES:
+        published = timm.get_pretrained_cfg(FAMILIES[case])
+        assert published is not None
+        write_card(tmp_path, published.to_dict(remove_source=True, remove_null=True), published.architecture)
+        images = published.to_dict()
+    else:
+        write_card(tmp_path, images := OTHERS[case])
+    transform: Any = create_transform(**resolve_data_config(pretrained_cfg=images, use_test_size=True))
     inputs = photographs(shared)
     check_prepared(card_timm(tmp_path), inputs, [transform(Image.fromarray(image)) for image in inputs])
 
@@ -102,7 +121,8 @@ def test_pixels_outside_of_all_patches(tmp_path: Path, caplog: pytest.LogCapture
     args: dict[str, Any] = {"embed_dim": 32, "num_heads": 4, "depth": 1}
     folder = save_timm(timm.create_model("vit_so400m_patch14_siglip_384", **args), tmp_path, args)
     checkpoint = load_checkpoint(folder)
-    assert (checkpoint.model.config.image_size, checkpoint.preprocessing.image_size) == (378, 378)
+    prepared = Preprocessing(378, 426, interpolation="bicubic", crop_size=384, mean=(0.5,) * 3, std=(0.5,) * 3)
+    assert (checkpoint.model.config.image_size, checkpoint.preprocessing) == (378, prepared)
     assert "(384, 384) pixels are resized to 378" in caplog.text
 
 

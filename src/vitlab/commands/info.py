@@ -22,9 +22,9 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class List:
-    """List models, data sets, recipes, studies, or the tasks of VTAB-1k and the sources of their data."""
+    """List models, checkpoints, data sets, recipes, studies, or the tasks of VTAB-1k and the sources of their data."""
 
-    what: Positional[Literal["models", "datasets", "recipes", "studies", "vtab"]]
+    what: Positional[Literal["models", "checkpoints", "datasets", "recipes", "studies", "vtab"]]
     """What to list."""
     pattern: Annotated[Positional[str], tyro.conf.arg(metavar="PATTERN")] = "*"
     """Shell pattern for the names, e.g. `ViT-B*`."""
@@ -79,6 +79,27 @@ def _model(name: str, config: ModelConfig) -> Row:
     row = {"model": name, "kind": kind, "layers": layers, "width": width, "mlp": mlp, "heads": heads, "patch": patch}
     row |= {"stride": stride, "tokens": tokens, "parameters": config.num_parameters}
     return row | {"gmacs": round(config.forward_macs / 1e9, 2)}
+
+
+def checkpoints(pattern: str = "*") -> list[Row]:
+    """Public checkpoints to start from, of the many that can be loaded; one of them is the default advice.
+
+    `parameters` are without the head, `image` is the side in pixels of its images.
+    """
+    from vitlab.weights.recommended import DEFAULT, RECOMMENDED
+
+    return [
+        {
+            "checkpoint": each.spec,
+            "default": each.spec == DEFAULT,
+            "parameters": each.parameters,
+            "image": each.image_size,
+            "pre-training": each.pretraining,
+            "license": each.license,
+            "good for": each.use,
+        }
+        for _, each in _matching({each.spec: each for each in RECOMMENDED}, pattern)
+    ]
 
 
 def datasets(pattern: str = "*") -> list[Row]:
@@ -143,6 +164,7 @@ def _matching(table: Mapping[str, Any], pattern: str) -> list[tuple[str, Any]]:
 
 LISTS: dict[str, Callable[..., list[Row]]] = {
     "models": models,
+    "checkpoints": checkpoints,
     "datasets": datasets,
     "recipes": recipes,
     "studies": studies,

@@ -241,8 +241,9 @@ class EvalTransform:
 
     def _resize(self, images: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 S T"]:
         how, (h, w), sides = self.preprocessing, pair(self.image_size), images.shape[1:3]
+        crop = pair(how.crop_size or self.image_size)
         if how.resize is None:
-            full = h, w
+            full = crop
         elif not how.keep_aspect:
             full = how.resize, how.resize
         elif how.is_google:
@@ -250,7 +251,7 @@ class EvalTransform:
             full = round(sides[0] * scale), round(sides[1] * scale)
         else:
             full = int(how.resize * sides[0] / min(sides)), int(how.resize * sides[1] / min(sides))
-        rest = full[0] - h, full[1] - w
+        rest = full[0] - crop[0], full[1] - crop[1]
         y, x = (round(pixels / 2) if how.crop_offset == "round" else pixels // 2 for pixels in rest)
         if not how.is_google:
             return _resize_pillow(images, full, (y, x, h, w), how.interpolation)

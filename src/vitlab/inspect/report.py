@@ -19,26 +19,14 @@ from vitlab.inspect.capture import Capture
 from vitlab.inspect.embeddings import filters_of, positions_of
 from vitlab.inspect.figures import Drawing, PageImage
 from vitlab.inspect.page import page
-from vitlab.models import MODELS, ModelConfig, ResNetConfig, ViTConfig
+from vitlab.models import ModelConfig, ViTConfig
+from vitlab.models.registry import name_of
 from vitlab.models.vit import ViT
 
-SIZES = ("width", "depth", "heads", "mlp_dim", "patch_size", "encoder", "stem")
 SIDE = 288
 """Longer side of the viewer's canvas, in pixels."""
 LEVELS = 32
 """Colors of a map in the viewer."""
-
-
-def name_of(config: ModelConfig) -> str:
-    """The paper's name for a model of these sizes, or else its kind and stride."""
-    fields = ("body",) if isinstance(config, ResNetConfig) else SIZES
-    for name, known in MODELS.items():
-        if all(getattr(config, field) == getattr(known, field, None) for field in fields):
-            return name
-    if isinstance(config, ResNetConfig):
-        return "ResNet"
-    kind = "Axial ViT" if config.encoder == "axial" else "Hybrid" if config.stem else "ViT"
-    return f"{kind}/{config.stride}"
 
 
 def numbers_of(config: ModelConfig) -> dict[str, str]:

@@ -21,6 +21,8 @@ _L = ViTConfig(width=1024, depth=24, heads=16, mlp_dim=4096)
 _H = ViTConfig(width=1280, depth=32, heads=16, mlp_dim=5120)
 _BIT = ResNetBody(version="v2", weight_eps=1e-10, weight_eps_on="variance", group_norm_eps=1e-5)
 
+SIZES = ("width", "depth", "heads", "mlp_dim", "patch_size", "encoder", "stem")
+"""What a name says of a ViT."""
 STAGES = {26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3), 200: (3, 24, 36, 3)}
 """Layers of a ResNet -> units in each stage."""
 
@@ -79,6 +81,18 @@ def get_config(name: str, **overrides: typing.Any) -> ModelConfig:
 def list_models(pattern: str = "*") -> list[str]:
     """Names of the models that match a shell pattern, e.g. `ViT-B*`."""
     return [name for name in MODELS if fnmatch.fnmatchcase(name, pattern)]
+
+
+def name_of(config: ModelConfig) -> str:
+    """The paper's name for a model of these sizes, or else its kind and stride."""
+    fields = ("body",) if isinstance(config, ResNetConfig) else SIZES
+    for name, known in MODELS.items():
+        if all(getattr(config, field) == getattr(known, field, None) for field in fields):
+            return name
+    if isinstance(config, ResNetConfig):
+        return "ResNet"
+    kind = "Axial ViT" if config.encoder == "axial" else "Hybrid" if config.stem else "ViT"
+    return f"{kind}/{config.stride}"
 
 
 def create_model(name: str, *, generator: "torch.Generator | None" = None, **overrides: typing.Any) -> "Model":

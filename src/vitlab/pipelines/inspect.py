@@ -20,8 +20,9 @@ from vitlab.evaluate.predict import find_images
 from vitlab.inspect.capture import capture
 from vitlab.inspect.figures import write_drawings
 from vitlab.inspect.page import write_page
-from vitlab.inspect.report import Inspection, checkpoint_page, draw, embedding_drawings, name_of, top_classes
+from vitlab.inspect.report import Inspection, checkpoint_page, draw, embedding_drawings, top_classes
 from vitlab.models.config import ImageSize, Interpolation, ViTConfig, check_rgb
+from vitlab.models.registry import name_of
 from vitlab.models.vit import ViT
 from vitlab.pipelines.finished_run import Run, run_folders
 from vitlab.train.precision import choose_device

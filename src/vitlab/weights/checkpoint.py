@@ -162,7 +162,8 @@ def convert(
     """Writes a checkpoint in another format, reads it back, and compares.
 
     `destination` is a file for `google`, a folder otherwise. The card's `classes` and preprocessing are written where
-    the format has them; rates of dropout and stochastic depth only by `vitlab`. `image_size` and
+    the format has them; rates of dropout and stochastic depth only by `vitlab`. The folders of `timm` and `huggingface`
+    get a README.md, the model card of the Hugging Face hub. `image_size` and
     `interpolation` are as in `load_model`. Returns `format`, `path`, `parameters`, and the `difference` of
     `check_parity`. Raises ValueError for a model that the format cannot represent, and where a file would be destroyed;
     ParityError where the outputs differ.
@@ -173,7 +174,7 @@ def convert(
     _check_destination(source, destination, to)
     model = load_model(source, image_size=image_size, interpolation=interpolation)
     card = load_card(source, image_size=image_size)
-    _function("write", to)(model, destination, card | ({"source": str(source)} if to == "vitlab" else {}))
+    _function("write", to)(model, destination, card | {"source": str(source)})
     copy = load_model(destination, image_size=model.config.image_size)
     difference = check_parity(model, copy, f"{destination}, read back; do not use it")
     parameters = model.config.num_parameters

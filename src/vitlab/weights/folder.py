@@ -88,9 +88,10 @@ def _read_card(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
 
 
 def write_files(
-    folder: Path, state: Mapping[str, Tensor], files: Mapping[str, dict[str, Any]], add_checksum: bool = False
+    folder: Path, state: Mapping[str, Tensor], files: Mapping[str, dict[str, Any] | str], add_checksum: bool = False
 ) -> None:
-    """Writes the weights and JSON files by name, all or nothing; with `add_checksum` the weights' goes into the card.
+    """Writes the weights, and JSON and text files by name, all or nothing; with `add_checksum` the weights' goes into
+    the card.
 
     Replaces a model in `folder`. Raises UserError for a folder that has other files, and for values that are not JSON.
     """
@@ -99,16 +100,18 @@ def write_files(
     others = {path.name for path in folder.iterdir()} - {WEIGHTS, *files} if folder.is_dir() else set()
     if others:
         raise UserError(f"{folder} already holds {preview(sorted(others))}; give a new folder, or that of a model.")
-    texts = {name: to_json(content) for name, content in files.items()}
+    texts = {name: content if isinstance(content, str) else to_json(content) for name, content in files.items()}
     with replacing_folder(folder) as new:
         weights = new / WEIGHTS
         contiguous = {name: tensor.contiguous() for name, tensor in state.items()}
         safetensors.torch.save_file(contiguous, weights, metadata={"format": "pt"})
         weights.chmod(new.stat().st_mode & 0o666)  # safetensors makes it readable to the owner alone
         if add_checksum:
-            texts[CARD] = to_json(files[CARD] | {"sha256": _sha256(weights)})
+            card = files[CARD]
+            assert isinstance(card, dict)
+            texts[CARD] = to_json(card | {"sha256": _sha256(weights)})
         for name, text in texts.items():
-            (new / name).write_text(text)
+            (new / name).write_text(text, encoding="utf-8")
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -10,13 +10,16 @@
 | `deit` with a teacher's head | a ViT with a distillation token |
 | `deit` without | a ViT with a register: the distillation token plus its position, which no head reads |
 | `dinov2`, `dinov2_with_registers` | a ViT with LayerScale and registers, which pools `token+gap` for its head |
-| `bit` | a ResNet; read, not written |
+| `dinov3_vit` | a ViT with rotary positions, LayerScale and registers; read, not written, as all below |
+| `clip`, `clip_vision_model` | the image tower: a ViT with a LayerNorm before its blocks, its head the projection |
+| `siglip`, `siglip_vision_model` | the image tower: a ViT with attention pooling |
+| `vit_mae`, `vit_msn`, `ijepa` | a ViT; the decoder is left out |
+| `bit` | a ResNet |
 
 Rates of dropout and stochastic depth are not converted: they act elsewhere.
 """
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
 from vitlab.models.vit import Model, ViT
 from vitlab.weights.adapt import fold_normalization
 from vitlab.weights.folder import CARD, WEIGHTS, check_classes, read_safetensors, read_settings, write_files
@@ -43,95 +46,30 @@ from vitlab.weights.huggingface_config import (
     read_size,
     to_size,
 )
+from vitlab.weights.huggingface_layout import (
+    HEADS,
+    NAMING,
+    Naming,
+    has_token_row,
+    huggingface_layout,
+    select_arrays,
+)
 from vitlab.weights.layout import (
-    Layout,
-    Slot,
     check_arrays,
     check_supported,
     count_units,
     cpu_state,
     read_state,
-    renamed_layout,
     require_shape,
     write_state,
 )
+from vitlab.weights.model_card import README, model_card
 
 INDEX = f"{WEIGHTS}.index.json"
-HEADS = ("classifier", "cls_classifier", "distillation_classifier")
-"""Parts outside the body. The names of the body begin with its kind in files with a head."""
-
-_VIT = {
-    "cls": "embeddings.cls_token",
-    "distillation": "embeddings.distillation_token",
-    "registers": "embeddings.register_tokens",
-    "position.table": "embeddings.position_embeddings",
-    "embedding": "embeddings.patch_embeddings.projection",
-    "norm1": "layernorm_before",
-    "attention.out": "attention.output.dense",
-    "norm2": "layernorm_after",
-    "mlp.fc1": "intermediate.dense",
-    "mlp.fc2": "output.dense",
-    "norm": "layernorm",
-    "pre_logits": "pooler.dense",
-    "head": "classifier",
-    "head_distilled": "distillation_classifier",
-}
-_DINOV2 = {
-    **{ours: theirs for ours, theirs in _VIT.items() if ours not in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")},
-    "branch1.scale": "layer_scale1.lambda1",
-    "branch2.scale": "layer_scale2.lambda1",
-}
-NAMES: dict[str, dict[str, str]] = {
-    "vit": _VIT,
-    "deit": {**_VIT, "registers": "embeddings.distillation_token"},
-    "dinov2": _DINOV2,
-    "dinov2_with_registers": _DINOV2,
-    "bit": {
-        "body.root": "embedder.convolution",
-        "body.root_norm": "embedder.norm",
-        "shortcut": "downsample.conv",
-        "shortcut_norm": "downsample.norm",
-        "head": "classifier.1",
-    },
-}
-"""Kind -> our name of a part, without block, `.weight` and `.bias` -> theirs; all others are the same."""
-PARAMETER = re.compile(
-    r"(blocks\.(?P<block>\d+)\.|body\.stages\.(?P<stage>\d+)\.(?P<unit>\d+)\.)?(?P<part>.+?)(?P<leaf>\.weight|\.bias)?"
-)
-
-
-def huggingface_layout(kind: str, config: ModelConfig) -> Layout:
-    """Every array of a model, by its name without the kind in front."""
-
-    def rename(ours: str) -> dict[str, int]:
-        match = PARAMETER.fullmatch(ours)
-        assert match
-        where = ""
-        if match["block"]:
-            where = f"encoder.layer.{match['block']}."
-        elif match["stage"]:
-            where = f"encoder.stages.{match['stage']}.layers.{match['unit']}."
-        part, leaf = match["part"], match["leaf"] or ""
-        names = [NAMES[kind].get(part, part)]
-        if part == "attention.qkv":
-            names = [f"attention.attention.{name}" for name in ("query", "key", "value")]
-        if part == "head" and isinstance(config, ViTConfig) and config.distilled:
-            names = ["cls_classifier"]
-        return {f"{where}{name}{leaf}": 1 for name in names}
-
-    layout = renamed_layout(config, rename)
-    if _has_token_row(kind, config):
-        table = "embeddings.position_embeddings"
-        _, rows, width = layout[table].shape
-        layout[table] = Slot((1, rows + 1, width), "position.table")
-    return layout
-
-
-def _has_token_row(kind: str, config: ModelConfig) -> bool:
-    """Whether the position table has a row for a distillation token that no head reads: a register here."""
-    return kind == "deit" and isinstance(config, ViTConfig) and config.registers > 0
-
-
+TOWERS = ("clip", "clip_vision_model", "siglip", "siglip_vision_model")
+EPS = {"clip": 1e-5, "clip_vision_model": 1e-5, "dinov3_vit": 1e-5}
+EPS |= dict.fromkeys(("siglip", "siglip_vision_model", "dinov2", "dinov2_with_registers", "vit_msn"), 1e-6)
+"""LayerNorm's eps where config.json has none; of others 1e-12."""
 # -------------------------------------------------------------------------------------------------------- reading
 
 
@@ -147,22 +85,30 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """
     card = read_settings(folder / CARD)
     kind = card.get("model_type")
-    if not isinstance(kind, str) or kind not in NAMES:
-        raise UserError(f"{folder} holds a Hugging Face model of type {kind!r}; supported: {', '.join(NAMES)}.")
-    arrays = {name.removeprefix(f"{kind}."): array for name, array in _read_arrays(folder).items()}
-    arrays.pop("embeddings.mask_token", None)  # of no use after pre-training
+    if not isinstance(kind, str) or kind not in NAMING:
+        naflex = " (NaFlex, which takes images of every proportion as sequences)" if "siglip2" in str(kind) else ""
+        raise UserError(
+            f"{folder} holds a Hugging Face model of type {kind!r}{naflex}; supported: {', '.join(NAMING)}."
+        )
+    stored = _read_arrays(folder)
+    arrays = select_arrays(kind, stored)
     try:
         images = read_images(folder)
         mean, std = read_normalization(images, kind)
-        config = _infer_resnet(card, arrays, images) if kind == "bit" else _infer_vit(kind, card, arrays)
-        if config.num_classes:
+        if kind == "bit":
+            config = _infer_resnet(card, arrays, images)
+        elif kind in TOWERS:
+            config = _infer_tower(kind, card, arrays)
+        else:
+            config = _infer_vit(kind, card, arrays)
+        if config.num_classes and "visual_projection.weight" not in stored:
             check_classes({"classes": read_classes(card) or None}, config, "id2label")
     except ValueError as error:
         raise UserError(f"{folder} holds an invalid or unsupported model: {error}") from error
     layout = huggingface_layout(kind, config)
     check_arrays(f"{folder} looks like a {kind} of {config.num_parameters:,} parameters", layout, arrays)
     state = read_state(layout, arrays)
-    if _has_token_row(kind, config):
+    if has_token_row(kind, config):
         cls, token, patches = state["position.table"].tensor_split([1, 2], dim=1)
         state["registers"], state["position.table"] = state["registers"] + token, torch.cat([cls, patches], dim=1)
     return config, fold_normalization(state, mean, std)
@@ -202,41 +148,91 @@ def _read_arrays(folder: Path) -> dict[str, Tensor]:
 
 def _infer_vit(kind: str, card: dict[str, Any], arrays: dict[str, Tensor]) -> ViTConfig:
     """The configuration; adds zero biases of q, k and v to `arrays` where the model has none."""
-    dinov2 = kind.startswith("dinov2")
-    if dinov2:
-        check_setting(card, "use_swiglu_ffn", False, False)
+    naming, dinov2, dinov3 = NAMING[kind], kind.startswith("dinov2"), kind == "dinov3_vit"
+    gated = dinov3 and bool(card.get("use_gated_mlp", False))
+    swiglu = gated or (dinov2 and bool(card.get("use_swiglu_ffn", False)))
+    if gated:
+        check_setting(card, "hidden_act", "gelu", "silu")
     head = next((name for name in HEADS if f"{name}.weight" in arrays), None)
     pooler = "pooler.dense.weight" in arrays and not head
     if pooler:
         check_setting(card, "pooler_act", "tanh", "tanh")
-    width, _, patch_size, _ = _shape(arrays, "embeddings.patch_embeddings.projection", 4)
-    depth = len({name.split(".")[2] for name in arrays if name.startswith("encoder.layer.")})
+    width, channels, patch_size, _ = _shape(arrays, naming.names["embedding"], 4)
+    depth = count_blocks(naming, arrays)
     if not check_setting(card, "qkv_bias", True, True, False):
-        for i, name in ((i, name) for i in range(depth) for name in ("query", "key", "value")):
-            arrays.setdefault(f"encoder.layer.{i}.attention.attention.{name}.bias", torch.zeros(width))
-    check_sizes(card, {"num_hidden_layers": depth, "hidden_size": width, "patch_size": patch_size})
+        for i, name in ((i, name) for i in range(depth) for name in naming.qkv):
+            arrays.setdefault(f"{naming.blocks}{i}.{name}.bias", torch.zeros(width))
+    sizes = {"num_hidden_layers": depth, "hidden_size": width, "patch_size": patch_size, "num_channels": channels}
+    check_sizes(card, sizes)
     distilled = kind == "deit" and head in HEADS[1:]
+    fc2 = "mlp.weights_out" if dinov2 and swiglu else naming.names.get("mlp.fc2", "mlp.fc2")
     registers = "embeddings.distillation_token" if kind == "deit" and not distilled else "embeddings.register_tokens"
     size = to_size(card.get("image_size", ViTConfig.image_size))
     if dinov2 and isinstance(size, tuple):
         raise UserError(f"{CARD} says image_size={size}, and DINOv2's positions are for square images.")
     return ViTConfig(
         image_size=size,
+        in_chans=channels,
         patch_size=patch_size,
         width=width,
         depth=depth,
-        heads=card.get("num_attention_heads", 12),
-        mlp_dim=_shape(arrays, f"encoder.layer.0.{NAMES[kind].get('mlp.fc1', 'mlp.fc1')}", 2)[0],
+        heads=card.get("num_attention_heads", 6 if dinov3 else 12),
+        mlp_dim=_shape(arrays, f"{naming.blocks}0.{fc2}", 2)[1],
         num_classes=_shape(arrays, head, 2)[0] if head else 0,
-        pool="token+gap" if dinov2 and head else "token",
+        pool="token+gap" if dinov2 and head else "token" if kind != "ijepa" else "gap",
         representation_size=_shape(arrays, "pooler.dense", 2)[0] if pooler else None,
+        position="none" if dinov3 else "1d",
         position_interpolation="bicubic_antialias" if kind == "dinov2_with_registers" else "bicubic",
-        gelu=GELU[check_setting(card, "hidden_act", "gelu", *GELU)],
-        layer_norm_eps=card.get("layer_norm_eps", 1e-6 if dinov2 else 1e-12),
-        layer_scale=card.get("layerscale_value", 1.0) if dinov2 else None,
+        rotary=Rotary(base=float(card.get("rope_theta", 100.0))) if dinov3 else None,
+        gelu=GELU[check_setting(card, "hidden_act", "gelu", *GELU)] if not gated else "erf",
+        swiglu=swiglu,
+        layer_norm_eps=card.get("layer_norm_eps", EPS.get(kind, 1e-12)),
+        layer_scale=card.get("layerscale_value", 1.0) if dinov2 or dinov3 else None,
         registers=require_shape(CARD, arrays, registers, 3)[1] if registers in arrays else 0,
         distilled=distilled,
     )
+
+
+def _infer_tower(kind: str, card: dict[str, Any], arrays: dict[str, Tensor]) -> ViTConfig:
+    """The configuration of the image tower of CLIP or SigLIP; drops the arrays from `arrays` that its output skips.
+
+    With a classifier, both classify the mean over patches: CLIP's without its last LayerNorm, where the class token
+    takes part in attention alone, so it is a register here; SigLIP's without its attention pooling.
+    """
+    clip, naming = kind.startswith("clip"), NAMING[kind]
+    classifies = "ForImageClassification" in str(card.get("architectures"))
+    card = card.get("vision_config", card)
+    width, _, patch_size, _ = _shape(arrays, naming.names["embedding"], 4)
+    sizes = {"num_hidden_layers": count_blocks(naming, arrays), "hidden_size": width, "patch_size": patch_size}
+    check_sizes(card, sizes)
+    unused = "post_layernorm." if clip else "head."
+    for name in [name for name in arrays if classifies and name.startswith(unused)]:
+        del arrays[name]
+    if clip and classifies:
+        _, rows, _ = require_shape("the file", arrays, naming.names["position.table"], 3)
+        cls, patches = arrays[naming.names["position.table"]].split([1, rows - 1], dim=1)
+        arrays[naming.names["registers"]] = arrays[naming.names["registers"]] + cls
+        arrays[naming.names["position.table"]] = patches
+    return ViTConfig(
+        image_size=to_size(card.get("image_size", 224)),
+        patch_size=patch_size,
+        width=width,
+        depth=sizes["num_hidden_layers"],
+        heads=card.get("num_attention_heads", 12),
+        mlp_dim=_shape(arrays, f"{naming.blocks}0.mlp.fc1", 2)[0],
+        num_classes=_shape(arrays, "classifier", 2)[0] if "classifier.weight" in arrays else 0,
+        pool="gap" if classifies else "token" if clip else "map" if "head.probe" in arrays else "gap",
+        position_interpolation="bicubic",
+        gelu=GELU[check_setting(card, "hidden_act", "quick_gelu" if clip else "gelu_pytorch_tanh", *GELU)],
+        layer_norm_eps=card.get("layer_norm_eps", EPS[kind]),
+        pre_norm=clip,
+        final_norm="none" if clip and classifies else "tokens",
+        registers=int(clip and classifies),
+    )
+
+
+def count_blocks(naming: Naming, arrays: dict[str, Tensor]) -> int:
+    return len({name.removeprefix(naming.blocks).split(".")[0] for name in arrays if name.startswith(naming.blocks)})
 
 
 def _infer_resnet(card: dict[str, Any], arrays: dict[str, Tensor], images: dict[str, Any]) -> ResNetConfig:
@@ -273,8 +269,8 @@ def write_huggingface(model: Model, folder: Path | str, card: dict[str, Any]) ->
     """Writes a folder from which `AutoModelForImageClassification.from_pretrained(folder)` builds an equal model, or
     `AutoModel` where there is no head. Its images are in [-1, 1].
 
-    Of `card`, `classes` and `preprocessing` are written. Raises ValueError for a model that Hugging Face's code would
-    compute otherwise, and for a folder with other files.
+    Of `card`, `classes` and `preprocessing` are written, and in README.md all that `model_card` reads. Raises
+    ValueError for a model that Hugging Face's code would compute otherwise, and for a folder with other files.
     """
     check_classes(card, model.config)
     if not isinstance(model, ViT):
@@ -288,7 +284,8 @@ def write_huggingface(model: Model, folder: Path | str, card: dict[str, Any]) ->
     if kind.startswith("dinov2"):  # required by their classes
         arrays[f"{prefix}embeddings.mask_token"] = torch.zeros_like(arrays[f"{prefix}embeddings.cls_token"][0])
     settings = model_settings(kind, config, card.get("classes"))
-    write_files(Path(folder), arrays, {CARD: settings, IMAGES: image_settings(config, card)})
+    readme = model_card("huggingface", Path(folder), model.config, card)
+    write_files(Path(folder), arrays, {CARD: settings, IMAGES: image_settings(config, card), README: readme})
 
 
 def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
@@ -318,7 +315,7 @@ def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
     if is_dinov2:
         supported["mlp_dim"] = (max(config.mlp_dim // config.width, 1) * config.width,)
         supported["image_size"] = (config.image_hw[0], config.image_hw[:1] * 2)
-    free = ("layer_norm_eps", "layer_scale", "registers", "class_position")
+    free = ("layer_norm_eps", "layer_scale", "registers", "class_position", "in_chans")
     check_supported("Hugging Face's code", config, supported, free)
     state = {name: tensor for name, tensor in cpu_state(model).items() if not name.startswith("position.")}
     rows = model.position.absolute()

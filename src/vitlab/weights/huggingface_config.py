@@ -20,21 +20,41 @@ logger = logging.getLogger(__name__)
 IMAGES = "preprocessor_config.json"
 HALF = [0.5] * 3, [0.5] * 3
 IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+OPENAI = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+NORMALIZATION = {
+    **dict.fromkeys(("deit", "dinov2", "dinov2_with_registers", "dinov3_vit", "vit_mae", "vit_msn", "ijepa"), IMAGENET),
+    **dict.fromkeys(("clip", "clip_vision_model"), OPENAI),
+}
+"""`model_type` -> mean and std of a folder without preprocessor_config.json; of others HALF."""
 _SHORTEST = {"resample": 3, "size": {"shortest_edge": 224}, "crop_size": 224, "do_center_crop": True}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "ViT": {"resample": 2, "size": 224},
     "DeiT": {"resample": 3, "size": 256, "crop_size": 224, "do_center_crop": True},
     "Bit": _SHORTEST,
     "CLIP": _SHORTEST,
+    "Siglip": {"resample": 3, "size": 224},
+    "DINOv3ViT": {"resample": 2, "size": 224},
 }
 """Defaults of their image processors."""
-PROCESSOR_OF = {"vit": "ViT", "deit": "DeiT", "dinov2": "Bit", "dinov2_with_registers": "Bit", "bit": "Bit"}
+PROCESSOR_OF = {
+    "deit": "DeiT",
+    **dict.fromkeys(("dinov2", "dinov2_with_registers", "bit"), "Bit"),
+    "dinov3_vit": "DINOv3ViT",
+    **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
+    **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),
+}
+"""`model_type` -> the image processor of a folder that names none; of others ViT's."""
 RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Pillow's numbers."""
 
 
 CLASSES = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
-GELU: dict[str, Literal["erf", "tanh"]] = {"gelu": "erf", "gelu_new": "tanh", "gelu_pytorch_tanh": "tanh"}
+GELU: dict[str, Literal["erf", "tanh", "quick"]] = {
+    "gelu": "erf",
+    "gelu_new": "tanh",
+    "gelu_pytorch_tanh": "tanh",
+    "quick_gelu": "quick",
+}
 
 
 # -------------------------------------------------------------------------------------------------------- reading
@@ -75,7 +95,9 @@ def read_preprocessing(images: dict[str, Any], kind: str, folder: Path) -> Prepr
     Where it leaves images at different sizes, or pads them with black, they are squashed to size instead, with a
     warning. Raises UserError for invalid settings.
     """
-    name = str(images.get("image_processor_type") or images.get("feature_extractor_type") or PROCESSOR_OF.get(kind))
+    name = str(
+        images.get("image_processor_type") or images.get("feature_extractor_type") or PROCESSOR_OF.get(kind, "ViT")
+    )
     name = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name)
     images = PROCESSORS.get(name, PROCESSORS["ViT"]) | images
     mean, std = read_normalization(images, kind)
@@ -108,7 +130,7 @@ def read_preprocessing(images: dict[str, Any], kind: str, folder: Path) -> Prepr
 def read_normalization(images: dict[str, Any], kind: str) -> tuple[list[float], list[float]]:
     """Mean and standard deviation, of images in [0, 1]."""
     if not images:
-        return IMAGENET if kind.startswith("d") else HALF
+        return NORMALIZATION.get(kind, HALF)
     factor = images.get("rescale_factor", 1 / 255) if images.get("do_rescale", True) else 1.0
     if not isinstance(factor, float) or not math.isclose(factor, 1 / 255, rel_tol=1e-3):
         raise UserError(f"{IMAGES} does not bring images to [0, 1] (rescale_factor 1/255) before it normalizes.")
@@ -157,7 +179,7 @@ def model_settings(kind: str, config: ViTConfig, classes: Sequence[str] | None) 
         "layer_norm_eps": config.layer_norm_eps,
         "image_size": config.image_size if isinstance(config.image_size, int) else list(config.image_size),
         "patch_size": config.patch_size,
-        "num_channels": 3,
+        "num_channels": config.in_chans,
         "qkv_bias": True,
     }
     if kind.startswith("dinov2"):
@@ -192,6 +214,6 @@ def image_settings(config: ViTConfig, card: dict[str, Any]) -> dict[str, Any]:
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": HALF[0],
-        "image_std": HALF[1],
+        "image_mean": [0.5] * config.in_chans,
+        "image_std": [0.5] * config.in_chans,
     }

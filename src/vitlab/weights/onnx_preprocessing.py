@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from vitlab.data.transforms import EvalTransform
+from vitlab.data.transforms import EvalTransform, pair
 from vitlab.errors import UserError
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.checkpoint import PARITY_BATCHES
@@ -36,9 +36,9 @@ def preprocessing_graph(how: Preprocessing, image_hw: tuple[int, int], opset: in
     """An ONNX model in text form: uint8 `images` [batch, height, width, 3] to float32 [batch, 3, H, W] in [-1, 1],
     resized and cropped to `image_hw` as `EvalTransform` does. Raises UserError as `check_expressible`."""
     check_expressible(how)
-    h, w = image_hw
+    (h, w), crop = image_hw, pair(how.crop_size or image_hw)
     if how.resize is None:
-        full = f"full = Constant <value_ints = [{h}, {w}]> ()"
+        full = f"full = Constant <value_ints = [{crop[0]}, {crop[1]}]> ()"
     elif how.keep_aspect:
         full = f"""sides = Shape <start = 1, end = 3> (images)
           short = ReduceMin <keepdims = 0> (sides)
@@ -61,9 +61,10 @@ def preprocessing_graph(how: Preprocessing, image_hw: tuple[int, int], opset: in
           batch = Shape <start = 0, end = 2> (planes)
           sizes = Concat <axis = 0> (batch, full)
           resized = Resize <{kind}> (pixels, , , sizes)
-          size = Constant <value_ints = [{h}, {w}]> ()
-          rest = Sub (full, size)
+          crop = Constant <value_ints = [{crop[0]}, {crop[1]}]> ()
+          rest = Sub (full, crop)
           {halve}
+          size = Constant <value_ints = [{h}, {w}]> ()
           stop = Add (start, size)
           axes = Constant <value_ints = [2, 3]> ()
           window = Slice (resized, start, stop, axes)
@@ -95,7 +96,9 @@ def prepend_preprocessing(model: "onnx_ir.Model", how: Preprocessing, image_hw: 
 def preprocessed_inputs(how: Preprocessing, image_hw: tuple[int, int]) -> dict[str, Any]:
     """`batches` and `prepare` for `check_parity`: random uint8 images that are cropped and not resized, so that the
     rounding of gray levels has no part in a difference."""
-    height, width = (how.resize, how.resize * (2 if how.keep_aspect else 1)) if how.resize else image_hw
+    height, width = pair(how.crop_size or image_hw)
+    if how.resize:
+        height, width = how.resize, how.resize * (2 if how.keep_aspect else 1)
     generator = torch.Generator().manual_seed(0)
     batches = [
         torch.randint(256, (batch, height, width, 3), dtype=torch.uint8, generator=generator)

@@ -34,6 +34,7 @@ from vitlab.weights.layout import (
     renamed_layout,
     write_state,
 )
+from vitlab.weights.model_card import README, model_card
 from vitlab.weights.timm_architectures import ACTIVATIONS, CLIP, check_bare, rename_eva, reorder_pairs, rotary_of
 from vitlab.weights.timm_config import BACKBONE, GROUP_NORM_EPS, IMAGENET, WEIGHT_EPS, Card, infer_config
 
@@ -177,16 +178,17 @@ def _complete(tensors: dict[str, Tensor], config: ViTConfig) -> None:
 def write_timm(model: Model, folder: Path | str, card: dict[str, Any]) -> None:
     """Writes a folder from which `timm.create_model("local-dir:FOLDER", pretrained=True)` builds an equal model.
 
-    Its images are in [-1, 1] (mean and std 0.5). Of `card`, `classes` becomes `label_names`, and `preprocessing` the
-    settings of timm's transforms. Positions of every kind that enter at the stem become one table; standardized weights
-    are scaled so that timm's eps gives the same.
+    Its images are in [-1, 1] (mean and std 0.5). Of `card`, `classes` becomes `label_names`, `preprocessing` the
+    settings of timm's transforms; README.md has all that `model_card` reads. Positions of every kind that enter at the
+    stem become one table; standardized weights are scaled so that timm's eps gives the same.
 
     Raises ValueError for a hybrid and any other model that timm's cannot represent, and for a folder with other files.
     """
     _check_representable(model.config)
     check_classes(card, model.config)
     config, state = _to_timm(model)
-    write_files(Path(folder), write_state(timm_layout(config), state), {CARD: timm_card(config, card)})
+    files = {CARD: timm_card(config, card), README: model_card("timm", Path(folder), model.config, card)}
+    write_files(Path(folder), write_state(timm_layout(config), state), files)
 
 
 def timm_card(config: ModelConfig, extra: Mapping[str, Any]) -> dict[str, Any]:

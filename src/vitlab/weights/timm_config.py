@@ -95,11 +95,11 @@ def _read_preprocessing(
 ) -> Preprocessing:
     """The result of `timm.data.resolve_data_config(pretrained_cfg=images, use_test_size=True)`.
 
-    A size that the patch does not divide becomes the largest that it does: timm's patches leave the rest out.
+    Where the patch does not divide the size, timm's patches leave the rest out.
     """
     size = images.get("test_input_size") or images.get("input_size") or (3, 224, 224)
     patch = args.get("patch_size") or (re.search(r"_patch(\d+)_", architecture) or (0, 1))[1]
-    height, width = (int(side) // int(patch) * int(patch) for side in size[1:])
+    height, width = map(int, size[1:])
     mode, crop = images.get("crop_mode") or "center", images.get("test_crop_pct") or images.get("crop_pct") or 0.875
     resize = math.floor(min(height, width) / crop)
     if mode not in ("center", "squash") or resize < max(height, width):
@@ -112,7 +112,7 @@ def _read_preprocessing(
         interpolation=images.get("interpolation") or "bicubic",
         mean=tuple(map(float, images.get("mean") or IMAGENET[0])),
         std=tuple(map(float, images.get("std") or IMAGENET[1])),
-    )
+    ).for_patches(int(patch))
 
 
 # ---------------------------------------------------------------------------------------- the model of the tensors

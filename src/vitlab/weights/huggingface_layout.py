@@ -1,0 +1,167 @@
+"""The arrays of Hugging Face's models: one table of names for each kind, for reading and for writing."""
+
+import re
+from typing import NamedTuple
+
+from torch import Tensor
+
+from vitlab.models import ModelConfig, ViTConfig
+from vitlab.weights.layout import Layout, Slot, renamed_layout
+
+HEADS = ("classifier", "cls_classifier", "distillation_classifier")
+"""Parts outside the body. The names of the body begin with its kind in files with a head."""
+
+
+class Naming(NamedTuple):
+    """How the arrays of a kind are named."""
+
+    names: dict[str, str]
+    """Our name of a part, without block, `.weight` and `.bias` -> theirs; all others are the same."""
+    blocks: str = "encoder.layer."
+    qkv: tuple[str, ...] = ("attention.attention.query", "attention.attention.key", "attention.attention.value")
+    prefix: str = ""
+    """In front of the names of the body in some files; "" is the kind and a dot."""
+    ignored: str = r"embeddings\.mask_token$"
+    """Pattern of arrays that only pre-training or another tower uses."""
+
+
+_VIT = {
+    "cls": "embeddings.cls_token",
+    "distillation": "embeddings.distillation_token",
+    "registers": "embeddings.register_tokens",
+    "position.table": "embeddings.position_embeddings",
+    "embedding": "embeddings.patch_embeddings.projection",
+    "norm1": "layernorm_before",
+    "attention.out": "attention.output.dense",
+    "norm2": "layernorm_after",
+    "mlp.fc1": "intermediate.dense",
+    "mlp.fc2": "output.dense",
+    "norm": "layernorm",
+    "pre_logits": "pooler.dense",
+    "head": "classifier",
+    "head_distilled": "distillation_classifier",
+}
+_SCALES = {"branch1.scale": "layer_scale1.lambda1", "branch2.scale": "layer_scale2.lambda1"}
+_DINOV2 = {**{ours: _VIT[ours] for ours in _VIT if ours not in ("norm1", "norm2", "mlp.fc1", "mlp.fc2")}, **_SCALES}
+_DINOV3 = {
+    **{ours: _VIT[ours] for ours in ("cls", "registers", "head")},
+    **_SCALES,
+    "embedding": "embeddings.patch_embeddings",
+    "attention.out": "attention.o_proj",
+    "mlp.fc1": "mlp.up_proj",
+    "mlp.fc2": "mlp.down_proj",
+}
+_CLIP = {
+    "cls": "embeddings.class_embedding",
+    "registers": "embeddings.class_embedding",
+    "position.table": "embeddings.position_embedding.weight",
+    "embedding": "embeddings.patch_embedding",
+    "pre_norm": "pre_layrnorm",
+    "norm1": "layer_norm1",
+    "attention.out": "self_attn.out_proj",
+    "norm2": "layer_norm2",
+    "norm": "post_layernorm",
+    "map.probe": "head.probe",
+    "map.attention.qkv": "head.attention.in_proj",
+    "map.attention.out": "head.attention.out_proj",
+    "map.norm": "head.layernorm",
+    "map.mlp.fc1": "head.mlp.fc1",
+    "map.mlp.fc2": "head.mlp.fc2",
+    "head": "classifier",
+}
+_PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+_OTHER_TOWER = r"text_model\.|text_projection\.|logit_(scale|bias)$|embeddings\.position_ids$"
+_TOWER = Naming(_CLIP, "encoder.layers.", _PROJECTIONS, "vision_model.", _OTHER_TOWER)
+_BIT = {
+    "body.root": "embedder.convolution",
+    "body.root_norm": "embedder.norm",
+    "shortcut": "downsample.conv",
+    "shortcut_norm": "downsample.norm",
+    "head": "classifier.1",
+}
+NAMING = {
+    "vit": Naming(_VIT),
+    "deit": Naming({**_VIT, "registers": "embeddings.distillation_token"}),
+    "vit_mae": Naming(_VIT, prefix="vit.", ignored=r"decoder\.|embeddings\.mask_token$"),
+    "vit_msn": Naming(_VIT, prefix="vit."),
+    "ijepa": Naming(_VIT),
+    "dinov2": Naming(_DINOV2),
+    "dinov2_with_registers": Naming(_DINOV2),
+    "dinov3_vit": Naming(_DINOV3, "layer.", ("attention.q_proj", "attention.k_proj", "attention.v_proj")),
+    "clip": _TOWER,
+    "clip_vision_model": _TOWER,
+    "siglip": _TOWER,
+    "siglip_vision_model": _TOWER,
+    "bit": Naming(_BIT),
+}
+"""`model_type` -> the names of its arrays."""
+PARAMETER = re.compile(
+    r"(blocks\.(?P<block>\d+)\.|body\.stages\.(?P<stage>\d+)\.(?P<unit>\d+)\.)?(?P<part>.+?)(?P<leaf>\.weight|\.bias)?"
+)
+
+
+def huggingface_layout(kind: str, config: ModelConfig) -> Layout:
+    """Every array of a model, by its name without the prefix of its kind."""
+
+    def rename(ours: str) -> dict[str, int]:
+        match = PARAMETER.fullmatch(ours)
+        assert match
+        where = ""
+        if match["block"]:
+            where = f"{NAMING[kind].blocks}{match['block']}."
+        elif match["stage"]:
+            where = f"encoder.stages.{match['stage']}.layers.{match['unit']}."
+        part, leaf = match["part"], match["leaf"] or ""
+        leaf = leaf.replace(".", "_") if part == "map.attention.qkv" else leaf
+        return {f"{where}{name}{leaf}": 1 for name in _names(kind, config, part)}
+
+    layout = renamed_layout(config, rename)
+    if has_token_row(kind, config):
+        table = "embeddings.position_embeddings"
+        _, rows, width = layout[table].shape
+        layout[table] = Slot((1, rows + 1, width), "position.table")
+    return layout
+
+
+def _names(kind: str, config: ModelConfig, part: str) -> tuple[str, ...]:
+    """The parts in the file that hold a part of ours, in the order of its rows."""
+    names = NAMING[kind].names
+    if part == "attention.qkv":
+        return NAMING[kind].qkv
+    if isinstance(config, ViTConfig):
+        if part == "head" and config.distilled:
+            return ("cls_classifier",)
+        if config.swiglu and part == "mlp.fc1":
+            return ("mlp.gate_proj", "mlp.up_proj") if kind == "dinov3_vit" else ("mlp.weights_in",)
+        if config.swiglu and part == "mlp.fc2" and kind != "dinov3_vit":
+            return ("mlp.weights_out",)
+    return (names.get(part, part),)
+
+
+def has_token_row(kind: str, config: ModelConfig) -> bool:
+    """Whether the position table has a row for a distillation token that no head reads: a register here."""
+    return kind == "deit" and isinstance(config, ViTConfig) and config.registers > 0
+
+
+def select_arrays(kind: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The arrays of the image model, by their names without prefix, and completed: what CLIP stores without leading
+    dimensions gets them, and biases that a kind never has are zeros."""
+    naming = NAMING[kind]
+    prefix = naming.prefix or f"{kind}."
+    arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
+    arrays = {name: array for name, array in arrays.items() if not re.match(naming.ignored, name)}
+    if naming is _TOWER:
+        if (projection := arrays.pop("visual_projection.weight", None)) is not None:
+            arrays |= {"classifier.weight": projection, "classifier.bias": projection.new_zeros(projection.shape[:1])}
+        if (token := arrays.get(_CLIP["cls"])) is not None:
+            arrays[_CLIP["cls"]] = token[None, None]
+        if (table := arrays.get(_CLIP["position.table"])) is not None:
+            arrays[_CLIP["position.table"]] = table[None]
+        if (weight := arrays.get(f"{_CLIP['embedding']}.weight")) is not None:
+            arrays.setdefault(f"{_CLIP['embedding']}.bias", weight.new_zeros(weight.shape[:1]))
+    if kind == "dinov3_vit":
+        if (registers := arrays.get(_VIT["registers"])) is not None and not registers.numel():
+            del arrays[_VIT["registers"]]
+        for name in [name for name in arrays if re.search(r"\.[qkv]_proj\.weight$", name)]:
+            arrays.setdefault(name.replace(".weight", ".bias"), arrays[name].new_zeros(arrays[name].shape[:1]))
+    return arrays

@@ -1,0 +1,100 @@
+"""README.md of a folder for the Hugging Face hub: what the model is, what it was trained on, how to load it."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jinja2
+
+from vitlab.errors import quoted
+from vitlab.models import ModelConfig, ViTConfig
+from vitlab.models.registry import name_of
+from vitlab.preprocessing import Preprocessing
+
+README = "README.md"
+CLASSES = 20
+"""Maximum number of class names on a card."""
+ENVIRONMENT = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+    autoescape=False,  # Markdown; `cell` escapes what comes from outside
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    keep_trailing_newline=True,
+)
+ENVIRONMENT.filters["cell"] = lambda value: re.sub(r"([\\|`*_<>\[\]])", r"\\\1", quoted(str(value)))
+
+
+def model_card(
+    library: Literal["timm", "huggingface"], folder: Path, config: ModelConfig, card: Mapping[str, Any]
+) -> str:
+    """The text for a model in `folder`, with the front matter that the Hub reads.
+
+    Of the model's `card`: `classes`, `preprocessing`, `source`, and where it comes from a run of vitlab `dataset`,
+    `test_accuracy` and `start`. Local paths are shortened to their last name. There is no license, which is not known.
+    """
+    name, dataset = folder.resolve().name, card.get("dataset")
+    dataset = (
+        dataset if dataset is None or dataset.startswith("hub:") else Path(dataset.partition(":")[2] or dataset).name
+    )
+    text = ENVIRONMENT.get_template("README.md.j2").render(
+        metadata=_metadata(library, name, config, card, dataset),
+        title=f"{name_of(config)}{f' for {dataset}' if dataset and config.num_classes else ''}",
+        library=library,
+        folder=name,
+        config=config,
+        card=card,
+        dataset=dataset,
+        facts=_facts(config, card, dataset),
+    )
+    return text.encode(errors="replace").decode()  # names of folders may not be valid text
+
+
+def _metadata(library: str, name: str, config: ModelConfig, card: Mapping[str, Any], dataset: str | None) -> str:
+    """The front matter, YAML."""
+    from huggingface_hub import EvalResult, ModelCardData  # slow to import
+
+    task = "image-classification" if config.num_classes else "image-feature-extraction"
+    result = EvalResult(
+        task_type="image-classification",
+        dataset_type=(dataset or "").removeprefix("hub:"),
+        dataset_name=(dataset or "").removeprefix("hub:"),
+        metric_type="accuracy",
+        metric_value=card.get("test_accuracy"),
+    )
+    return ModelCardData(
+        library_name={"timm": "timm", "huggingface": "transformers"}[library],
+        pipeline_tag=task,
+        tags=[task, "vitlab", config.kind],
+        base_model=_hub_id(card.get("source")),
+        datasets=_hub_id(dataset),
+        model_name=name,
+        eval_results=[result] if dataset and "test_accuracy" in card else None,
+    ).to_yaml()
+
+
+def _hub_id(spec: str | None) -> str | None:
+    """OWNER/NAME of what is on the hub; None for anything else."""
+    match = re.match(r"(?:hub:([\w.-]+/[\w.-]+)|timm:([\w.-]+))", spec or "")
+    return match and (match[1] or f"timm/{match[2]}")
+
+
+def _facts(config: ModelConfig, card: Mapping[str, Any], dataset: str | None) -> dict[str, str | None]:
+    """Rows of the table; those of nothing are left out."""
+    classes = [str(name) for name in card.get("classes") or ()]
+    names = ", ".join(classes[:CLASSES]) + (", ..." if len(classes) > CLASSES else "")
+    sizes = ""
+    if isinstance(config, ViTConfig):
+        sizes = (
+            f": {config.depth} blocks, width {config.width}, {config.heads} heads, patches of {config.stride} pixels"
+        )
+    return {
+        "architecture": name_of(config) + sizes,
+        "parameters": f"{config.num_parameters:,}",
+        "image size": "{} x {} pixels".format(*config.image_hw),
+        "images": Preprocessing.read(card, "the card", config.image_size).describe(),
+        "classes": names,
+        "trained on": dataset,
+        "initial weights": card.get("start"),
+        "converted from": card.get("source") if _hub_id(card.get("source")) else None,
+    }

@@ -1,0 +1,103 @@
+"""README.md of converted models: what the Hub reads, and code that loads them, run as it stands there."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from PIL import Image
+
+from vitlab.models import ResNetBody, ResNetConfig
+from vitlab.models.vit import ViT
+from vitlab.preprocessing import Preprocessing
+from vitlab.weights import convert, save_model
+from vitlab.weights.model_card import model_card
+
+RUN = {
+    "dataset": "folder:/secret/photos of flowers",
+    "root": "/secret",
+    "classes": ["rose", "a|b", "<i>", "tulip", "\udcff"],
+    "test_accuracy": 0.875,
+    "start": "base sha256:0123",
+    "preprocessing": Preprocessing(12, 14, interpolation="bicubic").to_card(),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tiny: Callable[..., ViT], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Beside `theirs`, where a converted run is written."""
+    save_model(tiny(), tmp_path / "ours", extra=RUN)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def blocks(folder: Path) -> list[dict[str, Any]]:
+    """The names that each Python block of the card leaves."""
+    found = re.findall(r"^```python\n(.*?)^```$", (folder / "README.md").read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    results: list[dict[str, Any]] = [{} for _ in found]
+    for code, names in zip(found, results, strict=True):
+        exec(code, names)
+    return results
+
+
+@pytest.mark.parametrize(("to", "library"), [("timm", "timm"), ("huggingface", "transformers")])
+def test_the_card_of_a_run(folder: Path, to: Any, library: str) -> None:
+    report = convert("ours", "theirs", to=to)
+    card = ModelCard.load(folder / "theirs" / "README.md")
+    data = card.data.to_dict()
+    assert (data["library_name"], data["pipeline_tag"]) == (library, "image-classification")
+    assert {"vitlab", "image-classification"} < set(data["tags"])
+    assert data["model-index"][0]["results"][0]["metrics"] == [{"type": "accuracy", "value": 0.875}]
+    assert not {"license", "base_model", "datasets"} & data.keys()  # of which nothing is known
+    facts = ("# ViT/4 for photos of flowers", "87.50%", f"{report['parameters']:,}", "12 x 12", "base sha256:0123")
+    for fact in (*facts, r"a\|b, \<i\>"):
+        assert fact in card.text
+    assert "secret" not in card.content
+    convert("ours", "theirs", to=to)  # in place of an earlier one
+    assert convert("theirs", "again", to=to)["difference"] < 1e-4
+
+
+def test_its_code_loads_the_model_in_timm(folder: Path) -> None:
+    convert("ours", "theirs", to="timm")
+    theirs, ours = blocks(folder / "theirs")
+    prepared = theirs["transform"](Image.fromarray(np.zeros((20, 30, 3), np.uint8)))[None]
+    assert prepared.shape == (1, 3, 12, 12)
+    torch.testing.assert_close(theirs["model"](prepared), ours["model"](prepared), rtol=1e-4, atol=1e-4)
+
+
+def test_its_code_loads_the_model_in_transformers(folder: Path) -> None:
+    convert("ours", "theirs", to="huggingface")
+    theirs, ours = blocks(folder / "theirs")
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8))
+    prepared = theirs["processor"](image, return_tensors="pt")["pixel_values"]
+    with torch.no_grad():
+        logits = ours["model"](prepared)
+    torch.testing.assert_close(theirs["model"](prepared).logits, logits, rtol=1e-4, atol=1e-4)
+    best, probabilities = theirs["classify"](image)[0], logits.softmax(1)[0]
+    assert best["label"] == RUN["classes"][int(probabilities.argmax())]
+    assert best["score"] == pytest.approx(float(probabilities.max()), rel=1e-3)
+
+
+@pytest.mark.parametrize(("to", "name"), [("timm", "forward_features"), ("huggingface", "processor")])
+def test_a_model_without_a_head(folder: Path, tiny: Callable[..., ViT], to: Any, name: str) -> None:
+    save_model(tiny(num_classes=0), folder / "ours")
+    convert("ours", "theirs", to=to)
+    card = ModelCard.load(folder / "theirs" / "README.md")
+    assert card.data.to_dict()["pipeline_tag"] == "image-feature-extraction"
+    assert "8 features" in card.text
+    theirs, ours = blocks(folder / "theirs")
+    assert name in theirs or hasattr(theirs["model"], name)
+    assert ours["model"].head is None
+
+
+def test_what_is_on_the_hub_is_linked() -> None:
+    config = ResNetConfig(image_size=32, body=ResNetBody((1, 1), width=32, version="v2"), num_classes=4)
+    for source, hub_id in (("hub:google/bit-50@main", "google/bit-50"), ("timm:a.b", "timm/a.b"), ("runs/x", None)):
+        card = {"source": source, "dataset": "hub:owner/data", "test_accuracy": 0.5}
+        data = ModelCard(model_card("timm", Path("folder"), config, card)).data.to_dict()
+        assert (data.get("base_model"), data["datasets"]) == (hub_id, "owner/data")
+        assert data["model-index"][0]["results"][0]["dataset"]["name"] == "owner/data"
