@@ -48,10 +48,15 @@ class Point:
         return Point(f"{self.name}.seed-{seed}", dataclasses.replace(self.config, seed=seed), self.labels, start)
 
 
+# Settings that later versions added, with the value that says what every model was before.
+ADDED = {"final_norm": "tokens", "in_chans": 3}
+
+
 def digest(point: Point, points: Mapping[str, Point]) -> str:
     """Eight hexadecimal digits of everything that the point's result depends on.
 
-    Settings that are off (None, False) do not count: a new setting leaves the digests of old points unchanged.
+    Settings that are off (None, False) or at the value of ADDED do not count: a new setting leaves the digests of old
+    points unchanged.
     """
     start = digest(points[point.start], points) if point.start else None
     text = json.dumps([type(point.config).__name__, _enabled(to_dict(point.config)), start], sort_keys=True)
@@ -60,7 +65,8 @@ def digest(point: Point, points: Mapping[str, Point]) -> str:
 
 def _enabled(settings: Any) -> Any:
     if isinstance(settings, dict):
-        return {name: _enabled(value) for name, value in settings.items() if value is not None and value is not False}
+        off = (None, False)
+        return {k: _enabled(v) for k, v in settings.items() if not any(v is x for x in off) and v != ADDED.get(k)}
     return settings
 
 
