@@ -43,10 +43,10 @@ models/resnet_config.py: Convolutions of hybrids put the odd row of zeros before
 + return total - total // 2, total // 2
 pytest models/test_resnet.py -k tensorflow
 
-models/config.py: The product of attention with the values is missing from the count of operations, and so from MFU.
-- encoder = self.depth * (t * dense + 2 * t * t * d)
-+ encoder = self.depth * (t * dense + t * t * d)
-pytest models/test_package.py -k operations
+models/count.py: The product of attention with the values is missing from the count of operations, and so from MFU.
+- encoder = config.depth * (t * dense + 2 * t * t * d)
++ encoder = config.depth * (t * dense + t * t * d)
+pytest models/test_count.py -k operations
 
 weights/google_layout.py: Queries and keys of Google's files change places.
 - enumerate(("query", "key", "value"))
@@ -58,7 +58,7 @@ weights/timm.py: In timm's attention pooling keys and values come before the que
 + {name.replace(".qkv.", ".kv."): 2, name.replace(".qkv.", ".q."): 1}
 pytest weights/test_timm.py -k outputs
 
-weights/huggingface.py: The two LayerNorms of a block of Hugging Face's change places.
+weights/huggingface_layout.py: The two LayerNorms of a block of Hugging Face's change places.
 - "norm1": "layernorm_before",
 -     "attention.out": "attention.output.dense",
 -     "norm2": "layernorm_after",

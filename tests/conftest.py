@@ -26,6 +26,9 @@ SHARED = Path(__file__).parents[2] / "shared"
 """Golden files and data sets that are too large for the repository; they stand beside it, or nowhere."""
 
 torch.set_num_threads(1)  # small models gain nothing from more, and sums come out in the same order everywhere
+# The first backward pass of a process decides which threads autograd has. After a FakeTensorMode (torch.compile, meta
+# models) there would be eight, for devices that do not exist, and no process forked later (`in_ranks`) could train.
+torch.ones((), requires_grad=True).backward()
 settings.register_profile("vitlab", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("vitlab")
 

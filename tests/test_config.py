@@ -150,29 +150,6 @@ def test_settings_that_exclude_each_other(kind: type[Any], values: dict[str, Any
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"optim": OptimConfig(momentum=0.8)}, r"optim\.momentum=0\.8 has no effect with optim\.name='adam'; give opt"),
-        ({"optim": OptimConfig("sgd", beta1=0.8)}, r"optim\.beta1=0\.8 has no effect .*or leave optim\.beta1 at 0\.9"),
-        ({"optim": OptimConfig(end_lr=1e-5)}, r"end_lr=1e-05 has no effect .*give optim\.schedule='linear' too"),
-        ({"optim": OptimConfig(decay_on="kernels")}, r"decay_on='kernels' .*give optim\.weight_decay above 0 too"),
-        ({"data": DataConfig(crop="pad", min_area=0.3)}, r"data\.min_area=0\.3 has no effect with data\.crop='pad'"),
-        ({"data": DataConfig(pad=2)}, r"data\.pad=2 has no effect with data\.crop='inception'"),
-        ({"data": DataConfig(randaugment_magnitude=9)}, r"magnitude=9 .*give data\.randaugment_layers above 0 too"),
-    ],
-)
-@pytest.mark.parametrize("kind", [TrainConfig, FinetuneConfig])
-def test_settings_without_effect(kind: type, values: dict[str, Any], message: str) -> None:
-    refused(kind, {"steps": 1} | values, message)
-
-
-def test_settings_with_their_switch() -> None:
-    data = DataConfig(min_area=0.3, randaugment_layers=2, randaugment_magnitude=9)
-    optim = OptimConfig("sgd", momentum=0.8, schedule="linear", end_lr=1e-5, weight_decay=0.1, decay_on="kernels")
-    TrainConfig(steps=1, data=data, optim=optim)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
         ({"model": get_config("R50x1")}, "requires patches cut from the image"),
         ({"model": ViTConfig(patch_size=1, stem=ResNetBody((1,), width=32), num_classes=0)}, "requires patches cut"),
         ({"model": ViTConfig(patch_size=224, num_classes=0)}, "requires 2 patches or more, not 1"),
@@ -182,6 +159,7 @@ def test_settings_with_their_switch() -> None:
         ({"loss": "sigmoid"}, "loss='sigmoid' has no effect in masked patch prediction"),
         ({"label_smoothing": 0.1}, "label_smoothing=0.1 has no effect"),
         ({"mixup": 0.2}, "mixup=0.2 has no effect"),
+        ({"model": dataclasses.replace(HEADLESS, patch_dropout=0.5)}, "leave patch_dropout=0.5 out"),
     ],
 )
 def test_settings_that_masked_patch_prediction_cannot_use(values: dict[str, Any], message: str) -> None:

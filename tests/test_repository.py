@@ -21,14 +21,15 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 BENCHMARKS = sorted((ROOT / "benchmarks").rglob("*.py"))
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
-BASE = ("errors", "settings", "rng", "io", "display", "preprocessing", "config")
+BASE = ("errors", "settings", "switches", "rng", "io", "display", "preprocessing", "config")
 STANDS_ON = {
     "errors": (),
     "settings": ("errors",),
     "rng": (),
     "io": ("errors",),
     "display": ("errors",),
-    "config": ("errors", "settings", "preprocessing", "models.config"),
+    "switches": ("errors",),
+    "config": ("errors", "settings", "switches", "preprocessing", "models.config"),
     "preprocessing": ("errors", "settings"),
     "models": ("errors", "settings"),
     "data": BASE,

@@ -27,6 +27,7 @@ if typing.TYPE_CHECKING:
     from vitlab.models import list_models as list_models
     from vitlab.models.resnet import ResNet as ResNet
     from vitlab.models.vit import ViT as ViT
+    from vitlab.train.optim import parameter_groups as parameter_groups
     from vitlab.weights import convert as convert
     from vitlab.weights import load_model as load_model
     from vitlab.weights import save_model as save_model
@@ -49,6 +50,7 @@ MODULE_OF = {
     "list_models": "vitlab.models",
     "load_dataset": "vitlab.data.registry",
     "load_model": "vitlab.weights",
+    "parameter_groups": "vitlab.train.optim",
     "save_model": "vitlab.weights",
 }
 

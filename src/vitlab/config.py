@@ -4,45 +4,24 @@ Nothing here imports torch: recipes and the command line build on these in an in
 """
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
 from vitlab.errors import UserError
 from vitlab.models.config import ImageSize, ModelConfig, ViTConfig, check_rgb
 from vitlab.preprocessing import Preprocessing
-from vitlab.settings import check_fields
-
-PositiveInt = Annotated[int, Ge(1)]
-NonNegativeInt = Annotated[int, Ge(0)]
-Seed = Annotated[int, Ge(0), Lt(2**63)]
-PositiveFloat = Annotated[float, Gt(0)]
-NonNegativeFloat = Annotated[float, Ge(0)]
-Fraction = Annotated[float, Gt(0), Le(1)]
-FractionBelow1 = Annotated[float, Ge(0), Lt(1)]
-
-ABOVE_0 = "above 0"
-REQUIRED_SWITCHES: dict[str, dict[str, tuple[str, Any]]] = {
-    "optim": {
-        "momentum": ("name", "sgd"),
-        "beta1": ("name", "adam"),
-        "beta2": ("name", "adam"),
-        "end_lr": ("schedule", "linear"),
-        "decay_on": ("weight_decay", ABOVE_0),
-    },
-    "data": {
-        "min_area": ("crop", "inception"),
-        "pad": ("crop", "pad"),
-        "randaugment_magnitude": ("randaugment_layers", ABOVE_0),
-    },
-}
-"""Settings that have an effect only with one value of another setting of their section, the switch: setting -> (switch,
-value). With any other value they must keep their default."""
-
-
-def has_effect(value: Any, wanted: Any) -> bool:
-    """Whether a switch of REQUIRED_SWITCHES with this value gives the setting an effect."""
-    return value > 0 if wanted == ABOVE_0 else value == wanted
+from vitlab.settings import (
+    Fraction,
+    FractionBelow1,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Seed,
+    check_fields,
+)
+from vitlab.switches import check_switches
 
 
 @dataclass(frozen=True)
@@ -133,6 +112,8 @@ class OptimConfig:
     """Decoupled weight decay: each step takes lr * weight_decay * p off a parameter p."""
     decay_on: Literal["all", "kernels"] = "all"
     """What decays: every parameter, as in the paper's time, or matrices and patch filters only (big_vision)."""
+    layer_decay: Fraction = 1.0
+    """Learning rate of each block over that of the block after it; the head has `lr`, the embedding the lowest."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """How the learning rate changes after the warm-up."""
     warmup_steps: NonNegativeInt = 0
@@ -264,26 +245,17 @@ class TrainConfig:
         check_rgb(self.model)
         if self.masking is not None:
             self._check_masking()
-        self._check_ineffective()
-
-    def _check_ineffective(self) -> None:
-        """Raises UserError for a setting that its switch leaves without effect."""
-        for section, settings in REQUIRED_SWITCHES.items():
-            part = getattr(self, section)
-            for name, (switch, wanted) in settings.items():
-                value, default, current = getattr(part, name), getattr(type(part), name), getattr(part, switch)
-                if value != default and not has_effect(current, wanted):
-                    required = f"{section}.{switch} {wanted}" if wanted == ABOVE_0 else f"{section}.{switch}={wanted!r}"
-                    raise UserError(
-                        f"{section}.{name}={value!r} has no effect with {section}.{switch}={current!r}; give "
-                        f"{required} too, or leave {section}.{name} at {default!r}."
-                    )
+        check_switches(self)
 
     def _check_masking(self) -> None:
         """Masked patch prediction takes a headless ViT with patches of pixels, and no setting about classes."""
         model = self.model
         if not isinstance(model, ViTConfig) or model.stem is not None:
             raise UserError("masked patch prediction requires patches cut from the image; take a ViT without a stem.")
+        if model.patch_dropout:
+            raise UserError(
+                f"masked patch prediction needs every patch; leave patch_dropout={model.patch_dropout} out."
+            )
         if model.num_patches < 2:
             raise UserError(f"masked patch prediction requires 2 patches or more, not {model.num_patches}.")
         if model.pool == "map" or model.representation_size is not None or model.num_classes:

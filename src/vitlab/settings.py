@@ -12,6 +12,14 @@ from annotated_types import Ge, Gt, Le, Lt
 
 from vitlab.errors import UserError
 
+PositiveInt = Annotated[int, Ge(1)]
+NonNegativeInt = Annotated[int, Ge(0)]
+Seed = Annotated[int, Ge(0), Lt(2**63)]
+PositiveFloat = Annotated[float, Gt(0)]
+NonNegativeFloat = Annotated[float, Ge(0)]
+Fraction = Annotated[float, Gt(0), Le(1)]
+FractionBelow1 = Annotated[float, Ge(0), Lt(1)]
+
 RENAMED = {"test_pictures": "test_images"}
 """Settings that earlier versions wrote under another name: old -> new."""
 REMOVED = {"float8": False, "cuda_graphs": False}

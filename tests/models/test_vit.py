@@ -13,7 +13,7 @@ from torch.func import functional_call, grad, hessian, jacfwd, jvp, vmap
 from torchvision.models.feature_extraction import create_feature_extractor
 
 from vitlab.errors import UserError
-from vitlab.models import ResNetBody, ViTConfig, attention
+from vitlab.models import ResNetBody, Rotary, ViTConfig, attention
 from vitlab.models.position import resize_positions
 from vitlab.models.vit import ViT, evaluation_mode
 
@@ -424,3 +424,47 @@ def test_evaluation_mode_restores_every_module_after_an_error() -> None:
     with pytest.raises(RuntimeError, match="inside"):
         fail()
     assert [module.training for module in model.modules()] == [True, True, False, False]
+
+
+# --- patch dropout ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"pool": "gap"}, {"pool": "map", "registers": 2}, {"pre_norm": True}])
+def test_patch_dropout(settings: dict[str, Any]) -> None:
+    """In training each image keeps its own random 4 of 16 patches and all tokens in front; nothing else changes."""
+    sizes: dict[str, Any] = {
+        "image_size": 32,
+        "patch_size": 8,
+        "width": 16,
+        "depth": 2,
+        "heads": 2,
+        "mlp_dim": 24,
+        "num_classes": 5,
+    }
+    model = ViT(ViTConfig(**sizes, patch_dropout=0.75, position_std=1.0, head_std=1.0, **settings))
+    images = torch.randn(64, 3, 32, 32)
+    seen = []
+    model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    model.eval()(images)
+    model.train()(images)
+    whole, part = seen
+    front = model.config.num_prefix_tokens
+    assert part.shape == (64, front + 4, 16)
+    assert torch.equal(part[:, :front], whole[:, :front])
+    same = (part[:, front:, None] == whole[:, None, front:]).all(-1)  # [B, kept, patches]
+    assert (same.sum(2) == 1).all()
+    assert (same.sum(1) <= 1).all()
+    counts = same.sum((0, 1)).float()  # of each patch, binomial(64, 1 / 4)
+    assert ((counts - 16).abs() < 5 * (64 * 3 / 16) ** 0.5).all()
+    model.get_intermediate_layers(images, 1, reshape=True)  # keeps all
+
+
+def test_patch_dropout_keeps_a_patch() -> None:
+    config = ViTConfig(image_size=16, patch_size=8, width=8, depth=1, heads=1, mlp_dim=8, patch_dropout=0.9)
+    assert ViT(config).train().forward_features(torch.zeros(1, 3, 16, 16)).shape == (1, 2, 8)
+
+
+@pytest.mark.parametrize("changes", [{"encoder": "axial"}, {"rotary": Rotary()}, {"position_at": "every"}])
+def test_patch_dropout_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="patch_dropout requires"):
+        ViTConfig(patch_dropout=0.5, **changes)

@@ -22,6 +22,7 @@ from vitlab.train.optim import (
     learning_rate,
     load_optimizer_state,
     optimizer_state,
+    parameter_groups,
     set_learning_rate,
     update_average,
 )
@@ -191,6 +192,41 @@ def test_kernels_are_the_matrices_and_patch_filters() -> None:
     dense = ["attention.qkv", "attention.out", "mlp.fc1", "mlp.fc2"]
     expected = {f"blocks.0.{name}.weight" for name in dense}
     assert decayed == expected | {"embedding.weight", "pre_logits.weight", "head.weight"}
+
+
+def test_groups_by_depth() -> None:
+    """0.5 of the rate below each block; a frozen parameter is in no group, and moves no other's rate."""
+    model = ViT(dataclasses.replace(TINY, depth=2))
+    assert model.head is not None
+    model.head.bias.requires_grad_(False)
+    config = OptimConfig(lr=0.8, layer_decay=0.5, weight_decay=0.1, decay_on="kernels")
+    groups = parameter_groups(model.named_parameters(), config)
+    of = {name: group for group in groups for name, _ in group["params"]}
+    assert of.keys() == {name for name, _ in model.named_parameters()} - {"head.bias"}
+    expected = {"cls": 0.1, "embedding.weight": 0.1, "blocks.0.norm1.bias": 0.2, "blocks.1.mlp.fc2.weight": 0.4}
+    assert {name: of[name]["lr"] for name in expected} == pytest.approx(expected)
+    assert (of["norm.weight"]["lr"], of["head.weight"]["lr"]) == (0.8, 0.8)
+    assert {name for name in of if of[name]["weight_decay"]} == {
+        name for name, parameter in model.named_parameters() if is_decayed(name, parameter, config)
+    }
+    assert len(parameter_groups(model.named_parameters(), dataclasses.replace(config, layer_decay=1.0))) == 2
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_rate_of_each_depth(name: Any) -> None:
+    """A step with a rate of the schedule moves a block as one with its own rate does; a restored optimizer as well."""
+    config = OptimConfig(name=name, lr=1.0, layer_decay=0.5)
+    model = ViT(TINY)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = create_optimizer(model.named_parameters(), config)
+    load_optimizer_state(optimizer, optimizer_state(optimizer))
+    set_learning_rate(optimizer, 0.01)
+    optimizer.step()
+    steps = {name: (start[name] - p).mean().item() for name, p in model.named_parameters()}
+    expected = {"head.weight": 0.01, "blocks.0.mlp.fc1.weight": 0.005, "position.table": 0.0025}
+    assert {name: steps[name] for name in expected} == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])

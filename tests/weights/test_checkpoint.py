@@ -16,7 +16,7 @@ from vitlab.weights.google import write_google
 
 def test_options_reach_the_model(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
     save_model(tiny(representation_size=6), tmp_path / "saved")
-    options: dict[str, Any] = {"image_size": 20, "head_bias": -2.0, "dropout": 0.25}
+    options: dict[str, Any] = {"image_size": 20, "head_bias": -2.0, "dropout": 0.25, "patch_dropout": 0.5}
     model = load_model(tmp_path / "saved", reset_head=True, pre_logits="drop", **options)
     assert model.config == tiny(**options).config
     assert isinstance(model, ViT)

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 
 import tyro
 
-from vitlab.config import REQUIRED_SWITCHES, FewShotConfig, FinetuneConfig, TrainConfig, has_effect
+from vitlab.config import FewShotConfig, FinetuneConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.models.registry import get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.settings import nearest
+from vitlab.switches import REQUIRED_SWITCHES, has_effect
 
 AUTOMATIC = {
     "steps": {"--steps", "--epochs"},

@@ -164,7 +164,7 @@ def _measure(options: BenchOptions, key: Key) -> dict[str, Any]:
     steps[CEILING] = measure.products_step(products, getattr(torch, work.dtype), device)
     rates = measure.time_interleaved(steps, options.seconds, options.rounds)
     speeds = {name: measure.spread([work.batch * rate for rate in per_round]) for name, per_round in rates.items()}
-    flops = (6 if mode == "train" else 2) * config.forward_macs
+    flops = 6 * config.training_macs if mode == "train" else 2 * config.forward_macs
     tflops = {name: speed["median"] * flops / 1e12 for name, speed in speeds.items()}
     limit = peak_flops(device_name(device)) if work.dtype == "bfloat16" else None
     ceiling = {"images_per_s": speeds[CEILING], "tflops": tflops[CEILING]}

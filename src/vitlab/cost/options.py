@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from vitlab.config import PositiveFloat, PositiveInt
-from vitlab.settings import check_fields
+from vitlab.settings import PositiveFloat, PositiveInt, check_fields
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from vitlab.config import NonNegativeInt, PositiveFloat, PositiveInt
 from vitlab.errors import UserError
 from vitlab.models.config import Interpolation
-from vitlab.settings import check_fields
+from vitlab.settings import NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 
 Split = Literal["train", "val", "test", "trainval"]
 

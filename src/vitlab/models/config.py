@@ -4,21 +4,17 @@ import math
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge, Gt, Le
 
 from vitlab.errors import UserError
 from vitlab.models.count import count_macs, count_parameters
 from vitlab.models.image_size import MAX_PIXELS, ImageSize, check_divisible, hw
 from vitlab.models.resnet_config import ResNetBody
-from vitlab.settings import check_fields
+from vitlab.settings import FractionBelow1, NonNegativeFloat, NonNegativeInt, PositiveInt, check_fields
 
 Interpolation = Literal["corners", "bicubic", "bicubic_antialias"]
 """How a grid of position embeddings is resampled: bilinear with the corner patches' centers aligned (Google's), or
 bicubic with the image's edges aligned (Hugging Face, for most of its models), or that with antialiasing (timm)."""
-Positive = Annotated[int, Ge(1)]
-NonNegative = Annotated[int, Ge(0)]
-Rate = Annotated[float, Ge(0), Lt(1)]
-Std = Annotated[float, Ge(0)]
 # Larger values are a typo or an attack; they are rejected before anything is allocated.
 MAX_PARAMETERS = 2**40  # the largest ViT described so far has 2**34.4
 MAX_SINCOS_ELEMENTS = 2**25  # of the position table `sincos2d`, which is computed
@@ -33,7 +29,7 @@ class Rotary:
     """The periods grow geometrically, from 1 to nearly this."""
     coordinates: Literal["centered", "index"] = "centered"
     """From -2 pi to 2 pi across every image (DINOv3), or the number of the row and the column."""
-    reference: tuple[Positive, Positive] | None = None
+    reference: tuple[PositiveInt, PositiveInt] | None = None
     """Rows and columns of a grid; on another grid, numbers are scaled to span it (EVA-02). None scales nothing."""
     offset: float = 0.0
     """Number of the first row and the first column, before scaling."""
@@ -49,42 +45,44 @@ class ViTConfig:
     dynamic_image_size: bool = False
     """Takes images of any size that patches divide, and resamples the position embeddings for them in each forward
     pass; `image_size` is that of the parameters."""
-    in_chans: Positive = 3
+    in_chans: PositiveInt = 3
     """C, the channels of the images. Data sets and image files are read as RGB; other models are for use in Python."""
-    patch_size: Positive = 16
+    patch_size: PositiveInt = 16
     """P, the side of a patch in pixels; in a hybrid, in positions of the stem's feature map."""
-    width: Positive = 768
+    width: PositiveInt = 768
     """D, the length of a token; the number of heads must divide it."""
     depth: Annotated[int, Ge(1), Le(1_000)] = 12
     """L, the number of encoder blocks."""
-    heads: Positive = 12
+    heads: PositiveInt = 12
     """k, the number of attention heads."""
-    mlp_dim: Positive = 3072
+    mlp_dim: PositiveInt = 3072
     """Width of the hidden layer of each MLP (four times D in the paper)."""
-    num_classes: NonNegative = 1000
+    num_classes: NonNegativeInt = 1000
     """K, the number of outputs; 0 leaves the head out."""
     pool: Literal["token", "gap", "map", "token+gap"] = "token"
     """Representation of the image: the class token (Eq. 4), the mean over patches (App. D.3), a learned query's
     attention over all tokens (big_vision), or class token and mean one after the other (DINOv2's classifiers)."""
-    map_heads: Positive | None = None
+    map_heads: PositiveInt | None = None
     """Attention heads of `pool='map'`; None is `heads`."""
-    representation_size: Positive | None = None
+    representation_size: PositiveInt | None = None
     """Width of the hidden layer (Dense + tanh) before the head, used in pre-training (Sec. 3.1)."""
     position: Literal["none", "1d", "2d", "relative", "sincos2d"] = "1d"
     """Kind of position embedding (App. D.4); `sincos2d` is big_vision's fixed one."""
     position_at: Literal["stem", "every", "shared"] = "stem"
     """Where it enters (Table 8): before the encoder, or in every block, with one embedding per block or one for all.
     `relative` acts inside attention and takes `every` or `shared`."""
-    position_std: Std = 0.02
+    position_std: NonNegativeFloat = 0.02
     """Standard deviation of a new position embedding. Google's is 0.02, big_vision's 1 / sqrt(D); a larger one lets a
     short training on small images distinguish positions from the start."""
     position_interpolation: Interpolation | None = None
     """How position embeddings are resampled for another image size; None is `corners`, Google's."""
     rotary: Rotary | None = None
     """Rotations of queries and keys, besides `position` (DINOv3, EVA-02); None leaves them out."""
-    dropout: Rate = 0.0
+    patch_dropout: FractionBelow1 = 0.0
+    """Share of the patches that each image is without in training; at least one stays (as timm's `patch_drop_rate`)."""
+    dropout: FractionBelow1 = 0.0
     """Rate after the position embedding and every dense layer except the qkv projections (App. B.1)."""
-    stochastic_depth: Rate = 0.0
+    stochastic_depth: FractionBelow1 = 0.0
     """Share of images for which the last block is left out in training; rises linearly from 0 at the first."""
     gelu: Literal["tanh", "erf", "quick"] = "tanh"
     """Form of GELU: Google's weights were trained with the tanh approximation, OpenAI's CLIP with `quick`,
@@ -104,7 +102,7 @@ class ViTConfig:
     `fc_norm`); `none` leaves it out (C-RADIO)."""
     head_bias: float = 0.0
     """Initial bias of the head; Google starts sigmoid losses at -10 (ImageNet-21k and JFT) or -6.9 (ImageNet)."""
-    head_std: Std = 0.0
+    head_std: NonNegativeFloat = 0.0
     """Standard deviation of a new head's weights. Google starts at 0, which costs a short training from scratch its
     first hundreds of steps: until the head has grown, nothing below it learns."""
     encoder: Literal["full", "axial"] = "full"
@@ -113,7 +111,7 @@ class ViTConfig:
     """A hybrid cuts its patches from this ResNet's feature map (Sec. 3.1); None takes them from the image."""
     layer_scale: float | None = None
     """Start of a learned factor on every branch (DINOv2, DeiT III); None leaves it out."""
-    registers: NonNegative = 0
+    registers: NonNegativeInt = 0
     """Register tokens, without position, after the class token (DINOv2 with registers)."""
     class_position: bool = True
     """Whether the class token has a row in the position embedding; big_vision's and DeiT III's has none."""
@@ -162,6 +160,10 @@ class ViTConfig:
                 "dynamic_image_size requires encoder='full' and no axial mixing, which is built for one grid; load the "
                 "model with image_size instead.",
             ),
+            (
+                self.patch_dropout and (axial or self.rotary or self.position_at != "stem"),
+                "patch_dropout requires encoder='full', position_at='stem' and no rotary positions.",
+            ),
             (self.stem and self.in_chans != 3, f"a stem takes images of 3 channels, not in_chans={self.in_chans}."),
             (axial and self.stochastic_depth, "stochastic_depth requires encoder='full'."),
             (
@@ -196,6 +198,10 @@ class ViTConfig:
     def num_patches(self) -> int:
         """N = HW / P^2."""
         return math.prod(self.grid)
+
+    def kept_patches(self, patches: int) -> int:
+        """How many of so many patches `patch_dropout` leaves an image in training."""
+        return max(int(patches * (1 - self.patch_dropout)), 1)
 
     @property
     def has_class_token(self) -> bool:
@@ -232,12 +238,17 @@ class ViTConfig:
         return count_macs(self)
 
     @property
+    def training_macs(self) -> int:
+        """`forward_macs` in training, where `patch_dropout` leaves patches out."""
+        return count_macs(self, self.kept_patches(self.num_patches))
+
+    @property
     def macs_without_padding(self) -> int:
         """The same without a stem's products with the padding of its maps: what Table 6 counts.
 
         The paper's exaFLOPs are 6 times this (2 FLOPs each, backward twice the forward) times images seen.
         """
-        return self.forward_macs - (self.stem.padding_macs(self.image_hw) if self.stem else 0)
+        return self.training_macs - (self.stem.padding_macs(self.image_hw) if self.stem else 0)
 
 
 @dataclass(frozen=True)
@@ -249,7 +260,7 @@ class ResNetConfig:
     image_size: ImageSize = 224
     """Side of the input in pixels, or (height, width). Convolutions take any size; axial mixing was built for one."""
     body: ResNetBody = field(default_factory=ResNetBody)
-    num_classes: NonNegative = 1000
+    num_classes: NonNegativeInt = 1000
     """K, the number of outputs; 0 leaves the head out."""
     head_bias: float = 0.0
     """Initial bias of the head."""
@@ -283,6 +294,11 @@ class ResNetConfig:
     def forward_macs(self) -> int:
         """Multiply-accumulates of the products in one forward pass of one image."""
         return self.body.forward_macs(self.image_hw) + self.body.channels * self.num_classes
+
+    @property
+    def training_macs(self) -> int:
+        """The same as `forward_macs`."""
+        return self.forward_macs
 
     @property
     def macs_without_padding(self) -> int:

@@ -35,9 +35,11 @@ def _position_parameters(config: "ViTConfig") -> int:
     return rows.get(config.position, 0) * (config.depth if config.position_at == "every" else 1)
 
 
-def count_macs(config: "ViTConfig") -> int:
-    """Multiply-accumulates of the matrix products in one forward pass of one image."""
-    d, t, n, p = config.width, config.num_tokens, config.num_patches, config.num_prefix_tokens
+def count_macs(config: "ViTConfig", kept_patches: int | None = None) -> int:
+    """Multiply-accumulates of the matrix products in one forward pass of one image, of which the encoder sees all
+    patches or `kept_patches`."""
+    d, n, p = config.width, config.num_patches, config.num_prefix_tokens
+    t = p + (n if kept_patches is None else kept_patches)
     mlp = (3 if config.swiglu else 2) * d * config.mlp_dim
     channels = config.stem.channels if config.stem else config.in_chans
     stem = config.stem.forward_macs(config.image_hw) if config.stem else 0

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlab.models.attention import Attention
+from vitlab.models.blocks import RepeatedBlock
 from vitlab.models.config import ViTConfig
 from vitlab.models.init import linear
 
@@ -55,7 +56,7 @@ class Branch(nn.Module):
         return tokens * (mask / (1 - self.drop_path)).to(tokens.dtype)
 
 
-class Block(nn.Module):
+class Block(RepeatedBlock):
     """One pre-norm encoder block, Eq. 2 and Eq. 3. `drop_path` is its rate of stochastic depth."""
 
     def __init__(self, config: ViTConfig, drop_path: float = 0.0) -> None:

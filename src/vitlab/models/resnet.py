@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitlab.errors import UserError
 from vitlab.models.attention import Attention
+from vitlab.models.blocks import Backbone, RepeatedBlock
 from vitlab.models.config import ResNetConfig
 from vitlab.models.image_size import check_divisible
 from vitlab.models.init import init_weights, linear
@@ -138,7 +139,7 @@ class AxialMixing(nn.Module):
         return self.pool(columns.permute(0, 3, 2, 1))
 
 
-class Bottleneck(nn.Module):
+class Bottleneck(RepeatedBlock):
     """A residual branch of three convolutions: 1x1 to fewer channels, 3x3 (or axial attention), 1x1 to more."""
 
     def __init__(self, unit: Unit, body: ResNetBody, grid: tuple[int, int]) -> None:
@@ -205,7 +206,7 @@ class Body(nn.Module):
         return maps
 
 
-class ResNet(nn.Module):
+class ResNet(Backbone):
     """A ResNet as BiT builds it, with the interface of every model here: features, then head."""
 
     def __init__(self, config: ResNetConfig, *, generator: torch.Generator | None = None) -> None:

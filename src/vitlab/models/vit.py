@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from vitlab.errors import UserError
+from vitlab.models.blocks import Backbone
 from vitlab.models.config import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.encoder import AxialBlock, Block, MAPHead
 from vitlab.models.init import init_weights, linear
@@ -41,7 +42,7 @@ class PatchEmbedding(nn.Module):
         return F.linear(patches.to(self.weight.dtype), self.weight.flatten(1), self.bias)
 
 
-class ViT(nn.Module):
+class ViT(Backbone):
     """The Vision Transformer: `ViT(config)` is freshly initialized; `vitlab.load_model` returns trained ones."""
 
     def __init__(self, config: ViTConfig, *, generator: torch.Generator | None = None) -> None:
@@ -121,6 +122,7 @@ class ViT(nn.Module):
         patches down and across, where they are not the configuration's."""
         tables = self.position.tables(grid)
         tokens = self._to_tokens(tokens, tables)
+        tokens = self._drop_patches(tokens)
         for layer in range(self.config.depth):
             tokens = self._apply_block(layer, tokens, tables)
         return tokens if self.config.final_norm == "mean" else self.norm(tokens)
@@ -134,6 +136,15 @@ class ViT(nn.Module):
         at_stem = self.config.position_at == "stem"
         tokens = self.dropout(self.position(tokens, 0, tables) if at_stem else tokens)
         return tokens if self.pre_norm is None else self.pre_norm(tokens)
+
+    def _drop_patches(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B t D"]:
+        """In training, a random part of each image's patches, and all tokens in front of them."""
+        if not (self.training and self.config.patch_dropout):
+            return tokens
+        front, patches = tokens.tensor_split([self.config.num_prefix_tokens], dim=1)
+        draws = torch.rand_like(patches[..., 0], dtype=torch.float32)
+        kept = draws.argsort(dim=1)[:, : self.config.kept_patches(patches.shape[1])]
+        return torch.cat([front, patches.gather(1, kept[..., None].expand(-1, -1, patches.shape[2]))], dim=1)
 
     def _apply_block(self, layer: int, tokens: Float[Tensor, "B T D"], tables: Tables) -> Float[Tensor, "B T D"]:
         tokens = tokens if self.config.position_at == "stem" else self.position(tokens, layer, tables)

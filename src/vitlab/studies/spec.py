@@ -49,7 +49,7 @@ class Point:
 
 
 # Settings that later versions added, with the value that says what every model was before.
-ADDED = {"final_norm": "tokens", "in_chans": 3}
+ADDED = {"final_norm": "tokens", "in_chans": 3, "patch_dropout": 0.0, "layer_decay": 1.0}
 
 
 def digest(point: Point, points: Mapping[str, Point]) -> str:

@@ -255,7 +255,7 @@ class _Run:
     def __post_init__(self) -> None:
         self.world, self.device = self.state.parallel.world, self.state.sums.device
         peak = peak_flops(device_name(self.device))
-        self.speed = Speed(6.0 * self.config.model.forward_macs, peak and peak * self.world.world_size)
+        self.speed = Speed(6.0 * self.config.model.training_macs, peak and peak * self.world.world_size)
 
     def resume(self) -> None:
         """Restores the last valid checkpoint, and describes the run."""

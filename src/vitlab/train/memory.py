@@ -26,10 +26,10 @@ from torch.utils.checkpoint import checkpoint
 from vitlab.config import TrainConfig
 from vitlab.models import ModelConfig
 from vitlab.models.attention import MatmulAttention, attention_path, attention_weights
+from vitlab.models.blocks import model_blocks
 from vitlab.models.vit import build_model
 from vitlab.train.objectives import blank_batch, create_objective, create_training_model
 from vitlab.train.optim import state_per_weight
-from vitlab.train.parallel import model_blocks
 from vitlab.train.precision import Precision
 
 

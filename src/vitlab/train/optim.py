@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitlab.config import OptimConfig
+from vitlab.models.blocks import parameter_depths
 from vitlab.train.parallel import is_sharded
 
 
@@ -39,7 +40,7 @@ def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["lr_scale"]
 
 
 def is_decayed(name: str, parameter: Tensor, config: OptimConfig) -> bool:
@@ -64,24 +65,40 @@ class DecoupledSGD(torch.optim.SGD):
         return super().step(closure)
 
 
+def parameter_groups(named_parameters: Iterable[tuple[str, Tensor]], config: OptimConfig) -> list[dict[str, Any]]:
+    """Groups for a torch optimizer: parameters that decay and those that do not, at each depth with `layer_decay`.
+
+    A group has `params` (pairs of name and parameter), `weight_decay`, `lr`, and `lr_scale`, by which its learning rate
+    was multiplied. Frozen parameters are left out.
+    """
+    named = dict(named_parameters)
+    depths = parameter_depths(named) if config.layer_decay < 1 else dict.fromkeys(named, 0)
+    top = max(depths.values(), default=0)
+    groups: dict[tuple[int, bool], dict[str, Any]] = {}
+    for name, parameter in named.items():
+        if parameter.requires_grad:
+            decayed, scale = is_decayed(name, parameter, config), config.layer_decay ** (top - depths[name])
+            new = {"params": [], "weight_decay": config.weight_decay if decayed else 0.0}
+            group = groups.setdefault((depths[name], not decayed), new | {"lr": config.lr * scale, "lr_scale": scale})
+            group["params"].append((name, parameter))
+    return [groups[key] for key in sorted(groups)]
+
+
 def create_optimizer(named_parameters: Iterable[tuple[str, Tensor]], config: OptimConfig) -> torch.optim.Optimizer:
-    """Adam or momentum SGD with decoupled weight decay, in at most two groups: decayed, and not.
+    """Adam or momentum SGD with decoupled weight decay, on `parameter_groups`.
 
     Adam is that of Flax when the paper was written, which equals torch's AdamW: bias-corrected, epsilon outside the
     root, decoupled decay. SGD's momentum starts with the whole first gradient, without Nesterov.
     """
-    named = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
-    decay_key = "weight_decay" if config.name == "adam" else "decay"
-    groups: list[dict[str, Any]] = []
-    for decayed in (True, False):
-        members = [(name, parameter) for name, parameter in named if is_decayed(name, parameter, config) == decayed]
-        if members:
-            groups.append({"params": members, decay_key: config.weight_decay if decayed else 0.0})
-    fused = all(parameter.device.type in ("cpu", "cuda") for _, parameter in named)
+    groups = parameter_groups(named_parameters, config)
+    parameters = [parameter for group in groups for _, parameter in group["params"]]
+    fused = all(parameter.device.type in ("cpu", "cuda") for parameter in parameters)
     if config.name == "adam":
         betas = (config.beta1, config.beta2)
         return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=1e-8, fused=fused)
-    fused = fused and not any(is_sharded(parameter) for _, parameter in named)  # torch has no such kernel yet
+    fused = fused and not any(is_sharded(parameter) for parameter in parameters)  # torch has no such kernel yet
+    for group in groups:
+        group["decay"] = group.pop("weight_decay")
     return DecoupledSGD(groups, lr=config.lr, momentum=config.momentum, fused=fused)
 
 

@@ -1,7 +1,6 @@
 """A model in training on all ranks: DDP or FSDP2, activation checkpointing, torch.compile."""
 
 import contextlib
-import functools
 import typing
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -9,26 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
-from vitlab.models.encoder import Block, Branch
-from vitlab.models.resnet import Bottleneck
+from vitlab.models.blocks import model_blocks, set_grad_checkpointing
+from vitlab.models.encoder import Branch
 from vitlab.train.distributed import World
 from vitlab.train.precision import Precision
 
 if typing.TYPE_CHECKING:
     from vitlab.train.compile_cache import CompileCache
-
-
-def model_blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts of a model, none inside another: encoder blocks and the units of a ResNet or a stem."""
-    return [module for module in model.modules() if isinstance(module, (Block, Bottleneck))]
-
-
-def checkpoint_activations(model: nn.Module) -> None:
-    """Activation checkpointing: each block computes its activations again in the backward pass."""
-    for block in model_blocks(model):
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
 
 
 class Parallel:
@@ -69,7 +56,7 @@ class Parallel:
         if self.sharded and compiled:
             _compile_blocks(model, device, dynamic)
         if recompute:
-            checkpoint_activations(model)
+            set_grad_checkpointing(model)
         if self.sharded:
             self._shard(device, precision)
             return

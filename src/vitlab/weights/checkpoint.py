@@ -49,6 +49,8 @@ def load_model(
     pre_logits: Literal["keep", "drop"] = "keep",
     head_bias: float = 0.0,
     dropout: float | None = None,
+    patch_dropout: float | None = None,
+    stochastic_depth: float | None = None,
     interpolation: "Interpolation | None" = None,
     dynamic_image_size: bool | None = None,
     in_chans: int | None = None,
@@ -65,7 +67,7 @@ def load_model(
     - `num_classes`: another number makes a new head, all zero; 0 removes the head.
     - `reset_head=True` makes a new head also for the same number of classes. A new task needs this.
     - `pre_logits="drop"` removes the layer before the head, as Google's fine-tuning does; requires a new head.
-    - `head_bias` is the bias of a new head, `dropout` the rate from now on.
+    - `head_bias` is the bias of a new head; `dropout`, `patch_dropout` and `stochastic_depth` are rates in training.
     - `in_chans`: another number of channels than 3 sums the patch embedding over them (1), or repeats and rescales it.
     - `dynamic_image_size=True` takes images of any size that patches divide, and interpolates in each forward pass.
 
@@ -90,7 +92,12 @@ def load_model(
         interpolation=interpolation,
         in_chans=in_chans,
     )
-    options: dict[str, Any] = {"dropout": dropout, "dynamic_image_size": dynamic_image_size}
+    options: dict[str, Any] = {
+        "dropout": dropout,
+        "patch_dropout": patch_dropout,
+        "stochastic_depth": stochastic_depth,
+        "dynamic_image_size": dynamic_image_size,
+    }
     changes = {name: value for name, value in options.items() if value is not None}
     if changes and not isinstance(config, ViTConfig):
         raise UserError(f"{path} holds a ResNet, which has no {' and no '.join(changes)}; leave it out.")

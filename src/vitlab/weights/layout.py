@@ -26,7 +26,15 @@ class Slot:
 
 
 _SHAPES = ("kind", "image_size", "patch_size", "width", "layers", "depth", "heads", "mlp_dim", "num_classes")
-_TRAINING = ("position_std", "position_interpolation", "dropout", "stochastic_depth", "head_bias", "head_std")
+_TRAINING = (
+    "position_std",
+    "position_interpolation",
+    "patch_dropout",
+    "dropout",
+    "stochastic_depth",
+    "head_bias",
+    "head_std",
+)
 FREE = frozenset((*_SHAPES, *_TRAINING, "dynamic_image_size"))
 """Settings that the shapes of a file's arrays show, or that do not change what a trained model computes at its size."""
 Layout = dict[str, Slot]

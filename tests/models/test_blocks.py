@@ -1,0 +1,70 @@
+import copy
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models.blocks import model_blocks, parameter_depths
+from vitlab.models.vit import build_model
+
+SMALL = ViTConfig(image_size=32, patch_size=8, width=16, depth=3, heads=2, mlp_dim=24, num_classes=5)
+
+
+def gradients(model: torch.nn.Module, images: torch.Tensor) -> tuple[dict[str, torch.Tensor], int]:
+    """Of the sum of the logits; and how many numbers the forward pass kept for them."""
+    torch.manual_seed(1)  # of dropout
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes() // 4
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(images).square().sum()
+    loss.backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, sum(kept.values())
+
+
+def test_recomputed_blocks_have_the_same_gradients(kind: ModelConfig) -> None:
+    plain = build_model(kind).train()
+    images = torch.randn(4, kind.in_chans, *kind.image_hw)
+    recomputed = copy.deepcopy(plain)
+    recomputed.set_grad_checkpointing()
+    recomputed.set_grad_checkpointing()  # a second time changes nothing
+    off = copy.deepcopy(recomputed)
+    off.set_grad_checkpointing(False)
+    (expected, whole), (found, part), (again, whole_again) = (gradients(m, images) for m in (plain, recomputed, off))
+    assert expected.keys() == found.keys() == again.keys()
+    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+    assert all(torch.equal(again[name], gradient) for name, gradient in expected.items())
+    if model_blocks(plain):
+        assert part < whole == whole_again
+
+
+@pytest.mark.parametrize("encoder", ["full", "axial"])
+def test_depths_of_a_vit(encoder: str) -> None:
+    settings: dict[str, Any] = {"position_at": "every", "registers": 1, "pre_norm": True} if encoder == "full" else {}
+    model = build_model(dataclasses.replace(SMALL, **{"pool": "map", "encoder": encoder} | settings))
+    names = [name for name, _ in model.named_parameters()]
+    depths = parameter_depths(names)
+    assert sorted(depths) == sorted(names)
+    for name, depth in depths.items():
+        part, _, rest = name.partition(".")
+        expected = int(rest.split(".")[0]) + 1 if part == "blocks" else 4 if part in ("map", "norm", "head") else 0
+        assert depth == expected, name
+
+
+def test_depths_of_hybrids_and_resnets() -> None:
+    body = ResNetBody(layers=(1, 2), width=32)
+    hybrid = build_model(dataclasses.replace(SMALL, stem=body, patch_size=1))
+    depths = parameter_depths(f"base_model.model.{name}" for name, _ in hybrid.named_parameters())
+    assert {depth for name, depth in depths.items() if ".stem." in name} == {0}
+    assert depths["base_model.model.head.weight"] == 4
+    resnet = build_model(ResNetConfig(body=ResNetBody(layers=(1, 2), width=32, version="v2")))
+    depths = parameter_depths(name for name, _ in resnet.named_parameters())
+    assert depths["body.root.weight"] == 0
+    assert [depths[f"body.stages.{unit}.conv1.weight"] for unit in ("0.0", "1.0", "1.1")] == [1, 2, 3]
+    assert depths["norm.weight"] == depths["head.bias"] == 4
+    assert len(model_blocks(resnet)) == 3
