@@ -157,6 +157,8 @@ READ_ONLY: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "siglip": ("SiglipVisionModel", TOWER, {"pool": "map", "gelu": "tanh", "num_classes": 0}),
     "siglip whole": ("SiglipModel", {"vision_config": TOWER}, {"pool": "map", "layer_norm_eps": 1e-6}),
     "siglip classifier": ("SiglipForImageClassification", {"vision_config": TOWER, "num_labels": 3}, {"pool": "gap"}),
+    "clip of 27 pixels": ("CLIPVisionModel", {**TOWER, "image_size": 27}, {"image_size": 24}),
+    "siglip of 29 pixels": ("SiglipVisionModel", {**TOWER, "image_size": 29}, {"image_size": 24}),
     "mae": ("ViTMAEModel", {**TOWER, "mask_ratio": 0.0}, {"pool": "token", "num_classes": 0}),
     "msn": ("ViTMSNForImageClassification", TOWER, {"pool": "token", "layer_norm_eps": 1e-6}),
     "ijepa": ("IJepaForImageClassification", TOWER, {"pool": "gap"}),

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
+from vitlab.models.image_size import hw
 from vitlab.models.vit import Model, ViT
 from vitlab.weights.adapt import fold_normalization
 from vitlab.weights.folder import CARD, WEIGHTS, check_classes, read_safetensors, read_settings, write_files
@@ -122,7 +123,9 @@ def card_huggingface(folder: Path) -> dict[str, Any]:
     if classes and classes != [f"LABEL_{i}" for i in range(len(classes))]:
         card["classes"] = classes
     if images:
-        card["preprocessing"] = read_preprocessing(images, settings.get("model_type", ""), folder).to_card()
+        prepared = read_preprocessing(images, settings.get("model_type", ""), folder)
+        patch_size = settings.get("vision_config", settings).get("patch_size")
+        card["preprocessing"] = prepared.for_patches(patch_size or 1).to_card()
     return card
 
 
@@ -202,9 +205,11 @@ def _infer_tower(kind: str, card: dict[str, Any], arrays: dict[str, Tensor]) -> 
     clip, naming = kind.startswith("clip"), NAMING[kind]
     classifies = "ForImageClassification" in str(card.get("architectures"))
     card = card.get("vision_config", card)
-    width, _, patch_size, _ = _shape(arrays, naming.names["embedding"], 4)
+    width, channels, patch_size, _ = _shape(arrays, naming.names["embedding"], 4)
     sizes = {"num_hidden_layers": count_blocks(naming, arrays), "hidden_size": width, "patch_size": patch_size}
-    check_sizes(card, sizes)
+    check_sizes(card, sizes | {"num_channels": channels})
+    size = to_size(card.get("image_size", 224))
+    covered = [side // patch_size * patch_size for side in hw(size)] if size else None  # what convolutions see
     unused = "post_layernorm." if clip else "head."
     for name in [name for name in arrays if classifies and name.startswith(unused)]:
         del arrays[name]
@@ -214,7 +219,8 @@ def _infer_tower(kind: str, card: dict[str, Any], arrays: dict[str, Tensor]) -> 
         arrays[naming.names["registers"]] = arrays[naming.names["registers"]] + cls
         arrays[naming.names["position.table"]] = patches
     return ViTConfig(
-        image_size=to_size(card.get("image_size", 224)),
+        image_size=to_size(covered),
+        in_chans=channels,
         patch_size=patch_size,
         width=width,
         depth=sizes["num_hidden_layers"],

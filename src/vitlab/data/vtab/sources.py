@@ -94,9 +94,25 @@ def _unpack(archive: Path) -> None:
     if not archive.name.endswith((".zip", ".tar.gz", ".tgz")):
         return
     try:
-        shutil.unpack_archive(archive, archive.parent, filter=None if archive.suffix == ".zip" else "data")
+        _extract(archive)
     except (shutil.ReadError, tarfile.TarError, OSError, EOFError) as error:
         raise UserError(f"{archive} cannot be unpacked ({error}): remove it and download it again") from error
     archive.unlink()
     for inner in archive.parent.glob("*/*.tar.gz"):
         _unpack(inner)
+
+
+def _extract(archive: Path) -> None:
+    folder = archive.parent.resolve()
+    if archive.suffix == ".zip":
+        shutil.unpack_archive(archive, folder)
+        return
+    with tarfile.open(archive) as tar:
+        if hasattr(tarfile, "data_filter"):
+            tar.extractall(folder, filter="data")
+            return
+        for member in tar.getmembers():  # Python before 3.11.4, as in Debian 12, has no filter
+            inside = (folder / member.name).resolve().is_relative_to(folder)
+            if not inside or not (member.isfile() or member.isdir()):
+                raise tarfile.ExtractError(f"{member.name} is not a file inside the archive's folder")
+        tar.extractall(folder)
