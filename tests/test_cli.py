@@ -253,11 +253,11 @@ def test_terminated_and_continued(capsys: pytest.CaptureFixture[str]) -> None:
     started.send_signal(signal.SIGTERM)
     _, err = started.communicate()
     assert started.returncode == 143, err.decode()
-    assert re.search(r"vitlab: stopped and saved at step \d+/40; the same command continues\.", err.decode())
+    assert re.search(r"vitlab: stopped and saved at step \d+/40; run the same command to resume\.", err.decode())
     assert b"Traceback" not in err
     code, _, err = call(capsys, *argv, "--workdir", "stopped")
     assert code == 0
-    assert "continues from step-000000" in err
+    assert "resumed from step-000000" in err
     assert call(capsys, *argv, "--workdir", "quiet")[0] == 0
     for name in ("metrics.jsonl", "result.json", "model/model.safetensors"):
         assert Path("stopped", name).read_bytes() == Path("quiet", name).read_bytes()

@@ -16,7 +16,7 @@ from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.recipes.tiny import digits
 from vitlab.studies.scaling import SCALING, TABLE6
 from vitlab.studies.spec import exaflops
-from vitlab.train.progress import DEVICES
+from vitlab.train.throughput import DEVICES
 
 on_h100 = functools.partial(estimate, device="h100", count=1, mfu="0.4")
 SMALL = dataclasses.replace(digits(), model=dataclasses.replace(digits().model, depth=2), batch_size=64, epochs=10.0)

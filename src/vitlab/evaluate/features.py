@@ -50,7 +50,7 @@ def features(
 
     Images are squashed to the model's size unless `preprocessing` is given. With a folder `cache`, what was computed
     from the same weights, images and preprocessing is read from there; nothing is saved if an image cannot be read.
-    Each process computes a share, and returns the whole. `label` names the progress.
+    Each rank computes some, and returns all. `label` names the progress.
     Raises UserError for representations that are not finite, and if no image can be read.
     """
     transform = EvalTransform(model.config.image_hw, preprocessing or Preprocessing())
@@ -75,19 +75,19 @@ def _compute(
     model: Model, dataset: Dataset, transform: EvalTransform, options: LoaderOptions, label: str, world: World
 ) -> tuple[Int[np.ndarray, " n"], Float32[np.ndarray, "n D"]]:
     """Indices of the readable images, and their representations."""
-    # Processes take whole batches in turn, so that an image's batch, and with it every bit, is the same for any number.
-    share = np.arange(len(dataset))
-    share = share[share // options.batch_size % world.world_size == world.rank]
-    x, known = np.zeros((len(share), model.config.num_features), np.float32), np.zeros(len(share), bool)
-    if len(share):
-        part = dataset if len(share) == len(dataset) else dataset.take(share)
-        loop = evaluation_batches(model, part, transform, options, label=label, shard=False, world=world)
+    # Ranks take whole batches in turn, so that an image's batch, and with it every bit, is the same for any number.
+    indices = np.arange(len(dataset))
+    local = indices[indices // options.batch_size % world.world_size == world.rank]
+    x, known = np.zeros((len(local), model.config.num_features), np.float32), np.zeros(len(local), bool)
+    if len(local):
+        shard = dataset if len(local) == len(dataset) else dataset.take(local)
+        loop = evaluation_batches(model, shard, transform, options, label=label, shard=False, world=world)
         with torch.inference_mode(), loop as batches:
             for batch in batches:
                 representations = model.forward_head(model.forward_features(batch.images), pre_logits=True)
                 rows = batch.indices.cpu().numpy()
                 x[rows], known[rows] = representations.float().cpu().numpy(), True
-    gathered = world.all_gather({"indices": share[known], "x": x[known]})
+    gathered = world.all_gather({"indices": local[known], "x": x[known]})
     if not len(gathered["indices"]):
         raise nothing_readable(dataset)
     order = np.argsort(gathered["indices"])
@@ -140,7 +140,7 @@ class FrozenCheckpoint:
 def load_train_and_test(
     name: str, splits: SplitOptions, on_error: str, world: World = SINGLE
 ) -> tuple[Dataset, Dataset]:
-    """The split to learn from and the one to test on. Raises UserError where they cannot make a classifier."""
+    """The training and the test split. Raises UserError where they cannot make a classifier."""
     check_source(name, splits.root)
     whole, train_split = splits.train_split is None, splits.train_split or "train"
     with world.rank_0_first():

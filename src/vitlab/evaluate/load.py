@@ -66,10 +66,10 @@ def evaluation_batches(
     shard: bool = True,
     world: World = SINGLE,
 ) -> Iterator[Iterator[Batch]]:
-    """A context in which `model` is in evaluation mode; gives the batches of this process, on the model's device.
+    """A context in which `model` is in evaluation mode; yields the batches of this rank, on the model's device.
 
-    Unreadable images are left out, and batches that are empty without them. Rank 0 shows the progress as `label`.
-    `shard`: each process takes its share of the images; else the whole `dataset`. `draws` is as in `eval_batches`.
+    Unreadable images are skipped, and batches that are empty without them. Rank 0 shows the progress as `label`.
+    `shard`: each rank takes its shard of the images; else the whole `dataset`. `draws` is as in `eval_batches`.
     """
     world_size = world.world_size if shard else 1
     batches = eval_batches(
