@@ -12,7 +12,7 @@ from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models import ViTConfig
 from vitlab.models.vit import build_model
 from vitlab.train import memory, microbatch
-from vitlab.train.microbatch import GIB, StepCost, default_microbatch, free_memory, measure_step
+from vitlab.train.microbatch import default_microbatch, free_memory, measure_step
 from vitlab.train.objectives import create_training_model
 
 CPU = torch.device("cpu")
@@ -126,10 +126,3 @@ def test_a_model_that_fits_only_sharded(monkeypatch: pytest.MonkeyPatch) -> None
     assert measure_step(dataclasses.replace(config, microbatch=3), model, CPU, world_size=2).microbatch == 3
     with pytest.raises(torch.OutOfMemoryError):
         measure_step(config, model, CPU)
-
-
-def test_description() -> None:
-    cost = StepCost(16, 0.125, 0.1, 3 * GIB, 24 * GIB)
-    assert cost.describe() == "micro-batches of 16, 8 images/s, 3.0 of 24.0 GiB free memory"
-    unknown = dataclasses.replace(cost, train_seconds=0.001, free=None)
-    assert unknown.describe() == "micro-batches of 16, 1,000 images/s, 3.0 GiB memory"

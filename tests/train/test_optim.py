@@ -91,9 +91,14 @@ def test_run_is_googles(shared: Path, tmp_path: Path, case: str) -> None:
 
 
 def google_arrays(model: Model, folder: Path) -> dict[str, np.ndarray]:
-    """The weights by Google's names and in Google's layouts."""
+    """The weights by the recorded runs' names, which are those of Flax's linen, and in Google's layouts."""
     write_google(model, folder / "model.npz")
-    return dict(np.load(folder / "model.npz"))
+    linen = {"LayerNorm_2": "LayerNorm_1", "Attention_1": "Attention_0", "MlpBlock_3": "MlpBlock_0"}
+    arrays = dict(np.load(folder / "model.npz"))
+    linen |= {} if "cls" in arrays else {"Transformer/posembed_input/": ""}  # big_vision's
+    for old, new in linen.items():
+        arrays = {name.replace(old, new): array for name, array in arrays.items()}
+    return arrays
 
 
 def recorded_settings(meta: dict[str, Any]) -> tuple[OptimConfig, Any, int]:
