@@ -26,7 +26,7 @@ IMAGES = 1438  # digits' trainval
 @pytest.fixture
 def _no_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting the memory of large models takes seconds; test_memory.py tests it."""
-    monkeypatch.setattr(plan.Process, "memory", lambda process, images: {"activations": images})
+    monkeypatch.setattr(plan, "rank_bytes", lambda _, images, *__: {"activations": images})
 
 
 # --------------------------------------------------------------------------------------------------------------- time
