@@ -61,14 +61,14 @@ def evaluation_batches(
     transform: EvalTransform,
     options: LoaderOptions,
     *,
-    label: str = "evaluation",
+    description: str = "evaluation",
     draws: int = 0,
     shard: bool = True,
     world: World = SINGLE,
 ) -> Iterator[Iterator[Batch]]:
     """A context in which `model` is in evaluation mode; yields the batches of this rank, on the model's device.
 
-    Unreadable images are skipped, and batches that are empty without them. Rank 0 shows the progress as `label`.
+    Unreadable images are skipped, and batches that are empty without them. Rank 0 shows the progress as `description`.
     `shard`: each rank takes its shard of the images; else the whole `dataset`. `draws` is as in `eval_batches`.
     """
     world_size = world.world_size if shard else 1
@@ -92,7 +92,7 @@ def evaluation_batches(
             done += len(batch.labels) + batch.skipped
             progress.update(done)
 
-    progress = ProgressDisplay(label, -(-len(dataset) // world_size), quiet=not world.is_rank_0)
+    progress = ProgressDisplay(description, -(-len(dataset) // world_size), quiet=not world.is_rank_0)
     with evaluation_mode(model), progress:
         yield nonempty()
 

@@ -172,18 +172,18 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
     if device_type == "cpu" and 6 * config.model.forward_macs * batch_size * steps > MAX_CPU_FLOPS:
         batch_size = min(batch_size, 32) if "batch_size" in automatic else batch_size
         steps = min(max(20 * examples // batch_size, 100), 500)
-    config = dataclasses.replace(config, batch_size=batch_size)
+    changes: dict[str, Any] = {"batch_size": batch_size, "automatic": ()}
     if "steps" in automatic:
-        config = dataclasses.replace(config, steps=steps, epochs=None)
-    total = config.total_steps(examples)
+        changes |= {"steps": steps, "epochs": None}
+    total = dataclasses.replace(config, **changes).total_steps(examples)
     if "warmup_steps" in automatic:
-        optim = dataclasses.replace(config.optim, warmup_steps=min(100 if small else 500, total // 5))
-        config = dataclasses.replace(config, optim=optim)
+        warmup_steps = min(100 if small else 500, total // 5)
+        changes["optim"] = dataclasses.replace(config.optim, warmup_steps=warmup_steps)
     if "sweep_steps" in automatic and len(config.learning_rates) > 1:
-        config = dataclasses.replace(config, sweep_steps=min(max(total // 5, 20), total))
+        changes["sweep_steps"] = min(max(total // 5, 20), total)
     if "mixup" in automatic:
-        config = dataclasses.replace(config, mixup=0.0 if small else 0.1)
-    return dataclasses.replace(config, automatic=())
+        changes["mixup"] = 0.0 if small else 0.1
+    return dataclasses.replace(config, **changes)
 
 
 def default_image_size(source: ModelConfig, preprocessing: Preprocessing, device_type: str) -> ImageSize:

@@ -67,10 +67,9 @@ class Workdir:
             self._open(settings)
         self.corrupt: dict[str, str] = world.broadcast_object(lambda: _find_corrupt(self.path))
         """Files of a finished run that are missing or not what it wrote: name -> problem."""
-        self.finished: bool = world.broadcast_object(lambda: (self.path / "result.json").is_file())
+        intact = not any(_matches(name, RESULTS) for name in self.corrupt)
+        self.finished: bool = intact and world.broadcast_object(lambda: (self.path / "result.json").is_file())
         """Whether the run is over and its results are intact; otherwise they are regenerated."""
-        if any(_matches(name, RESULTS) for name in self.corrupt):
-            self.finished = False
         if not (self.path / "config.json").is_file():
             self.close()
             raise UserError(
