@@ -1,6 +1,7 @@
-"""A plot shows its numbers, under a legend of all series."""
+"""A plot shows its numbers, every label inside and no note on a point."""
 
 import math
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -46,7 +47,6 @@ def axes_of(panel: Panel) -> Axes:
 @pytest.mark.parametrize("shown", SHOWN.values(), ids=SHOWN)
 def test_the_legend_names_every_series_and_covers_no_axes(shown: list[Panel]) -> None:
     figure = plots.panels(shown)
-    figure.draw_without_rendering()
     renderer = FigureCanvasAgg(figure).get_renderer()
     names = {series.name for panel in shown for series in panel.series}
     names |= {"Pareto front"} if any(panel.front for panel in shown) else set()
@@ -99,10 +99,24 @@ def test_the_front_is_a_staircase() -> None:
     assert (np.diff(points[:, 1]) > 0).all()
 
 
-def test_notes_name_their_points() -> None:
-    notes = [(text.get_text(), text.xy) for text in axes_of(SCALING).texts if isinstance(text, Annotation)]
-    points = [(s.notes[i], (s.x[i], s.y[i])) for s in COSTS for i in range(4) if s.notes[i]]
-    assert notes == [(note, pytest.approx(point)) for note, point in points]
+def test_no_note_covers_a_point_or_another_note() -> None:
+    figure = plots.panels([SCALING] * 2)
+    renderer, axes = FigureCanvasAgg(figure).get_renderer(), figure.axes[0]
+    notes = {}
+    for text in axes.texts:
+        assert isinstance(text, Annotation)
+        text.set_bbox(None)  # pyright: ignore[reportArgumentType]  # the background is larger than the text
+        notes[text.get_text()] = text.get_window_extent(renderer).extents
+    assert set(notes) == {note for series in COSTS for note in series.notes if note}
+    for one, other in combinations(notes.values(), 2):
+        assert one[0] >= other[2] or other[0] >= one[2] or one[1] >= other[3] or other[1] >= one[3]
+    for series in COSTS:
+        for x, y, note in zip(series.x, series.y, series.notes, strict=True):
+            x, y = axes.transData.transform((x, y))
+            assert not any(left < x < right and bottom < y < top for left, bottom, right, top in notes.values())
+            if note:
+                left, bottom, right, top = notes[note]
+                assert max(left - x, x - right, bottom - y, y - top) < 20, "a note stays at its point"
 
 
 def test_percentages_do_not_magnify_noise() -> None:

@@ -4,6 +4,7 @@ import itertools
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from jaxtyping import Int
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
+from matplotlib.text import Annotation
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, PercentFormatter
 
 from vitlab.inspect.figures import INK, LINE, MUTED, SERIES, new_figure
@@ -22,6 +24,9 @@ WIDTHS = {1: 500, 2: 405, 3: 345}
 """Of a panel in CSS pixels, by the number of panels in a row."""
 CHARACTER = 6.5
 """Approximate width of a character of small print, in CSS pixels."""
+NEAR = ((6.0, 2.0), (6.0, -2.0), (-6.0, 2.0), (-6.0, -2.0), (0.0, 6.0), (0.0, -6.0))
+OFFSETS = (*NEAR, *((2.5 * dx, 2.5 * dy) for dx, dy in NEAR))
+"""Of a note from its point, in points, the best first."""
 
 
 def curves(records: Sequence[Mapping[str, Any]]) -> list[Panel]:
@@ -53,11 +58,13 @@ def panels(shown: Sequence[Panel]) -> Figure:
     for panel, axes in zip(shown, grid, strict=False):
         handles = _draw(axes, panel, names) | handles
         _set_ticks(axes, panel, width - 80)
-        _annotate(axes, panel, names)
     if len(handles) > 1:
         columns = max(int(across * width / (CHARACTER * max(map(len, handles)) + 50)), 1)
         style = {"frameon": False, "labelcolor": INK, "fontsize": 9, "handlelength": 1.8, "columnspacing": 1.4}
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=columns, **style)
+    figure.draw_without_rendering()  # notes need the final layout
+    for panel, axes in zip(shown, grid, strict=False):
+        _annotate(axes, panel, names)
     return figure
 
 
@@ -136,15 +143,32 @@ def _log_locator(ticks: Sequence[float], low: float, high: float) -> FixedLocato
 
 
 def _annotate(axes: Axes, panel: Panel, names: Sequence[str]) -> None:
-    """Writes each note beside its point, those of neighboring series on different sides."""
-    sides = ({"xytext": (-6, 2), "ha": "right", "va": "bottom"}, {"xytext": (6, -2), "ha": "left", "va": "top"})
+    """Writes each note next to its point, where it covers the fewest points and other notes."""
+    series_points = [_points(panel, series, order) for order, series in enumerate(panel.series)]
+    points = [point[:2] for points in series_points for point in points if math.isfinite(point[0])]
+    occupied = axes.transData.transform(points).tolist()
     style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8.5, "zorder": 4}
     style["bbox"] = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad": 0.5}
-    for order, series in enumerate(panel.series):
+    for series, xys in zip(panel.series, series_points, strict=True):
         color, _ = _style(names.index(series.name))
-        for note, (x, y, _) in zip(series.notes, _points(panel, series, order), strict=False):
-            if note and math.isfinite(x):
-                axes.annotate(note, (x, y), color=color, **sides[order % 2], **style)
+        for note, (x, y, _) in zip(series.notes, xys, strict=False):
+            if not note or not math.isfinite(x):
+                continue
+            text = axes.annotate(note, (x, y), (0, 0), color=color, **style)
+            _move(text, min(OFFSETS, key=partial(_move, text, occupied=occupied)), occupied)
+            left, bottom, right, top = text.get_window_extent().extents
+            across = np.linspace(left, right, max(int((right - left) / 4), 2))
+            occupied += [(x, y) for x in across for y in (bottom, (bottom + top) / 2, top)]
+
+
+def _move(note: Annotation, offset: tuple[float, float], occupied: Sequence[Sequence[float]]) -> int:
+    """Moves a note this far from its point; returns the number of occupied points that it covers."""
+    ha, va = ("center", "left", "right")[int(np.sign(offset[0]))], "bottom" if offset[1] > 0 else "top"
+    note.set(position=offset, ha=ha, va=va)
+    box = note.get_window_extent()
+    assert note.axes is not None
+    outside = not all(note.axes.bbox.contains(*corner) for corner in box.corners())
+    return int(sum(box.padded(3).contains(*point) for point in occupied) + outside)
 
 
 def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str]) -> Figure:
