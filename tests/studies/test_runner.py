@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_study import FILES, SMALL, contents, have_ended, holders, start, steps_done, variants
+from small_study import FILES, SMALL, contents, have_ended, holders, steps_done, variants
 
 from vitlab.config import FewShotConfig
 from vitlab.io import lock_file
@@ -59,6 +60,12 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ran
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start at once, without importing torch again."""
+    monkeypatch.setattr("vitlab.studies.runner.SPAWN", multiprocessing.get_context("fork"))
+
+
 def test_every_point_is_run_and_reported(quiet: Path) -> None:
     whole = plan(SMALL, "tiny", quiet)
     assert whole.unfinished_points == []
@@ -89,20 +96,24 @@ def once(condition: Callable[[], Any], action: Callable[[], None]) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_killed_study_ends_its_workers_and_then_the_same(quiet: Path, tmp_path: Path) -> None:
-    run = start(tmp_path, 1)
-    while steps_done(tmp_path) < 3 and run.poll() is None:
-        time.sleep(0.005)
-    run.kill()
-    run.communicate()
-    assert have_ended(holders(tmp_path), 120)  # none continues by itself
     unfinished = plan(SMALL, "tiny", tmp_path)
+    options = {"processes": 1, "device": "cpu"}
+    study = multiprocessing.get_context("fork").Process(target=run_study, args=(SMALL, unfinished), kwargs=options)
+    study.start()
+    while steps_done(tmp_path) < 3 and study.is_alive():
+        time.sleep(0.005)
+    study.kill()
+    study.join()
+    assert have_ended(holders(tmp_path), 120)  # none continues by itself
     assert unfinished.unfinished_points
     run_unfinished_points(unfinished, "cpu")
     run_study(SMALL, unfinished, device="cpu")
     assert contents(tmp_path) == contents(quiet)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_killed_worker_ends_the_study(tmp_path: Path) -> None:
     once(lambda: holders(tmp_path), lambda: os.kill(next(iter(holders(tmp_path))), signal.SIGKILL))
     with pytest.raises(StudyError, match="a process was killed"):
@@ -226,6 +237,7 @@ def test_data_of_the_user(tmp_path: Path) -> None:
     assert (point.config.data.root, point.config.fewshot.root) == ("somewhere", "somewhere")
 
 
+@pytest.mark.usefixtures("forked")
 def test_missing_data_is_an_error_of_the_user(tmp_path: Path) -> None:
     wrong = plan(SMALL, "tiny", tmp_path, dataset="folder:nowhere")
     with pytest.raises(ValueError, match="nowhere"):
