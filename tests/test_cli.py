@@ -109,12 +109,6 @@ def test_unknown_errors_keep_their_traceback(kind: type[Exception], monkeypatch:
 # ----------------------------------------------------------------------------------------------- bad input
 
 
-def test_bad_option_speaks_of_its_own_command(capsys: pytest.CaptureFixture[str]) -> None:
-    _, _, err = call(capsys, "pretrain", "tiny-digits", "--optim.lrr", "1")
-    assert "--optim.lr FLOAT" in err
-    assert "finetune" not in err
-
-
 def test_another_runs_folder(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (run / "metrics.jsonl").read_bytes()
     argv = ["pretrain", "tiny-digits", "--workdir", str(run), "--steps", "3", *SMALL, "--optim.lr", "0.5"]

@@ -81,7 +81,7 @@ def test_all_checkpoints_of_a_folder_but_no_pickle(folder: Path) -> None:
     assert paths["run"] == str(folder / "run")
 
 
-@pytest.mark.parametrize("name", ["saved", "run", "google.npz", "run/model"])
+@pytest.mark.parametrize("name", ["run", "google.npz", "run/model"])
 def test_one_checkpoint(folder: Path, name: str) -> None:
     assert find_checkpoints(folder / name) == {Path(name).name: str(folder / name)}
 
