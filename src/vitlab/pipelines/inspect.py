@@ -1,6 +1,5 @@
 """Inspecting one checkpoint: a page, every figure of the paper as a file, and the arrays behind them."""
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -143,7 +142,8 @@ def _capture(
     images: list[np.ndarray] = []
     unreadable: list[tuple[str, str]] = []
 
-    def readable() -> Iterator[Float[Tensor, "1 3 H W"]]:
+    def batches() -> Iterator[Float[Tensor, "B 3 H W"]]:
+        batch: list[Tensor] = []
         with ProgressDisplay("inspect", len(sources)) as progress:
             for number, (name, source) in enumerate(sources, start=1):
                 try:
@@ -151,16 +151,15 @@ def _capture(
                 except ImageError as error:
                     unreadable.append((name, error.reason))
                     continue
-                image = transform.apply([pixels])
+                batch.append(transform.apply([pixels]))
                 if len(names) < shown:
                     names.append(name)
-                    images.append(to_pixels(image)[0])
-                yield image
+                    images.append(to_pixels(batch[-1])[0])
+                if len(batch) == batch_size:
+                    yield torch.cat(batch)
+                    batch.clear()
                 progress.update(number)
-
-    def batches() -> Iterator[Float[Tensor, "B 3 H W"]]:
-        stream = readable()
-        while batch := list(itertools.islice(stream, batch_size)):
+        if batch:
             yield torch.cat(batch)
         if not names:
             name, reason = unreadable[0]
