@@ -341,6 +341,19 @@ def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     assert list(records(tmp_path, "norm")) == [1, 2, 3]
 
 
+def test_a_corrupt_checkpoint_is_skipped(
+    tmp_path: Path, straight: tuple[Weights, bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(CrashError):
+        run(EVERYTHING, tmp_path, crash_at(8))
+    newest = tmp_path / "checkpoints" / "step-000000006" / "state.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    assert_same_end(tmp_path, straight)
+    assert "resumed from step-000000003" in " ".join(capsys.readouterr().err.split())
+
+
 def test_microbatch_is_no_setting(tmp_path: Path) -> None:
     """A run continues with another one on another device, and with the same one on the same."""
     short = dataclasses.replace(PLAIN, checkpoint_every=1, eval_every=1)
