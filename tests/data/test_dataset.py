@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from image_files import paths_of, pixels_of, put
 
 from vitlab.data import dataset
-from vitlab.data.dataset import Dataset, Labels, digest_images, part_of, read_arrays, stratified_split
+from vitlab.data.dataset import Dataset, Labels, digest_images, read_arrays, stratified_split, stratified_subset
 from vitlab.data.decode import Entry, ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.io import write_arrays
@@ -95,14 +95,14 @@ def indices(dataset: Dataset) -> list[int]:
 )
 def test_nested_and_stratified(labels: list[int], shares: list[float], seed: int) -> None:
     whole = made(labels)
-    small, large = parts = [part_of(whole, share, seed) for share in sorted(shares)]
+    small, large = parts = [stratified_subset(whole, share, seed) for share in sorted(shares)]
     assert set(indices(small)) <= set(indices(large))
     for part, share in zip(parts, sorted(shares), strict=True):
         assert indices(part) == sorted(indices(part))
         assert [labels[i] for i in indices(part)] == part.labels.tolist()
         for label in set(labels):
             assert part.labels.tolist().count(label) == max(1, round(share * labels.count(label)))
-    assert indices(part_of(whole, 1.0, seed)) == list(range(len(labels)))
+    assert indices(stratified_subset(whole, 1.0, seed)) == list(range(len(labels)))
 
 
 def test_parts_of_the_digits(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_the_first_of_several_labels_counts() -> None:
     firsts = [0] * 40 + [1] * 20
     whole = made(firsts)
     whole.label_sets = Labels.of_lists([[first, 2, 1 - first] for first in firsts])
-    part = part_of(whole, 0.1, 0)
+    part = stratified_subset(whole, 0.1, 0)
     assert np.bincount(part.labels).tolist() == [4, 2]
     assert part.label_sets is not None
     assert part.label_sets.values.tolist() == [c for i in indices(part) for c in (firsts[i], 2, 1 - firsts[i])]

@@ -72,7 +72,7 @@ def test_training_starts_anywhere(hub: Any, tmp_path: Path) -> None:
     name = save(hub, tmp_path / "set", {"train": [0, 1] * 8, "val": [0], "test": [0]}, hub.ClassLabel(names=["a", "b"]))
     data, transform = load_dataset(name, "train"), TrainTransform(8, crop="inception")
     whole = list(itertools.islice(train_batches(data, transform, batch_size=4, seed=0), 8))
-    batches = train_batches(data, transform, batch_size=4, seed=0, start=12, workers=1)
+    batches = train_batches(data, transform, batch_size=4, seed=0, first_example=12, workers=1)
     for part, expected in zip(itertools.islice(batches, 5), whole[3:], strict=True):
         np.testing.assert_array_equal(part.indices, expected.indices)
         np.testing.assert_array_equal(part.images, expected.images)
@@ -114,7 +114,7 @@ def test_kinds_of_labels(hub: Any, tmp_path: Path) -> None:
     words = save(hub, tmp_path / "words", {"train": ["b", "a"], "val": ["b"], "test": ["c"]}, hub.Value("string"))
     assert load_dataset(words, "train").labels.tolist() == [1, 0]
     assert load_dataset(words, "val").labels.tolist() == [1]
-    with pytest.raises(ValueError, match=r"test has classes that train lacks: \['c'\]"):
+    with pytest.raises(ValueError, match=r"test has classes that are missing in train: \['c'\]"):
         load_dataset(words, "test")
     several = {"train": [[3, 0], [1]], "val": [[2, 3]], "test": [[1]]}
     lists = save(hub, tmp_path / "lists", several, hub.List(hub.ClassLabel(names=list("abcd"))))

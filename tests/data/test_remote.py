@@ -135,10 +135,10 @@ def test_any_start_continues_and_ranks_share(server: Server, written: Path) -> N
     remote_set, _ = both(server, written)
     whole = list(itertools.islice(train_batches(remote_set, TRAIN, **BATCH), 30))
     for start in range(0, 60, 4):
-        (part,) = itertools.islice(train_batches(remote_set, TRAIN, **BATCH, start=start), 1)
+        (part,) = itertools.islice(train_batches(remote_set, TRAIN, **BATCH, first_example=start), 1)
         np.testing.assert_array_equal(part.indices, whole[start // 4].indices)
         np.testing.assert_array_equal(part.images, whole[start // 4].images)
-    ranks = [train_batches(remote_set, TRAIN, **BATCH, start=8, rank=r, world_size=2) for r in (0, 1)]
+    ranks = [train_batches(remote_set, TRAIN, **BATCH, first_example=8, rank=r, world_size=2) for r in (0, 1)]
     for i in range(2, 16):
         parts = [next(rank) for rank in ranks]
         assert [x for part in parts for x in part.indices.tolist()] == whole[i].indices.tolist()

@@ -86,7 +86,7 @@ def test_a_cut_shard_is_never_read_in_part(tmp_path: Path, size: int) -> None:
     path = tmp_path / "train-0.tar"
     write_shard(path, pair("a", 0) + pair("b", 1))  # four members of 1,024 bytes each, then the end
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ValueError, match=r"train-0\.tar is corrupt or cut off"):
+    with pytest.raises(ValueError, match=r"train-0\.tar is corrupt or truncated"):
         load_dataset(f"shards:{tmp_path}", "trainval")
 
 
@@ -146,7 +146,7 @@ def test_parts_and_unions_share_the_arrays(large: Path) -> None:
     assert grays(both) == [*range(40), 99]
     assert both.path(40) == str(large / "val-0.tar" / "z.png")
     assert grays(load_dataset(f"shards:{large}", "train", classes=(2,))) == [i for i in range(40) if i % 7 == 2]
-    assert [entry.member for entry in train.entries[38:99]] == ["038.png", "039.png"]
+    assert [train.entries[i].member for i in (38, 39)] == ["038.png", "039.png"]
     assert train.entries[-1].member == "039.png"
     with pytest.raises(IndexError):
         train.entries[40]

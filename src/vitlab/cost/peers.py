@@ -109,7 +109,7 @@ def example_batch(run: TrainConfig, device: torch.device) -> Batch:
     labels = torch.randint(max(run.model.num_classes, 1), (size,), generator=generator).to(device)
     draws = torch.rand(size, objective.draws, dtype=torch.float64, generator=generator).to(device)
     images, indices = example_images(run.model, size, device), torch.arange(size, device=device)
-    return Batch(images, labels, indices, draws=draws if objective.draws else None)
+    return Batch(images, labels, indices, uniforms=draws if objective.draws else None)
 
 
 def training_step(run: TrainConfig, device: torch.device, model: nn.Module | None = None) -> Callable[[], None]:

@@ -81,8 +81,8 @@ def _test_only(name: str, read: Callable[[], Dataset]) -> SplitReader:
 def imagenet_splits(name: str, root: Path | None, download: bool, partial: bool = False) -> SplitReader:
     """ILSVRC 2012 as `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`; the val is the test split, for it has the labels.
 
-    CLASS is a WordNet id. A split is read, and has to be there, only when requested. partial: val may lack classes;
-    `LOC_synset_mapping.txt` or train/ then gives the 1,000.
+    CLASS is a WordNet id. A split is read, and has to be there, only when requested. partial: classes of val may be
+    missing; `LOC_synset_mapping.txt` or train/ then gives the 1,000.
     """
     home = _find_root(name, root, ("imagenet", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC"), ("train", "val"))
     folders = {"train": home / "train", "test": home / "val"}
@@ -127,7 +127,7 @@ def real_splits(name: str, root: Path | None, download: bool, partial: bool = Fa
 
     `real.json` has one list of classes for each image, in the order of the images' numbers. Images with an empty
     list are left out, and counted in `Dataset.left_out`. val/ may be flat or in folders, whose names do not matter.
-    partial: val may lack images.
+    partial: images of val may be missing.
     """
     home = _find_root(name, root, ("imagenet",), ("real.json", "val"))
 
@@ -160,8 +160,8 @@ def _val_images(val: Path, partial: bool) -> dict[int, Entry]:
     missing = [number for number in range(1, VAL_IMAGES + 1) if number not in numbers]
     if missing and (not partial or len(missing) == VAL_IMAGES):
         raise UserError(
-            f"{val} lacks {len(missing):,} of {VAL_IMAGES:,} images, first ILSVRC2012_val_{missing[0]:08}.JPEG: the "
-            f"labels go by these names. Give --partial to evaluate on those that are there. {_terms('imagenet')}"
+            f"{len(missing):,} of {VAL_IMAGES:,} images are missing in {val}, first ILSVRC2012_val_{missing[0]:08}.JPEG"
+            f" (labels go by these names). Give --partial to evaluate on those that are there. {_terms('imagenet')}"
         )
     return {number - 1: Entry(numbers[number]) for number in range(1, VAL_IMAGES + 1) if number in numbers}
 

@@ -228,13 +228,13 @@ def load_batches(
         transform,
         batch_size=config.batch_size,
         seed=config.seed,
-        start=step * config.batch_size,
+        first_example=step * config.batch_size,
         rank=world.rank,
         world_size=world.world_size,
         workers=data.workers,
         on_error=data.on_error,
         device=device,
-        draws=create_objective(config).draws,
+        num_uniforms=create_objective(config).draws,
     )
 
 

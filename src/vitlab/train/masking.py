@@ -2,8 +2,8 @@
 patch is predicted from the output token at its position.
 
 A `Corruption` lists (position, source) for the corrupted patches of each image: the source of the new embedding is
-another position, or MASK. It is a function of the image's own draws (`Batch.draws`), so that neither the batch nor the
-rank changes it.
+another position, or MASK. It is a function of the image's own `Batch.uniforms`, so that neither the batch nor the rank
+changes it.
 """
 
 from collections.abc import Callable
@@ -130,8 +130,8 @@ class MaskedPatch:
 
     def corrupt(self, batch: Batch, rng: np.random.Generator) -> tuple[Float[Tensor, "B 3 H W"], Corruption]:
         """(images, corruption), from the examples' own draws: `rng` is not used."""
-        assert batch.draws is not None
-        return batch.images, draw_corruption(self.masking, batch.draws, self.model.num_patches)
+        assert batch.uniforms is not None
+        return batch.images, draw_corruption(self.masking, batch.uniforms, self.model.num_patches)
 
     def loss(
         self, model: Callable[..., Tensor], images: Float[Tensor, "B 3 H W"], targets: Corruption

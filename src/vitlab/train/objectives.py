@@ -53,7 +53,7 @@ def blank_batch(config: TrainConfig, images: int, device: torch.device | str) ->
     labels = torch.zeros(images, dtype=torch.int64, device=device)
     draws = torch.full((images, create_objective(config).draws), 0.5, dtype=torch.float64, device=device)
     pixels = torch.zeros(images, 3, *config.model.image_hw, device=device)
-    return Batch(pixels, labels, labels, draws=draws if config.masking else None)
+    return Batch(pixels, labels, labels, uniforms=draws if config.masking else None)
 
 
 @dataclass(frozen=True)
