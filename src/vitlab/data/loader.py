@@ -150,7 +150,7 @@ class _ChunkIndices(NamedTuple):
 class _Chunk(NamedTuple):
     """The images of a chunk that could be read, for evaluation in [-1, 1] and for training in [0, 255]."""
 
-    index: _ChunkIndices  # without the unreadable images
+    key: _ChunkIndices  # without the unreadable images
     images: Shaped[Tensor, "b 3 H W"]
     failures: list[ImageError]  # one for each image that could not be read
 
@@ -242,13 +242,13 @@ class _BatchLoader:
                         logged.add(error.path)
                         logger.warning("%s (skipped, as on_error='skip')", error)
                 batch.append(chunk)
-                if not chunk.index.more:
+                if not chunk.key.more:
                     yield self._join(batch)
                     batch.clear()
 
     def _join(self, chunks: list[_Chunk]) -> Batch:
         dataset, training = self.dataset, isinstance(self.transform, TrainTransform)
-        epochs, indices = (np.concatenate([getattr(c.index, name) for c in chunks]) for name in ("epochs", "indices"))
+        epochs, indices = (np.concatenate([getattr(c.key, name) for c in chunks]) for name in ("epochs", "indices"))
         skipped = sum(len(chunk.failures) for chunk in chunks)
         if training and not len(indices):
             raise UserError(f"none of the {skipped} images of a batch can be read; one: {chunks[0].failures[0]}")
