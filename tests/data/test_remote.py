@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -94,17 +93,6 @@ def test_orders_mix_and_differ() -> None:
 # ------------------------------------------------------------------------------------------------- same set
 
 
-def test_any_file_system(written: Path) -> None:
-    """With the same order as from a server."""
-    memory = fsspec.filesystem("memory")
-    for path in written.iterdir():
-        memory.pipe(f"/bucket/set/{path.name}", path.read_bytes())
-    local = load_dataset(f"shards:{written}", "train")
-    remote_set = load_dataset("shards:memory://bucket/set/", "train")
-    for batch in itertools.islice(train_batches(remote_set, TRAIN, **BATCH, workers=0), len(local) // 4):
-        assert batch.labels.tolist() == local.labels[batch.indices].tolist()
-
-
 @pytest.mark.parametrize("split", ["train", "trainval"])
 def test_a_remote_set_equals_the_local_one(server: Server, written: Path, split: str) -> None:
     remote_set, local = both(server, written, split)
@@ -181,13 +169,6 @@ def test_shards_are_downloaded_before_they_are_needed(server: Server, written: P
 
 
 # ---------------------------------------------------------------------------------------------- what can happen
-
-
-def test_interrupted_connections(server: Server, written: Path) -> None:
-    server.stops = {path.name: [1000, 0, 3000] for path in written.glob("train-*.tar")}
-    remote_set, local = both(server, written)
-    for batch in itertools.islice(train_batches(remote_set, TRAIN, **BATCH), len(remote_set) // 4):
-        assert batch.labels.tolist() == local.labels[batch.indices].tolist()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

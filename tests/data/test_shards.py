@@ -2,7 +2,6 @@
 
 import functools
 import json
-import logging
 import multiprocessing
 import os
 from multiprocessing.reduction import ForkingPickler
@@ -99,14 +98,6 @@ def test_missing_shards_and_pipes(tmp_path: Path) -> None:
     irregular("pipe", tmp_path / "train-0.tar", tmp_path)
     with pytest.raises(ValueError, match=r"train-0.tar is a named pipe"):
         load_dataset(f"shards:{tmp_path}", "train")
-
-
-def test_the_real_flowers(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    parts = [load_dataset("shards:flowers102", split, root=shared / "data") for split in ("train", "val", "test")]
-    assert [(len(part), len(part.classes)) for part in parts] == [(1020, 102), (1020, 102), (1000, 102)]
-    assert all(min(part.image(len(part) - 1).shape[:2]) == 224 for part in parts)
-    assert caplog.messages == ["shards:flowers102: classes with fewer than two images in test: 8 (1), 26 (1)"]
 
 
 # --------------------------------------------------------------------------------------------- many of them

@@ -143,7 +143,7 @@ def real_splits(name: str, root: Path | None, download: bool, partial: bool = Fa
         sets, left_out = Labels.of_lists([labels[number] for number in used]), len(images) - len(used)
         logger.info("%s: %d of %d images have no label and are left out", name, left_out, len(images))
         entries = [images[number] for number in used]
-        dataset = Dataset(name, "test", NUMBERS, sets.firsts, None, entries, {}, sets, left_out)
+        dataset = Dataset(name, "test", NUMBERS, sets.firsts, entries=entries, label_sets=sets, left_out=left_out)
         return _with_full_size(dataset, sum(map(bool, labels)))
 
     return _test_only(name, read)
@@ -203,7 +203,7 @@ def objectnet_splits(name: str, root: Path | None, download: bool) -> SplitReade
         sets, entries = Labels.of_lists([labels for _, labels in shared]), [Entry(p, edge=EDGE) for p, _ in shared]
         left_out = sum(map(len, images.values())) - len(shared)
         logger.info("%s: %d images of classes that are not ImageNet's are left out", name, left_out)
-        return Dataset(name, "test", NUMBERS, sets.firsts, None, entries, {}, sets, left_out)
+        return Dataset(name, "test", NUMBERS, sets.firsts, entries=entries, label_sets=sets, left_out=left_out)
 
     return _test_only(name, read)
 
