@@ -95,10 +95,10 @@ def imagenet_splits(name: str, root: Path | None, download: bool, partial: bool 
     return list(folders), read
 
 
-def _wnids(folder: Path, home: Path, partial: bool) -> tuple[str, ...]:
-    """The 1,000 WordNet ids in sorted order; `partial`: `folder` may have some of them only."""
+def _wnids(folder: Path, home: Path, allow_missing: bool) -> tuple[str, ...]:
+    """The 1,000 WordNet ids in sorted order; with `allow_missing` some may be missing in `folder`."""
     present = subfolders(folder)
-    if len(present) != CLASSES and not (partial and present):
+    if len(present) != CLASSES and not (allow_missing and present):
         raise UserError(
             f"{folder} has {len(present)} class folders, named by WordNet id, and ImageNet 1,000: give --partial to "
             f"evaluate on a part of val, or folder:PATH for a part as another data set. {_terms('imagenet')}"
@@ -153,12 +153,12 @@ def _are_classes(labels: Any) -> bool:
     return isinstance(labels, list) and all(type(label) is int and 0 <= label < CLASSES for label in labels)
 
 
-def _val_images(val: Path, partial: bool) -> dict[int, Entry]:
-    """Number, from 0, -> image: ILSVRC2012_val_00000001.JPEG, ... below `val`; all of them, or if `partial` any."""
+def _val_images(val: Path, allow_missing: bool) -> dict[int, Entry]:
+    """Number, from 0, -> image: ILSVRC2012_val_00000001.JPEG, ... below `val`; all, or with `allow_missing` any."""
     paths = images_below(val)
     numbers = {int(match[1]): path for path in paths if (match := _VAL_IMAGE.fullmatch(path.rpartition("/")[2]))}
     missing = [number for number in range(1, VAL_IMAGES + 1) if number not in numbers]
-    if missing and (not partial or len(missing) == VAL_IMAGES):
+    if missing and (not allow_missing or len(missing) == VAL_IMAGES):
         raise UserError(
             f"{len(missing):,} of {VAL_IMAGES:,} images are missing in {val}, first ILSVRC2012_val_{missing[0]:08}.JPEG"
             f" (labels go by these names). Give --partial to evaluate on those that are there. {_terms('imagenet')}"
