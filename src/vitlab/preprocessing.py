@@ -6,16 +6,18 @@ Nothing here needs torch; `vitlab.data.transforms.EvalTransform` does what a `Pr
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
 
 from vitlab.errors import UserError
 from vitlab.settings import check_fields, from_dict, to_dict
 
-Size = int | tuple[int, int]
-"""Pixels: the side of a square, or (height, width)."""
+Pixels = Annotated[int, Ge(1), Le(2**16)]
+"""The side of an image."""
+Size = Pixels | tuple[Pixels, Pixels]
+"""The side of a square, or (height, width)."""
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming", "area"]
-MAX_SIDE = 2**16
-"""Pixels: no image is brought to more."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Preprocessing:
 
     image_size: Size | None = None
     """Side of the model's input in pixels, or (height, width); None is the size of the model's position embeddings."""
-    resize: int | None = None
+    resize: Pixels | None = None
     keep_aspect: bool = True
     interpolation: Interpolation = "bilinear"
     antialias: bool = True
@@ -54,10 +56,6 @@ class Preprocessing:
         check_fields(self)
         sides = () if self.image_size is None else pair(self.image_size)
         cropped = sides if self.crop_size is None else pair(self.crop_size)
-        named = (*(("image_size", side) for side in sides), *(("crop_size", side) for side in cropped))
-        for name, value in (*named, ("resize", self.resize)):
-            if value is not None and not 1 <= value <= MAX_SIDE:
-                raise UserError(f"{name} is {value}; allowed: 1 to {MAX_SIDE} pixels.")
         if self.resize is not None and cropped and self.resize < max(cropped):
             raise UserError(
                 f"resize={self.resize} must be at least image_size={self.crop_size or self.image_size}, which is cut "
