@@ -1,6 +1,5 @@
 """Sets of the Hugging Face hub, as its package stores them."""
 
-import io
 import itertools
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from image_files import encode
 from PIL import Image
 from shard_files import write_folders
 
@@ -33,9 +33,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def png(value: int, side: int = 70) -> dict[str, Any]:
-    buffer = io.BytesIO()
-    Image.new("RGB", (side, side), (value, value, value)).save(buffer, "PNG")
-    return {"bytes": buffer.getvalue(), "path": None}
+    return {"bytes": encode(Image.new("RGB", (side, side), (value, value, value)), "PNG"), "path": None}
 
 
 def save(hub: Any, path: Path, splits: dict[str, list[Any]], label: Any, **further: Any) -> str:

@@ -12,6 +12,7 @@ import sklearn
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from image_files import encode
 from PIL import Image
 from torchvision.transforms.v2 import RandAugment
 
@@ -256,9 +257,8 @@ def jpegs() -> list[Jpeg]:
         image = Image.open(io.BytesIO(data))
         images.append(plain_jpeg(data))
         for size, options in (((333, 250), {"progressive": True}), ((100, 61), {"subsampling": 2}), ((91, 300), {})):
-            buffer = io.BytesIO()
-            image.resize(size).convert("RGB" if options else "L").save(buffer, "JPEG", quality=90, **options)
-            images.append(plain_jpeg(buffer.getvalue()))
+            small = image.resize(size).convert("RGB" if options else "L")
+            images.append(plain_jpeg(encode(small, "JPEG", quality=90, **options)))
     assert None not in images
     return images
 
