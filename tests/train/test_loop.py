@@ -431,8 +431,10 @@ def test_a_loss_that_is_not_finite(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_an_image_that_is_not_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: Any) -> None:
-    def poisoned(*args: Any, start: int, **options: Any) -> Iterator[Batch]:
-        for number, batch in enumerate(train_batches(*args, start=start, **options), start // 12 + 1):
+    def poisoned(*args: Any, first_example: int, **options: Any) -> Iterator[Batch]:
+        for number, batch in enumerate(
+            train_batches(*args, first_example=first_example, **options), first_example // 12 + 1
+        ):
             if number == 4:
                 batch.images[3, 0, 0, 0] = float("inf")
             yield batch

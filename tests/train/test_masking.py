@@ -96,7 +96,7 @@ def noise(n: int = 37) -> Dataset:
 def corruption_by_image(batch_size: int, steps: int, start: int = 0, **options: Any) -> list[tuple[int, list]]:
     """(index, corruption) of the examples of a training, in order."""
     masking, transform = MaskingConfig(), TrainTransform(16)
-    options |= {"seed": 5, "start": start, "draws": masking.num_uniforms(N)}
+    options |= {"seed": 5, "first_example": start, "num_uniforms": masking.num_uniforms(N)}
     rows = []
     for _, batch in zip(
         range(steps), train_batches(noise(), transform, batch_size=batch_size, **options), strict=False

@@ -49,11 +49,11 @@ def batch_for(config: TrainConfig) -> Batch:
     objective, (height, width) = create_objective(config), config.model.image_hw
     draws = torch.rand(IMAGES, objective.num_uniforms, dtype=torch.float64) if objective.num_uniforms else None
     labels = torch.zeros(IMAGES, dtype=torch.int64)
-    return Batch(torch.zeros(IMAGES, 3, height, width), labels, labels, draws=draws)
+    return Batch(torch.zeros(IMAGES, 3, height, width), labels, labels, uniforms=draws)
 
 
 def inputs_of(batch: Batch) -> list[Tensor]:
-    return [tensor for tensor in (batch.images, batch.labels, batch.draws) if tensor is not None]
+    return [tensor for tensor in (batch.images, batch.labels, batch.uniforms) if tensor is not None]
 
 
 # ------------------------------------------------------------------------------------------- against real tensors

@@ -177,8 +177,10 @@ def test_continues_with_another_world_size(tmp_path: Path, in_ranks: InRanks, mo
     seen.mkdir()
     batches = loop.train_batches
 
-    def noted(*args: Any, start: int, rank: int, **options: Any) -> Any:
-        for step, batch in enumerate(batches(*args, start=start, rank=rank, **options), start // config.batch_size):
+    def noted(*args: Any, first_example: int, rank: int, **options: Any) -> Any:
+        for step, batch in enumerate(
+            batches(*args, first_example=first_example, rank=rank, **options), first_example // config.batch_size
+        ):
             (seen / f"{step}.{rank}").write_text(json.dumps(batch.indices.tolist()))
             yield batch
 
@@ -251,8 +253,10 @@ def test_not_finite_in_one_shard(tmp_path: Path, in_ranks: InRanks, monkeypatch:
     """All stop at the step, and each keeps what it had of the batch."""
     batches = loop.train_batches
 
-    def broken(*args: Any, start: int, rank: int, **options: Any) -> Any:
-        for step, batch in enumerate(batches(*args, start=start, rank=rank, **options), start // CONFIG.batch_size):
+    def broken(*args: Any, first_example: int, rank: int, **options: Any) -> Any:
+        for step, batch in enumerate(
+            batches(*args, first_example=first_example, rank=rank, **options), first_example // CONFIG.batch_size
+        ):
             if step == 4 and rank == 1:
                 batch.images[0, 0, 0, 0] = torch.nan
             yield batch

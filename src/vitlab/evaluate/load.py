@@ -62,14 +62,14 @@ def evaluation_batches(
     options: LoaderOptions,
     *,
     description: str = "evaluation",
-    draws: int = 0,
+    num_uniforms: int = 0,
     shard: bool = True,
     world: World = SINGLE,
 ) -> Iterator[Iterator[Batch]]:
     """A context in which `model` is in evaluation mode; yields the batches of this rank, on the model's device.
 
     Unreadable images are skipped, and batches that are empty without them. Rank 0 shows the progress as `description`.
-    `shard`: each rank takes its shard of the images; else the whole `dataset`. `draws` is as in `eval_batches`.
+    `shard`: each rank takes its shard of the images; else the whole `dataset`. `num_uniforms` is as in `eval_batches`.
     """
     world_size = world.world_size if shard else 1
     batches = eval_batches(
@@ -81,7 +81,7 @@ def evaluation_batches(
         workers=options.workers,
         on_error=options.on_error,
         device=device_of(model),
-        draws=draws,
+        num_uniforms=num_uniforms,
     )
 
     def nonempty() -> Iterator[Batch]:

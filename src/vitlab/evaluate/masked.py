@@ -101,11 +101,11 @@ def evaluate_masked(
     moments = torch.zeros(2, cells, 3, dtype=torch.float64, device=device)  # sums, sums of squares
     images = 0
     transform = EvalTransform(config.image_hw, preprocessing or Preprocessing())
-    draws = masking.num_uniforms(config.num_patches)
-    with evaluation_batches(model, dataset, transform, options, draws=draws, world=world) as batches:
+    num_uniforms = masking.num_uniforms(config.num_patches)
+    with evaluation_batches(model, dataset, transform, options, num_uniforms=num_uniforms, world=world) as batches:
         for batch in batches:
-            assert batch.draws is not None
-            plan = draw_corruption(masking, batch.draws, config.num_patches)
+            assert batch.uniforms is not None
+            plan = draw_corruption(masking, batch.uniforms, config.num_patches)
             targets = patch_targets(masking, config.patch_size, batch.images, plan)
             images += len(targets)
             losses = patch_losses(masking, model(batch.images, plan), targets)
@@ -228,12 +228,12 @@ def write_reconstructions(
     config, masking = model.config, model.masking
     part = dataset.take(np.unique(np.arange(count) * len(dataset) // count))
     transform = EvalTransform(config.image_hw, preprocessing or Preprocessing())
-    options, draws = LoaderOptions(count, on_error="skip"), masking.num_uniforms(config.num_patches)
-    with evaluation_batches(model, part, transform, options, draws=draws) as batches:
+    options, num_uniforms = LoaderOptions(count, on_error="skip"), masking.num_uniforms(config.num_patches)
+    with evaluation_batches(model, part, transform, options, num_uniforms=num_uniforms) as batches:
         batch = next(batches, None)
-        if batch is None or batch.draws is None:
+        if batch is None or batch.uniforms is None:
             raise nothing_readable(part)
-        plan = draw_corruption(masking, batch.draws, config.num_patches)
+        plan = draw_corruption(masking, batch.uniforms, config.num_patches)
         sheet = _draw_sheet(reconstruct(model, batch.images, plan))
     with replacing_file(folder / RECONSTRUCTIONS) as file:
         sheet.save(file, format="PNG")

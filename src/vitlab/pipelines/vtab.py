@@ -157,7 +157,7 @@ def summary(done: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str]) -
         names = MEANS[group]
         return sum(done[name]["accuracy"] for name in names) / len(names) if done.keys() >= set(names) else None
 
-    rest = {name: f"not requested; data: {task.how()}" for name, task in TASKS.items() if name not in done}
+    rest = {name: f"not requested; data: {task.origin.how()}" for name, task in TASKS.items() if name not in done}
     return {
         "tasks": {name: {"task": t.csv, "group": t.group, **done[name]} for name, t in TASKS.items() if name in done},
         "missing": {name: missing.get(name, reason) for name, reason in rest.items()},

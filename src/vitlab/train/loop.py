@@ -262,13 +262,13 @@ class _Run:
             transform,
             batch_size=config.batch_size,
             seed=config.seed,
-            start=first_step * config.batch_size,
+            first_example=first_step * config.batch_size,
             rank=self.world.rank,
             world_size=self.world.world_size,
             workers=data.workers,
             on_error=data.on_error,
             device=self.device,
-            draws=create_objective(config).num_uniforms,
+            num_uniforms=create_objective(config).num_uniforms,
         )
 
     def should_continue(self, fraction: float) -> bool:

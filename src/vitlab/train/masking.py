@@ -130,8 +130,8 @@ class MaskedPatch:
 
     def prepare_batch(self, batch: Batch, rng: np.random.Generator) -> tuple[Float[Tensor, "B 3 H W"], Corruption]:
         """(images, the corruption of their patches), from the examples' own uniform numbers: `rng` is not used."""
-        assert batch.draws is not None
-        return batch.images, draw_corruption(self.masking, batch.draws, self.model.num_patches)
+        assert batch.uniforms is not None
+        return batch.images, draw_corruption(self.masking, batch.uniforms, self.model.num_patches)
 
     def loss(
         self, model: Callable[..., Tensor], images: Float[Tensor, "B 3 H W"], targets: Corruption

@@ -109,7 +109,7 @@ def step_bytes(config: TrainConfig, num_images: int, precision: Precision, devic
             block.forward = functools.partial(recompute, block.forward)
     parameters, objective = list(model.parameters()), create_objective(config)
     batch = blank_batch(objective, torch.empty(num_images, 3, *config.model.image_hw, device="meta"))
-    inputs = [tensor for tensor in (batch.images, batch.labels, batch.draws) if tensor is not None]
+    inputs = [tensor for tensor in (batch.images, batch.labels, batch.uniforms) if tensor is not None]
     forward_rules, memory = rules(), Allocations([*parameters, *inputs])
     with memory, forward_rules, torch.device("meta"):
         images, targets = objective.prepare_batch(batch, np.random.default_rng(0))  # alive until the end, as in a step

@@ -54,7 +54,7 @@ def blank_batch(objective: Objective, images: Float[Tensor, "B 3 H W"]) -> Batch
     """A batch of these images, all of class 0, to measure a step with."""
     labels = images.new_zeros(len(images), dtype=torch.int64)
     uniforms = images.new_full((len(images), objective.num_uniforms), 0.5, dtype=torch.float64)
-    return Batch(images, labels, labels, draws=uniforms if objective.num_uniforms else None)
+    return Batch(images, labels, labels, uniforms=uniforms if objective.num_uniforms else None)
 
 
 @dataclass(frozen=True)
