@@ -141,7 +141,7 @@ class Inspection:
     checkpoint: str
     config: ModelConfig
     card: Mapping[str, Any] = field(default_factory=dict)
-    """From `weights.load_card`."""
+    """From `weights.load_metadata`."""
     embeddings: Sequence[Drawing] = ()
     """`embedding_drawings` of the model."""
     capture: Capture | None = None

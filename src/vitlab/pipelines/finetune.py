@@ -24,7 +24,7 @@ from vitlab.settings import from_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import check_folder
-from vitlab.weights import load_card, load_model
+from vitlab.weights import load_metadata, load_model
 
 CPU_WORK = 1e14
 """FLOPs of training on a CPU that need no request: about ten minutes of two cores."""
@@ -140,7 +140,7 @@ def _settings_before_data(
         raise UserError("fresh_positions draws learned position embeddings, and the checkpoint has none; leave it out.")
     if interpolation is not None and isinstance(source, ViTConfig):
         source = dataclasses.replace(source, position_interpolation=interpolation)
-    preprocessing = Preprocessing.read(load_card(checkpoint), str(checkpoint), source.image_size)
+    preprocessing = Preprocessing.read(load_metadata(checkpoint), str(checkpoint), source.image_size)
     if "image_size" in config.automatic and image_size is None:
         image_size = default_image_size(source, preprocessing, device_type)
     config = adapt_config(source, config, 2, image_size)
