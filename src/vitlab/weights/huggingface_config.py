@@ -123,10 +123,10 @@ def read_normalization(images: dict[str, Any], kind: str) -> tuple[list[float], 
         raise UserError(f"{IMAGES} does not bring images to [0, 1] (rescale_factor 1/255) before it normalizes.")
     if not images.get("do_normalize", True):
         return [0.0] * 3, [1.0] * 3
-    mean, std = images.get("image_mean"), images.get("image_std")
-    if not all(isinstance(values, list) and {*map(type, values)} <= {int, float} for values in (mean, std)):
+    mean_std: Any = images.get("image_mean"), images.get("image_std")
+    if not all(isinstance(values, list) and {*map(type, values)} <= {int, float} for values in mean_std):
         raise UserError(f"{IMAGES} lacks image_mean and image_std; add those that the model was trained with.")
-    return mean, std
+    return mean_std
 
 
 def read_size(images: dict[str, Any]) -> ImageSize | None:
