@@ -34,15 +34,10 @@ def test_app_says_where_it_is(run: Path, monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr("vitlab.app.launch", launch)
     result = f"vitlab: loading {run} ..."
     assert call(capsys, "app", str(run)) == (0, "http://127.0.0.1:8000/ (Ctrl-C ends it)\n", result)
-    assert call(capsys, "app", str(run), "--port", "8000", "--json") == (
-        0,
-        '{"url": "http://127.0.0.1:8000/"}\n',
-        result,
-    )
-    assert arguments == {
-        "path": str(run), "port": 8000, "max_megapixels": 50.0, "max_upload_mb": 20.0,
-        "device": "auto",
-    }  # fmt: skip
+    url = json.dumps({"url": "http://127.0.0.1:8000/"})
+    assert call(capsys, "app", str(run), "--port", "8000", "--json") == (0, f"{url}\n", result)
+    limits = {"max_megapixels": 50.0, "max_upload_mb": 20.0}
+    assert arguments == {"path": str(run), "port": 8000, "device": "auto", **limits}
 
 
 def test_duplicates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

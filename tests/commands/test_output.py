@@ -27,10 +27,6 @@ def test_json_for_programs(run: Path, image: Path, capsys: pytest.CaptureFixture
     pretrained = answer(capsys, *again)
     assert pretrained == json.loads((run / "result.json").read_text())
     assert answer(capsys, "evaluate", str(run), "--device", "cpu") == pretrained["test"]
-    small = ["--batch-size", "8", "--steps", "1", "--device", "cpu"]
-    tuned = answer(capsys, "finetune", str(run), "--recipe", "tiny-digits", "--image-size", "16", *small)
-    assert len(tuned["test"]["per_class"]) == 10
-    assert json.loads(Path("runs/finetune-tiny-digits/result.json").read_text()) == tuned
     said = answer(capsys, "predict", str(run), str(image), "--top", "2", "--device", "cpu")
     assert (said["path"], said["error"]) == (str(image), None)
     assert len(said["top"]) == 2

@@ -17,23 +17,13 @@ def test_studies_by_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert {row["study"]: row["paper"] for row in answer(capsys, "study", "--list")}["positions"].startswith("Table 8")
 
 
-@pytest.mark.parametrize(("name", "scale"), [("masking", "tiny"), ("positions", "gpu"), ("scaling", "paper")])
+@pytest.mark.parametrize(("name", "scale"), [("masking", "tiny"), ("scaling", "paper")])
 def test_cost_before_a_study_runs(name: str, scale: Scale, capsys: pytest.CaptureFixture[str]) -> None:
     result = answer(capsys, "study", name, "--scale", scale, "--dry-run")
     assert len(result["points"]) == result["sum"]["points"] == len(STUDIES[name].points(scale))
     assert result["sum"]["open_hours"] == result["sum"]["hours"] > 0
     assert not any(row["finished"] for row in result["points"])
     assert not list(Path().iterdir())
-
-
-def test_a_studys_cost_at_another_speed(capsys: pytest.CaptureFixture[str]) -> None:
-    """At twice the speed it takes half the time."""
-    slow, fast = (
-        answer(capsys, "study", "head", "--dry-run", "--tflops", rate)["sum"]["hours"] for rate in ("0.5", "1")
-    )
-    assert slow == pytest.approx(2 * fast)
-    _, out, _ = call(capsys, "study", "head", "--dry-run", "--tflops", "0.5")
-    assert f"{slow:.3g} hours of one core at 0.5 TFLOP/s" in out.splitlines()[-1]
 
 
 def test_study(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,8 +153,6 @@ def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest
     ("words", "message"),
     [
         ("ViT-B/17", "unknown model 'ViT-B/17'"),
-        ("--sizes 64 big", "'big'"),
-        ("--against time", "'time'"),
         ("--device tpu", "'tpu'"),
     ],
 )

@@ -70,13 +70,6 @@ def compare(one: Capture, other: Capture) -> None:
         np.testing.assert_allclose(first, second, rtol=1e-4, atol=1e-4 if name == "components" else 1e-6)
 
 
-@pytest.mark.parametrize("keep", [3, 8])
-def test_batches_do_not_matter(keep: int) -> None:
-    config = KINDS["MAP head"]
-    model, images = random_model(config), random_images(config, 6)
-    compare(capture(model, images.split([1, 3, 2]), keep=keep), capture(model, [images], keep=keep))
-
-
 def without_queries(config: ViTConfig) -> ViT:
     """Every token attends to all tokens alike."""
     model = random_model(config)

@@ -14,9 +14,7 @@ from vitlab.inspect.figures import Drawing, write_drawings
 from vitlab.models import ViTConfig
 
 CONFIG = ViTConfig(image_size=32, patch_size=8, width=8, depth=3, heads=2, mlp_dim=8, num_classes=4)
-AXIAL = ViTConfig(image_size=(32, 48), patch_size=4, width=12, depth=9, heads=12, mlp_dim=8, encoder="axial")
 RANDOM = np.random.default_rng(0)
-LAYERS = [f"{i} {line}" for i in range(1, 13) for line in ("rows", "columns")]
 
 
 def similarity(rows: int, columns: int) -> np.ndarray:
@@ -35,8 +33,6 @@ def pairs(n: int) -> list[Drawing]:
     [
         pytest.param(lambda: figures.positions(similarity(37, 30)), id="37x30 patches"),
         pytest.param(lambda: figures.distances(np.zeros((1, 1))), id="one layer, no distance"),
-        pytest.param(lambda: figures.distances(90 * RANDOM.random((24, 12)), LAYERS, [50.2, 74.67], "A"), id="axial"),
-        pytest.param(lambda: figures.heads(random_capture(AXIAL, 1), "cat.png"), id="heads"),
     ],
 )
 def test_an_image_of_a_figure_is_small_and_half_as_wide_as_its_file(drawing) -> None:

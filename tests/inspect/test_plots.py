@@ -140,12 +140,6 @@ def test_logarithmic_axes_of_few_values_have_a_tick_at_each() -> None:
     assert 2.02 not in axes_of(dense).get_xticks()
 
 
-def test_the_same_panels_give_the_same_bytes() -> None:
-    first, second = (plots.panels([SCALING]) for _ in range(2))
-    assert figures.png(first) == figures.png(second)
-    assert figures.svg(first) == figures.svg(second)
-
-
 def test_curves_leave_out_missing_and_non_finite_values() -> None:
     records = [
         {"step": 1, "loss": 2.0},

@@ -11,11 +11,11 @@ from markup import Page, check
 from vitlab.inspect import figures
 from vitlab.inspect.report import (
     Inspection,
-    Phase,
+    RunSection,
     checkpoint_page,
     details_of,
-    draw,
-    embedding_drawings,
+    make_embedding_figures,
+    make_figures,
     numbers_of,
     top_classes,
     training_page,
@@ -50,7 +50,7 @@ def test_details() -> None:
 # ---- the page of a training ----
 
 
-def phase(name: str = "Pre-training", **other: Any) -> Phase:
+def section(name: str = "Pre-training", **other: Any) -> RunSection:
     records = [{"step": s, "epoch": s / 9, "loss": 1 / s, "lr": 1e-3} for s in range(1, 9)]
     records.append({"step": 9, "eval_accuracy": 0.75, "eval_loss": float("nan")})
     values: dict[str, Any] = {
@@ -66,14 +66,14 @@ def phase(name: str = "Pre-training", **other: Any) -> Phase:
         ],
         "mistakes": [figures.PageImage(figures.encode(photograph((8, 8))), f"An image of {EVIL}.", 96, EVIL)],
         "attention": figures.pairs(random_capture(SMALL, 1), [photograph((32, 32))])[0],
-        "learned": [FILTERS, POSITIONS],
+        "embedding_figures": [FILTERS, POSITIONS],
     }
-    return Phase(name, **values | other)
+    return RunSection(name, **values | other)
 
 
 @pytest.fixture(scope="module")
 def text() -> str:
-    return training_page("Digits & more", f"The lead. {EVIL}", [phase(), Phase("Fine-tuning", "", {})])
+    return training_page("Digits & more", f"The lead. {EVIL}", [section(), RunSection("Fine-tuning", "", {})])
 
 
 def test_the_page_of_a_training(text: str) -> None:
@@ -90,9 +90,9 @@ def test_the_page_of_a_training(text: str) -> None:
 
 
 def test_a_phase_of_few_parts_and_a_run_without_mistakes() -> None:
-    bare = Page(training_page("T", "L", [Phase("N", "E", {})]))
+    bare = Page(training_page("T", "L", [RunSection("N", "E", {})]))
     assert not bare.all("img", "table", "dl", "h3")
-    perfect = Phase("N", "E", {}, classes=["a", "b"], confusion=np.eye(2, dtype=np.int64), mistakes=[])
+    perfect = RunSection("N", "E", {}, classes=["a", "b"], confusion=np.eye(2, dtype=np.int64), mistakes=[])
     markup = Page(training_page("T", "L", [perfect]))
     assert "There are none." in markup.words
     assert not markup.all("table")
@@ -101,7 +101,7 @@ def test_a_phase_of_few_parts_and_a_run_without_mistakes() -> None:
 def test_many_classes_and_classes_without_images() -> None:
     counts = np.random.default_rng(0).integers(0, 9, (100, 100))
     counts[0] = 0
-    many = Phase("N", "E", {}, classes=[f"class {i}" for i in range(100)], confusion=counts)
+    many = RunSection("N", "E", {}, classes=[f"class {i}" for i in range(100)], confusion=counts)
     text = training_page("T", "L", [many])
     assert len(text) < 1_500_000
     assert len(Page(text).all("tr")) == 1 + 8
@@ -125,14 +125,14 @@ def inspection(config: ViTConfig, images: int, **other: Any) -> Inspection:
 
 
 def page_of(inspection: Inspection, **options: Any) -> Page:
-    return check(checkpoint_page(inspection, draw(inspection), **options))
+    return check(checkpoint_page(inspection, make_figures(inspection), **options))
 
 
 def test_the_page_of_a_checkpoint() -> None:
     inspected = inspection(SMALL, 3, unreadable=[("bad <1>.png", "cut off")], card={"dataset": "digits"})
     assert inspected.capture is not None
     inspected = replace(inspected, capture=replace(inspected.capture, count=1234))
-    markup = page_of(inspected, phases=[Phase("Its training", "", {})])
+    markup = page_of(inspected, runs=[RunSection("Its training", "", {})])
     for words in (
         "Inside folder/model",
         "ViT/8",
@@ -167,8 +167,8 @@ def test_without_images_there_are_filters_and_positions() -> None:
     assert len(markup.all("img")) == 2
     assert "Hybrid" in markup.words
     assert "Attention of the prediction" not in markup.words
-    assert [drawing.name for drawing in embedding_drawings(ViT(SMALL))] == ["filters", "positions"]
-    assert [drawing.name for drawing in embedding_drawings(ViT(replace(SMALL, position="none")))] == ["filters"]
+    assert [drawing.name for drawing in make_embedding_figures(ViT(SMALL))] == ["filters", "positions"]
+    assert [drawing.name for drawing in make_embedding_figures(ViT(replace(SMALL, position="none")))] == ["filters"]
 
 
 @pytest.mark.parametrize(
@@ -180,5 +180,5 @@ def test_without_images_there_are_filters_and_positions() -> None:
     ],
 )
 def test_the_line_of_uniform_attention_is_the_closed_form(config: ViTConfig, pixels: list[float]) -> None:
-    (distances,) = [drawing for drawing in draw(inspection(config, 1)) if drawing.name == "distances"]
+    (distances,) = [drawing for drawing in make_figures(inspection(config, 1)) if drawing.name == "distances"]
     assert distances.arrays["uniform"].tolist() == pytest.approx(pixels, abs=0.05)

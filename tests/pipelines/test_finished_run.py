@@ -30,19 +30,19 @@ def test_folders_of_runs(run: Path, tmp_path: Path) -> None:
 
 
 def test_phase_holds_what_the_run_computed(run: Path) -> None:
-    phase = Run.read(run).phase()
+    section = Run.read(run).section()
     result = json.loads((run / "result.json").read_text())["test"]
-    assert phase.name == "Trained from scratch on digits"
-    assert phase.numbers["Test accuracy"] == f"{result['accuracy']:.1%}"
-    assert phase.numbers["Training steps"] == "3"
-    assert [record["step"] for record in phase.records] == [1, 2, 3, 3]  # the last is the evaluation
-    assert list(phase.classes) == ["0", "1", "2"]
-    assert phase.per_class == result["per_class"]
-    assert phase.confusion is not None
-    assert np.trace(phase.confusion) == round(result["accuracy"] * result["images"])
-    assert phase.mistakes is not None
-    assert 0 < len(phase.mistakes) <= 24
-    captions = [image.caption for image in phase.mistakes]
+    assert section.name == "Trained from scratch on digits"
+    assert section.numbers["Test accuracy"] == f"{result['accuracy']:.1%}"
+    assert section.numbers["Training steps"] == "3"
+    assert [record["step"] for record in section.records] == [1, 2, 3, 3]  # the last is the evaluation
+    assert list(section.classes) == ["0", "1", "2"]
+    assert section.per_class == result["per_class"]
+    assert section.confusion is not None
+    assert np.trace(section.confusion) == round(result["accuracy"] * result["images"])
+    assert section.mistakes is not None
+    assert 0 < len(section.mistakes) <= 24
+    captions = [image.caption for image in section.mistakes]
     assert not [caption for caption in captions if re.match(r"predicted (.)\n.*\nlabel \1", caption)]
     confidences = [int(re.findall(r"(\d+)% sure", caption)[0]) for caption in captions]
     assert confidences == sorted(confidences, reverse=True)
@@ -99,11 +99,11 @@ def test_images_that_have_gone(folder_run: Path) -> None:
 
 def test_a_data_set_that_has_gone(folder_run: Path) -> None:
     shutil.rmtree(folder_run.parent / "set")
-    phase = Run.read(folder_run).phase("A name", "A sentence.")
-    assert phase.name == "A name"
-    assert phase.explanation.startswith("A sentence.\n\nThe wrong predictions cannot be shown: ")
-    assert phase.mistakes is None
-    assert phase.confusion is not None
+    section = Run.read(folder_run).section("A name", "A sentence.")
+    assert section.name == "A name"
+    assert section.explanation.startswith("A sentence.\n\nThe wrong predictions cannot be shown: ")
+    assert section.mistakes is None
+    assert section.confusion is not None
 
 
 def test_corrupt_predictions(folder_run: Path) -> None:
@@ -115,5 +115,5 @@ def test_corrupt_predictions(folder_run: Path) -> None:
 def test_corrupt_files_give_a_warning(folder_run: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = folder_run / "metrics.jsonl"
     file.write_bytes(file.read_bytes().replace(b'"step": 1', b'"step" 11', 1))
-    assert all(record["step"] for record in Run.read(folder_run).phase().records)
+    assert all(record["step"] for record in Run.read(folder_run).section().records)
     assert "metrics.jsonl does not match its checksum" in caplog.text

@@ -50,7 +50,7 @@ def variants(scale: Scale, steps: int = 12) -> list[Point]:
     )
     points = [Point(f"rate-{rate:g}", changed(base, optim={"lr": rate}), FIRST | {"rate": rate}) for rate in RATES]
     labels = {"rate": RATES[1], "what": "digits 5 to 7"}
-    return [*points, Point("tuned", tuned, labels, start=f"rate-{RATES[1]:g}")]
+    return [*points, Point("tuned", tuned, labels, init_from=f"rate-{RATES[1]:g}")]
 
 
 SMALL = Study(

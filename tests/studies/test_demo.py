@@ -39,7 +39,8 @@ def test_other_classes_at_twice_the_resolution(result: dict) -> None:
 
 
 def test_the_same_call_again_reads_the_runs(result: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vitlab.studies.demo.training_page", lambda *args: Path(result["page"]).read_text())
+    monkeypatch.setattr("vitlab.studies.demo._section", lambda *_: None)  # figures take long
+    monkeypatch.setattr("vitlab.studies.demo.training_page", lambda *_: Path(result["page"]).read_text())
     assert demo(Path(result["page"]).parent, shrink=100) == result
 
 

@@ -17,13 +17,13 @@ from vitlab.studies.spec import (
     Point,
     Result,
     Results,
-    deviation,
     difference,
     digest,
     exaflops,
     format_percent,
     held_out,
     interval,
+    std,
 )
 
 BASE = tiny.digits()
@@ -132,9 +132,9 @@ RUNS = Results(
 def test_a_metric_is_of_the_points_with_its_labels_by_seed() -> None:
     values = RUNS.measure("accuracy", kind="1d", at="stem")
     assert values.tolist() == [0.64, 0.62, 0.60]
-    assert deviation(values) == pytest.approx(0.02)  # n - 1: sqrt((0.02^2 + 0.02^2) / 2)
+    assert std(values) == pytest.approx(0.02)  # n - 1: sqrt((0.02^2 + 0.02^2) / 2)
     assert RUNS.measure("accuracy", kind="1d").tolist() == [0.64, 0.60, 0.62, 0.60]
-    assert RUNS.measure(lambda result: 2 * result.figures["accuracy"], kind="1d", at="every").tolist() == [1.2]
+    assert RUNS.measure(lambda result: 2 * result.metrics["accuracy"], kind="1d", at="every").tolist() == [1.2]
     with pytest.raises(ValueError, match="2d"):
         RUNS.measure("accuracy", kind="2d")
 

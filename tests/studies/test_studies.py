@@ -30,7 +30,7 @@ from vitlab.studies import (
     shape,
 )
 from vitlab.studies.cost import model_of
-from vitlab.studies.presets import changed, comparison, jft, pretraining, resnet, vit
+from vitlab.studies.presets import changed
 from vitlab.studies.report import build_report
 from vitlab.studies.scaling import TABLE6, PaperRun, gap, growth, paper_panel, saving
 from vitlab.studies.spec import SEEDS, Point, Result, Results, Scale, exaflops, held_out
@@ -96,8 +96,8 @@ def test_points_and_report(name: str, scale: Scale) -> None:
     for point, _ in points_and_models(name, scale):
         assert re.fullmatch(r"[\w.+-]+", point.name), "not a valid folder name"
         assert point.name not in seen
-        assert (point.start is not None) == isinstance(point.config, FinetuneConfig)
-        assert point.start is None or seen[point.start].config.seed == point.config.seed
+        assert (point.init_from is not None) == isinstance(point.config, FinetuneConfig)
+        assert point.init_from is None or seen[point.init_from].config.seed == point.config.seed
         seen[point.name] = point
         seeds.setdefault(tuple(point.labels.items()), []).append(point.config.seed)
         fewshot, learned = point.config.fewshot, point.config.data.classes
@@ -138,7 +138,7 @@ def test_points_differ_only_by_what_is_studied(name: str, scale: Scale) -> None:
     configs: dict[bool, set[TrainConfig]] = {}
     for point in STUDIES[name].variants(scale):
         changes = {key: value for key, value in SETTINGS[name].items() if getattr(point.config, key, None) is not None}
-        configs.setdefault(point.start is None, set()).add(changed(point.config, **changes))
+        configs.setdefault(point.init_from is None, set()).add(changed(point.config, **changes))
     assert all(len(group) == 1 for group in configs.values())
 
 
@@ -156,22 +156,8 @@ SETTING_LABELS: dict[str, Callable[[Any], Mapping[str, Any]]] = {
 @pytest.mark.parametrize("name", SETTING_LABELS)
 def test_labels_are_the_settings(name: str, scale: Scale) -> None:
     for point in STUDIES[name].variants(scale):
-        if (point.start is None) == (name != "resolution"):
+        if (point.init_from is None) == (name != "resolution"):
             assert SETTING_LABELS[name](point.config).items() <= point.labels.items()
-
-
-def test_presets() -> None:
-    """Sections are changed by dicts; the scales differ by data and batch; a row of Table 3 takes another model."""
-    model = resnet(28, (1, 1))
-    small, gpu = (pretraining(scale, model, 100) for scale in ("tiny", "gpu"))
-    assert (small.data.name, gpu.data.name, small.batch_size, gpu.batch_size) == ("fashion_mnist", "cifar10", 64, 512)
-    assert changed(gpu, data={"name": "fashion_mnist", "pad": 2}, batch_size=64) == small
-    narrow = comparison("tiny", {"tiny": (vit(28, 7, 48, 3), 100)}, depth=2)
-    assert (narrow.model, narrow.steps) == (vit(28, 7, 48, 2), 100)
-    wide = jft("ViT-L/32", width=2048, heads=32)
-    assert (wide.epochs, wide.optim.lr) == (7.0, 6e-4)
-    assert isinstance(wide.model, ViTConfig)
-    assert wide.model.representation_size == 2048
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -269,7 +255,7 @@ def test_runs_of_the_paper() -> None:
 
 def test_parts_of_jft() -> None:
     """9, 30, 90 and 300 million images; for all of them the steps of 7 epochs of the whole."""
-    points = [point for point in data_size.variants("paper") if point.start is None]
+    points = [point for point in data_size.variants("paper") if point.init_from is None]
     assert [round(part * 303) for part in data_size.PARTS] == [9, 30, 91, 303]
     assert {point.config.total_steps(1) for point in points} == {517_822}
     whole = {str(point.labels["model"]): point.config for point in points if point.labels["part"] == 1.0}
@@ -313,17 +299,6 @@ def test_claims_of_the_paper_hold_in_its_table() -> None:
     assert [(line.name, len(line.x)) for line in panel.series] == [("ViT", 6), ("hybrid", 5), ("ResNet", 7)]
     assert list(panel.series[0].notes) == ["B/32", "B/16", "L/32", "L/16", "L/16", "H/14"]
     assert panel.series[0].y[0] == pytest.approx(0.925)
-
-
-@pytest.mark.parametrize("models", scaling.MODELS.values(), ids=scaling.MODELS)
-def test_families_share_a_range_of_compute(models: dict[str, ModelConfig]) -> None:
-    """Each pair overlaps by a factor of 1.5 at least."""
-    macs: dict[str, list[int]] = {}
-    for model in models.values():
-        macs.setdefault(scaling.family(model), []).append(model.forward_macs)
-    assert {kind: len(values) for kind, values in macs.items()} == {"ViT": 3, "hybrid": 2, "ResNet": 3}
-    for kind in ("hybrid", "ResNet"):
-        assert min(max(macs["ViT"]), max(macs[kind])) * 3 > 2 * max(min(macs["ViT"]), min(macs[kind]))
 
 
 def test_gap_at_equal_compute() -> None:
@@ -401,7 +376,7 @@ def of_scaling(ahead: dict[str, float]) -> Accuracy:
 
 def of_resolution(point: Point) -> float:
     table = {"interpolated": (0.80, 0.83, 0.84), "fresh": (0.78, 0.79, 0.79)}
-    if point.start is None:
+    if point.init_from is None:
         return 0.9
     return table[str(point.labels["positions"])][round(2 * float(point.labels["factor"])) - 2] + noise(point, 0.01)
 
@@ -579,7 +554,7 @@ def test_recorded_runs(name: str) -> None:
         (point, model), figures = known[row["name"]], row["figures"]
         records = [{"step": 1, **figures, "val_accuracy": figures.get("accuracy", 0.0)}]
         runs.append(Result(point, figures, records, row["examples"], model))
-        assert (row["labels"], row["start"]) == (dict(point.labels), point.start)
+        assert (row["labels"], row["start"]) == (dict(point.labels), point.init_from)
         # products with the padding of convolutions were still counted when these were recorded
         plain = isinstance(model, ViTConfig) and model.stem is None
         assert runs[-1].exaflops == pytest.approx(row["exaflops"], rel=1e-9 if plain else 0.12)
@@ -606,11 +581,11 @@ def test_points_run(name: str, variant: str, tmp_path: Path) -> None:
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     point = dataclasses.replace(points[variant], config=config)
     result = Result(point, outcome.test.metrics(), records, 100, config.model)
-    assert {"loss", "constant_loss" if config.masking else "accuracy"} <= result.figures.keys()
+    assert {"loss", "constant_loss" if config.masking else "accuracy"} <= result.metrics.keys()
     if config.fewshot is not None:
         assert f"fewshot_{config.fewshot.shots[0]}shot" in records[-1]
         assert 0 <= held_out(result) <= 1
-    tuned = next(point.config for point in points.values() if point.start == variant)
+    tuned = next(point.config for point in points.values() if point.init_from == variant)
     assert isinstance(tuned, FinetuneConfig)
     size = tuned.model.image_size
     run = sweep_and_finetune(

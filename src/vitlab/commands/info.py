@@ -105,7 +105,7 @@ def checkpoints(pattern: str = "*") -> list[Row]:
 def datasets(pattern: str = "*") -> list[Row]:
     """Every data set: classes, image size, splits with their sizes, license, source.
 
-    `held out` are the shares of train that stand in for the splits that the source lacks.
+    `held out` are the fractions of train that stand in for the splits that the source lacks.
     """
     from vitlab.data.registry import DATASETS
 
@@ -118,7 +118,8 @@ def datasets(pattern: str = "*") -> list[Row]:
                 "classes": info.num_classes or unknown,
                 "size": "x".join(map(str, info.image_size)) if info.image_size else unknown,
                 "splits": ", ".join(f"{split} {count:,}" for split, count in info.splits.items()) or unknown,
-                "held out": ", ".join(f"{split} {100 * share:g} %" for split, share in info.held_out.items()) or "-",
+                "held out": ", ".join(f"{split} {100 * fraction:g} %" for split, fraction in info.held_out.items())
+                or "-",
                 "license": info.license,
                 "source": info.source,
             }

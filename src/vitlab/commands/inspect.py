@@ -45,7 +45,7 @@ class Inspect:
 
         options: dict[str, Any] = {"shown": self.shown, "top": self.top, "batch_size": self.batch_size}
         options |= {"image_size": self.image_size, "interpolation": self.interpolation, "device": self.device}
-        result = inspect_checkpoint(self.checkpoint, self.sources, self.out, **options, say=print_note)
+        result = inspect_checkpoint(self.checkpoint, self.sources, self.out, **options, log=print_note)
         print_result(result, self.json, as_text(result))
         return 1 if result["unreadable"] else 0
 

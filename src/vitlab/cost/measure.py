@@ -32,7 +32,7 @@ def timer(step: Step) -> Timer:
 def time_interleaved(steps: Mapping[str, Step], seconds: float, rounds: int) -> dict[str, list[float]]:
     """Steps per second of each contender in each round, in turn, so that a disturbance affects all of them alike.
 
-    A contender's share of a round takes about `seconds`, and at least one step.
+    Each contender runs for about `seconds` in a round, and for at least one step.
     """
     timers = {name: timer(step) for name, step in steps.items()}
     counts = {name: math.ceil(seconds / timers[name].timeit(1).mean) for name in steps}

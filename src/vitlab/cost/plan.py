@@ -48,8 +48,8 @@ def estimate(
 ) -> dict[str, Any]:
     """The cost of a run, as plain data. Sizes are in bytes.
 
-    device: one of DEVICES, or `cpu`, a machine like this one. count: processes, each with one device. mfu: a share of
-    the device's peak, or `measured`. examples: images of train, if unknown. Raises UserError for invalid arguments.
+    device: one of DEVICES, or `cpu`, a machine like this one. count: processes, each with one device. mfu: a fraction
+    of the device's peak, or `measured`. examples: images of train, if unknown. Raises UserError for invalid arguments.
     """
     if device != CPU and device not in DEVICES:
         raise UserError(f"unknown device {device!r}; {nearest(device, DEVICES)}. All: {', '.join([*DEVICES, CPU])}.")
@@ -66,7 +66,7 @@ def estimate(
     if mfu == "measured":
         flops, source = _measured_flops(config, device, memory["images_at_once"])
     else:
-        flops, source = _share(mfu) * (peak or 0.0), "assumed"
+        flops, source = _parse_mfu(mfu) * (peak or 0.0), "assumed"
     if not flops:
         raise UserError("the peak of a CPU is unknown; give --mfu measured.")
     seconds = exa * 1e18 / (flops * count)
@@ -128,14 +128,14 @@ def core_days(exa: float) -> dict[str, float]:
     return {"days": exa * 1e6 / tflops / DAY, "tflops": tflops}
 
 
-def _share(mfu: str) -> float:
+def _parse_mfu(mfu: str) -> float:
     try:
-        share = float(mfu)
+        fraction = float(mfu)
     except ValueError:
-        share = 0.0
-    if not 0 < share <= 1:
-        raise UserError(f"--mfu is {mfu}; give a share of the device's peak, in (0, 1], or measured.")
-    return share
+        fraction = 0.0
+    if not 0 < fraction <= 1:
+        raise UserError(f"--mfu is {mfu}; give a fraction of the device's peak, in (0, 1], or measured.")
+    return fraction
 
 
 def _measured_flops(config: TrainConfig, device: str, images_at_once: int) -> tuple[float, str]:

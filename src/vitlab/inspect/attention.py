@@ -144,7 +144,7 @@ def rollout_rows(
 
 
 def prediction_weights(model: ViT, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B T"]:
-    """The share of each last token in the input of the head; rows sum to one.
+    """The weight of each output token in the input of the head; rows sum to one.
 
     For a MAP head, they are the attention of its learned query, averaged over heads, which takes a forward pass.
     """

@@ -172,15 +172,15 @@ def _move(note: Annotation, offset: tuple[float, float], occupied: Sequence[Sequ
 
 
 def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str]) -> Figure:
-    """The confusion matrix; rows are labels, columns predictions, color is the square root of the share of the row.
+    """The confusion matrix; rows are labels, columns predictions, color is the square root of the fraction of the row.
 
     Counts are written for up to 12 classes, names for up to 40.
     """
     size = len(counts)
     cell = max(min(40, 480 // size), 4)
     figure, (axes,) = new_figure((cell * size + 130, cell * size + 130), layout="compressed")
-    share = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    axes.imshow(share, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=1), interpolation="nearest")
+    fractions = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    axes.imshow(fractions, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=1), interpolation="nearest")
     axes.set(xlabel="prediction", ylabel="label")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(True)
@@ -190,6 +190,6 @@ def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str]) -> Figure:
         axes.set_yticks(range(size), names, fontsize=min(8.5, 0.6 * cell))
     if size <= 12:
         for row, column in zip(*counts.nonzero(), strict=True):
-            text, color = str(counts[row, column]), "white" if share[row, column] > 0.4 else INK
+            text, color = str(counts[row, column]), "white" if fractions[row, column] > 0.4 else INK
             axes.text(column, row, text, ha="center", va="center", color=color, fontsize=min(9, cell / len(text)))
     return figure

@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ SIDE = 288
 """Longer side of the viewer's canvas, in pixels."""
 LEVELS = 32
 """Colors of a map in the viewer."""
+MAX_CONFUSIONS, MAX_CLASSES = 8, 50
+"""Most rows in the tables of confusions and of classes."""
 
 
 def numbers_of(config: ModelConfig) -> dict[str, str]:
@@ -49,15 +52,15 @@ def details_of(config: ModelConfig) -> dict[str, str]:
     return {name.replace("_", " "): str(getattr(config, name)) for name in names if hasattr(config, name)}
 
 
-def embedding_drawings(model: ViT) -> list[Drawing]:
+def make_embedding_figures(model: ViT) -> list[Drawing]:
     """Fig. 7, left and center."""
     similarity = positions_of(model)
     return [figures.filters(filters_of(model)), *([] if similarity is None else [figures.positions(similarity)])]
 
 
 @dataclass(frozen=True, eq=False)
-class Phase:
-    """One training run; what is None or empty is left out of the page."""
+class RunSection:
+    """One training run as a section of a page; what is None or empty is left out."""
 
     name: str
     explanation: str
@@ -74,64 +77,54 @@ class Phase:
     """Test images that were predicted wrongly, the most confident first; None where they are missing."""
     attention: Drawing | None = None
     """Images under their rollout (`figures.pairs`)."""
-    learned: Sequence[Drawing] = ()
+    embedding_figures: Sequence[Drawing] = ()
     """The panels of Fig. 7."""
 
+    @cached_property
+    def curves(self) -> PageImage | None:
+        """Loss, accuracy and learning rate over the steps."""
+        panels = plots.curves(self.records)
+        ends = [f"{series.name} ends at {series.y[-1]:.4g}" for panel in panels for series in panel.series]
+        return Drawing(plots.panels(panels), f"Over training steps: {', '.join(ends)}.").image if panels else None
 
-def training_page(title: str, lead: str, phases: Sequence[Phase]) -> str:
+    @cached_property
+    def confusion_matrix(self) -> dict[str, Any] | None:
+        """The drawing of `confusion`, its sums, and the MAX_CONFUSIONS most frequent confusions."""
+        counts, names = self.confusion, self.classes
+        if counts is None:
+            return None
+        if len(counts) != len(names):
+            raise UserError(f"{self.name}: a confusion matrix of {len(counts)} classes has {len(names)} class names.")
+        correct, total = int(np.trace(counts)), int(counts.sum())
+        wrong = counts - np.diag(np.diag(counts))
+        cells = [divmod(int(i), len(counts)) for i in np.argsort(-wrong, axis=None, kind="stable")[:MAX_CONFUSIONS]]
+        rows = [
+            (names[label], names[prediction], str(n), f"{n / counts[label].sum():.1%}")
+            for label, prediction in cells
+            if (n := int(wrong[label, prediction]))
+        ]
+        alt = f"Confusion matrix of {len(counts)} classes: {correct} of {total} images are on its diagonal."
+        image = Drawing(plots.confusion(counts, names), alt).image
+        return {"correct": correct, "total": total, "rows": rows, "image": image}
+
+    @cached_property
+    def class_table(self) -> dict[str, Any] | None:
+        """Results of each class, the MAX_CLASSES worst ones first."""
+        present = [row for row in self.per_class if row["images"] or row["precision"] is not None]
+        if not present:
+            return None
+        metric = "recall" if "recall" in present[0] else "accuracy"
+        present.sort(key=lambda row: math.inf if row[metric] is None else row[metric])
+        rows = []
+        for row in present[:MAX_CLASSES]:
+            percents = ("-" if row[key] is None else f"{row[key]:.1%}" for key in (metric, "precision"))
+            rows.append((row["class"], f"{row['images']:,}", *percents))
+        return {"metric": metric, "rows": rows, "count": len(present)}
+
+
+def training_page(title: str, lead: str, runs: Sequence[RunSection]) -> str:
     """The page of one or more training runs, for `write_page`."""
-    return page("phases.html.j2", title, lead, phases=[_phase(phase) for phase in phases])
-
-
-def _phase(phase: Phase) -> dict[str, Any]:
-    """The values of the template for one run."""
-    return {
-        "phase": phase,
-        "curves": _curves(phase.records),
-        "confusion": None if phase.confusion is None else _confusion(phase, phase.confusion),
-        "per_class": _per_class(phase.per_class),
-    }
-
-
-def _curves(records: Sequence[Mapping[str, Any]]) -> PageImage | None:
-    panels = plots.curves(records)
-    ends = [f"{series.name} ends at {series.y[-1]:.4g}" for panel in panels for series in panel.series]
-    return Drawing(plots.panels(panels), f"Over training steps: {', '.join(ends)}.").image if panels else None
-
-
-def _confusion(phase: Phase, counts: Int[np.ndarray, "K K"], most: int = 8) -> dict[str, Any]:
-    names = phase.classes
-    if len(counts) != len(names):
-        raise UserError(f"{phase.name}: a confusion matrix of {len(counts)} classes has {len(names)} class names.")
-    correct, total = int(np.trace(counts)), int(counts.sum())
-    wrong = counts - np.diag(np.diag(counts))
-    cells = (divmod(int(i), len(counts)) for i in np.argsort(-wrong, axis=None, kind="stable")[:most])
-    rows = [
-        (names[label], names[prediction], str(n), f"{n / counts[label].sum():.1%}")
-        for label, prediction in cells
-        if (n := int(wrong[label, prediction]))
-    ]
-    alt = f"Confusion matrix of {len(counts)} classes: {correct} of {total} images are on its diagonal."
-    image = Drawing(plots.confusion(counts, names), alt).image
-    return {"correct": correct, "total": total, "rows": rows, "image": image}
-
-
-def _per_class(rows: Sequence[Mapping[str, Any]], most: int = 50) -> dict[str, Any] | None:
-    """Results of each class, the worst first."""
-    present = [row for row in rows if row["images"] or row["precision"] is not None]
-    if not present:
-        return None
-    share = "recall" if "recall" in present[0] else "accuracy"
-    present.sort(key=lambda row: math.inf if row[share] is None else row[share])
-    cells = [
-        (
-            row["class"],
-            f"{row['images']:,}",
-            *("-" if row[key] is None else f"{row[key]:.1%}" for key in (share, "precision")),
-        )
-        for row in present[:most]
-    ]
-    return {"share": share, "rows": cells, "count": len(present)}
+    return page("runs.html.j2", title, lead, runs=runs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,8 +136,9 @@ class Inspection:
     card: Mapping[str, Any] = field(default_factory=dict)
     """From `weights.load_metadata`."""
     embeddings: Sequence[Drawing] = ()
-    """`embedding_drawings` of the model."""
+    """`make_embedding_figures` of the model."""
     capture: Capture | None = None
+    """Attention and tokens over images; None without images."""
     names: Sequence[str] = ()
     """Of the images that the capture keeps, in order."""
     images: Sequence[UInt8[np.ndarray, "H W 3"]] = ()
@@ -161,25 +155,25 @@ def top_classes(probabilities: Float[np.ndarray, " K"], names: Sequence[str], to
     return [(names[i], float(probabilities[i])) for i in order]
 
 
-def draw(inspection: Inspection) -> list[Drawing]:
+def make_figures(inspection: Inspection) -> list[Drawing]:
     """The figures of the paper for which there are numbers."""
     config, capture = inspection.config, inspection.capture
     if capture is None or not isinstance(config, ViTConfig):
         return [*inspection.embeddings]
-    distances = figures.distances(capture.distances, capture.layers, _uniform(config), name_of(config))
+    distances = figures.distances(capture.distances, capture.layers, uniform_distances(config), name_of(config))
     heads = figures.heads(capture, inspection.names[0])
     return [*inspection.embeddings, distances, heads, *figures.pairs(capture, inspection.images)]
 
 
-def _uniform(config: ViTConfig) -> list[float]:
-    """Distances of uniform attention: along rows and along columns for an axial encoder."""
+def uniform_distances(config: ViTConfig) -> list[float]:
+    """Mean distances in pixels of uniform attention: along rows and along columns for an axial encoder."""
     h, w = config.grid
     lines = [(1, w), (h, 1)] if config.encoder == "axial" else [(h, w)]
     return sorted({round(float(patch_distances(line, config.stride).mean()), 6) for line in lines})
 
 
-def checkpoint_page(inspection: Inspection, drawings: Sequence[Drawing], phases: Sequence[Phase] = ()) -> str:
-    """The page of a checkpoint, for `write_page`. drawings: from `draw`; phases: the runs that trained it."""
+def checkpoint_page(inspection: Inspection, drawings: Sequence[Drawing], runs: Sequence[RunSection] = ()) -> str:
+    """The page of a checkpoint, for `write_page`. drawings: from `make_figures`; runs: those that trained it."""
     config, capture = inspection.config, inspection.capture
     details = details_of(config) | {"weights from": str(inspection.card.get("source") or inspection.checkpoint)}
     if "dataset" in inspection.card:
@@ -196,12 +190,12 @@ def checkpoint_page(inspection: Inspection, drawings: Sequence[Drawing], phases:
         scripts=("viewer.js",),
         model_numbers=numbers_of(config) | ({"Images": f"{capture.count:,}"} if capture else {}),
         details=details,
-        learned_drawings=[drawing for drawing in drawings if drawing.name in ("filters", "positions", "distances")],
+        embedding_figures=[drawing for drawing in drawings if drawing.name in ("filters", "positions", "distances")],
         heads=next((drawing.image for drawing in drawings if drawing.name == "heads"), None),
         views=views,
         count=capture.count if capture else 0,
         unreadable_rows=inspection.unreadable,
-        phases=[_phase(phase) for phase in phases],
+        runs=runs,
     )
 
 
@@ -244,7 +238,7 @@ def view(
 
 
 def _peaks(maps: Float[np.ndarray, "R C h w"], distances: Float[np.ndarray, "L k"]) -> list[list[float | int]]:
-    """Of each map: row and column of its highest patch, from 1, the share in percent, the mean distance in pixels."""
+    """Of each map: row and column of its highest patch, from 1, its share in percent, the mean distance in pixels."""
     pixels = np.pad(np.concatenate([distances.mean(axis=1, keepdims=True), distances], axis=1), ((1, 0), (0, 0)))
     flat = maps.reshape(pixels.size, -1)
     rows, columns = np.unravel_index(flat.argmax(axis=1), maps.shape[2:])

@@ -17,7 +17,7 @@ from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.evaluate.accuracy import Evaluation, read_predictions
 from vitlab.inspect.figures import PageImage, encode, fit
-from vitlab.inspect.report import Phase
+from vitlab.inspect.report import RunSection
 from vitlab.io import find_corrupt_files
 from vitlab.pipelines.pretrain import PREDICTIONS
 from vitlab.preprocessing import Preprocessing
@@ -92,7 +92,7 @@ class Run:
         """Rows of the first test image of each of the first `most` classes."""
         return np.unique(self.test.labels, return_index=True)[1][:most]
 
-    def phase(self, name: str | None = None, explanation: str | None = None) -> Phase:
+    def section(self, name: str | None = None, explanation: str | None = None) -> RunSection:
         """The run for a page: curves, confusion matrix, each class, the most confident wrong predictions."""
         test = self.test
         wrong = np.flatnonzero(~test.correct)
@@ -105,7 +105,7 @@ class Run:
         except ValueError as error:
             missing = f"\n\nThe wrong predictions cannot be shown: {error}"
         records = read_log(self.folder / "metrics.jsonl")
-        return Phase(
+        return RunSection(
             name=name or self.title,
             explanation=(explanation or f"The run in {self.folder}.") + missing,
             numbers={

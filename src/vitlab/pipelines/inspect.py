@@ -1,7 +1,5 @@
 """Inspecting one checkpoint: a page, every figure of the paper as a file, and the arrays behind them."""
 
-import contextlib
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +18,7 @@ from vitlab.evaluate.predict import find_images
 from vitlab.inspect.capture import capture
 from vitlab.inspect.figures import write_drawings
 from vitlab.inspect.page import write_page
-from vitlab.inspect.report import Inspection, checkpoint_page, draw, embedding_drawings, top_classes
+from vitlab.inspect.report import Inspection, checkpoint_page, make_embedding_figures, make_figures, top_classes
 from vitlab.models.config import ImageSize, Interpolation, ViTConfig, check_rgb
 from vitlab.models.registry import name_of
 from vitlab.models.vit import ViT
@@ -46,14 +44,14 @@ def inspect_checkpoint(
     image_size: ImageSize | None = None,
     interpolation: Interpolation | None = None,
     device: str = "auto",
-    say: Callable[[str], None] | None = None,
+    log: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Captures a Vision Transformer or a hybrid on images; writes a page, figures and arrays to `out`.
 
     sources: files and folders (searched recursively). All images count for the attention
     distances, the first `shown` are on the page with their `top` predictions; unreadable images are skipped and named.
     Without sources, a finished run shows its test images, and any other checkpoint only its sizes, filters and position
-    embeddings. The page of a run also shows its training; that of a ResNet only this. `say` receives how images are
+    embeddings. The page of a run also shows its training; that of a ResNet only this. `log` receives how images are
     preprocessed.
 
     In `out`: index.html; figures/NAME.png, .svg and .npz; result.json, which is returned. Raises UserError for a
@@ -74,11 +72,11 @@ def inspect_checkpoint(
     runs = [Run.read(folder) for folder in run_folders(checkpoint)]
     inspection = Inspection(str(checkpoint), model.config, loaded.metadata)
     if isinstance(model, ViT):
-        inspection = replace(inspection, embeddings=embedding_drawings(model))
+        inspection = replace(inspection, embeddings=make_embedding_figures(model))
         images = list(find_images(sources)) if sources else _test_images(runs, shown)
         if images:
-            if say:
-                say(f"images: {preprocessing.describe()}")
+            if log:
+                log(f"images: {preprocessing.describe()}")
             transform = EvalTransform(model.config.image_hw, preprocessing)
             inspection = _capture(inspection, model.to(torch_device), images, transform, shown, top, batch_size)
     elif sources or not runs:
@@ -86,10 +84,10 @@ def inspect_checkpoint(
             f"{checkpoint} is a ResNet, which has no attention; give a Vision Transformer or a hybrid, or the folder "
             "of a ResNet's run without images, to see its training."
         )
-    drawings = draw(inspection)
-    phases = [run.phase(f"{run.folder.name}: {run.title}" if len(runs) > 1 else None) for run in runs]
+    drawings = make_figures(inspection)
+    sections = [run.section(f"{run.folder.name}: {run.title}" if len(runs) > 1 else None) for run in runs]
     write_drawings(drawings, out / "figures")
-    write_page(out / "index.html", checkpoint_page(inspection, drawings, phases))
+    write_page(out / "index.html", checkpoint_page(inspection, drawings, sections))
     result = _result(inspection)
     result["figures"] = [f"figures/{drawing.name}" for drawing in drawings]
     result["page"] = str((out / "index.html").resolve())
@@ -112,16 +110,19 @@ def as_text(result: dict[str, Any]) -> str:
 def _test_images(runs: Sequence[Run], shown: int) -> list[Source]:
     """Up to DISTANCE_IMAGES test images of the first run by name and class: one of each class first.
 
-    Empty without a run, or where its data set is missing, which the run's part of the page says.
+    Empty without a run, or where its data set is missing, which its section of the page says.
     """
-    for run in runs[:1]:
-        first = run.one_of_each(shown)
-        rest = np.setdiff1d(np.arange(len(run.test.labels)), first)
-        rows = np.concatenate([first, rest])[: max(shown, DISTANCE_IMAGES)]
-        with contextlib.suppress(ValueError):
-            classes = [run.test.classes[label] for label in run.test.labels]
-            return [(f"{run.names[row]}, {classes[row]}", image) for row, image in run.images(rows).items()]
-    return []
+    if not runs:
+        return []
+    run, labels = runs[0], runs[0].test.labels
+    first = run.one_of_each(shown)
+    rest = np.setdiff1d(np.arange(len(labels)), first)
+    rows = np.concatenate([first, rest])[: max(shown, DISTANCE_IMAGES)]
+    try:
+        images = run.images(rows)
+    except ValueError:
+        return []
+    return [(f"{run.names[row]}, {run.test.classes[labels[row]]}", image) for row, image in images.items()]
 
 
 def _capture(
@@ -141,7 +142,8 @@ def _capture(
     images: list[np.ndarray] = []
     unreadable: list[tuple[str, str]] = []
 
-    def readable() -> Iterator[Float[Tensor, "1 3 H W"]]:
+    def batches() -> Iterator[Float[Tensor, "B 3 H W"]]:
+        batch: list[Tensor] = []
         with ProgressDisplay("inspect", len(sources)) as progress:
             for number, (name, source) in enumerate(sources, start=1):
                 try:
@@ -149,16 +151,15 @@ def _capture(
                 except ImageError as error:
                     unreadable.append((name, error.reason))
                     continue
-                image = transform.apply([pixels])
+                batch.append(transform.apply([pixels]))
                 if len(names) < shown:
                     names.append(name)
-                    images.append(to_pixels(image)[0])
-                yield image
+                    images.append(to_pixels(batch[-1])[0])
+                if len(batch) == batch_size:
+                    yield torch.cat(batch)
+                    batch.clear()
                 progress.update(number)
-
-    def batches() -> Iterator[Float[Tensor, "B 3 H W"]]:
-        stream = readable()
-        while batch := list(itertools.islice(stream, batch_size)):
+        if batch:
             yield torch.cat(batch)
         if not names:
             name, reason = unreadable[0]

@@ -9,7 +9,7 @@ from vitlab.data.registry import DATASETS
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.models.config import ModelConfig, ViTConfig
-from vitlab.studies.runner import Plan
+from vitlab.studies.runner import StudyPlan
 from vitlab.studies.spec import Point, Scale, exaflops, updates
 
 IMAGES = {"shards:jft300m": 303_000_000, "shards:imagenet21k": 14_197_122, "folder:imagenet": 1_281_167}
@@ -19,7 +19,7 @@ TFLOPS: dict[Scale, float] = {"tiny": 0.03, "gpu": 100.0, "paper": 400.0}
 with large ones (400 is 40 % of its peak)."""
 
 
-def cost(plan: Plan, tflops: float | None = None) -> dict[str, Any]:
+def cost(plan: StudyPlan, tflops: float | None = None) -> dict[str, Any]:
     """Every point with its parameters, steps, images seen, exaFLOPs and hours, and their sums.
 
     Raises UserError where the length of a run depends on an unknown number of images.
@@ -48,11 +48,11 @@ def cost(plan: Plan, tflops: float | None = None) -> dict[str, Any]:
 
 
 def model_of(point: Point, by_name: Mapping[str, Point]) -> ModelConfig:
-    """The model of a point, with a head for the classes of its data; a fine-tuning has that of its start, resized."""
+    """The model of a point, with a head for the classes of its data; a fine-tuning has that of `init_from`, resized."""
     config = point.config
     model = config.model
-    if point.start is not None:
-        model = replace(model_of(by_name[point.start], by_name), image_size=config.model.image_size)
+    if point.init_from is not None:
+        model = replace(model_of(by_name[point.init_from], by_name), image_size=config.model.image_size)
         if isinstance(model, ViTConfig):  # fine-tuning drops the hidden layer of the head
             model = replace(model, representation_size=None)
     classes = len(config.data.classes or ()) or _classes(config.data.name)

@@ -74,10 +74,12 @@ def variants(scale: Scale) -> list[Point]:
     for name, (family, size, config) in candidates.items():
         for part in parts:
             labels = {"model": name, "family": family, "size": size, "part": part}
-            start = f"{name.replace('/', '-').replace('+', '-')}.{100 * part:g}"
-            before.append(Point(start, changed(config, data={"part": part}), labels | {"run": PRETRAINING}))
+            pretrained = f"{name.replace('/', '-').replace('+', '-')}.{100 * part:g}"
+            before.append(Point(pretrained, changed(config, data={"part": part}), labels | {"run": PRETRAINING}))
             if scale != "tiny" or part in (parts[0], parts[-1]):
-                tuned.append(Point(f"{start}.finetuned", after, labels | {"run": FINETUNING}, start=start))
+                tuned.append(
+                    Point(f"{pretrained}.finetuned", after, labels | {"run": FINETUNING}, init_from=pretrained)
+                )
     return before + tuned
 
 

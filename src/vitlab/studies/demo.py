@@ -11,7 +11,7 @@ from vitlab.data.transforms import to_range
 from vitlab.inspect.capture import capture
 from vitlab.inspect.figures import distances, pairs
 from vitlab.inspect.page import write_page
-from vitlab.inspect.report import Phase, embedding_drawings, training_page
+from vitlab.inspect.report import RunSection, make_embedding_figures, training_page
 from vitlab.models.vit import ViT
 from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.finished_run import Run
@@ -40,7 +40,7 @@ FINETUNING = (
 def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     """Pre-trains on the digits 0-4 at 16 pixels, fine-tunes on 5-9 at 32, and writes `out`/index.html.
 
-    Returns both test accuracies and the page's path (also in `out`/result.json). The same call continues an interrupted
+    Returns both test accuracies and the page's path (also in `out`/result.json). The same call resumes an interrupted
     one. `shrink` divides the length of both runs. Torch computes with one thread from here on: steps this small gain
     nothing from a second one on shared cores.
     """
@@ -52,9 +52,9 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     second = replace(second, steps=200 // shrink)
     before = pretrain(first, out / "pretrain")
     after = sweep_and_finetune(out / "pretrain", second, out / "finetune")
-    phases = [_phase(*PRETRAINING, out / "pretrain"), _phase(*FINETUNING, out / "finetune")]
+    sections = [_section(*PRETRAINING, out / "pretrain"), _section(*FINETUNING, out / "finetune")]
     page = out / "index.html"
-    write_page(page, training_page("The paper in small", LEAD, phases))
+    write_page(page, training_page("The paper in small", LEAD, sections))
     result = {
         "pretrain_accuracy": before.test.accuracy,
         "finetune_accuracy": after.result["test"]["accuracy"],
@@ -64,17 +64,17 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     return result
 
 
-def _phase(name: str, explanation: str, workdir: Path) -> Phase:
+def _section(name: str, explanation: str, workdir: Path) -> RunSection:
     """A finished run for the page: its training, and the model from inside."""
     model, run = load_model(workdir), Run.read(workdir)
     assert isinstance(model, ViT)
     shown = list(run.preprocessed(run.one_of_each(10)).values())
     images = to_range(torch.from_numpy(np.stack(shown)).permute(0, 3, 1, 2).float())
     captured = capture(model, [images], keep=len(images))
-    phase = run.phase(name, explanation)
+    section = run.section(name, explanation)
     return replace(
-        phase,
-        numbers={**phase.numbers, "Parameters": f"{model.config.num_parameters:,}"},
-        learned=[*embedding_drawings(model), distances(captured.distances)],
+        section,
+        numbers={**section.numbers, "Parameters": f"{model.config.num_parameters:,}"},
+        embedding_figures=[*make_embedding_figures(model), distances(captured.distances)],
         attention=pairs(captured, shown)[0],
     )

@@ -54,7 +54,8 @@ def variants(scale: Scale) -> list[Point]:
         tuned[f"{first}-zero"] = (changed(after, head_std=None), first)
     points = [Point(name, config, {"run": PRETRAINED, "variant": name}) for name, config in before.items()]
     return points + [
-        Point(f"{name}.finetuned", config, _finetuned(name), start=start) for name, (config, start) in tuned.items()
+        Point(f"{name}.finetuned", config, _finetuned(name), init_from=init_from)
+        for name, (config, init_from) in tuned.items()
     ]
 
 

@@ -13,7 +13,7 @@ from vitlab.display import format_table
 from vitlab.inspect import figures, plots
 from vitlab.inspect.panels import Panel, Series
 from vitlab.io import replacing_file
-from vitlab.studies.spec import Cell, Chart, Claim, Results, Scale, Study, deviation
+from vitlab.studies.spec import Cell, Chart, Claim, Results, Scale, Study, std
 from vitlab.train.workdir import write_json
 
 EXPLANATION = """\
@@ -63,9 +63,9 @@ def build_report(study: Study, scale: Scale, results: Results) -> dict[str, Any]
                 "name": result.point.name,
                 "seed": result.point.config.seed,
                 "labels": dict(result.point.labels),
-                "start": result.point.start,
+                "start": result.point.init_from,
                 "examples": result.examples,
-                "figures": dict(result.figures),
+                "figures": dict(result.metrics),
                 "exaflops": result.exaflops,
             }
             for result in results
@@ -113,7 +113,7 @@ def chart_panel(chart: Chart, results: Results) -> Panel:
         x = ticks.index(value) if isinstance(value, str) else float(value)
         metric = group.measure(chart.metric)
         for line in _lines(chart, group):
-            lines.setdefault(line, []).append((x, float(metric.mean()), deviation(metric)))
+            lines.setdefault(line, []).append((x, float(metric.mean()), std(metric)))
     series = []
     for name, points in lines.items():
         x, y, bars = zip(*sorted(points), strict=True)
@@ -135,7 +135,7 @@ def describe_runs(results: Results) -> str:
     """Markdown: data, steps and seeds of the runs, and how few-shot accuracy is measured."""
     text = ""
     for verb, finetuned in (("Pre-trained", False), ("Fine-tuned", True)):
-        if runs := [result for result in results if (result.point.start is not None) == finetuned]:
+        if runs := [result for result in results if (result.point.init_from is not None) == finetuned]:
             configs = [result.point.config for result in runs]
             images = _span(result.examples for result in runs)
             data = " and ".join(dict.fromkeys(config.data.name for config in configs))

@@ -27,7 +27,7 @@ def variants(scale: Scale) -> list[Point]:
             model = ViTConfig(image_size=side, patch_size=before.model.patch_size)
             config = changed(after, model=model, fresh_positions=kind == "fresh")
             labels = {"run": "fine-tuning", "positions": kind, "factor": factor}
-            points.append(Point(f"{kind}-{side}", config, labels, start="pretrained"))
+            points.append(Point(f"{kind}-{side}", config, labels, init_from="pretrained"))
     return points
 
 

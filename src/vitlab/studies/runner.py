@@ -1,7 +1,7 @@
-"""Runs a study: each point once, in several processes, wherever it was interrupted; then writes its report.
+"""Runs a study: each of its points once, in several processes, resuming interrupted ones; then writes its report.
 
-A point's folder is `OUT/points/NAME-DIGEST`, where the digest covers everything that the result depends on: a changed
-recipe gives new folders to the points that it affects, and the others are not run again.
+A point is one training run of the study. Its folder is `OUT/points/NAME-DIGEST`, where the digest covers everything
+that the result depends on: after a change of the recipe only the points that it affects are run again.
 """
 
 import json
@@ -31,7 +31,7 @@ from vitlab.studies.spec import Point, Result, Results, Scale, Study, digest
 from vitlab.train.loop import NonFiniteError, StoppedError, stop_signals
 from vitlab.train.precision import choose_device
 
-POLL = 0.5
+POLL_SECONDS = 0.5
 """Seconds between two looks at the other processes."""
 LOG = "workers.log"
 SPAWN = multiprocessing.get_context("spawn")
@@ -42,7 +42,7 @@ class StudyError(RunError):
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """A study's points at one scale, and their folders. Workers receive it, so it holds no functions."""
 
     study: str
@@ -54,12 +54,13 @@ class Plan:
     """Point name -> folder."""
 
     def finished(self, name: str) -> bool:
+        """Whether the point has a result that matches its checksum."""
         folder = self.folders[name]
         return (folder / "result.json").is_file() and not find_corrupt_files(folder, ("result.json",))
 
     @property
-    def open_points(self) -> list[Point]:
-        """Those that are not finished."""
+    def unfinished_points(self) -> list[Point]:
+        """The points without a result."""
         return [point for point in self.points if not self.finished(point.name)]
 
     @property
@@ -72,12 +73,12 @@ class Plan:
         result = json.loads((folder / "result.json").read_bytes())
         settings = json.loads((folder / "config.json").read_bytes())
         records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        figures = {name: value for record in records for name, value in record.items() if name.startswith("fewshot_")}
-        figures |= {name: value for name, value in result["test"].items() if isinstance(value, (int, float))}
-        return Result(point, figures, records, settings["examples"], from_dict(ModelConfig, settings["model"]))
+        metrics = {name: value for record in records for name, value in record.items() if name.startswith("fewshot_")}
+        metrics |= {name: value for name, value in result["test"].items() if isinstance(value, (int, float))}
+        return Result(point, metrics, records, settings["examples"], from_dict(ModelConfig, settings["model"]))
 
 
-def plan(study: Study, scale: Scale, out: Path, *, dataset: str | None = None, root: str | None = None) -> Plan:
+def plan(study: Study, scale: Scale, out: Path, *, dataset: str | None = None, root: str | None = None) -> StudyPlan:
     """The study's points at this scale; `dataset` and `root` replace the points' data set and its folder."""
     points = study.points(scale)
     names = sorted({point.config.data.name for point in points})
@@ -90,7 +91,7 @@ def plan(study: Study, scale: Scale, out: Path, *, dataset: str | None = None, r
     points = tuple(replace(point, config=_with_data(point.config, dataset, root)) for point in points)
     by_name = {point.name: point for point in points}
     folders = {name: out / "points" / f"{name}-{digest(point, by_name)}" for name, point in by_name.items()}
-    return Plan(study.name, scale, points, out, folders)
+    return StudyPlan(study.name, scale, points, out, folders)
 
 
 def _with_data(config: TrainConfig, dataset: str | None, root: str | None) -> TrainConfig:
@@ -100,17 +101,17 @@ def _with_data(config: TrainConfig, dataset: str | None, root: str | None) -> Tr
     return config
 
 
-def work(plan: Plan, device: str = "auto") -> None:
+def run_unfinished_points(plan: StudyPlan, device: str = "auto") -> None:
     """Runs every point that no other process holds until all are finished; any number of processes may do so at once.
 
     A point that diverges does not stop the others: StudyError names it after them. Raises StoppedError, UserError and
     OSError as a run does.
     """
     failed: dict[str, str] = {}
-    while open_points := [point for point in plan.open_points if point.name not in failed]:
-        for point in open_points:
-            if point.start in failed:
-                failed[point.name] = f"it starts from {point.start}, which failed"
+    while points := [point for point in plan.unfinished_points if point.name not in failed]:
+        for point in points:
+            if point.init_from in failed:
+                failed[point.name] = f"it starts from {point.init_from}, which failed"
                 break
             try:
                 if _try_point(plan, point, device):
@@ -119,15 +120,15 @@ def work(plan: Plan, device: str = "auto") -> None:
                 failed[point.name] = str(error)
                 break
         else:
-            time.sleep(POLL)
+            time.sleep(POLL_SECONDS)
     if failed:
         lines = "".join(f"\n  {name}: {why}" for name, why in failed.items())
         raise StudyError(f"{len(failed)} of {len(plan.points)} points failed; the others are complete:{lines}")
 
 
-def _try_point(plan: Plan, point: Point, device: str) -> bool:
-    """Runs the point, unless its start is not finished or another process holds it."""
-    if point.start and not plan.finished(point.start):
+def _try_point(plan: StudyPlan, point: Point, device: str) -> bool:
+    """Runs the point unless it waits for `init_from` or another process holds it; returns whether it is finished."""
+    if point.init_from and not plan.finished(point.init_from):
         return False
     folder = plan.folders[point.name]
     lock = lock_file(folder.parent / ".claims" / folder.name)
@@ -141,38 +142,38 @@ def _try_point(plan: Plan, point: Point, device: str) -> bool:
     return True
 
 
-def _run(plan: Plan, point: Point, device: str) -> None:
+def _run(plan: StudyPlan, point: Point, device: str) -> None:
     folder = plan.folders[point.name]
-    if point.start is None:
+    if point.init_from is None:
         pretrain(point.config, folder, device=device, tensorboard=False)
     else:
-        assert isinstance(point.config, FinetuneConfig), "a point with a start is a fine-tuning"
-        start, size = plan.folders[point.start], point.config.model.image_size
-        sweep_and_finetune(start, point.config, folder, image_size=size, device=device, tensorboard=False)
+        assert isinstance(point.config, FinetuneConfig), "only fine-tuning starts from another point"
+        checkpoint, size = plan.folders[point.init_from], point.config.model.image_size
+        sweep_and_finetune(checkpoint, point.config, folder, image_size=size, device=device, tensorboard=False)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
 
 
-def run_study(study: Study, plan: Plan, *, processes: int | None = None, device: str = "auto") -> dict[str, Any]:
-    """Runs the open points of a study, writes its report to `plan.out` and returns what study.json holds.
+def run_study(study: Study, plan: StudyPlan, *, processes: int | None = None, device: str = "auto") -> dict[str, Any]:
+    """Runs the unfinished points of a study, writes its report to `plan.out` and returns what study.json holds.
 
     processes: None takes one per core at the scale `tiny` (each with one thread, so that the results do not depend on
     their number), 4 that share the device at `gpu`, else 1.
-    Raises StudyError, StoppedError after a signal (the same call continues), and UserError.
+    Raises StudyError, StoppedError after a signal (the same call resumes), and UserError.
     """
     if processes is not None and processes < 1:
         raise UserError(f"processes is {processes}; give at least 1.")
     choose_device(device)  # refuses a missing device before anything starts
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = processes or {"tiny": cores, "gpu": min(4, cores), "paper": 1}[plan.scale]
-    if plan.open_points:
+    if plan.unfinished_points:
         plan.out.mkdir(parents=True, exist_ok=True)
         threads = 1 if plan.scale == "tiny" else max(1, cores // count)
-        _run_workers(plan, min(count, len(plan.open_points)), threads, device)
+        _run_workers(plan, min(count, len(plan.unfinished_points)), threads, device)
     return write_report(study, plan.scale, plan.results, plan.out)
 
 
-def _run_workers(plan: Plan, count: int, threads: int, device: str) -> None:
-    """Runs `work` in processes and shows which points are finished; all processes have ended on return."""
+def _run_workers(plan: StudyPlan, count: int, threads: int, device: str) -> None:
+    """Runs the unfinished points in `count` processes and shows what finishes; all of them end before it returns."""
     errors, log = SPAWN.SimpleQueue(), plan.out / LOG
     workers = [SPAWN.Process(target=_worker, args=(plan, device, threads, errors, log)) for _ in range(count)]
     total, finished = len(plan.points), {point.name for point in plan.points if plan.finished(point.name)}
@@ -182,10 +183,9 @@ def _run_workers(plan: Plan, count: int, threads: int, device: str) -> None:
                 worker.start()
             running = True
             while running:
-                if stop.wait(POLL):
-                    raise StoppedError(
-                        f"stopped and saved with {len(finished)} of {total} points done; the same command continues."
-                    )
+                if stop.wait(POLL_SECONDS):
+                    done = f"{len(finished)} of {total} points done"
+                    raise StoppedError(f"stopped and saved with {done}; run the same command to resume.")
                 running = any(worker.is_alive() for worker in workers)  # before looking for finished points
                 for point in plan.points:
                     if point.name not in finished and plan.finished(point.name):
@@ -193,23 +193,23 @@ def _run_workers(plan: Plan, count: int, threads: int, device: str) -> None:
                         display.say(f"{len(finished)}/{total} {point.name}")
                 display.update(len(finished))
                 if any(worker.exitcode for worker in workers) and not stop.is_set():
-                    killed = StudyError(f"a process of the study was killed (log: {log}). The same command continues.")
+                    killed = StudyError(f"a process was killed (log: {log}). Run the same command to resume.")
                     raise killed if errors.empty() else errors.get()
         finally:
             while alive := [worker for worker in workers if worker.is_alive()]:
                 for worker in alive:  # it saves and ends; repeated, for a signal between two runs may be lost
                     worker.terminate()
-                alive[0].join(POLL)
+                alive[0].join(POLL_SECONDS)
 
 
-def _worker(plan: Plan, device: str, threads: int, errors: Any, log: Path) -> None:
+def _worker(plan: StudyPlan, device: str, threads: int, errors: Any, log: Path) -> None:
     with log.open("ab") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     try:
-        work(plan, device)
+        run_unfinished_points(plan, device)
     except (RunError, ValueError, OSError) as error:
         errors.put(error)
         raise SystemExit(1) from error
@@ -222,4 +222,4 @@ def _end_with_parent() -> None:
     parent.join()
     while True:
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(POLL)
+        time.sleep(POLL_SECONDS)

@@ -31,21 +31,21 @@ Labels = Mapping[str, str | float]
 
 @dataclass(frozen=True)
 class Point:
-    """One run of a study: a pre-training, or the fine-tuning of another point's model."""
+    """One training run of a study: pre-training, or fine-tuning of another point's model."""
 
     name: str
     """Unique in the study, and a valid folder name: letters, digits, `-`, `_` and `.`."""
     config: TrainConfig
-    """A FinetuneConfig for a point with a `start`."""
+    """A FinetuneConfig where `init_from` is given."""
     labels: Labels
     """What the report groups by, such as {"kind": "1d", "at": "stem"}; points of a group differ by their seed."""
-    start: str | None = None
+    init_from: str | None = None
     """Name of the point whose model is fine-tuned."""
 
     def with_seed(self, seed: int) -> "Point":
         """The point of this seed; it starts from the point of the same seed."""
-        start = self.start and f"{self.start}.seed-{seed}"
-        return Point(f"{self.name}.seed-{seed}", dataclasses.replace(self.config, seed=seed), self.labels, start)
+        init_from = self.init_from and f"{self.init_from}.seed-{seed}"
+        return Point(f"{self.name}.seed-{seed}", dataclasses.replace(self.config, seed=seed), self.labels, init_from)
 
 
 # Settings that later versions added, with the value that says what every model was before.
@@ -58,8 +58,8 @@ def digest(point: Point, points: Mapping[str, Point]) -> str:
     Settings that are off (None, False) or at the value of ADDED do not count: a new setting leaves the digests of old
     points unchanged.
     """
-    start = digest(points[point.start], points) if point.start else None
-    text = json.dumps([type(point.config).__name__, _enabled(to_dict(point.config)), start], sort_keys=True)
+    init_id = digest(points[point.init_from], points) if point.init_from else None
+    text = json.dumps([type(point.config).__name__, _enabled(to_dict(point.config)), init_id], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -90,7 +90,7 @@ def updates(config: TrainConfig, examples: int) -> int:
 # Statistics
 
 
-def deviation(values: Float[np.ndarray, " n"]) -> float:
+def std(values: Float[np.ndarray, " n"]) -> float:
     """Standard deviation over seeds (n - 1); 0 for a single value."""
     return float(values.std(ddof=1)) if len(values) > 1 else 0.0
 
@@ -98,7 +98,7 @@ def deviation(values: Float[np.ndarray, " n"]) -> float:
 def format_percent(values: Float[np.ndarray, " n"]) -> str:
     """Mean and standard deviation over seeds in percent: "92.1 ± 0.3"; for a single value "92.1"."""
     mean = f"{100 * values.mean():.1f}"
-    return f"{mean} ± {100 * deviation(values):.1f}" if len(values) > 1 else mean
+    return f"{mean} ± {100 * std(values):.1f}" if len(values) > 1 else mean
 
 
 @dataclass(frozen=True)
@@ -149,14 +149,14 @@ class Result:
     """A finished point."""
 
     point: Point
-    figures: Mapping[str, float]
+    metrics: Mapping[str, float]
     """Of the final model: `accuracy` and `loss` on the test images; `fewshot_5shot` and others if requested."""
     records: Sequence[Mapping[str, Any]]
     """The lines of metrics.jsonl."""
     examples: int
     """Images of the training split."""
     model: ModelConfig
-    """The model that was run; a fine-tuning's is that of its start."""
+    """The model that was run; a fine-tuning's is that of the point in `init_from`."""
 
     @functools.cached_property
     def exaflops(self) -> float:
@@ -165,7 +165,7 @@ class Result:
 
 
 Metric = str | Callable[[Result], float]
-"""A name in `Result.figures`, or a function of a result."""
+"""A name in `Result.metrics`, or a function of a result."""
 
 
 def held_out(result: Result) -> float:
@@ -230,7 +230,7 @@ class Results:
     def measure(self, metric: Metric, **labels: str | float) -> Float[np.ndarray, " n"]:
         """The metric of every run with these labels, ordered by seed."""
         runs = sorted(self.where(**labels), key=lambda run: run.point.config.seed)
-        return np.array([float(metric(run) if callable(metric) else run.figures[metric]) for run in runs])
+        return np.array([float(metric(run) if callable(metric) else run.metrics[metric]) for run in runs])
 
     def best(self, label: str, metric: Metric, **labels: str | float) -> str | float:
         """The value of `label` with the highest mean of the metric, among the runs with these other labels."""
@@ -320,7 +320,7 @@ class Study:
     """Where it is in the paper: "Table 8, App. D.4"."""
     question: str
     variants: Callable[[Scale], Sequence[Point]]
-    """The points of one seed; those that others start from come first."""
+    """The points of one seed; a point comes after the one in its `init_from`."""
     summary: str | Callable[[Results], str]
     """Markdown: what is compared, in one or two sentences. The report adds data, steps and seeds."""
     rows: tuple[str, ...]
