@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 taskset -c 0 python benchmarks/attention.py --out benchmarks/results/attention.json
 
-`vitlab.models.attention.attention_path` stands on this table. Both compute the same from the same queries, keys and
+`vitlab.models.attention.attention_backend` stands on this table. Both compute the same from the same queries, keys and
 values, which lie as a block's `qkv` leaves them, and end as its `out` takes them. Above 1, products are the faster way.
 """
 
@@ -19,7 +19,7 @@ import tyro
 from run_record import describe_run
 from torch import Tensor
 
-from vitlab.models.attention import attention_path, attention_weights
+from vitlab.models.attention import attention_backend, attention_weights
 from vitlab.train.precision import keep_freed_memory
 
 WIDTH = 64
@@ -61,7 +61,7 @@ def measure(arguments: Arguments, dtype: torch.dtype, batch: int, tokens: int) -
     for way in (fused, products):
         seconds(way, qkv)
     ratios = [seconds(fused, qkv) / seconds(products, qkv) for _ in range(arguments.rounds)]
-    taken = attention_path("cpu", False, dtype, batch * arguments.heads * tokens**2)
+    taken = attention_backend("cpu", False, dtype, batch * arguments.heads * tokens**2)
     return {"batch": batch, "tokens": tokens, "ratio": statistics.median(ratios), "all": ratios, "taken": taken}
 
 

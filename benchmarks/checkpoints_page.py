@@ -29,7 +29,7 @@ import vitlab
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.models import ViTConfig
-from vitlab.weights.huggingface_config import HALF, NORMALIZATION
+from vitlab.weights.huggingface_layout import FAMILIES
 
 MODULES = ("vision_transformer", "deit", "vision_transformer_hybrid", "eva", "beit", "resnetv2")
 EQUAL = 1e-5
@@ -144,7 +144,7 @@ def check_huggingface(name: str, folder: Path) -> dict[str, Any]:
         first = next((result[key] for key in ("logits", "image_embeds", "pooler_output") if key in result), None)
         return result.last_hidden_state[:, 0] if first is None else first
 
-    mean, std = NORMALIZATION.get(theirs.config.model_type, HALF)
+    mean, std = FAMILIES[theirs.config.model_type].mean_std
     row["native"] = error(ours, outputs, mean, std)
     if isinstance(ours.config, ViTConfig):
         larger = vitlab.load_model(folder, image_size=ours.config.image_hw[0] + 2 * ours.config.stride)
@@ -154,7 +154,8 @@ def check_huggingface(name: str, folder: Path) -> dict[str, Any]:
 
 
 def _reason(message: str, folder: str) -> str:
-    message = re.sub(r"^.*?\): |^.*? looks like |^ holds ", "", message.replace(folder, ""))
+    pattern = r"^.*?\): |^.*? looks like |^ holds | Supported are .*|; supported: .*"
+    message = re.sub(pattern, "", message.replace(folder, ""))
     return message[:150].replace("|", "/").replace("\n", " ")
 
 

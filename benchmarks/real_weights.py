@@ -34,7 +34,7 @@ import vitlab
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.evaluate.predict import predict
-from vitlab.weights import load_card, load_checkpoint
+from vitlab.weights import load_checkpoint, load_metadata
 
 CLASSES = [f"class {i}" for i in range(10)]
 
@@ -73,7 +73,7 @@ def write_with_head(checkpoint: Path, folder: Path) -> None:
     """The checkpoint with a random head, for both libraries."""
     model = vitlab.load_model(checkpoint, num_classes=len(CLASSES), reset_head=True)
     torch.nn.init.normal_(model.head.weight, std=0.05)  # pyright: ignore[reportOptionalMemberAccess, reportArgumentType]
-    card = {"preprocessing": load_card(checkpoint)["preprocessing"], "classes": CLASSES}
+    card = {"preprocessing": load_metadata(checkpoint)["preprocessing"], "classes": CLASSES}
     vitlab.save_model(model, folder / "vitlab", extra=card)
     for to in ("timm", "huggingface"):
         vitlab.convert(folder / "vitlab", folder / to, to=to)

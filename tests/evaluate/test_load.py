@@ -23,7 +23,7 @@ from vitlab.evaluate.options import EvalOptions, LoaderOptions, ModelOptions
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import build_model
 from vitlab.train.precision import choose_device
-from vitlab.weights import load_card, load_model, save_model
+from vitlab.weights import load_metadata, load_model, save_model
 
 BIT = ResNetBody(layers=(1, 2), width=32, version="v2", weight_eps=1e-10, weight_eps_on="variance")
 VIT: dict[str, Any] = {"image_size": 32, "width": 64, "depth": 3, "heads": 4, "mlp_dim": 128, "num_classes": 10}
@@ -122,7 +122,7 @@ def test_data_with_some_of_the_models_classes(workdir: Path, tmp_path: Path, cap
     assert "has 2 of the model's 3 classes" in caplog.text
     assert "of 2 of the 3 classes" in result.as_table()
     # The same classes in another order are no subset: no warning.
-    card = load_card(workdir) | {"classes": ["2", "0", "1"], "dataset": "folder:x"}
+    card = load_metadata(workdir) | {"classes": ["2", "0", "1"], "dataset": "folder:x"}
     save_model(load_model(workdir), tmp_path / "turned", extra=card)
     put(tmp_path / "some" / "test" / "1" / "0.png")
     caplog.clear()

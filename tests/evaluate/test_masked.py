@@ -32,7 +32,7 @@ from vitlab.pipelines.pretrain import Outcome, pretrain
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import init_distributed
 from vitlab.train.masking import MASK, MaskedViT, class_colors
-from vitlab.weights import load_card, load_model, save_model
+from vitlab.weights import load_metadata, load_model, save_model
 
 MODEL = ViTConfig(
     image_size=16, patch_size=4, width=32, depth=2, heads=2, mlp_dim=32, num_classes=0, pool="gap", position_std=1.0
@@ -95,7 +95,7 @@ def test_its_model_is_a_plain_vit(outcome: Outcome, folder: Path, tmp_path: Path
     model = load_model(folder)
     assert model.config == MODEL
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), outcome.model.parameters(), strict=True))
-    card = load_card(folder)
+    card = load_metadata(folder)
     assert (card["dataset"], "classes" in card) == ("digits", False)
     config = dataclasses.replace(CONFIG, masking=None, steps=120, eval_every=None)
     tuned = sweep_and_finetune(folder, FinetuneConfig(**vars(config)), tmp_path, device="cpu", tensorboard=False)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitlab.models import attention as module
-from vitlab.models.attention import Attention, MatmulAttention, attention, attention_path, relative_logits
+from vitlab.models.attention import Attention, MatmulAttention, attention, attention_backend
 
 
 def qkv(*shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -44,12 +44,12 @@ def test_both_paths_are_equal_forward_and_backward(biased: bool) -> None:
 
 def test_the_path_follows_device_gradient_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     for dtype in (torch.float32, torch.bfloat16):
-        assert attention_path("cpu", True, dtype) == "matmul"
-        assert attention_path("cuda", True, dtype) == attention_path("cuda", False, dtype) == "fused"
-    assert attention_path("cpu", False) == "fused"
+        assert attention_backend("cpu", True, dtype) == "matmul"
+        assert attention_backend("cuda", True, dtype) == attention_backend("cuda", False, dtype) == "fused"
+    assert attention_backend("cpu", False) == "fused"
     for has_amx, expected in ((False, ["matmul", "fused"]), (True, ["fused", "fused"])):
         monkeypatch.setattr(module, "HAS_AMX", has_amx)
-        assert [attention_path("cpu", False, torch.bfloat16, numel) for numel in (2**27, 2**27 + 1)] == expected
+        assert [attention_backend("cpu", False, torch.bfloat16, numel) for numel in (2**27, 2**27 + 1)] == expected
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -90,19 +90,6 @@ def test_the_derivative_is_bit_equal_to_its_products() -> None:
 
 
 # --- relative positions (App. D.4) -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("prefix", [0, 1, 3])
-@pytest.mark.parametrize("count", [1, 2, 5])
-def test_relative_logits_are_those_of_every_pair(count: int, prefix: int) -> None:
-    q, table = torch.randn(2, 3, prefix + count, 4), torch.randn(2 * count - 1, 4)
-    ours = relative_logits(q, table, prefix)
-    expected = torch.zeros(2, 3, prefix + count, prefix + count)
-    for query in range(count):
-        for key in range(count):
-            offset = table[count - 1 + key - query]
-            expected[:, :, prefix + query, prefix + key] = q[:, :, prefix + query] @ offset / 2  # sqrt(4)
-    torch.testing.assert_close(ours, expected)
 
 
 def test_relative_attention_has_the_derivative_of_its_formula() -> None:

@@ -16,7 +16,6 @@ from vitlab.models.position import (
     interpolate_offsets,
     interpolate_positions,
     resize_positions,
-    sincos_table,
 )
 from vitlab.models.vit import ViT
 
@@ -102,25 +101,6 @@ def test_precision_and_length_of_a_table() -> None:
         interpolate_offsets(torch.zeros(1, 10, 4), (2, 3), (4, 4))
 
 
-@pytest.mark.parametrize(("old", "new"), [(8, 20), (20, 8)])
-def test_bicubic_interpolation_aligns_the_borders(old: int, new: int) -> None:
-    ramp = torch.arange(float(old))[None, :, None].repeat(1, 1, 2)
-    centers = (torch.arange(new) + 0.5) * old / new - 0.5
-    inside = (centers > 2) & (centers < old - 3) if new > old else (centers > 6) & (centers < old - 7)
-    for method in ("bicubic", "bicubic_antialias"):
-        for grids in (((old, 1), (new, 1)), ((1, old), (1, new))):
-            resized = interpolate_positions(ramp, *grids, 0, method)[0, :, 0]
-            assert inside.any()
-            assert (resized - centers)[inside].abs().max() < 0.05  # torch's kernel bends a ramp
-    noise = torch.randn(1, 1 + old * old, 2)
-    plain, smooth = (
-        interpolate_positions(noise, (old, old), (new, new), 1, method) for method in ("bicubic", "bicubic_antialias")
-    )
-    assert torch.equal(plain[:, 0], noise[:, 0])
-    if new < old:
-        assert smooth[:, 1:].std() < 0.7 * plain[:, 1:].std()  # the mean of many, where the other takes a few
-
-
 def rows_and_columns(offset: int, width: int) -> tuple[int, int]:
     """An offset in reading order as rows, and columns of which there are at most half a row."""
     down = math.floor((offset + width // 2) / width)
@@ -179,42 +159,7 @@ def test_every_kind_is_resized_to_another_grid(vit_kind: ViTConfig, method: Any)
 
 # --- rows that are added to tokens -------------------------------------------------------------------------------
 
-PREFIXES = [
-    ({"pool": "gap"}, 0, 0),
-    ({}, 1, 0),
-    ({"distilled": True}, 2, 0),
-    ({"registers": 2}, 1, 2),
-    ({"class_position": False, "registers": 2}, 0, 3),
-]
 """Settings; prefix tokens that have a position; prefix tokens after them that have none."""
-
-
-@pytest.mark.parametrize("position_at", ["stem", "every", "shared"])
-@pytest.mark.parametrize(("settings", "before", "missing"), PREFIXES)
-def test_a_row_is_added_to_every_token_with_a_position(
-    settings: dict[str, Any], before: int, missing: int, position_at: Any
-) -> None:
-    one, two = (embedding(position=kind, position_at=position_at, **settings) for kind in ("1d", "2d"))
-    assert one.table is not None
-    tokens = torch.randn(2, before + missing + 6, 8)
-    for layer in range(3):
-        j = layer if position_at == "every" else 0
-        expected = tokens.clone()
-        expected[:, :before] += one.table[j, :before]
-        expected[:, before + missing :] += one.table[j, before:]
-        assert torch.equal(one(tokens, layer), expected)
-        assert one.in_attention(layer) is None
-        expected = tokens.clone()
-        if before:
-            expected[:, :before] += two.prefix[j]  # pyright: ignore[reportOptionalSubscript]
-        for patch in range(6):
-            row, column = divmod(patch, 3)
-            expected[:, before + missing + patch] += torch.cat([two.columns[j, column], two.rows[j, row]])
-        assert torch.equal(two(tokens, layer), expected)
-    if position_at != "every":
-        added = embedding(position="sincos2d", position_at=position_at, **settings)(tokens, 2) - tokens
-        assert not added[:, : before + missing].any()
-        torch.testing.assert_close(added[:, before + missing :], sincos_table((2, 3), 8).expand(2, -1, -1))
 
 
 @pytest.mark.parametrize(
@@ -238,25 +183,3 @@ def test_names_and_shapes_of_the_state(settings: dict[str, Any], shapes: dict[st
     assert position(tokens).dtype == torch.bfloat16
     if position.kind in ("none", "relative"):
         assert position(tokens, 1) is tokens
-
-
-def test_relative_positions_of_a_block() -> None:
-    for position_at in ("every", "shared"):
-        position = embedding(position="relative", position_at=position_at)
-        assert position.table is not None
-        for layer in range(3):
-            table = position.in_attention(layer)
-            assert table is not None
-            assert torch.equal(table, position.table[layer if position_at == "every" else 0])
-
-
-@pytest.mark.parametrize(("grid", "width"), [((2, 3), 8), ((1, 5), 16), ((4, 1), 12)])
-def test_fixed_positions_are_sines_and_cosines(grid: tuple[int, int], width: int) -> None:
-    table, quarter = sincos_table(grid, width), width // 4
-    assert table.shape == (1, grid[0] * grid[1], width)
-    for patch in range(grid[0] * grid[1]):
-        y, x = divmod(patch, grid[1])
-        for i in range(quarter):
-            omega = 1 / 10_000 ** (i / (quarter - 1))
-            expected = [math.sin(x * omega), math.cos(x * omega), math.sin(y * omega), math.cos(y * omega)]
-            torch.testing.assert_close(table[0, patch, i::quarter], torch.tensor(expected))

@@ -52,15 +52,6 @@ def test_halving_convolutions_pad_as_tensorflow_does(size: int, side: int, befor
     assert conv(maps.transpose(2, 3).contiguous()).shape[-2:] == (4, -(-side // 2))
 
 
-@pytest.mark.parametrize("side", [8, 9])
-def test_bit_pads_alike_on_both_sides(side: int) -> None:
-    for size in (1, 3, 7):
-        conv = StdConv(2, 3, size, 2, ResNetBody(version="v2"))
-        nn.init.normal_(conv.weight)
-        maps = torch.randn(1, 2, side, side)
-        torch.testing.assert_close(conv(maps), F.conv2d(maps, conv.standardized(), stride=2, padding=size // 2))
-
-
 def root(image_size: tuple[int, int], **settings: Any) -> Body:
     body = Body(ResNetBody(layers=(), width=32, **settings), image_size)
     nn.init.normal_(body.root.weight)

@@ -33,7 +33,7 @@ from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.finetune import custom
 from vitlab.settings import to_dict
 from vitlab.train.workdir import Workdir
-from vitlab.weights import load_card, load_model, save_model
+from vitlab.weights import load_metadata, load_model, save_model
 from vitlab.weights.google import write_google
 
 S14 = ViTConfig(image_size=224, patch_size=14, width=384, depth=12, heads=6, mlp_dim=1536)
@@ -172,7 +172,7 @@ def test_size_and_preprocessing_of_the_checkpoint(
     done = tune(tmp_path / "checkpoint", config, tmp_path / "out", image_size=image_size)
     assert done.config.model.image_hw == expected
     if image_size is None:
-        assert Preprocessing.read(load_card(tmp_path / "out"), "card") == prepared
+        assert Preprocessing.read(load_metadata(tmp_path / "out"), "card") == prepared
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +221,7 @@ def test_files_and_messages(searched: dict[str, Any]) -> None:
     assert [line["accuracy"] for line in lines] == [row["accuracy"] for row in rows]
     model, first = load_model(folder), load_model(folder / "run-0")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), first.parameters(), strict=True))
-    assert load_card(folder)["classes"] == ["3", "4", "5", "6"]
+    assert load_metadata(folder)["classes"] == ["3", "4", "5", "6"]
     summary = done.summary(folder)
     assert "learning rate 0.1 " in summary
     assert "accuracy over 2 runs" in summary

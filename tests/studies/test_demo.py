@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from vitlab.studies.demo import demo
-from vitlab.weights import load_card, load_model
+from vitlab.weights import load_metadata, load_model
 
 
 @pytest.fixture(scope="module")
@@ -33,9 +33,9 @@ def test_other_classes_at_twice_the_resolution(result: dict) -> None:
     out = Path(result["page"]).parent
     before, after = load_model(out / "pretrain"), load_model(out / "finetune")
     assert (before.config.image_hw, after.config.image_hw) == ((16, 16), (32, 32))
-    assert load_card(out / "pretrain")["classes"] == list("01234")
-    assert load_card(out / "finetune")["classes"] == list("56789")
-    assert load_card(out / "finetune")["test_accuracy"] == result["finetune_accuracy"]
+    assert load_metadata(out / "pretrain")["classes"] == list("01234")
+    assert load_metadata(out / "finetune")["classes"] == list("56789")
+    assert load_metadata(out / "finetune")["test_accuracy"] == result["finetune_accuracy"]
 
 
 def test_the_same_call_again_reads_the_runs(result: dict, monkeypatch: pytest.MonkeyPatch) -> None:

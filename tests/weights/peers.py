@@ -1,5 +1,6 @@
 """timm's and Hugging Face's models at a shrunken size, and how their outputs are compared with ours."""
 
+import functools
 import json
 import tarfile
 from pathlib import Path
@@ -117,45 +118,45 @@ DINOV2 = {**SMALL, "mlp_ratio": 2}
 BIT = {"embedding_size": 32, "hidden_sizes": [128, 256], "depths": [1, 2], "num_labels": 7}
 BOTTLENECK = {**BIT, "layer_type": "bottleneck", "global_padding": "same", "embedding_dynamic_padding": True}
 
-# Their class, its settings, its constructor's options, and fields of our configuration.
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
-    "vit": ("ViTForImageClassification", OLDER, {}, {"pool": "token", "layer_norm_eps": 1e-12, "gelu": "erf"}),
+Case = tuple[str, dict[str, Any], dict[str, Any]]
+"""Their class, its settings, and fields of our configuration."""
+CASES: dict[str, Case] = {
+    "vit": ("ViTForImageClassification", OLDER, {"pool": "token", "layer_norm_eps": 1e-12, "gelu": "erf"}),
     "vit tanh": (
         "ViTForImageClassification",
         {**OLDER, "hidden_act": "gelu_pytorch_tanh", "layer_norm_eps": 1e-3},
-        {},
         {"gelu": "tanh", "layer_norm_eps": 1e-3},
     ),
-    "vit oblong": ("ViTForImageClassification", {**OLDER, "image_size": [16, 32]}, {}, {"image_size": (16, 32)}),
-    "vit without biases": ("ViTForImageClassification", {**OLDER, "qkv_bias": False}, {}, {}),
-    "vit body": ("ViTModel", OLDER, {"add_pooling_layer": False}, {"num_classes": 0, "representation_size": None}),
-    "vit body, pooler": ("ViTModel", {**OLDER, "pooler_output_size": 20}, {}, {"representation_size": 20}),
-    "deit, teacher": ("DeiTForImageClassificationWithTeacher", OLDER, {}, {"distilled": True, "registers": 0}),
-    "deit": ("DeiTForImageClassification", OLDER, {}, {"distilled": False, "registers": 1}),
-    "deit body, pooler": ("DeiTModel", OLDER, {}, {"registers": 1, "representation_size": 32}),
-    "dinov2": ("Dinov2ForImageClassification", DINOV2, {}, {"pool": "token+gap", "layer_scale": 1.0}),
-    "dinov2 body": ("Dinov2Model", DINOV2, {}, {"pool": "token", "num_classes": 0, "layer_norm_eps": 1e-6}),
+    "vit oblong": ("ViTForImageClassification", {**OLDER, "image_size": [16, 32]}, {"image_size": (16, 32)}),
+    "vit without biases": ("ViTForImageClassification", {**OLDER, "qkv_bias": False}, {}),
+    "vit body": ("ViTModel", OLDER, {"num_classes": 0, "representation_size": None}),
+    "vit body, pooler": ("ViTModel", {**OLDER, "pooler_output_size": 20}, {"representation_size": 20}),
+    "deit, teacher": ("DeiTForImageClassificationWithTeacher", OLDER, {"distilled": True, "registers": 0}),
+    "deit": ("DeiTForImageClassification", OLDER, {"distilled": False, "registers": 1}),
+    "deit body, pooler": ("DeiTModel", OLDER, {"registers": 1, "representation_size": 32}),
+    "dinov2": ("Dinov2ForImageClassification", DINOV2, {"pool": "token+gap", "layer_scale": 1.0}),
+    "dinov2 body": ("Dinov2Model", DINOV2, {"pool": "token", "num_classes": 0, "layer_norm_eps": 1e-6}),
     "dinov2, registers": (
         "Dinov2WithRegistersForImageClassification",
         {**DINOV2, "num_register_tokens": 3},
-        {},
         {"registers": 3, "pool": "token+gap"},
     ),
-    "bit": ("BitForImageClassification", BIT, {}, {"num_classes": 7}),
-    "bit bottleneck": ("BitForImageClassification", BOTTLENECK, {}, {"num_classes": 7}),
-    "bit body": ("BitModel", BIT, {}, {"num_classes": 0}),
+    "bit": ("BitForImageClassification", BIT, {"num_classes": 7}),
+    "bit bottleneck": ("BitForImageClassification", BOTTLENECK, {"num_classes": 7}),
+    "bit body": ("BitModel", BIT, {"num_classes": 0}),
 }
 
 
 TOWER = {**OLDER, "num_hidden_layers": 2}
-READ_ONLY: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    # their class, its settings, and fields of our configuration
+TEXT = {**dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 8), "num_hidden_layers": 1}
+TOWERS: dict[str, Any] = {"vision_config": TOWER, "text_config": {**TEXT, "num_attention_heads": 1}}
+READ_ONLY: dict[str, Case] = {
     "clip": ("CLIPVisionModelWithProjection", {**TOWER, "projection_dim": 5}, {"num_classes": 5, "gelu": "quick"}),
     "clip body": ("CLIPVisionModel", {**TOWER, "hidden_act": "gelu"}, {"num_classes": 0, "layer_norm_eps": 1e-5}),
-    "clip whole": ("CLIPModel", {"vision_config": TOWER, "projection_dim": 6}, {"num_classes": 6, "pre_norm": True}),
+    "clip whole": ("CLIPModel", {**TOWERS, "projection_dim": 6}, {"num_classes": 6, "pre_norm": True}),
     "clip classifier": ("CLIPForImageClassification", {"vision_config": TOWER}, {"pool": "gap", "final_norm": "none"}),
     "siglip": ("SiglipVisionModel", TOWER, {"pool": "map", "gelu": "tanh", "num_classes": 0}),
-    "siglip whole": ("SiglipModel", {"vision_config": TOWER}, {"pool": "map", "layer_norm_eps": 1e-6}),
+    "siglip whole": ("SiglipModel", TOWERS, {"pool": "map", "layer_norm_eps": 1e-6}),
     "siglip classifier": ("SiglipForImageClassification", {"vision_config": TOWER, "num_labels": 3}, {"pool": "gap"}),
     "clip of 27 pixels": ("CLIPVisionModel", {**TOWER, "image_size": 27}, {"image_size": 24}),
     "siglip of 29 pixels": ("SiglipVisionModel", {**TOWER, "image_size": 29}, {"image_size": 24}),
@@ -180,8 +181,8 @@ def randomize(model: nn.Module) -> Any:
 
 
 def create_huggingface(case: str) -> Any:
-    name, settings, options, _ = CASES[case] if case in CASES else (*READ_ONLY[case][:2], {}, {})
-    cls = getattr(transformers, name)
+    name, settings, _ = (CASES | READ_ONLY)[case]
+    cls, options = getattr(transformers, name), {"add_pooling_layer": False} if case == "vit body" else {}
     return randomize(cls(cls.config_class(**settings), **options))
 
 
@@ -218,6 +219,7 @@ def from_pretrained(folder: Path, head: bool) -> Any:
 # --- images ------------------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def photographs(shared: Path) -> list[np.ndarray]:
     """Twenty: flowers, smaller than most models' images, and two that are larger, in both orientations."""
     with tarfile.open(shared / "data" / "flowers102" / "train-00.tar") as tar:

@@ -16,24 +16,27 @@ GOLDEN = (
     "vit_tiny_gap",
     "bv_mu16_gap_learn",
     "bv_S16_gap_sincos2d_rep",
+    "hybrid_small",
+    "hybrid_small res75",
     pytest.param("vit_epsprobe", marks=pytest.mark.slow),
     pytest.param("bv_S16_gap_learn", marks=pytest.mark.slow),
     pytest.param("ViT-B_16-gap-norep", marks=pytest.mark.slow),
 )
 
 
-@pytest.mark.parametrize("name", GOLDEN)
+@pytest.mark.parametrize("case", GOLDEN)
 @torch.no_grad()
-def test_another_size_gives_the_outputs_of_googles_code(golden: Callable[[str], Any], name: str) -> None:
-    expected = golden(name)
-    images = expected.images("hires/images")
+def test_another_size_gives_the_outputs_of_googles_code(golden: Callable[[str], Any], case: str) -> None:
+    name, _, size = case.partition(" ")
+    expected, at = golden(name), size or "hires"
+    images = expected.images(f"{at}/images")
     model = load_model(expected.checkpoint, image_size=images.shape[-1])
     tokens = model.forward_features(images)
-    expected.check("hires/encoded" if "hires/encoded" in expected.arrays else "hires/encoded[:1]", tokens)
-    expected.check("hires/pre_logits", model.forward_head(tokens, pre_logits=True))
-    expected.check("hires/logits", model.forward_head(tokens))
+    expected.check(f"{at}/encoded" if f"{at}/encoded" in expected.arrays else f"{at}/encoded[:1]", tokens)
+    expected.check(f"{at}/pre_logits", model.forward_head(tokens, pre_logits=True))
+    expected.check(f"{at}/logits", model.forward_head(tokens))
     if "sincos" not in name:
-        expected.check("hires/pos_embedding", model.state_dict()["position.table"])
+        expected.check(f"{at}/pos_embedding", model.state_dict()["position.table"])
 
 
 @torch.no_grad()

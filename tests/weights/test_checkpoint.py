@@ -9,7 +9,7 @@ import torch
 
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights import ParityError, class_names, convert, load_card, load_checkpoint, load_model, save_model
+from vitlab.weights import ParityError, class_names, convert, load_checkpoint, load_metadata, load_model, save_model
 from vitlab.weights.checkpoint import check_parity
 from vitlab.weights.google import write_google
 
@@ -55,7 +55,7 @@ def test_convert_to_another_size(tmp_path: Path, tiny: Callable[..., ViT]) -> No
     assert load_model(tmp_path / "wide").config.image_size == (12, 20)
     prepared = Preprocessing.google((12, 20), 27)  # 16 of 12 pixels
     card = {"classes": list("abcde"), "source": str(tmp_path / "saved"), "preprocessing": prepared.to_card()}
-    assert load_card(tmp_path / "wide") == card
+    assert load_metadata(tmp_path / "wide") == card
     assert report["difference"] == 0
     assert report["parameters"] == load_model(tmp_path / "wide").config.num_parameters
 
@@ -95,7 +95,7 @@ def test_a_card_is_read_without_the_weights(tmp_path: Path, tiny: Callable[..., 
     prepared = Preprocessing(12, 16, interpolation="bicubic")
     save_model(tiny(), tmp_path / "saved", extra={"preprocessing": prepared.to_card()})
     (tmp_path / "saved" / "model.safetensors").write_bytes(b"corrupt")
-    assert load_card(tmp_path / "saved", image_size=24) == {"preprocessing": prepared.at(24).to_card()}
+    assert load_metadata(tmp_path / "saved", image_size=24) == {"preprocessing": prepared.at(24).to_card()}
     assert class_names({}, 2) == ("0", "1")
     assert class_names({"classes": ["a", 3]}, 2) == ("a", "3")
 
@@ -105,7 +105,7 @@ def test_a_checkpoint_is_loaded_at_its_evaluation_size(tmp_path: Path, tiny: Cal
     save_model(model, tmp_path / "saved", extra={"preprocessing": Preprocessing(12, 16).to_card(), "source": "here"})
     checkpoint = load_checkpoint(tmp_path / "saved")
     assert (checkpoint.model.config.image_size, checkpoint.preprocessing) == (12, Preprocessing(12, 16))
-    assert checkpoint.card["source"] == "here"
+    assert checkpoint.metadata["source"] == "here"
     images = torch.randn(2, 3, 12, 12)
     expected = load_model(tmp_path / "saved", image_size=12, interpolation="bicubic")
     assert torch.equal(checkpoint.model(images), expected(images))

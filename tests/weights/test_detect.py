@@ -16,7 +16,7 @@ from vitlab.errors import UserError
 from vitlab.io import write_sums
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights import load_card, load_checkpoint, load_model, save_model
+from vitlab.weights import load_checkpoint, load_metadata, load_model, save_model
 from vitlab.weights.detect import download_checkpoint
 from vitlab.weights.google import write_google
 
@@ -38,12 +38,12 @@ def test_the_format_follows_from_the_content(tmp_path: Path, tiny: Callable[...,
         assert not loaded.training
         assert torch.equal(loaded(images), model(images))
         expected = {"source": "a test", "preprocessing": ours} if "run" in path else {"preprocessing": google}
-        assert load_card(tmp_path / path) == expected
+        assert load_metadata(tmp_path / path) == expected
 
 
 @pytest.mark.parametrize("name", ["empty", "array.npy"])
 def test_other_files_are_refused(tmp_path: Path, name: str) -> None:
-    for load in (load_model, load_card):
+    for load in (load_model, load_metadata):
         with pytest.raises(ValueError, match=rf"nothing at .*{name}; {ALLOWED}"):
             load(tmp_path / name)
     (tmp_path / name).write_bytes(b"" if name == "empty" else b"some words")
@@ -227,5 +227,7 @@ def test_a_hub_is_queried_once(hub: SimpleNamespace, tmp_path: Path, tiny: Calla
     """So that card and weights are of the same commit."""
     save_model(tiny(), tmp_path / "model", extra={"source": "a commit"})
     hub.response = tmp_path / "model"
-    assert load_checkpoint("hub:a/b").card["source"] == load_card("hub:a/b", image_size=24)["source"] == "a commit"
+    assert (
+        load_checkpoint("hub:a/b").metadata["source"] == load_metadata("hub:a/b", image_size=24)["source"] == "a commit"
+    )
     assert len(hub.requests) == 1

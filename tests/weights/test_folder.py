@@ -13,7 +13,7 @@ from states import same
 
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights import load_card, load_model, save_model
+from vitlab.weights import load_metadata, load_model, save_model
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def test_the_card_holds_extra(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
     classes = [os.fsdecode(b"\xff"), "b", "ç", "d", "e"]  # also names that are not valid text
     extra = {"classes": classes, "preprocessing": prepared, "source": "digits", "more": {"x": [None]}}
     save_model(tiny(), tmp_path / "saved", extra=extra)
-    assert load_card(tmp_path / "saved") == extra
+    assert load_metadata(tmp_path / "saved") == extra
     card = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert (card["format"], card["version"]) == ("vitlab model", 1)
     assert card["model"] == dataclasses.asdict(tiny().config)

@@ -43,19 +43,6 @@ def test_outputs_are_those_of_googles_code(golden: Callable[[str], Any], name: s
     expected.check("logits", model.forward_head(tokens))
 
 
-@pytest.mark.parametrize("size", ["hires", "res75"])
-@torch.no_grad()
-def test_a_hybrid_at_another_size_gives_the_outputs_of_googles_code(golden: Callable[[str], Any], size: str) -> None:
-    expected = golden("hybrid_small")
-    images = expected.images(f"{size}/images")
-    model = load_model(expected.checkpoint, image_size=images.shape[-1])
-    tokens = model.forward_features(images)
-    expected.check(f"{size}/encoded", tokens)
-    expected.check(f"{size}/pre_logits", model.forward_head(tokens, pre_logits=True))
-    expected.check(f"{size}/logits", model.forward_head(tokens))
-    expected.check(f"{size}/pos_embedding", model.state_dict()["position.table"])
-
-
 @pytest.mark.parametrize("size", ["", "res75/"])
 @pytest.mark.parametrize(
     ("name", "padding", "of"),
@@ -153,15 +140,6 @@ def test_every_resnet_is_read_back(tmp_path: Path, body: ResNetBody, spelling: A
         assert same(state, model)
 
 
-def test_two_convolutions_of_one_name_are_refused(tmp_path: Path) -> None:
-    path, name = tmp_path / "bit.npz", "resnet/block1/unit01/a/standardized_conv2d"
-    write_google(randomized(ResNetConfig(body=dataclasses.replace(BIT, layers=(1,)), num_classes=5)), path)
-    changed = arrays_of(path) | {f"{name}_3/kernel": np.zeros(3, np.float32)}
-    np.savez(path, **changed)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"1 unknown: .*standardized_conv2d_3/kernel"):
-        read_google(path)
-
-
 def test_blocks_stacked_for_a_scan(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
     model = tiny(depth=11)  # enough that 10 would come before 2 in the order of names
     write_spelled(model, tmp_path / "vit.npz", "linen")
@@ -238,28 +216,17 @@ def test_a_prefix_is_removed_and_an_optimizer_state_ignored(written: tuple[Path,
     }
 
 
-class Bomb:
-    """Creates a file when it is unpickled."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> tuple[Any, tuple[Path]]:
-        return (Path.touch, (self.path,))
-
-
 def test_corrupt_files_and_other_types_are_refused(written: tuple[Path, Arrays]) -> None:
     path, arrays = written
-    data, mark = path.read_bytes(), path.with_name("exploded")
+    data = path.read_bytes()
     for array, problem in (
         (np.zeros(5, np.int32), "head/bias is int32"),
         (np.zeros(5, ">f4"), "head/bias is >f4"),
-        (np.array([Bomb(mark)], dtype=object), "pickled objects, which are never loaded"),
+        (np.array([path], dtype=object), "pickled objects, which are never loaded"),
     ):
         np.savez(path, **{**arrays, "head/bias": array})
         with pytest.raises(ValueError, match=problem):
             read_npz(path)
-    assert not mark.exists()
     changed = bytearray(data)
     changed[data.find(arrays["head/kernel"].tobytes()) + 5] ^= 1
     for content, problem in (

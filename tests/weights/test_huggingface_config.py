@@ -14,7 +14,7 @@ from PIL import Image
 
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights.huggingface import card_huggingface, write_huggingface
+from vitlab.weights.huggingface import metadata_huggingface, write_huggingface
 
 PROCESSORS: dict[str, tuple[str, str, dict[str, Any]]] = {
     # model_type, their class, and its settings
@@ -45,11 +45,11 @@ def test_images_are_prepared_as_by_their_processor(tmp_path: Path, shared: Path,
     inputs = photographs(shared)
     pillow: Any = getattr(transformers, f"{name}Pil").from_pretrained(tmp_path)
     expected = [torch.as_tensor(np.array(pillow(Image.fromarray(image)).pixel_values[0])) for image in inputs]
-    check_prepared(card_huggingface(tmp_path), inputs, expected)
+    check_prepared(metadata_huggingface(tmp_path), inputs, expected)
     # Their processor by torchvision differs from that by Pillow in few values by two gray levels.
     tensors = [torch.from_numpy(image).permute(2, 0, 1) for image in inputs]
     expected = [processor(tensor, return_tensors="pt").pixel_values[0] for tensor in tensors]
-    check_prepared(card_huggingface(tmp_path), inputs, expected, levels=2, off=1e-4)
+    check_prepared(metadata_huggingface(tmp_path), inputs, expected, levels=2, off=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_images_are_prepared_as_by_their_processor(tmp_path: Path, shared: Path,
 )
 def test_older_and_shorter_settings(tmp_path: Path, kind: str, settings: dict[str, Any], line: str) -> None:
     write(tmp_path, kind, settings)
-    assert Preprocessing.read(card_huggingface(tmp_path), "").describe().startswith(line)
+    assert Preprocessing.read(metadata_huggingface(tmp_path), "").describe().startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_settings_without_one_size_warn(
     tmp_path: Path, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     write(tmp_path, "vit", settings)
-    assert card_huggingface(tmp_path)["preprocessing"]["resize"] is None
+    assert metadata_huggingface(tmp_path)["preprocessing"]["resize"] is None
     assert "squashed" in caplog.text
 
 
@@ -87,7 +87,7 @@ def test_settings_without_one_size_warn(
 def test_invalid_settings_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
     write(tmp_path, "vit", settings)
     with pytest.raises(ValueError, match=r"resample=9; allowed|image_size is -5|image_size is 1000000000"):
-        card_huggingface(tmp_path)
+        metadata_huggingface(tmp_path)
 
 
 def test_their_processor_prepares_images_for_our_model(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
@@ -97,7 +97,7 @@ def test_their_processor_prepares_images_for_our_model(tmp_path: Path, tiny: Cal
     torch.testing.assert_close(prepared[0], image / 127.5 - 1, atol=1e-5, rtol=0)
     names = ["tench", "crane", "cat", "crane", "Grüße"]
     write_huggingface(tiny(), tmp_path, {"eval_resize": 14, "classes": names})
-    card = card_huggingface(tmp_path)
+    card = metadata_huggingface(tmp_path)
     assert card["classes"] == names
     assert Preprocessing.read(card, "").describe().startswith("resize 14 (bilinear, antialias), center crop 12x12")
     assert from_pretrained(tmp_path, head=True).config.id2label == dict(enumerate(names))

@@ -51,15 +51,17 @@ def test_a_row_of_timms(row: Recommended, tmp_path: Path, monkeypatch: pytest.Mo
     named = [DATA[part] for part in name.split(".")[1].split("_") if part in DATA]
     assert row.pretraining.removesuffix(", no labels").removesuffix(", with texts") == ", ".join(named)
     with torch.device("meta"):  # every name and shape, and no memory
-        theirs, body = timm.create_model(name), timm.create_model(name, num_classes=0)
-    assert row.parameters == pytest.approx(sum(each.numel() for each in body.parameters()), rel=1e-3)  # ours add biases
-    save_config_for_hf(theirs, str(tmp_path / "config.json"))
-    monkeypatch.setattr(vitlab.weights.timm, "read_safetensors", lambda path: theirs.state_dict())
+        theirs: Any = timm.create_model(name)
+        tensors = theirs.state_dict()
+        save_config_for_hf(theirs, str(tmp_path / "config.json"))
+        theirs.reset_classifier(0)
+    assert row.parameters == pytest.approx(sum(map(torch.numel, theirs.parameters())), rel=1e-3)  # ours add biases
+    monkeypatch.setattr(vitlab.weights.timm, "read_safetensors", lambda path: dict(tensors))
     monkeypatch.setattr(vitlab.weights.timm, "fold_normalization", lambda state, *_: state)  # needs numbers
     config, state = vitlab.weights.timm.read_timm(tmp_path)
     heads = sum(tensor.numel() for key, tensor in state.items() if re.match("head", key))
     assert row.parameters == config.num_parameters - heads == sum(map(torch.numel, state.values())) - heads
-    prepared = Preprocessing.read(vitlab.weights.timm.card_timm(tmp_path), "")
+    prepared = Preprocessing.read(vitlab.weights.timm.metadata_timm(tmp_path), "")
     assert row.image_size == (prepared.crop_size or prepared.image_size)
 
 

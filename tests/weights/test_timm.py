@@ -33,7 +33,7 @@ from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConf
 from vitlab.models.vit import build_model
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_model
-from vitlab.weights.timm import card_timm, read_timm, timm_card, timm_layout, write_timm
+from vitlab.weights.timm import metadata_timm, read_timm, timm_layout, timm_settings, write_timm
 
 EVA02 = Rotary(1e4, "index", (16, 16))
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -343,7 +343,7 @@ def test_classes_and_preprocessing_are_written(tmp_path: Path, resize: int | Non
     size = transform.transforms[0].size
     assert (size if isinstance(size, tuple) else (size, size)) == first
     prepared = Preprocessing(16, resize, mean=(0.5,) * 3, std=(0.5,) * 3, keep_aspect=bool(resize))
-    card = card_timm(tmp_path)
+    card = metadata_timm(tmp_path)
     assert card["classes"] == extra["classes"]
     assert Preprocessing.read(card, "").describe() == prepared.describe()
     with pytest.raises(ValueError, match="2 names"):
@@ -352,12 +352,12 @@ def test_classes_and_preprocessing_are_written(tmp_path: Path, resize: int | Non
 
 def test_timms_rounding_is_anticipated(tmp_path: Path) -> None:
     for width, mlp_dim in ((56, 488), (16, 23), (1152, 4304), (832, 2176)):
-        card = timm_card(ViTConfig(width=width, heads=8, mlp_dim=mlp_dim), {})
+        card = timm_settings(ViTConfig(width=width, heads=8, mlp_dim=mlp_dim), {})
         assert int(width * card["model_args"]["mlp_ratio"]) == mlp_dim
     for side, resize in ((side, resize) for side in (16, 224, 384) for resize in range(384, 700, 17)):
-        card = timm_card(ViTConfig(image_size=side, patch_size=8), {"eval_resize": resize})
+        card = timm_settings(ViTConfig(image_size=side, patch_size=8), {"eval_resize": resize})
         (tmp_path / "config.json").write_text(json.dumps(card))
-        assert card_timm(tmp_path)["preprocessing"]["resize"] == resize
+        assert metadata_timm(tmp_path)["preprocessing"]["resize"] == resize
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_timms_rounding_is_anticipated(tmp_path: Path) -> None:
     ],
 )
 def test_the_architecture_has_our_sizes(config: ModelConfig, name: str) -> None:
-    card = timm_card(config, {})
+    card = timm_settings(config, {})
     assert card["architecture"] == name
     with torch.device("meta"):
         theirs = timm.create_model(name, num_classes=config.num_classes, **card["model_args"]).state_dict()

@@ -129,7 +129,7 @@ def describe(checkpoint: Checkpoint, name: str, path: str) -> str:
     """The model's sizes, cost, preprocessing, and the source of its weights, as HTML."""
     config = checkpoint.model.config
     details = details_of(config) | {"images": checkpoint.preprocessing.describe()}
-    details["weights from"] = str(checkpoint.card.get("source", path))
+    details["weights from"] = str(checkpoint.metadata.get("source", path))
     return render("model.html.j2", model_numbers={"Checkpoint": name} | numbers_of(config), details=details)
 
 
@@ -140,7 +140,7 @@ def inspect_image(checkpoint: Checkpoint, image: UInt8[np.ndarray, "H W 3"], nam
     pixels = to_pixels(images)[0]
     captured = capture(model, [images], keep=1)
     caption = f"{image.shape[1]} × {image.shape[0]} pixels; the model sees {pixels.shape[1]} × {pixels.shape[0]}."
-    classes = class_names(checkpoint.card, model.config.num_classes)
+    classes = class_names(checkpoint.metadata, model.config.num_classes)
     predictions = top_classes(captured.probabilities[0], classes, TOP)
     return render(
         "result.html.j2",

@@ -14,7 +14,7 @@ import torch
 import vitlab
 from vitlab.cost.measure import available_cores, timer
 from vitlab.errors import UserError
-from vitlab.models.attention import attention_path, cpu_capabilities
+from vitlab.models.attention import attention_backend, cpu_capabilities
 
 CPU_FEATURES = {"avx512": "avx512_f", "bf16": "avx512_bf16", "amx": "amx_bf16", "sve": "sve", "sme": "sme"}
 """Units for matrix products: our name -> torch's."""
@@ -45,7 +45,9 @@ def diagnose(path: str | Path = ".") -> dict[str, Any]:
             "features": {feature: bool(units.get(unit)) for feature, unit in CPU_FEATURES.items()},
         },
         "gpus": [{"name": gpu.name, "memory_gib": gpu.total_memory / GIB} for gpu in gpus],
-        "attention": {t: {"training": attention_path(t, True), "inference": attention_path(t, False)} for t in types},
+        "attention": {
+            t: {"training": attention_backend(t, True), "inference": attention_backend(t, False)} for t in types
+        },
         "matmul_tflops": {t: {name: _matmul(t, dtype) for name, dtype in dtypes.items()} for t in types},
         "disk": {"path": str(folder.resolve()), "free_gib": _free_gib(folder), "writable": os.access(folder, os.W_OK)},
         "shared_memory_gib": _free_gib(SHARED_MEMORY) if SHARED_MEMORY.is_dir() else None,

@@ -237,7 +237,7 @@ def evaluate_checkpoint(
     if dataset is not None:
         check_source(dataset, root)  # before anything is loaded
     loaded = load_for_evaluation(checkpoint, options, require_head=True, world=world)
-    card, image_hw = loaded.card, loaded.model.config.image_hw
+    card, image_hw = loaded.metadata, loaded.model.config.image_hw
     name = dataset or card.get("dataset")
     if name is None:
         raise UserError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")

@@ -49,7 +49,7 @@ def predict(
     loaded = load_for_evaluation(checkpoint, options, require_head=True)
     files = list(find_images(sources))
     model, config = loaded.model, loaded.model.config
-    names = class_names(loaded.card, config.num_classes)
+    names = class_names(loaded.metadata, config.num_classes)
     transform = EvalTransform(config.image_hw, loaded.preprocessing)
     log(f"images: {loaded.preprocessing.describe()}")
     batch: list[tuple[str, torch.Tensor]] = []

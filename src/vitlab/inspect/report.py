@@ -134,7 +134,7 @@ class Inspection:
     checkpoint: str
     config: ModelConfig
     card: Mapping[str, Any] = field(default_factory=dict)
-    """From `weights.load_card`."""
+    """From `weights.load_metadata`."""
     embeddings: Sequence[Drawing] = ()
     """`make_embedding_figures` of the model."""
     capture: Capture | None = None

@@ -18,7 +18,7 @@ from torch.autograd import forward_ad
 
 from vitlab.models.init import linear
 
-AttentionPath = Literal["fused", "matmul"]
+AttentionBackend = Literal["fused", "matmul"]
 Heads = tuple[Float[Tensor, "B k T Dh"], Float[Tensor, "B k S Dh"], Float[Tensor, "B k S Dh"]]
 
 MAX_ATTENTION_ELEMENTS = 2**27
@@ -34,10 +34,10 @@ def cpu_capabilities() -> Mapping[str, Any]:
 HAS_AMX = bool(cpu_capabilities().get("amx_bf16"))
 
 
-def attention_path(
+def attention_backend(
     device_type: str, needs_grad: bool, dtype: torch.dtype = torch.float32, numel: int | torch.SymInt = 0
-) -> AttentionPath:
-    """The faster of two equal implementations, for attention matrices of `numel` = B k T S numbers.
+) -> AttentionBackend:
+    """The faster of two equivalent implementations, for attention matrices of `numel` = B k T S numbers.
 
     `fused` is torch's scaled_dot_product_attention, the fastest on every GPU. On a CPU its backward takes several times
     as long as plain matrix products (`benchmarks/train_cpu.py`), and so, to a lesser degree, does its bfloat16 forward
@@ -56,14 +56,14 @@ def attention(
     v: Float[Tensor, "B k S Dh"],
     bias: Float[Tensor, "B k T S"] | None = None,
 ) -> Float[Tensor, "B k T Dh"]:
-    """softmax(q k^T / sqrt(Dh) + bias) v (Eq. 6-7), by the implementation that `attention_path` chooses."""
-    # torch.jit.trace compares a trace with gradients to one without: both have to take one path.
+    """softmax(q k^T / sqrt(Dh) + bias) v (Eq. 6-7), by the implementation that `attention_backend` chooses."""
+    # torch.jit.trace compares a trace with gradients to one without: both have to take the same backend.
     tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
     requires_grad = q.requires_grad or k.requires_grad or v.requires_grad
     needs_grad = requires_grad and torch.is_grad_enabled() and not tracing
-    forward_mode = forward_ad._current_level >= 0  # fused attention has no forward-mode derivative
-    path = attention_path(q.device.type, needs_grad, q.dtype, math.prod(q.shape[:-1]) * k.shape[-2])
-    if path == "fused" and not forward_mode:
+    forward_mode = forward_ad._current_level >= 0  # fused attention does not support forward-mode AD
+    backend = attention_backend(q.device.type, needs_grad, q.dtype, math.prod(q.shape[:-1]) * k.shape[-2])
+    if backend == "fused" and not forward_mode:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
     if needs_grad and not forward_mode:
         return MatmulAttention.apply(q, k, v, bias)[0]
@@ -80,7 +80,7 @@ def attention_weights(
 
 @no_type_check  # at run time: torch.compile cannot follow checks inside such a function
 class MatmulAttention(torch.autograd.Function):
-    """Attention as plain matrix products with a written-out derivative; saves the attention matrix.
+    """Attention as plain matrix products with an explicit backward; saves the attention matrix.
 
     The attention matrix is a second output, because a saved tensor can only be differentiated again (for a gradient
     penalty, say) if it is an input or an output.
@@ -116,37 +116,39 @@ class MatmulAttention(torch.autograd.Function):
 
 
 def relative_logits(
-    q: Float[Tensor, "B k T Dh"], table: Float[Tensor, "R Dh"], prefix: int = 0
+    q: Float[Tensor, "B k T Dh"], table: Float[Tensor, "R Dh"], num_prefix_tokens: int = 0
 ) -> Float[Tensor, "B k T T"]:
     """q . r(p_q - p_k) / sqrt(Dh) of every query and key: what relative positions add to the logits (App. D.4).
 
     Row N - 1 + p_k - p_q of `table` is the embedding of that offset, so R = 2 N - 1 for N positions in reading order.
-    The first `prefix` tokens have no position: their rows and columns are zero.
+    Prefix tokens have no position: their rows and columns are zero.
     """
-    count = q.shape[-2] - prefix
-    logits = (q[:, :, prefix:] * q.shape[-1] ** -0.5) @ table.T  # by offset: [B, k, N, 2N - 1]
+    count, p = q.shape[-2] - num_prefix_tokens, num_prefix_tokens
+    logits = (q[:, :, p:] * q.shape[-1] ** -0.5) @ table.T  # by offset: [B, k, N, 2N - 1]
     # Skewing: read with a row stride that is shorter by one, each row starts one offset earlier, and [q, offset]
     # becomes [q, k] without a gather.
     flat = F.pad(F.pad(logits, (0, 1)).flatten(2), (0, count - 1))
     logits = flat.unflatten(2, (count + 1, 2 * count - 1))[:, :, :count, count - 1 :]
-    return F.pad(logits, (prefix, 0, prefix, 0))
+    return F.pad(logits, (p, 0, p, 0))
 
 
-def rotate(x: Float[Tensor, "B k T Dh"], rotation: Float[Tensor, "N Dh"], prefix: int = 0) -> Float[Tensor, "B k T Dh"]:
-    """Rotary positions: pairs (i, i + Dh / 2) of a patch's numbers are turned by the angles of its position.
+def rotate(
+    x: Float[Tensor, "B k T Dh"], rotation: Float[Tensor, "N Dh"], num_prefix_tokens: int = 0
+) -> Float[Tensor, "B k T Dh"]:
+    """Rotary position embedding (RoPE): rotates the channel pairs (i, i + Dh/2) of patch tokens.
 
-    `rotation` holds the angles' cosines, then their sines (`rotary_table`). The first `prefix` tokens are not turned.
+    `rotation` is the table of `rotary_table`: cosines, then sines. Prefix tokens are not rotated.
     """
     cos, sin = rotation.chunk(2, dim=-1)
-    first, second = x[:, :, prefix:].chunk(2, dim=-1)
-    turned = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-    return torch.cat([x[:, :, :prefix], turned.to(x.dtype)], dim=2)
+    first, second = x[:, :, num_prefix_tokens:].chunk(2, dim=-1)
+    rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+    return torch.cat([x[:, :, :num_prefix_tokens], rotated.to(x.dtype)], dim=2)
 
 
 class Attention(nn.Module):
     """MSA, multi-head self-attention (App. A).
 
-    `positions` are relative ones (App. D.4) or, of an attention that is `rotary`, rotations of queries and keys.
+    `positions`: the relative position table (App. D.4), or with `rotary` the table of `rotary_table`.
     `norm_eps` adds a LayerNorm with this eps to the heads' outputs.
     """
 
@@ -171,24 +173,26 @@ class Attention(nn.Module):
         q: Float[Tensor, "B k T Dh"],
         k: Float[Tensor, "B k S Dh"],
         positions: Float[Tensor, "R Dh"] | None,
-        prefix: int,
+        num_prefix_tokens: int,
     ) -> tuple[Tensor, Tensor, Float[Tensor, "B k T S"] | None]:
-        """Queries, keys and the bias of the logits, with the positions in one of them."""
+        """Applies `positions`: RoPE rotates q and k; relative positions return an attention bias."""
         if positions is None:
             return q, k, None
         if self.rotary:
-            return rotate(q, positions, prefix), rotate(k, positions, prefix), None
-        return q, k, relative_logits(q, positions, prefix)
+            return rotate(q, positions, num_prefix_tokens), rotate(k, positions, num_prefix_tokens), None
+        return q, k, relative_logits(q, positions, num_prefix_tokens)
 
     def forward(
-        self, tokens: Float[Tensor, "B T D"], positions: Float[Tensor, "R Dh"] | None = None, prefix: int = 0
+        self, tokens: Float[Tensor, "B T D"], positions: Float[Tensor, "R Dh"] | None = None, num_prefix_tokens: int = 0
     ) -> Float[Tensor, "B T D"]:
         q, k, v = self.project(tokens)
-        q, k, bias = self.add_positions(q, k, positions, prefix)
+        q, k, bias = self.add_positions(q, k, positions, num_prefix_tokens)
         return self._merge(attention(q, k, v, bias))
 
-    def cross(self, queries: Float[Tensor, "B S D"], tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B S D"]:
-        """Attention of other `queries` to the tokens."""
+    def cross_attention(
+        self, queries: Float[Tensor, "B T D"], tokens: Float[Tensor, "B S D"]
+    ) -> Float[Tensor, "B T D"]:
+        """Cross-attention from `queries` to `tokens`."""
         return self._merge(attention(*self.project_cross(queries, tokens)))
 
     def project_cross(self, queries: Float[Tensor, "B T D"], tokens: Float[Tensor, "B S D"]) -> Heads:

@@ -22,8 +22,8 @@ MAX_SINCOS_ELEMENTS = 2**25  # of the position table `sincos2d`, which is comput
 
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary positions: pairs of numbers of a patch's query and key are turned by angles, half of the pairs by those of
-    its row and half by those of its column. An angle is the coordinate over one of Dh/4 periods."""
+    """Rotary position embedding (RoPE): channel pairs of a patch's query and key are rotated, half of the pairs by
+    angles of its row and half by those of its column. An angle is the coordinate over one of Dh/4 periods."""
 
     base: Annotated[float, Gt(1)] = 100.0
     """The periods grow geometrically, from 1 to nearly this."""
@@ -77,13 +77,13 @@ class ViTConfig:
     position_interpolation: Interpolation | None = None
     """How position embeddings are resampled for another image size; None is `corners`, Google's."""
     rotary: Rotary | None = None
-    """Rotations of queries and keys, besides `position` (DINOv3, EVA-02); None leaves them out."""
+    """RoPE in every block, besides `position` (DINOv3, EVA-02); None leaves it out."""
     patch_dropout: FractionBelow1 = 0.0
-    """Share of the patches that each image is without in training; at least one stays (as timm's `patch_drop_rate`)."""
+    """Fraction of each image's patches dropped in training, but one (as timm's `patch_drop_rate`)."""
     dropout: FractionBelow1 = 0.0
     """Rate after the position embedding and every dense layer except the qkv projections (App. B.1)."""
     stochastic_depth: FractionBelow1 = 0.0
-    """Share of images for which the last block is left out in training; rises linearly from 0 at the first."""
+    """Fraction of images that skip the last block in training; rises linearly from 0 at the first."""
     gelu: Literal["tanh", "erf", "quick"] = "tanh"
     """Form of GELU: Google's weights were trained with the tanh approximation, OpenAI's CLIP with `quick`,
     x sigmoid(1.702 x)."""
@@ -186,11 +186,11 @@ class ViTConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Patches down and across."""
+        """(rows, columns) of the patch grid."""
         return self.grid_of(self.image_hw)
 
     def grid_of(self, image_hw: tuple[int, int]) -> tuple[int, int]:
-        """Patches down and across of an image of another size."""
+        """(rows, columns) of the patch grid of an image of another size."""
         height, width = self.stem.grid(image_hw) if self.stem else image_hw
         return height // self.patch_size, width // self.patch_size
 
@@ -200,7 +200,7 @@ class ViTConfig:
         return math.prod(self.grid)
 
     def kept_patches(self, patches: int) -> int:
-        """How many of so many patches `patch_dropout` leaves an image in training."""
+        """How many of `patches` remain with `patch_dropout` in training."""
         return max(int(patches * (1 - self.patch_dropout)), 1)
 
     @property
@@ -209,12 +209,12 @@ class ViTConfig:
 
     @property
     def num_prefix_tokens(self) -> int:
-        """Tokens in front of the patches: class token, distillation token, registers, in this order."""
+        """Prefix tokens: class token, distillation token, registers, in this order, before the patches."""
         return int(self.has_class_token) + int(self.distilled) + self.registers
 
     @property
     def num_position_prefix(self) -> int:
-        """Those of them that have a row in the position embedding, the first ones."""
+        """The first of them, which have a row in the position embedding."""
         return int(self.has_class_token) + int(self.distilled) if self.class_position else 0
 
     @property
@@ -223,9 +223,14 @@ class ViTConfig:
         return self.num_prefix_tokens + self.num_patches
 
     @property
+    def pooled_dim(self) -> int:
+        """Width of the image's representation before `representation_size`."""
+        return self.width * (2 if self.pool == "token+gap" else 1)
+
+    @property
     def num_features(self) -> int:
-        """Length of the head's input."""
-        return self.representation_size or self.width * (2 if self.pool == "token+gap" else 1)
+        """Dr, the width of the head's input."""
+        return self.representation_size or self.pooled_dim
 
     @property
     def num_parameters(self) -> int:
@@ -239,7 +244,7 @@ class ViTConfig:
 
     @property
     def training_macs(self) -> int:
-        """`forward_macs` in training, where `patch_dropout` leaves patches out."""
+        """`forward_macs` in training, with `patch_dropout`."""
         return count_macs(self, self.kept_patches(self.num_patches))
 
     @property

@@ -19,7 +19,7 @@ def count_parameters(config: "ViTConfig") -> int:
     halves = 2 if config.encoder == "axial" else 1
     pooling = d + 4 * d * (d + 1) + mlp + 2 * d if config.pool == "map" else 0
     rep = config.representation_size or 0
-    pre_logits = rep * (d * (2 if config.pool == "token+gap" else 1) + 1)
+    pre_logits = rep * (config.pooled_dim + 1)
     heads = (2 if config.distilled else 1) * (config.num_features + 1) * config.num_classes
     encoder = halves * config.depth * block + 2 * d * (int(config.pre_norm) + int(config.final_norm != "none"))
     return stem + embedding + _position_parameters(config) + encoder + pooling + pre_logits + heads
@@ -53,6 +53,5 @@ def count_macs(config: "ViTConfig", kept_patches: int | None = None) -> int:
         encoder = config.depth * sum(n // s * ((s + p) * dense + 2 * (s + p) ** 2 * d) for s in config.grid)
     pooling = d * d * (3 * (1 + t) + 1) + 2 * t * d + mlp if config.pool == "map" else 0
     rep = config.representation_size or 0
-    pooled = d * (2 if config.pool == "token+gap" else 1)
-    head = pooled * rep + (2 if config.distilled else 1) * config.num_features * config.num_classes
+    head = config.pooled_dim * rep + (2 if config.distilled else 1) * config.num_features * config.num_classes
     return stem + embed + encoder + pooling + head

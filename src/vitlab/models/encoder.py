@@ -39,41 +39,41 @@ class MLP(nn.Module):
 
 
 class Branch(nn.Module):
-    """LayerScale, dropout and stochastic depth of a residual branch, before it is added."""
+    """Output of a residual branch before the addition: LayerScale, dropout, DropPath (stochastic depth)."""
 
-    def __init__(self, config: ViTConfig, drop_path: float) -> None:
+    def __init__(self, config: ViTConfig, drop_prob: float) -> None:
         super().__init__()
         self.scale = nn.Parameter(torch.empty(config.width)) if config.layer_scale is not None else None
         self.dropout = nn.Dropout(config.dropout)
-        self.drops_paths = drop_path > 0
-        self.drop_path: float | Tensor = drop_path
+        self.has_drop_path = drop_prob > 0
+        self.drop_prob: float | Tensor = drop_prob
 
     def forward(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         tokens = self.dropout(tokens if self.scale is None else tokens * self.scale)
-        if not (self.training and self.drops_paths):
+        if not (self.training and self.has_drop_path):
             return tokens
-        mask = torch.rand_like(tokens[:, :1, :1], dtype=torch.get_default_dtype()) >= self.drop_path
-        return tokens * (mask / (1 - self.drop_path)).to(tokens.dtype)
+        mask = torch.rand_like(tokens[:, :1, :1], dtype=torch.get_default_dtype()) >= self.drop_prob
+        return tokens * (mask / (1 - self.drop_prob)).to(tokens.dtype)
 
 
 class Block(RepeatedBlock):
-    """One pre-norm encoder block, Eq. 2 and Eq. 3. `drop_path` is its rate of stochastic depth."""
+    """One pre-norm encoder block, Eq. 2 and Eq. 3. `drop_prob` is its rate of stochastic depth."""
 
-    def __init__(self, config: ViTConfig, drop_path: float = 0.0) -> None:
+    def __init__(self, config: ViTConfig, drop_prob: float = 0.0) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
         norm_eps = config.layer_norm_eps if config.attention_norm else None
         self.attention = Attention(config.width, config.heads, config.rotary is not None, norm_eps)
-        self.branch1 = Branch(config, drop_path)
+        self.branch1 = Branch(config, drop_prob)
         self.norm2 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
         self.mlp = MLP(config)
-        self.branch2 = Branch(config, drop_path)
-        self.prefix = config.num_prefix_tokens
+        self.branch2 = Branch(config, drop_prob)
+        self.num_prefix_tokens = config.num_prefix_tokens
 
     def forward(
         self, tokens: Float[Tensor, "B T D"], positions: Float[Tensor, "R Dh"] | None = None
     ) -> Float[Tensor, "B T D"]:
-        tokens = tokens + self.branch1(self.attention(self.norm1(tokens), positions, self.prefix))  # Eq. 2
+        tokens = tokens + self.branch1(self.attention(self.norm1(tokens), positions, self.num_prefix_tokens))  # Eq. 2
         return tokens + self.branch2(self.mlp(self.norm2(tokens)))  # Eq. 3
 
 
@@ -85,31 +85,31 @@ class AxialBlock(nn.Module):
     row the first half is then exactly a block of full attention.
     """
 
-    def __init__(self, config: ViTConfig, drop_path: float = 0.0) -> None:
+    def __init__(self, config: ViTConfig, drop_prob: float = 0.0) -> None:
         super().__init__()
-        self.grid, self.prefix = config.grid, config.num_prefix_tokens
-        self.rows = Block(config, drop_path)
-        self.columns = Block(config, drop_path)
+        self.grid, self.num_prefix_tokens = config.grid, config.num_prefix_tokens
+        self.rows = Block(config, drop_prob)
+        self.columns = Block(config, drop_prob)
 
     def forward(
         self, tokens: Float[Tensor, "B T D"], positions: Float[Tensor, "R Dh"] | None = None
     ) -> Float[Tensor, "B T D"]:
-        assert positions is None, "ViTConfig refuses it"
-        prefix, patches = tokens[:, : self.prefix], tokens[:, self.prefix :].unflatten(1, self.grid)
-        prefix, patches = _apply_along_rows(self.rows, prefix, patches)
-        prefix, columns = _apply_along_rows(self.columns, prefix, patches.transpose(1, 2))
-        return torch.cat([prefix, columns.transpose(1, 2).flatten(1, 2)], dim=1)
+        assert positions is None, "ViTConfig rejects it"
+        prefix_tokens, patches = tokens.tensor_split([self.num_prefix_tokens], dim=1)
+        prefix_tokens, patches = _apply_along_rows(self.rows, prefix_tokens, patches.unflatten(1, self.grid))
+        prefix_tokens, columns = _apply_along_rows(self.columns, prefix_tokens, patches.transpose(1, 2))
+        return torch.cat([prefix_tokens, columns.transpose(1, 2).flatten(1, 2)], dim=1)
 
 
 def _apply_along_rows(
-    block: nn.Module, prefix: Float[Tensor, "B p D"], rows: Float[Tensor, "B n s D"]
+    block: nn.Module, prefix_tokens: Float[Tensor, "B p D"], rows: Float[Tensor, "B n s D"]
 ) -> tuple[Float[Tensor, "B p D"], Float[Tensor, "B n s D"]]:
-    """Applies the block to n rows of s patches, every row a sequence with a copy of the prefix in front."""
+    """Applies the block to n rows of s patches, every row a sequence after a copy of the prefix tokens."""
     batch, count = rows.shape[:2]
-    size = prefix.shape[1]
-    copies = prefix[:, None].expand(-1, count, -1, -1)
+    p = prefix_tokens.shape[1]
+    copies = prefix_tokens[:, None].expand(-1, count, -1, -1)
     out = block(torch.cat([copies, rows], dim=2).flatten(0, 1)).unflatten(0, (batch, count))
-    return out[:, :, :size].mean(dim=1), out[:, :, size:]
+    return out[:, :, :p].mean(dim=1), out[:, :, p:]
 
 
 class MAPHead(nn.Module):
@@ -123,5 +123,5 @@ class MAPHead(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B D"]:
-        pooled = self.attention.cross(self.probe.to(tokens.dtype).expand(tokens.shape[0], -1, -1), tokens)
+        pooled = self.attention.cross_attention(self.probe.to(tokens.dtype).expand(tokens.shape[0], -1, -1), tokens)
         return (pooled + self.mlp(self.norm(pooled)))[:, 0]

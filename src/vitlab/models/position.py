@@ -12,8 +12,10 @@ from torch import Tensor, nn
 from vitlab.errors import UserError
 from vitlab.models.config import Interpolation, Rotary, ViTConfig
 
+FLOAT64: Any = {"dtype": torch.float64, "device": "cpu"}
+"""Where fixed positions are computed, also those of a model on the meta device."""
 NAMES = ("table", "columns", "rows", "prefix", "rotation")
-Tables = dict[str, Tensor | None]
+Tables = dict[str, Tensor]
 """The tensors of a `PositionEmbedding` by name: its own, or those of another grid."""
 
 
@@ -23,15 +25,14 @@ class PositionEmbedding(nn.Module):
     | kind | parameters | added to a token |
     |---|---|---|
     | `none` | | nothing |
-    | `1d` | `table` [J, T, D] | the row of its position in reading order (E_pos of Eq. 1) |
+    | `1d` | `table` [J, T, D] | the row of its position in row-major order (E_pos of Eq. 1) |
     | `2d` | `columns` [J, w, D/2], `rows` [J, h, D/2], `prefix` | column's and row's halves, one after the other |
     | `sincos2d` | | `sincos_table`, fixed |
     | `relative` | `table` [J, 2N-1, D/k] | nothing: `relative_logits` reads it inside attention |
 
-    Rotary positions, besides any of these but `relative`, are the fixed `rotation` [N, Dh], which `rotate` reads inside
-    attention.
+    RoPE, besides any of these but `relative`, is the fixed `rotation` [N, Dh], which `rotate` reads inside attention.
 
-    Only tokens with a position are counted here: registers, and with `class_position` off the class token, have none.
+    T counts tokens with a position: registers, and with `class_position` off the class token, have none.
     """
 
     def __init__(self, config: ViTConfig) -> None:
@@ -41,7 +42,7 @@ class PositionEmbedding(nn.Module):
         self.kind = kind
         before = config.num_position_prefix
         self.before = 0 if kind == "sincos2d" else before
-        """Prefix tokens with a row, the first ones; then come those without, and the patches."""
+        """Number of the prefix tokens with a row, the first ones; those without a row follow, then the patches."""
         self.missing = config.num_prefix_tokens - self.before
         copies = config.depth if config.position_at == "every" else 1
         self.table: nn.Parameter | Tensor | None = None
@@ -58,8 +59,8 @@ class PositionEmbedding(nn.Module):
             self.register_buffer(name, table, persistent=False)
 
     def tables(self, grid: tuple[int, int] | None = None) -> Tables:
-        """The tensors above by name, for another `grid` if one is given: as of a model that is loaded at that size."""
-        tables: Tables = {name: getattr(self, name, None) for name in NAMES}
+        """The tensors above by name; with `grid`, those of a model that is loaded at that size."""
+        tables = {name: getattr(self, name) for name in NAMES if getattr(self, name, None) is not None}
         return tables if grid is None else resampled(tables, self.config, grid)
 
     def absolute(self, layer: int = 0, tables: Tables | None = None) -> Float[Tensor, "T D"] | None:
@@ -69,35 +70,27 @@ class PositionEmbedding(nn.Module):
             return None
         tables = self.tables() if tables is None else tables
         if self.kind == "2d":
-            rows, columns, prefix = tables["rows"], tables["columns"], tables["prefix"]
-            assert rows is not None
-            assert columns is not None
-            layer = layer % rows.shape[0]
-            columns, rows = columns[layer], rows[layer]
+            layer = layer % tables["rows"].shape[0]
+            columns, rows = tables["columns"][layer], tables["rows"][layer]
             h, w = rows.shape[0], columns.shape[0]
             grid = torch.cat([columns[None].expand(h, -1, -1), rows[:, None].expand(-1, w, -1)], dim=-1)
             table = grid.flatten(0, 1)
             if self.before:
-                assert prefix is not None
-                table = torch.cat([prefix[layer], table])
+                table = torch.cat([tables["prefix"][layer], table])
         else:
-            table = tables["table"]
-            assert table is not None
-            table = table[layer % table.shape[0]]
+            table = tables["table"][layer % tables["table"].shape[0]]
         if not self.missing:
             return table
         zeros = table.new_zeros(self.missing, table.shape[1])
         return torch.cat([table[: self.before], zeros, table[self.before :]])
 
     def in_attention(self, layer: int, tables: Tables | None = None) -> Float[Tensor, "R Dh"] | None:
-        """What the attention of block `layer` takes: the embedding of every offset (`relative`), the rotation of every
-        patch, or None."""
+        """The `positions` of block `layer`'s attention: the embedding of every offset (`relative`), the rotation of
+        every patch, or None."""
         tables = self.tables() if tables is None else tables
-        if self.kind != "relative":
-            return tables["rotation"] if self.config.rotary else None
-        table = tables["table"]
-        assert table is not None
-        return table[layer % table.shape[0]]
+        if self.kind == "relative":
+            return tables["table"][layer % tables["table"].shape[0]]
+        return tables["rotation"] if self.config.rotary else None
 
     def forward(
         self, tokens: Float[Tensor, "B T D"], layer: int = 0, tables: Tables | None = None
@@ -121,10 +114,10 @@ def resampled(tables: Tables, config: ViTConfig, grid: tuple[int, int]) -> Table
     """`tables` of the configuration's grid, for another one."""
     if same_grid(config.grid, grid):
         return tables
-    own = {f"position.{name}": table for name, table in tables.items() if table is not None}
-    learned = {name.removeprefix("position."): table for name, table in resize_positions(own, config, grid).items()}
-    fixed = {name: table.to(own[f"position.{name}"]) for name, table in fixed_tables(config, grid).items()}
-    return {**tables, **learned, **fixed}
+    state = {f"position.{name}": table for name, table in tables.items()}
+    learned = {name.removeprefix("position."): table for name, table in resize_positions(state, config, grid).items()}
+    fixed = {name: table.to(tables[name]) for name, table in fixed_tables(config, grid).items()}
+    return tables | learned | fixed
 
 
 def same_grid(old: tuple[int, int], new: tuple[int, int]) -> bool:
@@ -134,23 +127,21 @@ def same_grid(old: tuple[int, int], new: tuple[int, int]) -> bool:
 
 def sincos_table(grid: tuple[int, int], width: int) -> Float[Tensor, "1 N D"]:
     """big_vision's fixed positions: sin and cos of the column, then of the row, at D/4 wavelengths."""
-    numbers: Any = {"dtype": torch.float64, "device": "cpu"}  # also where a model is built on the meta device
-    rows, columns = torch.meshgrid(*(torch.arange(side, **numbers) for side in grid), indexing="ij")
-    omega = 10_000.0 ** -torch.linspace(0, 1, width // 4, **numbers)
+    rows, columns = torch.meshgrid(*(torch.arange(side, **FLOAT64) for side in grid), indexing="ij")
+    omega = 10_000.0 ** -torch.linspace(0, 1, width // 4, **FLOAT64)
     x, y = columns.reshape(-1, 1) * omega, rows.reshape(-1, 1) * omega
     return torch.cat([x.sin(), x.cos(), y.sin(), y.cos()], dim=1)[None].float()
 
 
 def rotary_table(grid: tuple[int, int], head_dim: int, rotary: Rotary) -> Float[Tensor, "N Dh"]:
     """The rotation of every patch: cosines, then sines, of Dh/4 angles of its row and Dh/4 of its column."""
-    numbers: Any = {"dtype": torch.float64, "device": "cpu"}  # also where a model is built on the meta device
     axes = []
     for side, reference in zip(grid, rotary.reference or grid, strict=True):
-        index = torch.arange(side, **numbers)
+        index = torch.arange(side, **FLOAT64)
         centered = 2 * math.pi * (2 * (index + 0.5) / side - 1)
         axes.append(centered if rotary.coordinates == "centered" else (index + rotary.offset) * reference / side)
     coordinates = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, 1)
-    periods = rotary.base ** (torch.arange(head_dim // 4, **numbers) / (head_dim // 4))
+    periods = rotary.base ** (torch.arange(head_dim // 4, **FLOAT64) / (head_dim // 4))
     angles = (coordinates[:, :, None] / periods).flatten(1)
     return torch.cat([angles.cos(), angles.sin()], dim=1).float()
 
@@ -179,37 +170,38 @@ def interpolate_positions(
     table: Float[Tensor, "J T D"],
     old_grid: tuple[int, int],
     new_grid: tuple[int, int],
-    prefix: int,
+    num_prefix_tokens: int,
     method: Interpolation = "corners",
 ) -> Float[Tensor, "J T2 D"]:
     """The rows of `table` resampled from one grid of patches to another (Sec. 3.2).
 
-    `corners` is what scipy's `zoom(order=1)` computes in Google's code; the first `prefix` rows (the class token's)
-    stay as they are.
+    `corners` is what scipy's `zoom(order=1)` computes in Google's code; the rows of the first `num_prefix_tokens` stay
+    as they are.
 
     Deviation: for some pairs of sizes (28 -> 48, say) rounding inside scipy makes Google's last row and column
     zero. That is an accident, not a method, and is not repeated here.
     """
-    if table.shape[1] != prefix + old_grid[0] * old_grid[1]:
+    p, rows = num_prefix_tokens, num_prefix_tokens + old_grid[0] * old_grid[1]
+    if table.shape[1] != rows:
         raise UserError(
-            f"a position table of {table.shape[1]} rows does not fit {prefix} prefix tokens and a grid of "
-            f"{old_grid[0]}x{old_grid[1]} patches ({prefix + old_grid[0] * old_grid[1]} rows)."
+            f"a position table of {table.shape[1]} rows does not fit {p} prefix tokens and a grid of "
+            f"{old_grid[0]}x{old_grid[1]} patches ({rows} rows)."
         )
     if same_grid(old_grid, new_grid):
         return table
-    grid = table[:, prefix:].unflatten(1, old_grid).permute(0, 3, 1, 2)
+    grid = table[:, p:].unflatten(1, old_grid).permute(0, 3, 1, 2)
     grid = grid.float() if torch.compiler.is_exporting() else grid.double()  # onnxruntime resamples float32 alone
     if method == "corners":
         grid = F.interpolate(grid, size=new_grid, mode="bilinear", align_corners=True)
     else:
         grid = F.interpolate(grid, size=new_grid, mode="bicubic", antialias=method == "bicubic_antialias")
-    return torch.cat([table[:, :prefix], grid.flatten(2).transpose(1, 2).to(table.dtype)], dim=1)
+    return torch.cat([table[:, :p], grid.flatten(2).transpose(1, 2).to(table.dtype)], dim=1)
 
 
 def interpolate_offsets(
     table: Float[Tensor, "J R Dh"], old_grid: tuple[int, int], new_grid: tuple[int, int]
 ) -> Float[Tensor, "J R2 Dh"]:
-    """Embeddings of offsets in reading order for another grid, which the paper does not describe.
+    """Embeddings of offsets in row-major order for another grid, which the paper does not describe.
 
     An offset of the new grid is a number of rows and (at most half a row of) columns; scaled as the distance between
     the corner patches scales, it falls between four offsets of the old grid, and is their bilinear mean.

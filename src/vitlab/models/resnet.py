@@ -218,7 +218,7 @@ class ResNet(Backbone):
         init_weights(self, config, generator)
 
     def forward_features(self, images: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B N D"]:
-        """The last feature map, one token for every position in reading order; images hold values in [-1, 1]."""
+        """The last feature map, one token for every position in row-major order; images hold values in [-1, 1]."""
         # Convolutions take any size; relative encodings are for one.
         size = self.config.image_hw if self.config.body.mixing == "axial" else None
         maps = self.body(check_images(images, size))
@@ -234,5 +234,5 @@ class ResNet(Backbone):
         return pooled if pre_logits or self.head is None else self.head(pooled)
 
     def forward(self, images: Tensor) -> Tensor:
-        """[B, K] logits of [B, 3, H, W] images. Plain annotations: torch.fx keeps them, and shapes do not pickle."""
+        """[B, K] logits of [B, 3, H, W] images; annotated as in `ViT.forward`."""
         return self.forward_head(self.forward_features(images))

@@ -1,6 +1,7 @@
 """Sec. 3.1: the Vision Transformer, Eq. 1-4, and its hybrid on a ResNet's feature map.
 
 The letters are the paper's: B images, H x W pixels, P patch side, N patches, T tokens, D width, k heads, K classes.
+Besides, p is the number of prefix tokens, t that of tokens after patch dropout, Dr the width of the head's input.
 """
 
 import contextlib
@@ -63,29 +64,31 @@ class ViT(Backbone):
         has_norm = config.final_norm != "none"
         self.norm = nn.LayerNorm(config.width, eps=config.layer_norm_eps) if has_norm else nn.Identity()
         self.map = MAPHead(config) if config.pool == "map" else None
-        rep, pooled = config.representation_size, config.width * (2 if config.pool == "token+gap" else 1)
-        self.pre_logits = linear(pooled, rep) if rep else None
+        rep = config.representation_size
+        self.pre_logits = linear(config.pooled_dim, rep) if rep else None
         self.head = linear(config.num_features, config.num_classes) if config.num_classes else None
-        has_second = config.distilled and config.num_classes
-        self.head_distilled = linear(config.num_features, config.num_classes) if has_second else None
+        has_distillation_head = config.distilled and config.num_classes
+        self.head_distilled = linear(config.num_features, config.num_classes) if has_distillation_head else None
         init_weights(self, config, generator)
 
     def forward_features(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B T D"]:
-        """Tokens after the last LayerNorm (before it with `final_norm='mean'`), images in [-1, 1]. In front are, where
-        the model has them, the class token, the distillation token and the registers."""
+        """Tokens after the last LayerNorm (before it with `final_norm='mean'`) of images in [-1, 1]. Prefix tokens
+        (class, distillation, register), if any, come first."""
         return self.encode(self.embed(images), self._grid(images))
 
     def embed(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B N D"]:
-        """The patch embeddings x_p E of Eq. 1, in reading order, before position embeddings are added."""
+        """The patch embeddings x_p E of Eq. 1, in row-major order, before position embeddings are added."""
         config = self.config
         size = None if config.dynamic_image_size else config.image_hw
         images = check_images(images, size, config.patch_size, config.stem, config.in_chans)
         return self.embedding(images if self.stem is None else self.stem(images))
 
     def _grid(self, images: Float[Tensor, "B C H W"]) -> tuple[int, int] | None:
-        """Patches down and across, with `dynamic_image_size`; None stands for the configuration's."""
-        height, width = images.shape[-2:] if self.config.dynamic_image_size else (0, 0)
-        return self.config.grid_of((height, width)) if self.config.dynamic_image_size else None
+        """(rows, columns) of the images' patch grid, with `dynamic_image_size`; None is the configuration's."""
+        if not self.config.dynamic_image_size:
+            return None
+        height, width = images.shape[-2:]
+        return self.config.grid_of((height, width))
 
     def get_intermediate_layers(
         self,
@@ -99,9 +102,9 @@ class ViT(Backbone):
         last), lowest first, as in DINOv2 and timm.
 
         reshape: as maps [B, D, rows, columns]. norm: after the last LayerNorm. return_prefix_tokens: pairs with the
-        tokens in front, [B, p, D]. Raises UserError for a block that the model does not have.
+        prefix tokens [B, p, D]. Raises UserError for a block that the model does not have.
         """
-        depth, prefix = self.config.depth, self.config.num_prefix_tokens
+        depth = self.config.depth
         wanted, lowest = (range(depth - n, depth), 0) if isinstance(n, int) else (n, -depth)
         if not wanted or min(wanted) < lowest or max(wanted) >= depth:
             raise UserError(f"n={n}; the model has {depth} blocks, from 0 to {depth - 1}.")
@@ -112,39 +115,43 @@ class ViT(Backbone):
         for layer in range(max(layers) + 1):
             tokens = self._apply_block(layer, tokens, tables)
             if layer in layers:
-                front, patches = (self.norm(tokens) if norm else tokens).tensor_split([prefix], dim=1)
+                prefix_tokens, patches = self._split_prefix(self.norm(tokens) if norm else tokens)
                 patches = patches.transpose(1, 2).unflatten(2, grid or self.config.grid) if reshape else patches
-                outputs.append((patches, front) if return_prefix_tokens else patches)
+                outputs.append((patches, prefix_tokens) if return_prefix_tokens else patches)
         return tuple(outputs)
 
     def encode(self, tokens: Float[Tensor, "B N D"], grid: tuple[int, int] | None = None) -> Float[Tensor, "B T D"]:
-        """From patch embeddings to `forward_features`: tokens in front, positions (Eq. 1), blocks, LayerNorm. `grid`:
-        patches down and across, where they are not the configuration's."""
+        """Runs the encoder on patch embeddings: prepends prefix tokens, adds position embeddings (Eq. 1), applies
+        blocks and the final LayerNorm. `grid` is (rows, columns) of the patch grid, by default the configuration's."""
         tables = self.position.tables(grid)
-        tokens = self._to_tokens(tokens, tables)
-        tokens = self._drop_patches(tokens)
+        tokens = self._drop_patches(self._to_tokens(tokens, tables))
         for layer in range(self.config.depth):
             tokens = self._apply_block(layer, tokens, tables)
         return tokens if self.config.final_norm == "mean" else self.norm(tokens)
 
     def _to_tokens(self, tokens: Float[Tensor, "B N D"], tables: Tables) -> Float[Tensor, "B T D"]:
         """The input of the first block (Eq. 1)."""
-        prefix = [token for token in (self.cls, self.distillation, self.registers) if token is not None]
-        if prefix:
+        prefix_tokens = [token for token in (self.cls, self.distillation, self.registers) if token is not None]
+        if prefix_tokens:
             batch, dtype = tokens.shape[0], tokens.dtype
-            tokens = torch.cat([*(token.to(dtype).expand(batch, -1, -1) for token in prefix), tokens], dim=1)
+            tokens = torch.cat([*(token.to(dtype).expand(batch, -1, -1) for token in prefix_tokens), tokens], dim=1)
         at_stem = self.config.position_at == "stem"
         tokens = self.dropout(self.position(tokens, 0, tables) if at_stem else tokens)
         return tokens if self.pre_norm is None else self.pre_norm(tokens)
 
+    def _split_prefix(self, tokens: Float[Tensor, "B T D"]) -> tuple[Float[Tensor, "B p D"], Float[Tensor, "B N D"]]:
+        """Prefix tokens and patch tokens."""
+        prefix_tokens, patches = tokens.tensor_split([self.config.num_prefix_tokens], dim=1)
+        return prefix_tokens, patches
+
     def _drop_patches(self, tokens: Float[Tensor, "B T D"]) -> Float[Tensor, "B t D"]:
-        """In training, a random part of each image's patches, and all tokens in front of them."""
+        """In training, the prefix tokens and a random part of each image's patches."""
         if not (self.training and self.config.patch_dropout):
             return tokens
-        front, patches = tokens.tensor_split([self.config.num_prefix_tokens], dim=1)
-        draws = torch.rand_like(patches[..., 0], dtype=torch.float32)
-        kept = draws.argsort(dim=1)[:, : self.config.kept_patches(patches.shape[1])]
-        return torch.cat([front, patches.gather(1, kept[..., None].expand(-1, -1, patches.shape[2]))], dim=1)
+        prefix_tokens, patches = self._split_prefix(tokens)
+        uniforms = torch.rand_like(patches[..., 0], dtype=torch.float32)
+        kept = uniforms.argsort(dim=1)[:, : self.config.kept_patches(patches.shape[1])]
+        return torch.cat([prefix_tokens, patches.gather(1, kept[..., None].expand(-1, -1, patches.shape[2]))], dim=1)
 
     def _apply_block(self, layer: int, tokens: Float[Tensor, "B T D"], tables: Tables) -> Float[Tensor, "B T D"]:
         tokens = tokens if self.config.position_at == "stem" else self.position(tokens, layer, tables)
@@ -179,7 +186,8 @@ class ViT(Backbone):
         return mean if self.config.pool == "gap" else torch.cat([tokens[:, 0], mean], dim=1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """[B, K] logits of [B, C, H, W] images. Plain annotations: torch.fx keeps them, and shapes do not pickle."""
+        """[B, K] logits of [B, C, H, W] images."""
+        # Annotated with Tensor only: torch.fx copies annotations into the traced module, and jaxtyping's do not pickle.
         return self.forward_head(self.forward_features(images))
 
 

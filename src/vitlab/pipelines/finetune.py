@@ -24,7 +24,7 @@ from vitlab.settings import from_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import check_folder
-from vitlab.weights import load_card, load_model
+from vitlab.weights import load_metadata, load_model
 
 MAX_CPU_FLOPS = 1e14
 """Largest default training budget on a CPU, about ten minutes of two cores; above it `bit_hyperrule` reduces batch size
@@ -140,7 +140,7 @@ def _apply_checkpoint_settings(
         raise UserError("fresh_positions draws learned position embeddings, and the checkpoint has none; leave it out.")
     if interpolation is not None and isinstance(source, ViTConfig):
         source = dataclasses.replace(source, position_interpolation=interpolation)
-    preprocessing = Preprocessing.read(load_card(checkpoint), str(checkpoint), source.image_size)
+    preprocessing = Preprocessing.read(load_metadata(checkpoint), str(checkpoint), source.image_size)
     if "image_size" in config.automatic and image_size is None:
         image_size = default_image_size(source, preprocessing, device_type)
     config = adapt_config(source, config, num_classes=2, image_size=image_size)  # classes: set from the data set later

@@ -22,7 +22,7 @@ from vitlab.io import find_corrupt_files
 from vitlab.pipelines.pretrain import PREDICTIONS
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.workdir import read_log
-from vitlab.weights import load_card
+from vitlab.weights import load_metadata
 
 logger = logging.getLogger(__name__)
 READ = ("config.json", "metrics.jsonl", "predictions.csv", "model/config.json")
@@ -57,7 +57,7 @@ class Run:
         for name, reason in find_corrupt_files(folder, READ).items():
             logger.warning("%s %s: run its command again to restore what can be computed again", folder / name, reason)
         settings = json.loads((folder / "config.json").read_bytes())
-        card = load_card(folder)
+        card = load_metadata(folder)
         test, names = read_predictions(folder / PREDICTIONS, tuple(card["classes"]))
         return cls(folder, settings, card, test, names)
 

@@ -70,7 +70,7 @@ def inspect_checkpoint(
     model, preprocessing = loaded.model, loaded.preprocessing
     check_rgb(model.config)
     runs = [Run.read(folder) for folder in run_folders(checkpoint)]
-    inspection = Inspection(str(checkpoint), model.config, loaded.card)
+    inspection = Inspection(str(checkpoint), model.config, loaded.metadata)
     if isinstance(model, ViT):
         inspection = replace(inspection, embeddings=make_embedding_figures(model))
         images = list(find_images(sources)) if sources else _test_images(runs, shown)

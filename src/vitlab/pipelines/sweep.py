@@ -25,7 +25,7 @@ from vitlab.rng import Stream
 from vitlab.train.loop import NonFiniteError
 from vitlab.train.microbatch import StepCost, measure_step
 from vitlab.train.workdir import Workdir
-from vitlab.weights import load_card, load_model, save_model
+from vitlab.weights import load_metadata, load_model, save_model
 
 Log = Callable[[str], None]
 SHORT = 120.0
@@ -141,7 +141,7 @@ class FinetuneJob:
                 metrics = {"learning_rate": best, "seed": seed, **summary_metrics(records[-1])}
                 folder.log_metrics(len(scores) + len(records), metrics)
             if folder.writes:
-                save_model(load_model(workdir / "run-0"), workdir / "model", extra=load_card(workdir / "run-0"))
+                save_model(load_model(workdir / "run-0"), workdir / "model", extra=load_metadata(workdir / "run-0"))
             accuracies = [record["accuracy"] for record in records]
             result = {
                 "learning_rate": best,

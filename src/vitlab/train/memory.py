@@ -24,7 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 from vitlab.config import MaskingConfig, TrainConfig
 from vitlab.models import ModelConfig
-from vitlab.models.attention import MatmulAttention, attention_path, attention_weights
+from vitlab.models.attention import MatmulAttention, attention_backend, attention_weights
 from vitlab.models.blocks import model_blocks
 from vitlab.models.vit import build_model
 from vitlab.train.objectives import blank_batch, create_objective, create_training_model
@@ -221,7 +221,7 @@ class DeviceRules(TorchFunctionMode):
     def _attention(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         """`vitlab.models.attention.attention` on a device of this type."""
         needs_grad = torch.is_grad_enabled()
-        if attention_path(self._device_type, needs_grad, q.dtype, q.shape[:-1].numel() * k.shape[-2]) == "fused":
+        if attention_backend(self._device_type, needs_grad, q.dtype, q.shape[:-1].numel() * k.shape[-2]) == "fused":
             return FusedAttention.apply(q, k, v, bias)
         if needs_grad:
             return MatmulAttention.apply(q, k, v, bias)[0]

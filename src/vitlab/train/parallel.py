@@ -101,7 +101,7 @@ def _compile_blocks(model: nn.Module, device: torch.device, dynamic: bool | None
     keeps few versions of it.
     """
     for branch in (module for module in model.modules() if isinstance(module, Branch)):
-        branch.drop_path = torch.tensor(branch.drop_path, dtype=torch.float32, device=device)
+        branch.drop_prob = torch.tensor(branch.drop_prob, dtype=torch.float32, device=device)
     for block in model_blocks(model):
         block.forward = torch.compile(block.forward, dynamic=dynamic)
 

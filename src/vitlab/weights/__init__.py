@@ -5,8 +5,8 @@ from vitlab.weights.checkpoint import (
     ParityError,
     class_names,
     convert,
-    load_card,
     load_checkpoint,
+    load_metadata,
     load_model,
     save_model,
 )
@@ -18,8 +18,8 @@ __all__ = [
     "ParityError",
     "class_names",
     "convert",
-    "load_card",
     "load_checkpoint",
+    "load_metadata",
     "load_model",
     "save_model",
 ]

@@ -22,7 +22,7 @@ if typing.TYPE_CHECKING:
     from vitlab.models.vit import Model
 
 MODULES: dict[Format, str] = {"vitlab": "folder", "google": "google", "timm": "timm", "huggingface": "huggingface"}
-"""Format -> the module with its `read_FORMAT`, `card_FORMAT` and `write_FORMAT`."""
+"""Format -> the module with its `read_FORMAT`, `metadata_FORMAT` and `write_FORMAT`."""
 PARITY_BATCHES = (1, 3)
 """Sizes of the batches of random images on which a written model is compared."""
 
@@ -33,10 +33,10 @@ class ParityError(RunError):
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A model in evaluation mode, its card, and its preprocessing, for the model's image size."""
+    """A model in evaluation mode, its metadata, and its preprocessing, for the model's image size."""
 
     model: "Model"
-    card: dict[str, Any]
+    metadata: dict[str, Any]
     preprocessing: Preprocessing
 
 
@@ -58,14 +58,14 @@ def load_model(
 ) -> "Model":
     """Returns the model of a checkpoint on `device`, in float32 and in evaluation mode.
 
-    `path` is any of `READABLE`; format and sizes follow from the content. Every model takes images in [-1, 1]: another
-    mean and std of the checkpoint are folded into its patch embedding. By default the model is otherwise unchanged;
-    for another image size or task (Sec. 3.2):
+    `path` is any of `READABLE`; format and sizes are inferred from the content. Every model takes images in [-1, 1]:
+    another mean and std of the checkpoint are folded into its patch embedding. By default the model is otherwise
+    unchanged; for another image size or task (Sec. 3.2):
 
     - `image_size` interpolates the position embeddings as the checkpoint's library does (Google's, timm's, Hugging
       Face's), or by `interpolation`.
-    - `num_classes`: another number makes a new head, all zero; 0 removes the head.
-    - `reset_head=True` makes a new head also for the same number of classes. A new task needs this.
+    - `num_classes`: a different number replaces the head by a zero-initialized one; 0 removes it.
+    - `reset_head=True` replaces the head also for the same number of classes. A new task needs this.
     - `pre_logits="drop"` removes the layer before the head, as Google's fine-tuning does; requires a new head.
     - `head_bias` is the bias of a new head; `dropout`, `patch_dropout` and `stochastic_depth` are rates in training.
     - `in_chans`: another number of channels than 3 sums the patch embedding over them (1), or repeats and rescales it.
@@ -111,7 +111,7 @@ def load_model(
 def save_model(model: "Model", folder: Path | str, *, extra: dict[str, Any] | None = None) -> None:
     """Writes `folder`/model.safetensors and config.json, all or nothing, replacing a model that is there.
 
-    `extra` goes into config.json for `load_card`: `classes` (names of the outputs), `preprocessing`
+    `extra` goes into config.json for `load_metadata`: `classes` (names of the outputs), `preprocessing`
     (`Preprocessing.to_card`), `source`, and any other JSON. Raises ValueError for a value that is not JSON, and for a
     folder with other files.
     """
@@ -130,32 +130,32 @@ def load_checkpoint(
 
     `interpolation`, `dynamic_image_size` and errors: see `load_model`.
     """
-    card = load_card(path)
-    preprocessing = Preprocessing.read(card, str(path))
+    metadata = load_metadata(path)
+    preprocessing = Preprocessing.read(metadata, str(path))
     size = preprocessing.image_size if image_size is None else image_size
     model = load_model(path, image_size=size, interpolation=interpolation, dynamic_image_size=dynamic_image_size)
-    return Checkpoint(model, card, preprocessing.at(model.config.image_size))
+    return Checkpoint(model, metadata, preprocessing.at(model.config.image_size))
 
 
-def load_card(path: Path | str, *, image_size: "ImageSize | None" = None) -> dict[str, Any]:
-    """Returns the card of a checkpoint, without loading its weights: the `extra` that a model was saved with,
+def load_metadata(path: Path | str, *, image_size: "ImageSize | None" = None) -> dict[str, Any]:
+    """Returns what a checkpoint says of itself, without loading its weights: the `extra` that a model was saved with,
     or the `classes` of a timm or Hugging Face folder.
 
-    `preprocessing` is always there, for `Preprocessing.read`: the checkpoint's, in proportion to `image_size`; that of
+    `preprocessing` is always there, for `Preprocessing.read`: the checkpoint's, rescaled to `image_size`; that of
     Google's code for its files; the defaults of `Preprocessing` where there is none.
     """
     kind, local = find_checkpoint(path)
-    card = _function("card", kind)(local)
-    preprocessing = Preprocessing.read(card, str(path))
+    metadata = _function("metadata", kind)(local)
+    preprocessing = Preprocessing.read(metadata, str(path))
     if image_size is not None:
         preprocessing = preprocessing.at(image_size)
-    card.pop("eval_resize", None)
-    return card | {"preprocessing": preprocessing.to_card()}
+    metadata.pop("eval_resize", None)
+    return metadata | {"preprocessing": preprocessing.to_card()}
 
 
-def class_names(card: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
-    """The names of a checkpoint's outputs: those of its card, or their numbers."""
-    return tuple(map(str, card.get("classes") or range(outputs)))
+def class_names(metadata: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
+    """The names of a checkpoint's outputs: those of its metadata, or their numbers."""
+    return tuple(map(str, metadata.get("classes") or range(outputs)))
 
 
 def convert(
@@ -168,22 +168,21 @@ def convert(
 ) -> dict[str, Any]:
     """Writes a checkpoint in another format, reads it back, and compares.
 
-    `destination` is a file for `google`, a folder otherwise. The card's `classes` and preprocessing are written where
-    the format has them; rates of dropout and stochastic depth only by `vitlab`. The folders of `timm` and `huggingface`
-    get a README.md, the model card of the Hugging Face hub. `image_size` and
-    `interpolation` are as in `load_model`. Returns `format`, `path`, `parameters`, and the `difference` of
-    `check_parity`. Raises ValueError for a model that the format cannot represent, and where a file would be destroyed;
-    ParityError where the outputs differ.
+    `destination` is a file for `google`, a folder otherwise. `classes` and preprocessing are written where the format
+    has them; rates of dropout and stochastic depth only by `vitlab`. The folders of `timm` and `huggingface` get a
+    README.md, the model card of the Hugging Face hub. `image_size` and `interpolation` are as in `load_model`. Returns
+    `format`, `path`, `parameters`, and the `difference` of `check_parity`. Raises ValueError for a model that the
+    format cannot represent, and where a file would be destroyed; ParityError where the outputs differ.
     """
     if to not in MODULES:
         raise UserError(f"to is {to!r}; allowed: {', '.join(map(repr, MODULES))}.")
     destination = Path(destination)
     _check_destination(source, destination, to)
     model = load_model(source, image_size=image_size, interpolation=interpolation)
-    card = load_card(source, image_size=image_size)
-    _function("write", to)(model, destination, card | {"source": str(source)})
+    metadata = load_metadata(source, image_size=image_size)
+    _function("write", to)(model, destination, metadata | {"source": str(source)})
     copy = load_model(destination, image_size=model.config.image_size)
-    difference = check_parity(model, copy, f"{destination}, read back; do not use it")
+    difference = check_parity(model, copy, str(destination))
     parameters = model.config.num_parameters
     return {"format": to, "path": str(destination), "parameters": parameters, "difference": difference}
 
@@ -199,8 +198,8 @@ def check_parity(
 ) -> float:
     """The largest difference of `other`'s float32 outputs from the model's, over the root mean square of the model's.
 
-    The images are random, or `batches` for `other`, which `prepare` makes the model's. Raises ParityError, naming
-    `what`, where the difference passes `tolerance` or is not a number.
+    The images are random, or `batches` for `other`; `prepare` converts `batches` to the model's input. Raises
+    ParityError, naming `what`, where the difference passes `tolerance` or is not a number.
     """
     import torch
 
@@ -212,14 +211,14 @@ def check_parity(
         with torch.no_grad():
             ours, theirs = model(prepare(images)), other(images)
         if ours.shape != theirs.shape:
-            raise ParityError(f"the outputs of {what}, are {list(theirs.shape)} instead of {list(ours.shape)}.")
+            raise ParityError(f"the outputs of {what} are {list(theirs.shape)} instead of {list(ours.shape)}.")
         # An untrained head returns zeros: then the other has to return them as well.
         error = float((ours - theirs).abs().max() / ours.square().mean().sqrt().clamp(min=1e-12))
         difference = max(difference, error) if math.isfinite(error) else math.inf
     if difference > tolerance:
         raise ParityError(
-            f"the outputs of {what}, differ from the model's by {difference:.1e} of their root mean square; "
-            f"{tolerance:.0e} is allowed. Report this with the model's configuration."
+            f"the outputs of {what} differ from the model's by {difference:.1e} of their root mean square; "
+            f"{tolerance:.0e} is allowed. Do not use the file, and report this with the model's configuration."
         )
     return difference
 
@@ -238,5 +237,5 @@ def _check_destination(source: Path | str, destination: Path, to: Format) -> Non
             raise UserError(f"{destination} exists and is not an .npz; give another name.")
 
 
-def _function(verb: Literal["read", "card", "write"], kind: Format) -> Callable[..., Any]:
+def _function(verb: Literal["read", "metadata", "write"], kind: Format) -> Callable[..., Any]:
     return getattr(importlib.import_module(f"vitlab.weights.{MODULES[kind]}"), f"{verb}_{kind}")

@@ -100,7 +100,7 @@ def _refuse_pickle(path: Path) -> UserError:
 # ------------------------------------------------------------------------------------------------------------ hub
 
 
-@functools.cache  # so that card and weights are of one commit
+@functools.cache  # so that metadata and weights are of one commit
 def download_checkpoint(spec: str) -> Path:
     """The path of a checkpoint on this machine, downloaded unless it is cached.
 

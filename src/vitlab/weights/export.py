@@ -12,8 +12,8 @@ instead, and resizes, crops and normalizes them itself. A model with `dynamic_im
 divide, from two patches on.
 
 The metadata hold, as JSON: `image_size` (height, width) of the model, `value_range` of `images`, `mean` and `std` that
-bring values of [0, 1] to the model's, and the model's card, such as `classes`. In ONNX these are metadata properties,
-in the archive extra files.
+bring values of [0, 1] to the model's, and the checkpoint's own, such as `classes`. In ONNX these are metadata
+properties, in the archive extra files.
 """
 
 import copy
@@ -52,7 +52,7 @@ def export_model(
 ) -> dict[str, Any]:
     """Writes `model` to `path`, and loads the file back to compare its outputs with the model's.
 
-    The file replaces `path` only after it has passed: all or nothing. `extra` is the model's card (`load_card`),
+    The file replaces `path` only after it has passed: all or nothing. `extra` is what `load_metadata` returns,
     `preprocessing` what an ONNX file does to uint8 images before the model. The report has `format`, `path`, `files`
     (their names), `bytes`, `opset` (None for torch-export), `batches` (sizes compared) and the `difference` of
     `check_parity`.
@@ -87,10 +87,10 @@ def export_model(
             opset, run = _write_onnx(traced, new, metadata, preprocessing, dynamic), _load_onnx(new)
         else:
             opset, run = _write_torch(traced, new, metadata, dynamic), torch.export.load(new).module()
-        kind, what = "vit" if isinstance(model, ViT) and model.stem is None else "resnet", f"the {to} file for {path}"
+        kind = "vit" if isinstance(model, ViT) and model.stem is None else "resnet"
         inputs: Any = preprocessed_inputs(preprocessing, model.config.image_hw) if preprocessing else {}
         inputs = {"batches": _images_of_three_sizes(traced)} if dynamic else inputs
-        difference = check_parity(traced, run, f"{what}, which is not written", TOLERANCE[kind], **inputs)
+        difference = check_parity(traced, run, f"the {to} file for {path} (not written)", TOLERANCE[kind], **inputs)
         files = sorted(Path(folder).iterdir(), reverse=True)  # NAME.data before NAME, which refers to it
         size = sum(file.stat().st_size for file in files)
         for file in files:
@@ -118,17 +118,17 @@ def export_checkpoint(
     with_preprocessing: bool = False,
     dynamic_image_size: bool | None = None,
 ) -> dict[str, Any]:
-    """`export_model` of a checkpoint, with its card, and with its own preprocessing inside if `with_preprocessing`; the
-    sizes are as in `load_checkpoint`."""
+    """`export_model` of a checkpoint with its metadata and, if `with_preprocessing`, its preprocessing inside. Sizes
+    are as in `load_checkpoint`."""
     _check_request(path, to)
     if with_preprocessing and dynamic_image_size:
         raise UserError("with_preprocessing brings every image to one size; leave out one of it and the dynamic size.")
     loaded = load_checkpoint(
         checkpoint, image_size=image_size, interpolation=interpolation, dynamic_image_size=dynamic_image_size
     )
-    card = loaded.card | {"preprocessing": loaded.preprocessing.to_card()}
+    extra = loaded.metadata | {"preprocessing": loaded.preprocessing.to_card()}
     preprocessing = loaded.preprocessing if with_preprocessing else None
-    return export_model(loaded.model, path, to=to, extra=card, preprocessing=preprocessing)
+    return export_model(loaded.model, path, to=to, extra=extra, preprocessing=preprocessing)
 
 
 def _check_request(path: Path, to: Format, preprocessing: Preprocessing | None = None) -> None:

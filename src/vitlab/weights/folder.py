@@ -7,7 +7,6 @@
 prepared (`Preprocessing.to_card`); `source`, where the weights come from.
 """
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ import safetensors.torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.io import JSON_BYTES, check_regular, open_regular, read_json, replacing_folder
+from vitlab.io import check_regular, read_json, replacing_folder, sha256
 from vitlab.models import ModelConfig
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing
@@ -26,62 +25,62 @@ from vitlab.settings import from_dict, to_dict
 from vitlab.weights.layout import check_arrays, cpu_state, preview, renamed_layout
 
 FORMAT, VERSION = "vitlab model", 1
-WEIGHTS, CARD = "model.safetensors", "config.json"
-TYPES = {"model": dict, "extra": dict, "sha256": str}
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
 RETRY = "take another copy of the folder"
 
 
 def write_vitlab(model: Model, folder: Path, extra: Mapping[str, Any]) -> None:
     """Writes our format, atomically: replaces a saved model, and raises UserError for a folder of anything else."""
-    card = {"format": FORMAT, "version": VERSION, "model": to_dict(model.config), "extra": dict(extra)}
+    settings = {"format": FORMAT, "version": VERSION, "model": to_dict(model.config), "extra": dict(extra)}
     check_classes(extra, model.config)
-    write_files(folder, cpu_state(model), {CARD: card}, add_checksum=True)
+    write_files(folder, cpu_state(model), {CONFIG: settings}, add_checksum=True)
 
 
 def read_vitlab(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Configuration and parameters of our format. Raises UserError where they do not fit or a byte has changed."""
-    (config, card), weights = _read_card(folder), folder / WEIGHTS
-    what = f"{folder / CARD} describes a model of {config.num_parameters:,} parameters"
+    (config, settings), weights = _read_config(folder), folder / WEIGHTS
     try:
         check_regular(weights)
-        size = weights.stat().st_size
+        digest = sha256(weights)
     except OSError as error:
         raise UserError(f"{weights} cannot be read ({error}); {RETRY}.") from error
-    if not config.num_parameters <= size <= 8 * config.num_parameters + JSON_BYTES:  # a byte each, or float64 and names
-        raise UserError(f"{what}, and {weights} is corrupt or of another model: it has {size:,} bytes; {RETRY}.")
-    if _sha256(weights) != card["sha256"]:
-        raise UserError(f"{weights} is corrupt: its SHA-256 is not the one in {CARD}; {RETRY}.")
+    if digest != settings["sha256"]:
+        raise UserError(f"{weights} is corrupt: its SHA-256 is not the one in {CONFIG}; {RETRY}.")
     state = read_safetensors(weights)
+    what = f"{folder / CONFIG} describes a model of {config.num_parameters:,} parameters"
     check_arrays(what, renamed_layout(config, lambda name: {name: 1}), state)
     return config, state
 
 
-def card_vitlab(folder: Path) -> dict[str, Any]:
+def metadata_vitlab(folder: Path) -> dict[str, Any]:
     """The `extra` that a model was saved with; its `preprocessing` is complete."""
-    config, card = _read_card(folder)
-    prepared = Preprocessing.read(card["extra"], str(folder), config.image_size)
-    return card["extra"] | {"preprocessing": prepared.to_card()}
+    config, settings = _read_config(folder)
+    prepared = Preprocessing.read(settings["extra"], str(folder), config.image_size)
+    return settings["extra"] | {"preprocessing": prepared.to_card()}
 
 
-def _read_card(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
-    path = folder / CARD
-    card = read_settings(path)
-    if card.get("format") != FORMAT:
+def _read_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:
+    """The model's configuration, and all of config.json."""
+    path = folder / CONFIG
+    settings = read_settings(path)
+    if settings.get("format") != FORMAT:
         raise UserError(
-            f"{folder} holds a {CARD} of another program (its keys: {preview(sorted(card)) or 'none'}); supported are "
-            f"those of save_model, timm and Hugging Face."
+            f"{folder} holds a {CONFIG} of another program (its keys: {preview(sorted(settings)) or 'none'}); "
+            f"supported are those of save_model, timm and Hugging Face."
         )
-    if card.get("version") != VERSION:
-        raise UserError(f"{path} has version {card.get('version')!r}; this vitlab reads version {VERSION}: update it.")
-    for name, kind in TYPES.items():
-        if not isinstance(card.get(name), kind):
+    if settings.get("version") != VERSION:
+        raise UserError(
+            f"{path} has version {settings.get('version')!r}; this vitlab reads version {VERSION}: update it."
+        )
+    for name, kind in {"model": dict, "extra": dict, "sha256": str}.items():
+        if not isinstance(settings.get(name), kind):
             raise UserError(f"{path} lacks {name}; {RETRY}.")
     try:
-        config = from_dict(ModelConfig, card["model"])
+        config = from_dict(ModelConfig, settings["model"])
     except ValueError as error:
         raise UserError(f"{path} describes an invalid model: {error}") from error
-    check_classes(card["extra"], config, str(path))
-    return config, card
+    check_classes(settings["extra"], config, str(path))
+    return config, settings
 
 
 # ------------------------------------------------------------------------------------------------ for all formats
@@ -91,7 +90,7 @@ def write_files(
     folder: Path, state: Mapping[str, Tensor], files: Mapping[str, dict[str, Any] | str], add_checksum: bool = False
 ) -> None:
     """Writes the weights, and JSON and text files by name, all or nothing; with `add_checksum` the weights' goes into
-    the card.
+    config.json.
 
     Replaces a model in `folder`. Raises UserError for a folder that has other files, and for values that are not JSON.
     """
@@ -107,9 +106,9 @@ def write_files(
         safetensors.torch.save_file(contiguous, weights, metadata={"format": "pt"})
         weights.chmod(new.stat().st_mode & 0o666)  # safetensors makes it readable to the owner alone
         if add_checksum:
-            card = files[CARD]
-            assert isinstance(card, dict)
-            texts[CARD] = to_json(card | {"sha256": _sha256(weights)})
+            settings = files[CONFIG]
+            assert isinstance(settings, dict)
+            texts[CONFIG] = to_json(settings | {"sha256": sha256(weights)})
         for name, text in texts.items():
             (new / name).write_text(text, encoding="utf-8")
 
@@ -150,8 +149,3 @@ def to_json(content: Any) -> str:
         return json.dumps(content, indent=2, allow_nan=False) + "\n"
     except (TypeError, ValueError) as error:
         raise UserError(f"extra can only hold what JSON can represent: {error}") from error
-
-
-def _sha256(path: Path) -> str:
-    with open_regular(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # pyright: ignore[reportArgumentType]

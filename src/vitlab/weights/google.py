@@ -70,8 +70,8 @@ def read_google(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     return config, read_state(layout, arrays, to_ours)
 
 
-def card_google(path: Path) -> dict[str, Any]:
-    """`preprocessing`: that of Google's code, for an .npz has no card."""
+def metadata_google(path: Path) -> dict[str, Any]:
+    """`preprocessing`: that of Google's code, for an .npz has no metadata."""
     return {"preprocessing": Preprocessing.google().to_card()}
 
 
@@ -193,10 +193,10 @@ def _infer_resnet(arrays: Mapping[str, Tensor]) -> tuple[ResNetConfig, Spelling]
 # -------------------------------------------------------------------------------------------------------- writing
 
 
-def write_google(model: Model, path: Path | str, card: Any = None) -> None:
+def write_google(model: Model, path: Path | str, metadata: Any = None) -> None:
     """Writes a model as Google's code reads it, all or nothing: in the spelling of the published files, or in that of
-    big_vision for what only big_vision has. An .npz has no `card`. Raises ValueError for a model that the code would
-    compute otherwise."""
+    big_vision for what only big_vision has. An .npz has no `metadata`. Raises ValueError for a model that the code
+    would compute otherwise."""
     config = model.config
     spelling = _native_spelling(config)
     _check_representable(config, spelling)

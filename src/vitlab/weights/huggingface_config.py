@@ -1,4 +1,5 @@
-"""Hugging Face's JSON files: config.json, and preprocessor_config.json, which says how images are prepared."""
+"""Hugging Face's JSON files: config.json, the configuration of a model from it and from the model's arrays, and
+preprocessor_config.json, which says how images are prepared."""
 
 import logging
 import math
@@ -7,25 +8,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from PIL import Image
+from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.models import ViTConfig
-from vitlab.models.config import ImageSize
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
+from vitlab.models.image_size import ImageSize, hw
 from vitlab.preprocessing import Interpolation, Preprocessing
-from vitlab.weights.folder import CARD, read_settings
+from vitlab.weights.folder import CONFIG, read_settings
+from vitlab.weights.huggingface_layout import FAMILIES, HEADS, fold_class_token
+from vitlab.weights.layout import count_units, require_shape
 
 logger = logging.getLogger(__name__)
 
 IMAGES = "preprocessor_config.json"
-HALF = [0.5] * 3, [0.5] * 3
-IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
-OPENAI = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-NORMALIZATION = {
-    **dict.fromkeys(("deit", "dinov2", "dinov2_with_registers", "dinov3_vit", "vit_mae", "vit_msn", "ijepa"), IMAGENET),
-    **dict.fromkeys(("clip", "clip_vision_model"), OPENAI),
-}
-"""`model_type` -> mean and std of a folder without preprocessor_config.json; of others HALF."""
 _SHORTEST = {"resample": 3, "size": {"shortest_edge": 224}, "crop_size": 224, "do_center_crop": True}
 PROCESSORS: dict[str, dict[str, Any]] = {
     "ViT": {"resample": 2, "size": 224},
@@ -36,18 +33,8 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "DINOv3ViT": {"resample": 2, "size": 224},
 }
 """Defaults of their image processors."""
-PROCESSOR_OF = {
-    "deit": "DeiT",
-    **dict.fromkeys(("dinov2", "dinov2_with_registers", "bit"), "Bit"),
-    "dinov3_vit": "DINOv3ViT",
-    **dict.fromkeys(("clip", "clip_vision_model"), "CLIP"),
-    **dict.fromkeys(("siglip", "siglip_vision_model"), "Siglip"),
-}
-"""`model_type` -> the image processor of a folder that names none; of others ViT's."""
 RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Pillow's numbers."""
-
-
 CLASSES = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
 GELU: dict[str, Literal["erf", "tanh", "quick"]] = {
     "gelu": "erf",
@@ -60,28 +47,30 @@ GELU: dict[str, Literal["erf", "tanh", "quick"]] = {
 # -------------------------------------------------------------------------------------------------------- reading
 
 
-def check_setting(card: dict[str, Any], name: str, default: Any, *supported: Any) -> Any:
+def check_setting(settings: dict[str, Any], name: str, default: Any, *supported: Any) -> Any:
     """The value of a setting. Raises UserError for one that cannot be computed here."""
-    value = card.get(name, default)
+    value = settings.get(name, default)
     if value not in supported:
-        raise UserError(f"{CARD} says {name}={value!r}; supported: {', '.join(map(repr, supported))}.")
+        raise UserError(f"{CONFIG} says {name}={value!r}; supported: {', '.join(map(repr, supported))}.")
     return value
 
 
-def check_sizes(card: dict[str, Any], sizes: dict[str, Any]) -> None:
+def check_sizes(settings: dict[str, Any], sizes: dict[str, Any]) -> None:
     """Raises UserError where config.json has other sizes than the arrays, as when some are missing."""
     for name, size in sizes.items():
-        if card.get(name, size) != size:
-            raise UserError(f"{CARD} says {name}={card[name]!r} and the arrays are for {size!r}; get the files again")
+        if settings.get(name, size) != size:
+            raise UserError(
+                f"{CONFIG} says {name}={settings[name]!r} and the arrays are for {size!r}; get the files again"
+            )
 
 
-def read_classes(card: dict[str, Any]) -> list[str] | None:
+def read_classes(settings: dict[str, Any]) -> list[str] | None:
     """The names of the outputs in order, where there are any."""
-    labels = card.get("id2label")
+    labels = settings.get("id2label")
     try:
         return None if labels is None else [str(labels[str(i)]) for i in range(len(labels))]
     except (KeyError, TypeError) as error:
-        raise UserError(f"{CARD} says id2label={labels!r}; it must name the outputs '0', '1' and so on.") from error
+        raise UserError(f"{CONFIG} says id2label={labels!r}; it must name the outputs '0', '1' and so on.") from error
 
 
 def read_images(folder: Path) -> dict[str, Any]:
@@ -95,10 +84,8 @@ def read_preprocessing(images: dict[str, Any], kind: str, folder: Path) -> Prepr
     Where it leaves images at different sizes, or pads them with black, they are squashed to size instead, with a
     warning. Raises UserError for invalid settings.
     """
-    name = str(
-        images.get("image_processor_type") or images.get("feature_extractor_type") or PROCESSOR_OF.get(kind, "ViT")
-    )
-    name = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", name)
+    name = images.get("image_processor_type") or images.get("feature_extractor_type") or FAMILIES[kind].processor
+    name = re.sub("(ImageProcessor|FeatureExtractor)(Fast|Pil)?$", "", str(name))
     images = PROCESSORS.get(name, PROCESSORS["ViT"]) | images
     mean, std = read_normalization(images, kind)
     size, crop = images["size"], images.get("do_center_crop")
@@ -110,7 +97,7 @@ def read_preprocessing(images: dict[str, Any], kind: str, folder: Path) -> Prepr
     if images.get("resample") not in RESAMPLE:
         raise UserError(f"{folder / IMAGES} says resample={images.get('resample')!r}; allowed: Pillow's 0 to 5.")
     resize = shortest or (squashed if isinstance(squashed, int) and squashed != image_size else None)
-    fits = image_size and (resize is None or (isinstance(resize, int) and resize >= max(_pair(image_size))))
+    fits = image_size and (resize is None or (isinstance(resize, int) and resize >= max(hw(image_size))))
     if not images.get("do_resize", True) or not fits or not (shortest or squashed):
         names = ("do_resize", "size", "do_center_crop", "crop_size")
         settings = ", ".join(f"{name}={images.get(name)!r}" for name in names)
@@ -130,20 +117,16 @@ def read_preprocessing(images: dict[str, Any], kind: str, folder: Path) -> Prepr
 def read_normalization(images: dict[str, Any], kind: str) -> tuple[list[float], list[float]]:
     """Mean and standard deviation, of images in [0, 1]."""
     if not images:
-        return NORMALIZATION.get(kind, HALF)
+        return FAMILIES[kind].mean_std
     factor = images.get("rescale_factor", 1 / 255) if images.get("do_rescale", True) else 1.0
     if not isinstance(factor, float) or not math.isclose(factor, 1 / 255, rel_tol=1e-3):
         raise UserError(f"{IMAGES} does not bring images to [0, 1] (rescale_factor 1/255) before it normalizes.")
     if not images.get("do_normalize", True):
         return [0.0] * 3, [1.0] * 3
-    mean, std = images.get("image_mean"), images.get("image_std")
-    if not (isinstance(mean, list) and isinstance(std, list) and all(map(_is_number, [*mean, *std]))):
+    mean_std: Any = images.get("image_mean"), images.get("image_std")
+    if not all(isinstance(values, list) and {*map(type, values)} <= {int, float} for values in mean_std):
         raise UserError(f"{IMAGES} lacks image_mean and image_std; add those that the model was trained with.")
-    return mean, std
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, float | int)
+    return mean_std
 
 
 def read_size(images: dict[str, Any]) -> ImageSize | None:
@@ -159,8 +142,104 @@ def to_size(size: Any) -> Any:
     return size if isinstance(size, int) else None
 
 
-def _pair(size: ImageSize) -> tuple[int, int]:
-    return (size, size) if isinstance(size, int) else size
+# ---------------------------------------------------------------------------------------- the model of the arrays
+
+
+def infer_config(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor], images: dict[str, Any]) -> ModelConfig:
+    """The model of the arrays and of config.json. Raises UserError for one that computes something else."""
+    return _infer_resnet(settings, arrays, images) if kind == "bit" else _infer_vit(kind, settings, arrays)
+
+
+def _infer_vit(kind: str, settings: dict[str, Any], arrays: dict[str, Tensor]) -> ViTConfig:
+    """The configuration. Brings `arrays` to those of a ViT here: adds zero biases of q, k and v where there are none,
+    and drops what a classifier on CLIP or SigLIP does not read.
+
+    With a classifier, the image towers classify the mean over patches: CLIP's without its last LayerNorm, where the
+    class token takes part in attention alone, so it is a register here; SigLIP's without its attention pooling.
+    """
+    family, clip, siglip = FAMILIES[kind], kind.startswith("clip"), kind.startswith("siglip")
+    dinov2, dinov3 = kind.startswith("dinov2"), kind == "dinov3_vit"
+    mean_of_tower = (clip or siglip) and "ForImageClassification" in str(settings.get("architectures"))
+    settings = settings.get("vision_config", settings)
+    for name in [name for name in arrays if mean_of_tower and name.startswith("post_layernorm." if clip else "head.")]:
+        del arrays[name]
+    if clip and mean_of_tower:
+        fold_class_token(arrays)
+    width, channels, patch_size, _ = _shape(arrays, family.names["embedding"], 4)
+    depth = len({name.removeprefix(family.blocks).split(".")[0] for name in arrays if name.startswith(family.blocks)})
+    sizes = {"num_hidden_layers": depth, "hidden_size": width, "patch_size": patch_size, "num_channels": channels}
+    check_sizes(settings, sizes)
+    if not check_setting(settings, "qkv_bias", True, True, False):
+        for name in (f"{family.blocks}{i}.{part}.bias" for i in range(depth) for part in family.qkv):
+            arrays.setdefault(name, torch.zeros(width))
+    gated = dinov3 and bool(settings.get("use_gated_mlp", False))
+    swiglu = gated or (dinov2 and bool(settings.get("use_swiglu_ffn", False)))
+    activation = check_setting(settings, "hidden_act", *(("gelu", "silu") if gated else (family.activation, *GELU)))
+    head = next((name for name in HEADS if f"{name}.weight" in arrays), None)
+    pooler = "pooler.dense.weight" in arrays and not head
+    if pooler:
+        check_setting(settings, "pooler_act", "tanh", "tanh")
+    distilled = kind == "deit" and head in HEADS[1:]
+    registers = "embeddings.distillation_token" if kind == "deit" and not distilled else "embeddings.register_tokens"
+    size = to_size(settings.get("image_size", ViTConfig.image_size))
+    if size is None or (dinov2 and isinstance(size, tuple)):
+        allowed = "one number, because DINOv2's positions are for square images" if dinov2 else "a number, or two"
+        raise UserError(f"{CONFIG} says image_size={settings['image_size']!r}; allowed: {allowed}.")
+    has_mean = kind == "ijepa" or mean_of_tower or (siglip and "head.probe" not in arrays)
+    return ViTConfig(
+        image_size=to_size([side // patch_size * patch_size for side in hw(size)]),  # what convolutions see
+        in_chans=channels,
+        patch_size=patch_size,
+        width=width,
+        depth=depth,
+        heads=settings.get("num_attention_heads", family.heads),
+        mlp_dim=_mlp_dim(kind, swiglu, arrays),
+        num_classes=_shape(arrays, head, 2)[0] if head else 0,
+        pool="gap" if has_mean else "map" if siglip else "token+gap" if dinov2 and head else "token",
+        representation_size=_shape(arrays, "pooler.dense", 2)[0] if pooler else None,
+        position="none" if dinov3 else "1d",
+        position_interpolation="bicubic_antialias" if kind == "dinov2_with_registers" else "bicubic",
+        rotary=Rotary(base=float(settings.get("rope_theta", 100.0))) if dinov3 else None,
+        gelu=GELU.get(activation, "erf"),
+        swiglu=swiglu,
+        layer_norm_eps=settings.get("layer_norm_eps", family.eps),
+        pre_norm=clip,
+        final_norm="none" if clip and mean_of_tower else "tokens",
+        layer_scale=settings.get("layerscale_value", 1.0) if dinov2 or dinov3 else None,
+        registers=require_shape(CONFIG, arrays, registers, 3)[1] if registers in arrays else int(clip and has_mean),
+        distilled=distilled,
+    )
+
+
+def _mlp_dim(kind: str, swiglu: bool, arrays: dict[str, Tensor]) -> int:
+    family = FAMILIES[kind]
+    fc2 = "mlp.weights_out" if swiglu and kind != "dinov3_vit" else family.names.get("mlp.fc2", "mlp.fc2")
+    return _shape(arrays, f"{family.blocks}0.{fc2}", 2)[1]
+
+
+def _infer_resnet(settings: dict[str, Any], arrays: dict[str, Tensor], images: dict[str, Any]) -> ResNetConfig:
+    v2 = check_setting(settings, "layer_type", "preactivation", "preactivation", "bottleneck") == "preactivation"
+    check_setting(settings, "global_padding", None, *((None,) if v2 else ("SAME", "same")))
+    check_setting(settings, "embedding_dynamic_padding", False, not v2)
+    for name, value in {"hidden_act": "relu", "num_groups": 32, "width_factor": 1}.items():
+        check_setting(settings, name, value, value)
+    parts = [name.split(".") for name in arrays if name.startswith("encoder.stages.")]
+    body = ResNetBody(
+        layers=count_units({(part[2], part[4]) for part in parts}),
+        width=_shape(arrays, "embedder.convolution", 4)[0],
+        version="v2" if v2 else "v1",
+        weight_eps=1e-8,
+        weight_eps_on="variance",
+        group_norm_eps=1e-5,  # no setting changes these
+    )
+    check_sizes(settings, {"depths": list(body.layers)})
+    check_setting(settings, "output_stride", 32, *(2**i for i in range(16) if 2**i >= body.stride))
+    num_classes = _shape(arrays, "classifier.1", 2)[0] if "classifier.1.weight" in arrays else 0
+    return ResNetConfig(image_size=read_size(images) or ResNetConfig.image_size, body=body, num_classes=num_classes)
+
+
+def _shape(arrays: dict[str, Tensor], layer: str, ndim: int) -> tuple[int, ...]:
+    return require_shape("the file", arrays, f"{layer}.weight", ndim)
 
 
 # -------------------------------------------------------------------------------------------------------- writing
@@ -195,11 +274,11 @@ def model_settings(kind: str, config: ViTConfig, classes: Sequence[str] | None) 
     return settings
 
 
-def image_settings(config: ViTConfig, card: dict[str, Any]) -> dict[str, Any]:
-    """The settings for a model with this card. Their processors always antialias, and have no area averaging."""
-    prepared = Preprocessing.read(card, "extra", config.image_size)
+def image_settings(config: ViTConfig, metadata: dict[str, Any]) -> dict[str, Any]:
+    """The settings for a model with this metadata. Their processors always antialias, and have no area averaging."""
+    prepared = Preprocessing.read(metadata, "extra", config.image_size)
     assert prepared.image_size is not None
-    crop_size = size = dict(zip(("height", "width"), _pair(prepared.image_size), strict=True))
+    crop_size = size = dict(zip(("height", "width"), hw(prepared.image_size), strict=True))
     if prepared.resize is not None:
         sides = ("shortest_edge",) if prepared.keep_aspect else ("height", "width")
         size = dict.fromkeys(sides, prepared.resize)

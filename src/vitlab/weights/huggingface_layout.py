@@ -1,4 +1,4 @@
-"""The arrays of Hugging Face's models: one table of names for each kind, for reading and for writing."""
+"""Hugging Face's models: one table of their arrays' names, for reading and for writing, and of their defaults."""
 
 import re
 from typing import NamedTuple
@@ -12,8 +12,14 @@ HEADS = ("classifier", "cls_classifier", "distillation_classifier")
 """Parts outside the body. The names of the body begin with its kind in files with a head."""
 
 
-class Naming(NamedTuple):
-    """How the arrays of a kind are named."""
+HALF = [0.5] * 3, [0.5] * 3
+IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+OPENAI = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+"""Mean and std of images."""
+
+
+class Family(NamedTuple):
+    """One `model_type`: how its arrays are named, and its values of settings that config.json leaves out."""
 
     names: dict[str, str]
     """Our name of a part, without block, `.weight` and `.bias` -> theirs; all others are the same."""
@@ -23,6 +29,14 @@ class Naming(NamedTuple):
     """In front of the names of the body in some files; "" is the kind and a dot."""
     ignored: str = r"embeddings\.mask_token$"
     """Pattern of arrays that only pre-training or another tower uses."""
+    heads: int = 12
+    activation: str = "gelu"
+    eps: float = 1e-12
+    """LayerNorm's."""
+    mean_std: tuple[list[float], list[float]] = HALF
+    """Of a folder without preprocessor_config.json."""
+    processor: str = "ViT"
+    """The image processor of a folder that names none."""
 
 
 _VIT = {
@@ -71,7 +85,9 @@ _CLIP = {
 }
 _PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 _OTHER_TOWER = r"text_model\.|text_projection\.|logit_(scale|bias)$|embeddings\.position_ids$"
-_TOWER = Naming(_CLIP, "encoder.layers.", _PROJECTIONS, "vision_model.", _OTHER_TOWER)
+_TOWER = Family(_CLIP, "encoder.layers.", _PROJECTIONS, "vision_model.", _OTHER_TOWER)
+_CLIP_TOWER = _TOWER._replace(activation="quick_gelu", eps=1e-5, mean_std=OPENAI, processor="CLIP")
+_SIGLIP_TOWER = _TOWER._replace(activation="gelu_pytorch_tanh", eps=1e-6, processor="Siglip")
 _BIT = {
     "body.root": "embedder.convolution",
     "body.root_norm": "embedder.norm",
@@ -79,22 +95,31 @@ _BIT = {
     "shortcut_norm": "downsample.norm",
     "head": "classifier.1",
 }
-NAMING = {
-    "vit": Naming(_VIT),
-    "deit": Naming({**_VIT, "registers": "embeddings.distillation_token"}),
-    "vit_mae": Naming(_VIT, prefix="vit.", ignored=r"decoder\.|embeddings\.mask_token$"),
-    "vit_msn": Naming(_VIT, prefix="vit."),
-    "ijepa": Naming(_VIT),
-    "dinov2": Naming(_DINOV2),
-    "dinov2_with_registers": Naming(_DINOV2),
-    "dinov3_vit": Naming(_DINOV3, "layer.", ("attention.q_proj", "attention.k_proj", "attention.v_proj")),
-    "clip": _TOWER,
-    "clip_vision_model": _TOWER,
-    "siglip": _TOWER,
-    "siglip_vision_model": _TOWER,
-    "bit": Naming(_BIT),
+_DINOV2_FAMILY = Family(_DINOV2, eps=1e-6, mean_std=IMAGENET, processor="Bit")
+FAMILIES = {
+    "vit": Family(_VIT),
+    "deit": Family({**_VIT, "registers": "embeddings.distillation_token"}, mean_std=IMAGENET, processor="DeiT"),
+    "vit_mae": Family(_VIT, prefix="vit.", ignored=r"decoder\.|embeddings\.mask_token$", mean_std=IMAGENET),
+    "vit_msn": Family(_VIT, prefix="vit.", eps=1e-6, mean_std=IMAGENET),
+    "ijepa": Family(_VIT, mean_std=IMAGENET),
+    "dinov2": _DINOV2_FAMILY,
+    "dinov2_with_registers": _DINOV2_FAMILY,
+    "dinov3_vit": Family(
+        _DINOV3,
+        "layer.",
+        ("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        heads=6,
+        eps=1e-5,
+        mean_std=IMAGENET,
+        processor="DINOv3ViT",
+    ),
+    "clip": _CLIP_TOWER,
+    "clip_vision_model": _CLIP_TOWER,
+    "siglip": _SIGLIP_TOWER,
+    "siglip_vision_model": _SIGLIP_TOWER,
+    "bit": Family(_BIT, processor="Bit"),
 }
-"""`model_type` -> the names of its arrays."""
+"""By `model_type`."""
 PARAMETER = re.compile(
     r"(blocks\.(?P<block>\d+)\.|body\.stages\.(?P<stage>\d+)\.(?P<unit>\d+)\.)?(?P<part>.+?)(?P<leaf>\.weight|\.bias)?"
 )
@@ -108,7 +133,7 @@ def huggingface_layout(kind: str, config: ModelConfig) -> Layout:
         assert match
         where = ""
         if match["block"]:
-            where = f"{NAMING[kind].blocks}{match['block']}."
+            where = f"{FAMILIES[kind].blocks}{match['block']}."
         elif match["stage"]:
             where = f"encoder.stages.{match['stage']}.layers.{match['unit']}."
         part, leaf = match["part"], match["leaf"] or ""
@@ -125,9 +150,9 @@ def huggingface_layout(kind: str, config: ModelConfig) -> Layout:
 
 def _names(kind: str, config: ModelConfig, part: str) -> tuple[str, ...]:
     """The parts in the file that hold a part of ours, in the order of its rows."""
-    names = NAMING[kind].names
+    names = FAMILIES[kind].names
     if part == "attention.qkv":
-        return NAMING[kind].qkv
+        return FAMILIES[kind].qkv
     if isinstance(config, ViTConfig):
         if part == "head" and config.distilled:
             return ("cls_classifier",)
@@ -143,14 +168,22 @@ def has_token_row(kind: str, config: ModelConfig) -> bool:
     return kind == "deit" and isinstance(config, ViTConfig) and config.registers > 0
 
 
+def fold_class_token(arrays: dict[str, Tensor]) -> None:
+    """Adds the position of CLIP's class token to it, in place, and removes its row of the position table."""
+    table = arrays.get(_CLIP["position.table"])
+    if table is not None and table.ndim == 3 and _CLIP["cls"] in arrays:
+        arrays[_CLIP["cls"]] = arrays[_CLIP["cls"]] + table[:, :1]
+        arrays[_CLIP["position.table"]] = table[:, 1:]
+
+
 def select_arrays(kind: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     """The arrays of the image model, by their names without prefix, and completed: what CLIP stores without leading
     dimensions gets them, and biases that a kind never has are zeros."""
-    naming = NAMING[kind]
-    prefix = naming.prefix or f"{kind}."
+    family = FAMILIES[kind]
+    prefix = family.prefix or f"{kind}."
     arrays = {name.removeprefix(prefix): array for name, array in arrays.items()}
-    arrays = {name: array for name, array in arrays.items() if not re.match(naming.ignored, name)}
-    if naming is _TOWER:
+    arrays = {name: array for name, array in arrays.items() if not re.match(family.ignored, name)}
+    if family.names is _CLIP:
         if (projection := arrays.pop("visual_projection.weight", None)) is not None:
             arrays |= {"classifier.weight": projection, "classifier.bias": projection.new_zeros(projection.shape[:1])}
         if (token := arrays.get(_CLIP["cls"])) is not None:

@@ -28,7 +28,7 @@ def check_expressible(how: Preprocessing) -> None:
         raise UserError(
             f"the checkpoint's images are resized with interpolation={how.interpolation!r}, which ONNX does not have; "
             f"it has {' and '.join(map(repr, MODES))}. Leave out --with-preprocessing and resize before the model, or "
-            f"save the model with another preprocessing in its card."
+            f"save the model with another preprocessing in its metadata."
         )
 
 

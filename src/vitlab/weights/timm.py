@@ -7,7 +7,7 @@ Three of timm's families compute what a model here can: ViTs (`vit_*`, `deit*`, 
 SigLIP, DINO to DINOv3, EVA-02, PE and others, with class token, mean or attention pooling), the same on a BiT stem
 (`vit_*_r26_s32_*` and the like), and `resnetv2_*_bit`. docs/checkpoints.md lists them all. In all of them LayerNorm's
 eps is 1e-6 and GELU exact unless the name or `model_args` differs.
-A class token that only takes part in attention, as where the head reads the mean over patches, is a register here.
+With average pooling, a class token that the head does not read is loaded as a register token.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.adapt import fold_normalization
-from vitlab.weights.folder import CARD, WEIGHTS, check_classes, read_safetensors, write_files
+from vitlab.weights.folder import CONFIG, WEIGHTS, check_classes, read_safetensors, write_files
 from vitlab.weights.layout import (
     Layout,
     check_arrays,
@@ -36,9 +36,9 @@ from vitlab.weights.layout import (
 )
 from vitlab.weights.model_card import README, model_card
 from vitlab.weights.timm_architectures import ACTIVATIONS, CLIP, check_bare, rename_eva, reorder_pairs, rotary_of
-from vitlab.weights.timm_config import BACKBONE, GROUP_NORM_EPS, IMAGENET, WEIGHT_EPS, Card, infer_config
+from vitlab.weights.timm_config import BACKBONE, GROUP_NORM_EPS, IMAGENET, WEIGHT_EPS, TimmConfig, infer_config
 
-RENAMED = (
+NAME_MAP = (
     (r"^(stem|body)\.root\.", "stem.conv."),
     (r"^(stem|body)\.root_norm\.", "stem.norm."),
     (r"^(stem|body)\.stages\.(\d+)\.", r"stages.\2.blocks."),
@@ -75,7 +75,7 @@ RESNETS: dict[tuple[int, ...], tuple[str, int]] = {
 
 
 def timm_layout(config: ModelConfig) -> Layout:
-    """Every tensor of a model."""
+    """timm's tensor names and shapes for `config`."""
 
     def rename(ours: str) -> dict[str, int]:
         name = _timm_name(ours, config)
@@ -94,7 +94,7 @@ def timm_layout(config: ModelConfig) -> Layout:
 
 def _timm_name(ours: str, config: ModelConfig) -> str:
     name = ours
-    for pattern, replacement in RENAMED:
+    for pattern, replacement in NAME_MAP:
         name = re.sub(pattern, replacement, name)
     if isinstance(config, ResNetConfig):
         return name.replace("head.", "head.fc.")
@@ -114,56 +114,56 @@ def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     `path` is a folder with config.json and model.safetensors, or a bare .safetensors file. Sizes follow from the
     tensors; the number of heads from `model_args`, the architecture or the width. Mean and std of config.json are
     folded into the patch embedding; for a bare file they are 0.5 (images in [-1, 1]), or ImageNet's for the original
-    DINOv2, which has a mask token. What a ViT here lacks becomes its exact equal: position rows of registers are added
-    to the registers, missing biases of q, k and v are zeros.
+    DINOv2, which has a mask token. Parameters without a counterpart are converted exactly: position embeddings of
+    registers are added to the register tokens; missing q, k, v biases become zeros.
 
     Raises ValueError for a corrupt file, for a model that computes something else, naming the cause, and for every
     tensor that does not fit.
     """
     path = Path(path)
-    card = Card.read(path / CARD) if path.is_dir() else Card()
+    settings = TimmConfig.read(path / CONFIG) if path.is_dir() else TimmConfig()
     tensors = read_safetensors(path / WEIGHTS if path.is_dir() else path)
-    where = f"{path} ({card.architecture})" if card.architecture else str(path)
+    where = f"{path} ({settings.architecture})" if settings.architecture else str(path)
     if tensors.pop("mask_token", None) is not None and not path.is_dir():
-        card = Card(mean=IMAGENET[0], std=IMAGENET[1], original=True)
+        settings = TimmConfig(mean=IMAGENET[0], std=IMAGENET[1], original=True)
     tensors = {OLD_NAMES.get(name, name): tensor for name, tensor in tensors.items()}
-    if not card.architecture:
+    if not settings.architecture:
         check_bare(where, tensors)
     tensors = rename_eva(tensors)
-    config = infer_config(where, tensors, card)
+    config = infer_config(where, tensors, settings)
     if isinstance(config, ViTConfig):
-        _complete(tensors, config)
-        reorder_pairs(tensors, config, rotary_of(card.architecture)[1])
-    if config.num_classes and card.classes:
-        check_classes({"classes": card.classes}, config, str(path / CARD))
+        _convert_registers_and_biases(tensors, config)
+        reorder_pairs(tensors, config, rotary_of(settings.architecture)[1])
+    if config.num_classes and settings.classes:
+        check_classes({"classes": settings.classes}, config, str(path / CONFIG))
     layout = timm_layout(config)
     check_arrays(f"{where} looks like a model of {config.num_parameters:,} parameters", layout, tensors)
     state = read_state(layout, tensors, lambda name, tensor: tensor.flatten(1) if name == "head.fc.weight" else tensor)
     if isinstance(config, ViTConfig):
         state.setdefault("embedding.bias", state["embedding.weight"].new_zeros(config.width))
-    return config, fold_normalization(state, card.mean, card.std)
+    return config, fold_normalization(state, settings.mean, settings.std)
 
 
-def card_timm(path: Path | str) -> dict[str, Any]:
+def metadata_timm(path: Path | str) -> dict[str, Any]:
     """`preprocessing`, and `classes` where config.json names them; empty for a bare file."""
     if not Path(path).is_dir():
         return {}
-    card = Card.read(Path(path) / CARD)
-    classes = {"classes": list(card.classes)} if card.classes else {}
-    return {"preprocessing": card.preprocessing.to_card(), **classes}
+    settings = TimmConfig.read(Path(path) / CONFIG)
+    classes = {"classes": list(settings.classes)} if settings.classes else {}
+    return {"preprocessing": settings.preprocessing.to_card(), **classes}
 
 
-def _complete(tensors: dict[str, Tensor], config: ViTConfig) -> None:
-    """Brings registers with position rows, and q, k and v without biases, to what a ViT here has; in place."""
+def _convert_registers_and_biases(tensors: dict[str, Tensor], config: ViTConfig) -> None:
+    """In place: makes an unread class token a register, folds register position embeddings into the register tokens,
+    and adds zero q, k, v biases."""
     if config.pool != "token" and "cls_token" in tensors:
         tokens = [tensors.pop("cls_token"), *([tensors["reg_token"]] if "reg_token" in tensors else [])]
         tensors["reg_token"] = torch.cat(tokens, dim=1)
     before, table = config.num_position_prefix, tensors.get("pos_embed")
     rows = 0 if table is None else table.shape[1] - before - config.num_patches  # of registers, the first ones
     if table is not None and config.registers and rows > 0:
-        registers = tensors["reg_token"].float().clone()
-        registers[:, :rows] += table[:, before : before + rows].float()
-        tensors["reg_token"] = registers
+        tensors["reg_token"] = tensors["reg_token"].float().clone()
+        tensors["reg_token"][:, :rows] += table[:, before : before + rows].float()
         tensors["pos_embed"] = torch.cat([table[:, :before], table[:, before + rows :]], dim=1)
     if not any(name.endswith(".attn.qkv.bias") for name in tensors):
         zeros = tensors["patch_embed.proj.weight"].new_zeros(config.width)
@@ -175,35 +175,36 @@ def _complete(tensors: dict[str, Tensor], config: ViTConfig) -> None:
 # -------------------------------------------------------------------------------------------------------- writing
 
 
-def write_timm(model: Model, folder: Path | str, card: dict[str, Any]) -> None:
+def write_timm(model: Model, folder: Path | str, metadata: dict[str, Any]) -> None:
     """Writes a folder from which `timm.create_model("local-dir:FOLDER", pretrained=True)` builds an equal model.
 
-    Its images are in [-1, 1] (mean and std 0.5). Of `card`, `classes` becomes `label_names`, `preprocessing` the
+    Its images are in [-1, 1] (mean and std 0.5). Of `metadata`, `classes` becomes `label_names`, `preprocessing` the
     settings of timm's transforms; README.md has all that `model_card` reads. Positions of every kind that enter at the
     stem become one table; standardized weights are scaled so that timm's eps gives the same.
 
     Raises ValueError for a hybrid and any other model that timm's cannot represent, and for a folder with other files.
     """
     _check_representable(model.config)
-    check_classes(card, model.config)
+    check_classes(metadata, model.config)
     config, state = _to_timm(model)
-    files = {CARD: timm_card(config, card), README: model_card("timm", Path(folder), model.config, card)}
+    readme = model_card("timm", Path(folder), model.config, metadata)
+    files = {CONFIG: timm_settings(config, metadata), README: readme}
     write_files(Path(folder), write_state(timm_layout(config), state), files)
 
 
-def timm_card(config: ModelConfig, extra: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of a model; `extra` is its card."""
+def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of a model."""
     vit = isinstance(config, ViTConfig)
     architecture, args = _vit_args(config) if vit else _resnet_args(config.body)
     heads: Any = ["head", "head_dist"] if vit and config.distilled else "head" if vit else "head.fc"
     height, width = config.image_hw
     # timm's models take images of one size, and always resize with antialiasing; it has no area averaging.
-    prepared = Preprocessing.read(extra, "extra", config.image_size).at(config.image_size)
+    prepared = Preprocessing.read(metadata, "extra", config.image_size).at(config.image_size)
     resize, side = prepared.resize, min(height, width)
     crop = side / resize if resize else 1.0
     if resize and math.floor(side / crop) != resize:  # timm rounds this down
         crop = side / (resize + 0.5)
-    images = {
+    pretrained_cfg = {
         "custom_load": False,
         "input_size": [config.in_chans, height, width],
         "fixed_input_size": vit,
@@ -218,15 +219,16 @@ def timm_card(config: ModelConfig, extra: Mapping[str, Any]) -> dict[str, Any]:
         "first_conv": None if config.in_chans != 3 else "patch_embed.proj" if vit else "stem.conv",
         "classifier": heads,
     }
-    card: dict[str, Any] = {
+    classes = metadata.get("classes")
+    return {
         "architecture": architecture,
         "num_classes": config.num_classes,
         "num_features": config.num_features,
         "global_pool": args["global_pool"] if vit else "avg",
         "model_args": args,
-        "pretrained_cfg": images,
+        "pretrained_cfg": pretrained_cfg,
+        **({} if classes is None else {"label_names": list(classes)}),
     }
-    return card | ({} if extra.get("classes") is None else {"label_names": list(extra["classes"])})
 
 
 def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.models import Rotary, ViTConfig
+from vitlab.weights.unsupported import family_of_tensors, why_unsupported
 
 HEADS = {
     **{width: width // 64 for width in (192, 256, 320, 384, 512, 640, 768, 832, 896)},
@@ -48,29 +49,18 @@ ROTARY = (
 """Architectures with rotary positions, their angles, and whose pairs come first where a pair's two numbers are
 neighbors; None where they are half a head apart, as here. The first that matches counts."""
 
+SUPPORTED = "Supported are plain ViTs, those on a BiT stem, and BiT's ResNets; docs/checkpoints.md lists them."
 FAMILIES = ("vit", "deit", "deit3", "flexivit", "eva", "eva02", "beit3", "resnetv2", "test")
 """First words of the architectures that may load."""
-UNSUPPORTED = (
-    (re.compile("^eva02_enormous|_rpn_"), "its blocks have LayerNorm after each branch"),
-    (re.compile("_xp_|_dp_|parallel|_18x2_|_d?pwee_"), "the branches of its blocks are parallel"),
-    (re.compile("_dwee_|_dlittle_"), "its attention is differential"),
-    (re.compile("_sapiens2|^test_vit4"), "its blocks have RMSNorm"),
-    (re.compile("_rope_mixed_"), "its rotary positions are learned"),
-    (re.compile("_s?relpos_"), "its relative positions are biases of the attention"),
-    (re.compile("^resnetv2_(?!.*_bit)"), "it is not a ResNet of BiT"),
-    (re.compile("_resnet|_mci_"), "its stem is not BiT's"),
-)
-"""Architectures that compute something else, though their tensors may not show it, and what."""
 
 
 def check_architecture(architecture: str) -> None:
-    """Raises UserError for an architecture that computes something else."""
+    """Raises UserError for an architecture that computes something else, though its tensors may not show it."""
     family = re.split("[_.]", architecture)[0]
+    if reason := why_unsupported(architecture):
+        raise UserError(f"{reason}.")
     if architecture and family not in FAMILIES:
         raise UserError(f"{family} is a family of other models.")
-    for pattern, reason in UNSUPPORTED:
-        if pattern.search(architecture):
-            raise UserError(f"{reason}.")
 
 
 def rotary_of(architecture: str) -> tuple[Rotary | None, str | None]:
@@ -79,7 +69,9 @@ def rotary_of(architecture: str) -> tuple[Rotary | None, str | None]:
 
 
 def check_bare(where: str, tensors: Mapping[str, Tensor]) -> None:
-    """Raises UserError for a bare file with a tensor that only the EVA family has."""
+    """Raises UserError for a bare file with tensors that only other families have, or models with RoPE."""
+    if family := family_of_tensors(tensors.keys()):
+        raise UserError(f"{where}: {why_unsupported(family)}. {SUPPORTED}")
     for name in tensors:
         if re.search(r"\.attn\.(q_bias|q_proj\.|norm\.)|\.mlp\.norm\.|\.gamma_1$", name):
             raise UserError(

@@ -22,6 +22,7 @@ from vitlab.weights.timm_architectures import (
     HEADS,
     NO_NORM,
     OTHER_HEADS,
+    SUPPORTED,
     TANH,
     TANH_SHAPES,
     check_architecture,
@@ -53,7 +54,7 @@ computed, and is refused."""
 
 
 @dataclass(frozen=True)
-class Card:
+class TimmConfig:
     """The content of a config.json. The defaults are for a bare file, whose images are in [-1, 1]."""
 
     architecture: str = ""
@@ -68,39 +69,39 @@ class Card:
     """A bare file of DINOv2's authors."""
 
     @classmethod
-    def read(cls, path: Path) -> "Card":
-        card = read_settings(path)
+    def read(cls, path: Path) -> "TimmConfig":
+        settings = read_settings(path)
         try:
-            images = card.get("pretrained_cfg", card)  # older files have everything on one level
-            args = card.get("model_args") or {}
-            size = args.get("img_size") or images.get("input_size", (3, 224, 224))[1:]
+            pretrained_cfg = settings.get("pretrained_cfg", settings)  # older files have everything on one level
+            architecture, args = str(settings["architecture"]), settings.get("model_args") or {}
+            size = args.get("img_size") or pretrained_cfg.get("input_size", (3, 224, 224))[1:]
             height, width = (size, size) if isinstance(size, int) else size
-            names = card.get("label_names") or images.get("label_names") or ()
+            names = settings.get("label_names") or pretrained_cfg.get("label_names") or ()
             return cls(
-                architecture=str(card["architecture"]),
+                architecture=architecture,
                 args=args,
-                pool=args.get("global_pool", card.get("global_pool")),
+                pool=args.get("global_pool", settings.get("global_pool")),
                 image_hw=(int(height), int(width)),
-                mean=tuple(map(float, images.get("mean", IMAGENET[0]))),
-                std=tuple(map(float, images.get("std", IMAGENET[1]))),
+                mean=tuple(map(float, pretrained_cfg.get("mean", IMAGENET[0]))),
+                std=tuple(map(float, pretrained_cfg.get("std", IMAGENET[1]))),
                 classes=tuple(names.values() if isinstance(names, dict) else names),
-                preprocessing=_read_preprocessing(str(card["architecture"]), images, args, path),
+                preprocessing=_read_preprocessing(architecture, pretrained_cfg, args, path),
             )
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise UserError(f"{path} is not a config.json of timm ({error!r}); get the folder again.") from error
 
 
 def _read_preprocessing(
-    architecture: str, images: Mapping[str, Any], args: Mapping[str, Any], path: Path
+    architecture: str, pretrained_cfg: Mapping[str, Any], args: Mapping[str, Any], path: Path
 ) -> Preprocessing:
-    """The result of `timm.data.resolve_data_config(pretrained_cfg=images, use_test_size=True)`.
+    """The result of `timm.data.resolve_data_config(pretrained_cfg=pretrained_cfg, use_test_size=True)`.
 
     Where the patch does not divide the size, timm's patches leave the rest out.
     """
-    size = images.get("test_input_size") or images.get("input_size") or (3, 224, 224)
+    cfg = {name: value for name, value in pretrained_cfg.items() if value}
     patch = args.get("patch_size") or (re.search(r"_patch(\d+)_", architecture) or (0, 1))[1]
-    height, width = map(int, size[1:])
-    mode, crop = images.get("crop_mode") or "center", images.get("test_crop_pct") or images.get("crop_pct") or 0.875
+    height, width = map(int, cfg.get("test_input_size", cfg.get("input_size", (3, 224, 224)))[1:])
+    mode, crop = cfg.get("crop_mode", "center"), cfg.get("test_crop_pct", cfg.get("crop_pct", 0.875))
     resize = math.floor(min(height, width) / crop)
     if mode not in ("center", "squash") or resize < max(height, width):
         logger.warning("%s: images are squashed to size: crop_mode=%r, crop_pct=%s is not supported", path, mode, crop)
@@ -109,65 +110,63 @@ def _read_preprocessing(
         image_size=height if height == width else (height, width),
         resize=None if mode == "squash" and resize == min(height, width) else resize,
         keep_aspect=mode == "center",
-        interpolation=images.get("interpolation") or "bicubic",
-        mean=tuple(map(float, images.get("mean") or IMAGENET[0])),
-        std=tuple(map(float, images.get("std") or IMAGENET[1])),
+        interpolation=cfg.get("interpolation", "bicubic"),
+        mean=tuple(map(float, cfg.get("mean", IMAGENET[0]))),
+        std=tuple(map(float, cfg.get("std", IMAGENET[1]))),
     ).for_patches(int(patch))
 
 
 # ---------------------------------------------------------------------------------------- the model of the tensors
 
 
-def infer_config(where: str, tensors: Mapping[str, Tensor], card: Card) -> ModelConfig:
+def infer_config(where: str, tensors: Mapping[str, Tensor], settings: TimmConfig) -> ModelConfig:
     """The model of the tensors, by today's names of timm. Raises UserError for one that computes something else; what
     only its tensors show (a norm, a gate) is left to `check_arrays`."""
     infer, known = (_infer_vit, VIT_ARGS) if "patch_embed.proj.weight" in tensors else (_infer_resnet, RESNET_ARGS)
     required = {"output_stride": 32}
     unsupported = [
         f"{name}={value!r}"
-        for name, value in card.args.items()
+        for name, value in settings.args.items()
         if value is not None and (value != required[name] if name in required else name not in known)
     ]
     try:
-        check_architecture(card.architecture)
+        check_architecture(settings.architecture)
         if unsupported:
             raise UserError(f"unsupported model_args: {preview(unsupported)}. Supported: {', '.join(sorted(known))}.")
-        return infer(tensors, card)
+        return infer(tensors, settings)
     except ValueError as error:
-        raise UserError(
-            f"{where}: {error} Supported are plain ViTs, those on a BiT stem, and BiT's ResNets."
-        ) from error
+        raise UserError(f"{where}: {error} {SUPPORTED}") from error
 
 
-def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
+def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig:
     width, channels, patch, _ = require_shape("it", tensors, "patch_embed.proj.weight", 4)
     hidden, _ = require_shape("it", tensors, "blocks.0.mlp.fc1.weight", 2)
     _, mlp_dim = require_shape("it", tensors, "blocks.0.mlp.fc2.weight", 2)
     registers = require_shape("it", tensors, "reg_token", 3)[1] if "reg_token" in tensors else 0
     hybrid = any(name.startswith(BACKBONE) for name in tensors)
     stem = _infer_body(tensors, "v1", BACKBONE) if hybrid else None
-    size, class_position = _infer_size(tensors, card, patch * (stem.stride if stem else 1), registers)
+    size, class_position = _infer_size(tensors, settings, patch * (stem.stride if stem else 1), registers)
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
-    rotary, _ = rotary_of(card.architecture)
+    rotary, _ = rotary_of(settings.architecture)
     in_chans = 3 if stem else channels
     for name, value in (("depth", depth), ("embed_dim", width), ("patch_size", patch), ("in_chans", in_chans)):
-        if card.args.get(name, value) not in (value, [value, value]):
-            raise UserError(f"config.json says {name}={card.args[name]} and the tensors are for {value}.")
+        if settings.args.get(name, value) not in (value, [value, value]):
+            raise UserError(f"config.json says {name}={settings.args[name]} and the tensors are for {value}.")
     swiglu = hidden == 2 * mlp_dim
-    named = next((count for pattern, count in OTHER_HEADS if pattern.search(card.architecture)), None)
-    if not card.architecture and swiglu and width == 1536:
+    named = next((count for pattern, count in OTHER_HEADS if pattern.search(settings.architecture)), None)
+    if not settings.architecture and swiglu and width == 1536:
         named = 24  # DINOv2's giant
-    heads = card.args.get("num_heads") or named or HEADS.get(width)
+    heads = settings.args.get("num_heads") or named or HEADS.get(width)
     if heads is None:
         raise UserError(
             f"the tokens have width {width}, and no tensor gives the number of attention heads. Give a folder with "
             f"num_heads in the model_args of its config.json. Known widths: {', '.join(map(str, HEADS))}."
         )
-    pool, pre_norm = _infer_pool(tensors, card), "norm_pre.weight" in tensors
-    no_norm = not card.args.get("final_norm", not NO_NORM.search(card.architecture))
+    pool, pre_norm = _infer_pool(tensors, settings), "norm_pre.weight" in tensors
+    no_norm = not settings.args.get("final_norm", not NO_NORM.search(settings.architecture))
     return ViTConfig(
         image_size=size[0] if size[0] == size[1] else size,
-        dynamic_image_size=bool(card.args.get("dynamic_img_size")),
+        dynamic_image_size=bool(settings.args.get("dynamic_img_size")),
         in_chans=in_chans,
         patch_size=patch,
         width=width,
@@ -176,31 +175,33 @@ def _infer_vit(tensors: Mapping[str, Tensor], card: Card) -> ViTConfig:
         mlp_dim=mlp_dim,
         num_classes=num_rows(tensors, "head.weight"),
         pool=pool,
-        map_heads=8 if pool == "map" and card.architecture.startswith("vit_pe_") else None,
+        map_heads=8 if pool == "map" and settings.architecture.startswith("vit_pe_") else None,
         final_norm="none" if no_norm else "mean" if pool == "gap" and "fc_norm.weight" in tensors else "tokens",
         pre_norm=pre_norm,
         attention_norm="blocks.0.attn.norm.weight" in tensors,
         mlp_norm="blocks.0.mlp.norm.weight" in tensors,
-        layer_norm_eps=1e-5 if EPS_5.search(card.architecture) or (pre_norm and not card.architecture) else 1e-6,
+        layer_norm_eps=1e-5
+        if EPS_5.search(settings.architecture) or (pre_norm and not settings.architecture)
+        else 1e-6,
         representation_size=num_rows(tensors, "pre_logits.weight") or None,
         position="1d" if "pos_embed" in tensors else "none",
         rotary=rotary,
         # The original DINOv2 resamples without antialiasing, but with it where it has registers.
-        position_interpolation="bicubic" if card.original and not registers else "bicubic_antialias",
+        position_interpolation="bicubic" if settings.original and not registers else "bicubic_antialias",
         swiglu=swiglu,
-        gelu=_infer_gelu(tensors, card, width, patch),
+        gelu=_infer_gelu(tensors, settings, width, patch),
         stem=stem,
-        layer_scale=card.args.get("init_values", 1e-5) if "blocks.0.ls1.gamma" in tensors else None,
+        layer_scale=settings.args.get("init_values", 1e-5) if "blocks.0.ls1.gamma" in tensors else None,
         registers=registers + (pool != "token" and "cls_token" in tensors),
         class_position=class_position,
         distilled="dist_token" in tensors,
     )
 
 
-def _infer_resnet(tensors: Mapping[str, Tensor], card: Card) -> ResNetConfig:
-    if card.pool not in (None, "avg"):
-        raise UserError(f"global_pool is {card.pool!r}; a ResNet supports only 'avg'.")
-    height, width = card.image_hw or (224, 224)
+def _infer_resnet(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ResNetConfig:
+    if settings.pool not in (None, "avg"):
+        raise UserError(f"global_pool is {settings.pool!r}; a ResNet supports only 'avg'.")
+    height, width = settings.image_hw or (224, 224)
     size = height if height == width else (height, width)
     body = _infer_body(tensors, "v2", "")
     return ResNetConfig(image_size=size, body=body, num_classes=num_rows(tensors, "head.fc.weight"))
@@ -219,23 +220,25 @@ def _infer_body(tensors: Mapping[str, Tensor], version: Literal["v1", "v2"], pre
     )
 
 
-def _infer_size(tensors: Mapping[str, Tensor], card: Card, stride: int, registers: int) -> tuple[tuple[int, int], bool]:
+def _infer_size(
+    tensors: Mapping[str, Tensor], settings: TimmConfig, stride: int, registers: int
+) -> tuple[tuple[int, int], bool]:
     """Image size from the rows of the position table, and whether class (and distillation) token have one."""
     if "pos_embed" not in tensors:
-        without = card.args.get("pos_embed") in ("", "none") or rotary_of(card.architecture)[0]
-        if card.image_hw is None or not without:
+        without = settings.args.get("pos_embed") in ("", "none") or rotary_of(settings.architecture)[0]
+        if settings.image_hw is None or not without:
             raise UserError(
                 "there is no position table (pos_embed). A model with rotary positions requires its folder, with the "
                 "architecture in config.json; one without positions has pos_embed='none' in the model_args there."
             )
-        return card.image_hw, True
+        return settings.image_hw, True
     rows = require_shape("it", tensors, "pos_embed", 3)[1]
     before = ("cls_token" in tensors) + ("dist_token" in tensors)
     options = sorted({0, before, before + registers})
-    if card.image_hw is not None:
-        extra = rows - math.prod(-(-side // stride) for side in card.image_hw)
+    if settings.image_hw is not None:
+        extra = rows - math.prod(-(-side // stride) for side in settings.image_hw)
         if extra in options:
-            return card.image_hw, extra > 0 or not before
+            return settings.image_hw, extra > 0 or not before
     squares = [extra for extra in options if rows > extra and math.isqrt(rows - extra) ** 2 == rows - extra]
     if len(squares) != 1:
         raise UserError(
@@ -243,21 +246,21 @@ def _infer_size(tensors: Mapping[str, Tensor], card: Card, stride: int, register
             f"tokens); give a folder with img_size in the model_args of its config.json."
         )
     side = math.isqrt(rows - squares[0]) * stride
-    if card.image_hw is not None:
-        logger.warning("images of %s pixels are resized to %d, as the position table", card.image_hw, side)
+    if settings.image_hw is not None:
+        logger.warning("images of %s pixels are resized to %d, as the position table", settings.image_hw, side)
     return (side, side), squares[0] > 0 or not before
 
 
-def _infer_pool(tensors: Mapping[str, Tensor], card: Card) -> Literal["token", "gap", "map"]:
+def _infer_pool(tensors: Mapping[str, Tensor], settings: TimmConfig) -> Literal["token", "gap", "map"]:
     has_class, has_map = "cls_token" in tensors, "attn_pool.latent" in tensors
-    pool = card.pool if card.pool is not None else "map" if has_map else "token" if has_class else "avg"
-    over_all = bool(card.args.get("pool_include_prefix"))
+    pool = settings.pool if settings.pool is not None else "map" if has_map else "token" if has_class else "avg"
+    over_all = bool(settings.args.get("pool_include_prefix"))
     # timm's mean and attention may include the tokens in front; here only the attention does.
     if pool == "token" and has_class:
         return "token"
     if pool == "avg" and not ((has_class or "reg_token" in tensors) and over_all):
         return "gap"
-    over_all = over_all or card.architecture.startswith("vit_pe_")
+    over_all = over_all or settings.architecture.startswith("vit_pe_")
     if pool == "map" and (over_all or not (has_class or "reg_token" in tensors)):
         return "map"
     raise UserError(
@@ -266,18 +269,20 @@ def _infer_pool(tensors: Mapping[str, Tensor], card: Card) -> Literal["token", "
     )
 
 
-def _infer_gelu(tensors: Mapping[str, Tensor], card: Card, width: int, patch: int) -> Literal["tanh", "erf", "quick"]:
-    act, norm = card.args.get("act_layer"), card.args.get("norm_layer")
+def _infer_gelu(
+    tensors: Mapping[str, Tensor], settings: TimmConfig, width: int, patch: int
+) -> Literal["tanh", "erf", "quick"]:
+    act, norm = settings.args.get("act_layer"), settings.args.get("norm_layer")
     if act not in (None, *ACTIVATIONS) or norm not in (None, "layernorm"):
         allowed = ", ".join(map(repr, ACTIVATIONS))
         raise UserError(f"act_layer={act!r}, norm_layer={norm!r}; allowed: {allowed}, and 'layernorm'.")
     if act is not None:
         return ACTIVATIONS[act]
-    if "_quickgelu_" in card.architecture:
+    if "_quickgelu_" in settings.architecture:
         return "quick"
-    match = TANH.match(card.architecture)
+    match = TANH.match(settings.architecture)
     is_tanh = match is not None and (match[1] != "large_patch16" or match[3] == "512")
-    if not card.architecture and "cls_token" not in tensors:
+    if not settings.architecture and "cls_token" not in tensors:
         large_512 = (
             (width, patch) == (1024, 16) and num_rows(tensors, "pos_embed") and tensors["pos_embed"].shape[1] == 32**2
         )
