@@ -46,8 +46,9 @@ def load_graph(download: bool) -> Any:
 def _install(folder: Path) -> None:
     """Installs the package alone into `folder`, which then appears as a whole."""
     aside = folder.with_name(f"{folder.name}.{os.getpid()}")
-    uv = ["uv", "pip", "install", "--python", sys.executable]
-    install = uv if shutil.which("uv") else [sys.executable, "-m", "pip", "install"]
+    uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    pip = [sys.executable, "-m", "pip", "install"]
+    install = [uv, "pip", "install", "--python", sys.executable] if uv else pip
     command = [*install, "--no-deps", "--target", str(aside), PACKAGE]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)

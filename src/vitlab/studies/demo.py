@@ -1,4 +1,4 @@
-"""The paper in small: pre-train, fine-tune on other classes at a higher resolution, test, inspect."""
+"""The paper in miniature: pre-train, fine-tune on other classes at a higher resolution, test, inspect."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -54,7 +54,7 @@ def demo(out: str | Path, *, seed: int = 0, shrink: int = 1) -> dict[str, Any]:
     after = sweep_and_finetune(out / "pretrain", second, out / "finetune")
     sections = [_section(*PRETRAINING, out / "pretrain"), _section(*FINETUNING, out / "finetune")]
     page = out / "index.html"
-    write_page(page, training_page("The paper in small", LEAD, sections))
+    write_page(page, training_page("The paper in miniature", LEAD, sections))
     result = {
         "pretrain_accuracy": before.test.accuracy,
         "finetune_accuracy": after.result["test"]["accuracy"],
