@@ -17,7 +17,7 @@ import safetensors.torch
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.io import check_regular, read_json, replacing_folder, sha256
+from vitlab.io import JSON_BYTES, check_regular, read_json, replacing_folder, sha256
 from vitlab.models import ModelConfig
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing
@@ -39,15 +39,19 @@ def write_vitlab(model: Model, folder: Path, extra: Mapping[str, Any]) -> None:
 def read_vitlab(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Configuration and parameters of our format. Raises UserError where they do not fit or a byte has changed."""
     (config, settings), weights = _read_config(folder), folder / WEIGHTS
+    what = f"{folder / CONFIG} describes a model of {config.num_parameters:,} parameters"
     try:
         check_regular(weights)
+        size = weights.stat().st_size
+        # A byte each, or float64 and names; otherwise nothing is hashed, which could take hours.
+        if not config.num_parameters <= size <= 8 * config.num_parameters + JSON_BYTES:
+            raise UserError(f"{what}, and {weights} is corrupt or of another model: it has {size:,} bytes; {RETRY}.")
         digest = sha256(weights)
     except OSError as error:
         raise UserError(f"{weights} cannot be read ({error}); {RETRY}.") from error
     if digest != settings["sha256"]:
         raise UserError(f"{weights} is corrupt: its SHA-256 is not the one in {CONFIG}; {RETRY}.")
     state = read_safetensors(weights)
-    what = f"{folder / CONFIG} describes a model of {config.num_parameters:,} parameters"
     check_arrays(what, renamed_layout(config, lambda name: {name: 1}), state)
     return config, state
 
