@@ -18,6 +18,7 @@ averaging where a crop shrinks and by rounding elsewhere.
 
 import dataclasses
 import io
+import itertools
 import json
 import math
 import statistics
@@ -148,7 +149,7 @@ def main() -> None:
     arguments = tyro.cli(Arguments, description=__doc__)
     torch.set_num_threads(1)
     keep_freed_memory()
-    entries = load_dataset(arguments.data, arguments.split).entries[: arguments.images]
+    entries = list(itertools.islice(load_dataset(arguments.data, arguments.split).entries, arguments.images))
     jpegs = [jpeg for jpeg in (plain_jpeg(entry.data(), path=entry.path) for entry in entries) if jpeg]
     if not jpegs:
         raise SystemExit(f"{arguments.data} has no JPEGs in its split {arguments.split!r}.")

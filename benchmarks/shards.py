@@ -107,7 +107,7 @@ def resume(folder: Path, workers: int) -> dict[str, float]:
     data, figures = opened(folder)
     start = time.perf_counter()
     batches = train_batches(
-        data, TrainTransform(32), batch_size=256, seed=0, start=len(data) * 7 // 10, workers=workers
+        data, TrainTransform(32), batch_size=256, seed=0, first_example=len(data) * 7 // 10, workers=workers
     )
     next(batches)
     figures |= {"seconds": time.perf_counter() - start, "end": own_memory()}

@@ -1,5 +1,6 @@
 """Small image files, and the pixels of a data set in memory."""
 
+import io
 import os
 from pathlib import Path
 
@@ -13,6 +14,14 @@ def put(path: Path, value: int = 0, size: tuple[int, int] = (8, 8)) -> None:
     """Writes an image of one gray value; size is (width, height)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, (value, value, value)).save(path)
+
+
+def encode(image: Image.Image | np.ndarray, kind: str, **options: object) -> bytes:
+    """The bytes of an image file."""
+    image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)  # pyright: ignore[reportArgumentType]
+    return buffer.getvalue()
 
 
 def link_all(folder: Path, image: Path, names: list[str]) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+from image_files import encode
 from PIL import Image
 
 
@@ -26,9 +27,8 @@ def write_shard(path: Path, members: list[tuple[str, bytes]]) -> None:
 
 
 def pair(key: str, label: object, value: int = 0, side: int = 8) -> list[tuple[str, bytes]]:
-    buffer = io.BytesIO()
-    Image.new("RGB", (side, side), (value, value, value)).save(buffer, "PNG")
-    return [(f"{key}.png", buffer.getvalue()), (f"{key}.cls", str(label).encode())]
+    image = encode(Image.new("RGB", (side, side), (value, value, value)), "PNG")
+    return [(f"{key}.png", image), (f"{key}.cls", str(label).encode())]
 
 
 def write_folders(path: Path, counts: dict[str, int], seed: int = 0, side: int = 70) -> None:

@@ -252,7 +252,7 @@ TARS: dict[str, tuple[Damage, str]] = {
     },
     "deep labels": (lambda path: write_tar(path, a_jpg=JPEG, a_labels_json=DEEP.encode()), "must hold a class number"),
     "image of 1 TiB": (lambda path: write_tar(path, a_jpg=(2**40, JPEG)), "has 1,099,511,627,776 bytes"),
-    "offset beyond the file": (lambda path: write_header(path, tarfile.REGTYPE, 2**80), "is corrupt or cut off"),
+    "offset beyond the file": (lambda path: write_header(path, tarfile.REGTYPE, 2**80), "is corrupt or truncated"),
 }
 
 

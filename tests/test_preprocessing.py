@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from typing import Any
 
 import jaxtyping
@@ -21,10 +22,10 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"resize": -3}, "resize is -3; allowed: 1 to 65536 pixels"),
+        ({"resize": -3}, "resize is -3; allowed: int >= 1 and <= 65536"),
         ({"resize": 10**12}, "resize is 1000000000000; allowed"),
         ({"image_size": 0}, "image_size is 0; allowed"),
-        ({"image_size": (224, 10**6)}, "image_size is 1000000; allowed"),
+        ({"image_size": (224, 10**6)}, "image_size is (224, 1000000); allowed"),
         ({"image_size": 224, "resize": 200}, "resize=200 must be at least image_size=224"),
         ({"interpolation": "bicubic", "antialias": False}, "without antialiasing an image is squashed"),
         ({"image_size": 8, "resize": 9, "antialias": False}, "without antialiasing an image is squashed"),
@@ -39,7 +40,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be_done_is_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+    with pytest.raises(UserError, match=re.escape(message)):
         Preprocessing(**settings)
 
 

@@ -33,7 +33,7 @@ class DataConfig:
     root: str | None = None
     """Folder that holds, or receives, a named data set; None means the cache folder."""
     train_split: str = "train"
-    """Split to learn from; `trainval` adds the held-out part."""
+    """Split to train on; `trainval` adds the held-out split."""
     eval_split: str = "val"
     """Split to evaluate on while training."""
     classes: tuple[int, ...] | None = None
@@ -64,13 +64,13 @@ class DataConfig:
     """Images in files, for training: resize each crop with antialiasing, to whole gray levels, from JPEGs decoded no
     larger than it needs. Off, crops are looked up in the whole image without antialiasing, as in Google's code."""
     on_error: Literal["raise", "skip"] = "raise"
-    """What an unreadable image does: stop the run, or be left out, named and counted."""
+    """At an unreadable image: stop the run, or skip the image, with a warning and a count."""
     partial: bool = False
     """Accept a val folder of imagenet or imagenet_real that lacks images; the result says so."""
     exclude: str | None = None
-    """A list of images to leave out of the training split, as `vitlab duplicates` writes it (`exclude.txt`)."""
+    """A list of images to exclude from the training split, as `vitlab duplicates` writes it (`exclude.txt`)."""
     part: Fraction | None = None
-    """Fraction of each class of the training split to learn from; a smaller subset is part of every larger one."""
+    """Fraction of each class of the training split to train on; a smaller subset is contained in every larger one."""
     part_seed: Seed | None = None
     """Seed that chooses these images; None is 0."""
 
@@ -138,15 +138,15 @@ class FewShotConfig:
     root: str | None = None
     """Folder that holds a named data set."""
     train_split: str = "train"
-    """Split that the few examples are drawn from: all of it, also where the run learns from a part."""
+    """Split that the few examples are drawn from: all of it, also where the run trains on a fraction."""
     test_split: str = "val"
     """Split to measure on."""
     shots: tuple[PositiveInt, ...] = (1, 5, 10, 25)
-    """Examples of each class; one figure for each number."""
+    """Examples of each class; one accuracy for each number."""
     l2: PositiveFloat = 1024.0
     """Strength of the penalty (2^10 in Google's code)."""
     seeds: PositiveInt = 3
-    """Draws of the examples; the figure is their mean."""
+    """Random samples of the examples; the accuracy is their mean."""
     test_images: PositiveInt | None = None
     """Maximum number of test images, taken evenly from the split; None takes all."""
     classes: tuple[NonNegativeInt, ...] | None = None
@@ -186,7 +186,7 @@ class MaskingConfig:
         """Number of corrupted patches of each image: `share` of `patches`, rounded, at least 1."""
         return max(1, round(self.share * patches))
 
-    def draws(self, patches: int) -> int:
+    def num_uniforms(self, patches: int) -> int:
         """Uniform numbers that an image's corruption takes: one per patch, and two more per corrupted patch."""
         return patches + 2 * self.corrupted(patches)
 
@@ -279,17 +279,17 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class FinetuneConfig(TrainConfig):
-    """A whole fine-tuning (App. B.1.1): a learning rate search on part of train, then runs on all of it."""
+    """A fine-tuning job (App. B.1.1): a learning rate sweep on part of train, then runs on all of it."""
 
     learning_rates: tuple[PositiveFloat, ...] = ()
-    """Learning rates to search; one rate, or --optim.lr, skips the search (Table 4). With two or more, the best on the
-    held-out part takes `optim.lr`'s place; with one or none there is no search."""
+    """Learning rates to try (Table 4). Of two or more, the best on the held-out split replaces `optim.lr`; one rate, or
+    --optim.lr, skips the sweep."""
     held_out: Annotated[float, Gt(0), Lt(1)] = 0.1
-    """Fraction of each class of the training split that the search is evaluated on."""
+    """Fraction of each class of the training split that the sweep is evaluated on."""
     sweep_steps: PositiveInt | None = None
-    """Updates per learning rate of the search; None takes the run's own number, as the paper does."""
+    """Updates per learning rate of the sweep; None takes the run's own number, as the paper does."""
     runs: PositiveInt = 1
-    """Final runs, with the seeds `seed`, `seed` + 1, ...; their mean and deviation are reported."""
+    """Final runs, with the seeds `seed`, `seed` + 1, ...; their mean and standard deviation are reported."""
     from_scratch: bool = False
     """Start from scratch, with weights drawn by each run's seed, in the checkpoint's architecture: the control that
     shows what pre-training is worth."""

@@ -1,4 +1,4 @@
-"""How an evaluation image becomes a model's input: a frozen description that a checkpoint's card keeps as plain data.
+"""How an evaluation image becomes a model's input: a frozen description, stored in a checkpoint's metadata.
 
 Nothing here needs torch; `vitlab.data.transforms.EvalTransform` does what a `Preprocessing` says.
 """
@@ -6,15 +6,18 @@ Nothing here needs torch; `vitlab.data.transforms.EvalTransform` does what a `Pr
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Le
 
 from vitlab.errors import UserError
 from vitlab.settings import check_fields, from_dict, to_dict
 
-Size = int | tuple[int, int]
+Pixels = Annotated[int, Ge(1), Le(2**16)]
+"""The side of an image."""
+Size = Pixels | tuple[Pixels, Pixels]
+"""The side of a square, or (height, width)."""
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos", "box", "hamming", "area"]
-MAX_SIDE = 2**16
-"""Pixels: no image is brought to more."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Preprocessing:
 
     image_size: Size | None = None
     """Side of the model's input in pixels, or (height, width); None is the size of the model's position embeddings."""
-    resize: int | None = None
+    resize: Pixels | None = None
     keep_aspect: bool = True
     interpolation: Interpolation = "bilinear"
     antialias: bool = True
@@ -51,12 +54,8 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        sides = () if self.image_size is None else _pair(self.image_size)
-        cropped = sides if self.crop_size is None else _pair(self.crop_size)
-        named = (*(("image_size", side) for side in sides), *(("crop_size", side) for side in cropped))
-        for name, value in (*named, ("resize", self.resize)):
-            if value is not None and not 1 <= value <= MAX_SIDE:
-                raise UserError(f"{name} is {value}; allowed: 1 to {MAX_SIDE} pixels.")
+        sides = () if self.image_size is None else pair(self.image_size)
+        cropped = sides if self.crop_size is None else pair(self.crop_size)
         if self.resize is not None and cropped and self.resize < max(cropped):
             raise UserError(
                 f"resize={self.resize} must be at least image_size={self.crop_size or self.image_size}, which is cut "
@@ -86,16 +85,16 @@ class Preprocessing:
         return cls(image_size, resize, interpolation="area", crop_offset="floor")
 
     @classmethod
-    def read(cls, card: Mapping[str, Any], where: str, image_size: Size | None = None) -> "Preprocessing":
-        """What a card says: `preprocessing`, or in older ones `eval_resize`, which was always prepared as `google`.
+    def read(cls, metadata: Mapping[str, Any], where: str, image_size: Size | None = None) -> "Preprocessing":
+        """The `preprocessing` in a checkpoint's metadata, or in older ones `eval_resize`, which always meant `google`.
 
-        A card without either gives the defaults, and one without a size has `image_size`. Raises UserError, naming
-        `where`, for anything else.
+        Without either it is the default, and without a size it has `image_size`. Raises UserError, naming `where`, for
+        anything else.
         """
-        entry = card.get("preprocessing")
+        entry = metadata.get("preprocessing")
         try:
             if entry is None:
-                return cls.google(image_size, card["eval_resize"]) if "eval_resize" in card else cls(image_size)
+                return cls.google(image_size, metadata["eval_resize"]) if "eval_resize" in metadata else cls(image_size)
             if not isinstance(entry, dict):
                 raise UserError(f"it is {str(entry)[:100]!r}; allowed: settings by name.")
             read = from_dict(cls, entry)
@@ -112,16 +111,16 @@ class Preprocessing:
     def at(self, image_size: Size) -> "Preprocessing":
         """The same for another image size: `resize` keeps its proportion to it, and no pixels are left out."""
         resize, old = self.resize, self.image_size
-        if old is not None and _pair(old) == _pair(image_size):
+        if old is not None and pair(old) == pair(image_size):
             return self
         if resize is not None and old is not None:
-            resize = round(resize * max(_pair(image_size)) / max(_pair(self.crop_size or old)))
+            resize = round(resize * max(pair(image_size)) / max(pair(self.crop_size or old)))
         return dataclasses.replace(self, image_size=image_size, resize=resize, crop_size=None)
 
     def for_patches(self, patch_size: int) -> "Preprocessing":
         """The same for patches of so many pixels, which leave out the last rows and columns of `image_size`."""
-        height, width = (side // patch_size * patch_size for side in _pair(self.image_size or patch_size))
-        if self.image_size is None or (height, width) == _pair(self.image_size):
+        height, width = (side // patch_size * patch_size for side in pair(self.image_size or patch_size))
+        if self.image_size is None or (height, width) == pair(self.image_size):
             return self
         covered = height if height == width else (height, width)
         return dataclasses.replace(self, image_size=covered, crop_size=self.image_size)
@@ -142,19 +141,20 @@ class Preprocessing:
         if self.interpolation != "area":
             how += ", antialias" if self.antialias else ", no antialias"
         image_size = self.crop_size or self.image_size
-        size = "the model's size" if image_size is None else "{}x{}".format(*_pair(image_size))
+        size = "the model's size" if image_size is None else "{}x{}".format(*pair(image_size))
         if self.resize is None:
             done = f"squash to {size} ({how})"
         else:
             sides = "" if self.keep_aspect else f"x{self.resize}"
             done = f"resize {self.resize}{sides} ({how}), center crop {size}"
         if self.crop_size is not None and self.image_size is not None:
-            done += ", of which the top left {}x{}".format(*_pair(self.image_size))
+            done += ", of which the top left {}x{}".format(*pair(self.image_size))
         if self.mean is None or self.std is None:
             return done
         mean, std = (", ".join(f"{value:.3g}" for value in values) for values in (self.mean, self.std))
         return f"{done}, mean ({mean}) and std ({std}) folded into the patch embedding"
 
 
-def _pair(size: Size) -> tuple[int, int]:
+def pair(size: Size) -> tuple[int, int]:
+    """(height, width) of a size."""
     return (size, size) if isinstance(size, int) else size

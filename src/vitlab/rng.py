@@ -15,7 +15,7 @@ class Stream(enum.IntEnum):
 
     AUGMENTATION = 0  # crop and flip of a training example
     EPOCH_ORDER = 1
-    SPLIT = 2  # splits that are cut from train
+    SPLIT = 2  # splits held out from train
     STEP = 3  # one step's choices for the whole batch, as mixup's
     EXAMPLE_DRAWS = 4  # uniform numbers that come with each example of a batch, as for masking
     SUBSET = 5

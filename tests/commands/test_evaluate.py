@@ -69,7 +69,7 @@ def test_splits_of_a_folder(
     assert few["rows"][0]["train_images"] == 18
     code, _, err = call(capsys, *probe, *data, "--train-split", "test")
     assert code == 2
-    assert "2 of the 2 test images of folder:own are also those to learn from" in err
+    assert "2 of the 2 test images of folder:own are also in the training split" in err
 
 
 def test_every_command_says_how_images_are_prepared(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:

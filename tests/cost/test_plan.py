@@ -14,7 +14,7 @@ from vitlab.cost.plan import core_days, estimate, format_estimate
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.recipes.tiny import digits
 from vitlab.studies.spec import exaflops
-from vitlab.train.progress import DEVICES
+from vitlab.train.throughput import DEVICES
 
 on_h100 = functools.partial(estimate, device="h100", count=1, mfu="0.4")
 SMALL = dataclasses.replace(digits(), model=dataclasses.replace(digits().model, depth=2), batch_size=64, epochs=10.0)
@@ -24,7 +24,7 @@ IMAGES = 1438  # digits' trainval
 @pytest.fixture
 def _no_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counting the memory of large models takes seconds; test_memory.py tests it."""
-    monkeypatch.setattr(plan.Process, "memory", lambda process, images: {"activations": images})
+    monkeypatch.setattr(plan, "rank_bytes", lambda _, images, *__: {"activations": images})
 
 
 # --------------------------------------------------------------------------------------------------------------- time

@@ -11,6 +11,7 @@ import pytest
 import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from image_files import encode
 from PIL import Image
 
 from vitlab.data import decode
@@ -20,13 +21,6 @@ rng = np.random.default_rng(0)
 # Smooth, so that JPEG keeps it: red grows to the right, green downwards, blue is constant.
 RED, GREEN = np.meshgrid(np.linspace(0, 255, 32), np.linspace(0, 255, 24))
 GRADIENT = np.stack([RED, GREEN, np.full_like(RED, 128)], axis=2).astype(np.uint8)
-
-
-def encode(image: Image.Image | np.ndarray, kind: str, **options: object) -> bytes:
-    image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)  # pyright: ignore[reportArgumentType]
-    return buffer.getvalue()
 
 
 def exif(orientation: int) -> Image.Exif:

@@ -1,6 +1,5 @@
 """Sets of the Hugging Face hub, as its package stores them."""
 
-import io
 import itertools
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from image_files import encode
 from PIL import Image
 from shard_files import write_folders
 
@@ -33,9 +33,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def png(value: int, side: int = 70) -> dict[str, Any]:
-    buffer = io.BytesIO()
-    Image.new("RGB", (side, side), (value, value, value)).save(buffer, "PNG")
-    return {"bytes": buffer.getvalue(), "path": None}
+    return {"bytes": encode(Image.new("RGB", (side, side), (value, value, value)), "PNG"), "path": None}
 
 
 def save(hub: Any, path: Path, splits: dict[str, list[Any]], label: Any, **further: Any) -> str:
@@ -72,7 +70,7 @@ def test_training_starts_anywhere(hub: Any, tmp_path: Path) -> None:
     name = save(hub, tmp_path / "set", {"train": [0, 1] * 8, "val": [0], "test": [0]}, hub.ClassLabel(names=["a", "b"]))
     data, transform = load_dataset(name, "train"), TrainTransform(8, crop="inception")
     whole = list(itertools.islice(train_batches(data, transform, batch_size=4, seed=0), 8))
-    batches = train_batches(data, transform, batch_size=4, seed=0, start=12, workers=1)
+    batches = train_batches(data, transform, batch_size=4, seed=0, first_example=12, workers=1)
     for part, expected in zip(itertools.islice(batches, 5), whole[3:], strict=True):
         np.testing.assert_array_equal(part.indices, expected.indices)
         np.testing.assert_array_equal(part.images, expected.images)
@@ -114,7 +112,7 @@ def test_kinds_of_labels(hub: Any, tmp_path: Path) -> None:
     words = save(hub, tmp_path / "words", {"train": ["b", "a"], "val": ["b"], "test": ["c"]}, hub.Value("string"))
     assert load_dataset(words, "train").labels.tolist() == [1, 0]
     assert load_dataset(words, "val").labels.tolist() == [1]
-    with pytest.raises(ValueError, match=r"test has classes that train lacks: \['c'\]"):
+    with pytest.raises(ValueError, match=r"test has classes that are missing in train: \['c'\]"):
         load_dataset(words, "test")
     several = {"train": [[3, 0], [1]], "val": [[2, 3]], "test": [[1]]}
     lists = save(hub, tmp_path / "lists", several, hub.List(hub.ClassLabel(names=list("abcd"))))

@@ -146,7 +146,9 @@ def test_a_part_of_real(real: Path) -> None:
     """Images 1, 2 (without a label) and 4 are there; four of the six have labels."""
     for name in ("n01440764/ILSVRC2012_val_00000003", "ILSVRC2012_val_00000005", "ILSVRC2012_val_00000006"):
         (real / "val" / f"{name}.JPEG").unlink()
-    with pytest.raises(ValueError, match=r"lacks 3 of 6 images, first ILSVRC2012_val_00000003.JPEG.*--partial"):
+    with pytest.raises(
+        ValueError, match=r"3 of 6 images are missing in .*, first ILSVRC2012_val_00000003.JPEG.*--partial"
+    ):
         load_dataset("imagenet_real", "test", root=real)
     test = load_dataset("imagenet_real", "test", root=real, partial=True)
     assert (len(test), test.left_out, test.full_size, test.labels.tolist()) == (2, 1, 4, [3, 0])
@@ -175,11 +177,13 @@ def test_invalid_real_labels(content: str | None, message: str, real: Path) -> N
 # ------------------------------------------------------------------------------------------------------ V2
 
 
-def test_v2_folders_are_numbers(tmp_path: Path, image: Path) -> None:
+def test_v2_folders_are_numbers(tmp_path: Path, image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 comes after 9; as if ImageNet had 30 classes."""
+    monkeypatch.setattr(imagenet, "NUMBERS", imagenet.NUMBERS[:30])
     folder = tmp_path / "imagenetv2-threshold0.7-format-val"
-    link_all(folder, image, [f"{c}/a.jpeg" for c in range(1000)])
+    link_all(folder, image, [f"{c}/a.jpeg" for c in range(30)])
     test = load_dataset("imagenet_v2_threshold", "test", root=tmp_path)
-    assert test.labels.tolist() == [int(Path(entry.file).parent.name) for entry in test.entries] == list(range(1000))
+    assert test.labels.tolist() == [int(Path(entry.file).parent.name) for entry in test.entries] == list(range(30))
     for other in ("imagenet_v2", "imagenet_v2_top"):
         with pytest.raises(ValueError, match=f"{folder} is not {other} but imagenet_v2_threshold"):
             load_dataset(other, "test", root=folder)
@@ -192,18 +196,19 @@ def test_v2_folders_are_numbers(tmp_path: Path, image: Path) -> None:
 
 
 @pytest.fixture
-def objectnet(tmp_path: Path) -> Path:
-    """313 classes, of which the first 113 are ImageNet's; the class c of ImageNet is in line 999 - c.
+def objectnet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """31 classes, of which the first 11 are ImageNet's; the class c of ImageNet is in line 999 - c.
 
     "Alarm clock" is two of ImageNet's classes; three images of it, one of each other class. An image is gray, in a
     red border of 2 pixels.
     """
+    monkeypatch.setattr(imagenet, "SHARED_CLASSES", 11)
     home = tmp_path / "objectnet-1.0"
     (home / "mappings").mkdir(parents=True)
-    folders = ["alarm_clock", *(f"object_{i:03}" for i in range(1, 313))]
+    folders = ["alarm_clock", *(f"object_{i:03}" for i in range(1, 31))]
     labels = {folder: folder.replace("_", " ").capitalize() for folder in folders}
     names = [f"thing {999 - line}, Res {999 - line}" for line in range(1000)]
-    shared = {labels[folder]: f"thing {2 * i}, Res {2 * i}" for i, folder in enumerate(folders[:113])}
+    shared = {labels[folder]: f"thing {2 * i}, Res {2 * i}" for i, folder in enumerate(folders[:11])}
     shared["Alarm clock"] = "thing 409, Res 409; thing 530, Res 530"
     write = {
         "folder_to_objectnet_label.json": json.dumps(labels),
@@ -224,16 +229,16 @@ def objectnet(tmp_path: Path) -> Path:
 
 def test_objectnet_classes(objectnet: Path) -> None:
     classes = objectnet_classes(objectnet / "mappings")
-    assert len(classes) == 113
-    assert (classes["alarm_clock"], classes["object_112"]) == ([409, 530], [224])
-    assert "object_113" not in classes
+    assert len(classes) == 11
+    assert (classes["alarm_clock"], classes["object_010"]) == ([409, 530], [20])
+    assert "object_011" not in classes
 
 
 def test_objectnets_shared_classes(objectnet: Path) -> None:
     test = load_dataset("objectnet", "test", root=objectnet.parent)
-    assert (test.left_out, len(test.classes)) == (200, 1000)
-    assert label_sets(test) == [[409, 530]] * 3 + [[2 * i] for i in range(1, 113)]
-    for index, gray in ((0, 0), (3, 1), (114, 112)):
+    assert (test.left_out, len(test.classes)) == (20, 1000)
+    assert label_sets(test) == [[409, 530]] * 3 + [[2 * i] for i in range(1, 11)]
+    for index, gray in ((0, 0), (3, 1), (12, 10)):
         np.testing.assert_array_equal(test.image(index), np.full((70, 80, 3), gray, np.uint8))
     put(objectnet / "images" / "alarm_clock" / "1.png", 5, (4, 90))
     with pytest.raises(ImageError, match=r"1.png: 4 x 90 pixels are nothing but edge"):
@@ -275,8 +280,8 @@ def change(name: str, edit: Callable[[Any], Any]) -> Callable[[Path], object]:
         (change("pytorch_to_imagenet_2012_id.json", lambda d: {**d, "3": 0}), "does not map"),
         (change("folder_to_objectnet_label.json", list), "must be a JSON dict"),
         (change("objectnet_to_imagenet_1k.json", lambda d: {**d, "Object 001": "thing 2; nothing"}), "does not map"),
-        (change("objectnet_to_imagenet_1k.json", lambda d: dict(list(d.items())[:50])), "does not map each of 113"),
-        (lambda p: shutil.rmtree(p / "images" / "object_009"), "no images of 1 of 113 classes, first 'object_009'"),
+        (change("objectnet_to_imagenet_1k.json", lambda d: dict(list(d.items())[:5])), "does not map each of 11"),
+        (lambda p: shutil.rmtree(p / "images" / "object_009"), "no images of 1 of 11 classes, first 'object_009'"),
         (lambda p: shutil.rmtree(p / "images"), "there is no folder .*images"),
         (lambda p: shutil.rmtree(p), "objectnet needs images and mappings; .*objectnet.dev.*CC BY"),
     ],

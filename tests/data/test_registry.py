@@ -91,11 +91,13 @@ def test_a_source_is_checked_without_being_read(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("vitlab.data.folder.folder_splits", None)
     monkeypatch.setattr(registry, "digits_splits", None)
     (tmp_path / "there").mkdir()
+    (tmp_path / "file").touch()
     for name in ("digits", "folder:there", "shards:https://host/set", "hub:owner/name", "vtab:svhn", "cifar10"):
         check_source(name, tmp_path)
     for name, message in (
         ("digit", "the nearest: digits"),
         ("folder:away", "away does not exist .*class folders with images"),
+        ("folder:file", "file is a file"),
         ("shards:away", "away does not exist .*shards named train-"),
         ("folder:", "unknown data set 'folder:'"),
     ):

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -94,17 +93,6 @@ def test_orders_mix_and_differ() -> None:
 # ------------------------------------------------------------------------------------------------- same set
 
 
-def test_any_file_system(written: Path) -> None:
-    """With the same order as from a server."""
-    memory = fsspec.filesystem("memory")
-    for path in written.iterdir():
-        memory.pipe(f"/bucket/set/{path.name}", path.read_bytes())
-    local = load_dataset(f"shards:{written}", "train")
-    remote_set = load_dataset("shards:memory://bucket/set/", "train")
-    for batch in itertools.islice(train_batches(remote_set, TRAIN, **BATCH, workers=0), len(local) // 4):
-        assert batch.labels.tolist() == local.labels[batch.indices].tolist()
-
-
 @pytest.mark.parametrize("split", ["train", "trainval"])
 def test_a_remote_set_equals_the_local_one(server: Server, written: Path, split: str) -> None:
     remote_set, local = both(server, written, split)
@@ -135,10 +123,10 @@ def test_any_start_continues_and_ranks_share(server: Server, written: Path) -> N
     remote_set, _ = both(server, written)
     whole = list(itertools.islice(train_batches(remote_set, TRAIN, **BATCH), 30))
     for start in range(0, 60, 4):
-        (part,) = itertools.islice(train_batches(remote_set, TRAIN, **BATCH, start=start), 1)
+        (part,) = itertools.islice(train_batches(remote_set, TRAIN, **BATCH, first_example=start), 1)
         np.testing.assert_array_equal(part.indices, whole[start // 4].indices)
         np.testing.assert_array_equal(part.images, whole[start // 4].images)
-    ranks = [train_batches(remote_set, TRAIN, **BATCH, start=8, rank=r, world_size=2) for r in (0, 1)]
+    ranks = [train_batches(remote_set, TRAIN, **BATCH, first_example=8, rank=r, world_size=2) for r in (0, 1)]
     for i in range(2, 16):
         parts = [next(rank) for rank in ranks]
         assert [x for part in parts for x in part.indices.tolist()] == whole[i].indices.tolist()
@@ -181,13 +169,6 @@ def test_shards_are_downloaded_before_they_are_needed(server: Server, written: P
 
 
 # ---------------------------------------------------------------------------------------------- what can happen
-
-
-def test_interrupted_connections(server: Server, written: Path) -> None:
-    server.stops = {path.name: [1000, 0, 3000] for path in written.glob("train-*.tar")}
-    remote_set, local = both(server, written)
-    for batch in itertools.islice(train_batches(remote_set, TRAIN, **BATCH), len(remote_set) // 4):
-        assert batch.labels.tolist() == local.labels[batch.indices].tolist()
 
 
 @pytest.mark.parametrize("workers", [0, 1])

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import logging
 import multiprocessing
 import os
 from multiprocessing.reduction import ForkingPickler
@@ -86,7 +85,7 @@ def test_a_cut_shard_is_never_read_in_part(tmp_path: Path, size: int) -> None:
     path = tmp_path / "train-0.tar"
     write_shard(path, pair("a", 0) + pair("b", 1))  # four members of 1,024 bytes each, then the end
     path.write_bytes(path.read_bytes()[:size])
-    with pytest.raises(ValueError, match=r"train-0\.tar is corrupt or cut off"):
+    with pytest.raises(ValueError, match=r"train-0\.tar is corrupt or truncated"):
         load_dataset(f"shards:{tmp_path}", "trainval")
 
 
@@ -99,14 +98,6 @@ def test_missing_shards_and_pipes(tmp_path: Path) -> None:
     irregular("pipe", tmp_path / "train-0.tar", tmp_path)
     with pytest.raises(ValueError, match=r"train-0.tar is a named pipe"):
         load_dataset(f"shards:{tmp_path}", "train")
-
-
-def test_the_real_flowers(shared: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING)
-    parts = [load_dataset("shards:flowers102", split, root=shared / "data") for split in ("train", "val", "test")]
-    assert [(len(part), len(part.classes)) for part in parts] == [(1020, 102), (1020, 102), (1000, 102)]
-    assert all(min(part.image(len(part) - 1).shape[:2]) == 224 for part in parts)
-    assert caplog.messages == ["shards:flowers102: classes with fewer than two images in test: 8 (1), 26 (1)"]
 
 
 # --------------------------------------------------------------------------------------------- many of them
@@ -146,7 +137,7 @@ def test_parts_and_unions_share_the_arrays(large: Path) -> None:
     assert grays(both) == [*range(40), 99]
     assert both.path(40) == str(large / "val-0.tar" / "z.png")
     assert grays(load_dataset(f"shards:{large}", "train", classes=(2,))) == [i for i in range(40) if i % 7 == 2]
-    assert [entry.member for entry in train.entries[38:99]] == ["038.png", "039.png"]
+    assert [train.entries[i].member for i in (38, 39)] == ["038.png", "039.png"]
     assert train.entries[-1].member == "039.png"
     with pytest.raises(IndexError):
         train.entries[40]

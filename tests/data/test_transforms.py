@@ -12,6 +12,7 @@ import sklearn
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from image_files import encode
 from PIL import Image
 from torchvision.transforms.v2 import RandAugment
 
@@ -25,6 +26,7 @@ from vitlab.data.transforms import (
     randaugment,
     resize_area,
     resize_crops,
+    to_pixels,
     to_range,
 )
 from vitlab.preprocessing import Preprocessing
@@ -160,15 +162,11 @@ def test_pad_shifts_and_brings_in_black() -> None:
     images = torch.from_numpy(np.repeat(image[None], 400, 0))
     padded = np.pad(image, ((4, 4), (4, 4), (0, 0)))
     windows = {
-        (y, x, f): padded[y : y + 16, x : x + 16][:, :: -1 if f else 1]
-        for y in range(9)
-        for x in range(9)
-        for f in (False, True)
+        padded[y : y + 16, x : x + 16][:, ::step].tobytes() for y in range(9) for x in range(9) for step in (1, -1)
     }
-    seen = set()
-    for crop in TrainTransform(16, crop="pad", pad=4).apply(images, 0, 0, np.arange(400)):
-        pixels = (crop.permute(1, 2, 0) * 127.5 + 127.5).round().numpy()
-        seen |= {key for key, window in windows.items() if np.array_equal(window, pixels)}
+    crops = to_pixels(TrainTransform(16, crop="pad", pad=4).apply(images, 0, 0, np.arange(400)))
+    seen = {crop.tobytes() for crop in crops}
+    assert seen <= windows
     assert len(seen) > 130  # of 162, all different: 400 draws see 92 % of them on average
 
 
@@ -195,8 +193,6 @@ def test_random_is_a_window_of_the_squashed_image() -> None:
 def test_settings_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="resize=31 must be at least image_size=32"):
         TrainTransform(32, crop="random", resize=31)
-    with pytest.raises(ValueError, match="resize=200 must be at least image_size=224"):
-        EvalTransform(224, Preprocessing(resize=200))
 
 
 def test_mixup() -> None:
@@ -261,9 +257,8 @@ def jpegs() -> list[Jpeg]:
         image = Image.open(io.BytesIO(data))
         images.append(plain_jpeg(data))
         for size, options in (((333, 250), {"progressive": True}), ((100, 61), {"subsampling": 2}), ((91, 300), {})):
-            buffer = io.BytesIO()
-            image.resize(size).convert("RGB" if options else "L").save(buffer, "JPEG", quality=90, **options)
-            images.append(plain_jpeg(buffer.getvalue()))
+            small = image.resize(size).convert("RGB" if options else "L")
+            images.append(plain_jpeg(encode(small, "JPEG", quality=90, **options)))
     assert None not in images
     return images
 
@@ -312,8 +307,8 @@ def test_fast_windows_are_black_outside(mirrored: bool) -> None:
 
 @given(st.integers(1, 400), st.integers(1, 400), st.sampled_from([0.05, 0.3, 1.0]), st.integers(0, 2**32))
 def test_inception_boxes_keep_their_bounds(height: int, width: int, min_area: float, seed: int) -> None:
-    sizes = np.array([[height, width]] * 50)
-    boxes = inception_boxes(sizes, np.random.default_rng(seed).random((50, 100, 4)), min_area)
+    sizes = np.array([[height, width]] * 20)
+    boxes = inception_boxes(sizes, np.random.default_rng(seed).random((20, 100, 4)), min_area)
     y, x, h, w = boxes.T
     assert ((y >= 0) & (x >= 0) & (h >= 1) & (w >= 1) & (y + h <= height) & (x + w <= width)).all()
     whole = (h == height) & (w == width)

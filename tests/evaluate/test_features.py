@@ -207,7 +207,7 @@ def test_splits_that_make_no_classifier(pixels: Dataset) -> None:
             check_train_and_test(pixels, test)
     with pytest.raises(UserError, match="unknown data set 'digit'"):
         load_train_and_test("digit", SplitOptions(), "raise")
-    with pytest.raises(UserError, match="also those to learn from"):
+    with pytest.raises(UserError, match="also in the training split"):
         load_train_and_test("digits", SplitOptions(train_split="trainval", test_split="val"), "raise")
     train, test = load_train_and_test("digits", SplitOptions(train_split="val"), "raise")
     assert (train.split, test.split) == ("val", "test")

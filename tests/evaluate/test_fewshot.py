@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from vitlab.config import FewShotConfig, TrainConfig
 from vitlab.data.dataset import Dataset
@@ -21,11 +23,11 @@ from vitlab.evaluate.fewshot import (
     Ridge,
     accuracies,
     choose_l2,
-    draw,
-    draw_examples,
-    during_training,
+    create_fewshot_evaluator,
     fewshot_checkpoint,
     format_fewshot,
+    sample_examples,
+    sample_shots,
 )
 from vitlab.evaluate.options import EvalOptions, FewShotProtocol
 from vitlab.pipelines.pretrain import Outcome, pretrain
@@ -85,15 +87,15 @@ def test_whole_evaluation_of_the_golden_file(golden: dict[str, Any]) -> None:
     assert tuple(shots) == protocol.shots
     assert (float(golden["evaluator/l2_reg"]),) == protocol.l2_grid
     train, test = (Dataset("made", s, tuple("abcdefghij"), labels) for s, labels in (("train", y), ("test", test_y)))
-    split = draw_examples(train, test, shots, range(3))
-    drawn = np.unique(np.concatenate([draw(y, 10, 25, seed) for seed in range(3)]))
+    split = sample_examples(train, test, shots, range(3))
+    drawn = np.unique(np.concatenate([sample_shots(y, 10, 25, seed) for seed in range(3)]))
     known = Features(x[drawn], y[drawn], np.arange(len(drawn)), 0)
     result = accuracies(split, known, Features(test_x, test_y, np.arange(len(test_y)), 0), protocol.l2_grid)
     for seed in range(3):
         for number, k in enumerate(shots):
             indices = golden[f"evaluator/seed{seed}/shots{k}/all_idx"]
-            assert draw(y, 10, k, seed).tolist() == indices.tolist()
-            assert drawn[split.draws[k, seed]].tolist() == indices.tolist()
+            assert sample_shots(y, 10, k, seed).tolist() == indices.tolist()
+            assert drawn[split.subsets[k, seed]].tolist() == indices.tolist()
             expected = golden["evaluator/acc[seed,shots]"][seed, number]
             assert round(result[k][seed, 0] * 600) == round(float(expected) * 600)
 
@@ -154,31 +156,31 @@ CPU = EvalOptions(device="cpu")
 
 def test_draws() -> None:
     labels = np.array([2, 0, 2, 2, 0, 3, 2, 0])
-    assert draw(labels, 5, 2, None).tolist() == [1, 4, 0, 2, 5]
-    assert draw(labels, 5, 9, None).tolist() == [1, 4, 7, 0, 2, 3, 6, 5]
+    assert sample_shots(labels, 5, 2, None).tolist() == [1, 4, 0, 2, 5]
+    assert sample_shots(labels, 5, 9, None).tolist() == [1, 4, 7, 0, 2, 3, 6, 5]
     for seed in range(5):
-        first, many = draw(labels, 5, 1, seed), draw(labels, 5, 3, seed)
+        first, many = sample_shots(labels, 5, 1, seed), sample_shots(labels, 5, 3, seed)
         assert [labels[i] for i in first] == [0, 2, 3]
         assert [labels[i] for i in many] == [0, 0, 0, 2, 2, 2, 3]
         assert many[[0, 3, 6]].tolist() == first.tolist()
         rng = np.random.default_rng(seed)
         expected = [rng.permutation(np.flatnonzero(labels == c))[:3] for c in range(5)]
         assert many.tolist() == np.concatenate(expected).tolist()
-    assert len({tuple(draw(labels, 5, 1, seed)) for seed in range(20)}) > 3
+    assert len({tuple(sample_shots(labels, 5, 1, seed)) for seed in range(20)}) > 3
 
 
 def test_only_the_drawn_images_are_read() -> None:
     labels = np.arange(1000) % 10
     train = Dataset("made", "train", tuple("abcdefghij"), labels, np.zeros((1000, 1, 1, 3), np.uint8))
     test = dataclasses.replace(train.take(np.arange(101)), split="test")
-    split = draw_examples(train, test, (1, 5), range(2), test_images=10)
+    split = sample_examples(train, test, (1, 5), range(2), test_images=10)
     assert len(split.train) <= 100
-    assert split.draws.keys() == {(1, 0), (1, 1), (5, 0), (5, 1)}
-    for (k, seed), rows in split.draws.items():
-        assert split.train.labels[rows].tolist() == labels[draw(labels, 10, k, seed)].tolist()
+    assert split.subsets.keys() == {(1, 0), (1, 1), (5, 0), (5, 1)}
+    for (k, seed), rows in split.subsets.items():
+        assert split.train.labels[rows].tolist() == labels[sample_shots(labels, 10, k, seed)].tolist()
     assert split.test.labels.tolist() == [(i * 101 // 10) % 10 for i in range(10)]
     assert split.short_classes == {1: 0, 5: 0}
-    assert draw_examples(train.take(np.arange(13)), test, (2,), [None]).short_classes == {2: 7}
+    assert sample_examples(train.take(np.arange(13)), test, (2,), [None]).short_classes == {2: 7}
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints
@@ -200,7 +202,7 @@ def test_checkpoint_on_digits(workdir: Path, cache: Path, tmp_path: Path, monkey
     assert [(row["shots"], row["l2"]) for row in report["rows"]] == [(1, 1024.0), (5, 1024.0)]
     for row in report["rows"]:
         for seed, accuracy in enumerate(row["accuracies"]):
-            rows = draw(train.labels, 10, row["shots"], seed)
+            rows = sample_shots(train.labels, 10, row["shots"], seed)
             ridge = Ridge(train_x.x[rows], train.labels[rows], 10)
             assert accuracy == (ridge.scores(test_x.x, 1024.0).argmax(axis=1) == test.labels).mean()
         assert (row["train_images"], row["test_images"], row["short_classes"]) == (10 * row["shots"], len(test), 0)
@@ -224,7 +226,7 @@ def test_original_form_on_two_sets(workdir: Path, tmp_path: Path) -> None:
     for name in names:
         train, test = load_dataset(name, "train"), load_dataset(name, "test")
         train_x, test_x = (features(model, part, preprocessing=GOOGLE) for part in (train, test))
-        rows = draw(train.labels, 10, 5, None)
+        rows = sample_shots(train.labels, 10, 5, None)
         ridge = Ridge(train_x.x[rows], train.labels[rows], 10)
         table.append(ridge.correct(test_x.x, test_x.labels, grid).mean(axis=1))
     best = choose_l2(np.stack(table))[0]
@@ -267,6 +269,11 @@ def with_fewshot(config: TrainConfig, **settings: Any) -> TrainConfig:
     return dataclasses.replace(config, fewshot=FewShotConfig(**settings))
 
 
+def evaluator(config: TrainConfig) -> Callable[[nn.Module], dict[str, float]]:
+    assert config.fewshot is not None
+    return create_fewshot_evaluator(config.fewshot, config.data)
+
+
 def test_figures_of_a_run(config: TrainConfig, pretrained: Outcome, workdir: Path, tmp_path: Path) -> None:
     """They are recorded at each evaluation, and change nothing else: weights and records are the same."""
     chosen = with_fewshot(config, shots=(1, 5), seeds=2, test_images=40)
@@ -288,14 +295,13 @@ def test_figures_of_a_run(config: TrainConfig, pretrained: Outcome, workdir: Pat
 def expected_accuracy(model: Any, train: Dataset, test: Dataset) -> float:
     """Of 5 shots, over two draws."""
     train_x, test_x = (features(model, part, preprocessing=GOOGLE) for part in (train, test))
-    drawn = [draw(train.labels, len(train.classes), 5, seed) for seed in (0, 1)]
+    drawn = [sample_shots(train.labels, len(train.classes), 5, seed) for seed in (0, 1)]
     ridges = [Ridge(train_x.x[rows], train.labels[rows], len(train.classes)) for rows in drawn]
     return float(np.mean([ridge.correct(test_x.x, test_x.labels, [1024.0]) for ridge in ridges]))
 
 
 def test_other_data_than_the_runs(config: TrainConfig, pretrained: Outcome, tmp_path: Path) -> None:
     """Other classes, or another data set."""
-    assert during_training(config)(pretrained.model) == {}
     digits = load_dataset("digits", "train", classes=(3, 4, 5, 6))
     write_images(tmp_path / "other", digits.take(np.arange(60)))
     folder = {"dataset": f"folder:{tmp_path / 'other'}", "classes": None}
@@ -306,23 +312,23 @@ def test_other_data_than_the_runs(config: TrainConfig, pretrained: Outcome, tmp_
         train, test = (load_dataset(name, split, classes=classes) for split in ("train", "test"))
         assert set(train.classes).isdisjoint({"0", "1", "2"})  # which the model has learned
         expected = expected_accuracy(pretrained.model, train, test)
-        assert during_training(chosen)(pretrained.model) == {"fewshot_5shot": pytest.approx(expected)}
+        assert evaluator(chosen)(pretrained.model) == {"fewshot_5shot": pytest.approx(expected)}
 
 
 def test_images_to_learn_from(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole training split, even of a run on a part of it, without the images that the run excludes."""
     drawn: list[int] = []
-    monkeypatch.setattr(fewshot, "draw_examples", lambda train, *_: drawn.append(len(train)))
+    monkeypatch.setattr(fewshot, "sample_examples", lambda train, *_: drawn.append(len(train)))
     whole = load_dataset("digits", "train")
     listed = tmp_path / "exclude.txt"
     listed.write_text(f"{whole.path(0)}\n")
     data = dataclasses.replace(config.data, name="digits", classes=None, part=0.01, exclude=str(listed))
     for settings in ({}, {"dataset": "digits"}):
-        during_training(dataclasses.replace(with_fewshot(config, **settings), data=data))
+        evaluator(dataclasses.replace(with_fewshot(config, **settings), data=data))
     assert drawn == [len(whole) - 1, len(whole)]
 
 
 def test_no_test_on_what_the_run_learns_from(config: TrainConfig) -> None:
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, train_split="trainval"))
-    with pytest.raises(ValueError, match=r"test would be on val, which is part of .* learns from \(trainval\)"):
-        during_training(with_fewshot(config, test_split="val"))
+    with pytest.raises(ValueError, match=r"test would be on val, which is part of .* trains on \(trainval\)"):
+        evaluator(with_fewshot(config, test_split="val"))

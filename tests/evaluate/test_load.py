@@ -93,7 +93,7 @@ def test_batches_without_a_readable_image_are_left_out(
     monkeypatch.setattr(display, "NEXT_LINES", 0.0)
     data = DATA.take(np.arange(7))
     data.failures = {i: ImageError(str(i), "broken") for i in (2, 3, 4)}
-    with evaluation_batches(nn.Identity(), data, EvalTransform(4), OPTIONS, label="made test") as batches:
+    with evaluation_batches(nn.Identity(), data, EvalTransform(4), OPTIONS, description="made test") as batches:
         assert [batch.indices.tolist() for batch in batches] == [[0, 1], [5], [6]]
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("made test: ")]
     assert "2 of 7 images" in lines[0]

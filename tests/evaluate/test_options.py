@@ -26,8 +26,8 @@ def test_invalid(kind: type, settings: dict[str, Any], message: str) -> None:
 
 
 def test_protocols() -> None:
-    assert (FewShotProtocol().l2_grid, FewShotProtocol().draw_seeds) == ((1024.0,), (0, 1, 2))
+    assert (FewShotProtocol().l2_grid, FewShotProtocol().sample_seeds) == ((1024.0,), (0, 1, 2))
     assert FewShotProtocol(l2=(1.0, 2.0), seeds=1).l2_grid == (1.0, 2.0)
     original = FewShotProtocol(original=True)
     assert (original.l2_grid[0], original.l2_grid[-1], len(original.l2_grid)) == (2.0**-10, 2.0**19, 30)
-    assert original.draw_seeds == (None,)
+    assert original.sample_seeds == (None,)

@@ -19,10 +19,16 @@ from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import build_model
 from vitlab.pipelines import finetune, pretrain, sweep
-from vitlab.pipelines.finetune import Finetuned, bit_hyperrule, default_image_size, saved_choices, sweep_and_finetune
+from vitlab.pipelines.finetune import (
+    Finetuned,
+    bit_hyperrule,
+    default_image_size,
+    load_automatic_settings,
+    sweep_and_finetune,
+)
 from vitlab.pipelines.init_from_checkpoint import adapt_config
 from vitlab.pipelines.pretrain import Execution, Outcome
-from vitlab.pipelines.sweep import Task, hold_out
+from vitlab.pipelines.sweep import FinetuneJob, hold_out
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.finetune import custom
 from vitlab.settings import to_dict
@@ -68,7 +74,7 @@ def record_calls(monkeypatch: pytest.MonkeyPatch) -> tuple[list[tuple[str, int]]
     train = pretrain.train
 
     def recorded_train(config: Any, folder: Any, model: Any, dataset: Any, *args: Any, **options: Any) -> Any:
-        trained.append((options["label"], len(dataset)))
+        trained.append((options["description"], len(dataset)))
         return train(config, folder, model, dataset, *args, **options)
 
     monkeypatch.setattr(pretrain, "train", recorded_train)
@@ -102,7 +108,8 @@ def test_initial_weights_drawn_by_seed(
 
     def create(seed: int, **changes: Any) -> dict[str, torch.Tensor]:
         changed = dataclasses.replace(config, **changes)
-        return Task(workdir, "", pretrained.splits, changed, Execution("cpu"), print).create(seed).state_dict()
+        job = FinetuneJob(workdir, "", pretrained.splits, changed, Execution(torch.device("cpu")), print)
+        return job.create_model(seed).state_dict()
 
     usual, first, second = create(0), create(0, **changes), create(1, **changes)
     different = {name for name in first if not torch.equal(first[name], second[name])}
@@ -325,8 +332,8 @@ def test_a_shortened_search(workdir: Path, pretrained: Outcome, search: Finetune
     """Warm-up and average span the same share of the steps; a length in epochs counts all of train."""
     optim, steps = dataclasses.replace(search.optim, warmup_steps=10), round(0.55 * len(pretrained.splits.train) / 16)
     config = dataclasses.replace(search, steps=None, epochs=0.55, sweep_steps=4, optim=optim, average_decay=0.9)
-    task = Task(workdir, "", pretrained.splits, config, Execution("cpu"), print)
-    short = task.search_config(0.1, "held_out")
+    job = FinetuneJob(workdir, "", pretrained.splits, config, Execution(torch.device("cpu")), print)
+    short = job.sweep_config(0.1, "held_out")
     assert (short.steps, short.optim.lr, short.optim.warmup_steps) == (4, 0.1, 10 * 4 // steps)
     assert short.average_decay == pytest.approx(0.9 ** (steps / 4))
 
@@ -438,12 +445,12 @@ def test_a_run_continues_with_its_choices_on_another_device(tmp_path: Path) -> N
     data = dataclasses.replace(config.data, eval_resize=256, eval_interpolation="bicubic")
     first = bit_hyperrule(dataclasses.replace(config, model=S14, data=data), 160, "cpu")
     (tmp_path / "config.json").write_text(json.dumps({"command": "finetune", "examples": 160, **to_dict(first)}))
-    resumed, size = saved_choices(tmp_path, config)
+    resumed, size = load_automatic_settings(tmp_path, config)
     assert (resumed.steps, resumed.batch_size, resumed.sweep_steps) == (100, 32, 20)
     assert (resumed.data.eval_resize, resumed.data.eval_interpolation) == (256, "bicubic")
     assert (resumed.optim.warmup_steps, size, resumed.automatic) == (20, 224, ())
-    resumed, size = saved_choices(tmp_path, dataclasses.replace(config, steps=7, automatic=("batch_size",)))
+    resumed, size = load_automatic_settings(tmp_path, dataclasses.replace(config, steps=7, automatic=("batch_size",)))
     assert (resumed.steps, resumed.batch_size, size) == (7, 32, None)
-    assert saved_choices(tmp_path / "new", config) == (config, None)
+    assert load_automatic_settings(tmp_path / "new", config) == (config, None)
     (tmp_path / "config.json").write_text("{")
-    assert saved_choices(tmp_path, config) == (config, None)
+    assert load_automatic_settings(tmp_path, config) == (config, None)

@@ -249,23 +249,3 @@ def test_part_and_exclude(config: TrainConfig, tmp_path: Path) -> None:
     exclude.write_text(f"{splits.train.path(4)}\n{outside}\n")
     assert run.run_settings("pretrain", None, both.train, chosen) != settings
     assert "excluded" not in run.run_settings("pretrain", None, plain.train, config)
-
-
-def test_run_on_a_part_resumes(config: TrainConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Epochs are counted in the part; another part is another run."""
-    data = dataclasses.replace(config.data, part=0.2)
-    chosen = dataclasses.replace(config, data=data, checkpoint_every=5)
-    whole = again(chosen, tmp_path / "whole")
-    examples = json.loads((tmp_path / "whole" / "config.json").read_text())["examples"]
-    assert examples == len(load_dataset("digits", "train", classes=(0, 1, 2), part=0.2))
-    lines = [json.loads(line) for line in (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()]
-    assert next(line for line in lines if "epoch" in line)["epoch"] == pytest.approx(5 * 16 / examples)
-    with monkeypatch.context() as patch:
-        patch.setattr(run, "evaluate_split", crash)  # at step 10, before its checkpoint
-        with pytest.raises(CrashError):
-            again(chosen, tmp_path / "stopped")
-    assert same_weights(again(chosen, tmp_path / "stopped").model, whole.model)
-    for change in ({"part_seed": 1}, {"part": 0.3}, {"part": None}):
-        other = dataclasses.replace(chosen, data=dataclasses.replace(data, **change))
-        with pytest.raises(ValueError, match=r"other settings:\n(.*\n)?  data.part"):
-            again(other, tmp_path / "whole")

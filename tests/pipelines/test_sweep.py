@@ -10,7 +10,7 @@ import pytest
 from vitlab.config import FinetuneConfig
 from vitlab.data.dataset import Dataset, stratified_split
 from vitlab.models.config import ViTConfig
-from vitlab.pipelines.sweep import best_rate, estimate, hold_out
+from vitlab.pipelines.sweep import best_learning_rate, format_estimate, hold_out
 from vitlab.recipes.finetune import custom
 from vitlab.train.loop import NonFiniteError
 from vitlab.train.microbatch import GIB, StepCost
@@ -29,13 +29,13 @@ def score(lr: float, accuracy: float | None, loss: float = 1.0) -> dict[str, Any
         ([score(0.03, None), score(0.01, 0.0)], 0.01),
     ],
 )
-def test_best_rate(scores: list[dict[str, Any]], best: float) -> None:
-    assert best_rate(scores) == best
+def test_best_learning_rate(scores: list[dict[str, Any]], best: float) -> None:
+    assert best_learning_rate(scores) == best
 
 
-def test_no_best_rate() -> None:
+def test_no_best_learning_rate() -> None:
     with pytest.raises(NonFiniteError, match=r"diverged at every learning rate \(0\.03, 0\.1\)"):
-        best_rate([score(0.03, None), score(0.1, None)])
+        best_learning_rate([score(0.03, None), score(0.1, None)])
 
 
 def numbered(labels: list[int]) -> Dataset:
@@ -76,7 +76,7 @@ CONFIG = dataclasses.replace(
 
 def rows(config: FinetuneConfig = CONFIG, cost: StepCost = COST, held_out: int = 16) -> dict[str, str]:
     """The lines of an estimate by name, for 160 training and 40 test images."""
-    lines = estimate(config, cost, 160, 40, held_out, "cpu").splitlines()
+    lines = format_estimate(config, cost, 160, 40, held_out, "cpu").splitlines()
     return {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
 
 

@@ -94,7 +94,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     run = module.run
 
     def watched(*args: Any, **options: Any) -> Outcome:
-        names.append(options["label"])
+        names.append(options["description"])
         return run(*args, **options)
 
     monkeypatch.setattr(module, "run", watched)
@@ -119,9 +119,14 @@ def test_two_tasks(finished: Finished) -> None:
 
 
 def test_an_interrupted_call_is_resumed(
-    setting: TrainConfig, workdir: Path, root: Path, out: Path, finished: Finished, trained: list[str],
+    setting: TrainConfig,
+    workdir: Path,
+    root: Path,
+    out: Path,
+    finished: Finished,
+    trained: list[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     shutil.rmtree(out / PAIR[1])
     (out / "result.json").unlink()
     log = Workdir.log_metrics
@@ -158,9 +163,13 @@ def test_finished_tasks_stay_in_the_result(
 
 
 def test_data_that_one_rank_lacks(
-    setting: TrainConfig, pretrained: Outcome, workdir: Path, root: Path, tmp_path: Path,
+    setting: TrainConfig,
+    pretrained: Outcome,
+    workdir: Path,
+    root: Path,
+    tmp_path: Path,
     in_ranks: Callable[[int, Callable[[], Any]], list[Any]],
-) -> None:  # fmt: skip
+) -> None:
     """Rank 0 decides what is available: all ranks train the same tasks, or all end."""
 
     def job() -> None:

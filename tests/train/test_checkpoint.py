@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ BATCH = Batch(IMAGES, torch.tensor([0, 1, 2, 1]), torch.arange(4))
 
 
 def new_state(config: TrainConfig, seed: int = 0) -> TrainState:
-    model = create_training_model(config, torch.Generator().manual_seed(seed))
+    model = create_training_model(config.model, config.masking, torch.Generator().manual_seed(seed))
     return create_state(config, model, torch.device("cpu"), SINGLE)
 
 
@@ -82,7 +83,7 @@ def test_state_is_restored_to_the_bit(precision: Any) -> None:
     other = new_state(config, seed=1)
     assert not same_state(other, state)
     other.restore(saved, 1, {"skipped": 2, "recorded": 1})
-    assert (other.step, other.skipped, other.recorded) == (1, 2, 1)
+    assert (other.step, other.skipped, other.last_logged_step) == (1, 2, 1)
     assert same_state(other, state)
     for run in (state, other):
         step(config, run)
@@ -96,6 +97,12 @@ def refuse(report: str) -> None:
 
 def save_steps(folder: Path, *steps: int, keep: int = 10) -> list[Path]:
     return [save_checkpoint(folder, step, {"w": torch.full((4,), step)}, {"at": step}, keep) for step in steps]
+
+
+def latest_step(folder: Path, report: Callable[[str], None] = refuse) -> int:
+    latest = load_latest(folder, report)
+    assert latest is not None
+    return latest.step
 
 
 def names(folder: Path) -> list[str]:
@@ -124,18 +131,14 @@ def test_everything_comes_back_exactly(tmp_path: Path) -> None:
 def test_the_last_few_stay(tmp_path: Path) -> None:
     save_steps(tmp_path, 5, 10, 900, 1000, keep=2)
     assert names(tmp_path) == ["step-000000900", "step-000001000"]
-    latest = load_latest(tmp_path, refuse)
-    assert latest is not None
-    assert latest.step == 1000
+    assert latest_step(tmp_path) == 1000
 
 
 def test_what_a_killed_run_left_is_passed_over_and_cleared(tmp_path: Path) -> None:
     save_steps(tmp_path, 10)
     shutil.copytree(tmp_path / "step-000000010", tmp_path / "tmp-step-000000020")
     (tmp_path / "tmp-step-000000020" / checkpoint.STATE).unlink()
-    latest = load_latest(tmp_path, refuse)
-    assert latest is not None
-    assert latest.step == 10
+    assert latest_step(tmp_path) == 10
     save_steps(tmp_path, 20)
     assert names(tmp_path) == ["step-000000010", "step-000000020"]
 
@@ -181,9 +184,7 @@ def test_a_corrupt_one_is_reported_and_skipped(tmp_path: Path, file: str, damage
     _, newest = save_steps(tmp_path, 10, 20)
     damage(newest / file)
     reports: list[str] = []
-    latest = load_latest(tmp_path, reports.append)
-    assert latest is not None
-    assert latest.step == 10
+    assert latest_step(tmp_path, reports.append) == 10
     (report,) = reports
     assert newest.name in report
     assert reason in report
@@ -213,9 +214,7 @@ def test_a_corrupt_later_one_does_not_replace_a_valid_one(tmp_path: Path) -> Non
     _, damaged = save_steps(tmp_path, 10, 20)
     flip_bit(damaged / checkpoint.TENSORS)
     save_steps(tmp_path, 15, keep=1)  # stopped between the two
-    latest = load_latest(tmp_path, lambda *_: None)
-    assert latest is not None
-    assert latest.step == 15
+    assert latest_step(tmp_path, lambda _: None) == 15
 
 
 def test_a_later_format_is_refused(tmp_path: Path) -> None:
@@ -239,9 +238,7 @@ def test_a_full_disk_leaves_the_last_good_one(tmp_path: Path, large: str) -> Non
     tensors = {"w": torch.zeros(5000 if large == "tensors" else 1)}
     with pytest.raises(OSError, match=r"checkpoint of step 20 cannot be written .*free space"), small_disk():
         save_checkpoint(tmp_path, 20, tensors, {"text": "a" * 10_000}, keep=1)
-    latest = load_latest(tmp_path, refuse)
-    assert latest is not None
-    assert latest.step == 10
+    assert latest_step(tmp_path) == 10
 
 
 # --- a writer that is killed

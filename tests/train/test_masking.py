@@ -32,7 +32,7 @@ TARGETS: tuple[Any, ...] = ("mean-color", "downsized", "regression")
 
 
 def corruptions(count: int, patches: int, masking: MaskingConfig) -> Tensor:
-    draws = np.random.default_rng(0).random((count, masking.draws(patches)))
+    draws = np.random.default_rng(0).random((count, masking.num_uniforms(patches)))
     return draw_corruption(masking, torch.from_numpy(draws), patches)
 
 
@@ -96,12 +96,12 @@ def noise(n: int = 37) -> Dataset:
 def corruption_by_image(batch_size: int, steps: int, start: int = 0, **options: Any) -> list[tuple[int, list]]:
     """(index, corruption) of the examples of a training, in order."""
     masking, transform = MaskingConfig(), TrainTransform(16)
-    options |= {"seed": 5, "start": start, "draws": masking.draws(N)}
+    options |= {"seed": 5, "first_example": start, "num_uniforms": masking.num_uniforms(N)}
     rows = []
     for _, batch in zip(
         range(steps), train_batches(noise(), transform, batch_size=batch_size, **options), strict=False
     ):
-        _, corruption = MaskedPatch(masking, MODEL).corrupt(batch, np.random.default_rng(0))
+        _, corruption = MaskedPatch(masking, MODEL).prepare_batch(batch, np.random.default_rng(0))
         rows += list(zip(batch.indices.tolist(), corruption.tolist(), strict=True))
     return rows
 

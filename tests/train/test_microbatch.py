@@ -11,9 +11,8 @@ import torch
 from vitlab.config import MaskingConfig, OptimConfig, TrainConfig
 from vitlab.models import ViTConfig
 from vitlab.models.vit import build_model
-from vitlab.train import microbatch
-from vitlab.train.memory import Process
-from vitlab.train.microbatch import GIB, StepCost, default_microbatch, free_memory, measure_step
+from vitlab.train import memory, microbatch
+from vitlab.train.microbatch import default_microbatch, free_memory, measure_step
 from vitlab.train.objectives import create_training_model
 
 CPU = torch.device("cpu")
@@ -69,7 +68,7 @@ def test_free_memory_is_the_smaller_of_system_and_container(monkeypatch: pytest.
 def test_default(size: int, shard: int, device: str, expected: int) -> None:
     """On a CPU a micro-batch takes seconds, not minutes; a small model takes its batch at once."""
     config = dataclasses.replace(SMALL, model=dataclasses.replace(S14, image_size=size))
-    assert default_microbatch(config, torch.device(device), shard) == expected
+    assert default_microbatch(config.model.forward_macs, torch.device(device), shard) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,7 +78,7 @@ def test_default(size: int, shard: int, device: str, expected: int) -> None:
 def test_measuring_leaves_the_model_unchanged(changes: dict[str, Any]) -> None:
     network = dataclasses.replace(SMALL.model, num_classes=0) if "masking" in changes else SMALL.model
     config = dataclasses.replace(SMALL, activation_checkpointing=True, model=network, **changes)
-    model = create_training_model(config, torch.Generator().manual_seed(0)).eval()
+    model = create_training_model(config.model, config.masking, torch.Generator().manual_seed(0)).eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     cost = measure_step(config, model, CPU)
     assert cost.microbatch == changes.get("microbatch", 24)
@@ -93,9 +92,7 @@ def test_measuring_leaves_the_model_unchanged(changes: dict[str, Any]) -> None:
 def test_it_fits_the_free_memory(free: int, processes: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Halved until its megabyte per image fits MEMORY_FRACTION of the free memory, which processes share."""
     monkeypatch.setattr(microbatch, "train_seconds", lambda *_: 0.1)
-    monkeypatch.setattr(
-        Process, "memory", lambda self, images: {"weights": 1_000_000, "activations": 1_000_000 * images}
-    )
+    monkeypatch.setattr(memory, "rank_bytes", lambda _, images, *__: {"weights": 10**6, "activations": 10**6 * images})
     monkeypatch.setattr(microbatch, "free_memory", lambda _: free * 1_000_000)
     config = dataclasses.replace(SMALL, batch_size=24 * processes)
     cost = measure_step(config, build_model(SMALL.model), CPU, processes)
@@ -104,7 +101,7 @@ def test_it_fits_the_free_memory(free: int, processes: int, expected: int, monke
 
 
 def test_a_trial_that_runs_out_of_memory_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train_seconds(config: TrainConfig, state: object, images: int) -> float:
+    def train_seconds(config: TrainConfig, model: object, device: object, images: int) -> float:
         if images > 4:
             raise torch.OutOfMemoryError
         return 0.1
@@ -123,16 +120,9 @@ def test_a_model_that_fits_only_sharded(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(microbatch, "train_seconds", train_seconds)
     model, config = build_model(SMALL.model), dataclasses.replace(SMALL, fsdp=True)
-    cost = measure_step(config, model, CPU, processes=2)
+    cost = measure_step(config, model, CPU, world_size=2)
     assert (cost.microbatch, cost.train_seconds) == (12, math.inf)
     assert "micro-batches of 12, speed unknown, " in cost.describe()
-    assert measure_step(dataclasses.replace(config, microbatch=3), model, CPU, processes=2).microbatch == 3
+    assert measure_step(dataclasses.replace(config, microbatch=3), model, CPU, world_size=2).microbatch == 3
     with pytest.raises(torch.OutOfMemoryError):
         measure_step(config, model, CPU)
-
-
-def test_description() -> None:
-    cost = StepCost(16, 0.125, 0.1, 3 * GIB, 24 * GIB)
-    assert cost.describe() == "micro-batches of 16, 8 images/s, 3.0 of 24.0 GiB free memory"
-    unknown = dataclasses.replace(cost, train_seconds=0.001, free=None)
-    assert unknown.describe() == "micro-batches of 16, 1,000 images/s, 3.0 GiB memory"

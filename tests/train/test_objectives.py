@@ -78,7 +78,7 @@ def test_several_labels(logits: Tensor, smoothing: float) -> None:
 @pytest.mark.parametrize("kind", ["softmax", "sigmoid"])
 def test_any_of_the_labels_is_right(kind: Any) -> None:
     objective = Classification(K, kind)
-    images, targets = objective.corrupt(several(), np.random.default_rng(0))
+    images, targets = objective.prepare_batch(several(), np.random.default_rng(0))
     predicted = torch.tensor([0, 1, 0, 2, 2, 1])  # right, right (the second), wrong, right, right, wrong
     logits = 5 * one_hot(predicted)
     loss, accuracy = objective.loss(lambda _: logits, images, targets)
@@ -91,7 +91,7 @@ def test_mixup_of_several_labels(logits: Tensor, kind: Any) -> None:
     """Softmax's loss is the mix of the losses; a sigmoid's targets mix yes and no. The larger share counts."""
     objective = Classification(K, kind, mixup=0.4)
     given = several()
-    images, targets = objective.corrupt(given, np.random.default_rng(7))
+    images, targets = objective.prepare_batch(given, np.random.default_rng(7))
     share = np.random.default_rng(7).beta(0.4, 0.4)
     share = max(share, 1 - share)
     hot = HOT / HOT.sum(dim=1, keepdim=True) if kind == "softmax" else HOT.float()

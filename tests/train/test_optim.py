@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from vitlab.config import OptimConfig
 from vitlab.models import ViTConfig
-from vitlab.models.vit import ViT
+from vitlab.models.vit import Model, ViT
 from vitlab.train.objectives import classification_loss
 from vitlab.train.optim import (
     clip_by_global_norm,
@@ -26,6 +25,8 @@ from vitlab.train.optim import (
     set_learning_rate,
     update_average,
 )
+from vitlab.weights import load_model
+from vitlab.weights.google import write_google
 
 SCHEDULES = [f"{code}/{number:02d}" for code in ("vit_jax", "big_vision") for number in range(4)]
 RUNS = ["sgd_testing_f32", "sgd_testing_bf16acc", "sgd_tiny_linear"]
@@ -58,59 +59,51 @@ def test_learning_rate_is_googles(shared: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("case", RUNS)
-def test_run_is_googles(shared: Path, case: str) -> None:
-    golden = np.load(shared / "golden" / f"train_{case.partition('_')[0]}.npz")
+def test_run_is_googles(shared: Path, tmp_path: Path, case: str) -> None:
+    golden = dict(np.load(shared / "golden" / f"train_{case.partition('_')[0]}.npz"))
     meta = json.loads(str(golden["meta"]))[case]
-    model, config, kind = _rebuild(golden, meta, case)
+    config, kind, total_steps = recorded_settings(meta)
+    init, final = (
+        {key.removeprefix(start): array for key, array in golden.items() if key.startswith(start)}
+        for start in (f"{case}/init/", f"{case}/final/")
+    )
+    np.savez(tmp_path / "init.npz", **init)
     images = torch.from_numpy(golden[f"{case}/images"]).permute(0, 3, 1, 2)
     labels = torch.from_numpy(golden[f"{case}/labels"])
-    parameters = dict(model.named_parameters())
-    views = _as_google(parameters, model.config.heads)
-    with torch.no_grad():
-        for key, view in views.items():
-            view.copy_(_start(golden, case, key))
-    start = {key: view.detach().clone() for key, view in views.items()}
-    optimizer = create_optimizer(parameters.items(), config)
-    total = meta["lr_schedule"]["total_steps"] if "lr_schedule" in meta else meta["total_steps"]
-
-    for step, (loss_then, norm_then) in enumerate(
-        zip(golden[f"{case}/loss"], golden[f"{case}/grad_norm_before_clip"], strict=True)
-    ):
+    model = load_model(tmp_path / "init.npz", image_size=images.shape[2])
+    before = google_arrays(model, tmp_path)
+    optimizer = create_optimizer(model.named_parameters(), config)
+    losses, norms = golden[f"{case}/loss"], golden[f"{case}/grad_norm_before_clip"]
+    for step, (loss_then, norm_then) in enumerate(zip(losses, norms, strict=True)):
         optimizer.zero_grad()
         loss = classification_loss(model(images), labels, kind)
         loss.backward()
-        norm = clip_by_global_norm(parameters.values(), config.clip_norm)
-        set_learning_rate(optimizer, learning_rate(config, step, total))
+        norm = clip_by_global_norm(model.parameters(), config.clip_norm)
+        set_learning_rate(optimizer, learning_rate(config, step, total_steps))
         optimizer.step()
         assert loss.item() == pytest.approx(loss_then, rel=meta["tol_loss_rel"], abs=1e-3 * meta["tol_loss_rel"])
         assert norm.item() == pytest.approx(norm_then, rel=max(2e-4, meta["tol_loss_rel"]))
-
-    tolerances = meta["tol_delta_rel_l2"]
-    assert set(tolerances) == set(views) - set(meta["keys_with_zero_true_gradient"])
-    for key, tolerance in tolerances.items():
-        reference = torch.from_numpy(golden[f"{case}/final/{key}"]).double() - start[key].double()
-        moved = views[key].detach().double() - start[key].double()
-        assert (moved - reference).norm() / reference.norm() <= tolerance, key
+    after = google_arrays(model, tmp_path)
+    assert set(meta["tol_delta_rel_l2"]) == set(after) - set(meta["keys_with_zero_true_gradient"])
+    for key, tolerance in meta["tol_delta_rel_l2"].items():
+        reference, moved = (end[key].astype(np.float64) - before[key] for end in (final, after))
+        assert np.linalg.norm(moved - reference) / np.linalg.norm(reference) <= tolerance, key
 
 
-def _rebuild(golden: Any, meta: dict[str, Any], case: str) -> tuple[ViT, OptimConfig, Any]:
-    """The model, optimizer settings and loss of a recorded run."""
-    patch, _, _, width = golden[f"{case}/init/embedding/kernel"].shape
-    block = "Transformer/encoderblock_0"
-    sgd = "lr_schedule" in meta
-    model = ViT(
-        ViTConfig(
-            image_size=golden[f"{case}/images"].shape[1],
-            patch_size=patch,
-            width=width,
-            depth=sum(key.startswith(f"{case}/final/") and "query/bias" in key for key in golden),
-            heads=golden[f"{case}/final/{block}/MultiHeadDotProductAttention_0/query/bias"].shape[0],
-            mlp_dim=golden[f"{case}/final/{block}/MlpBlock_0/Dense_0/bias"].shape[0],
-            num_classes=meta["num_classes"],
-            pool="token" if sgd else "gap",
-        )
-    )
-    if sgd:
+def google_arrays(model: Model, folder: Path) -> dict[str, np.ndarray]:
+    """The weights by the recorded runs' names, which are those of Flax's linen, and in Google's layouts."""
+    write_google(model, folder / "model.npz")
+    linen = {"LayerNorm_2": "LayerNorm_1", "Attention_1": "Attention_0", "MlpBlock_3": "MlpBlock_0"}
+    arrays = dict(np.load(folder / "model.npz"))
+    linen |= {} if "cls" in arrays else {"Transformer/posembed_input/": ""}  # big_vision's
+    for old, new in linen.items():
+        arrays = {name.replace(old, new): array for name, array in arrays.items()}
+    return arrays
+
+
+def recorded_settings(meta: dict[str, Any]) -> tuple[OptimConfig, Any, int]:
+    """Optimizer settings, loss and steps of a recorded run."""
+    if "lr_schedule" in meta:
         schedule = meta["lr_schedule"]
         config = OptimConfig(
             name="sgd",
@@ -121,7 +114,7 @@ def _rebuild(golden: Any, meta: dict[str, Any], case: str) -> tuple[ViT, OptimCo
             end_lr=1e-5,
             clip_norm=meta["clip_by_global_norm"],
         )
-        return model, config, "softmax"
+        return config, "softmax", schedule["total_steps"]
     optimizer = meta["optimizer_config"]
     config = OptimConfig(
         name="adam",
@@ -132,54 +125,7 @@ def _rebuild(golden: Any, meta: dict[str, Any], case: str) -> tuple[ViT, OptimCo
         warmup_steps=optimizer["schedule"]["warmup_steps"],
         clip_norm=optimizer["grad_clip_norm"],
     )
-    return model, config, meta["loss"].removesuffix("_xent")
-
-
-def _as_google(parameters: Mapping[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """Our parameters seen under Google's names and in Google's layouts; views, to read and to write."""
-    views = {
-        "embedding/kernel": parameters["embedding.weight"].permute(2, 3, 1, 0),
-        "embedding/bias": parameters["embedding.bias"],
-        "Transformer/encoder_norm/scale": parameters["norm.weight"],
-        "Transformer/encoder_norm/bias": parameters["norm.bias"],
-        "head/kernel": parameters["head.weight"].T,
-        "head/bias": parameters["head.bias"],
-    }
-    if "cls" in parameters:
-        views["cls"] = parameters["cls"]
-        views["Transformer/posembed_input/pos_embedding"] = parameters["position.table"]
-    else:
-        views["pos_embedding"] = parameters["position.table"]
-    for layer in range(sum(name.endswith("attention.qkv.weight") for name in parameters)):
-        ours, theirs = f"blocks.{layer}.", f"Transformer/encoderblock_{layer}/"
-        attention = theirs + "MultiHeadDotProductAttention_0/"
-        for number in (0, 1):
-            views[f"{theirs}LayerNorm_{number}/scale"] = parameters[f"{ours}norm{number + 1}.weight"]
-            views[f"{theirs}LayerNorm_{number}/bias"] = parameters[f"{ours}norm{number + 1}.bias"]
-            dense = f"{theirs}MlpBlock_0/Dense_{number}"
-            views[f"{dense}/kernel"] = parameters[f"{ours}mlp.fc{number + 1}.weight"].T
-            views[f"{dense}/bias"] = parameters[f"{ours}mlp.fc{number + 1}.bias"]
-        weights = parameters[ours + "attention.qkv.weight"].chunk(3)
-        biases = parameters[ours + "attention.qkv.bias"].chunk(3)
-        for name, weight, bias in zip(("query", "key", "value"), weights, biases, strict=True):
-            views[f"{attention}{name}/kernel"] = weight.T.unflatten(1, (heads, -1))
-            views[f"{attention}{name}/bias"] = bias.unflatten(0, (heads, -1))
-        views[attention + "out/kernel"] = parameters[ours + "attention.out.weight"].T.unflatten(0, (heads, -1))
-        views[attention + "out/bias"] = parameters[ours + "attention.out.bias"]
-    return views
-
-
-def _start(golden: Any, case: str, key: str) -> Tensor:
-    """A start weight, stored under the numbering of before Flax's linen or of after."""
-    stored = key
-    for new, old in (
-        ("LayerNorm_1", "LayerNorm_2"),
-        ("MultiHeadDotProductAttention_0", "MultiHeadDotProductAttention_1"),
-        ("MlpBlock_0", "MlpBlock_3"),
-    ):
-        stored = stored.replace(new, old)
-    name = f"{case}/init/{stored}"
-    return torch.from_numpy(golden[name if name in golden else f"{case}/init/{key}"])
+    return config, meta["loss"].removesuffix("_xent"), meta["total_steps"]
 
 
 # --- parameter groups

@@ -54,7 +54,7 @@ digits = functools.cache(lambda: load_dataset("digits", "train"))
 
 
 def trained(config: TrainConfig, folder: Path, world: World = SINGLE, evaluate: Any = None) -> dict[str, Tensor]:
-    model = create_training_model(config, torch.Generator().manual_seed(0))
+    model = create_training_model(config.model, config.masking, torch.Generator().manual_seed(0))
     with Workdir(folder, to_dict(config), tensorboard=False, world=world) as workdir:
         done = train(config, workdir, model, digits(), evaluate, world=world)
     return {name: tensor.clone() for name, tensor in done.state_dict().items()}
@@ -156,11 +156,13 @@ def test_sharded_blocks_are_compiled(tmp_path: Path) -> None:
     environment |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", COUNT_GRAPHS], stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", COUNT_GRAPHS],
+            stdout=subprocess.PIPE,
+            text=True,
             env=os.environ | environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     for process in started:
         out, _ = process.communicate(timeout=500)
         assert json.loads(out) == [
@@ -175,8 +177,10 @@ def test_continues_with_another_world_size(tmp_path: Path, in_ranks: InRanks, mo
     seen.mkdir()
     batches = loop.train_batches
 
-    def noted(*args: Any, start: int, rank: int, **options: Any) -> Any:
-        for step, batch in enumerate(batches(*args, start=start, rank=rank, **options), start // config.batch_size):
+    def noted(*args: Any, first_example: int, rank: int, **options: Any) -> Any:
+        for step, batch in enumerate(
+            batches(*args, first_example=first_example, rank=rank, **options), first_example // config.batch_size
+        ):
             (seen / f"{step}.{rank}").write_text(json.dumps(batch.indices.tolist()))
             yield batch
 
@@ -249,8 +253,10 @@ def test_not_finite_in_one_shard(tmp_path: Path, in_ranks: InRanks, monkeypatch:
     """All stop at the step, and each keeps what it had of the batch."""
     batches = loop.train_batches
 
-    def broken(*args: Any, start: int, rank: int, **options: Any) -> Any:
-        for step, batch in enumerate(batches(*args, start=start, rank=rank, **options), start // CONFIG.batch_size):
+    def broken(*args: Any, first_example: int, rank: int, **options: Any) -> Any:
+        for step, batch in enumerate(
+            batches(*args, first_example=first_example, rank=rank, **options), first_example // CONFIG.batch_size
+        ):
             if step == 4 and rank == 1:
                 batch.images[0, 0, 0, 0] = torch.nan
             yield batch
@@ -258,7 +264,7 @@ def test_not_finite_in_one_shard(tmp_path: Path, in_ranks: InRanks, monkeypatch:
     monkeypatch.setattr(loop, "train_batches", broken)
     errors = trained_by(2, CONFIG, tmp_path / "run", in_ranks)
     assert [type(error) for error in errors] == [NonFiniteError, NonFiniteError]
-    saved = [load_file(tmp_path / f"run/nonfinite/step-000000005{end}.safetensors") for end in ("", ".process-1")]
+    saved = [load_file(tmp_path / f"run/nonfinite/step-000000005{end}.safetensors") for end in ("", ".rank-1")]
     assert [bool(batch["images"].isfinite().all()) for batch in saved] == [True, False]
     assert len(saved[0]["indices"]) == len(saved[1]["indices"]) == 12
     assert not set(saved[0]["indices"].tolist()) & set(saved[1]["indices"].tolist())

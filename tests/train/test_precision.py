@@ -49,7 +49,7 @@ def test_small_steps_are_not_lost(model: ViT) -> None:
     for _ in range(100):
         with torch.no_grad():
             master.add_(1e-4)
-        weights.update_copy()
+        weights.copy_masters_to_model()
     assert master[0].item() == pytest.approx(1.01, abs=1e-5)
     assert copy[0].item() == pytest.approx(1.01, abs=0.004)
     assert copy[0].item() > 1

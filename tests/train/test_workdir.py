@@ -140,15 +140,6 @@ def test_whether_a_step_is_evaluated(tmp_path: Path) -> None:
         assert (workdir.is_evaluated(3), workdir.is_evaluated(4)) == (True, False)
 
 
-def test_a_result_ends_the_run(tmp_path: Path) -> None:
-    with open_workdir(tmp_path) as workdir:
-        workdir.write_result({"accuracy": 0.5})
-        assert workdir.finished
-    with open_workdir(tmp_path) as workdir:
-        assert workdir.finished
-        assert workdir.read_result() == {"accuracy": 0.5}
-
-
 def test_tensorboard_shows_every_step_once_after_a_stop(tmp_path: Path) -> None:
     with Workdir(tmp_path, SETTINGS) as workdir:
         for step in (1, 2, 3):

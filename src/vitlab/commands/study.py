@@ -14,7 +14,7 @@ from vitlab.cost.options import BenchOptions
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.settings import nearest
-from vitlab.train.progress import DEVICES
+from vitlab.train.throughput import DEVICES
 
 
 @dataclass(frozen=True)

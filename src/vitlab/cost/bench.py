@@ -24,10 +24,10 @@ from vitlab.inspect import figures, plots
 from vitlab.inspect.panels import Panel, Series
 from vitlab.io import replacing_file
 from vitlab.models import ViTConfig, get_config, list_models
-from vitlab.train.memory import Process, inference_bytes
+from vitlab.train.memory import inference_bytes, rank_bytes
 from vitlab.train.microbatch import free_memory
 from vitlab.train.precision import choose_device, cpu_is_faster_in_bfloat16, device_name, keep_freed_memory
-from vitlab.train.progress import peak_flops
+from vitlab.train.throughput import peak_flops
 from vitlab.train.workdir import write_json
 from vitlab.weights import ParityError
 
@@ -193,7 +193,7 @@ def peak_bytes(name: str, work: Work) -> int | None:
         return None
     if work.mode == "infer":
         return inference_bytes(work.config, work.batch, getattr(torch, work.dtype), "cpu")
-    return sum(Process(work.run, work.dtype, "cpu").memory(work.batch).values())
+    return sum(rank_bytes(work.run, work.batch, work.dtype, "cpu").values())
 
 
 def _measured_peak(name: str, work: Work) -> int | None:

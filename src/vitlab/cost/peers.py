@@ -107,15 +107,15 @@ def example_batch(run: TrainConfig, device: torch.device) -> Batch:
     """Images in float32, random labels, and the random numbers that masking needs."""
     generator, size, objective = torch.Generator().manual_seed(2), run.batch_size, create_objective(run)
     labels = torch.randint(max(run.model.num_classes, 1), (size,), generator=generator).to(device)
-    draws = torch.rand(size, objective.draws, dtype=torch.float64, generator=generator).to(device)
+    uniforms = torch.rand(size, objective.num_uniforms, dtype=torch.float64, generator=generator).to(device)
     images, indices = example_images(run.model, size, device), torch.arange(size, device=device)
-    return Batch(images, labels, indices, draws=draws if objective.draws else None)
+    return Batch(images, labels, indices, uniforms=uniforms if objective.num_uniforms else None)
 
 
 def training_step(run: TrainConfig, device: torch.device, model: nn.Module | None = None) -> Callable[[], None]:
     """The step of `vitlab pretrain` with these settings, again and again on one random batch."""
     if model is None:
-        model = create_training_model(run, torch.Generator().manual_seed(0))
+        model = create_training_model(run.model, run.masking, torch.Generator().manual_seed(0))
     state, objective = create_state(run, model.to(device), device, SINGLE), create_objective(run)
     batch = example_batch(run, device)
 

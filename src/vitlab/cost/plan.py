@@ -21,10 +21,10 @@ from vitlab.recipes import pretrain
 from vitlab.settings import nearest
 from vitlab.studies.cost import IMAGES, images, model_of
 from vitlab.studies.spec import Point, exaflops, updates
-from vitlab.train.memory import Process, weight_counts
+from vitlab.train.memory import rank_bytes, weight_counts
 from vitlab.train.optim import state_per_weight
 from vitlab.train.precision import choose_device, device_name, keep_freed_memory, resolve_precision
-from vitlab.train.progress import DEVICES, find_device
+from vitlab.train.throughput import DEVICES, find_device
 
 CPU = "cpu"
 DAY = 24 * 3600
@@ -71,7 +71,7 @@ def estimate(
         raise UserError("the peak of a CPU is unknown; give --mfu measured.")
     seconds = exa * 1e18 / (flops * count)
     images_per_s = steps * config.batch_size / seconds
-    parameters, forward_macs = weight_counts(config)[0], config.model.forward_macs
+    parameters, forward_macs = weight_counts(config.model, config.masking)[0], config.model.forward_macs
     state = 1 + state_per_weight(config.optim) + bool(config.average_decay)
     return {
         "model": {"name": model_name, "parameters": parameters, "forward_macs": forward_macs},
@@ -166,10 +166,10 @@ def _memory(config: TrainConfig, device: str, count: int) -> dict[str, Any]:
     at_once = min(config.microbatch or images_per_process, images_per_process)
     memory: dict[str, Any] = {}
     for strategy in ("ddp", "fsdp") if count > 1 else ("alone",):
-        process = Process(config, precision, CPU if device == CPU else "cuda", count, sharded=strategy == "fsdp")
-        parts = process.memory(at_once)
+        options = (precision, CPU if device == CPU else "cuda", count, strategy == "fsdp")
+        parts = rank_bytes(config, at_once, *options)
         total, microbatch = sum(parts.values()), at_once
-        while microbatch and sum(process.memory(microbatch).values()) > available:
+        while microbatch and sum(rank_bytes(config, microbatch, *options).values()) > available:
             microbatch //= 2
         fits = total <= available
         memory[strategy] = {"parts": parts, "total": total, "fits": fits, "microbatch_that_fits": microbatch}

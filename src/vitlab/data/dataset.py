@@ -1,13 +1,12 @@
-"""The `Dataset` type: N labeled images, in files or in memory; and parts of it. An image is uint8 [H, W, 3], RGB."""
+"""The `Dataset` type: N labeled images, in files or in memory; and subsets of it. An image is uint8 [H, W, 3], RGB."""
 
 import copy
 import dataclasses
 import hashlib
 import os
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 from jaxtyping import Bool, Int, Int64
@@ -24,7 +23,7 @@ MEMORY_BYTES = 2**30
 MEMORY_FILES = 200_000
 MAX_CLASSES = 2**20  # without names: a larger label is a mistake
 
-Request = tuple[np.ndarray, np.ndarray]
+BatchIndices = tuple[np.ndarray, np.ndarray]
 """Epochs and dataset indices of one batch, int64 [B] each."""
 
 
@@ -86,7 +85,7 @@ class Labels:
         return hot
 
 
-class Entries(Sequence[Entry]):
+class Entries(ABC):
     """N images whose locations are stored in arrays, so that a million images do not need a million objects.
 
     rows: int64 [N], which of the stored images they are. local: whether they are on this machine; `order` and
@@ -110,24 +109,19 @@ class Entries(Sequence[Entry]):
         """These, then those of `other`, which are of the same kind."""
 
     @abstractmethod
-    def entry(self, index: int) -> Entry:
-        """The image `index`, which is from 0 to N - 1."""
+    def __getitem__(self, index: int) -> Entry:
+        """The image `index`. Raises IndexError."""
+
+    def __iter__(self) -> Iterator[Entry]:
+        return map(self.__getitem__, range(len(self)))
 
     def order(self, seed: int, epoch: int) -> np.ndarray | None:
         """The order of an epoch, int64 [N], a function of its arguments alone; None for the loader's order."""
         return None
 
-    def read_ahead(self, requests: Iterator[Request]) -> Iterator[Request]:
-        """The same requests, as soon as their images can be read."""
-        return requests
-
-    @overload
-    def __getitem__(self, index: int) -> Entry: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Entry]: ...
-    def __getitem__(self, index: int | slice) -> Entry | list[Entry]:
-        indices = range(len(self))[index]  # raises IndexError, and counts from the end
-        return self.entry(indices) if isinstance(indices, int) else [self.entry(i) for i in indices]
+    def read_ahead(self, batches: Iterator[BatchIndices]) -> Iterator[BatchIndices]:
+        """The same batches, each as soon as its images can be read."""
+        return batches
 
 
 @dataclasses.dataclass
@@ -147,7 +141,7 @@ class Dataset:
     classes: tuple[str, ...]
     labels: np.ndarray
     pixels: np.ndarray | None = None
-    entries: Sequence[Entry] = ()
+    entries: Sequence[Entry] | Entries = ()
     failures: dict[int, ImageError] = dataclasses.field(default_factory=dict)
     label_sets: Labels | None = None
     left_out: int = 0
@@ -236,7 +230,7 @@ SplitReader = tuple[list[str], Callable[[str], Dataset]]
 """A source that is split on disk: the splits that are there, and a function that reads one of them."""
 
 
-def shuffled_ranks(
+def _shuffled_ranks(
     labels: Int[np.ndarray, " n"], seed: int, stream: Stream
 ) -> tuple[Int64[np.ndarray, " n"], Int64[np.ndarray, " n"]]:
     """The images ordered by class, shuffled within each by (seed, index), and their ranks in their class."""
@@ -246,35 +240,35 @@ def shuffled_ranks(
 
 
 def stratified_split(
-    labels: np.ndarray, shares: Mapping[str, float], seed: int, stream: Stream = Stream.SPLIT
+    labels: np.ndarray, fractions: Mapping[str, float], seed: int, stream: Stream = Stream.SPLIT
 ) -> dict[str, np.ndarray]:
-    """Sorted indices of "train" and of every split in `shares`, which partition all indices.
+    """Sorted indices of "train" and of every split in `fractions`, which partition all indices.
 
-    Each class gives each split its share, rounded, and at least one image if it has enough for all splits. A part that
-    is split again needs another `stream`.
+    Each split gets its fraction of each class, rounded, and at least one image if there are enough for all splits. A
+    split that is split again needs another `stream`.
     """
-    order, rank = shuffled_ranks(labels, seed, stream)
+    order, rank = _shuffled_ranks(labels, seed, stream)
     size = np.bincount(labels)[labels[order]]
     parts: dict[str, np.ndarray] = {}
     start = np.zeros_like(size)
-    for name, share in shares.items():
-        stop = start + np.where(size > len(shares), np.maximum(np.rint(share * size), 1), 0).astype(np.int64)
-        stop = np.minimum(stop, size - 1)  # train keeps one, however large the shares
+    for name, fraction in fractions.items():
+        stop = start + np.where(size > len(fractions), np.maximum(np.rint(fraction * size), 1), 0).astype(np.int64)
+        stop = np.minimum(stop, size - 1)  # train keeps one, however large the fractions
         parts[name] = np.sort(order[(rank >= start) & (rank < stop)])
         start = stop
     return parts | {"train": np.sort(order[rank >= start])}
 
 
-def part_of(dataset: Dataset, share: float, seed: int) -> Dataset:
-    """The given share of each class of a whole split, in its order, and at least one image of each class (Sec. 4.3).
+def stratified_subset(dataset: Dataset, fraction: float, seed: int) -> Dataset:
+    """A fraction of each class of a whole split, in its order, and at least one image of each class (Sec. 4.3).
 
-    A part is contained in every larger one of the same seed. Of several labels of an image the first counts.
-    Deviation: the paper's parts of JFT are not stratified.
+    A subset is contained in every larger one of the same seed. Of several labels of an image the first counts.
+    Deviation: the paper's subsets of JFT are not stratified.
     """
-    if not 0 < share <= 1:
-        raise UserError(f"part is {share}; it is a share of each class of the split, in (0, 1], or None for all.")
-    order, rank = shuffled_ranks(dataset.labels, seed, Stream.SUBSET)
-    counts = np.maximum(np.rint(share * np.bincount(dataset.labels)), 1)
+    if not 0 < fraction <= 1:
+        raise UserError(f"part is {fraction}; it is a fraction of each class of the split, in (0, 1], or None for all.")
+    order, rank = _shuffled_ranks(dataset.labels, seed, Stream.SUBSET)
+    counts = np.maximum(np.rint(fraction * np.bincount(dataset.labels)), 1)
     return dataset.take(np.sort(order[rank < counts[dataset.labels[order]]]))
 
 
@@ -297,7 +291,7 @@ def keep_classes(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
 
 
 def numbered_classes(top: int, where: str) -> tuple[str, ...]:
-    """The numbers of classes without names, 0 to `top`. Raises UserError for too many; `where` says of what."""
+    """Names for numbered classes, "0" to `top`; `where` is for messages. Raises UserError for too many."""
     if top >= MAX_CLASSES:
         raise UserError(f"{where} has the label {top}; labels count classes from 0, and go up to {MAX_CLASSES - 1:,}")
     return tuple(str(i) for i in range(top + 1))
@@ -326,7 +320,7 @@ def digest_images(start: str, dataset: Dataset) -> str:
 
 
 def read_arrays(path: Path, *names: str) -> list[np.ndarray] | None:
-    """The arrays `names` of an .npz; None if it is missing, lacks one, or does not match its checksums."""
+    """The arrays `names` of an .npz; None if the file or one of them is missing or corrupt."""
     try:
         with reading_npz(path) as arrays:
             assert arrays.zip is not None  # it is open

@@ -20,9 +20,11 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 
 SIDE = 32  # pixels of a thumbnail's side
-MIN_DEVIATION = 2.0  # of the gray values (0-255) of a thumbnail; below, it is blank: left out and counted
+MIN_STD = 2.0  # of the gray values (0-255) of a thumbnail; below, it is blank: skipped and counted
 SHARD = 16_384  # training images whose thumbnails are in memory together
-CENTER = 0.94  # share of each side that the second hash of an image sees: it meets the first hash of a cropped copy
+CENTER = (
+    0.94  # fraction of each side that the second hash of an image covers, to match the first hash of a cropped copy
+)
 COMPARED = ((0, 0), (0, 1), (1, 0))  # the hash of the one image, and that of the other: 0 of all of it, 1 of its center
 RADIUS = 18  # most bits in which the hashes of a proposed pair differ; measured by benchmarks/dedup.py
 NUM_FREQUENCIES, MIN_CORRELATION = 20, 0.85  # so many lowest frequencies of a proposed pair correlate at least so much
@@ -125,7 +127,7 @@ def _read_thumbnails(
         for start in range(0, len(dataset), SHARD):
             stop = min(start + SHARD, len(dataset))
             thumbs = np.stack(list(pool.map(read, range(start, stop))))
-            blank = thumbs.std(axis=(1, 2), dtype=np.float32) < MIN_DEVIATION  # also those of unreadable images
+            blank = thumbs.std(axis=(1, 2), dtype=np.float32) < MIN_STD  # also those of unreadable images
             omitted.blank.extend(i for i in (start + np.flatnonzero(blank)).tolist() if i not in omitted.unreadable)
             report(f"read {name}", stop, len(dataset))
             yield start + np.flatnonzero(~blank), thumbs[~blank]
@@ -231,7 +233,7 @@ def distances(
     """The distance of thumbnails, for pairs (one i, other j): 0 the same, 1.41 unrelated, 2 a negative.
 
     The second of each pair is shifted and scaled along both axes until it fits the first; over the part that both show,
-    both are normalized to mean 0 and deviation 1, and the distance is the root of their mean squared difference.
+    both are normalized to mean 0 and std 1, and the distance is the root of their mean squared difference.
     Infinite if the two already differ at a quarter or half of the resolution (`LEVELS`).
     """
     result = np.full(len(i), np.inf, np.float32)

@@ -90,7 +90,7 @@ def _digest(file: BinaryIO, like: str) -> str:
 def _complete(
     url: str, part: BinaryIO, digest: str, size: int | None, cancelled: threading.Event | None, quiet: bool
 ) -> None:
-    """Appends to `part` what it lacks. A result with another digest is downloaded again once, from the start."""
+    """Appends the missing bytes to `part`. A result with another digest is downloaded again once, from the start."""
 
     def read_block(filesystem: Any, path: str) -> bytes:
         assert size is not None

@@ -26,7 +26,6 @@ def folder_splits(path: Path, name: str) -> SplitReader:
 
     The classes are the sorted folder names (of `train/`, where there is one); all splits share them.
     """
-    require_folder(path, "class folders with images, or train/, val/ and test/ with class folders")
     splits = _split_folders(path) or {"train": path}
     roots = [splits["train"]] if "train" in splits else list(splits.values())
     classes = tuple(sorted({folder for root in roots for folder in subfolders(root)}))
@@ -83,7 +82,7 @@ def read_class_folders(path: Path, name: str, split: str, classes: tuple[str, ..
     """The images of `PATH/CLASS/`, a folder for each of `classes`; one that is missing is logged."""
     present, shown = subfolders(path), quoted(str(path))
     if unknown := sorted(set(present) - set(classes)):
-        raise UserError(f"{shown} has class folders that train lacks: {unknown[:10]}")
+        raise UserError(f"{shown} has class folders that are missing in train: {unknown[:10]}")
     if not present:
         raise UserError(
             f"{shown} has no class folders: add {shown}/CLASS/image.jpg, or remove it to cut {split} from train"
@@ -140,10 +139,3 @@ def subfolders(path: Path) -> list[str]:
     if not path.is_dir():
         raise UserError(f"there is no folder {quoted(str(path))}")
     return sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
-
-
-def require_folder(path: Path, content: str) -> None:
-    """Raises UserError unless `path` is a folder; `content` describes what it should hold."""
-    if not path.is_dir():
-        state = "is a file" if path.exists() else "does not exist"
-        raise UserError(f"the folder {quoted(str(path))} {state} (in {Path.cwd()}): give a folder of {content}")

@@ -54,7 +54,7 @@ class HubEntries(Entries):
         assert isinstance(other, HubEntries)
         return HubEntries(self.tables + other.tables, np.concatenate([self.rows, other.rows + self.starts[-1]]))
 
-    def entry(self, index: int) -> HubEntry:
+    def __getitem__(self, index: int) -> HubEntry:
         number = int(np.searchsorted(self.starts, self.rows[index], side="right")) - 1
         name, table = self.tables[number]
         row = int(self.rows[index] - self.starts[number])
@@ -155,7 +155,7 @@ def _labels(
     if values.dtype.kind in "OU":
         classes = tuple(np.unique(_flat(reference, column, name)[0]).tolist())
         if unknown := sorted(set(values.tolist()) - set(classes)):
-            raise UserError(f"{name}: {split} has classes that train lacks: {unknown[:5]}.")
+            raise UserError(f"{name}: {split} has classes that are missing in train: {unknown[:5]}.")
         values = np.searchsorted(np.array(classes), values)
     elif values.dtype.kind not in "iu":
         raise UserError(f"{name}: the column {column} holds {values.dtype}; a class is a number or a string.")

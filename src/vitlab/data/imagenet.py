@@ -81,8 +81,8 @@ def _test_only(name: str, read: Callable[[], Dataset]) -> SplitReader:
 def imagenet_splits(name: str, root: Path | None, download: bool, partial: bool = False) -> SplitReader:
     """ILSVRC 2012 as `train/CLASS/*.JPEG` and `val/CLASS/*.JPEG`; the val is the test split, for it has the labels.
 
-    CLASS is a WordNet id. A split is read, and has to be there, only when requested. partial: val may lack classes;
-    `LOC_synset_mapping.txt` or train/ then gives the 1,000.
+    CLASS is a WordNet id. A split is read, and has to be there, only when requested. partial: classes of val may be
+    missing; `LOC_synset_mapping.txt` or train/ then gives the 1,000.
     """
     home = _find_root(name, root, ("imagenet", "ILSVRC/Data/CLS-LOC", "Data/CLS-LOC"), ("train", "val"))
     folders = {"train": home / "train", "test": home / "val"}
@@ -95,10 +95,10 @@ def imagenet_splits(name: str, root: Path | None, download: bool, partial: bool 
     return list(folders), read
 
 
-def _wnids(folder: Path, home: Path, partial: bool) -> tuple[str, ...]:
-    """The 1,000 WordNet ids in sorted order; `partial`: `folder` may have some of them only."""
+def _wnids(folder: Path, home: Path, allow_missing: bool) -> tuple[str, ...]:
+    """The 1,000 WordNet ids in sorted order; with `allow_missing` some may be missing in `folder`."""
     present = subfolders(folder)
-    if len(present) != CLASSES and not (partial and present):
+    if len(present) != CLASSES and not (allow_missing and present):
         raise UserError(
             f"{folder} has {len(present)} class folders, named by WordNet id, and ImageNet 1,000: give --partial to "
             f"evaluate on a part of val, or folder:PATH for a part as another data set. {_terms('imagenet')}"
@@ -127,7 +127,7 @@ def real_splits(name: str, root: Path | None, download: bool, partial: bool = Fa
 
     `real.json` has one list of classes for each image, in the order of the images' numbers. Images with an empty
     list are left out, and counted in `Dataset.left_out`. val/ may be flat or in folders, whose names do not matter.
-    partial: val may lack images.
+    partial: images of val may be missing.
     """
     home = _find_root(name, root, ("imagenet",), ("real.json", "val"))
 
@@ -143,7 +143,7 @@ def real_splits(name: str, root: Path | None, download: bool, partial: bool = Fa
         sets, left_out = Labels.of_lists([labels[number] for number in used]), len(images) - len(used)
         logger.info("%s: %d of %d images have no label and are left out", name, left_out, len(images))
         entries = [images[number] for number in used]
-        dataset = Dataset(name, "test", NUMBERS, sets.firsts, None, entries, {}, sets, left_out)
+        dataset = Dataset(name, "test", NUMBERS, sets.firsts, entries=entries, label_sets=sets, left_out=left_out)
         return _with_full_size(dataset, sum(map(bool, labels)))
 
     return _test_only(name, read)
@@ -153,15 +153,15 @@ def _are_classes(labels: Any) -> bool:
     return isinstance(labels, list) and all(type(label) is int and 0 <= label < CLASSES for label in labels)
 
 
-def _val_images(val: Path, partial: bool) -> dict[int, Entry]:
-    """Number, from 0, -> image: ILSVRC2012_val_00000001.JPEG, ... below `val`; all of them, or if `partial` any."""
+def _val_images(val: Path, allow_missing: bool) -> dict[int, Entry]:
+    """Number, from 0, -> image: ILSVRC2012_val_00000001.JPEG, ... below `val`; all, or with `allow_missing` any."""
     paths = images_below(val)
     numbers = {int(match[1]): path for path in paths if (match := _VAL_IMAGE.fullmatch(path.rpartition("/")[2]))}
     missing = [number for number in range(1, VAL_IMAGES + 1) if number not in numbers]
-    if missing and (not partial or len(missing) == VAL_IMAGES):
+    if missing and (not allow_missing or len(missing) == VAL_IMAGES):
         raise UserError(
-            f"{val} lacks {len(missing):,} of {VAL_IMAGES:,} images, first ILSVRC2012_val_{missing[0]:08}.JPEG: the "
-            f"labels go by these names. Give --partial to evaluate on those that are there. {_terms('imagenet')}"
+            f"{len(missing):,} of {VAL_IMAGES:,} images are missing in {val}, first ILSVRC2012_val_{missing[0]:08}.JPEG"
+            f" (labels go by these names). Give --partial to evaluate on those that are there. {_terms('imagenet')}"
         )
     return {number - 1: Entry(numbers[number]) for number in range(1, VAL_IMAGES + 1) if number in numbers}
 
@@ -203,7 +203,7 @@ def objectnet_splits(name: str, root: Path | None, download: bool) -> SplitReade
         sets, entries = Labels.of_lists([labels for _, labels in shared]), [Entry(p, edge=EDGE) for p, _ in shared]
         left_out = sum(map(len, images.values())) - len(shared)
         logger.info("%s: %d images of classes that are not ImageNet's are left out", name, left_out)
-        return Dataset(name, "test", NUMBERS, sets.firsts, None, entries, {}, sets, left_out)
+        return Dataset(name, "test", NUMBERS, sets.firsts, entries=entries, label_sets=sets, left_out=left_out)
 
     return _test_only(name, read)
 

@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Float64, Int64, Shaped
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from vitlab.data.dataset import Dataset, Entries, Request
+from vitlab.data.dataset import BatchIndices, Dataset, Entries
 from vitlab.data.decode import ImageError
 from vitlab.data.transforms import EvalTransform, Images, TrainTransform, pair, to_device, to_range
 from vitlab.errors import UserError
@@ -36,8 +36,8 @@ CHUNK = 64  # images that a worker returns at a time: 9 MB of crops of 224 pixel
 class Batch:
     """Images in [-1, 1], their labels and their indices in the set; `skipped` images could not be read.
 
-    targets: all labels of each image, if the set has several; `labels` is the first of them. draws: uniform numbers in
-    [0, 1), a function of the example.
+    targets: all labels of each image, if the set has several; `labels` is the first of them. uniforms: random
+    numbers in [0, 1), a function of seed, epoch and index.
     """
 
     images: Float[Tensor, "B 3 H W"]
@@ -45,7 +45,7 @@ class Batch:
     indices: Int64[Tensor, " n"]
     skipped: int = 0
     targets: Bool[Tensor, "B K"] | None = None
-    draws: Float64[Tensor, "B d"] | None = None
+    uniforms: Float64[Tensor, "B d"] | None = None
 
 
 def epoch_order(n: int, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
@@ -71,27 +71,27 @@ def train_batches(
     *,
     batch_size: int,
     seed: int,
-    start: int = 0,
+    first_example: int = 0,
     rank: int = 0,
     world_size: int = 1,
     workers: int = 0,
     on_error: str = "raise",
     device: torch.device | str = "cpu",
-    draws: int = 0,
+    num_uniforms: int = 0,
 ) -> Iterator[Batch]:
-    """This rank's part of every global batch of `batch_size` examples, without end.
+    """Infinite iterator over this rank's shard of each global batch of `batch_size` examples.
 
-    start: the first example, counted over all epochs and ranks. on_error: "raise", or "skip": unreadable images are
-    counted in `Batch.skipped` and logged once; UserError if none of a rank's part is left.
-    workers: processes that read images; a set in memory uses none. draws: the number of `Batch.draws` of an example.
+    first_example: where to start, counted over all epochs and ranks. on_error: "raise", or "skip": unreadable images
+    are counted in `Batch.skipped` and logged once; UserError if none of a rank's batch is left.
+    workers: DataLoader workers; a set in memory uses none. num_uniforms: the length of an image's `Batch.uniforms`.
     """
     local = _local_batch_size(dataset, batch_size, world_size)
     if transform.fast and dataset.pixels is not None:
         raise UserError(f"fast decoding has no effect on {dataset.name}, whose images are in memory; leave it out")
 
-    def requests() -> Iterator[Request]:
+    def batches() -> Iterator[BatchIndices]:
         epoch, order = -1, np.empty(0, np.int64)
-        for g in itertools.count(start + rank * local, batch_size):
+        for g in itertools.count(first_example + rank * local, batch_size):
             epochs, positions = np.divmod(np.arange(g, g + local), len(dataset))
             indices = np.empty(local, np.int64)
             for e in np.unique(epochs):
@@ -100,7 +100,8 @@ def train_batches(
                 indices[epochs == e] = order[positions[epochs == e]]
             yield epochs, indices
 
-    return _Stream(dataset, transform, torch.device(device), seed, draws).batches(requests(), local, workers, on_error)
+    loader = _BatchLoader(dataset, transform, torch.device(device), seed, num_uniforms)
+    return loader.load(batches(), local, workers, on_error)
 
 
 def eval_batches(
@@ -113,29 +114,33 @@ def eval_batches(
     workers: int = 0,
     on_error: str = "raise",
     device: torch.device | str = "cpu",
-    draws: int = 0,
+    num_uniforms: int = 0,
 ) -> Iterator[Batch]:
     """Every example exactly once over all ranks, in the set's order; rank r takes r, r + world_size, ...
 
-    The last batch is smaller, and a rank may have one batch fewer than another. Settings as for `train_batches`;
-    `draws` are those of seed 0 and epoch 0, so that an image always has the same.
+    The last batch may be smaller, and a rank may have one batch fewer than another. Settings as for `train_batches`;
+    `uniforms` are those of seed 0 and epoch 0, so that an image always has the same.
     """
     local = _local_batch_size(dataset, batch_size, world_size)
     indices = np.arange(rank, len(dataset), world_size)
-    requests = ((np.zeros_like(b), b) for b in (indices[i : i + local] for i in range(0, len(indices), local)))
-    return _Stream(dataset, transform, torch.device(device), 0, draws).batches(requests, local, workers, on_error)
+    chunks = (indices[i : i + local] for i in range(0, len(indices), local))
+    loader = _BatchLoader(dataset, transform, torch.device(device), 0, num_uniforms)
+    return loader.load(((np.zeros_like(b), b) for b in chunks), local, workers, on_error)
 
 
 def _local_batch_size(dataset: Dataset, batch_size: int, world_size: int) -> int:
     if batch_size < 1 or batch_size % world_size:
-        raise UserError(f"batch_size={batch_size} counts all ranks: give a multiple of their number {world_size}")
+        raise UserError(
+            f"batch_size={batch_size} is the global batch size; it must be a positive multiple of the world size "
+            f"{world_size}"
+        )
     if not len(dataset):
         raise UserError(f"{dataset.name} has no images in its split {dataset.split!r}")
     return batch_size // world_size
 
 
-class _Part(NamedTuple):
-    """A part of a request: epochs and dataset indices, int64 [b], and whether more of the batch follows."""
+class _ChunkIndices(NamedTuple):
+    """Epochs and dataset indices of a chunk of a batch, int64 [b], and whether more of the batch follows."""
 
     epochs: np.ndarray
     indices: np.ndarray
@@ -143,35 +148,35 @@ class _Part(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """The images of a part that could be read, for evaluation in [-1, 1] and for training in [0, 255]."""
+    """The images of a chunk that could be read, for evaluation in [-1, 1] and for training in [0, 255]."""
 
-    part: _Part  # without the unreadable images
+    key: _ChunkIndices  # without the unreadable images
     images: Shaped[Tensor, "b 3 H W"]
     failures: list[ImageError]  # one for each image that could not be read
 
 
-def _parts(requests: Iterable[Request], size: int) -> Iterator[_Part]:
-    """Each request in parts of `size` images, the last of them smaller."""
-    for epochs, indices in requests:
+def _split_batches(batches: Iterable[BatchIndices], size: int) -> Iterator[_ChunkIndices]:
+    """Each batch in chunks of `size` images; its last one may be smaller."""
+    for epochs, indices in batches:
         for i in range(0, len(indices), size):
-            yield _Part(epochs[i : i + size], indices[i : i + size], more=i + size < len(indices))
+            yield _ChunkIndices(epochs[i : i + size], indices[i : i + size], more=i + size < len(indices))
 
 
 @dataclasses.dataclass
-class _Reader:
-    """Part -> chunk, in this process or in a worker."""
+class _ChunkDataset:
+    """Map-style dataset whose keys are chunks of indices; in this process or in a worker."""
 
     dataset: Dataset
     transform: TrainTransform | EvalTransform
     seed: int
     pixels: Tensor | None  # the dataset's, on the device
 
-    def __getitem__(self, part: _Part) -> _Chunk:
+    def __getitem__(self, chunk: _ChunkIndices) -> _Chunk:
         failures = dict(self.dataset.failures)
         while True:
             known = len(failures)
-            readable = np.array([i not in failures for i in part.indices.tolist()], bool)
-            epochs, indices = part.epochs[readable], part.indices[readable]
+            readable = np.array([i not in failures for i in chunk.indices.tolist()], bool)
+            epochs, indices = chunk.epochs[readable], chunk.indices[readable]
             images = self._read(indices, failures)
             if len(failures) > known:
                 continue
@@ -182,8 +187,8 @@ class _Reader:
                 if len(failures) == known:
                     raise
                 continue
-            unreadable = [failures[i] for i in part.indices.tolist() if i in failures]
-            return _Chunk(part._replace(epochs=epochs, indices=indices), transformed, unreadable)
+            unreadable = [failures[i] for i in chunk.indices.tolist() if i in failures]
+            return _Chunk(chunk._replace(epochs=epochs, indices=indices), transformed, unreadable)
 
     def _read(self, indices: np.ndarray, failures: dict[int, ImageError]) -> Images:
         """The images `indices`; the errors of those that cannot be read are added to `failures`."""
@@ -206,78 +211,80 @@ class _Reader:
 
 
 @dataclasses.dataclass
-class _Stream:
-    """Requests -> batches on the device."""
+class _BatchLoader:
+    """Reads batches, in chunks, and moves them to the device."""
 
     dataset: Dataset
     transform: TrainTransform | EvalTransform
     device: torch.device
     seed: int
-    draws: int
+    num_uniforms: int
 
     def __post_init__(self) -> None:
-        self.copies = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.copy_stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
 
-    def batches(self, requests: Iterator[Request], size: int, workers: int, on_error: str) -> Iterator[Batch]:
+    def load(self, batches: Iterator[BatchIndices], size: int, workers: int, on_error: str) -> Iterator[Batch]:
         dataset, pixels = self.dataset, None
         if isinstance(dataset.entries, Entries):
-            requests = dataset.entries.read_ahead(requests)
+            batches = dataset.entries.read_ahead(batches)
         if dataset.pixels is not None:
             pixels, workers = torch.from_numpy(dataset.pixels).to(self.device), 0
-        reader = _Reader(dataset, self.transform, self.seed, pixels)
-        parts = _parts(requests, CHUNK if pixels is None else size)
-        chunks = _from_workers(reader, parts, size, workers) if workers else (reader[part] for part in parts)
+        reader = _ChunkDataset(dataset, self.transform, self.seed, pixels)
+        keys = _split_batches(batches, CHUNK if pixels is None else size)
+        chunks = _from_workers(reader, keys, size, workers) if workers else (reader[key] for key in keys)
         logged, batch = set[str](), list[_Chunk]()
-        with contextlib.closing(chunks):  # so that workers end with the stream, not when an error is forgotten
+        with contextlib.closing(chunks):  # so that workers end with the iterator, not when an error is forgotten
             for chunk in chunks:
                 for error in chunk.failures:
                     if on_error == "raise":
                         raise error
                     if error.path not in logged:
                         logged.add(error.path)
-                        logger.warning("%s (left out, as on_error='skip')", error)
+                        logger.warning("%s (skipped, as on_error='skip')", error)
                 batch.append(chunk)
-                if not chunk.part.more:
+                if not chunk.key.more:
                     yield self._join(batch)
                     batch.clear()
 
     def _join(self, chunks: list[_Chunk]) -> Batch:
         dataset, training = self.dataset, isinstance(self.transform, TrainTransform)
-        epochs, indices = (np.concatenate([getattr(c.part, name) for c in chunks]) for name in ("epochs", "indices"))
+        epochs, indices = (np.concatenate([getattr(c.key, name) for c in chunks]) for name in ("epochs", "indices"))
         skipped = sum(len(chunk.failures) for chunk in chunks)
         if training and not len(indices):
             raise UserError(f"none of the {skipped} images of a batch can be read; one: {chunks[0].failures[0]}")
         images = self._to_device([chunk.images for chunk in chunks if len(chunk.images)] or [chunks[0].images])
-        targets = draws = None
+        targets = uniforms = None
         if dataset.label_sets is not None:
             targets = to_device(dataset.label_sets.multi_hot(indices, len(dataset.classes)), self.device)
-        if self.draws:
-            u = example_uniforms(self.seed, epochs, indices, self.draws, Stream.EXAMPLE_DRAWS)
-            draws = to_device(u, self.device)
+        if self.num_uniforms:
+            u = example_uniforms(self.seed, epochs, indices, self.num_uniforms, Stream.EXAMPLE_DRAWS)
+            uniforms = to_device(u, self.device)
         labels, numbers = (to_device(array, self.device) for array in (dataset.labels[indices], indices))
-        return Batch(to_range(images) if training else images, labels, numbers, skipped, targets, draws)
+        return Batch(to_range(images) if training else images, labels, numbers, skipped, targets, uniforms)
 
-    def _to_device(self, parts: list[Tensor]) -> Tensor:
-        """All parts in one, on the device; copies to a GPU overlap with its work."""
-        if self.copies is None or parts[0].is_cuda:
-            return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(self.device)
-        shape = (sum(map(len, parts)), *parts[0].shape[1:])
+    def _to_device(self, chunks: list[Tensor]) -> Tensor:
+        """The concatenated chunks on the device; copies to a GPU overlap with its work."""
+        if self.copy_stream is None or chunks[0].is_cuda:
+            return (chunks[0] if len(chunks) == 1 else torch.cat(chunks)).to(self.device)
+        shape = (sum(map(len, chunks)), *chunks[0].shape[1:])
         # torch caches pinned memory and reuses it once the copy from it is done.
-        pinned = torch.empty(shape, dtype=parts[0].dtype, pin_memory=True)
-        torch.cat(parts, out=pinned)
-        work = torch.cuda.current_stream(self.device)
-        with torch.cuda.stream(self.copies):
+        pinned = torch.empty(shape, dtype=chunks[0].dtype, pin_memory=True)
+        torch.cat(chunks, out=pinned)
+        compute_stream = torch.cuda.current_stream(self.device)
+        with torch.cuda.stream(self.copy_stream):
             images = pinned.to(self.device, non_blocking=True)
-        work.wait_stream(self.copies)
-        images.record_stream(work)
+        compute_stream.wait_stream(self.copy_stream)
+        images.record_stream(compute_stream)
         return images
 
 
-def _from_workers(reader: _Reader, parts: Iterator[_Part], size: int, workers: int) -> Generator[_Chunk, None, None]:
+def _from_workers(
+    reader: _ChunkDataset, keys: Iterator[_ChunkIndices], size: int, workers: int
+) -> Generator[_Chunk, None, None]:
     """The chunks of batches of `size`, in order, a batch ahead or two chunks a worker if that is more."""
     loader = DataLoader(
-        reader,  # pyright: ignore[reportArgumentType]  # its keys are parts, not numbers
-        sampler=parts,  # pyright: ignore[reportArgumentType]  # an iterator without a length
+        reader,  # pyright: ignore[reportArgumentType]  # its keys are not numbers
+        sampler=keys,  # pyright: ignore[reportArgumentType]  # an iterator without a length
         batch_size=None,
         num_workers=workers,
         prefetch_factor=max(2, -(-size // (CHUNK * workers))),
@@ -297,8 +304,8 @@ def _from_workers(reader: _Reader, parts: Iterator[_Part], size: int, workers: i
         if "DataLoader worker" not in str(error):
             raise
         raise UserError(
-            f"a process that reads images was killed ({error}), most likely out of memory. Take fewer of them "
-            f"(data.workers is {workers}), or give the container more shared memory (--shm-size=8g)."
+            f"a DataLoader worker was killed, most likely out of memory ({error}). Reduce data.workers (now "
+            f"{workers}) or increase shared memory (--shm-size=8g)."
         ) from error
     finally:
         del chunks  # ends the workers

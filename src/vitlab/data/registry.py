@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data.dataset import Dataset, SplitReader, join, keep_classes, part_of, stratified_split
+from vitlab.data.dataset import Dataset, SplitReader, join, keep_classes, stratified_split, stratified_subset
 from vitlab.data.decode import Entry
+from vitlab.data.downloads import cache_folder
 from vitlab.errors import UserError, quoted
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ SPLITS = ("train", "val", "test", "trainval", "all")
 CUSTOM = ("folder", "shards", "hub")
 """The kinds of the user's data sets, as in `folder:PATH`."""
 PARTIAL = ("imagenet", "imagenet_real")
-"""The data sets of which test images may be missing."""
+"""The data sets of which test images may be missing (`partial`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class DatasetInfo:
 
     reader: "MODULE:FUNCTION" of `vitlab.data` that takes (name, root, download) and returns `SplitReader`; "" for the
     kinds of the user's data sets. num_classes: None if it varies. image_size: (H, W) in pixels, None for any size.
-    splits: numbers of images. held_out: splits the source lacks, with the share of its train that is taken for them.
+    splits: numbers of images. held_out: splits missing from the source, with the fraction of train held out for them.
     eval_resize: (shorter side, center) in pixels if the set is evaluated at another proportion than the model's.
     """
 
@@ -59,7 +60,7 @@ def _read_table() -> dict[str, DatasetInfo]:
             source = published[name]
             access = "by hand: a folder as published" if "access" in source else "download, or a folder as published"
             row |= {
-                "reader": "pixels:published_splits",
+                "reader": "vtab.tasks:published_splits",
                 "source": f"{source['page']}; {access}",
                 "license": source["license"],
                 "num_classes": source["classes"],
@@ -89,17 +90,17 @@ def load_dataset(
 ) -> Dataset:
     """A data set by its name in `DATASETS`, with PATH filled in.
 
-    split: "train", "val", "test", "trainval" or "all". A split that the source lacks is cut from its train split:
-    stratified, by `seed`, so that splits never overlap; "trainval" is all but test, and "all" (not of VTAB's tasks)
-    every image of the source once. If the user's data set (`folder:`, `shards:`, `hub:`) has val and no test, val is
-    the test: "val" and "test" are the same images, "train" and "trainval" are train.
+    split: "train", "val", "test", "trainval" or "all". A split that is missing from the source is held out from its
+    train split, stratified, by `seed`, so that splits never overlap; "trainval" is all but test, and "all" (not of
+    VTAB's tasks) every image of the source once. If the user's data set (`folder:`, `shards:`, `hub:`) has val and no
+    test, val is used as test: "val" and "test" are the same images, "train" and "trainval" are train.
     root: the folder that holds the set, or will (default: the user's cache); a relative PATH starts there.
     classes: the labels to keep, renumbered 0, 1, ... in the order given; an image stays if it has any of them.
     on_error: "raise" or "skip" for unreadable images of a set that is decoded into memory here.
     exclude: a list of images to leave out, as `vitlab duplicates` writes it.
-    part: the share of each class to keep, chosen by `part_seed` from the whole split (see `part_of`), so that a smaller
-    part is contained in every larger one, and `classes` and `exclude` only take images away.
-    whole_train: no val split is cut from "train" of the user's data set where it lacks one.
+    part: the fraction of each class to keep, drawn by `part_seed` from the whole split (see `stratified_subset`), so
+    that a smaller part is contained in every larger one, and `classes` and `exclude` only remove images.
+    whole_train: no val split is held out from "train" of the user's data set where it has none.
     partial: images of the test split of `imagenet` and `imagenet_real` may be missing; see `Dataset.full_size`.
     """
     if split not in SPLITS:
@@ -108,20 +109,21 @@ def load_dataset(
         raise UserError(f"on_error must be 'raise' or 'skip', not {on_error!r}")
     if partial and name not in PARTIAL:
         raise UserError(f"partial goes with {' and '.join(PARTIAL)}, not with {quoted(name)}; leave it out.")
-    custom = _custom_splits(name, root)
-    if custom:
-        dataset = _choose_custom_split(name, custom, split, seed, whole_train)
-    elif name.startswith("vtab:"):
+    custom = _is_custom(name)
+    if name.startswith("vtab:"):
         from vitlab.data.vtab.tasks import load_task
 
-        dataset = load_task(name.removeprefix("vtab:"), split, data_folder(root), download)
+        dataset = load_task(name.removeprefix("vtab:"), split, _expanded(root) or cache_folder(), download)
     else:
-        splits = _read_named(name, root, download, **({"partial": True} if partial else {}))
-        dataset = _choose_split(splits, split, DATASETS[name].held_out, seed)
+        splits = _open(name, root, download, partial)
+        if custom:
+            dataset = _choose_custom_split(name, splits, split, seed, whole_train)
+        else:
+            dataset = _choose_split(splits, split, DATASETS[name].held_out, seed)
     if not len(dataset):
         raise UserError(f"{name}: no class of train has enough images to cut a {split} split from it; add some")
     if part is not None:
-        dataset = part_of(dataset, part, part_seed)
+        dataset = stratified_subset(dataset, part, part_seed)
     if classes is not None:
         dataset = keep_classes(dataset, tuple(classes))
     if exclude is not None:
@@ -134,23 +136,15 @@ def load_dataset(
     return dataset.in_memory(on_error)
 
 
-def _read_named(name: str, root: str | os.PathLike[str] | None, download: bool, **options: bool) -> SplitReader:
-    check_source(name, root)
-    module, function = DATASETS[name].reader.split(":")
-    return getattr(importlib.import_module(f"vitlab.data.{module}"), function)(
-        name, _expanded(root), download, **options
-    )
-
-
 def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
     """Raises UserError for a name that is not a data set's, and for a missing folder. Reads no data."""
     kind, _, path = name.partition(":")
     if kind in ("folder", "shards") and path:
-        if not _is_address(path):
-            from vitlab.data.folder import require_folder
-
+        folder = _resolve(path, root)
+        if not (folder.is_dir() or (kind == "shards" and _is_address(path))):
+            state = "is a file" if folder.exists() else "does not exist"
             content = {"folder": "class folders with images", "shards": "shards named train-*.tar"}[kind]
-            require_folder(_resolve(path, root), content)
+            raise UserError(f"the folder {quoted(str(folder))} {state} (in {Path.cwd()}): give a folder of {content}")
     elif not (kind in ("hub", "vtab") and path) and (name not in DATASETS or not DATASETS[name].reader):
         hints = [f"unknown data set {name!r}"]
         if _resolve(name, root).is_dir():
@@ -182,15 +176,14 @@ def require_disjoint(train: Dataset, test: Dataset) -> None:
     common = {train.path(i) for i in range(len(train))} & {test.path(i) for i in range(len(test))}
     if common:
         raise UserError(
-            f"{len(common)} of the {len(test)} test images of {quoted(test.name)} are also those to learn from "
+            f"{len(common)} of the {len(test)} test images of {quoted(test.name)} are also in the training split "
             f"({train.split} and {test.split}), first {quoted(min(common))}: choose other splits."
         )
 
 
 def splits_to_copy(name: str, splits: Sequence[str], *, root: str | os.PathLike[str] | None = None) -> list[str]:
-    """`splits` without test if it is the user's val, so the same images."""
-    custom = _custom_splits(name, root) if {"val", "test"} <= set(splits) else None
-    same = custom is not None and _val_is_test(name, custom[0])
+    """`splits` without "test" where test is an alias of val (`_val_is_test`)."""
+    same = _is_custom(name) and {"val", "test"} <= set(splits) and _val_is_test(name, _open(name, root)[0])
     return [split for split in splits if split != "test" or not same]
 
 
@@ -209,22 +202,12 @@ def digits_splits(name: str, root: Path | None, download: bool) -> SplitReader:
     return ["train", "test"], read
 
 
-# ----------------------------------------------------------------------------------------------- folders
-
-
-def data_folder(root: str | os.PathLike[str] | None) -> Path:
-    """The folder of the published data sets: `root`, by default the user's cache."""
-    from vitlab.data.downloads import cache_folder
-
-    return _expanded(root) or cache_folder()
-
-
 def _expanded(root: str | os.PathLike[str] | None) -> Path | None:
     return Path(root).expanduser() if root else None
 
 
 def _resolve(path: str, root: str | os.PathLike[str] | None) -> Path:
-    return Path(root or "", Path(path).expanduser())
+    return Path(_expanded(root) or "", Path(path).expanduser())
 
 
 def _is_address(path: str) -> bool:
@@ -235,30 +218,38 @@ def _is_address(path: str) -> bool:
 # ------------------------------------------------------------------------------------------------ splits
 
 
-def _custom_splits(name: str, root: str | os.PathLike[str] | None) -> SplitReader | None:
-    """The splits of the user's data set; None if `name` does not name one."""
+def _is_custom(name: str) -> bool:
     kind, _, path = name.partition(":")
-    if not path or kind not in CUSTOM:
-        return None
+    return kind in CUSTOM and path != ""
+
+
+def _open(name: str, root: str | os.PathLike[str] | None, download: bool = True, partial: bool = False) -> SplitReader:
+    """The splits of a data set, by the reader of its kind or of its row in `DATASETS`."""
+    check_source(name, root)
+    folder, (kind, _, path) = _expanded(root), name.partition(":")
     if kind == "hub":
         from vitlab.data.hub import hub_splits
 
-        return hub_splits(path, name, _expanded(root))
+        return hub_splits(path, name, folder)
     if kind == "folder":
         from vitlab.data.folder import folder_splits
 
         return folder_splits(_resolve(path, root), name)
-    if _is_address(path):
+    if kind == "shards" and _is_address(path):
         from vitlab.data.remote import remote_splits
 
-        return remote_splits(path, name, _expanded(root) or data_folder(None) / "shards")
-    from vitlab.data.shards import shard_splits
+        return remote_splits(path, name, folder or cache_folder() / "shards")
+    if kind == "shards":
+        from vitlab.data.shards import shard_splits
 
-    return shard_splits(_resolve(path, root), name)
+        return shard_splits(_resolve(path, root), name)
+    module, function = DATASETS[name].reader.split(":")
+    read = getattr(importlib.import_module(f"vitlab.data.{module}"), function)
+    return read(name, folder, download, **({"partial": True} if partial else {}))
 
 
 def _choose_custom_split(name: str, splits: SplitReader, split: str, seed: int, whole_train: bool) -> Dataset:
-    """A split of the user's data set: val without test is the test; any other missing split is cut from train."""
+    """A split of the user's data set: val is used as a missing test; other missing splits are held out from train."""
     present, held_out = splits[0], DATASETS["folder:PATH"].held_out
     if whole_train and split == "train" and "val" not in present:
         split = "trainval"
@@ -271,21 +262,21 @@ def _choose_custom_split(name: str, splits: SplitReader, split: str, seed: int, 
 
 
 def _choose_split(splits: SplitReader, split: str, held_out: Mapping[str, float], seed: int) -> Dataset:
-    """The requested split, cut from train if the source lacks it."""
+    """The requested split, held out from train if it is missing from the source."""
     present, read = splits
     if split == "all":  # uncut, so a source without train has it too
-        whole = functools.reduce(join, (_numbered(read(s)) for s in ("train", "val", "test") if s in present))
+        whole = functools.reduce(join, (_with_image_names(read(s)) for s in ("train", "val", "test") if s in present))
         return dataclasses.replace(whole, split=split)
-    missing = {s: share for s, share in held_out.items() if s not in present}
+    missing = {s: fraction for s, fraction in held_out.items() if s not in present}
     if split == "trainval" and "val" not in missing:
         train, val = (_choose_split(splits, s, held_out, seed) for s in ("train", "val"))
         return dataclasses.replace(join(train, val), split=split)
     if split in present and (split != "train" or not missing):
-        return _numbered(read(split))
-    train = _numbered(read("train"))
+        return _with_image_names(read(split))
+    train = _with_image_names(read("train"))
     parts = stratified_split(train.labels, missing, seed)
     chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
-    if ":" in train.name:  # the user's data set; the table has what is cut from the others
+    if ":" in train.name:  # the user's data set; the table says it of the others
         absent, size = " and no ".join(sorted(missing)), f"{len(chosen)} of its {len(train)} images"
         _warn_once(
             f"{quoted(train.name)} has no {absent} split: cut from train, stratified, seed {seed}; {split} has {size}"
@@ -293,8 +284,8 @@ def _choose_split(splits: SplitReader, split: str, held_out: Mapping[str, float]
     return dataclasses.replace(train.take(chosen), split=split)
 
 
-def _numbered(dataset: Dataset) -> Dataset:
-    """A set without files, with names for its images that do not change in subsets."""
+def _with_image_names(dataset: Dataset) -> Dataset:
+    """Names the images of an in-memory set, so that an image has the same name in every subset."""
     if dataset.entries:
         return dataset
     names = [Entry(f"{dataset.name}/{dataset.split}[{i}]", size=0) for i in range(len(dataset))]
@@ -302,11 +293,11 @@ def _numbered(dataset: Dataset) -> Dataset:
 
 
 def _val_is_test(name: str, present: Sequence[str], warn: bool = True) -> bool:
-    """Whether val stands in for the test split that the user's data set lacks, which is logged."""
+    """Whether val is used as test because the user's data set has no test split, which is logged."""
     if "val" not in present or "test" in present:
         return False
     if warn:
-        _warn_once(f"{quoted(name)} has val and no test split: val is the test, and is not trained on")
+        _warn_once(f"{quoted(name)} has no test split: val is used as test and excluded from training")
     return True
 
 

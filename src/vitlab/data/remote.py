@@ -1,8 +1,8 @@
 """Shards at an address: whole tars are downloaded as they are needed, and cached.
 
 A global shuffle would need all shards on this machine. Here shards are opened in a random order, and each image is
-drawn at random while its shard is among the `WINDOW` open ones. It is a function of seed, epoch and position alone, so
-that a run resumes and shares its work among processes as with any other data set.
+drawn at random while its shard is among the `WINDOW` open ones. The order is a function of (seed, epoch) alone, so that
+a run resumes and is sharded over ranks as with any other data set.
 """
 
 import collections
@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, Int64
 
-from vitlab.data.dataset import Dataset, Labels, Request, SplitReader
+from vitlab.data.dataset import BatchIndices, Dataset, Labels, SplitReader
 from vitlab.data.downloads import download, read_small, retry
 from vitlab.data.shard_index import CLASSES, INDEX, Locations, ShardIndex, class_names, parse_index, read_locations
-from vitlab.data.shards import OpenFile, ShardEntries, labeled
+from vitlab.data.shards import OpenFile, ShardEntries, create_split
 from vitlab.errors import UserError
 from vitlab.rng import Stream, philox
 
@@ -37,7 +37,7 @@ CACHE_LIMIT = "VITLAB_SHARD_CACHE_GB"
 
 
 class ShardCache:
-    """The files of a data set at the address `base`, and those of them that are cached in `folder`.
+    """The files of the data set at the address `base`, cached in `folder`.
 
     Several processes may share the folder. With CACHE_LIMIT the least recently used tars are removed.
     """
@@ -50,7 +50,7 @@ class ShardCache:
         self.limit = float(limit) * 1e9
 
     def fetch(self, name: str, cancelled: threading.Event | None = None) -> Path:
-        """The path of a file, which is downloaded unless it is there. Raises UserError."""
+        """The path of a file, which is downloaded if missing. Raises UserError."""
         if name not in self.files:
             raise UserError(f"the index of {self.base} does not list {name}: write the data set again")
         file, path = self.files[name], self.folder / name
@@ -86,11 +86,11 @@ def _open_cached(cache: ShardCache, name: str) -> OpenFile:
 
 
 def window_order(shard: Int[np.ndarray, " n"], window: int, seed: int, epoch: int) -> Int64[np.ndarray, " n"]:
-    """An order of the images that lie in the shards `shard`, of which at most `window` are in use at a time.
+    """An order of images, given the shard of each, in which at most `window` shards are in use at a time.
 
-    Shards begin one after the other, in another order for every epoch; an image comes at a time, uniformly distributed,
-    between the beginning of its shard and that of the `window`-th after it. If there are no more shards than that, all
-    begin at once.
+    Shards begin one after the other, in another order for every epoch; the time of an image is drawn uniformly between
+    the beginning of its shard and that of the `window`-th after it. If there are at most `window` shards, all begin at
+    once.
     """
     _, number = np.unique(shard, return_inverse=True)
     count = int(number.max()) + 1
@@ -117,36 +117,36 @@ class RemoteEntries(ShardEntries):
     def order(self, seed: int, epoch: int) -> np.ndarray:
         return window_order(self.locations.shard[self.rows], WINDOW, seed, epoch)
 
-    def read_ahead(self, requests: Iterator[Request]) -> Iterator[Request]:
-        """Each request once its shards are cached, while those of the next are downloaded: of as many requests as a
-        shard has images for. So this process waits for the server, and not one of those that read images."""
+    def read_ahead(self, batches: Iterator[BatchIndices]) -> Iterator[BatchIndices]:
+        """Each batch once its shards are cached, while those of the next batches are downloaded: of as many batches as
+        a shard has images for. So this process waits for the server, and not a DataLoader worker."""
         names, shard = self.locations.shards, self.locations.shard
         mean = len(self.rows) / len(np.unique(shard[self.rows]))
         downloads: dict[str, Future[Path]] = {}
-        queue: collections.deque[tuple[Request, list[str]]] = collections.deque()
+        queue: collections.deque[tuple[BatchIndices, list[str]]] = collections.deque()
         cancelled = threading.Event()
         pool = ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="shards")
 
-        def first_request() -> Request:
-            request, needed = queue.popleft()
+        def first_batch() -> BatchIndices:
+            batch, needed = queue.popleft()
             for name in needed:
                 downloads[name].result()
             # A shard that is needed again much later is fetched again: it may have been removed by then.
             for name in set(needed).difference(*(following for _, following in queue)):
                 del downloads[name]
-            return request
+            return batch
 
         try:
-            for request in requests:
-                needed = [names[s] for s in np.unique(shard[self.rows[request[1]]]).tolist()]
-                queue.append((request, needed))
+            for batch in batches:
+                needed = [names[s] for s in np.unique(shard[self.rows[batch[1]]]).tolist()]
+                queue.append((batch, needed))
                 for name in needed:
                     if name not in downloads:
                         downloads[name] = pool.submit(self.cache.fetch, name, cancelled)
-                if len(queue) * max(1, len(request[1])) > mean:
-                    yield first_request()
+                if len(queue) * max(1, len(batch[1])) > mean:
+                    yield first_batch()
             while queue:
-                yield first_request()
+                yield first_batch()
         finally:
             cancelled.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -168,11 +168,11 @@ def remote_splits(address: str, name: str, cache: Path) -> SplitReader:
             f"Other data sets of the hub are hub:OWNER/NAME"
         )
     index = parse_index(data, f"{base}/{INDEX}")
-    # Named by the content, which another revision or address may share.
+    # The folder is named by the content, which another revision or address may share.
     shards = ShardCache(base, cache / hashlib.sha256(data).hexdigest()[:16], index)
 
     @functools.cache
-    def locate(split: str) -> tuple[ShardEntries, Labels]:
+    def read_split(split: str) -> tuple[ShardEntries, Labels]:
         if split not in index.shards:
             raise UserError(f"{address} has no shards of the {split} split, only of {', '.join(index.shards)}")
         tars = [file.file for file in index.shards[split]]
@@ -181,7 +181,7 @@ def remote_splits(address: str, name: str, cache: Path) -> SplitReader:
 
     def read(split: str) -> Dataset:
         classes = class_names(shards.fetch(CLASSES)) if CLASSES in shards.files else ()
-        return labeled(name, split, classes, locate)
+        return create_split(name, split, classes, read_split)
 
     return list(index.shards), read
 

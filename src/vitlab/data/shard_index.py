@@ -37,13 +37,14 @@ _ARRAYS = ("shards", "records", "offset", "size", "letters", "lengths", "labels"
 _KINDS = "Uiiuuuiu"  # of their dtypes
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(eq=False)
 class Locations:
-    """Where N images lie in S shards.
+    """The positions of N images in S shards.
 
     shards: the names of the tars. records: int64 [S], the number of images of each, one shard after the other. offset,
-    size: int64 and uint32 [N], the bytes of each image in its shard. names: uint8 [L], the names of all members, one
-    after the other, and lengths: uint32 [N], of each name.
+    size: int64 and uint32 [N], the bytes of each image in its shard. names: uint8 [L], the names of all members,
+    concatenated, and lengths: uint32 [N], of each name. shard: int32 [N], the index of each image's shard. ends: int64
+    [N + 1], where each name starts and ends in `names`.
     """
 
     shards: tuple[str, ...]
@@ -52,15 +53,10 @@ class Locations:
     size: np.ndarray
     names: np.ndarray
     lengths: np.ndarray
-    shard: np.ndarray = dataclasses.field(init=False)
-    """int32 [N], the number of each image's shard."""
-    ends: np.ndarray = dataclasses.field(init=False)
-    """int64 [N + 1], where each name starts and ends in `names`."""
 
     def __post_init__(self) -> None:
-        numbers = np.arange(len(self.shards), dtype=np.int32)
-        object.__setattr__(self, "shard", np.repeat(numbers, self.records))
-        object.__setattr__(self, "ends", np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)]))
+        self.shard = np.repeat(np.arange(len(self.shards), dtype=np.int32), self.records)
+        self.ends = np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)])
 
     @classmethod
     def of_shard(cls, shard: str, members: Sequence[tuple[str, int, int]]) -> "Locations":
@@ -148,7 +144,7 @@ class ShardIndex:
     """The content of an `index.json`.
 
     shards: the tars of each split, in order. metadata: the other files, `classes.json` and `SPLIT.index.npz`. left_out:
-    how many images of each split could not be read. settings: how the data set was written.
+    images of each split that could not be read. settings: how the data set was written.
     """
 
     shards: dict[str, tuple[File, ...]]
@@ -169,7 +165,7 @@ class ShardIndex:
 
 
 def parse_index(data: bytes, source: str) -> ShardIndex:
-    """The content of an `index.json`, which errors call `source`. Raises UserError."""
+    """The content of an `index.json`; `source` names it in messages. Raises UserError."""
     try:
         content = parse_json(data, "it")
         if content["format"] != FORMAT:

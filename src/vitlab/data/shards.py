@@ -1,7 +1,7 @@
-"""Data sets in WebDataset tars ("shards"), read where they lie and never unpacked.
+"""Data sets in WebDataset tars ("shards"), read in place by offset.
 
-What is known of a million images is a few arrays; no object is made for an image before it is needed, and the
-processes that read images share those arrays or copy them whole.
+Metadata is a few NumPy arrays, not one object per image, so DataLoader workers share it (fork) or pickle it cheaply
+(spawn).
 """
 
 import collections
@@ -17,7 +17,7 @@ import numpy as np
 
 from vitlab.data.dataset import MAX_CLASSES, Dataset, Entries, Labels, SplitReader, numbered_classes
 from vitlab.data.decode import IMAGE_SUFFIXES, Entry, ImageError
-from vitlab.data.folder import SPLIT_FOLDERS, report_ignored, require_folder
+from vitlab.data.folder import SPLIT_FOLDERS, report_ignored
 from vitlab.data.shard_index import (
     CLASSES,
     INDEX,
@@ -37,14 +37,15 @@ OPEN_SHARDS = 256  # tars that a process keeps open, at most
 
 
 class OpenFile:
-    """An open file, closed when nobody refers to it: not while it is read, though another thread lets go of it."""
+    """A file descriptor, closed when its last reference is dropped, so that LRU eviction in one thread cannot close it
+    during a read in another."""
 
     def __init__(self, path: str) -> None:
-        self.number = os.open(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self.number)
+        self.fd = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.fd)
 
     def read(self, offset: int, size: int) -> bytes:
-        return os.pread(self.number, size, offset)
+        return os.pread(self.fd, size, offset)
 
 
 _opened = functools.lru_cache(OPEN_SHARDS)(OpenFile)
@@ -77,7 +78,7 @@ class ShardEntries(Entries):
         both.locations = Locations.joined([self.locations, other.locations])
         return both
 
-    def entry(self, index: int) -> ShardEntry:
+    def __getitem__(self, index: int) -> ShardEntry:
         row, locations = int(self.rows[index]), self.locations
         file = os.path.join(self.folder, locations.shards[int(locations.shard[row])])  # noqa: PTH118
         entry = ShardEntry(file, locations.member(row), int(locations.offset[row]), int(locations.size[row]))
@@ -85,7 +86,7 @@ class ShardEntries(Entries):
         return entry
 
     def read_at(self, file: str, offset: int, size: int) -> bytes:
-        """Bytes of the tar `file`, which stays open; from several threads and, after a fork, processes alike."""
+        """Bytes of the tar `file`, which stays open. Safe in several threads and after a fork."""
         return _opened(file).read(offset, size)
 
 
@@ -100,7 +101,6 @@ def shard_splits(path: Path, name: str) -> SplitReader:
     up to train's largest label. Where there is an `index.json`, as `vitlab shard` writes it, the tars must be those it
     lists, and are not scanned.
     """
-    require_folder(path, "shards named train-*.tar (and val-*.tar, test-*.tar)")
     tars = {
         split: files
         for split, names in SPLIT_FOLDERS.items()
@@ -113,22 +113,22 @@ def shard_splits(path: Path, name: str) -> SplitReader:
     _opened.cache_clear()  # of files that were there before
 
     @functools.cache
-    def locate(split: str) -> tuple[ShardEntries, Labels]:
+    def read_split(split: str) -> tuple[ShardEntries, Labels]:
         if split not in tars:
             raise UserError(f"{missing}: name shards by split")
         locations, labels = _indexed(path, split, tars[split], index) if index else scan(tars[split])
         return ShardEntries(str(path), locations), labels
 
-    return list(tars), lambda split: labeled(name, split, class_names(path / CLASSES), locate)
+    return list(tars), lambda split: create_split(name, split, class_names(path / CLASSES), read_split)
 
 
-def labeled(
-    name: str, split: str, classes: tuple[str, ...], locate: Callable[[str], tuple[ShardEntries, Labels]]
+def create_split(
+    name: str, split: str, classes: tuple[str, ...], read_split: Callable[[str], tuple[ShardEntries, Labels]]
 ) -> Dataset:
-    """A split of shards whose labels are among `classes`; without names, among as many as train has."""
-    entries, labels = locate(split)
+    """The Dataset of a split; without `classes` the number of classes is train's largest label + 1."""
+    entries, labels = read_split(split)
     if not classes:
-        train = labels if split == "train" else locate("train")[1]
+        train = labels if split == "train" else read_split("train")[1]
         classes = numbered_classes(int(train.values.max()), f"{name}, train,")
     if (top := labels.values.max()) >= len(classes):
         path = entries[int(np.searchsorted(labels.offsets, labels.values.argmax(), side="right")) - 1].path
@@ -181,7 +181,7 @@ def _scan_tar(
     try:
         with open_regular(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             while member := tar.next():
-                tar.members = []  # pyright: ignore[reportAttributeAccessIssue]  # or they would all stay in memory
+                tar.members = []  # pyright: ignore[reportAttributeAccessIssue]  # else all stay in memory
                 if not member.isfile():
                     continue
                 folder, slash, base = member.name.rpartition("/")
@@ -203,11 +203,11 @@ def _scan_tar(
                     images[key] = (member.name, member.offset_data, member.size)
             file.seek(tar.offset)
             if file.read(tarfile.BLOCKSIZE) != tarfile.NUL * tarfile.BLOCKSIZE:
-                raise tarfile.ReadError("it ends without the closing block")
+                raise tarfile.ReadError("the end-of-archive block is missing")
     except UserError:
         raise
     except (tarfile.TarError, ValueError, OverflowError, MemoryError) as error:  # invalid numbers in headers
-        raise UserError(f"the shard {path} is corrupt or cut off ({error}): get or write it again") from error
+        raise UserError(f"the shard {path} is corrupt or truncated ({error}): get or write it again") from error
     return images, labels["cls"] | labels["labels.json"]
 
 

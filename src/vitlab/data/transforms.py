@@ -18,12 +18,11 @@ from torch import Tensor
 
 from vitlab.data.decode import Jpeg
 from vitlab.errors import UserError
-from vitlab.preprocessing import Preprocessing
+from vitlab.preprocessing import Preprocessing, Size, pair
 from vitlab.rng import Stream, example_uniforms, philox
 
 Crop = Literal["inception", "random", "pad", "none"]
 Images = UInt8[Tensor, "B H W 3"] | Sequence[np.ndarray | Jpeg]  # in memory, all of one size; or a list, of any sizes
-Size = int | tuple[int, int]  # pixels; (H, W) unless square
 
 STRIP = 16  # A resized image with this many times the pixels of its center is not computed as a whole.
 ATTEMPTS = 100  # TensorFlow's max_attempts; after them the whole image is taken
@@ -329,11 +328,6 @@ def to_pixels(images: Float[Tensor, "B 3 H W"]) -> UInt8[np.ndarray, "B H W 3"]:
 
 def _planar(images: UInt8[Tensor, "B H W 3"]) -> Float[Tensor, "B 3 H W"]:
     return images.permute(0, 3, 1, 2).contiguous().float()
-
-
-def pair(size: Size) -> tuple[int, int]:
-    """(H, W) of a size."""
-    return (size, size) if isinstance(size, int) else size
 
 
 def to_device(array: np.ndarray, device: torch.device) -> Tensor:

@@ -71,8 +71,8 @@ def write_shards(
 ) -> dict[str, Any]:
     """Writes `source`, any data set, into the new folder `folder`; returns its `summary`.
 
-    Missing splits are cut from train, as in `load_dataset`; a val that is also the test is written once, as val.
-    With `on_error="skip"` unreadable images are left out, named and counted. The same call on a finished folder
+    Missing splits are held out from train, as in `load_dataset`; a val that is also the test is written once, as val.
+    With `on_error="skip"` unreadable images are logged and counted. The same call on a finished folder
     returns at once. Raises UserError for a folder that holds something else.
     """
     folder = Path(folder)
@@ -113,12 +113,12 @@ def write_shards(
 
 
 def assign_to_shards(labels: Int[np.ndarray, " n"], shards: int, seed: int) -> list[Int[np.ndarray, " m"]]:
-    """Which images each of the shards holds, in order: equal shares of each class, to within one, and shuffled."""
+    """The indices of each shard's images, shuffled; the shards' counts of each class differ by at most one."""
     draws = philox(seed, Stream.SHARD_ASSIGNMENT).random_raw(2 * len(labels)).reshape(2, -1)
-    dealt = np.empty(len(labels), np.int64)
-    dealt[np.lexsort((draws[0], labels))] = np.arange(len(labels)) % shards  # class by class, in turn
-    order = np.lexsort((draws[1], dealt))
-    return np.split(order, np.cumsum(np.bincount(dealt, minlength=shards))[:-1])
+    shard = np.empty(len(labels), np.int64)
+    shard[np.lexsort((draws[0], labels))] = np.arange(len(labels)) % shards  # class by class, in turn
+    order = np.lexsort((draws[1], shard))
+    return np.split(order, np.cumsum(np.bincount(shard, minlength=shards))[:-1])
 
 
 def encode(dataset: Dataset, index: int, settings: ShardSettings) -> tuple[str, bytes]:
@@ -158,7 +158,7 @@ def _write_tar(path: Path, dataset: Dataset, indices: list[int], settings: Shard
                 if isinstance(image, ImageError):
                     if on_error == "raise":
                         raise image
-                    logger.warning("%s (left out, as on_error='skip')", image)
+                    logger.warning("%s (skipped, as on_error='skip')", image)
                     continue
                 members = {"cls": str(int(dataset.labels[index])).encode()}
                 if dataset.label_sets is not None:
@@ -220,10 +220,7 @@ def _finished(folder: Path, plan: dict[str, Any]) -> dict[str, Any]:
     if not (folder / INDEX).is_file():
         raise UserError(f"{folder} is {'not empty' if folder.is_dir() else 'a file'}; give the name of a new folder.")
     existing = summary(folder)
-    stored = existing["settings"]
-    if stored.get("records", 0) is None and stored.get("megabytes") is None:  # a former default, 100 MB per tar
-        stored = {**stored, "records": ShardSettings.records}
-    if differing := sorted(key for key in plan if stored.get(key) != plan[key]):
+    if differing := sorted(key for key in plan if existing["settings"].get(key) != plan[key]):
         raise UserError(
             f"{folder} already holds a data set in shards, written with other settings ({', '.join(differing)}); give "
             f"the name of a new folder, or remove it."

@@ -103,19 +103,19 @@ class Evaluation:
     def per_class(self) -> list[dict[str, Any]]:
         """For each class: images, recall and precision.
 
-        Where images have several labels, recall gives way to `accuracy`: the share of the class's images whose
+        Where images have several labels, recall gives way to `accuracy`: the fraction of the class's images whose
         prediction is any of their labels, not necessarily this one.
         """
         labels = self.all_labels
         correct = labels.values[np.repeat(self.correct, labels.counts)]
         columns = (labels.values, correct, self.predictions, self.predictions[self.correct])
         counts = [np.bincount(column, minlength=len(self.classes)).tolist() for column in columns]
-        share = "recall" if self.label_sets is None else "accuracy"
+        recall = "recall" if self.label_sets is None else "accuracy"
         return [
             {
                 "class": name,
                 "images": images,
-                share: correct / images if images else None,
+                recall: correct / images if images else None,
                 "precision": hits / predicted if predicted else None,
             }
             for name, images, correct, predicted, hits in zip(self.classes, *counts, strict=True)
@@ -123,7 +123,7 @@ class Evaluation:
 
 
 def format_evaluation(record: dict[str, Any]) -> str:
-    """`Evaluation.record()` as text: a table of the classes with images or predictions, then the figures."""
+    """`Evaluation.record()` as text: a table of the classes with images or predictions, then the metrics."""
 
     def cell(name: str, value: Any) -> Any:
         if name == "class":
@@ -157,7 +157,7 @@ def evaluate(
 ) -> Evaluation:
     """Evaluates `model` on `dataset`; images are squashed to `image_size` unless `preprocessing` is given.
 
-    Each process computes its share of the images and returns the whole.
+    Each rank computes its shard of the images and returns the whole.
     Raises UserError if the model's classes are not as many as the data set's, and if no image can be read.
     """
     results: list[dict[str, Tensor]] = []  # on the device until the end: no batch waits for the one before

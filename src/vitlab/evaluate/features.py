@@ -43,14 +43,14 @@ def features(
     *,
     preprocessing: Preprocessing | None = None,
     cache: Path | None = None,
-    label: str = "features",
+    description: str = "features",
     world: World = SINGLE,
 ) -> Features:
     """The pre-logits representation of every image (Sec. 4.1), in float32.
 
     Images are squashed to the model's size unless `preprocessing` is given. With a folder `cache`, what was computed
     from the same weights, images and preprocessing is read from there; nothing is saved if an image cannot be read.
-    Each process computes a share, and returns the whole. `label` names the progress.
+    Each rank computes some, and returns all. `description` names the progress.
     Raises UserError for representations that are not finite, and if no image can be read.
     """
     transform = EvalTransform(model.config.image_hw, preprocessing or Preprocessing())
@@ -60,7 +60,7 @@ def features(
         (x,) = read_arrays(path, "x") or [None]  # nothing where it is missing or corrupt
     (hits,) = world.all_reduce(int(x is not None))  # all have read before rank 0 writes
     if x is None or hits < world.world_size:
-        indices, x = _compute(model, dataset, transform, options, label, world)
+        indices, x = _compute(model, dataset, transform, options, description, world)
         if not (finite := np.isfinite(x).all(axis=1)).all():
             raise UserError(
                 f"the representation of {dataset.path(int(indices[np.argmin(finite)]))} is not finite: the weights are "
@@ -72,22 +72,22 @@ def features(
 
 
 def _compute(
-    model: Model, dataset: Dataset, transform: EvalTransform, options: LoaderOptions, label: str, world: World
+    model: Model, dataset: Dataset, transform: EvalTransform, options: LoaderOptions, description: str, world: World
 ) -> tuple[Int[np.ndarray, " n"], Float32[np.ndarray, "n D"]]:
     """Indices of the readable images, and their representations."""
-    # Processes take whole batches in turn, so that an image's batch, and with it every bit, is the same for any number.
-    share = np.arange(len(dataset))
-    share = share[share // options.batch_size % world.world_size == world.rank]
-    x, known = np.zeros((len(share), model.config.num_features), np.float32), np.zeros(len(share), bool)
-    if len(share):
-        part = dataset if len(share) == len(dataset) else dataset.take(share)
-        loop = evaluation_batches(model, part, transform, options, label=label, shard=False, world=world)
+    # Ranks take whole batches in turn, so that an image's batch, and with it every bit, is the same for any number.
+    indices = np.arange(len(dataset))
+    local = indices[indices // options.batch_size % world.world_size == world.rank]
+    x, known = np.zeros((len(local), model.config.num_features), np.float32), np.zeros(len(local), bool)
+    if len(local):
+        shard = dataset if len(local) == len(dataset) else dataset.take(local)
+        loop = evaluation_batches(model, shard, transform, options, description=description, shard=False, world=world)
         with torch.inference_mode(), loop as batches:
             for batch in batches:
                 representations = model.forward_head(model.forward_features(batch.images), pre_logits=True)
                 rows = batch.indices.cpu().numpy()
                 x[rows], known[rows] = representations.float().cpu().numpy(), True
-    gathered = world.all_gather({"indices": share[known], "x": x[known]})
+    gathered = world.all_gather({"indices": local[known], "x": x[known]})
     if not len(gathered["indices"]):
         raise nothing_readable(dataset)
     order = np.argsort(gathered["indices"])
@@ -131,16 +131,22 @@ class FrozenCheckpoint:
         log(f"images: {self.preprocessing.describe()}")
 
     def features(self, dataset: Dataset, name: str) -> Features:
-        label, how = f"{name} {dataset.split}", self.preprocessing
+        description, how = f"{name} {dataset.split}", self.preprocessing
         return features(
-            self.model, dataset, self.options, preprocessing=how, cache=self.cache, label=label, world=self.world
+            self.model,
+            dataset,
+            self.options,
+            preprocessing=how,
+            cache=self.cache,
+            description=description,
+            world=self.world,
         )
 
 
 def load_train_and_test(
     name: str, splits: SplitOptions, on_error: str, world: World = SINGLE
 ) -> tuple[Dataset, Dataset]:
-    """The split to learn from and the one to test on. Raises UserError where they cannot make a classifier."""
+    """The training and the test split. Raises UserError where they cannot make a classifier."""
     check_source(name, splits.root)
     whole, train_split = splits.train_split is None, splits.train_split or "train"
     with world.rank_0_first():

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 from torch import nn
 
-from vitlab.config import TrainConfig
+from vitlab.config import DataConfig, FewShotConfig
 from vitlab.data.dataset import Dataset
 from vitlab.data.registry import check_source, load_dataset
 from vitlab.display import format_table
@@ -84,7 +84,7 @@ def choose_l2(accuracies: Float[np.ndarray, "S L"], leave_self_out: bool = False
     leave_self_out: over the other data sets, so that a data set's test images have no part in its choice (as in
     uncertainty-baselines).
 
-    Deviation: of equally good l2 the later ranks higher, where Google's code leaves it to the sorting.
+    Deviation: ties go to the later l2; in Google's code they depend on the sort.
     """
     ranks = np.argsort(np.argsort(accuracies, axis=1, kind="stable"), axis=1, kind="stable")
     return (ranks.sum(axis=0) - (ranks if leave_self_out else 0 * ranks)).argmax(axis=1)
@@ -93,10 +93,12 @@ def choose_l2(accuracies: Float[np.ndarray, "S L"], leave_self_out: bool = False
 # ------------------------------------------------------------------------------------------------ the training images
 
 
-def draw(labels: Int[np.ndarray, " n"], num_classes: int, shots: int, seed: int | None) -> Int[np.ndarray, " m"]:
+def sample_shots(
+    labels: Int[np.ndarray, " n"], num_classes: int, shots: int, seed: int | None
+) -> Int[np.ndarray, " m"]:
     """Indices of the first `shots` images of each class, class by class, after a shuffle by `seed` (None: no shuffle).
 
-    A class with fewer images gives all of them. The draws are big_vision's; more shots add images to the same ones.
+    A class with fewer images gives all of them. The samples are big_vision's; more shots add images to the same ones.
     """
     order = np.argsort(labels, kind="stable")
     classes = np.split(order, np.searchsorted(labels[order], np.arange(1, num_classes)))
@@ -108,44 +110,44 @@ def draw(labels: Int[np.ndarray, " n"], num_classes: int, shots: int, seed: int 
 
 @dataclass(frozen=True)
 class FewShotData:
-    """The training images that any draw takes, and the test images, of one data set."""
+    """The training images that any subset has, and the test images, of one data set."""
 
     train: Dataset
     test: Dataset
-    draws: dict[tuple[int, int], np.ndarray]
-    """(shots, number of the draw) -> indices into `train`."""
+    subsets: dict[tuple[int, int], np.ndarray]
+    """(shots, index of the seed) -> indices into `train`."""
     short_classes: dict[int, int]
     """Shots -> classes with fewer images."""
 
 
-def draw_examples(
+def sample_examples(
     train: Dataset, test: Dataset, shots: Sequence[int], seeds: Sequence[int | None], test_images: int | None = None
 ) -> FewShotData:
-    """Draws for all shots and seeds, so that no other image of `train` is read; of test at most `test_images`."""
+    """Subsets for all shots and seeds, so that no other image of `train` is read; of test at most `test_images`."""
     check_train_and_test(train, test)
     classes = len(train.classes)
-    draws = {(k, i): draw(train.labels, classes, k, seed) for k in shots for i, seed in enumerate(seeds)}
-    used = np.unique(np.concatenate(list(draws.values())))
-    draws = {key: np.searchsorted(used, indices) for key, indices in draws.items()}
+    subsets = {(k, i): sample_shots(train.labels, classes, k, seed) for k in shots for i, seed in enumerate(seeds)}
+    used = np.unique(np.concatenate(list(subsets.values())))
+    subsets = {key: np.searchsorted(used, indices) for key, indices in subsets.items()}
     counts = np.bincount(train.labels, minlength=classes)
     short = {k: int((counts < k).sum()) for k in shots}
     if test_images is not None and test_images < len(test):
         test = test.take(np.arange(test_images) * len(test) // test_images)
-    return FewShotData(train.take(used), test, draws, short)
+    return FewShotData(train.take(used), test, subsets, short)
 
 
 def accuracies(
     data: FewShotData, train: Features, test: Features, l2s: Sequence[float]
 ) -> dict[int, Float[np.ndarray, "S L"]]:
-    """Shots -> test accuracy of every draw and l2."""
+    """Shots -> test accuracy for every seed and l2."""
     row_of = np.full(len(data.train), -1)
     row_of[train.indices] = np.arange(len(train.indices))
     result: dict[int, list[np.ndarray]] = {}
-    for (shots, _), indices in data.draws.items():
+    for (shots, _), indices in data.subsets.items():
         rows = row_of[indices]
         rows = rows[rows >= 0]  # without unreadable images
         if not len(rows):
-            raise UserError(f"none of the {len(indices)} images drawn from {data.train.name} could be read.")
+            raise UserError(f"none of the {len(indices)} images sampled from {data.train.name} could be read.")
         ridge = Ridge(train.x[rows], train.labels[rows], len(data.train.classes))
         result.setdefault(shots, []).append(ridge.correct(test.x, test.labels, l2s).mean(axis=1))
     return {shots: np.stack(rows) for shots, rows in result.items()}
@@ -154,20 +156,19 @@ def accuracies(
 # ------------------------------------------------------------------------------------------------------ while training
 
 
-def during_training(config: TrainConfig, world: World = SINGLE) -> Callable[[nn.Module], dict[str, float]]:
-    """A function of the model that returns `fewshot_10shot` and the like; nothing without `config.fewshot`.
+def create_fewshot_evaluator(
+    settings: FewShotConfig, data: DataConfig, world: World = SINGLE
+) -> Callable[[nn.Module], dict[str, float]]:
+    """A function of the model that returns `fewshot_10shot` and the like, for a run on `data`.
 
-    The images are drawn here, from the whole training split even where the run learns from a part of it.
+    The examples are sampled here, from the whole training split even where the run trains on a fraction of it.
     """
-    if config.fewshot is None:
-        return lambda model: {}
-    settings, data = config.fewshot, config.data
     if settings.dataset is None:
         joined = {"trainval": {"train", "val"}, "all": {"train", "val", "test"}}
-        learned, tested = (joined.get(split, {split}) for split in (data.train_split, settings.test_split))
-        if learned & tested:
+        train_splits, test_splits = (joined.get(split, {split}) for split in (data.train_split, settings.test_split))
+        if train_splits & test_splits:
             raise UserError(
-                f"the few-shot test would be on {settings.test_split}, which is part of what the run learns from "
+                f"the few-shot test would be on {settings.test_split}, which is part of what the run trains on "
                 f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."
             )
         name, root, classes, exclude = data.name, data.root, data.classes, data.exclude
@@ -179,19 +180,20 @@ def during_training(config: TrainConfig, world: World = SINGLE) -> Callable[[nn.
             load_dataset(name, split, root=root, classes=classes, on_error=data.on_error, exclude=excluded)
             for split, excluded in ((settings.train_split, exclude), (settings.test_split, None))
         )
-    drawn = draw_examples(train, test, settings.shots, range(settings.seeds), settings.test_images)
+    examples = sample_examples(train, test, settings.shots, range(settings.seeds), settings.test_images)
     options = LoaderOptions(workers=data.workers, on_error=data.on_error)
 
-    def measure(model: nn.Module) -> dict[str, float]:
+    def evaluate(model: nn.Module) -> dict[str, float]:
         assert isinstance(model, Model)
         prepared = frozen_preprocessing(data.preprocessing(model.config.image_size), model.config.image_hw)
         train_x, test_x = (
-            features(model, part, options, preprocessing=prepared, world=world) for part in (drawn.train, drawn.test)
+            features(model, split, options, preprocessing=prepared, world=world)
+            for split in (examples.train, examples.test)
         )
-        result = accuracies(drawn, train_x, test_x, [settings.l2])
+        result = accuracies(examples, train_x, test_x, [settings.l2])
         return {f"fewshot_{shots}shot": float(values.mean()) for shots, values in result.items()}
 
-    return measure
+    return evaluate
 
 
 # ------------------------------------------------------------------------------------------------------ of a checkpoint
@@ -228,21 +230,21 @@ def fewshot_checkpoint(
     data: list[FewShotData] = []
     for name in datasets:
         train, test = load_train_and_test(name, splits, options.on_error, world)
-        data.append(draw_examples(train, test, protocol.shots, protocol.draw_seeds, protocol.test_images))
+        data.append(sample_examples(train, test, protocol.shots, protocol.sample_seeds, protocol.test_images))
     results, skipped = [], []
-    for name, drawn in zip(datasets, data, strict=True):
-        train_x, test_x = frozen.features(drawn.train, name), frozen.features(drawn.test, name)
-        results.append(accuracies(drawn, train_x, test_x, protocol.l2_grid))
+    for name, examples in zip(datasets, data, strict=True):
+        train_x, test_x = frozen.features(examples.train, name), frozen.features(examples.test, name)
+        results.append(accuracies(examples, train_x, test_x, protocol.l2_grid))
         skipped.append(train_x.skipped + test_x.skipped)
     rows = []
     for k in protocol.shots:
         best = choose_l2(np.stack([result[k].mean(axis=0) for result in results]), protocol.leave_self_out).tolist()
-        for name, drawn, result, i, unreadable in zip(datasets, data, results, best, skipped, strict=True):
-            rows.append(_row(name, drawn, k, protocol.l2_grid[i], result[k][:, i].tolist(), unreadable))
+        for name, examples, result, i, unreadable in zip(datasets, data, results, best, skipped, strict=True):
+            rows.append(_row(name, examples, k, protocol.l2_grid[i], result[k][:, i].tolist(), unreadable))
     settings = {
         "shots": list(protocol.shots),
         "l2": list(protocol.l2_grid),
-        "seeds": None if protocol.original else len(protocol.draw_seeds),
+        "seeds": None if protocol.original else len(protocol.sample_seeds),
         "leave_self_out": protocol.leave_self_out,
         "train_split": splits.train_split or "train",
         "test_split": splits.test_split,
@@ -257,7 +259,7 @@ def fewshot_checkpoint(
 
 
 def _row(
-    name: str, drawn: FewShotData, shots: int, l2: float, accuracies_by_seed: list[float], skipped: int
+    name: str, data: FewShotData, shots: int, l2: float, accuracies_by_seed: list[float], skipped: int
 ) -> dict[str, Any]:
     return {
         "dataset": name,
@@ -266,10 +268,10 @@ def _row(
         "accuracies": accuracies_by_seed,
         "mean": float(np.mean(accuracies_by_seed)),
         "deviation": float(np.std(accuracies_by_seed, ddof=1)) if len(accuracies_by_seed) > 1 else None,
-        "train_images": len(drawn.draws[shots, 0]),  # with the first seed
-        "test_images": len(drawn.test),
+        "train_images": len(data.subsets[shots, 0]),  # with the first seed
+        "test_images": len(data.test),
         "skipped": skipped,
-        "short_classes": drawn.short_classes[shots],
+        "short_classes": data.short_classes[shots],
     }
 
 
@@ -279,7 +281,7 @@ def format_fewshot(report: Mapping[str, Any]) -> str:
     for row in report["rows"]:
         notes = [f"{row['short_classes']} classes have fewer images than shots"] if row["short_classes"] else []
         notes += [f"{row['skipped']} images could not be read"] if row["skipped"] else []
-        deviation = "" if row["deviation"] is None else f" ± {row['deviation']:.2%}"
+        std = "" if row["deviation"] is None else f" ± {row['deviation']:.2%}"
         names = {"data set": quoted(row["dataset"]), "shots": row["shots"], "l2": f"{row['l2']:g}"}
-        cells.append({**names, "accuracy": f"{row['mean']:.2%}{deviation}", "": "; ".join(notes)})
+        cells.append({**names, "accuracy": f"{row['mean']:.2%}{std}", "": "; ".join(notes)})
     return f"{format_table(cells)}\ncomputed in {report['settings']['computed_in']}"

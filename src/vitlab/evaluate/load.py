@@ -61,15 +61,15 @@ def evaluation_batches(
     transform: EvalTransform,
     options: LoaderOptions,
     *,
-    label: str = "evaluation",
-    draws: int = 0,
+    description: str = "evaluation",
+    num_uniforms: int = 0,
     shard: bool = True,
     world: World = SINGLE,
 ) -> Iterator[Iterator[Batch]]:
-    """A context in which `model` is in evaluation mode; gives the batches of this process, on the model's device.
+    """A context in which `model` is in evaluation mode; yields the batches of this rank, on the model's device.
 
-    Unreadable images are left out, and batches that are empty without them. Rank 0 shows the progress as `label`.
-    `shard`: each process takes its share of the images; else the whole `dataset`. `draws` is as in `eval_batches`.
+    Unreadable images are skipped, and batches that are empty without them. Rank 0 shows the progress as `description`.
+    `shard`: each rank takes its shard of the images; else the whole `dataset`. `num_uniforms` is as in `eval_batches`.
     """
     world_size = world.world_size if shard else 1
     batches = eval_batches(
@@ -81,7 +81,7 @@ def evaluation_batches(
         workers=options.workers,
         on_error=options.on_error,
         device=device_of(model),
-        draws=draws,
+        num_uniforms=num_uniforms,
     )
 
     def nonempty() -> Iterator[Batch]:
@@ -92,7 +92,7 @@ def evaluation_batches(
             done += len(batch.labels) + batch.skipped
             progress.update(done)
 
-    progress = ProgressDisplay(label, -(-len(dataset) // world_size), quiet=not world.is_rank_0)
+    progress = ProgressDisplay(description, -(-len(dataset) // world_size), quiet=not world.is_rank_0)
     with evaluation_mode(model), progress:
         yield nonempty()
 

@@ -1,4 +1,4 @@
-"""Evaluation of masked patch prediction: figures with those of the best constant prediction, and reconstructions.
+"""Evaluation of masked patch prediction: metrics with those of the best constant prediction, and reconstructions.
 
 The corruption of an image depends on its position in its split alone, so that all evaluations are of the same patches.
 """
@@ -49,10 +49,10 @@ GRAY = 128.0
 
 @dataclass(frozen=True)
 class MaskedEvaluation:
-    """Figures of the corrupted patches of a whole data set.
+    """Metrics of the corrupted patches of a whole data set.
 
-    The best constant prediction is the same for every image: for classes their shares among these very patches, whose
-    loss is the entropy in nats; for the regression their mean, cell by cell, whose loss is the variance.
+    The best constant prediction is the same for every image: for classes their frequencies among these very patches,
+    whose loss is the entropy in nats; for the regression their mean, cell by cell, whose loss is the variance.
     """
 
     images: int
@@ -61,9 +61,9 @@ class MaskedEvaluation:
     loss: float
     constant_loss: float
     accuracy: float | None
-    """Share of cells whose predicted class is correct; None for the regression."""
+    """Fraction of cells whose predicted class is correct; None for the regression."""
     constant_accuracy: float | None
-    """Share of the most frequent class."""
+    """Frequency of the most frequent class."""
     skipped: int
     """Unreadable images."""
 
@@ -101,11 +101,11 @@ def evaluate_masked(
     moments = torch.zeros(2, cells, 3, dtype=torch.float64, device=device)  # sums, sums of squares
     images = 0
     transform = EvalTransform(config.image_hw, preprocessing or Preprocessing())
-    draws = masking.draws(config.num_patches)
-    with evaluation_batches(model, dataset, transform, options, draws=draws, world=world) as batches:
+    num_uniforms = masking.num_uniforms(config.num_patches)
+    with evaluation_batches(model, dataset, transform, options, num_uniforms=num_uniforms, world=world) as batches:
         for batch in batches:
-            assert batch.draws is not None
-            plan = draw_corruption(masking, batch.draws, config.num_patches)
+            assert batch.uniforms is not None
+            plan = draw_corruption(masking, batch.uniforms, config.num_patches)
             targets = patch_targets(masking, config.patch_size, batch.images, plan)
             images += len(targets)
             losses = patch_losses(masking, model(batch.images, plan), targets)
@@ -128,10 +128,10 @@ def evaluate_masked(
         mean, square = sums["moments"].sum(axis=0) / patches
         constant_loss = (square - mean**2).mean()
     else:
-        shares = sums["counts"].sum(axis=0) / patches
-        logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
-        constant_loss = -(shares * logs).sum(axis=1).mean()
-        accuracy, most_frequent = float(correct), float(shares.max(axis=1).mean())
+        frequencies = sums["counts"].sum(axis=0) / patches
+        logs = np.log(frequencies, out=np.zeros_like(frequencies), where=frequencies > 0)
+        constant_loss = -(frequencies * logs).sum(axis=1).mean()
+        accuracy, most_frequent = float(correct), float(frequencies.max(axis=1).mean())
     skipped = len(dataset) - images
     return MaskedEvaluation(images, patches, float(loss), float(constant_loss), accuracy, most_frequent, skipped)
 
@@ -223,17 +223,17 @@ def write_reconstructions(
 ) -> Path:
     """Draws `count` images, evenly spread over `dataset`, as `folder`/reconstructions.png; returns its path.
 
-    Unreadable images are left out.
+    Unreadable images are skipped.
     """
     config, masking = model.config, model.masking
     part = dataset.take(np.unique(np.arange(count) * len(dataset) // count))
     transform = EvalTransform(config.image_hw, preprocessing or Preprocessing())
-    options, draws = LoaderOptions(count, on_error="skip"), masking.draws(config.num_patches)
-    with evaluation_batches(model, part, transform, options, draws=draws) as batches:
+    options, num_uniforms = LoaderOptions(count, on_error="skip"), masking.num_uniforms(config.num_patches)
+    with evaluation_batches(model, part, transform, options, num_uniforms=num_uniforms) as batches:
         batch = next(batches, None)
-        if batch is None or batch.draws is None:
+        if batch is None or batch.uniforms is None:
             raise nothing_readable(part)
-        plan = draw_corruption(masking, batch.draws, config.num_patches)
+        plan = draw_corruption(masking, batch.uniforms, config.num_patches)
         sheet = _draw_sheet(reconstruct(model, batch.images, plan))
     with replacing_file(folder / RECONSTRUCTIONS) as file:
         sheet.save(file, format="PNG")

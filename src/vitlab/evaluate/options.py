@@ -36,7 +36,7 @@ class LoaderOptions:
     workers: NonNegativeInt = 0
     """Processes that read images; 0 reads in the main process."""
     on_error: Literal["raise", "skip"] = "raise"
-    """What an unreadable image does: stop, or be left out and counted."""
+    """At an unreadable image: stop, or skip and count it."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -49,12 +49,12 @@ class EvalOptions(ModelOptions, LoaderOptions):
 
 @dataclass(frozen=True)
 class SplitOptions:
-    """What a classifier on frozen features learns from, and what it is tested on."""
+    """The data that a classifier on frozen features is trained and tested on."""
 
     root: str | None = None
     """Folder that holds a named data set."""
     train_split: Split | None = None
-    """Split to learn from, by default train, and of your own set without a val split all that the test leaves."""
+    """Split to train on, by default train, and of your own set without a val split all that the test leaves."""
     test_split: Split = "test"
     partial: bool = False
     """Accept a val folder of imagenet or imagenet_real that lacks images; the result says so."""
@@ -65,14 +65,14 @@ class SplitOptions:
 
 @dataclass(frozen=True)
 class FewShotProtocol:
-    """Which images few-shot evaluation learns from, and how the strength of its penalty is chosen."""
+    """The images that few-shot evaluation is trained on, and how the strength of its penalty is chosen."""
 
     shots: tuple[PositiveInt, ...] = (1, 5, 10, 25)
-    """Images of each class to learn from."""
+    """Training images of each class."""
     l2: tuple[PositiveFloat, ...] | None = None
     """Strength of the penalty, by default 2^10. Of several the one that ranks best over the data sets is taken."""
     seeds: PositiveInt | None = None
-    """Random draws of those images, by default 3."""
+    """Random samples of those images, by default 3."""
     original: bool = False
     """The form of the paper's time: the first images of each class, l2 chosen from 2^-10 to 2^19 by rank."""
     leave_self_out: bool = False
@@ -95,6 +95,6 @@ class FewShotProtocol:
         return (2.0**10,) if self.l2 is None else self.l2
 
     @property
-    def draw_seeds(self) -> tuple[int | None, ...]:
-        """The seeds of the draws; None takes the first images of each class."""
+    def sample_seeds(self) -> tuple[int | None, ...]:
+        """The seeds of the samples; None takes the first images of each class."""
         return (None,) if self.original else tuple(range(3 if self.seeds is None else self.seeds))

@@ -21,7 +21,7 @@ from vitlab.train.distributed import SINGLE, World
 KS = (1, 5, 10, 20, 50, 100, 200)
 TEMPERATURE = 0.07  # of the neighbors' votes, as in DINO
 L2_GRID = tuple(10.0**power for power in range(-6, 2))
-HELD_OUT = 0.2  # share of each class that l2 is chosen on
+HELD_OUT = 0.2  # fraction of each class that l2 is chosen on
 MAX_STEPS = 1000  # of L-BFGS
 MAX_SIMILARITIES = 2**24  # in memory at a time
 
@@ -58,7 +58,7 @@ def linear_probe(train: Features, test: Features, *, l2: Sequence[float] = L2_GR
     """Softmax regression on standardized features by L-BFGS: mean cross-entropy + l2 / 2 |W|^2, without the bias.
 
     With two classes scikit-learn fits the difference of their rows alone, on which the same l2 weighs twice as much.
-    Of several `l2` the best on a held-out share of each class is taken (of equals the largest), chosen by `seed`.
+    Of several `l2` the best on a held-out split, chosen by `seed`, is taken; ties go to the largest.
     Returns the test `accuracy`, the `l2`, the `held_out` accuracy by l2, and whether the last fit `converged`.
     Raises UserError where there is only one class, or nothing to hold out.
     """

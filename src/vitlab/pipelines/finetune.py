@@ -1,7 +1,7 @@
 """Table 4 and App. B.1.1: fine-tune a checkpoint on another task, at another resolution.
 
-`sweep_and_finetune` is the paper's protocol: a search for the learning rate on a held-out part of the training split,
-then one run or several on all of it, then the test. `bit_hyperrule` decides what a recipe leaves to the data.
+`sweep_and_finetune` is the paper's protocol: a learning rate sweep on a held-out part of the training split, then one
+run or several on all of it, then the test. `bit_hyperrule` decides what a recipe leaves to the data.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfi
 from vitlab.models.init import LEARNED_POSITIONS
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint
 from vitlab.pipelines.pretrain import Execution, drop_unreadable, load_splits
-from vitlab.pipelines.sweep import Log, Task, estimate, format_score
+from vitlab.pipelines.sweep import FinetuneJob, Log, format_estimate, format_score
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict
 from vitlab.train.distributed import SINGLE, World
@@ -26,10 +26,11 @@ from vitlab.train.precision import choose_device
 from vitlab.train.workdir import check_folder
 from vitlab.weights import load_metadata, load_model
 
-CPU_WORK = 1e14
-"""FLOPs of training on a CPU that need no request: about ten minutes of two cores."""
-CPU_SIZE = 224
-"""Default for the largest image size on a CPU, in pixels."""
+MAX_CPU_FLOPS = 1e14
+"""Largest default training budget on a CPU, about ten minutes of two cores; above it `bit_hyperrule` reduces batch size
+and steps."""
+MAX_CPU_IMAGE_SIZE = 224
+"""Largest default image size on a CPU, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,10 @@ def sweep_and_finetune(
 ) -> Finetuned:
     """The whole protocol (App. B.1.1): tries `config.learning_rates`, trains on all of train, tests once for each run.
 
-    The search is in `workdir`/sweep/lr-RATE, the runs in `workdir`/run-0, run-1, ...; the model of run-0, not chosen by
-    its test, also in `workdir`/model. A single run without a search has `workdir` itself as its folder.
+    The sweep is in `workdir`/sweep/lr-RATE, the runs in `workdir`/run-0, run-1, ... The model of run-0 (not the best by
+    test accuracy) is also saved to `workdir`/model. A single run without a sweep writes to `workdir` directly.
     `interpolation` of position embeddings overrides the checkpoint's own. With `config.data.on_error="skip"`
-    unreadable images are left out and listed in the result. The same call continues what was interrupted.
+    unreadable images are skipped and listed in the result. The same call resumes what was interrupted.
     Raises UserError for bad settings or data, and for a folder with other settings.
     """
     workdir, torch_device = Path(workdir), choose_device(world.device(device))
@@ -86,10 +87,10 @@ def sweep_and_finetune(
         )
     # What is wrong with the checkpoint, the size or the folder is an error before any image is read.
     source = load_model(checkpoint)
-    start = _describe_start(checkpoint, config, fingerprint(source))
-    config, saved_size = saved_choices(workdir, config)
+    init_id = _describe_init(checkpoint, config, fingerprint(source))
+    config, saved_size = load_automatic_settings(workdir, config)
     image_size = saved_size if image_size is None else image_size
-    config = _settings_before_data(checkpoint, source.config, config, image_size, interpolation, torch_device.type)
+    config = _apply_checkpoint_settings(checkpoint, source.config, config, image_size, interpolation, torch_device.type)
     log(f"test images: {config.data.preprocessing(config.model.image_size).describe()}")
     check_folder(workdir)
     log(f"reading the data set {config.data.name}")
@@ -100,32 +101,31 @@ def sweep_and_finetune(
             log(f"{len(splits.unreadable)} images cannot be read and are left out; they are listed at the end")
     model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
     if (shortened := config.sweep_steps) is not None:
-        log(f"Deviation: the search takes {shortened} steps per rate; the paper's takes as many as the run")
+        log(f"Deviation: the sweep takes {shortened} steps per rate; the paper's takes as many as the run")
     config = bit_hyperrule(dataclasses.replace(config, model=model), len(splits.train), torch_device.type)
     world.check_batch_size(config.batch_size)
     log(f"settings: {workdir / 'config.json'}")
-    task = Task(checkpoint, start, splits, config, Execution(str(torch_device), tensorboard, world), log)
+    job = FinetuneJob(checkpoint, init_id, splits, config, Execution(torch_device, tensorboard, world), log)
     if world.broadcast_object(lambda: not (workdir / "result.json").exists()):
-        cost = task.measure_step()
-        held_out = len(task.search_splits.val) if len(config.learning_rates) > 1 else 0
-        text = estimate(config, cost, len(splits.train), len(splits.test), held_out, str(torch_device))
+        cost = job.measure_step()
+        held_out = len(job.sweep_splits.val) if len(config.learning_rates) > 1 else 0
+        text = format_estimate(config, cost, len(splits.train), len(splits.test), held_out, str(torch_device))
         resumed = " in all (what is finished is not repeated)" if (workdir / "config.json").exists() else ""
         log(f"what this will take{resumed}:\n{text}")
-        measured = dataclasses.replace(task.execution, microbatch=cost.microbatch)
-        task = dataclasses.replace(task, execution=measured)
+        job = dataclasses.replace(job, execution=dataclasses.replace(job.execution, microbatch=cost.microbatch))
     if len(config.learning_rates) < 2 and config.runs == 1:
-        return Finetuned(config, task.final(config.single(), workdir))
-    return Finetuned(config, task.search_and_runs(workdir))
+        return Finetuned(config, job.train_and_test(config.single(), workdir))
+    return Finetuned(config, job.sweep_and_runs(workdir))
 
 
-def _describe_start(checkpoint: str | Path, config: FinetuneConfig, weights: str) -> str:
-    """What identifies the initial weights in the settings of a run."""
-    start = f"{Path(checkpoint).name} {'from scratch' if config.from_scratch else weights}"
-    start += ", fresh positions" if config.fresh_positions else ""
-    return start + ("" if config.head_std is None else f", head of sd {config.head_std:g}")
+def _describe_init(checkpoint: str | Path, config: FinetuneConfig, weights: str) -> str:
+    """The id of the initial weights in the settings of a run."""
+    init_id = f"{Path(checkpoint).name} {'from scratch' if config.from_scratch else weights}"
+    init_id += ", fresh positions" if config.fresh_positions else ""
+    return init_id + ("" if config.head_std is None else f", head of sd {config.head_std:g}")
 
 
-def _settings_before_data(
+def _apply_checkpoint_settings(
     checkpoint: str | Path,
     source: ModelConfig,
     config: FinetuneConfig,
@@ -143,7 +143,7 @@ def _settings_before_data(
     preprocessing = Preprocessing.read(load_metadata(checkpoint), str(checkpoint), source.image_size)
     if "image_size" in config.automatic and image_size is None:
         image_size = default_image_size(source, preprocessing, device_type)
-    config = adapt_config(source, config, 2, image_size)
+    config = adapt_config(source, config, num_classes=2, image_size=image_size)  # classes: set from the data set later
     if "preprocessing" in config.automatic:
         scaled = preprocessing.at(config.model.image_size)
         data = dataclasses.replace(
@@ -152,7 +152,7 @@ def _settings_before_data(
             eval_interpolation=None if scaled.is_google else scaled.interpolation,
         )
         config = dataclasses.replace(config, data=data)
-    config.data.preprocessing(config.model.image_size)  # a wrong size
+    config.data.preprocessing(config.model.image_size)  # raises for an invalid size
     return config
 
 
@@ -161,44 +161,44 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
 
     500 steps below 20,000 images, 10,000 below 500,000, else 20,000; warm-up 100 or 500 steps, at most a fifth of
     them; mixup 0.1 from 20,000 images on. Deviations: the batch is the power of two up to an eighth of the images,
-    from 32 to 512 (BiT: 512). The search tries each learning rate for a fifth of the steps, at least 20. On a CPU,
-    where this would be more than CPU_WORK: batches of 32, 20 epochs, and 100 to 500 steps.
+    from 32 to 512 (BiT: 512). The sweep tries each learning rate for a fifth of the steps, at least 20. On a CPU,
+    where this would be more than MAX_CPU_FLOPS: batches of 32, 20 epochs, and 100 to 500 steps.
     """
     small, automatic = examples < 20_000, config.automatic
     batch_size = config.batch_size
     if "batch_size" in automatic:
         batch_size = min(max(2 ** max(math.floor(math.log2(examples / 8)), 0), 32), 512)
     steps = 500 if small else 10_000 if examples < 500_000 else 20_000
-    if device_type == "cpu" and 6 * config.model.forward_macs * batch_size * steps > CPU_WORK:
+    if device_type == "cpu" and 6 * config.model.forward_macs * batch_size * steps > MAX_CPU_FLOPS:
         batch_size = min(batch_size, 32) if "batch_size" in automatic else batch_size
         steps = min(max(20 * examples // batch_size, 100), 500)
-    config = dataclasses.replace(config, batch_size=batch_size)
+    changes: dict[str, Any] = {"batch_size": batch_size, "automatic": ()}
     if "steps" in automatic:
-        config = dataclasses.replace(config, steps=steps, epochs=None)
-    total = config.total_steps(examples)
+        changes |= {"steps": steps, "epochs": None}
+    total = dataclasses.replace(config, **changes).total_steps(examples)
     if "warmup_steps" in automatic:
-        optim = dataclasses.replace(config.optim, warmup_steps=min(100 if small else 500, total // 5))
-        config = dataclasses.replace(config, optim=optim)
+        warmup_steps = min(100 if small else 500, total // 5)
+        changes["optim"] = dataclasses.replace(config.optim, warmup_steps=warmup_steps)
     if "sweep_steps" in automatic and len(config.learning_rates) > 1:
-        config = dataclasses.replace(config, sweep_steps=min(max(total // 5, 20), total))
+        changes["sweep_steps"] = min(max(total // 5, 20), total)
     if "mixup" in automatic:
-        config = dataclasses.replace(config, mixup=0.0 if small else 0.1)
-    return dataclasses.replace(config, automatic=())
+        changes["mixup"] = 0.0 if small else 0.1
+    return dataclasses.replace(config, **changes)
 
 
 def default_image_size(source: ModelConfig, preprocessing: Preprocessing, device_type: str) -> ImageSize:
-    """The size at which the checkpoint is evaluated; on a CPU at most CPU_SIZE, rounded to whole patches."""
+    """The size at which the checkpoint is evaluated; on a CPU at most MAX_CPU_IMAGE_SIZE, in whole patches."""
     size = preprocessing.image_size or source.image_size
     largest = size if isinstance(size, int) else max(size)
-    if device_type != "cpu" or largest <= CPU_SIZE or not isinstance(source, ViTConfig):
+    if device_type != "cpu" or largest <= MAX_CPU_IMAGE_SIZE or not isinstance(source, ViTConfig):
         return size
-    return max(CPU_SIZE // source.stride, 1) * source.stride
+    return max(MAX_CPU_IMAGE_SIZE // source.stride, 1) * source.stride
 
 
-def saved_choices(workdir: Path, config: FinetuneConfig) -> tuple[FinetuneConfig, ImageSize | None]:
-    """`config` with the automatic settings of the fine-tuning in `workdir`, and its image size if it is automatic.
+def load_automatic_settings(workdir: Path, config: FinetuneConfig) -> tuple[FinetuneConfig, ImageSize | None]:
+    """`config` with the automatic settings of the fine-tuning job in `workdir`, and its image size if it is automatic.
 
-    So a run continues on another device, for which other settings would be chosen.
+    So a job resumes on another device, for which other settings would be chosen.
     """
     try:
         settings = json.loads((workdir / "config.json").read_bytes())

@@ -50,9 +50,9 @@ class Splits:
 
 @dataclass(frozen=True)
 class Execution:
-    """Where a run is executed, and what it shows: none of it is a setting of the run."""
+    """Where a run is executed, and what it writes beside its results; not part of the run's settings."""
 
-    device: str = "auto"
+    device: torch.device
     tensorboard: bool = True
     world: World = SINGLE
     microbatch: int | None = None
@@ -74,7 +74,7 @@ class Outcome:
     """The content of `result.json`: the same however often the run was interrupted."""
 
     def summary(self, workdir: Path) -> str:
-        """The test's figures, and the paths of model and curves."""
+        """The test's metrics, and the paths of model and curves."""
         images = "" if self.config.masking is None else f" · images: {workdir / 'reconstructions.png'}"
         return f"{self.test.as_table()}\nmodel: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}{images}"
 
@@ -140,10 +140,10 @@ def pretrain(
 ) -> Outcome:
     """Trains a newly initialized model as `config` says, for the classes of its data set, then tests it.
 
-    The same call on the same folder continues an interrupted run; a finished run is only tested again.
+    The same call on the same folder resumes an interrupted run; a finished run is only tested again.
     """
-    # What can be refused before the data is read:
-    choose_device(world.device(device))
+    # What is invalid is an error before the data is read.
+    execution = Execution(choose_device(world.device(device)), tensorboard, world)
     world.check_batch_size(config.batch_size)
     config.data.preprocessing(config.model.image_size)
     check_folder(Path(workdir))
@@ -155,98 +155,108 @@ def pretrain(
     if config.masking is None:
         model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
         config = dataclasses.replace(config, model=model)
-    create = functools.partial(create_training_model, config, torch.Generator().manual_seed(config.seed))
-    return run(config, workdir, splits, create, "pretrain", Execution(device, tensorboard, world))
+    generator = torch.Generator().manual_seed(config.seed)
+    create_model = functools.partial(create_training_model, config.model, config.masking, generator)
+    return run(config, workdir, splits, create_model, "pretrain", execution)
 
 
 def run(
     config: TrainConfig,
     workdir: str | Path,
     splits: Splits,
-    create: Callable[[], nn.Module],
+    create_model: Callable[[], nn.Module],
     command: str,
     execution: Execution,
-    start: str | None = None,
-    label: str | None = None,
+    init_id: str | None = None,
+    description: str | None = None,
 ) -> Outcome:
-    """Trains the model of `create()` and tests it. `start` identifies its initial weights; `label` is shown."""
-    world = execution.world
-    device = choose_device(world.device(execution.device))
-    few_shot = None
-    if config.fewshot is not None:
-        from vitlab.evaluate.fewshot import during_training
+    """Trains the model of `create_model()` and tests it.
 
-        few_shot = during_training(config, world)
-    settings = run_settings(command, start, splits.train, config)
+    `init_id` identifies its initial weights; `description` (default: `command`) is shown with the progress.
+    """
+    world, few_shot = execution.world, None
+    if config.fewshot is not None:
+        from vitlab.evaluate.fewshot import create_fewshot_evaluator
+
+        few_shot = create_fewshot_evaluator(config.fewshot, config.data, world)
+    settings = run_settings(command, init_id, splits.train, config)
     with Workdir(workdir, settings, tensorboard=execution.tensorboard, world=world) as folder:
         began, test = time.perf_counter(), None
         if folder.finished:
-            model = _load_trained(config, folder.path).to(device)
+            model = _load_trained(config, folder.path).to(execution.device)
         else:
-            model, val = train_and_evaluate(config, folder, splits, create, execution, label or command, few_shot)
+            shown = description or command
+            model, val = train_and_evaluate(config, folder, splits, create_model, execution, shown, few_shot)
             test = val if splits.val is splits.test else None
         if test is None:
-            test = evaluate_split(config, model, splits.test, device, world)
+            test = evaluate_split(config, model, splits.test, world)
         result = {"test": test.record(), **splits.record}
         if folder.writes and not folder.finished:
-            _write_files(config, folder, splits, model, test, start)
+            _write_files(config, folder.path, splits.test, model, test, init_id)
             folder.log_speed(config.total_steps(len(splits.train)), {"run_seconds": time.perf_counter() - began})
             folder.write_result(result)
         world.barrier()  # all files are written
-    return Outcome(config, splits, _plain(config, model), test, result)
+    return Outcome(config, splits, _without_masking(model), test, result)
 
 
 def train_and_evaluate(
     config: TrainConfig,
     folder: Workdir,
     splits: Splits,
-    create: Callable[[], nn.Module],
+    create_model: Callable[[], nn.Module],
     execution: Execution,
-    label: str,
+    description: str,
     few_shot: Callable[[nn.Module], dict[str, float]] | None = None,
 ) -> tuple[nn.Module, Any]:
-    """The trained model of `create()`, and its evaluation on the val split; None if training had already
-    finished.
+    """The trained model of `create_model()`, and its evaluation on the val split; None if training was finished.
 
     The metrics of every evaluation, and those of `few_shot(model)`, are logged.
     """
-    device, world = choose_device(execution.world.device(execution.device)), execution.world
     evaluations: list[Any] = [None]  # in the end, that of the weights that training returns
 
     def evaluate_model(model: nn.Module) -> dict[str, float]:
-        evaluations[0] = evaluate_split(config, model, splits.val, device, world)
+        evaluations[0] = evaluate_split(config, model, splits.val, execution.world)
         metrics = {f"{config.data.eval_split}_{name}": value for name, value in evaluations[0].metrics().items()}
-        return metrics | few_shot(_plain(config, model)) if few_shot else metrics
+        return metrics | few_shot(_without_masking(model)) if few_shot else metrics
 
-    options: dict[str, Any] = {"device": device, "label": label, "microbatch": execution.microbatch, "world": world}
-    return train(config, folder, create(), splits.train, evaluate_model, **options), evaluations[0]
+    model = train(
+        config,
+        folder,
+        create_model(),
+        splits.train,
+        evaluate_model,
+        device=execution.device,
+        description=description,
+        microbatch=execution.microbatch,
+        world=execution.world,
+    )
+    return model, evaluations[0]
 
 
 def _write_files(
-    config: TrainConfig, folder: Workdir, splits: Splits, model: Any, test: Any, start: str | None
+    config: TrainConfig, folder: Path, test_set: Dataset, model: Any, test: Any, init_id: str | None
 ) -> None:
-    """Predictions and model."""
-    from vitlab.evaluate.accuracy import write_predictions
-    from vitlab.weights import save_model
-
-    if config.masking is None:
-        write_predictions(folder.path / PREDICTIONS, test, splits.test)
+    """Writes the model, and its predictions or reconstructions."""
     preprocessing = config.data.preprocessing(config.model.image_size)
-    card = {
+    metadata = {
         "dataset": config.data.name,
         "root": config.data.root,
         "class_indices": config.data.classes,
         "preprocessing": preprocessing.to_card(),
-        "start": start,
+        "start": init_id,
     }
     if config.masking is None:
-        card |= {"classes": list(splits.test.classes), "test_accuracy": test.accuracy}
-        save_model(model, folder.path / "model", extra=card)
+        from vitlab.evaluate.accuracy import write_predictions
+        from vitlab.weights import save_model
+
+        write_predictions(folder / PREDICTIONS, test, test_set)
+        metadata |= {"classes": list(test_set.classes), "test_accuracy": test.accuracy}
+        save_model(model, folder / "model", extra=metadata)
     else:
         from vitlab.evaluate.masked import save_masked, write_reconstructions
 
-        save_masked(model, folder.path, extra=card)
-        write_reconstructions(model, splits.test, folder.path, preprocessing=preprocessing)
+        save_masked(model, folder, extra=metadata)
+        write_reconstructions(model, test_set, folder, preprocessing=preprocessing)
 
 
 def _load_trained(config: TrainConfig, folder: Path) -> nn.Module:
@@ -259,14 +269,14 @@ def _load_trained(config: TrainConfig, folder: Path) -> nn.Module:
     return load_masked(folder)
 
 
-def _plain(config: TrainConfig, model: Any) -> Any:
-    """The model without the parts of masked patch prediction."""
-    return model if config.masking is None else model.vit
+def _without_masking(model: Any) -> Any:
+    """The plain ViT of a MaskedViT; any other model as it is."""
+    return getattr(model, "vit", model)
 
 
-def run_settings(command: str, start: str | None, train_set: Dataset, config: TrainConfig) -> dict[str, Any]:
-    """The content of `config.json`, which must be the same when a run continues."""
-    origin = {"command": command, "start": start, "examples": len(train_set)}
+def run_settings(command: str, init_id: str | None, train_set: Dataset, config: TrainConfig) -> dict[str, Any]:
+    """The content of `config.json`, which must be the same when a run is resumed."""
+    origin = {"command": command, "start": init_id, "examples": len(train_set)}
     return {**origin, **_excluded(config.data), **to_dict(config)}
 
 
@@ -279,15 +289,14 @@ def _excluded(data: DataConfig) -> dict[str, Any]:
     return {"excluded": identity(data.exclude)}
 
 
-def evaluate_split(
-    config: TrainConfig, model: Any, dataset: Dataset, device: torch.device, world: World = SINGLE
-) -> Any:
+def evaluate_split(config: TrainConfig, model: Any, dataset: Dataset, world: World = SINGLE) -> Any:
     """An Evaluation of the model in its own precision, or a MaskedEvaluation; images are prepared as `config` says."""
     from vitlab.evaluate.accuracy import evaluate
+    from vitlab.evaluate.load import device_of
     from vitlab.evaluate.options import LoaderOptions
 
     # Evaluation takes a third of the FLOPs of training, for it has no backward pass, and stores no activations.
-    batch_size = min(256, 2 * default_microbatch(config, device, 128))
+    batch_size = min(256, 2 * default_microbatch(config.model.forward_macs, device_of(model), 128))
     options = LoaderOptions(batch_size, config.data.workers, config.data.on_error)
     preprocessing = config.data.preprocessing(config.model.image_size)
     if config.masking is not None:

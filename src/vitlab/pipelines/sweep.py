@@ -1,4 +1,4 @@
-"""The search for the learning rate (App. B.1.1) on a held-out part of the training split, and the runs after it."""
+"""The learning rate sweep (App. B.1.1) on a held-out part of the training split, and the runs after it."""
 
 import dataclasses
 import functools
@@ -33,18 +33,18 @@ SHORT = 120.0
 
 
 @dataclass(frozen=True)
-class Task:
-    """What all runs of one fine-tuning share."""
+class FinetuneJob:
+    """The checkpoint, splits and settings shared by all runs of a fine-tuning job."""
 
     checkpoint: str | Path
-    start: str
+    init_id: str
     splits: Splits
     config: FinetuneConfig
     execution: Execution
     log: Log
 
     @functools.cached_property
-    def search_splits(self) -> Splits:
+    def sweep_splits(self) -> Splits:
         """The training split without its held-out part, and that part to evaluate on."""
         rest, held_out = hold_out(self.splits.train, self.config.held_out, self.config.seed)
         return Splits(rest, held_out, held_out)
@@ -56,12 +56,11 @@ class Task:
 
         def measure() -> dict[str, Any]:
             model = build_model(config.model, generator=torch.Generator().manual_seed(0))
-            device = torch.device(self.execution.device)
-            return dataclasses.asdict(measure_step(config.single(), model, device, world.world_size))
+            return dataclasses.asdict(measure_step(config.single(), model, self.execution.device, world.world_size))
 
         return StepCost(**world.broadcast_object(measure))
 
-    def create(self, seed: int) -> Model:
+    def create_model(self, seed: int) -> Model:
         """The model that a run starts from."""
         config, generator = self.config, torch.Generator().manual_seed(seed)
         if config.from_scratch:
@@ -73,45 +72,48 @@ class Task:
             redraw_head(model, config.head_std, generator)
         return model
 
-    def final(self, config: TrainConfig, path: Path, label: str | None = None) -> dict[str, Any]:
+    def train_and_test(self, config: TrainConfig, path: Path, description: str | None = None) -> dict[str, Any]:
         """The result of a run on all of train, tested; read from its folder if it is finished."""
-        settings = run_settings("finetune", self.start, self.splits.train, config)
+        settings = run_settings("finetune", self.init_id, self.splits.train, config)
         with Workdir(path, settings, tensorboard=False, world=self.execution.world) as folder:
             if folder.finished:
                 return folder.read_result()
-        create = functools.partial(self.create, config.seed)
-        return run(config, path, self.splits, create, "finetune", self.execution, self.start, label).result
+        create_model = functools.partial(self.create_model, config.seed)
+        execution, init_id = self.execution, self.init_id
+        return run(config, path, self.splits, create_model, "finetune", execution, init_id, description).result
 
-    def score(self, lr: float, path: Path) -> dict[str, Any]:
-        """The figures of a learning rate on the held-out part; their accuracy is None if it diverged."""
-        splits, execution = self.search_splits, self.execution
+    def score_learning_rate(self, lr: float, path: Path) -> dict[str, Any]:
+        """The metrics of a learning rate on the held-out split; the accuracy is None if it diverged."""
+        splits, execution = self.sweep_splits, self.execution
         split = splits.val.split
-        config = self.search_config(lr, split)
-        settings = run_settings("finetune", self.start, splits.train, config) | {"held_out": self.config.held_out}
+        config = self.sweep_config(lr, split)
+        settings = run_settings("finetune", self.init_id, splits.train, config) | {"held_out": self.config.held_out}
         with Workdir(path, settings, tensorboard=execution.tensorboard, world=execution.world) as folder:
             if not folder.finished:
-                folder.write_result({split: self._train_and_score(config, folder)})
+                folder.write_result({split: self._train_and_evaluate(config, folder)})
                 if folder.writes:
                     shutil.rmtree(folder.checkpoints, ignore_errors=True)
             record = folder.read_result()[split]
-        score = {"learning_rate": lr, "accuracy": None} | (headline(record) if record else {})
+        score = {"learning_rate": lr, "accuracy": None} | (summary_metrics(record) if record else {})
         self.log(f"learning rate {lr:g}: {format_score(score)}")
         return score
 
-    def _train_and_score(self, config: TrainConfig, folder: Workdir) -> dict[str, Any] | None:
-        splits, execution = self.search_splits, self.execution
-        create, label = functools.partial(self.create, config.seed), f"rate {config.optim.lr:g}"
+    def _train_and_evaluate(self, config: TrainConfig, folder: Workdir) -> dict[str, Any] | None:
+        """The record of a run of the sweep on the held-out split; None if it diverged."""
+        splits, execution = self.sweep_splits, self.execution
+        create_model, description = functools.partial(self.create_model, config.seed), f"rate {config.optim.lr:g}"
         try:
-            model, score = train_and_evaluate(config, folder, splits, create, execution, label)
+            model, evaluation = train_and_evaluate(config, folder, splits, create_model, execution, description)
         except NonFiniteError as error:
             self.log(str(error))
             return None
-        if score is None:
-            score = evaluate_split(config, model, splits.val, torch.device(execution.device), execution.world)
-        return score.record() if math.isfinite(score.metrics()["loss"]) else None  # the last update may diverge
+        if evaluation is None:
+            evaluation = evaluate_split(config, model, splits.val, execution.world)
+        # The last update may diverge.
+        return evaluation.record() if math.isfinite(evaluation.metrics()["loss"]) else None
 
-    def search_config(self, lr: float, split: str) -> TrainConfig:
-        """A run of the search: in a shortened one, warm-up and average span the same share of the steps."""
+    def sweep_config(self, lr: float, split: str) -> TrainConfig:
+        """A run of the sweep: in a shortened one, warm-up and average span the same fraction of the steps."""
         config = self.config.single(lr)
         steps, optim, decay = config.total_steps(len(self.splits.train)), config.optim, config.average_decay
         if (short := self.config.sweep_steps) is not None:
@@ -120,23 +122,23 @@ class Task:
         data = dataclasses.replace(config.data, eval_split=split)
         return dataclasses.replace(config, steps=steps, epochs=None, average_decay=decay, optim=optim, data=data)
 
-    def search_and_runs(self, workdir: Path) -> dict[str, Any]:
-        """Search and runs, each in its own folder; returns the content of `workdir`/result.json."""
+    def sweep_and_runs(self, workdir: Path) -> dict[str, Any]:
+        """Sweep and runs, each in its own folder; returns the content of `workdir`/result.json."""
         config, scores, records = self.config, [], []
-        settings = run_settings("finetune", self.start, self.splits.train, config)
+        settings = run_settings("finetune", self.init_id, self.splits.train, config)
         with Workdir(workdir, settings, tensorboard=False, world=self.execution.world) as folder:
             if folder.finished:
                 return folder.read_result()
             folder.truncate_logs(-1)  # one line per finished run, the same at every start
             for lr in config.learning_rates if len(config.learning_rates) > 1 else ():
-                scores.append(self.score(lr, workdir / "sweep" / f"lr-{lr}"))
+                scores.append(self.score_learning_rate(lr, workdir / "sweep" / f"lr-{lr}"))
                 folder.log_metrics(len(scores), scores[-1])
-            best = best_rate(scores) if scores else config.optim.lr
+            best = best_learning_rate(scores) if scores else config.optim.lr
             seeds = [config.seed + number for number in range(config.runs)]
             for number, seed in enumerate(seeds):
                 single = config.single(best, seed)
-                records.append(self.final(single, workdir / f"run-{number}", f"run {number}")["test"])
-                metrics = {"learning_rate": best, "seed": seed, **headline(records[-1])}
+                records.append(self.train_and_test(single, workdir / f"run-{number}", f"run {number}")["test"])
+                metrics = {"learning_rate": best, "seed": seed, **summary_metrics(records[-1])}
                 folder.log_metrics(len(scores) + len(records), metrics)
             if folder.writes:
                 save_model(load_model(workdir / "run-0"), workdir / "model", extra=load_metadata(workdir / "run-0"))
@@ -144,7 +146,9 @@ class Task:
             result = {
                 "learning_rate": best,
                 "sweep": scores,
-                "runs": [{"seed": seed, **headline(record)} for seed, record in zip(seeds, records, strict=True)],
+                "runs": [
+                    {"seed": seed, **summary_metrics(record)} for seed, record in zip(seeds, records, strict=True)
+                ],
                 "accuracy_mean": statistics.fmean(accuracies),
                 "accuracy_sd": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
                 "test": records[0],
@@ -153,8 +157,8 @@ class Task:
             return folder.read_result()
 
 
-def best_rate(scores: Sequence[Mapping[str, Any]]) -> float:
-    """The learning rate with the highest accuracy; of equals that with the lowest loss, then the smallest."""
+def best_learning_rate(scores: Sequence[Mapping[str, Any]]) -> float:
+    """The learning rate with the highest accuracy; ties: lowest loss, then smallest learning rate."""
     finite = [score for score in scores if score["accuracy"] is not None]
     if not finite:
         rates = ", ".join(f"{score['learning_rate']:g}" for score in scores)
@@ -163,62 +167,62 @@ def best_rate(scores: Sequence[Mapping[str, Any]]) -> float:
     return best["learning_rate"]
 
 
-def hold_out(dataset: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
-    """The training split without `share` of each class, and that part, chosen by `seed` (App. B.1.1).
+def hold_out(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    """The training split without `fraction` of each class, and that held-out split, chosen by `seed` (App. B.1.1).
 
     Raises UserError where one of the two is empty.
     """
-    parts = stratified_split(dataset.labels, {"held_out": share}, seed, Stream.HELD_OUT)
+    parts = stratified_split(dataset.labels, {"held_out": fraction}, seed, Stream.HELD_OUT)
     rest, held_out = (dataset.take(parts[name]) for name in ("train", "held_out"))
     if not len(rest) or not len(held_out):
         raise UserError(
-            f"held_out={share:g} leaves {len(rest)} images of {dataset.name} to train on and {len(held_out)} to "
-            f"evaluate on (a class needs at least two); give another share, or one rate and no search "
+            f"held_out={fraction:g} leaves {len(rest)} images of {dataset.name} to train on and {len(held_out)} to "
+            f"evaluate on (a class needs at least two); give another fraction, or one rate and no sweep "
             f"(`--learning-rates 0.01`)."
         )
     return rest, dataclasses.replace(held_out, split="held_out")
 
 
-def headline(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The main figures of an evaluation's record."""
+def summary_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The main metrics of an evaluation's record."""
     return {name: record[name] for name in ("accuracy", "loss", "top5", "images") if name in record}
 
 
 def format_score(score: Mapping[str, Any]) -> str:
-    """The figures of a learning rate as text."""
+    """The metrics of a learning rate as text."""
     if score["accuracy"] is None:
         return "diverged"
     return f"{score['accuracy']:.2%} of {score['images']} held-out images right, loss {score['loss']:.4f}"
 
 
-def estimate(
+def format_estimate(
     config: FinetuneConfig, cost: StepCost, train_images: int, test_images: int, held_out_images: int, device: str
 ) -> str:
-    """What a fine-tuning with these complete settings will take: a line for everything that takes time or memory.
+    """What a fine-tuning job with these complete settings will take, as lines of text: size, memory and time.
 
-    held_out_images: images of the training split that score the learning rates; 0 without a search.
+    held_out_images: images of the training split that score the learning rates; 0 without a sweep.
     """
 
     def duration(seconds: float) -> str:
         return format_duration(seconds) if seconds < math.inf else "unknown"
 
     def seconds(config: FinetuneConfig) -> tuple[float, float]:
-        """Of the search, and of the final runs with their tests."""
+        """Of the sweep, and of the final runs with their tests."""
         steps, train_seconds = config.total_steps(train_images), config.batch_size * cost.train_seconds
         one_rate = (config.sweep_steps or steps) * train_seconds + held_out_images * cost.eval_seconds
         one_run = steps * train_seconds + test_images * cost.eval_seconds
         return len(config.learning_rates) * one_rate if held_out_images else 0.0, config.runs * one_run
 
     model, steps = config.model, config.total_steps(train_images)
-    search_seconds, run_seconds = seconds(config)
-    total = search_seconds + run_seconds
+    sweep_seconds, run_seconds = seconds(config)
+    total = sweep_seconds + run_seconds
     epochs, size = steps * config.batch_size / train_images, "x".join(map(str, model.image_hw))
     rows = {
         "model": f"{model.num_parameters / 1e6:.1f}M parameters, {size} px, on {device}",
         "data": f"{train_images:,} training and {test_images:,} test images, {model.num_classes:,} classes",
         "measured": cost.describe(),
         "search": f"{len(config.learning_rates)} learning rates x {config.sweep_steps or steps:,} steps of "
-        f"{config.batch_size} images, scored on {held_out_images:,} images: {duration(search_seconds)}",
+        f"{config.batch_size} images, scored on {held_out_images:,} images: {duration(sweep_seconds)}",
         "training": f"{config.runs} x {steps:,} steps of {config.batch_size} images ({epochs:.1f} epochs), then the "
         f"test: {duration(run_seconds)}",
         "total": f"about {duration(total)}",
@@ -233,8 +237,8 @@ def estimate(
         fewer = dataclasses.replace(config, steps=half, epochs=None, sweep_steps=sweep_steps)
         shorter.append(f"--steps {half}: {duration(sum(seconds(fewer)))}")
     if isinstance(model, ViTConfig) and (side := min(model.image_hw) * 3 // 4 // model.stride * model.stride) >= 64:
-        share = dataclasses.replace(model, image_size=side).forward_macs / model.forward_macs
-        shorter.append(f"--image-size {side}: about {duration(share * total)}")
+        ratio = dataclasses.replace(model, image_size=side).forward_macs / model.forward_macs
+        shorter.append(f"--image-size {side}: about {duration(ratio * total)}")
     if SHORT < total < math.inf:
         rows["shorter"] = " | ".join(shorter)
     return "\n".join(f"  {name:9} {text}" for name, text in rows.items())

@@ -56,23 +56,23 @@ def vtab(
 
     tasks: names of `TASKS`, whose data is required, or "available": all whose data is in `root` or can be downloaded.
     select: train on the 800 and score on the 200, without the test parts. on_task receives each task's record. The same
-    call continues an interrupted one. Raises UserError for unknown tasks and missing data.
+    call resumes an interrupted one. Raises UserError for unknown tasks and missing data.
     """
     names = list(TASKS if tasks == "available" else dict.fromkeys(tasks))
     _check_tasks(names, config.data)
     world.check_batch_size(config.batch_size)
-    choose_device(world.device(device))
-    start = f"{Path(checkpoint).name} {fingerprint(source := load_model(checkpoint))}"
-    parts = ("train", "val") if select else ("trainval", "test")
-    data = dataclasses.replace(config.data, name="vtab:TASK", root=None, train_split=parts[0], eval_split=parts[1])
+    execution = Execution(choose_device(world.device(device)), tensorboard, world)
+    init_id = f"{Path(checkpoint).name} {fingerprint(source := load_model(checkpoint))}"
+    splits = ("train", "val") if select else ("trainval", "test")
+    data = dataclasses.replace(config.data, name="vtab:TASK", root=None, train_split=splits[0], eval_split=splits[1])
     config = dataclasses.replace(config, data=data)
-    model = adapt_config(source.config, config, 2, image_size).model
-    data.preprocessing(model.image_size)  # a wrong size
-    settings = {"command": "vtab", "start": start, "select": select, "image_size": image_size, **to_dict(config)}
+    model = adapt_config(source.config, config, num_classes=2, image_size=image_size).model  # classes: of each task
+    data.preprocessing(model.image_size)  # raises for an invalid size
+    settings = {"command": "vtab", "start": init_id, "select": select, "image_size": image_size, **to_dict(config)}
 
     def load(name: str) -> Splits:
         options: dict[str, Any] = {"root": root, "download": download, "on_error": data.on_error}
-        train, test = (load_dataset(f"vtab:{name}", part, **options) for part in parts)
+        train, test = (load_dataset(f"vtab:{name}", split, **options) for split in splits)
         return Splits(train, test, test)
 
     def record_of(name: str) -> dict[str, Any] | None:  # as rank 0 reads it
@@ -86,9 +86,8 @@ def vtab(
         for name in names:
             if name in unfinished and name not in missing:
                 task = _task_config(config, model, name, root)
-                create = functools.partial(init_from_checkpoint, checkpoint, task.model)
-                execution = Execution(device, tensorboard, world)
-                run(task, folder.path / name, load(name), create, "vtab", execution, start, label=name)
+                create_model = functools.partial(init_from_checkpoint, checkpoint, task.model)
+                run(task, folder.path / name, load(name), create_model, "vtab", execution, init_id, description=name)
             record = record_of(name)
             if record and world.is_rank_0:
                 shutil.rmtree(folder.path / name / "checkpoints", ignore_errors=True)  # 19 would fill a disk
@@ -158,7 +157,7 @@ def summary(done: Mapping[str, Mapping[str, Any]], missing: Mapping[str, str]) -
         names = MEANS[group]
         return sum(done[name]["accuracy"] for name in names) / len(names) if done.keys() >= set(names) else None
 
-    rest = {name: f"not requested; data: {task.how()}" for name, task in TASKS.items() if name not in done}
+    rest = {name: f"not requested; data: {task.origin.how()}" for name, task in TASKS.items() if name not in done}
     return {
         "tasks": {name: {"task": t.csv, "group": t.group, **done[name]} for name, t in TASKS.items() if name in done},
         "missing": {name: missing.get(name, reason) for name, reason in rest.items()},

@@ -31,4 +31,4 @@ FINETUNE: dict[str, Callable[[], FinetuneConfig]] = {
     "custom": finetune.custom,
     "tiny-digits": tiny.finetune_digits,
 }
-"""Each returns the search and the run but for the model, which the checkpoint brings."""
+"""Each returns the sweep and the run but for the model, which the checkpoint brings."""

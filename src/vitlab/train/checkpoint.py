@@ -19,9 +19,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from vitlab.config import TrainConfig
+from vitlab.config import MaskingConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.io import sha256, sync
+from vitlab.models.config import ModelConfig
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.objectives import create_training_model
 from vitlab.train.optim import create_optimizer, load_optimizer_state, optimizer_state
@@ -41,18 +42,19 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     average: dict[str, Tensor] | None
     """The Polyak average of the weights."""
-    sums: Tensor
-    """Loss, accuracy and gradient norm, summed since the last record; the first step that was not finite (0: none)."""
+    metric_sums: Tensor
+    """Loss, accuracy and gradient norm, summed since the last record; float64 [3]."""
+    first_nonfinite_step: Tensor
+    """The first step whose loss or gradient was not finite, or 0; float64, 0-d."""
     step: int = 0
     skipped: int = 0
     """Images that could not be read."""
-    recorded: int = 0
-    """The step of the last record."""
+    last_logged_step: int = 0
 
     @property
-    def bad_step(self) -> Tensor:
-        """The first step that was not finite, or 0; a 0-d view of `sums`."""
-        return self.sums[3]
+    def device(self) -> torch.device:
+        """The device that computes."""
+        return self.metric_sums.device
 
     @torch.no_grad()
     def tensors(self, keep: bool = True) -> dict[str, Tensor]:
@@ -63,7 +65,7 @@ class TrainState:
         named = {f"weights/{name}": master for name, master in self.weights.masters.items()}
         named |= {f"average/{name}": value for name, value in (self.average or {}).items()}
         named |= {f"optimizer/{name}": value for name, value in optimizer_state(self.optimizer).items()}
-        tensors = {"sums": self.sums}
+        tensors = {"sums": torch.cat([self.metric_sums, self.first_nonfinite_step[None]])}
         for name, tensor in named.items():
             full = full_tensor(tensor)
             if keep:
@@ -89,13 +91,14 @@ class TrainState:
                 for key, value in sections["optimizer"].items()
             },
         )
-        self.sums.copy_(tensors["sums"])
-        self.weights.update_copy()
-        self.step, self.skipped, self.recorded = step, scalars["skipped"], scalars["recorded"]
+        self.metric_sums.copy_(tensors["sums"][:3])
+        self.first_nonfinite_step.copy_(tensors["sums"][3])
+        self.weights.copy_masters_to_model()
+        self.step, self.skipped, self.last_logged_step = step, scalars["skipped"], scalars["recorded"]
 
     def scalars(self) -> dict[str, Any]:
         """The plain data of a checkpoint, as `restore` takes it."""
-        return {"skipped": self.skipped, "recorded": self.recorded}
+        return {"skipped": self.skipped, "recorded": self.last_logged_step}
 
 
 def create_state(config: TrainConfig, model: nn.Module, device: torch.device, world: World) -> TrainState:
@@ -115,13 +118,14 @@ def create_state(config: TrainConfig, model: nn.Module, device: torch.device, wo
     masters = weights.masters
     average = {n: m.detach().clone() for n, m in masters.items()} if config.average_decay else None
     optimizer = create_optimizer(masters.items(), config.optim)
-    return TrainState(parallel, weights, optimizer, average, torch.zeros(4, dtype=torch.float64, device=device))
+    metric_sums, first_nonfinite_step = torch.zeros(4, dtype=torch.float64, device=device).split([3, 1])
+    return TrainState(parallel, weights, optimizer, average, metric_sums, first_nonfinite_step[0])
 
 
-def trained_model(config: TrainConfig, state: TrainState) -> nn.Module:
+def trained_model(model_config: ModelConfig, masking: MaskingConfig | None, state: TrainState) -> nn.Module:
     """A new model with the weights of `state` in float32: averaged where there is an average."""
     weights = state.average or {name: master.detach() for name, master in state.weights.masters.items()}
-    model = create_training_model(config).to(state.sums.device)
+    model = create_training_model(model_config, masking).to(state.device)
     model.load_state_dict({name: full_tensor(tensor) for name, tensor in weights.items()})
     return model.eval()
 
@@ -166,7 +170,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], stat
     except (OSError, SafetensorError) as error:
         raise OSError(
             f"the checkpoint of step {step} cannot be written in {folder}: {error}. The earlier ones are untouched; "
-            f"free space or allow writing, then start the same command again."
+            f"free space or allow writing, then run the same command to resume."
         ) from error
     return final
 
@@ -264,7 +268,7 @@ def _verify(path: Path) -> dict[str, Any]:
             raise CorruptCheckpointError(f"{STATE} does not match its checksum")
         if record["format"] != FORMAT:
             raise UserError(
-                f"{path} has format {record['format']}, and this version reads format {FORMAT}; continue the run with "
+                f"{path} has format {record['format']}, and this version reads format {FORMAT}; resume the run with "
                 f"the version of vitlab that wrote it."
             )
         if sha256(path / TENSORS) != record["sha256"]:

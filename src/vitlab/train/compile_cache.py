@@ -11,7 +11,6 @@ import functools
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
 from multiprocessing.util import Finalize
 from pathlib import Path
 
@@ -32,12 +31,12 @@ class CompileCache:
             root = root.parent
         root.mkdir(parents=True, exist_ok=True)
         self._shared = root / SHARED
-        with _locked(root):  # no other process removes the new folder before it is locked
-            _remove_unused(root)
-            self.folder = Path(tempfile.mkdtemp(prefix=JOB, dir=root))
-            self._lock = os.open(self.folder, os.O_RDONLY)  # until this process ends, in whatever way
-            with contextlib.suppress(OSError):  # the file system knows no locks: nothing there is removed
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _remove_unused(root)
+        new = Path(tempfile.mkdtemp(prefix="new-", dir=root))
+        self._lock = os.open(new, os.O_RDONLY)  # until this process ends, in whatever way
+        with contextlib.suppress(OSError):  # the file system knows no locks: nothing there is removed
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self.folder = new.rename(new.with_name(JOB + new.name))  # locked before another process can remove it
         _link_files(self._shared, self.folder)
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder)
         # Also at the end of a process of multiprocessing, which atexit misses; not in a child that was forked.
@@ -58,18 +57,6 @@ def compile_cache() -> CompileCache:
     return CompileCache()
 
 
-@contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Waits until no other process has locked the folder, and locks it, where the file system knows locks."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
-
-
 def _remove_unused(root: Path) -> None:
     """Removes the folders of processes that have ended: those that can be locked."""
     for folder in root.glob(f"{JOB}*"):
@@ -83,7 +70,7 @@ def _remove_unused(root: Path) -> None:
 
 
 def _link_files(source: Path, target: Path) -> None:
-    """Links all files below `source` that `target` lacks, but for locks and files being written."""
+    """Links all files below `source` that `target` lacks, except locks and files being written."""
     for path in source.rglob("*"):
         if path.suffix in (".lock", ".tmp") or not path.is_file():
             continue

@@ -164,7 +164,7 @@ def init_distributed() -> Iterator[World]:
             raise
         raise RankError(
             f"rank {world.rank} of {world.world_size} stops because another rank has failed, with its own message, or "
-            f"was killed. Start the same command again: it continues from the last checkpoint."
+            f"was killed. Run the same command to resume from the last checkpoint."
         ) from error
     finally:
         dist.destroy_process_group()

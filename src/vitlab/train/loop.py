@@ -29,9 +29,9 @@ from vitlab.train.distributed import SINGLE, World
 from vitlab.train.microbatch import choose_microbatch
 from vitlab.train.objectives import Objective, create_objective
 from vitlab.train.optim import clip_by_global_norm, learning_rate, set_learning_rate, update_average
-from vitlab.train.parallel import full_tensor, local_shard
+from vitlab.train.parallel import full_tensor
 from vitlab.train.precision import device_name
-from vitlab.train.progress import Speed, TrainProgress, peak_flops
+from vitlab.train.throughput import Throughput, TrainProgress, peak_flops
 from vitlab.train.workdir import Workdir
 
 Evaluate = Callable[[nn.Module], dict[str, float]]
@@ -43,7 +43,7 @@ class NonFiniteError(RunError):
 
 
 class StoppedError(RunError):
-    """SIGTERM or Ctrl-C has stopped the run; it is saved, and the same command continues it."""
+    """SIGTERM or Ctrl-C has stopped the run; it is saved, and the same command resumes it."""
 
     exit_code = 143
 
@@ -75,15 +75,16 @@ def train(
     evaluate: Evaluate | None = None,
     *,
     device: str | torch.device = "cpu",
-    label: str = "train",
+    description: str = "train",
     microbatch: int | None = None,
     world: World = SINGLE,
 ) -> AnyModel:
-    """Trains `model` on `dataset` as `config` says, or continues the run in `workdir`; returns the model in float32.
+    """Trains `model` on `dataset` as `config` says, or resumes the run in `workdir`; returns the model in float32.
 
     The weights returned, and passed to `evaluate(model)` on every rank, are the Polyak average if there is one.
-    `microbatch`: images per forward pass, if the caller has measured it. SIGTERM or Ctrl-C ends the run within one
-    micro-batch, and saves the last complete step: StoppedError. Also raises NonFiniteError.
+    `microbatch`: images per forward pass, if the caller has measured it; `description` is shown with the progress.
+    SIGTERM or Ctrl-C ends the run within one micro-batch, and saves the last complete step: StoppedError. Also raises
+    NonFiniteError.
     """
     device = torch.device(device)
     outputs, classes = config.model.num_classes, len(dataset.classes)
@@ -93,32 +94,32 @@ def train(
     microbatch = choose_microbatch(config, workdir, model, device, microbatch)
     state = create_state(config, model.to(device), device, world)
     with (
-        TrainProgress(label, steps, config.batch_size, quiet=not world.is_rank_0) as progress,
+        TrainProgress(description, steps, config.batch_size, quiet=not world.is_rank_0) as progress,
         stop_signals() as stop,
         CheckpointWriter(workdir.checkpoints, config.keep_checkpoints) as writer,
     ):
         run = _Run(config, workdir, dataset, evaluate, state, steps, progress, stop, writer)
         run.resume()
         _train_steps(run, microbatch)
-    return cast(AnyModel, trained_model(config, state))
+    return cast(AnyModel, trained_model(config.model, config.masking, state))
 
 
 def _train_steps(run: "_Run", microbatch: int) -> None:
-    """The steps that are left, with their records, evaluations and checkpoints."""
-    config, state, world, should_continue = run.config, run.state, run.world, run.should_continue
-    objective, batches = create_objective(config), load_batches(config, run.dataset, state.step, run.device, world)
+    """The remaining steps, with their records, evaluations and checkpoints."""
+    config, state, world, objective = run.config, run.state, run.world, create_objective(run.config)
+    batches = run.load_batches(first_step=state.step)
     if run.evaluation_is_due() and not run.workdir.is_evaluated(state.step):  # a signal has stopped it
         run.evaluate_model()
     while state.step < run.total_steps:
-        with run.speed.waiting_for_data():
+        with run.throughput.waiting_for_data():
             batch = next(batches)
         # The host waits here, and in `should_continue` between micro-batches: all ranks stop at the same step.
         stopping, num_images, skipped = world.all_reduce(run.stop.is_set(), len(batch.indices), batch.skipped)
         lr = learning_rate(config.optim, state.step, run.total_steps)
-        if stopping or not train_step(config, state, objective, batch, lr, num_images, microbatch, should_continue):
+        if stopping or not train_step(config, state, objective, batch, lr, num_images, microbatch, run.should_continue):
             run.save_and_stop()
         state.skipped += skipped
-        run.speed.images += num_images
+        run.throughput.images += num_images
         run.progress.tick(state.step)
         last = state.step == run.total_steps
         logging, saving = (last or state.step % n == 0 for n in (config.log_every, config.checkpoint_every))
@@ -149,13 +150,14 @@ def train_step(
     """One update: forward and backward pass in micro-batches, clipping, optimizer step. Returns False if stopped.
 
     `batch` is this rank's shard of `num_images` in all; `microbatch` images go through the model at once (default all).
-    Between micro-batches `should_continue(fraction done)` says whether to continue; if not, the state is as before.
+    After each micro-batch but the last, False from `should_continue(fraction done)` stops the step; the state is as
+    before.
     """
     weights, parallel, world = state.weights, state.parallel, state.parallel.world
     rng = generator(config.seed, Stream.STEP, epoch=state.step)
     torch.manual_seed(int(rng.integers(2**62)) + world.rank)  # dropout draws from torch's global generator
-    images, targets = objective.corrupt(batch, rng)
-    microbatches = _split(config, images, targets, microbatch, world.world_size)
+    images, targets = objective.prepare_batch(batch, rng)
+    microbatches = _split(images, targets, microbatch or config.batch_size, config.batch_size, world.world_size)
     weights.zero_grad()
     totals = torch.zeros(2, dtype=torch.float64, device=images.device)  # loss and accuracy
     for number, (inputs, micro_targets, count) in enumerate(microbatches, 1):
@@ -173,69 +175,34 @@ def train_step(
     masters = weights.masters.values()
     parallel.average_gradients(master.grad for master in masters if master.grad is not None)
     world.all_reduce_mean([totals])
-    norm = full_tensor(clip_by_global_norm(masters, config.optim.clip_norm))
+    norm = clip_by_global_norm(masters, config.optim.clip_norm)
     finite = torch.isfinite(totals[0]) & torch.isfinite(norm)
-    state.bad_step.masked_fill_((state.bad_step == 0) & ~finite, state.step + 1)
-    state.sums[:2] += totals
-    state.sums[2] += norm
+    state.first_nonfinite_step.masked_fill_((state.first_nonfinite_step == 0) & ~finite, state.step + 1)
+    state.metric_sums[:2] += totals
+    state.metric_sums[2] += norm
     if images.device.type == "cpu" and not finite:
         return True  # without the update: `check_finite` saves the weights before this update
     set_learning_rate(state.optimizer, lr)
     state.optimizer.step()
-    weights.update_copy()
+    weights.copy_masters_to_model()
     state.step += 1
     if state.average is not None and config.average_decay is not None:
-        average, current = ([local_shard(t.detach()) for t in group] for group in (state.average.values(), masters))
-        update_average(average, current, config.average_decay)
+        update_average(state.average.values(), masters, config.average_decay)
     return True
 
 
 def _split(
-    config: TrainConfig, images: Tensor, targets: Tensor, microbatch: int | None, world_size: int
+    images: Tensor, targets: Tensor, microbatch: int, batch_size: int, world_size: int
 ) -> list[tuple[Tensor, Tensor, int]]:
-    """(images, targets, number of images that count) of each micro-batch of this rank's part of a batch."""
-    size = microbatch or config.microbatch or config.batch_size
-    microbatches = [
-        (inputs, micro_targets, len(micro_targets))
-        for inputs, micro_targets in zip(images.split(size), targets.split(size), strict=True)
-    ]
+    """(images, targets, loss weight) of each micro-batch of this rank's shard; the weight counts images."""
+    pairs = zip(images.split(microbatch), targets.split(microbatch), strict=True)
+    microbatches = [(inputs, micro_targets, len(inputs)) for inputs, micro_targets in pairs]
     if world_size > 1:
         # Every rank makes the same number of passes, for each is a collective (sharded weights, requests to stop).
-        # A rank whose part has lost unreadable images fills up with passes over one image of weight 0.
-        passes = -(-config.batch_size // (world_size * size))
+        # A rank that skipped unreadable images pads with forward passes of one image with loss weight 0.
+        passes = -(-batch_size // (world_size * microbatch))
         microbatches += [(images[:1], targets[:1], 0)] * (passes - len(microbatches))
     return microbatches
-
-
-def load_batches(
-    config: TrainConfig, dataset: Dataset, step: int, device: torch.device, world: World
-) -> Iterator[Batch]:
-    """This rank's shard of every batch from that of `step` on: the order is a pure function of the seed."""
-    data = config.data
-    transform = TrainTransform(
-        config.model.image_hw,
-        crop=data.crop,
-        min_area=data.min_area,
-        resize=data.crop_resize,
-        pad=data.pad,
-        flip=data.flip,
-        randaugment_layers=data.randaugment_layers,
-        randaugment_magnitude=data.randaugment_magnitude,
-        fast=data.fast_decode,
-    )
-    return train_batches(
-        dataset,
-        transform,
-        batch_size=config.batch_size,
-        seed=config.seed,
-        start=step * config.batch_size,
-        rank=world.rank,
-        world_size=world.world_size,
-        workers=data.workers,
-        on_error=data.on_error,
-        device=device,
-        draws=create_objective(config).draws,
-    )
 
 
 @dataclass
@@ -253,9 +220,9 @@ class _Run:
     writer: CheckpointWriter
 
     def __post_init__(self) -> None:
-        self.world, self.device = self.state.parallel.world, self.state.sums.device
+        self.world, self.device = self.state.parallel.world, self.state.device
         peak = peak_flops(device_name(self.device))
-        self.speed = Speed(6.0 * self.config.model.training_macs, peak and peak * self.world.world_size)
+        self.throughput = Throughput(6.0 * self.config.model.training_macs, peak and peak * self.world.world_size)
 
     def resume(self) -> None:
         """Restores the last valid checkpoint, and describes the run."""
@@ -272,9 +239,37 @@ class _Run:
         if saved:
             state.restore(saved.tensors, saved.step, saved.state)
             self.progress.last_record = state.step, time.monotonic()
-            say(f"continues from {saved.path.name}")
+            say(f"resumed from {saved.path.name}")
         processes = f" by {self.world.world_size} processes" if self.world.world_size > 1 else ""
         say(f"{state.weights.precision} on {self.device}{processes}")
+
+    def load_batches(self, first_step: int) -> Iterator[Batch]:
+        """This rank's shard of every batch from that of `first_step` on; the order is a pure function of the seed."""
+        config, data = self.config, self.config.data
+        transform = TrainTransform(
+            config.model.image_hw,
+            crop=data.crop,
+            min_area=data.min_area,
+            resize=data.crop_resize,
+            pad=data.pad,
+            flip=data.flip,
+            randaugment_layers=data.randaugment_layers,
+            randaugment_magnitude=data.randaugment_magnitude,
+            fast=data.fast_decode,
+        )
+        return train_batches(
+            self.dataset,
+            transform,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            first_example=first_step * config.batch_size,
+            rank=self.world.rank,
+            world_size=self.world.world_size,
+            workers=data.workers,
+            on_error=data.on_error,
+            device=self.device,
+            num_uniforms=create_objective(config).num_uniforms,
+        )
 
     def should_continue(self, fraction: float) -> bool:
         """Whether no rank has received a signal, after this fraction of a step."""
@@ -284,16 +279,16 @@ class _Run:
     def log(self, lr: float) -> None:
         """Records the means since the last record."""
         state = self.state
-        loss, accuracy, norm, _ = state.sums.tolist()
-        updates = state.step - state.recorded
+        loss, accuracy, norm = state.metric_sums.tolist()
+        updates = state.step - state.last_logged_step
         epoch = state.step * self.config.batch_size / len(self.dataset)
         metrics = {"loss": loss / updates, "grad_norm": norm / updates, "lr": lr, "epoch": epoch}
         if not math.isnan(accuracy):  # of an objective with classes
             metrics["accuracy"] = accuracy / updates
         metrics["skipped"] = state.skipped
-        state.sums.zero_()
-        state.recorded = state.step
-        speed = self.speed.record((self.total_steps - state.step) * self.config.batch_size)
+        state.metric_sums.zero_()
+        state.last_logged_step = state.step
+        speed = self.throughput.record((self.total_steps - state.step) * self.config.batch_size)
         self.workdir.log_metrics(state.step, metrics)
         self.workdir.log_speed(state.step, speed)
         self.progress.show({"step": state.step, **metrics}, speed)
@@ -307,18 +302,18 @@ class _Run:
     def evaluate_model(self) -> None:
         """Evaluates and records. A signal saves and stops the run, which begins again with this evaluation."""
         assert self.evaluate is not None
-        with self.speed.paused():
-            model = trained_model(self.config, self.state)
+        with self.throughput.paused():
+            model = trained_model(self.config.model, self.config.masking, self.state)
             if self.world.world_size == 1:  # several ranks evaluate to the end, for each waits for the others' results
                 model.register_forward_pre_hook(lambda *_: self.save_and_stop() if self.stop.is_set() else None)
-            figures = self.evaluate(model)
-            self.workdir.log_metrics(self.state.step, figures)
-            self.progress.say(f"step {self.state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in figures.items()))
+            metrics = self.evaluate(model)
+            self.workdir.log_metrics(self.state.step, metrics)
+            self.progress.say(f"step {self.state.step}: " + ", ".join(f"{k} {v:.4f}" for k, v in metrics.items()))
 
     def save(self) -> None:
         """Saves the last complete step, while training goes on."""
         state = self.state
-        with self.speed.paused():
+        with self.throughput.paused():
             tensors = state.tensors(keep=self.workdir.writes)
             if self.workdir.writes:
                 self.workdir.sync()
@@ -329,22 +324,22 @@ class _Run:
         self.save()
         self.world.broadcast_object(self.writer.wait)
         at = f"step {self.state.step}/{self.total_steps}"
-        raise StoppedError(f"stopped and saved at {at}; the same command continues.")
+        raise StoppedError(f"stopped and saved at {at}; run the same command to resume.")
 
     def check_finite(self) -> None:
-        """Raises NonFiniteError after a step that was not finite, and saves its batch, shard by shard, for replay."""
+        """Raises NonFiniteError after a step that was not finite; each rank saves its local batch for debugging."""
         state = self.state
-        if not (bad_step := int(state.bad_step)):
+        if not (step := int(state.first_nonfinite_step)):
             return
-        batch = next(load_batches(self.config, self.dataset, bad_step - 1, self.device, self.world))
-        rank = "" if self.world.is_rank_0 else f".process-{self.world.rank}"
-        path = self.workdir.path / "nonfinite" / f"step-{bad_step:09d}{rank}.safetensors"
+        batch = next(self.load_batches(first_step=step - 1))
+        rank = "" if self.world.is_rank_0 else f".rank-{self.world.rank}"
+        path = self.workdir.path / "nonfinite" / f"step-{step:09d}{rank}.safetensors"
         path.parent.mkdir(exist_ok=True)
         tensors = {"images": batch.images.contiguous(), "labels": batch.labels, "indices": batch.indices}
-        if state.step < bad_step:  # the update was not made: these weights met the batch
+        if state.step < step:  # the update was skipped, so these weights produced the loss
             tensors |= {f"weights/{name}": full_tensor(w.detach()) for name, w in state.weights.masters.items()}
         save_file(tensors, path)
         raise NonFiniteError(
-            f"the loss or its gradient is not finite at step {bad_step}; {path} holds the batch. The last checkpoint "
+            f"the loss or its gradient is not finite at step {step}; {path} holds the batch. The last checkpoint "
             f"is from before it. Try a smaller optim.lr, optim.clip_norm=1 or precision=float32."
         )

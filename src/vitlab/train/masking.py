@@ -2,8 +2,8 @@
 patch is predicted from the output token at its position.
 
 A `Corruption` lists (position, source) for the corrupted patches of each image: the source of the new embedding is
-another position, or MASK. It is a function of the image's own draws (`Batch.draws`), so that neither the batch nor the
-rank changes it.
+another position, or MASK. It is a function of the image's own uniform numbers, so that neither the batch nor the rank
+changes it.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ EPSILON = 2.0**-9
 Corruption = Int64[Tensor, "B n 2"]
 
 
-def draw_corruption(masking: MaskingConfig, draws: Float64[Tensor, "B d"], patches: int) -> Corruption:
+def draw_corruption(masking: MaskingConfig, uniforms: Float64[Tensor, "B d"], patches: int) -> Corruption:
     """(position, source) of the `masking.corrupted(patches)` corrupted patches of each image, all positions different.
 
     As in BERT their number is the same in every image, and each draws its kind: MASK (80 %), another position (10 %),
@@ -41,7 +41,7 @@ def draw_corruption(masking: MaskingConfig, draws: Float64[Tensor, "B d"], patch
     corrupted or not, with equal probability: so an image's corruption does not depend on the batch.
     """
     count = masking.corrupted(patches)
-    order, kind, other = draws.split([patches, count, count], dim=1)
+    order, kind, other = uniforms.split([patches, count, count], dim=1)
     positions = order.argsort(dim=1, stable=True)[:, :count]
     others = (other * (patches - 1)).long()
     others = others + (others >= positions)  # skips the patch itself
@@ -124,14 +124,14 @@ class MaskedPatch:
     model: ViTConfig
 
     @property
-    def draws(self) -> int:
+    def num_uniforms(self) -> int:
         """Uniform numbers that the loader draws for each example."""
-        return self.masking.draws(self.model.num_patches)
+        return self.masking.num_uniforms(self.model.num_patches)
 
-    def corrupt(self, batch: Batch, rng: np.random.Generator) -> tuple[Float[Tensor, "B 3 H W"], Corruption]:
-        """(images, corruption), from the examples' own draws: `rng` is not used."""
-        assert batch.draws is not None
-        return batch.images, draw_corruption(self.masking, batch.draws, self.model.num_patches)
+    def prepare_batch(self, batch: Batch, rng: np.random.Generator) -> tuple[Float[Tensor, "B 3 H W"], Corruption]:
+        """(images, the corruption of their patches), from the examples' own uniform numbers: `rng` is not used."""
+        assert batch.uniforms is not None
+        return batch.images, draw_corruption(self.masking, batch.uniforms, self.model.num_patches)
 
     def loss(
         self, model: Callable[..., Tensor], images: Float[Tensor, "B 3 H W"], targets: Corruption

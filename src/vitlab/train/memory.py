@@ -11,7 +11,6 @@ import functools
 import weakref
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.checkpoint import checkpoint
 
-from vitlab.config import TrainConfig
+from vitlab.config import MaskingConfig, TrainConfig
 from vitlab.models import ModelConfig
 from vitlab.models.attention import MatmulAttention, attention_backend, attention_weights
 from vitlab.models.blocks import model_blocks
@@ -33,53 +32,50 @@ from vitlab.train.optim import state_per_weight
 from vitlab.train.precision import Precision
 
 
-@dataclass(frozen=True)
-class Process:
-    """One of `count` processes that train `config` on a device of type `cpu` or `cuda`, with DDP or sharded (FSDP2)."""
+def rank_bytes(
+    config: TrainConfig,
+    microbatch: int,
+    precision: Precision,
+    device_type: str,
+    world_size: int = 1,
+    sharded: bool = False,
+) -> dict[str, int]:
+    """Bytes of a rank at the peak of a step, by what they hold; `microbatch` images go through the model at once.
 
-    config: TrainConfig
-    precision: Precision
-    device_type: str
-    count: int = 1
-    sharded: bool = False
-
-    def memory(self, images: int) -> dict[str, int]:
-        """Bytes by what they hold at the peak of a step, with `images` at once.
-
-        DDP: float32 weights, gradients and optimizer state. FSDP2: a shard of each; gathered in the precision of the
-        products are the weights outside of blocks, those of the current block and of the next one, and the gradients of
-        the first two, the block's also in float32. Gradients are whole until the last micro-batch of a step.
-        """
-        config, (total, block, outside) = self.config, weight_counts(self.config)
-        lower = self.sharded and self.precision != "float32"
-        step = step_bytes(config, images, "bfloat16" if lower else self.precision, self.device_type)
-        share = -(-config.batch_size // self.count)
-        shard, width = -(-4 * total // (self.count if self.sharded else 1)), 2 if lower else 4
-        copies, gradients, gathered = step.copies, shard, 0
-        if self.sharded:
-            gathered = width * (2 * outside + 3 * block) + 4 * block
-            gradients = 4 * total if images < share else shard
-        elif self.precision == "bfloat16":  # a copy of the weights, and its gradients
-            copies, gradients = 2 * total, gradients + 2 * total
-        height, width = config.model.image_hw
-        return {
-            "weights": shard,
-            "copies": copies,
-            "gathered": gathered,
-            "gradients": gradients,
-            "optimizer": state_per_weight(config.optim) * shard,
-            "average": shard if config.average_decay else 0,
-            "images": 2 * share * 3 * height * width * 4,  # of this step and the next one
-            "activations": step.activations,
-            "work": step.work,
-        }
+    DDP: float32 weights, gradients and optimizer state. `sharded` (FSDP2): a shard of each; gathered in the precision
+    of the products are the weights outside of blocks, those of the current block and of the next one, and the gradients
+    of the first two, the block's also in float32. Gradients are whole until the last micro-batch of a step.
+    """
+    total, block, outside = weight_counts(config.model, config.masking)
+    lower = sharded and precision != "float32"
+    step = step_bytes(config, microbatch, "bfloat16" if lower else precision, device_type)
+    local_batch = -(-config.batch_size // world_size)
+    shard, itemsize = -(-4 * total // (world_size if sharded else 1)), 2 if lower else 4
+    copies, gradients, gathered = step.copies, shard, 0
+    if sharded:
+        gathered = itemsize * (2 * outside + 3 * block) + 4 * block
+        gradients = 4 * total if microbatch < local_batch else shard
+    elif precision == "bfloat16":  # a copy of the weights, and its gradients
+        copies, gradients = 2 * total, gradients + 2 * total
+    height, width = config.model.image_hw
+    return {
+        "weights": shard,
+        "copies": copies,
+        "gathered": gathered,
+        "gradients": gradients,
+        "optimizer": state_per_weight(config.optim) * shard,
+        "average": shard if config.average_decay else 0,
+        "images": 2 * local_batch * 3 * height * width * 4,  # of this step and the next one
+        "activations": step.activations,
+        "work": step.work,
+    }
 
 
 @functools.cache
-def weight_counts(config: TrainConfig) -> tuple[int, int, int]:
-    """How many weights a run learns: in all, in the largest block, and outside of blocks."""
+def weight_counts(config: ModelConfig, masking: MaskingConfig | None) -> tuple[int, int, int]:
+    """The number of trained weights: in all, in the largest block, and outside of blocks."""
     with torch.device("meta"):
-        model = create_training_model(config)
+        model = create_training_model(config, masking)
     blocks = [sum(p.numel() for p in block.parameters()) for block in model_blocks(model)]
     total = sum(p.numel() for p in model.parameters())
     return total, max(blocks, default=0), total - sum(blocks)
@@ -101,7 +97,8 @@ def step_bytes(config: TrainConfig, num_images: int, precision: Precision, devic
     """Bytes of a step of `config` with `num_images` at once. For `bfloat16` the model's weights are bfloat16."""
     rules = functools.partial(DeviceRules, device_type, autocast=precision == "autocast")
     with torch.device("meta"):
-        model = create_training_model(config).train().to("meta")  # with the buffers, which are computed
+        model = create_training_model(config.model, config.masking).train()
+        model.to("meta")  # with the buffers, which are computed
     if precision == "bfloat16":
         model.to(torch.bfloat16)
     if config.activation_checkpointing:
@@ -111,11 +108,11 @@ def step_bytes(config: TrainConfig, num_images: int, precision: Precision, devic
         for block in model_blocks(model):
             block.forward = functools.partial(recompute, block.forward)
     parameters, objective = list(model.parameters()), create_objective(config)
-    batch = blank_batch(config, num_images, "meta")
-    inputs = [tensor for tensor in (batch.images, batch.labels, batch.draws) if tensor is not None]
+    batch = blank_batch(objective, torch.empty(num_images, 3, *config.model.image_hw, device="meta"))
+    inputs = [tensor for tensor in (batch.images, batch.labels, batch.uniforms) if tensor is not None]
     forward_rules, memory = rules(), Allocations([*parameters, *inputs])
     with memory, forward_rules, torch.device("meta"):
-        images, targets = objective.corrupt(batch, np.random.default_rng(0))  # alive until the end, as in a step
+        images, targets = objective.prepare_batch(batch, np.random.default_rng(0))  # alive until the end, as in a step
         loss = objective.loss(model, images, targets)[0]
         casts = memory.numbers(forward_rules.casts.values())
         forward_rules.casts.clear()  # as autocast does after the forward pass; what the backward pass needs stays

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -9,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitlab.config import TrainConfig
 from vitlab.display import format_rate
-from vitlab.train.checkpoint import TrainState, create_state
+from vitlab.train.checkpoint import create_state
 from vitlab.train.distributed import SINGLE
 from vitlab.train.objectives import blank_batch, create_objective
 from vitlab.train.precision import device_name, keep_freed_memory, resolve_precision
@@ -56,9 +57,9 @@ def choose_microbatch(
 ) -> int:
     """Images per forward pass of each rank, the same on all: `config.microbatch` if given.
 
-    Otherwise that of the run so far on the same device, so that it continues to the bit; what the caller has
-    `measured`; a rank's whole shard of a small batch; or what fits now. It is not a setting of the run, which may
-    continue on a machine with other memory.
+    Otherwise that of the run so far on the same device, so that it resumes to the bit; what the caller has `measured`;
+    a rank's whole shard of a small batch; or what fits now. It is not a setting of the run, which may resume on a
+    machine with other memory.
     """
     if device.type == "cpu":
         keep_freed_memory()
@@ -74,7 +75,7 @@ def choose_microbatch(
             return int(saved["microbatch"])
         if measured is not None:
             return measured
-        size = default_microbatch(config, device, shard)
+        size = default_microbatch(config.model.forward_macs, device, shard)
         small = size == shard and shard * 6 * config.model.forward_macs < SMALL_FLOPS
         return size if small else measure_step(config, model, device, world.world_size).microbatch
 
@@ -83,42 +84,41 @@ def choose_microbatch(
     return size
 
 
-def default_microbatch(config: TrainConfig, device: torch.device, shard: int) -> int:
+def default_microbatch(forward_macs: int, device: torch.device, shard: int) -> int:
     """Images at once where memory does not matter: a rank's `shard` of a batch, on a CPU no more than useful."""
     if device.type != "cpu":
         return shard
-    useful = max(int(CPU_FLOPS / (6 * config.model.forward_macs)), 1)
+    useful = max(int(CPU_FLOPS / (6 * forward_macs)), 1)
     return shard if useful >= shard else _half(useful + 1)
 
 
-def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, processes: int = 1) -> StepCost:
-    """Chooses the micro-batch of each of `processes` ranks and measures its speed; `model` stays unchanged.
+def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, world_size: int = 1) -> StepCost:
+    """Chooses the micro-batch of each of `world_size` ranks and measures its speed; `model` stays unchanged.
 
     `config.microbatch` is taken if given. Otherwise it is `default_microbatch`, halved until a step takes at most
     MEMORY_FRACTION of the free memory, by count and on a GPU also by trial, or one image is left. The trial is not
     sharded: where only a shard of the model fits, the count decides and the time is not known.
     """
-    from vitlab.train.memory import Process
+    from vitlab.train.memory import rank_bytes
 
     if device.type == "cpu":
         keep_freed_memory()
     free = free_memory(device)
     if free is not None and device.type == "cpu":
-        free //= processes
+        free //= world_size
     precision = resolve_precision(config.precision, device)
-    sharded, seconds = config.fsdp and processes > 1, math.inf
-    process = Process(config, precision, device.type, processes, sharded)
+    sharded, seconds = config.fsdp and world_size > 1, math.inf
 
     def memory(images: int) -> int:
-        return sum(process.memory(images).values())
+        return sum(rank_bytes(config, images, precision, device.type, world_size, sharded).values())
 
-    shard = -(-config.batch_size // processes)
-    size = min(config.microbatch or default_microbatch(config, device, shard), shard)
+    shard = -(-config.batch_size // world_size)
+    size = min(config.microbatch or default_microbatch(config.model.forward_macs, device, shard), shard)
     while free is not None and not config.microbatch and size > 1 and memory(size) > MEMORY_FRACTION * free:
         size = _half(size)
     while True:
         try:
-            seconds = _trial_seconds(config, model, device, size)
+            seconds = train_seconds(config, model, device, size)
             break
         except torch.OutOfMemoryError:
             if not sharded and (config.microbatch or size == 1):
@@ -127,7 +127,8 @@ def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, pr
         if sharded:
             break
         size = _half(size)
-    return StepCost(size, seconds, _eval_seconds(config, model, device, min(size, 8)), memory(size), free)
+    eval_seconds = _eval_seconds(model, _blank_images(config, min(size, 8), device))
+    return StepCost(size, seconds, eval_seconds, memory(size), free)
 
 
 def _half(size: int) -> int:
@@ -135,30 +136,29 @@ def _half(size: int) -> int:
     return 2 ** ((size - 1).bit_length() - 1)
 
 
-def _trial_seconds(config: TrainConfig, model: nn.Module, device: torch.device, images: int) -> float:
-    """Seconds per image of training a copy of the model. Raises torch.OutOfMemoryError."""
-    plain = dataclasses.replace(config, compile=False, fsdp=False)
-    state = create_state(plain, copy.deepcopy(model).to(device), device, SINGLE)
-    train_seconds(plain, state, 1)  # the first pass also builds what later ones reuse
-    return train_seconds(plain, state, images)
-
-
-def train_seconds(config: TrainConfig, state: TrainState, images: int) -> float:
-    """Seconds per image of a training step with blank images. Raises torch.OutOfMemoryError."""
+def train_seconds(config: TrainConfig, model: nn.Module, device: torch.device, num_images: int) -> float:
+    """Seconds per image of a training step of a copy of the model. Raises torch.OutOfMemoryError."""
     from vitlab.train.loop import train_step  # which imports this file
 
-    device, objective = state.sums.device, create_objective(config)
-    batch = blank_batch(config, images, device)
-    return _timed(lambda: train_step(config, state, objective, batch, 0.0, images), device) / images
+    config = dataclasses.replace(config, compile=False, fsdp=False)
+    state, objective = create_state(config, copy.deepcopy(model).to(device), device, SINGLE), create_objective(config)
+    seconds = 0.0
+    for count in (1, num_images):  # the first pass also builds what later ones reuse
+        batch = blank_batch(objective, _blank_images(config, count, device))
+        seconds = _timed(functools.partial(train_step, config, state, objective, batch, 0.0, count), device)
+    return seconds / num_images
 
 
-def _eval_seconds(config: TrainConfig, model: nn.Module, device: torch.device, images: int) -> float:
+def _eval_seconds(model: nn.Module, images: Tensor) -> float:
     """Seconds per image of a forward pass in float32, as in evaluation."""
-    forward = copy.deepcopy(getattr(model, "vit", model)).to(device).eval()
-    inputs = blank_batch(config, images, device).images
+    forward = copy.deepcopy(getattr(model, "vit", model)).to(images.device).eval()
     with torch.inference_mode():
-        forward(inputs[:1])
-        return _timed(lambda: forward(inputs), device) / images
+        forward(images[:1])
+        return _timed(lambda: forward(images), images.device) / len(images)
+
+
+def _blank_images(config: TrainConfig, count: int, device: torch.device) -> Tensor:
+    return torch.zeros(count, 3, *config.model.image_hw, device=device)
 
 
 def _timed(work: Callable[[], object], device: torch.device) -> float:

@@ -1,6 +1,6 @@
 """What a run minimizes, and the model that it trains for it.
 
-`corrupt(batch, rng)` draws the randomness of a whole batch once (mixup, or which patches are masked);
+`prepare_batch(batch, rng)` draws the randomness of a whole batch once (mixup, or which patches are masked);
 `loss(model, images, targets)` returns the mean loss and accuracy of any part of it. The loop weighs micro-batches by
 their size, so accumulation changes nothing.
 """
@@ -15,10 +15,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vitlab.config import TrainConfig
+from vitlab.config import MaskingConfig, TrainConfig
 from vitlab.data.loader import Batch
 from vitlab.data.transforms import mixup
-from vitlab.models.config import ViTConfig
+from vitlab.models.config import ModelConfig, ViTConfig
 from vitlab.models.vit import Model, build_model
 
 if TYPE_CHECKING:
@@ -28,14 +28,16 @@ LossKind = Literal["softmax", "sigmoid"]
 Objective: TypeAlias = "Classification | MaskedPatch"
 
 
-def create_training_model(config: TrainConfig, generator: torch.Generator | None = None) -> "Model | MaskedViT":
-    """A new model: the config's, within a MaskedViT for masked patch prediction."""
-    if config.masking is None:
-        return build_model(config.model, generator=generator)
+def create_training_model(
+    config: ModelConfig, masking: MaskingConfig | None, generator: torch.Generator | None = None
+) -> "Model | MaskedViT":
+    """A new model, within a MaskedViT for masked patch prediction."""
+    if masking is None:
+        return build_model(config, generator=generator)
     from vitlab.train.masking import MaskedViT
 
-    assert isinstance(config.model, ViTConfig)
-    return MaskedViT(config.model, config.masking, generator=generator)
+    assert isinstance(config, ViTConfig)
+    return MaskedViT(config, masking, generator=generator)
 
 
 def create_objective(config: TrainConfig) -> Objective:
@@ -48,12 +50,11 @@ def create_objective(config: TrainConfig) -> Objective:
     return MaskedPatch(config.masking, config.model)
 
 
-def blank_batch(config: TrainConfig, images: int, device: torch.device | str) -> Batch:
-    """A batch of black images of class 0, to measure a step with."""
-    labels = torch.zeros(images, dtype=torch.int64, device=device)
-    draws = torch.full((images, create_objective(config).draws), 0.5, dtype=torch.float64, device=device)
-    pixels = torch.zeros(images, 3, *config.model.image_hw, device=device)
-    return Batch(pixels, labels, labels, draws=draws if config.masking else None)
+def blank_batch(objective: Objective, images: Float[Tensor, "B 3 H W"]) -> Batch:
+    """A batch of these images, all of class 0, to measure a step with."""
+    labels = images.new_zeros(len(images), dtype=torch.int64)
+    uniforms = images.new_full((len(images), objective.num_uniforms), 0.5, dtype=torch.float64)
+    return Batch(images, labels, labels, uniforms=uniforms if objective.num_uniforms else None)
 
 
 @dataclass(frozen=True)
@@ -64,11 +65,12 @@ class Classification:
     kind: LossKind = "softmax"
     label_smoothing: float = 0.0
     mixup: float = 0.0
-    draws = 0
+    num_uniforms = 0
     """Uniform numbers that the loader draws for each example."""
 
-    def corrupt(self, batch: Batch, rng: np.random.Generator) -> tuple[Float[Tensor, "B 3 H W"], Tensor]:
-        """(images, targets). Targets are classes [B]; bool [B, K] for several labels; float [B, K] with mixup."""
+    def prepare_batch(self, batch: Batch, rng: np.random.Generator) -> tuple[Float[Tensor, "B 3 H W"], Tensor]:
+        """(images, targets) after mixup. Targets are classes [B]; bool [B, K] for several labels; float [B, K] with
+        mixup."""
         targets = batch.labels if batch.targets is None else batch.targets
         if not self.mixup:
             return batch.images, targets

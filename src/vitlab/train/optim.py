@@ -4,7 +4,7 @@ All work on float32 master weights, and none waits for the device.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from vitlab.config import OptimConfig
 from vitlab.models.blocks import parameter_depths
-from vitlab.train.parallel import is_sharded
+from vitlab.train.parallel import full_tensor, is_sharded, local_shard
 
 
 def learning_rate(config: OptimConfig, step: int, total_steps: int) -> float:
@@ -117,12 +117,13 @@ def clip_by_global_norm(parameters: Iterable[Tensor], max_norm: float | None) ->
     norm = torch.nn.utils.get_total_norm(grads)  # of sharded gradients a DTensor, whose full tensor is the global norm
     if max_norm is not None:
         torch._foreach_mul_(grads, (max_norm / norm).clamp(max=1.0))  # pyright: ignore[reportPrivateImportUsage]
-    return norm
+    return full_tensor(norm)
 
 
-def update_average(average: Sequence[Tensor], parameters: Sequence[Tensor], decay: float) -> None:
+def update_average(average: Iterable[Tensor], parameters: Iterable[Tensor], decay: float) -> None:
     """Polyak averaging in place: average <- decay * average + (1 - decay) * parameter."""
-    get_ema_multi_avg_fn(decay)(list(average), list(parameters), 0)
+    local_average, local = ([local_shard(tensor.detach()) for tensor in group] for group in (average, parameters))
+    get_ema_multi_avg_fn(decay)(local_average, local, 0)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -105,8 +105,8 @@ class MasterWeights:
             master.grad = None
 
     @torch.no_grad()
-    def update_copy(self) -> None:
-        """Copies the masters, which have changed, to the model's bfloat16 weights."""
+    def copy_masters_to_model(self) -> None:
+        """Rounds the masters to the model's bfloat16 weights, if it has any."""
         if self._copied:
             torch._foreach_copy_(list(self._parameters.values()), list(self.masters.values()))  # pyright: ignore[reportPrivateImportUsage]
 

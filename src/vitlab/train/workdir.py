@@ -1,8 +1,8 @@
 """A run's folder: config.json, metrics.jsonl, speed.jsonl, runtime.json, result.json, checkpoints/, tensorboard/,
 SHA256SUMS.
 
-What the run computes goes to metrics.jsonl, whose bytes do not depend on how often the run was stopped; times go to
-speed.jsonl. SHA256SUMS has the checksums of all files of a finished run.
+Metrics go to metrics.jsonl, whose bytes do not depend on how often the run was stopped; times go to speed.jsonl.
+SHA256SUMS has the checksums of all files of a finished run.
 """
 
 import contextlib
@@ -46,10 +46,9 @@ _ABSENT = "not set"
 class Workdir:
     """A run's folder, open in the one process that may write to it; a context manager.
 
-    `settings` is the run's whole configuration as plain data: a new or empty folder receives it, and that of a run must
-    hold the same. All ranks of a `world` open it; only rank 0 writes, and on the others every writing method does
-    nothing. Raises UserError for the folder of another run or of something else, one in use, or one that a rank does
-    not see.
+    `settings` is written to config.json of a new folder, and compared with config.json of an existing run. All ranks of
+    a `world` open it; only rank 0 writes, and on the others every writing method does nothing. Raises UserError for the
+    folder of another run or of something else, one in use, or one that a rank does not see.
     """
 
     def __init__(
@@ -68,10 +67,9 @@ class Workdir:
             self._open(settings)
         self.corrupt: dict[str, str] = world.broadcast_object(lambda: _find_corrupt(self.path))
         """Files of a finished run that are missing or not what it wrote: name -> problem."""
-        self.finished: bool = world.broadcast_object(lambda: (self.path / "result.json").is_file())
+        intact = not any(_matches(name, RESULTS) for name in self.corrupt)
+        self.finished: bool = intact and world.broadcast_object(lambda: (self.path / "result.json").is_file())
         """Whether the run is over and its results are intact; otherwise they are regenerated."""
-        if any(_matches(name, RESULTS) for name in self.corrupt):
-            self.finished = False
         if not (self.path / "config.json").is_file():
             self.close()
             raise UserError(
@@ -116,13 +114,13 @@ class Workdir:
             saved = update_settings(json.loads(file.read_bytes()))
         except (ValueError, AttributeError) as error:
             raise UserError(f"{file} is not readable JSON ({error}); give another --workdir.") from error
-        if "microbatch" in saved:  # depends on the machine's memory; a run may continue on another machine
+        if "microbatch" in saved:  # depends on the machine's memory; a run may resume on another machine
             saved["microbatch"] = settings.get("microbatch")
         if differences := _differences(saved, settings):
             raise UserError(
                 f"the work folder {self.path} holds a run with other settings:\n  "
                 + "\n  ".join(differences)
-                + "\nGive another --workdir, or the same settings to continue that run."
+                + "\nGive another --workdir, or the same settings to resume that run."
             )
 
     def read_result(self) -> dict[str, Any]:
@@ -143,7 +141,7 @@ class Workdir:
         self.finished = True
 
     def log_metrics(self, step: int, values: Mapping[str, Any]) -> None:
-        """Appends a record of computed figures. Those of a step come before the checkpoint of that step."""
+        """Appends a record of metrics. Those of a step come before the checkpoint of that step."""
         self._log(METRICS, step, values)
 
     def log_speed(self, step: int, values: Mapping[str, Any]) -> None:
@@ -168,7 +166,7 @@ class Workdir:
                     self._writer.add_scalar(key, value, step)
 
     def truncate_logs(self, after_step: int) -> None:
-        """Removes what was logged after the checkpoint from which the run continues: these steps run again."""
+        """Removes what was logged after the checkpoint from which the run resumes: these steps run again."""
         self._purge_step = after_step + 1
         for name, file in self._logs.items():
             size = end = 0
@@ -189,7 +187,7 @@ class Workdir:
         return self.world.broadcast_object(check)
 
     def read_runtime(self) -> dict[str, Any]:
-        """Choices for the machine on which the run was last, which are not settings; empty if none can be read."""
+        """Machine-dependent values of the last start (micro-batch size), not part of the config; {} if unreadable."""
         try:
             runtime = json.loads((self.path / RUNTIME).read_bytes())
             return runtime if isinstance(runtime["microbatch"], int) and runtime["microbatch"] > 0 else {}
@@ -197,13 +195,13 @@ class Workdir:
             return {}
 
     def write_runtime(self, runtime: Mapping[str, Any]) -> None:
-        """Saves the choices for this machine."""
+        """Saves the machine-dependent values of this start."""
         if self.writes and self.read_runtime() != runtime:
             with self._writing():
                 write_json(self.path / RUNTIME, runtime)
 
     def sync(self) -> None:
-        """Flushes every record to disk; called before each checkpoint, so that none is missing from before it."""
+        """Flushes every record to disk, so that no checkpoint exists without the records that precede it."""
         with self._writing():
             for file in self._logs.values():
                 os.fsync(file.fileno())
@@ -219,13 +217,13 @@ class Workdir:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Adds the folder and what to do to an error in writing."""
+        """Re-raises an OSError with the folder and a hint."""
         try:
             yield
         except OSError as error:
             raise OSError(
                 f"nothing more can be written to the work folder {self.path} ({error.strerror or error}). Free space "
-                f"or allow writing there, then start the same command again: it continues from the last checkpoint."
+                f"or allow writing there, then run the same command to resume from the last checkpoint."
             ) from error
 
     def __enter__(self) -> "Workdir":
@@ -287,8 +285,8 @@ def _finite(value: Any) -> Any:
 def _differences(old: Any, new: Any, name: str = "") -> list[str]:
     """`name: old -> new` for every setting that differs.
 
-    A setting that one of them lacks and the other has switched off is no difference: a run continues under a later
-    version that has more settings.
+    A setting missing on one side and None or False on the other is not a difference, so that later versions can resume
+    the run.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         prefix = f"{name}." if name else ""

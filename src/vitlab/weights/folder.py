@@ -43,13 +43,12 @@ def read_vitlab(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     try:
         check_regular(weights)
         size = weights.stat().st_size
-        # A byte each, or float64 and names; otherwise nothing is hashed, which could take hours.
-        if not config.num_parameters <= size <= 8 * config.num_parameters + JSON_BYTES:
-            raise UserError(f"{what}, and {weights} is corrupt or of another model: it has {size:,} bytes; {RETRY}.")
-        digest = sha256(weights)
     except OSError as error:
         raise UserError(f"{weights} cannot be read ({error}); {RETRY}.") from error
-    if digest != settings["sha256"]:
+    # Before the file is read: a byte each at least, at most float64 and names.
+    if not config.num_parameters <= size <= 8 * config.num_parameters + JSON_BYTES:
+        raise UserError(f"{what}, and {weights} is corrupt or of another model: it has {size:,} bytes; {RETRY}.")
+    if sha256(weights) != settings["sha256"]:
         raise UserError(f"{weights} is corrupt: its SHA-256 is not the one in {CONFIG}; {RETRY}.")
     state = read_safetensors(weights)
     check_arrays(what, renamed_layout(config, lambda name: {name: 1}), state)

@@ -8,11 +8,12 @@ import h5py
 import numpy as np
 import pytest
 import scipy.io
+from image_files import pixels_of
 from PIL import Image
 from tfds_keys import EUROSAT, KNOWN, RESISC45, known_keys
 
 from vitlab.data.dataset import Dataset
-from vitlab.data.registry import DATASETS, load_dataset
+from vitlab.data.registry import DATASETS, SPLITS, load_dataset
 from vitlab.data.vtab.readers import Published
 from vitlab.data.vtab.sources import SOURCES
 from vitlab.data.vtab.tasks import read_published
@@ -73,15 +74,47 @@ def test_caltech101(tmp_path: Path) -> None:
     assert {key.removeprefix("Faces/") for key in train.keys if key.startswith("Faces/")} == set(second)
 
 
-def test_cifar100(tmp_path: Path) -> None:
-    (tmp_path / "cifar-100-binary").mkdir()
-    for file, count in (("train.bin", 200), ("test.bin", 100)):
-        records = rng.integers(0, 256, (count, 3074), np.uint8)
-        records[:, 1] = np.arange(count) % 100
-        (tmp_path / "cifar-100-binary" / file).write_bytes(records.tobytes())
-    data, keys, _ = read("cifar100", tmp_path, "train")
-    assert data.labels.tolist() == [*range(100)] * 2
-    assert (keys[:3], data.classes[:2]) == (["0", "1", "2"], ("apple", "aquarium_fish"))
+@pytest.mark.parametrize(("folder", "packed"), [(".", True), ("FashionMNIST/raw", False)])
+def test_fashion_mnist(tmp_path: Path, folder: str, packed: bool) -> None:
+    written = {}
+    for split, prefix, n in (("train", "train", 200), ("test", "t10k", 20)):
+        written[split] = rng.integers(0, 256, (n, 28, 28), np.uint8), np.arange(n, dtype=np.uint8) % 10
+        for content, array in zip(("images", "labels"), written[split], strict=True):
+            sizes = b"".join(size.to_bytes(4, "big") for size in array.shape)
+            data = bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
+            path = tmp_path / folder / f"{prefix}-{content}-idx{array.ndim}-ubyte{'.gz' if packed else ''}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(gzip.compress(data) if packed else data)
+    sizes = {split: len(load_dataset("fashion_mnist", split, root=tmp_path, download=False)) for split in SPLITS}
+    assert sizes == {"train": 180, "val": 20, "test": 20, "trainval": 200, "all": 220}
+    data = read("fashion_mnist", tmp_path, "test").dataset
+    np.testing.assert_array_equal(pixels_of(data), np.repeat(written["test"][0][..., None], 3, axis=3))
+    np.testing.assert_array_equal(data.labels, written["test"][1])
+    assert data.classes[9] == "Ankle boot"
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the user's cache, where downloads go."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    home, classes, n = tmp_path / "vitlab" / name, SOURCES[name].classes or 0, 200
+    home.mkdir(parents=True)
+    planes = labels = np.empty(0)
+    for file in SOURCES[name].required["all"]:  # the test file is the last
+        planes, labels = rng.integers(0, 256, (n, 3, 32, 32), np.uint8), np.arange(n) % classes
+        heads = [labels] if name == "cifar10" else [np.full(n, 99), labels]  # CIFAR-100's first label is the coarse one
+        np.concatenate([np.stack(heads, 1).astype(np.uint8), planes.reshape(n, -1)], axis=1).tofile(home / file)
+    data, keys, _ = read(name, tmp_path / "vitlab", "test")
+    np.testing.assert_array_equal(pixels_of(data), planes.transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(data.labels, labels)
+    assert (keys, data.classes[0]) == ([str(i) for i in range(n)], {10: "airplane", 100: "apple"}[classes])
+    count = {"cifar10": 1000, "cifar100": 200}[name]
+    assert len(load_dataset(name, "val")) == max(classes, count // 50)  # 2 %, and one of each class
+    assert len(load_dataset(name, "train")) == count - max(classes, count // 50)
+    path = home / SOURCES[name].required["all"][-1]
+    path.write_bytes(path.read_bytes().replace(b"\x05", b"\xff"))
+    with pytest.raises(UserError, match=rf"does not hold {name} as published .*labels from 0 to 255"):
+        load_dataset(name, "test", download=False)
 
 
 @pytest.fixture
@@ -253,8 +286,8 @@ def test_diabetic_retinopathy(tmp_path: Path, prepared: str) -> None:
 
 def test_every_data_set_by_name(tmp_path: Path) -> None:
     for name, source in SOURCES.items():
-        assert name in DATASETS or not source.classes
-        if source.classes:
+        assert (name in DATASETS) == bool(source.classes)
+        if source.classes and name != "fashion_mnist":  # which may be in /usr/share
             with pytest.raises(UserError, match=f"{name} needs"):
                 load_dataset(name, "train", root=tmp_path, download=False)
             with pytest.raises(UserError, match=rf"{name} has the splits {', '.join(source.sizes)}, not 'extra'"):

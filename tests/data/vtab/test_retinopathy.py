@@ -1,11 +1,11 @@
 """The preparation of eyes: its geometry, its arithmetic, its files."""
 
 import copy
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
+from image_files import encode
 from PIL import Image
 
 from vitlab.data.decode import ImageError
@@ -48,9 +48,8 @@ def test_the_prepared_image_is_stored(tmp_path: Path) -> None:
     entry = EyeEntry(str(tmp_path / "btgraham-300" / "train" / "1_left.jpeg"))
     first = copy.deepcopy(entry).read()  # a copy is an EyeEntry too, also in a worker of the loader
     with Image.open(tmp_path / "train" / "1_left.jpeg") as original:
-        wanted = io.BytesIO()
-        Image.fromarray(prepare(np.asarray(original))).save(wanted, "JPEG", quality=72)
-    assert Path(entry.file).read_bytes() == wanted.getvalue()
+        wanted = encode(prepare(np.asarray(original)), "JPEG", quality=72)
+    assert Path(entry.file).read_bytes() == wanted
     (tmp_path / "train" / "1_left.jpeg").unlink()  # no longer needed
     np.testing.assert_array_equal(entry.read(), first)
 

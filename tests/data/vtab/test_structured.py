@@ -2,7 +2,6 @@
 
 import dataclasses
 import gzip
-import io
 import json
 import struct
 import tracemalloc
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from image_files import encode
 from PIL import Image
 from tfds_keys import known_keys
 
@@ -32,9 +32,7 @@ def read(name: str, root: Path, split: str) -> Published:
 
 
 def image(kind: str, shade: int) -> bytes:
-    buffer = io.BytesIO()
-    Image.new("RGB", (6, 4), (shade, 0, 255 - shade)).save(buffer, kind)
-    return buffer.getvalue()
+    return encode(Image.new("RGB", (6, 4), (shade, 0, 255 - shade)), kind)
 
 
 def write(path: Path, data: bytes | str) -> None:

@@ -161,7 +161,6 @@ def test_other_data_is_refused(toy: list[str], tmp_path: Path, monkeypatch: pyte
     [
         ("cifar", "train", "unknown VTAB task 'cifar'; the nearest: cifar100"),
         ("svhn", "extra", "must be one of train, val, trainval, test, not 'extra'"),
-        ("kitti_distance", "train", "kitti needs"),
     ],
 )
 def test_unknown_and_missing_tasks(name: str, split: str, message: str, tmp_path: Path) -> None:

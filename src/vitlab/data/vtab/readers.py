@@ -1,4 +1,4 @@
-"""The natural and specialized data sets of VTAB as published.
+"""The natural and specialized data sets of VTAB as published, and two small ones.
 
 A reader NAME(folder, split) reads a split of TensorFlow Datasets (TFDS), which VTAB takes its splits from, with the
 keys that TFDS gives the examples: their MD5 sums are the benchmark's order. Readers do not check files:
@@ -17,15 +17,28 @@ from numpy.typing import ArrayLike
 
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import Entry
-from vitlab.data.pixels import read_cifar, read_h5, read_mat, read_svhn
+from vitlab.data.pixels import read_cifar, read_h5, read_idx, read_mat, read_svhn
 from vitlab.data.vtab.retinopathy import PREPARED, EyeEntry
 from vitlab.data.vtab.sources import SOURCES
+
+FASHION_MNIST = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, Bag, Ankle boot"
+CIFAR10 = "airplane automobile bird cat deer dog frog horse ship truck"
+CIFAR100 = """
+    apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel
+    can castle caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur
+    dolphin elephant flatfish forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion
+    lizard lobster man maple_tree motorcycle mountain mouse mushroom oak_tree orange orchid otter
+    palm_tree pear pickup_truck pine_tree plain plate poppy porcupine possum rabbit raccoon ray road
+    rocket rose sea seal shark shrew skunk skyscraper snail snake spider squirrel streetcar sunflower
+    sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
+    willow_tree wolf woman worm
+"""
 
 
 class Published(NamedTuple):
     """Images in a stable order, and for each the key of its example in TFDS.
 
-    read_pixels: reads the images of some indices, where all of them do not fit into memory; `dataset` lacks them then.
+    read_pixels: reads the images of some indices, where all of them do not fit into memory; `dataset` has none then.
     """
 
     dataset: Dataset
@@ -59,9 +72,21 @@ def caltech101(folder: Path, split: str) -> Published:
 
 
 def cifar100(folder: Path, split: str) -> Published:
-    """The binary version; a key is the number of the record."""
-    dataset = read_cifar("cifar100", folder, split)
-    return Published(dataset, [str(i) for i in range(len(dataset))])
+    """The binary version, whose records have a coarse label and a fine one, which counts."""
+    return of_pixels(*read_cifar([folder / f"{split}.bin"], label_bytes=2), CIFAR100.split())
+
+
+def cifar10(folder: Path, split: str) -> Published:
+    """The binary version."""
+    files = ["test_batch.bin"] if split == "test" else [f"data_batch_{i}.bin" for i in range(1, 6)]
+    return of_pixels(*read_cifar([folder / file for file in files], label_bytes=1), CIFAR10.split())
+
+
+def fashion_mnist(folder: Path, split: str) -> Published:
+    """Two idx files of each split; gray is repeated to RGB."""
+    prefix = {"train": "train", "test": "t10k"}[split]
+    pixels, labels = (read_idx(folder / f"{prefix}-{part}-ubyte") for part in ("images-idx3", "labels-idx1"))
+    return of_pixels(np.repeat(pixels[..., None], 3, axis=3), labels, FASHION_MNIST.split(", "))
 
 
 def dtd(folder: Path, split: str) -> Published:

@@ -20,7 +20,7 @@ class Source(NamedTuple):
     sizes: images of each split of TFDS. folders: where it may lie below the root, besides its name; downloads go to
     ROOT/NAME. required: split (or "all") -> what such a folder holds; " or " stands between alternatives, and * for any
     letters. files: split (or "all") -> the URLs and digests of what is downloaded; archives are unpacked. lists: split
-    -> URL and digest of a list of its images, downloaded into the folder. classes: None where the tasks have others.
+    -> URL and digest of a list of its images, downloaded into the folder. classes: None where they depend on the task.
     access: "automatic" (downloaded when needed), "by hand", or "license" (by hand, after consent to its terms).
     """
 
@@ -34,11 +34,16 @@ class Source(NamedTuple):
     classes: int | None = None
     access: str = "automatic"
 
+    def how(self) -> str:
+        """How the data is obtained, in a line."""
+        ways = {"automatic": "downloaded when needed", "by hand": "by hand", "license": "by hand, with consent"}
+        return f"{ways[self.access]}, from {self.page}; license: {self.license}"
+
 
 SOURCES = {
     name: Source(**row) for name, row in tomllib.loads((Path(__file__).parent / "sources.toml").read_text()).items()
 }
-"""The data sets of VTAB. Those with `classes` are also data sets by name; of the others there are the tasks."""
+"""The data sets of VTAB and two more. Those with `classes` are also data sets by name, the others only as tasks."""
 
 
 def locate(name: str, split: str, root: Path, download: bool) -> Path:
@@ -81,12 +86,12 @@ def _require_download(need: str, allowed: bool) -> None:
 
 
 def _most_complete(folders: Sequence[Path], required: Sequence[str]) -> tuple[Path, list[str]]:
-    """The folder that lacks least, the first of several, and what it lacks."""
-    lacking = [
+    """The folder in which least is missing (of several the first), and what is missing there."""
+    missing = [
         [part for part in required if not any(any(folder.glob(name)) for name in part.split(" or "))]
         for folder in folders
     ]
-    return min(zip(folders, lacking, strict=True), key=lambda pair: len(pair[1]))
+    return min(zip(folders, missing, strict=True), key=lambda pair: len(pair[1]))
 
 
 def _unpack(archive: Path) -> None:

@@ -28,8 +28,9 @@ from pathlib import Path
 
 import numpy as np
 
-from vitlab.data.dataset import Dataset, join
+from vitlab.data.dataset import Dataset, SplitReader, join
 from vitlab.data.decode import Entry
+from vitlab.data.downloads import cache_folder
 from vitlab.data.vtab import readers, structured
 from vitlab.data.vtab.sources import SOURCES, Source, locate
 from vitlab.errors import UserError
@@ -48,7 +49,7 @@ READ_ERRORS += (csv.Error, zipfile.BadZipFile, zlib.error)
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One task. `val` and `test` say in which TFDS split that part starts, and where; test runs to the split's end.
+    """One task. `val` and `test` are the TFDS split and the index in it where that part starts; test takes the rest.
 
     csv: the benchmark's name for it. folder: what PyTorch's users call it. source: the data set of its images.
     """
@@ -69,11 +70,6 @@ class Task:
     def test_size(self) -> int:
         """Images of the test part."""
         return self.origin.sizes[self.test[0]] - self.test[1]
-
-    def how(self) -> str:
-        """How its data is obtained, in a line."""
-        ways = {"automatic": "downloaded when needed", "by hand": "by hand", "license": "by hand, with consent"}
-        return f"{ways[self.origin.access]}, from {self.origin.page}; license: {self.origin.license}"
 
 
 _SPRITES = (("train", 589_824), ("train", 663_552))
@@ -134,10 +130,10 @@ def load_task(name: str, split: str, root: Path, download: bool = True) -> Datas
         if len(published.keys) != size or len(set(published.keys)) != size:
             raise UserError(  # the order of other images would be another split
                 f"vtab:{name}: the {part} part has {len(published.keys)} images and the published one {size}; get it "
-                f"again, {task.how()}"
+                f"again, {task.origin.how()}"
             )
         order = benchmark_order(published.keys, part)
-        with _reporting_corrupt_files(name, root):
+        with _reporting_corrupt_files(name, task.origin, root):
             datasets.append(published.take(np.concatenate([order[indices] for indices in ranges])))
     return dataclasses.replace(functools.reduce(join, datasets), name=f"vtab:{name}", split=split)
 
@@ -169,21 +165,39 @@ def benchmark_order(keys: Sequence[str], salt: str) -> np.ndarray:
     return np.array(sorted(range(len(keys)), key=sums.__getitem__), np.int64)
 
 
+def published_splits(name: str, root: Path | None, download: bool) -> SplitReader:
+    """A data set of `SOURCES` that is one by name too; TFDS's "validation" is "val"."""
+    home = root or cache_folder()
+    published = {split.removesuffix("idation"): split for split in SOURCES[name].sizes}
+
+    def read(split: str) -> Dataset:
+        dataset = read_published(name, home, published[split], download).dataset
+        return dataclasses.replace(dataset, split=split, folder=str(home))
+
+    return list(published), read
+
+
 def read_published(name: str, root: Path, split: str, download: bool) -> readers.Published:
-    """A split of TFDS of the published data set of a task. Raises UserError where it is missing, corrupt or another."""
-    task = TASKS[name]
-    folder = locate(task.source, split, root, download)
-    with _reporting_corrupt_files(name, folder):
-        published = getattr(structured if task.group == "structured" else readers, name)(folder, split)
-        _check(published, task)
+    """A split of TFDS of the published data set of a task, or of `SOURCES`.
+
+    Raises UserError where it is missing, corrupt or another one.
+    """
+    task = TASKS.get(name)
+    source_name = task.source if task else name
+    source = SOURCES[source_name]
+    folder = locate(source_name, split, root, download)
+    read = getattr(readers, name, None) or getattr(structured, name)
+    with _reporting_corrupt_files(name, source, folder):
+        published = read(folder, split)
+        _check(published, task.classes if task else source.classes)
     published = published._replace(dataset=dataclasses.replace(published.dataset, name=name, split=split))
-    if len(published.keys) != (size := task.origin.sizes[split]):
+    if len(published.keys) != (size := source.sizes[split]):
         logger.warning("%s: %s has %d images here, and %d as published", name, split, len(published.keys), size)
     return published
 
 
 @contextlib.contextmanager
-def _reporting_corrupt_files(name: str, folder: Path) -> Iterator[None]:
+def _reporting_corrupt_files(name: str, source: Source, folder: Path) -> Iterator[None]:
     try:
         yield
     except UserError:
@@ -191,18 +205,18 @@ def _reporting_corrupt_files(name: str, folder: Path) -> Iterator[None]:
     except READ_ERRORS as error:
         raise UserError(
             f"{folder} does not hold {name} as published ({type(error).__name__}: {error}): get it again, "
-            f"{TASKS[name].how()}"
+            f"{source.how()}"
         ) from error
 
 
-def _check(published: readers.Published, task: Task) -> None:
+def _check(published: readers.Published, num_classes: int | None) -> None:
     dataset, keys, read_pixels = published
-    if len(dataset.classes) != task.classes:
-        raise ValueError(f"{len(dataset.classes)} classes, expected {task.classes}")
+    if len(dataset.classes) != num_classes:
+        raise ValueError(f"{len(dataset.classes)} classes, expected {num_classes}")
     images = keys if read_pixels else dataset.entries if dataset.pixels is None else dataset.pixels
     if not len(dataset) == len(keys) == len(images):
         raise ValueError(f"{len(dataset)} labels of {len(images)} images")
-    if dataset.labels.min() < 0 or dataset.labels.max() >= task.classes:
+    if dataset.labels.min() < 0 or dataset.labels.max() >= len(dataset.classes):
         raise ValueError(f"labels from {dataset.labels.min()} to {dataset.labels.max()}")
     files = {entry.file for entry in dataset.entries if type(entry) is Entry}  # others are made when they are read
     if missing := sorted(file for file in files if not Path(file).is_file()):

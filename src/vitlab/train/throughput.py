@@ -1,4 +1,4 @@
-"""The speed of a run: images per second, FLOP/s and MFU (share of the device's peak), and how it is shown.
+"""The throughput of a run: images/s, FLOP/s and MFU (fraction of the device's peak), and how it is shown.
 
 Nothing here imports torch: the command line takes its choices from `DEVICES`.
 """
@@ -64,8 +64,8 @@ def peak_flops(torch_name: str) -> float | None:
 
 
 @dataclass
-class Speed:
-    """Throughput since the last record."""
+class Throughput:
+    """Images per second and what follows from it, since the last record."""
 
     flops_per_image: float
     """Of a training step: two per multiply-add of the forward pass, and twice that for the backward pass."""
@@ -90,27 +90,27 @@ class Speed:
         self.data_wait += time.perf_counter() - start
 
     def record(self, images_left: int) -> dict[str, float]:
-        """The figures since the last record; starts the next one."""
+        """The measurements since the last record; starts the next one."""
         now = time.perf_counter()
         seconds = max(now - self.since, 1e-9)
         rate = self.images / seconds
-        figures = {
+        record = {
             "images_per_s": rate,
             "data_wait": self.data_wait / seconds,
             "tflops": rate * self.flops_per_image / 1e12,
             "eta_s": images_left / rate if rate else 0.0,
         }
         if self.peak is not None:
-            figures["mfu"] = rate * self.flops_per_image / self.peak
+            record["mfu"] = rate * self.flops_per_image / self.peak
         self.images, self.data_wait, self.since = 0, 0.0, now
-        return figures
+        return record
 
 
 class TrainProgress(ProgressDisplay):
     """The progress of a run: `show` displays a record, `tick` the speed between two records."""
 
-    def __init__(self, label: str, total_steps: int, batch_size: int, quiet: bool = False) -> None:
-        super().__init__(label, total_steps, unit="steps", quiet=quiet)
+    def __init__(self, description: str, total_steps: int, batch_size: int, quiet: bool = False) -> None:
+        super().__init__(description, total_steps, unit="steps", quiet=quiet)
         self._batch_size = batch_size
         self.last_record = 0, time.monotonic()
         """The step of the last record, and its time."""

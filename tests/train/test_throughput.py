@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from vitlab.train import progress
-from vitlab.train.progress import DEVICES, Speed, TrainProgress, find_device, peak_flops
+from vitlab.train import throughput
+from vitlab.train.throughput import DEVICES, Throughput, TrainProgress, find_device, peak_flops
 
 METRICS = {"step": 50, "loss": 1.23456, "accuracy": 0.5, "lr": 3e-4, "epoch": 2.5, "skipped": 0}
 SPEED = {"images_per_s": 1234.5, "data_wait": 0.031, "tflops": 0.1234, "eta_s": 3723.0}
@@ -37,25 +37,25 @@ def test_devices_by_their_whole_name(name: str, key: str | None) -> None:
 
 def test_speed_since_the_last_record(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(progress.time, "perf_counter", lambda: now)
-    speed = Speed(flops_per_image=2e9, peak=1e12, since=now)
-    with speed.waiting_for_data():
+    monkeypatch.setattr(throughput.time, "perf_counter", lambda: now)
+    measured = Throughput(flops_per_image=2e9, peak=1e12, since=now)
+    with measured.waiting_for_data():
         now = 101.0
-    speed.images, now = 640, 104.0
-    figures = speed.record(images_left=640)
-    assert figures == {"images_per_s": 160.0, "data_wait": 0.25, "tflops": 0.32, "eta_s": 4.0, "mfu": 0.32}
-    speed.images, now = 64, 106.0
-    figures = speed.record(images_left=0)
-    assert figures == {"images_per_s": 32.0, "data_wait": 0.0, "tflops": 0.064, "eta_s": 0.0, "mfu": 0.064}
+    measured.images, now = 640, 104.0
+    record = measured.record(images_left=640)
+    assert record == {"images_per_s": 160.0, "data_wait": 0.25, "tflops": 0.32, "eta_s": 4.0, "mfu": 0.32}
+    measured.images, now = 64, 106.0
+    record = measured.record(images_left=0)
+    assert record == {"images_per_s": 32.0, "data_wait": 0.0, "tflops": 0.064, "eta_s": 0.0, "mfu": 0.064}
 
 
 def test_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A record is always shown; between records a line after five seconds, then every half minute."""
     now, stream = 100.0, io.StringIO()
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    monkeypatch.setattr(throughput.time, "monotonic", lambda: now)
     monkeypatch.setattr(sys, "stderr", stream)
     with TrainProgress("train", 200, batch_size=120) as shown:
-        shown.say("continues from [step-000000040]")
+        shown.say("resumed from [step-000000040]")
         for second in range(1, 70):
             now = 100.0 + second
             shown.tick(second / 60)
@@ -65,7 +65,7 @@ def test_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
         shown.tick(100.5)
     record = "epoch 2.50 · loss 1.2346 · acc 50.0% · lr 3.00e-04 · 1,234 img/s · wait 3% · 0.12 TFLOP/s"
     assert stream.getvalue().splitlines() == [
-        "train: continues from [step-000000040]",
+        "train: resumed from [step-000000040]",
         "train: step 0.1/200 · 2 img/s · ETA 3:19:55",
         "train: step 0.6/200 · 2 img/s · ETA 3:19:25",
         "train: step 1.1/200 · 2 img/s · ETA 3:18:55",
