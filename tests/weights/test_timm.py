@@ -176,6 +176,22 @@ def test_another_normalization_is_folded(tmp_path: Path, mean: Any, std: Any) ->
         read_timm(save_timm(theirs, tmp_path / "hybrid", args))
 
 
+def test_a_folder_of_transformers_timm_wrapper(tmp_path: Path) -> None:
+    """A timm model that transformers' Trainer has saved: other tensor names, config.json on one level."""
+    from transformers import TimmWrapperConfig, TimmWrapperForImageClassification
+
+    args = {"depth": 2, "img_size": 32}
+    settings = {"architecture": "vit_tiny_patch16_224", "model_args": args, "num_classes": 5}
+    pretrained_cfg = {"input_size": [3, 32, 32], "mean": [0.5] * 3, "std": [0.25] * 3}
+    config = TimmWrapperConfig.from_dict(settings | {"pretrained_cfg": pretrained_cfg})
+    theirs = noisy(TimmWrapperForImageClassification(config))
+    theirs.save_pretrained(tmp_path)
+    inputs = images(32)
+    with torch.inference_mode():
+        check_equal(load_model(tmp_path)(inputs), theirs(normalized(inputs, [0.5] * 3, [0.25] * 3)).logits)
+    assert metadata_timm(tmp_path)["classes"] == [f"LABEL_{number}" for number in range(5)]
+
+
 def test_the_hidden_layer_of_old_files(tmp_path: Path) -> None:
     """pre_logits.fc of timm before 0.6."""
     theirs, hidden = create_timm("vit_tiny_patch16_224", **OBLONG), noisy(torch.nn.Linear(32, 32))

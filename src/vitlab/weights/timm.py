@@ -66,6 +66,8 @@ OLD_NAMES = {
     "pre_logits.fc.weight": "pre_logits.weight",  # timm before 0.6
     "pre_logits.fc.bias": "pre_logits.bias",
 }
+WRAPPER = "timm_model."
+"""In front of the names in transformers' `TimmWrapper` folders."""
 RESNETS: dict[tuple[int, ...], tuple[str, int]] = {
     (3, 4, 6, 3): ("resnetv2_50x1_bit", 1),
     (3, 4, 23, 3): ("resnetv2_101x1_bit", 1),
@@ -111,11 +113,12 @@ def _timm_name(ours: str, config: ModelConfig) -> str:
 def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration and the parameters, by our names, of a checkpoint of timm's, DINO's or DINOv2's.
 
-    `path` is a folder with config.json and model.safetensors, or a bare .safetensors file. Sizes follow from the
-    tensors; the number of heads from `model_args`, the architecture or the width. Mean and std of config.json are
-    folded into the patch embedding; for a bare file they are 0.5 (images in [-1, 1]), or ImageNet's for the original
-    DINOv2, which has a mask token. Parameters without a counterpart are converted exactly: position embeddings of
-    registers are added to the register tokens; missing q, k, v biases become zeros.
+    `path` is a folder with config.json and model.safetensors, of timm or of transformers' `TimmWrapper`, or a bare
+    .safetensors file. Sizes follow from the tensors; the number of heads from `model_args`, the architecture or the
+    width. Mean and std of config.json are folded into the patch embedding; for a bare file they are 0.5 (images in
+    [-1, 1]), or ImageNet's for the original DINOv2, which has a mask token. Parameters without a counterpart are
+    converted exactly: position embeddings of registers are added to the register tokens; missing q, k, v biases become
+    zeros.
 
     Raises ValueError for a corrupt file, for a model that computes something else, naming the cause, and for every
     tensor that does not fit.
@@ -126,7 +129,8 @@ def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     where = f"{path} ({settings.architecture})" if settings.architecture else str(path)
     if tensors.pop("mask_token", None) is not None and not path.is_dir():
         settings = TimmConfig(mean=IMAGENET[0], std=IMAGENET[1], original=True)
-    tensors = {OLD_NAMES.get(name, name): tensor for name, tensor in tensors.items()}
+    names = {name: name.removeprefix(WRAPPER) for name in tensors}
+    tensors = {OLD_NAMES.get(names[name], names[name]): tensor for name, tensor in tensors.items()}
     if not settings.architecture:
         check_bare(where, tensors)
     tensors = rename_eva(tensors)
