@@ -310,7 +310,7 @@ SETS: dict[str, tuple[Damage, str]] = {
     "negative offset": (with_arrays(offset=np.full(6, -1)), "out of range"),
     "negative label": (with_arrays(labels=np.full(6, -1, np.int32)), "out of range"),
     "large images": (with_arrays(size=np.full(6, 2**32 - 1, np.uint32)), INVALID),
-    "labels that are text": (with_arrays(labels=np.array(["x"] * 6)), "of other types"),
+    "labels that are text": (with_arrays(labels=np.array(["x"] * 6)), "another type"),
     "images without labels": (with_arrays(counts=np.array([0, 2, 1, 1, 1, 1], np.uint32)), "different lengths"),
     "large label": (with_arrays(labels=np.full(6, 50_000_000, np.int32)), "has the label 50000000"),
     "long class names": (lambda f: sparse(f / "classes.json", 3 * 10**9), "3,000,000,000 bytes"),

@@ -11,6 +11,7 @@ from program import call
 from vitlab.config import DataConfig
 from vitlab.cost import plan
 from vitlab.cost.plan import core_days, estimate, format_estimate
+from vitlab.models.registry import get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.recipes.tiny import digits
 from vitlab.studies.spec import exaflops
@@ -110,6 +111,15 @@ def test_the_microbatch_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- speed
+
+
+@pytest.mark.usefixtures("_no_counting")
+def test_fine_tuning_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 1,000 images a CPU takes batches of 32 where a GPU takes 64, as `finetune` would there."""
+    monkeypatch.setattr(plan, "_measured_flops", lambda *_: (1e11, ""))
+    config = dataclasses.replace(FINETUNE["custom"](), model=get_config("ViT-B/16"))
+    plans = {name: on_h100(config, device=name, mfu="measured", examples=1000) for name in ("cpu", "h100")}
+    assert {name: cost["batch_size"] for name, cost in plans.items()} == {"cpu": 32, "h100": 64}
 
 
 @pytest.mark.usefixtures("_no_counting")

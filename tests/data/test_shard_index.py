@@ -56,7 +56,7 @@ def test_corrupt_locations_are_refused(tmp_path: Path) -> None:
     """Even where the index has their checksum."""
     path, rows = tmp_path / "locations.npz", [(("a.png", 512, 10), [3]), (("b.png", 2048, 20), [1])]
     write_locations(path, *locations_of(rows, [2]))
-    with pytest.raises(UserError, match="its shards are others"):
+    with pytest.raises(UserError, match="it lists other shards"):
         read_locations(path, ["../train-0.tar"])
     with np.load(path) as arrays:
         contents = dict(arrays)

@@ -32,7 +32,7 @@ TABLE2 = ((pretrain.jft, "ViT-H/14", 2500), (pretrain.jft, "ViT-L/16", 680), (pr
 """Recipe, model, and the TPUv3-core-days of Table 2 (a chip has two cores)."""
 SECONDS, ROUNDS = 1.0, 3
 """Length and number of the rounds of a measurement on this machine."""
-MAX_IMAGES, MAX_CPU_FLOPS = 128, 1e12
+MAX_IMAGES, MAX_CPU_STEP_FLOPS = 128, 1e12
 """Limits of the batch of such a measurement: images, and FLOPs of a step on a CPU (about a second)."""
 
 
@@ -56,10 +56,10 @@ def estimate(
     if not image_kb > 0 or (examples is not None and examples < 1):
         raise UserError(f"image_kb={image_kb} and examples={examples} must be more than 0.")
     examples = _examples(config, examples)
-    config = _complete(config, examples)
+    config = _complete(config, examples, device)
     if count < 1 or config.batch_size % count:
         raise UserError(f"count is {count}; it must divide the batch of {config.batch_size}.")
-    total_images = examples or config.batch_size  # with a fixed number of steps any number will do
+    total_images = examples or config.batch_size  # unused if `steps` is set
     exa, steps = exaflops(config, total_images), updates(config, total_images)
     memory = _memory(config, device, count)
     peak = DEVICES[device].tflops * 1e12 if device in DEVICES else None
@@ -97,12 +97,12 @@ def estimate(
     }
 
 
-def _complete(config: TrainConfig, examples: int | None) -> TrainConfig:
-    """`config` with everything that depends on the data."""
+def _complete(config: TrainConfig, examples: int | None, device: str) -> TrainConfig:
+    """`config` with everything that depends on the data and the device."""
     if isinstance(config, FinetuneConfig) and config.automatic:
         if examples is None:
             raise UserError("this recipe depends on the number of training images; give it with --examples.")
-        config = bit_hyperrule(config, examples)
+        config = bit_hyperrule(config, examples, CPU if device == CPU else "cuda")
     return dataclasses.replace(config, model=model_of(Point("plan", config, {}), {}))
 
 
@@ -148,7 +148,7 @@ def _measured_flops(config: TrainConfig, device: str, images_at_once: int) -> tu
     flops, size = 6 * single.model.macs_without_padding, min(images_at_once, MAX_IMAGES)
     if here.type == CPU:
         keep_freed_memory()
-        size = min(size, max(1, round(MAX_CPU_FLOPS / flops)))
+        size = min(size, max(1, round(MAX_CPU_STEP_FLOPS / flops)))
     run = dataclasses.replace(single, batch_size=size, microbatch=None, fsdp=False)
     rates = time_interleaved({"step": training_step(run, here)}, SECONDS, ROUNDS)["step"]
     return statistics.median(rates) * size * flops, f"measured here, on {name}, with {size} images at once"

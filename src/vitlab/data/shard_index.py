@@ -105,7 +105,7 @@ def read_locations(path: Path, shards: Sequence[str]) -> tuple[Locations, Labels
         with reading_npz(path) as file:
             arrays = [file[name] for name in _ARRAYS]
         if any(array.ndim != 1 or array.dtype.kind != kind for array, kind in zip(arrays, _KINDS, strict=True)):
-            raise ValueError("its arrays are of other types")
+            raise ValueError("its arrays have another type or number of dimensions")
         names, records, offset, size, letters, lengths, values, counts = arrays
         n = len(offset)
         counts = counts if len(counts) else np.ones(n, np.uint32)
@@ -117,8 +117,10 @@ def read_locations(path: Path, shards: Sequence[str]) -> tuple[Locations, Labels
             raise ValueError("its arrays have different lengths")
         locations = Locations(tuple(names.tolist()), records, offset, size, letters, lengths)
         labels = Labels(values.astype(np.int64), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
-        if locations.shards != tuple(shards) or locations.size.max(initial=0) > MAX_IMAGE_BYTES:
-            raise ValueError("its shards are others")
+        if locations.shards != tuple(shards):
+            raise ValueError("it lists other shards")
+        if locations.size.max(initial=0) > MAX_IMAGE_BYTES:
+            raise ValueError(f"an image has more than {MAX_IMAGE_BYTES:,} bytes")
     except NPZ_ERRORS as error:
         raise UserError(f"{path} does not match {INDEX} ({error}): get or write the data set again") from error
     return locations, labels
@@ -159,6 +161,7 @@ class ShardIndex:
         return {file.file: file for file in (*tars, *self.metadata)}
 
     def write(self, path: Path) -> None:
+        # format 1 calls `metadata` "beside"
         content = {"beside" if name == "metadata" else name: v for name, v in dataclasses.asdict(self).items()}
         with replacing_file(path) as file:
             file.write(json.dumps({"format": FORMAT, **content}, indent=1).encode() + b"\n")

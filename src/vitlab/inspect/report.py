@@ -1,4 +1,4 @@
-"""The pages of training runs and of a checkpoint, and the viewer of an image's attention maps."""
+"""Content of the HTML report: training runs, a checkpoint, the viewer of attention maps. `page` renders it."""
 
 import io
 import json

@@ -89,7 +89,7 @@ def load_splits(data: DataConfig, world: World = SINGLE) -> Splits:
         if train_set is None:
             options |= {"exclude": data.exclude, "part": data.part, "part_seed": data.part_seed or 0}
             train_set = load_dataset(data.name, data.train_split, **options)
-    if data.train_split == "val":  # of your own data set without a test split, val is the test
+    if data.train_split == "val":  # your own images without a test split: test is an alias of val
         require_disjoint(train_set, splits["test"])
     return Splits(train_set, splits[data.eval_split], splits["test"])
 
@@ -148,7 +148,7 @@ def pretrain(
     config.data.preprocessing(config.model.image_size)
     check_folder(Path(workdir))
     check_source(config.data.name, config.data.root)
-    _excluded(config.data)
+    _excluded(config.data)  # raises UserError if the list cannot be read
     if config.fewshot is not None and config.fewshot.dataset is not None:
         check_source(config.fewshot.dataset, config.fewshot.root)
     splits = load_splits(config.data, world)
@@ -212,7 +212,7 @@ def train_and_evaluate(
 
     The metrics of every evaluation, and those of `few_shot(model)`, are logged.
     """
-    evaluations: list[Any] = [None]  # in the end, that of the weights that training returns
+    evaluations: list[Any] = [None]  # the last one; in the end, that of the returned weights
 
     def evaluate_model(model: nn.Module) -> dict[str, float]:
         evaluations[0] = evaluate_split(config, model, splits.val, execution.world)

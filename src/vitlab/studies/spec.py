@@ -48,7 +48,7 @@ class Point:
         return Point(f"{self.name}.seed-{seed}", dataclasses.replace(self.config, seed=seed), self.labels, init_from)
 
 
-# Settings that later versions added, with the value that says what every model was before.
+# Settings that later versions added; at these values they are not part of a digest.
 ADDED = {"final_norm": "tokens", "in_chans": 3, "patch_dropout": 0.0, "layer_decay": 1.0}
 
 
@@ -130,9 +130,9 @@ class Difference:
 def interval(values: Float[np.ndarray, " n"]) -> tuple[float, float]:
     """Bounds of the percentile bootstrap interval of the mean: infinite for one value, NaN where one is NaN.
 
-    Every resample is taken once, without randomness, which is for five seeds at most. Intervals of few seeds are
-    narrow. With three, the interval spans the three differences (the smallest resampled mean has a chance of 1 in 27,
-    more than 2.5 %) and covers the true mean in 75 % of studies, not in 95 %; with five, in about 85 %.
+    Exact: all n^n resamples are enumerated, so five seeds at most. Intervals of few seeds are narrow. With three, the
+    interval spans the three differences (the smallest resampled mean has a chance of 1 in 27, more than 2.5 %) and
+    covers the true mean in 75 % of studies, not in 95 %; with five, in about 85 %.
     """
     if len(values) == 1:
         return -math.inf, math.inf
@@ -285,7 +285,7 @@ class Claim:
     paper: str
     """The paper's numbers and where they are: "0.614 against 0.642 (Table 8)"."""
     difference: Callable[[Results], float]
-    """Of the group that is expected to be ahead from the other, in the runs of one seed: 0.01 is one point."""
+    """Of the group that is expected to be ahead from the other, in the runs of one seed; 0.01 is a percentage point."""
     expected: Literal["more", "equal"] = "more"
     """`equal`: the paper sees no difference beyond noise."""
 

@@ -156,7 +156,7 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], stat
         _remove_temporary(folder)
         try:
             _verify(final)
-        except CorruptCheckpointError:
+        except CorruptCheckpointError:  # corrupt, or as usual missing
             new = folder / f"tmp-{final.name}"
             _write(new, step, tensors, state)
             if final.exists():

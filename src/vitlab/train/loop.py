@@ -151,7 +151,7 @@ def train_step(
 
     `batch` is this rank's shard of `num_images` in all; `microbatch` images go through the model at once (default all).
     After each micro-batch but the last, False from `should_continue(fraction done)` stops the step; the state is as
-    before.
+    before. On a CPU a step that is not finite returns True without an update; `check_finite` then raises.
     """
     weights, parallel, world = state.weights, state.parallel, state.parallel.world
     rng = generator(config.seed, Stream.STEP, epoch=state.step)
@@ -222,6 +222,7 @@ class _Run:
     def __post_init__(self) -> None:
         self.world, self.device = self.state.parallel.world, self.state.device
         peak = peak_flops(device_name(self.device))
+        # 2 FLOPs a multiply-accumulate, three times: forward, gradients of activations, gradients of weights
         self.throughput = Throughput(6.0 * self.config.model.training_macs, peak and peak * self.world.world_size)
 
     def resume(self) -> None:

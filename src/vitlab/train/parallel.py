@@ -21,7 +21,8 @@ if typing.TYPE_CHECKING:
 class Parallel:
     """A model in training on all ranks; call `forward` instead of the model.
 
-    By default (DDP) each rank has the whole model and gradients are averaged during the backward pass. With `fsdp`
+    By default (DDP) each rank has the whole model and gradients are averaged during the backward pass; with a bfloat16
+    copy of the weights, in float32 by `average_gradients` after it. With `fsdp`
     (FSDP2) each rank has a shard of every weight, gradient and optimizer state, and a block's weights are gathered when
     needed. The changes to a model come in the only order that works: with `fsdp`, each block is `compiled`; `recompute`
     (activation checkpointing); sharding or DDP; without `fsdp`, the whole model is `compiled`. Every shape is compiled
@@ -60,7 +61,7 @@ class Parallel:
         if self.sharded:
             self._shard(device, precision)
             return
-        if world.world_size > 1 and precision != "bfloat16":  # a bfloat16 copy has its gradients averaged in float32
+        if world.world_size > 1 and precision != "bfloat16":
             ids = [device.index] if device.type == "cuda" else None
             self.forward = self._ddp = DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
         if compiled:

@@ -30,7 +30,7 @@ from vitlab.weights.google_layout import (
 from vitlab.weights.layout import check_arrays, check_supported, count_units, cpu_state, read_state, require_shape
 
 PREFIXES = ("opt/target/", "params/")
-"""Possible prefixes of all names; arrays without them are an optimizer state."""
+"""Possible prefixes of all names; where names have one, arrays without it are an optimizer state and ignored."""
 TABLES = (TABLE, "Transformer/pos_embedding", BIG_VISION_TABLE)
 STACKED = "Transformer/encoderblock/"
 """big_vision stores all blocks as one, along a leading axis, when it scans over them."""
@@ -47,9 +47,9 @@ def read_google(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     """The configuration and the parameters, by our names and in the stored precision, of a Google `.npz`.
 
     Reads every kind, spelling and prefix, and stacked blocks; ignores an optimizer state. Sizes follow from the arrays;
-    the rest is as in Google's code: tanh GELU, its epsilons, no dropout, the mean over patches without class token and
-    attention pooling, and sin-cos positions for big_vision's files without a table. The image is square, of 224 pixels
-    where no position table has its size.
+    the rest is as in Google's code: tanh GELU, its epsilons, no dropout, `pool='gap'` if the file has neither class
+    token nor attention pooling, and sin-cos positions for big_vision's files without a table. The image is square, of
+    224 pixels where no position table has its size.
 
     Raises ValueError for a corrupt file or another kind of model, naming every array that does not fit.
     """
@@ -104,7 +104,7 @@ def _to_torch(path: Path, name: str, array: np.ndarray | bytes) -> Tensor:
 def _normalize(arrays: dict[str, Tensor]) -> dict[str, Tensor]:
     """The arrays of single blocks by the names of today's code, those of a GroupNorm as (C).
 
-    One whose new name is taken keeps its own.
+    An array keeps its name if the new one is taken; `check_arrays` then reports it.
     """
     normalized: dict[str, Tensor] = {}
     for name, array in arrays.items():
@@ -151,9 +151,9 @@ def _infer_vit(arrays: dict[str, Tensor]) -> tuple[ViTConfig, Spelling]:
         depth=len({name.split("/")[1] for name in arrays if name.startswith("Transformer/encoderblock_")}),
         heads=heads,
         mlp_dim=mlp_dim,
-        num_classes=_bias_length(arrays, "head") or 0,
+        num_classes=_out_features(arrays, "head") or 0,
         pool="map" if has_map else "token" if has_class else "gap",
-        representation_size=_bias_length(arrays, "pre_logits"),
+        representation_size=_out_features(arrays, "pre_logits"),
         position="sincos2d" if side is None else "1d",
         stem=stem,
         class_position=class_rows == int(has_class),
@@ -161,7 +161,7 @@ def _infer_vit(arrays: dict[str, Tensor]) -> tuple[ViTConfig, Spelling]:
     return config, spelling
 
 
-def _bias_length(arrays: Mapping[str, Tensor], layer: str) -> int | None:
+def _out_features(arrays: Mapping[str, Tensor], layer: str) -> int | None:
     kernel = arrays.get(f"{layer}/kernel")
     return kernel.shape[-1] if kernel is not None and kernel.ndim else None
 
@@ -186,7 +186,7 @@ def _infer_resnet(arrays: Mapping[str, Tensor]) -> tuple[ResNetConfig, Spelling]
     spelling: Spelling = "stored" if any(name.startswith("resnet/") for name in arrays) else "linen"
     v2 = spelling == "stored" or any(name.startswith("root_block/") for name in arrays)
     body = _infer_body(arrays, "v2" if v2 else "v1", spelling)
-    num_classes = _bias_length(arrays, resnet_parts(body.version, spelling)["head"]) or 0
+    num_classes = _out_features(arrays, resnet_parts(body.version, spelling)["head"]) or 0
     return ResNetConfig(body=body, num_classes=num_classes), spelling
 
 

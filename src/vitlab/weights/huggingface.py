@@ -155,7 +155,7 @@ def write_huggingface(model: Model, folder: Path | str, metadata: dict[str, Any]
 
 
 def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
-    """Kind, configuration and parameters of the same function. Raises UserError where they have none.
+    """`model_type`, configuration and parameters of an equal Hugging Face model. Raises UserError if there is none.
 
     Fixed and composed positions become a table. Where LayerScale or registers require DINOv2, a head on the class
     token alone also reads the mean over patches, with weights of zero, and a missing LayerScale is one of 1.
@@ -167,7 +167,7 @@ def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
         "pool": ("token", "token+gap"),
         "position": ("none", "1d", "2d", "sincos2d"),
         "gelu": ("tanh", "erf"),
-        # Without heads they have no mean of both tokens, and in DeiT neither LayerScale nor registers.
+        # Headless Hugging Face models do not average the two tokens; DeiT has neither LayerScale nor registers.
         "distilled": (True, False) if has_head and not dinov2 else (False,),
         "representation_size": (None,) if has_head or dinov2 else (config.representation_size,),
     }
@@ -195,7 +195,8 @@ def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
 
 
 def _kind(config: ViTConfig) -> str:
-    """The `model_type` whose code has what a ViT has. One register may be DeiT's token without the teacher's head."""
+    """The `model_type` that can represent a ViT. A single register is written as the distillation token of a DeiT
+    without a distillation head."""
     if config.pool == "token+gap" or config.layer_scale is not None or config.registers > int(not config.distilled):
         return "dinov2_with_registers" if config.registers else "dinov2"
     return "deit" if config.distilled or config.registers else "vit"
