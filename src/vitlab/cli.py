@@ -16,7 +16,7 @@ from vitlab.commands.settings import Arguments, check_settings, with_recipe
 from vitlab.errors import RunError, UserError, printable
 from vitlab.settings import nearest
 
-DISTRIBUTED = ("pretrain", "finetune", "vtab", "evaluate", "fewshot", "probe")
+DISTRIBUTED = ("pretrain", "finetune", "vtab", "evaluate", "fewshot", "probe", "features")
 """Commands that several processes of torchrun run together."""
 HELP = {"-h", "--help", "--help-all"}
 NO_COMPILER = re.compile(r"No working C\+\+ compiler|Failed to find C(\+\+)? compiler")

@@ -40,6 +40,7 @@ BEGINNINGS = {
     "evaluate": ("evaluate there", "loading there"),
     "fewshot": ("fewshot there --dataset digits", "loading there"),
     "probe": ("probe there --dataset digits", "loading there"),
+    "features": ("features there --dataset digits", "loading there"),
     "predict": ("predict there a.png", "loading there"),
     "inspect": ("inspect there", "loading there"),
     "app": ("app there", "loading there"),

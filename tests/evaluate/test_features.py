@@ -2,12 +2,14 @@
 
 import copy
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
@@ -22,12 +24,14 @@ from vitlab.evaluate.features import (
     features,
     frozen_preprocessing,
     load_train_and_test,
+    write_features,
 )
-from vitlab.evaluate.options import LoaderOptions, SplitOptions
+from vitlab.evaluate.options import EvalOptions, LoaderOptions, SplitOptions
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import init_distributed
+from vitlab.weights import save_model
 
 TINY = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=3, representation_size=6)
 BATCHES, SKIP = LoaderOptions(4), LoaderOptions(4, on_error="skip")
@@ -240,3 +244,35 @@ def test_several_processes(
     assert all(same(result, alone) for result in in_ranks(3, job))
     assert not cached or all(same(result, alone) for result in in_ranks(3, job))
     assert not cached or len(list((tmp_path / "cache").glob("*.npz"))) == 1
+
+
+def test_features_are_written_with_paths_and_labels(model: ViT, tmp_path: Path) -> None:
+    """Both kinds of file hold what a plain forward pass computes; an unreadable image is skipped and counted."""
+    save_model(model, tmp_path / "model")
+    for number in range(6):
+        path = tmp_path / "pets" / "cd"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (40 * number, 0, 0)).save(path)
+    (tmp_path / "pets" / "c" / "2.png").write_bytes(b"not an image")
+    options = EvalOptions(device="cpu", on_error="skip")
+    write = functools.partial(
+        write_features, tmp_path / "model", f"folder:{tmp_path / 'pets'}", options=options, cache=tmp_path / "cache"
+    )
+    result = write(tmp_path / "pets.npz")
+    assert (result["images"], result["skipped"], result["dimensions"]) == (5, 1, 6)
+    with np.load(tmp_path / "pets.npz") as file:
+        arrays = dict(file)
+    names = [Path(path).relative_to(tmp_path / "pets").as_posix() for path in arrays["files"]]
+    assert sorted(names) == ["c/0.png", "c/4.png", "d/1.png", "d/3.png", "d/5.png"]
+    assert arrays["classes"][arrays["labels"]].tolist() == [name[0] for name in names]
+    images = torch.stack([torch.from_numpy(np.array(Image.open(path))) for path in arrays["files"]])
+    with torch.inference_mode():
+        inputs = images.permute(0, 3, 1, 2) / 127.5 - 1
+        expected = model.forward_head(model.forward_features(inputs), pre_logits=True)
+    np.testing.assert_allclose(arrays["features"], expected, atol=1e-5)
+    write(tmp_path / "pets.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "pets.parquet").to_pydict()
+    assert (table["file"], table["label"]) == (arrays["files"].tolist(), [name[0] for name in names])
+    np.testing.assert_array_equal(np.array(table["features"], np.float32), arrays["features"])
+    with pytest.raises(UserError, match=r"give a file that ends in \.npz or \.parquet"):
+        write(tmp_path / "pets.csv")

@@ -22,6 +22,7 @@ PURPOSES = {
         "evaluate": "evaluate",
         "fewshot": "evaluate",
         "probe": "evaluate",
+        "features": "evaluate",
         "vtab": "train",
         "predict": "evaluate",
     },

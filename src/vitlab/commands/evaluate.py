@@ -111,6 +111,37 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Features:
+    """Write the representations of a data set's images to a file, with their paths, for search and clustering."""
+
+    checkpoint: Checkpoint
+    dataset: str
+    """Data set, `folder:PATH` or `shards:PATH`."""
+    out: Path = Path("features.npz")
+    """File to write: .npz, or .parquet (requires pyarrow)."""
+    split: Literal["train", "val", "test", "trainval", "all"] = "all"
+    """Part of the data set; `all` is every image once."""
+    root: str | None = None
+    """Folder that holds a named data set."""
+    options: Annotated[EvalOptions, Flat] = EvalOptions()
+    cache: Path | None = None
+    """Folder for the features, by default in the user's cache folder."""
+    json: Json = False
+
+    def run(self) -> int:
+        print_note(f"loading {self.checkpoint} ...")
+        from vitlab.evaluate.features import write_features
+        from vitlab.train.distributed import init_distributed
+
+        with init_distributed() as world:
+            paths: dict[str, Any] = {"root": self.root, "cache": self.cache, "log": print_note, "world": world}
+            result = write_features(self.checkpoint, self.dataset, self.out, self.split, self.options, **paths)
+        sizes = f"{result['images']:,} images, {result['dimensions']:,} numbers each"
+        print_result(result, self.json, f"{self.out}: {sizes}; {result['skipped']} could not be read")
+        return 0
+
+
+@dataclass(frozen=True)
 class Predict:
     """Name what is in images: the most probable classes of files and folders."""
 

@@ -1,10 +1,12 @@
 """The representations of a frozen model, cached on disk."""
 
 import hashlib
+import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.evaluate.load import evaluation_batches, load_for_evaluation, nothing_readable
 from vitlab.evaluate.options import EvalOptions, LoaderOptions, SplitOptions
-from vitlab.io import write_arrays
+from vitlab.io import replacing_file, write_arrays
 from vitlab.models.vit import Model
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import to_dict
@@ -141,6 +143,49 @@ class FrozenCheckpoint:
             description=description,
             world=self.world,
         )
+
+
+def write_features(
+    checkpoint: str | Path,
+    dataset: str,
+    out: Path,
+    split: str = "all",
+    options: EvalOptions = EvalOptions(),
+    *,
+    root: str | None = None,
+    cache: Path | None = None,
+    log: Callable[[str], None] = lambda _: None,
+    world: World = SINGLE,
+) -> dict[str, Any]:
+    """Writes the representation, the path and the label of every readable image, for search and clustering.
+
+    `out`.npz has `features` float32 [n, D], `files` [n], `labels` [n] (of several the first) and `classes` [K];
+    `out`.parquet has a row for each image: `file`, `label` (its name) and `features`. Returns the numbers of images and
+    of what is in a representation. Raises UserError for another suffix, and for bad settings, data or weights.
+    """
+    if out.suffix not in (".npz", ".parquet"):
+        raise UserError(f"{out}: the suffix is {out.suffix!r}; give a file that ends in .npz or .parquet.")
+    if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UserError("a .parquet file requires the package pyarrow: pip install 'vitlab[data]', or give an .npz.")
+    check_source(dataset, root)
+    frozen = FrozenCheckpoint(checkpoint, options, cache, log, world)
+    with world.rank_0_first():
+        images = load_dataset(dataset, split, root=root, on_error=options.on_error)
+    written = frozen.features(images, dataset)
+    files = [images.path(index) for index in written.indices.tolist()]
+    if world.is_rank_0 and out.suffix == ".npz":
+        arrays = {"features": written.x, "files": np.array(files), "labels": written.labels}
+        write_arrays(out, arrays | {"classes": np.array(images.classes)})
+    elif world.is_rank_0:
+        import pyarrow
+        import pyarrow.parquet
+
+        names = [images.classes[label] for label in written.labels.tolist()]
+        rows = pyarrow.FixedSizeListArray.from_arrays(written.x.ravel(), written.x.shape[1])
+        with replacing_file(out) as file:
+            table = pyarrow.table({"file": files, "label": names, "features": rows})
+            pyarrow.parquet.write_table(table, file)
+    return {"out": str(out), "images": len(files), "skipped": written.skipped, "dimensions": written.x.shape[1]}
 
 
 def load_train_and_test(
