@@ -1,4 +1,4 @@
-"""Tables 3 and 4, App. B.1.2, and their small versions: one function per row, returning one complete `TrainConfig`.
+"""Tables 3 and 4, App. B.1.2, and their small versions: each function returns one complete `TrainConfig`.
 
 `PRETRAIN` and `FINETUNE` are the names that the command line knows.
 """
