@@ -114,12 +114,10 @@ def load_dataset(
         from vitlab.data.vtab.tasks import load_task
 
         dataset = load_task(name.removeprefix("vtab:"), split, _expanded(root) or cache_folder(), download)
+    elif custom:
+        dataset = _choose_custom_split(name, _open(name, root, download, partial), split, seed, whole_train)
     else:
-        splits = _open(name, root, download, partial)
-        if custom:
-            dataset = _choose_custom_split(name, splits, split, seed, whole_train)
-        else:
-            dataset = _choose_split(splits, split, DATASETS[name].held_out, seed)
+        dataset = _choose_split(_open(name, root, download, partial), split, DATASETS[name].held_out, seed)
     if not len(dataset):
         raise UserError(f"{name}: no class of train has enough images to cut a {split} split from it; add some")
     if part is not None:

@@ -18,7 +18,7 @@ if typing.TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from vitlab.models.config import ImageSize, Interpolation
+    from vitlab.models.config import ImageSize, Interpolation, ModelConfig
     from vitlab.models.vit import Model
 
 MODULES: dict[Format, str] = {"vitlab": "folder", "google": "google", "timm": "timm", "huggingface": "huggingface"}
@@ -65,7 +65,7 @@ def load_model(
     - `image_size` interpolates the position embeddings as the checkpoint's library does (Google's, timm's, Hugging
       Face's), or by `interpolation`.
     - `num_classes`: a different number replaces the head by a zero-initialized one; 0 removes it.
-    - `reset_head=True` replaces the head also for the same number of classes. A new task needs this.
+    - `reset_head=True`, for a new task, replaces the head also for the same number of classes.
     - `pre_logits="drop"` removes the layer before the head, as Google's fine-tuning does; requires a new head.
     - `head_bias` is the bias of a new head; `dropout`, `patch_dropout` and `stochastic_depth` are rates in training.
     - `in_chans`: another number of channels than 3 sums the patch embedding over them (1), or repeats and rescales it.
@@ -75,7 +75,6 @@ def load_model(
     """
     import torch
 
-    from vitlab.models import ViTConfig
     from vitlab.models.vit import build_model
     from vitlab.weights.adapt import adapt
 
@@ -92,20 +91,20 @@ def load_model(
         interpolation=interpolation,
         in_chans=in_chans,
     )
-    options: dict[str, Any] = {
-        "dropout": dropout,
-        "patch_dropout": patch_dropout,
-        "stochastic_depth": stochastic_depth,
-        "dynamic_image_size": dynamic_image_size,
-    }
-    changes = {name: value for name, value in options.items() if value is not None}
-    if changes and not isinstance(config, ViTConfig):
-        raise UserError(f"{path} holds a ResNet, which has no {' and no '.join(changes)}; leave it out.")
-    config = dataclasses.replace(config, **changes)
+    rates = {"dropout": dropout, "patch_dropout": patch_dropout, "stochastic_depth": stochastic_depth}
+    config = _with_options(path, config, rates | {"dynamic_image_size": dynamic_image_size})
     with torch.device("meta"):  # draws no numbers that the checkpoint overwrites
         model = build_model(config)
     model.load_state_dict({name: tensor.float() for name, tensor in state.items()}, assign=True)
     return model.to(device).eval()
+
+
+def _with_options(path: Path | str, config: "ModelConfig", options: Mapping[str, Any]) -> "ModelConfig":
+    """`config` with the options that are not None. Raises UserError for a ResNet, which has none of them."""
+    changes = {name: value for name, value in options.items() if value is not None}
+    if changes and config.kind != "vit":
+        raise UserError(f"{path} holds a ResNet, which has no {' and no '.join(changes)}; leave it out.")
+    return dataclasses.replace(config, **changes)
 
 
 def save_model(model: "Model", folder: Path | str, *, extra: dict[str, Any] | None = None) -> None:

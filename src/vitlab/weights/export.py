@@ -28,7 +28,7 @@ from torch import Tensor
 
 from vitlab.errors import UserError
 from vitlab.io import sync
-from vitlab.models.config import ImageSize, Interpolation, check_rgb
+from vitlab.models.config import ImageSize, Interpolation, ModelConfig, check_rgb
 from vitlab.models.vit import Model, ViT
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights.checkpoint import PARITY_BATCHES, check_parity, load_checkpoint
@@ -72,14 +72,7 @@ def export_model(
     preprocessing = preprocessing and preprocessing.at(model.config.image_size)
     traced = copy.deepcopy(model).cpu().float().eval().requires_grad_(False)
     check_classes(extra or {}, model.config)
-    content = {
-        **(extra or {}),
-        "image_size": model.config.image_hw,
-        "value_range": (0, 255) if preprocessing else (-1.0, 1.0),
-        "mean": (0.5,) * model.config.in_chans,
-        "std": (0.5,) * model.config.in_chans,
-    }
-    metadata = {key: to_json(value) for key, value in content.items()}
+    metadata = _metadata(model.config, extra or {}, preprocessing)
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         new = Path(folder) / path.name
@@ -106,6 +99,13 @@ def export_model(
         "batches": list(PARITY_BATCHES),
         "difference": difference,
     }
+
+
+def _metadata(config: ModelConfig, extra: dict[str, Any], preprocessing: Preprocessing | None) -> dict[str, str]:
+    """What a file says of itself, as JSON: `extra`, and how its images are given."""
+    half = (0.5,) * config.in_chans
+    images = {"image_size": config.image_hw, "value_range": (0, 255) if preprocessing else (-1.0, 1.0)}
+    return {key: to_json(value) for key, value in {**extra, **images, "mean": half, "std": half}.items()}
 
 
 def export_checkpoint(
