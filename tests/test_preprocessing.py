@@ -80,7 +80,7 @@ def test_another_resize() -> None:
     ],
 )
 def test_a_card_gives_back_what_it_was_given(preprocessing: Preprocessing) -> None:
-    card = json.loads(json.dumps({"preprocessing": preprocessing.to_card()}))
+    card = json.loads(json.dumps({"preprocessing": preprocessing.to_metadata()}))
     assert Preprocessing.read(card, "here") == preprocessing
 
 

@@ -131,7 +131,7 @@ class Preprocessing:
             return dataclasses.replace(self.google(self.image_size, resize), mean=self.mean, std=self.std)
         return dataclasses.replace(self, resize=resize, keep_aspect=True, crop_size=None)
 
-    def to_card(self) -> dict[str, Any]:
+    def to_metadata(self) -> dict[str, Any]:
         """Plain data for JSON; `read` is the inverse."""
         return {name: list(value) if isinstance(value, tuple) else value for name, value in to_dict(self).items()}
 

@@ -75,7 +75,7 @@ def test_splits_of_a_folder(
 def test_every_command_says_how_images_are_prepared(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The checkpoint's own way, at its size or at the given one."""
     prepared = Preprocessing(8, 10, interpolation="bicubic")
-    save_model(load_model(run), "own", extra={"preprocessing": prepared.to_card(), "classes": list("012")})
+    save_model(load_model(run), "own", extra={"preprocessing": prepared.to_metadata(), "classes": list("012")})
     data, options = ["--dataset", "digits", "--cache", "cache"], ["--device", "cpu"]
     few = ["fewshot", "own", *data, "--shots", "1", "--test-images", "9"]
     for argv in (

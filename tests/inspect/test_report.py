@@ -114,7 +114,7 @@ def test_many_classes_and_classes_without_images() -> None:
 
 def inspection(config: ViTConfig, images: int, **other: Any) -> Inspection:
     values: dict[str, Any] = {
-        "card": {"classes": [f"kind {i}" for i in range(9)] + [EVIL]},
+        "metadata": {"classes": [f"kind {i}" for i in range(9)] + [EVIL]},
         "embeddings": [FILTERS, POSITIONS],
         "capture": random_capture(config, images) if images else None,
         "names": [f"far/away/{i}.png" for i in range(images)],
@@ -129,7 +129,7 @@ def page_of(inspection: Inspection, **options: Any) -> Page:
 
 
 def test_the_page_of_a_checkpoint() -> None:
-    inspected = inspection(SMALL, 3, unreadable=[("bad <1>.png", "cut off")], card={"dataset": "digits"})
+    inspected = inspection(SMALL, 3, unreadable=[("bad <1>.png", "cut off")], metadata={"dataset": "digits"})
     assert inspected.capture is not None
     inspected = replace(inspected, capture=replace(inspected.capture, count=1234))
     markup = page_of(inspected, runs=[RunSection("Its training", "", {})])
@@ -154,7 +154,7 @@ def test_the_page_of_a_checkpoint() -> None:
         assert words in markup.words, words
     assert len(markup.all("span")) == 3 * (2 * 3 + 2)
     assert (len(markup.all("script")), len(markup.all("canvas"))) == (1, 3)
-    assert "kind 0" not in markup.words, "the card has no names: classes are numbers"
+    assert "kind 0" not in markup.words, "the metadata has no names: classes are numbers"
 
 
 def test_top_classes() -> None:

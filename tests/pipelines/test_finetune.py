@@ -167,7 +167,7 @@ def test_size_and_preprocessing_of_the_checkpoint(
     image_size: int | None, expected: Any, pretrained: Outcome, single: FinetuneConfig, tmp_path: Path
 ) -> None:
     prepared = Preprocessing(8, 10, interpolation="bicubic")
-    save_model(pretrained.model, tmp_path / "checkpoint", extra={"preprocessing": prepared.to_card()})
+    save_model(pretrained.model, tmp_path / "checkpoint", extra={"preprocessing": prepared.to_metadata()})
     config = dataclasses.replace(single, automatic=("image_size", "preprocessing"))
     done = tune(tmp_path / "checkpoint", config, tmp_path / "out", image_size=image_size)
     assert done.config.model.image_hw == expected

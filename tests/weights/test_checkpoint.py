@@ -54,7 +54,7 @@ def test_convert_to_another_size(tmp_path: Path, tiny: Callable[..., ViT]) -> No
     report = convert(tmp_path / "saved", tmp_path / "wide", to="vitlab", image_size=(12, 20))
     assert load_model(tmp_path / "wide").config.image_size == (12, 20)
     prepared = Preprocessing.google((12, 20), 27)  # 16 of 12 pixels
-    card = {"classes": list("abcde"), "source": str(tmp_path / "saved"), "preprocessing": prepared.to_card()}
+    card = {"classes": list("abcde"), "source": str(tmp_path / "saved"), "preprocessing": prepared.to_metadata()}
     assert load_metadata(tmp_path / "wide") == card
     assert report["difference"] == 0
     assert report["parameters"] == load_model(tmp_path / "wide").config.num_parameters
@@ -93,16 +93,18 @@ def test_outputs_are_compared(tiny: Callable[..., ViT]) -> None:
 
 def test_a_card_is_read_without_the_weights(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
     prepared = Preprocessing(12, 16, interpolation="bicubic")
-    save_model(tiny(), tmp_path / "saved", extra={"preprocessing": prepared.to_card()})
+    save_model(tiny(), tmp_path / "saved", extra={"preprocessing": prepared.to_metadata()})
     (tmp_path / "saved" / "model.safetensors").write_bytes(b"corrupt")
-    assert load_metadata(tmp_path / "saved", image_size=24) == {"preprocessing": prepared.at(24).to_card()}
+    assert load_metadata(tmp_path / "saved", image_size=24) == {"preprocessing": prepared.at(24).to_metadata()}
     assert class_names({}, 2) == ("0", "1")
     assert class_names({"classes": ["a", 3]}, 2) == ("a", "3")
 
 
 def test_a_checkpoint_is_loaded_at_its_evaluation_size(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
     model = tiny(image_size=20, position_interpolation="bicubic")
-    save_model(model, tmp_path / "saved", extra={"preprocessing": Preprocessing(12, 16).to_card(), "source": "here"})
+    save_model(
+        model, tmp_path / "saved", extra={"preprocessing": Preprocessing(12, 16).to_metadata(), "source": "here"}
+    )
     checkpoint = load_checkpoint(tmp_path / "saved")
     assert (checkpoint.model.config.image_size, checkpoint.preprocessing) == (12, Preprocessing(12, 16))
     assert checkpoint.metadata["source"] == "here"

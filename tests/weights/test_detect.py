@@ -31,7 +31,7 @@ def test_the_format_follows_from_the_content(tmp_path: Path, tiny: Callable[...,
     (tmp_path / "run" / "config.json").write_text('{"model": {}}')  # the run's settings
     (tmp_path / "run" / "metrics.jsonl").write_text("")
     images = torch.randn(2, 3, 12, 12)
-    google, ours = Preprocessing.google().to_card(), Preprocessing(12).to_card()
+    google, ours = Preprocessing.google().to_metadata(), Preprocessing(12).to_metadata()
     for path in ("vit.npz", "unknown_suffix", "run", "run/model", "run/model/model.safetensors"):
         loaded = load_model(str(tmp_path / path))
         assert loaded.config == model.config

@@ -124,7 +124,7 @@ def test_a_file_with_preprocessing_takes_photographs_of_any_size(shared: Path, t
     config, card = dataclasses.replace(KINDS["vit"], image_size=64, pool="gap"), tmp_path / "model"
     how = Preprocessing(64, 72, interpolation="bicubic", mean=(0.4,) * 3, std=(0.2,) * 3)
     model = build_model(dataclasses.replace(config, head_std=1.0)).eval()
-    save_model(model, card, extra={"classes": CLASSES, "preprocessing": how.to_card()})
+    save_model(model, card, extra={"classes": CLASSES, "preprocessing": how.to_metadata()})
     path = tmp_path / "model.onnx"
     assert export_checkpoint(card, path, to="onnx", with_preprocessing=True)["difference"] < 1e-4
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -135,7 +135,7 @@ def test_a_file_with_preprocessing_takes_photographs_of_any_size(shared: Path, t
         torch.testing.assert_close(torch.from_numpy(theirs), ours, atol=2e-3, rtol=0)
     metadata = {name: json.loads(text) for name, text in session.get_modelmeta().custom_metadata_map.items()}
     assert metadata["classes"] == CLASSES
-    assert metadata["preprocessing"] == how.to_card()
+    assert metadata["preprocessing"] == how.to_metadata()
     assert (metadata["image_size"], metadata["value_range"]) == ([64, 64], [0, 255])
     (value,) = session.get_inputs()
     assert (value.name, value.type, value.shape) == ("images", "tensor(uint8)", ["batch", "height", "width", 3])

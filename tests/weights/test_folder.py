@@ -45,7 +45,7 @@ def test_a_model_is_saved_and_loaded(tmp_path: Path, tiny: Callable[..., ViT], s
 
 
 def test_the_card_holds_extra(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
-    prepared = Preprocessing(12, 16, interpolation="bicubic").to_card()
+    prepared = Preprocessing(12, 16, interpolation="bicubic").to_metadata()
     classes = [os.fsdecode(b"\xff"), "b", "ç", "d", "e"]  # also names that are not valid text
     extra = {"classes": classes, "preprocessing": prepared, "source": "digits", "more": {"x": [None]}}
     save_model(tiny(), tmp_path / "saved", extra=extra)

@@ -23,7 +23,7 @@ RUN = {
     "classes": ["rose", "a|b", "<i>", "tulip", "\udcff"],
     "test_accuracy": 0.875,
     "start": "base sha256:0123",
-    "preprocessing": Preprocessing(12, 14, interpolation="bicubic").to_card(),
+    "preprocessing": Preprocessing(12, 14, interpolation="bicubic").to_metadata(),
 }
 
 

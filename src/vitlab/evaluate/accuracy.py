@@ -227,9 +227,9 @@ def evaluate_checkpoint(
     log: Callable[[str], None] = lambda _: None,
     world: World = SINGLE,
 ) -> Evaluation:
-    """Evaluates a checkpoint on a data set, by default that of its card, with its own preprocessing.
+    """Evaluates a checkpoint on a data set, by default that of its metadata, with its own preprocessing.
 
-    `resize` overrides the resize of the card and of the data set (ObjectNet has one), `partial` is as in
+    `resize` overrides the resize of the checkpoint and of the data set (ObjectNet has one), `partial` is as in
     `load_dataset`; `log` receives a description of the preprocessing. Where the data has some of the checkpoint's
     classes only, predictions are over all of them. Raises UserError for a checkpoint without a head, and for data with
     classes that it does not know.
@@ -237,8 +237,8 @@ def evaluate_checkpoint(
     if dataset is not None:
         check_source(dataset, root)  # before anything is loaded
     loaded = load_for_evaluation(checkpoint, options, require_head=True, world=world)
-    card, image_hw = loaded.metadata, loaded.model.config.image_hw
-    name = dataset or card.get("dataset")
+    metadata, image_hw = loaded.metadata, loaded.model.config.image_hw
+    name = dataset or metadata.get("dataset")
     if name is None:
         raise UserError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")
     if resize is None and (info := DATASETS.get(name)) and info.eval_resize:
@@ -246,11 +246,13 @@ def evaluate_checkpoint(
         resize = round(max(image_hw) * side / center)
     preprocessing = loaded.preprocessing if resize is None else loaded.preprocessing.with_resize(resize)
     log(f"images: {preprocessing.describe()}")
-    known = card if name == card.get("dataset") else {}  # of its own data set the card has folder and classes
+    known = (
+        metadata if name == metadata.get("dataset") else {}
+    )  # of its own data set the checkpoint has folder and classes
     root, classes = root or known.get("root"), known.get("class_indices")
     with world.rank_0_first():
         images = load_dataset(name, split, root=root, classes=classes, on_error=options.on_error, partial=partial)
-    images = match_classes(images, card, loaded.model.config.num_classes, name, str(checkpoint))
+    images = match_classes(images, metadata, loaded.model.config.num_classes, name, str(checkpoint))
     return evaluate(loaded.model, images, image_hw, options, preprocessing=preprocessing, world=world)
 
 

@@ -249,7 +249,7 @@ def fewshot_checkpoint(
         "train_split": splits.train_split or "train",
         "test_split": splits.test_split,
         "image_size": list(frozen.model.config.image_hw),
-        "preprocessing": frozen.preprocessing.to_card(),
+        "preprocessing": frozen.preprocessing.to_metadata(),
         "computed_in": options.precision,
     }
     report = {"checkpoint": str(checkpoint), "settings": settings, "rows": rows}

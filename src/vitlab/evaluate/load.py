@@ -101,16 +101,16 @@ def nothing_readable(dataset: Dataset) -> UserError:
     return UserError(f"none of the {len(dataset)} images of {dataset.name} ({dataset.split}) could be read.")
 
 
-def match_classes(images: Dataset, card: dict[str, Any], outputs: int, name: str, checkpoint: str) -> Dataset:
+def match_classes(images: Dataset, metadata: dict[str, Any], outputs: int, name: str, checkpoint: str) -> Dataset:
     """`images` with the class names and numbers of the checkpoint. Raises UserError for classes that it does not have.
 
     Classes are matched by name; the test sets of ImageNet fit any checkpoint with ImageNet's 1,000 classes.
     """
-    names = tuple(card.get("classes") or ())
+    names = tuple(metadata.get("classes") or ())
     if names == images.classes:
         return images
     if has_imagenet_classes(name):
-        if outputs == DATASETS[name].num_classes and predicts_imagenet(names, card.get("dataset")):
+        if outputs == DATASETS[name].num_classes and predicts_imagenet(names, metadata.get("dataset")):
             return dataclasses.replace(images, classes=names) if names else images
         raise UserError(
             f"{checkpoint} predicts {outputs:,} classes {_some(names)}, and {name} needs the 1,000 of ImageNet: take a "

@@ -133,7 +133,7 @@ class Inspection:
 
     checkpoint: str
     config: ModelConfig
-    card: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     """From `weights.load_metadata`."""
     embeddings: Sequence[Drawing] = ()
     """`make_embedding_figures` of the model."""
@@ -175,9 +175,9 @@ def uniform_distances(config: ViTConfig) -> list[float]:
 def checkpoint_page(inspection: Inspection, drawings: Sequence[Drawing], runs: Sequence[RunSection] = ()) -> str:
     """The page of a checkpoint, for `write_page`. drawings: from `make_figures`; runs: those that trained it."""
     config, capture = inspection.config, inspection.capture
-    details = details_of(config) | {"weights from": str(inspection.card.get("source") or inspection.checkpoint)}
-    if "dataset" in inspection.card:
-        details["trained on"] = str(inspection.card["dataset"])
+    details = details_of(config) | {"weights from": str(inspection.metadata.get("source") or inspection.checkpoint)}
+    if "dataset" in inspection.metadata:
+        details["trained on"] = str(inspection.metadata["dataset"])
     views = [
         view(capture, i, "/".join(Path(name).parts[-2:]), inspection.images[i], inspection.predictions[i])
         for i, name in enumerate(inspection.names)

@@ -45,8 +45,8 @@ class Run:
     folder: Path
     settings: dict[str, Any]
     """config.json."""
-    card: dict[str, Any]
-    """The card of its model."""
+    metadata: dict[str, Any]
+    """Metadata of its model."""
     test: Evaluation
     names: Sequence[str]
     """`image_id` of each test image."""
@@ -57,17 +57,19 @@ class Run:
         for name, reason in find_corrupt_files(folder, READ).items():
             logger.warning("%s %s: run its command again to restore what can be computed again", folder / name, reason)
         settings = json.loads((folder / "config.json").read_bytes())
-        card = load_metadata(folder)
-        test, names = read_predictions(folder / PREDICTIONS, tuple(card["classes"]))
-        return cls(folder, settings, card, test, names)
+        metadata = load_metadata(folder)
+        test, names = read_predictions(folder / PREDICTIONS, tuple(metadata["classes"]))
+        return cls(folder, settings, metadata, test, names)
 
     def images(self, rows: Int[np.ndarray, " n"]) -> dict[int, UInt8[np.ndarray, "H W 3"]]:
         """Row of `test` -> test image, without images that are missing or cannot be read.
 
         Raises UserError where the data set is missing.
         """
-        card = self.card
-        data = load_dataset(card["dataset"], "test", root=card["root"], classes=card["class_indices"], on_error="skip")
+        metadata = self.metadata
+        data = load_dataset(
+            metadata["dataset"], "test", root=metadata["root"], classes=metadata["class_indices"], on_error="skip"
+        )
         indices = {image_id(data, i): i for i in range(len(data))}
         images = {}
         for row in map(int, rows):
@@ -78,7 +80,7 @@ class Run:
     def preprocessed(self, rows: Int[np.ndarray, " n"]) -> dict[int, UInt8[np.ndarray, "h w 3"]]:
         """`images` as the model saw them."""
         size = self.settings["model"]["image_size"]
-        preprocessing = Preprocessing.read(self.card, str(self.folder))
+        preprocessing = Preprocessing.read(self.metadata, str(self.folder))
         transform = EvalTransform(size if isinstance(size, int) else tuple(size), preprocessing)
         return {row: to_pixels(transform.apply([image]))[0] for row, image in self.images(rows).items()}
 
@@ -86,7 +88,7 @@ class Run:
     def title(self) -> str:
         """The run in a few words."""
         verb = "Trained from scratch on" if self.settings["command"] == "pretrain" else "Fine-tuned on"
-        return f"{verb} {self.card['dataset']}"
+        return f"{verb} {self.metadata['dataset']}"
 
     def one_of_each(self, most: int) -> Int[np.ndarray, " n"]:
         """Rows of the first test image of each of the first `most` classes."""

@@ -166,7 +166,7 @@ def _capture(
             raise UserError(f"none of the {len(sources)} images can be read; the first, {quoted(name)}: {reason}.")
 
     captured = capture(model, batches(), keep=shown)
-    classes = class_names(inspection.card, model.config.num_classes)
+    classes = class_names(inspection.metadata, model.config.num_classes)
     predictions = [top_classes(row, classes, top) for row in captured.probabilities]
     return replace(
         inspection, capture=captured, names=names, images=images, predictions=predictions, unreadable=unreadable

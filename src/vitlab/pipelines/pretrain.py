@@ -242,7 +242,7 @@ def _write_files(
         "dataset": config.data.name,
         "root": config.data.root,
         "class_indices": config.data.classes,
-        "preprocessing": preprocessing.to_card(),
+        "preprocessing": preprocessing.to_metadata(),
         "start": init_id,
     }
     if config.masking is None:

@@ -111,8 +111,8 @@ def save_model(model: "Model", folder: Path | str, *, extra: dict[str, Any] | No
     """Writes `folder`/model.safetensors and config.json, all or nothing, replacing a model that is there.
 
     `extra` goes into config.json for `load_metadata`: `classes` (names of the outputs), `preprocessing`
-    (`Preprocessing.to_card`), `source`, and any other JSON. Raises ValueError for a value that is not JSON, and for a
-    folder with other files.
+    (`Preprocessing.to_metadata`), `source`, and any other JSON. Raises ValueError for a value that is not JSON, and for
+    a folder with other files.
     """
     _function("write", "vitlab")(model, Path(folder), extra or {})
 
@@ -149,7 +149,7 @@ def load_metadata(path: Path | str, *, image_size: "ImageSize | None" = None) ->
     if image_size is not None:
         preprocessing = preprocessing.at(image_size)
     metadata.pop("eval_resize", None)
-    return metadata | {"preprocessing": preprocessing.to_card()}
+    return metadata | {"preprocessing": preprocessing.to_metadata()}
 
 
 def class_names(metadata: Mapping[str, Any], outputs: int) -> tuple[str, ...]:

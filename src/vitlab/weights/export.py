@@ -126,7 +126,7 @@ def export_checkpoint(
     loaded = load_checkpoint(
         checkpoint, image_size=image_size, interpolation=interpolation, dynamic_image_size=dynamic_image_size
     )
-    extra = loaded.metadata | {"preprocessing": loaded.preprocessing.to_card()}
+    extra = loaded.metadata | {"preprocessing": loaded.preprocessing.to_metadata()}
     preprocessing = loaded.preprocessing if with_preprocessing else None
     return export_model(loaded.model, path, to=to, extra=extra, preprocessing=preprocessing)
 

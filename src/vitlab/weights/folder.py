@@ -4,7 +4,7 @@
     config.json         here: format and version, the model's configuration, SHA-256 of the weights, and `extra`
 
 `extra` is free. By convention: `classes`, the names of the outputs in order; `preprocessing`, how evaluation images are
-prepared (`Preprocessing.to_card`); `source`, where the weights come from.
+prepared (`Preprocessing.to_metadata`); `source`, where the weights come from.
 """
 
 import json
@@ -59,7 +59,7 @@ def metadata_vitlab(folder: Path) -> dict[str, Any]:
     """The `extra` that a model was saved with; its `preprocessing` is complete."""
     config, settings = _read_config(folder)
     prepared = Preprocessing.read(settings["extra"], str(folder), config.image_size)
-    return settings["extra"] | {"preprocessing": prepared.to_card()}
+    return settings["extra"] | {"preprocessing": prepared.to_metadata()}
 
 
 def _read_config(folder: Path) -> tuple[ModelConfig, dict[str, Any]]:

@@ -72,7 +72,7 @@ def read_google(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 def metadata_google(path: Path) -> dict[str, Any]:
     """`preprocessing`: that of Google's code, for an .npz has no metadata."""
-    return {"preprocessing": Preprocessing.google().to_card()}
+    return {"preprocessing": Preprocessing.google().to_metadata()}
 
 
 def read_npz(path: Path) -> dict[str, Tensor]:

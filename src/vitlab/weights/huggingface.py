@@ -91,7 +91,7 @@ def metadata_huggingface(folder: Path) -> dict[str, Any]:
         metadata["classes"] = classes
     if images:
         patch_size = settings.get("vision_config", settings).get("patch_size")
-        metadata["preprocessing"] = read_preprocessing(images, kind, folder).for_patches(patch_size or 1).to_card()
+        metadata["preprocessing"] = read_preprocessing(images, kind, folder).for_patches(patch_size or 1).to_metadata()
     return metadata
 
 

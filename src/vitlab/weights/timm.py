@@ -154,7 +154,7 @@ def metadata_timm(path: Path | str) -> dict[str, Any]:
         return {}
     settings = TimmConfig.read(Path(path) / CONFIG)
     classes = {"classes": list(settings.classes)} if settings.classes else {}
-    return {"preprocessing": settings.preprocessing.to_card(), **classes}
+    return {"preprocessing": settings.preprocessing.to_metadata(), **classes}
 
 
 def _convert_registers_and_biases(tensors: dict[str, Tensor], config: ViTConfig) -> None:
