@@ -254,6 +254,7 @@ def test_features_are_written_with_paths_and_labels(model: ViT, tmp_path: Path) 
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (8, 8), (40 * number, 0, 0)).save(path)
     (tmp_path / "pets" / "c" / "2.png").write_bytes(b"not an image")
+    (tmp_path / "pets" / "c" / "4.png").rename(tmp_path / "pets" / "c" / "4\udcff.png")  # a name that is not UTF-8
     options = EvalOptions(device="cpu", on_error="skip")
     write = functools.partial(
         write_features, tmp_path / "model", f"folder:{tmp_path / 'pets'}", options=options, cache=tmp_path / "cache"
@@ -263,7 +264,7 @@ def test_features_are_written_with_paths_and_labels(model: ViT, tmp_path: Path) 
     with np.load(tmp_path / "pets.npz") as file:
         arrays = dict(file)
     names = [Path(path).relative_to(tmp_path / "pets").as_posix() for path in arrays["files"]]
-    assert sorted(names) == ["c/0.png", "c/4.png", "d/1.png", "d/3.png", "d/5.png"]
+    assert sorted(names) == ["c/0.png", "c/4\udcff.png", "d/1.png", "d/3.png", "d/5.png"]
     assert arrays["classes"][arrays["labels"]].tolist() == [name[0] for name in names]
     images = torch.stack([torch.from_numpy(np.array(Image.open(path))) for path in arrays["files"]])
     with torch.inference_mode():
@@ -272,7 +273,8 @@ def test_features_are_written_with_paths_and_labels(model: ViT, tmp_path: Path) 
     np.testing.assert_allclose(arrays["features"], expected, atol=1e-5)
     write(tmp_path / "pets.parquet")
     table = pyarrow.parquet.read_table(tmp_path / "pets.parquet").to_pydict()
-    assert (table["file"], table["label"]) == (arrays["files"].tolist(), [name[0] for name in names])
+    escaped = [path.replace("\udcff", r"\udcff") for path in arrays["files"].tolist()]
+    assert (table["file"], table["label"]) == (escaped, [name[0] for name in names])
     np.testing.assert_array_equal(np.array(table["features"], np.float32), arrays["features"])
     with pytest.raises(UserError, match=r"give a file that ends in \.npz or \.parquet"):
         write(tmp_path / "pets.csv")

@@ -180,7 +180,9 @@ def write_features(
         import pyarrow
         import pyarrow.parquet
 
+        # Parquet is UTF-8; the names of files and folders may be any bytes.
         names = [images.classes[label] for label in written.labels.tolist()]
+        files, names = ([text.encode(errors="backslashreplace").decode() for text in part] for part in (files, names))
         rows = pyarrow.FixedSizeListArray.from_arrays(written.x.ravel(), written.x.shape[1])
         with replacing_file(out) as file:
             table = pyarrow.table({"file": files, "label": names, "features": rows})
