@@ -1,15 +1,17 @@
 """Writes docs/checkpoints.md: which ViTs of timm and Hugging Face load here, and whether they compute the same.
 
-`python benchmarks/checkpoints_page.py > docs/checkpoints.md` takes about ten minutes on two cores. Each architecture is
+`python benchmarks/checkpoints_page.py > docs/checkpoints.md` takes about 15 minutes on two cores. Each architecture is
 built by timm with two blocks and its own width, size and settings; every parameter is drawn at random. The folder that
 timm writes for the hub is loaded here, and both compute the outputs of the same images, at the native size and at one
-of two more patches a side. The same with Hugging Face's classes, in the size of their default configuration.
+of two more patches a side. Then it is written from here, and timm loads that. The same with Hugging Face's classes, in
+the size of their default configuration.
 """
 
 import argparse
 import collections
 import fnmatch
 import gc
+import json
 import platform
 import re
 import sys
@@ -17,19 +19,22 @@ import tempfile
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import timm
 import torch
 import transformers
 from timm.models import save_for_hf
 from torch import Tensor
+from transformers.utils.logging import disable_progress_bar
 
 import vitlab
 from vitlab.display import format_table
 from vitlab.errors import UserError
 from vitlab.models import ViTConfig
+from vitlab.weights.huggingface import write_huggingface
 from vitlab.weights.huggingface_layout import FAMILIES
+from vitlab.weights.timm import write_timm
 
 MODULES = ("vision_transformer", "deit", "vision_transformer_hybrid", "eva", "beit", "resnetv2")
 EQUAL = 1e-5
@@ -64,6 +69,9 @@ HUGGINGFACE: dict[str, dict[str, Any]] = {
     "SwinForImageClassification": {"depths": [1, 1, 1, 1]},
 }
 """Class, and settings that differ from its defaults."""
+WRITERS = {"timm": write_timm, "huggingface": write_huggingface}
+HALF = (0.5,) * 3, (0.5,) * 3
+"""Mean and std of what is written here."""
 ANY_SIZE = ("Dinov2", "DINOv3", "Bit")
 """Beginnings of the classes that take any size by themselves."""
 
@@ -104,7 +112,7 @@ def check(name: str, folder: Path) -> dict[str, Any]:
     """The row of an architecture: errors at both sizes, or why it is refused."""
     theirs, args = create(name)
     save_for_hf(theirs, str(folder), model_args=args, safe_serialization=True)
-    row: dict[str, Any] = {"architecture": name, "native": "", "larger": "", "refused": ""}
+    row: dict[str, Any] = dict.fromkeys(("native", "larger", "written", "refused"), "") | {"architecture": name}
     try:
         ours = vitlab.load_model(folder)
     except UserError as refusal:
@@ -113,6 +121,9 @@ def check(name: str, folder: Path) -> dict[str, Any]:
         theirs.set_input_size(img_size=ours.config.image_hw)  # without the pixels that no patch takes
     mean, std = (theirs.pretrained_cfg[name] for name in ("mean", "std"))
     row["native"] = error(ours, theirs, mean, std)
+    again, row["refused"] = write(ours, folder.parent / "written", "timm")
+    if again is not None:
+        row["written"] = error(ours, again, HALF[0], HALF[1])
     if isinstance(ours.config, ViTConfig) and hasattr(theirs, "set_input_size"):
         height, width = (side + 2 * ours.config.stride for side in ours.config.image_hw)
         size = height, width
@@ -129,28 +140,45 @@ def check_huggingface(name: str, folder: Path) -> dict[str, Any]:
     whole = hasattr(cls.config_class(), "vision_config")
     theirs = randomize(cls(cls.config_class(**{"vision_config": settings} if whole else settings)))
     theirs.save_pretrained(folder)
-    row: dict[str, Any] = {"architecture": name, "native": "", "larger": "", "refused": ""}
+    row: dict[str, Any] = dict.fromkeys(("native", "larger", "written", "refused"), "") | {"architecture": name}
     try:
         ours = vitlab.load_model(folder)
     except UserError as refusal:
         return row | {"refused": _reason(str(refusal), str(folder))}
-
-    def outputs(images: Tensor, **options: Any) -> Tensor:
-        if hasattr(theirs, "get_image_features"):
-            return theirs.get_image_features(images, **options).pooler_output
-        if "MAE" in name:  # which drops no patch, but shuffles them by this noise
-            options["noise"] = torch.arange(images[0, 0].numel() / 16**2)[None]
-        result = theirs(images, **options)
-        first = next((result[key] for key in ("logits", "image_embeds", "pooler_output") if key in result), None)
-        return result.last_hidden_state[:, 0] if first is None else first
-
     mean, std = FAMILIES[theirs.config.model_type].mean_std
-    row["native"] = error(ours, outputs, mean, std)
+    row["native"] = error(ours, lambda images: outputs(theirs, images), mean, std)
+    again, row["refused"] = write(ours, folder.parent / "written", "huggingface")
+    if again is not None:
+        row["written"] = error(ours, lambda images: outputs(again, images), HALF[0], HALF[1])
     if isinstance(ours.config, ViTConfig):
         larger = vitlab.load_model(folder, image_size=ours.config.image_hw[0] + 2 * ours.config.stride)
         options = {} if name.startswith(ANY_SIZE) else {"interpolate_pos_encoding": True}
-        row["larger"] = error(larger, lambda images: outputs(images, **options), mean, std)
+        row["larger"] = error(larger, lambda images: outputs(theirs, images, **options), mean, std)
     return row
+
+
+def outputs(model: Any, images: Tensor, **options: Any) -> Tensor:
+    """The output of a model of Hugging Face's: logits, or features of the image."""
+    if hasattr(model, "get_image_features"):
+        return model.get_image_features(images, **options).pooler_output
+    if "MAE" in type(model).__name__:  # which drops no patch, but shuffles them by this noise
+        options["noise"] = torch.arange(images[0, 0].numel() / 16**2)[None]
+    result = model(images, **options)
+    first = next((result[key] for key in ("logits", "image_embeds", "pooler_output") if key in result), None)
+    return result.last_hidden_state[:, 0] if first is None else first
+
+
+def write(model: Any, folder: Path, to: Literal["timm", "huggingface"]) -> tuple[Any, str]:
+    """The model as the library loads it from the folder that is written here, or None and why it cannot be written."""
+    try:
+        WRITERS[to](model, folder, {})
+    except UserError as refusal:
+        return None, "not written: " + _reason(str(refusal).partition(" Use save_model")[0], str(folder))
+    if to == "timm":
+        return timm.create_model(f"local-dir:{folder}", pretrained=True).eval(), ""
+    cls = getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
+    options = {"add_pooling_layer": False} if cls.__name__ in ("ViTModel", "DeiTModel") else {}  # pooler: not trained
+    return cls.from_pretrained(folder, **options).eval(), ""
 
 
 def _reason(message: str, folder: str) -> str:
@@ -161,10 +189,10 @@ def _reason(message: str, folder: str) -> str:
 
 def status(row: dict[str, Any]) -> str:
     """`equal`, `refused` or `DIFFERENT`."""
-    if row["refused"]:
+    if row["native"] == "":
         return "refused"
     bound = ROUNDING if re.search(r"resnetv2|_r\d*_|_r50|_r26|^Bit", row["architecture"]) else EQUAL
-    return "equal" if max(float(row[size] or 0) for size in ("native", "larger")) <= bound else "DIFFERENT"
+    return "equal" if max(float(row[size] or 0) for size in ("native", "larger", "written")) <= bound else "DIFFERENT"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -172,7 +200,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         {
             "architecture": row["architecture"],
             "": status(row),
-            **{size: f"{row[size]:.1e}" if row[size] != "" else "" for size in ("native", "larger")},
+            **{size: f"{row[size]:.1e}" if row[size] != "" else "" for size in ("native", "larger", "written")},
             "why refused": row["refused"],
         }
         for row in rows
@@ -183,6 +211,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 def page(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> str:
     """The text of docs/checkpoints.md."""
     counts, classes = collections.Counter(map(status, rows)), collections.Counter(map(status, others))
+    written, others_written = (sum(row["written"] != "" for row in part) for part in (rows, others))
     return f"""# Checkpoints of timm and Hugging Face
 
 Of the {len(rows)} architectures in timm {timm.__version__}'s modules {", ".join(MODULES)}, {counts["equal"]} compute
@@ -190,8 +219,9 @@ here what they compute there, {counts["refused"]} are refused, and {counts["DIFF
 
 An architecture is equal if the largest error of its outputs, relative to their root mean square, is at most {EQUAL:g}
 in float32 ({ROUNDING:g} with a ResNet, whose many layers amplify rounding), at its native size and at one of two more
-patches a side. Of the {len(others)} classes of transformers {transformers.__version__} below, {classes["equal"]} are
-equal, {classes["refused"]} are refused, and {classes["DIFFERENT"]} differ. Models have two blocks, the width and
+patches a side, and, written from here, as timm loads it: {written} can be. Of the {len(others)} classes of transformers
+{transformers.__version__} below, {classes["equal"]} are equal, {classes["refused"]} are refused, and
+{classes["DIFFERENT"]} differ; {others_written} can be written. Models have two blocks, the width and
 settings of the architecture, and random parameters. Written by
 `python benchmarks/checkpoints_page.py > docs/checkpoints.md` with torch {torch.__version__} on {platform.machine()}.
 
@@ -210,12 +240,13 @@ def main() -> None:
     parser.add_argument("--only", default="*", help="pattern of the architectures to check")
     only = parser.parse_args().only
     warnings.filterwarnings("ignore")
+    disable_progress_bar()
     names = sorted({name for module in MODULES for name in timm.list_models(only, module=module)})
     classes = [name for name in HUGGINGFACE if fnmatch.fnmatch(name, only)]
     rows: list[dict[str, Any]] = []
     for number, name in enumerate([*names, *classes], 1):
         with tempfile.TemporaryDirectory() as folder:
-            rows.append((check if number <= len(names) else check_huggingface)(name, Path(folder)))
+            rows.append((check if number <= len(names) else check_huggingface)(name, Path(folder) / "theirs"))
         gc.collect()
         print(f"{number} {name}: {status(rows[-1])} {rows[-1]}", file=sys.stderr, flush=True)
     sys.stdout.write(page(rows[: len(names)], rows[len(names) :]))

@@ -150,7 +150,7 @@ CASES: dict[str, Case] = {
 TOWER = {**OLDER, "num_hidden_layers": 2}
 TEXT = {**dict.fromkeys(("hidden_size", "intermediate_size", "vocab_size"), 8), "num_hidden_layers": 1}
 TOWERS: dict[str, Any] = {"vision_config": TOWER, "text_config": {**TEXT, "num_attention_heads": 1}}
-READ_ONLY: dict[str, Case] = {
+NEWER: dict[str, Case] = {
     "clip": ("CLIPVisionModelWithProjection", {**TOWER, "projection_dim": 5}, {"num_classes": 5, "gelu": "quick"}),
     "clip body": ("CLIPVisionModel", {**TOWER, "hidden_act": "gelu"}, {"num_classes": 0, "layer_norm_eps": 1e-5}),
     "clip whole": ("CLIPModel", {**TOWERS, "projection_dim": 6}, {"num_classes": 6, "pre_norm": True}),
@@ -181,7 +181,7 @@ def randomize(model: nn.Module) -> Any:
 
 
 def create_huggingface(case: str) -> Any:
-    name, settings, _ = (CASES | READ_ONLY)[case]
+    name, settings, _ = (CASES | NEWER)[case]
     cls, options = getattr(transformers, name), {"add_pooling_layer": False} if case == "vit body" else {}
     return randomize(cls(cls.config_class(**settings), **options))
 
@@ -202,16 +202,20 @@ def outputs(model: Any, inputs: Tensor, **options: Any) -> Tensor:
         if name in result:
             return result[name]
     pooled = result.get("pooler_output")
+    if "IJepa" in type(model).__name__:
+        return result.last_hidden_state.mean(1)
     return result.last_hidden_state[:, 0] if pooled is None else pooled.flatten(1)
 
 
 def from_pretrained(folder: Path, head: bool) -> Any:
     """Their model; none of its parameters may be missing, left over or of another shape."""
     bare = not head and not any("pooler" in name for name in safetensors.torch.load_file(folder / "model.safetensors"))
-    can_pool = json.loads((folder / "config.json").read_text())["model_type"] in ("vit", "deit")
-    options: dict[str, Any] = {"add_pooling_layer": False} if bare and can_pool else {}
-    auto = transformers.AutoModelForImageClassification if head else transformers.AutoModel
-    model, info = auto.from_pretrained(folder, output_loading_info=True, **options)
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    options: dict[str, Any] = {"add_pooling_layer": False} if bare and kind in ("vit", "deit") else {}
+    classifier = "CLIPVisionModelWithProjection" if kind == "clip_vision_model" else "AutoModelForImageClassification"
+    model, info = getattr(transformers, classifier if head else "AutoModel").from_pretrained(
+        folder, output_loading_info=True, **options
+    )
     assert not any(info.values()), info
     return model.eval()
 

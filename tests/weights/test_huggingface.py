@@ -11,7 +11,7 @@ import torch
 import transformers
 from peers import (
     CASES,
-    READ_ONLY,
+    NEWER,
     check_equal,
     create_huggingface,
     faint_images,
@@ -23,7 +23,7 @@ from peers import (
     randomize,
 )
 
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
 from vitlab.models.vit import ViT, build_model
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_checkpoint, load_model
@@ -60,22 +60,27 @@ def test_outputs_are_those_of_their_code(tmp_path: Path, case: str) -> None:
     check_equal(loaded(*read_huggingface(tmp_path / "ours"))(inputs), model(inputs))
 
 
-@pytest.mark.parametrize("case", READ_ONLY)
+@pytest.mark.parametrize("case", NEWER)
 @torch.no_grad()
-def test_outputs_of_models_that_are_only_read(tmp_path: Path, case: str) -> None:
-    """At their own size and, by their interpolation of positions, at another."""
+def test_outputs_at_another_size(tmp_path: Path, case: str) -> None:
+    """By their interpolation of positions. And written back."""
     other = create_huggingface(case)
-    other.save_pretrained(tmp_path)
+    other.save_pretrained(tmp_path / "theirs")
     own = getattr(other.config, "vision_config", other.config).image_size
     mean_std = FAMILIES[other.config.model_type].mean_std
     for size in (own, 40):
-        model = load_model(tmp_path, image_size=None if size == own else size)
-        expected = READ_ONLY[case][2] | ({} if size == own else {"image_size": size})
+        model = load_model(tmp_path / "theirs", image_size=None if size == own else size)
+        expected = NEWER[case][2] | ({} if size == own else {"image_size": size})
         assert {name: getattr(model.config, name) for name in expected} == expected
         inputs, resized = images(size), size != own and not case.startswith("dino")
         options = {"interpolate_pos_encoding": True} if resized else {}
         height, width = model.config.image_hw  # where patches leave out the last pixels
-        check_equal(model(inputs[..., :height, :width]), outputs(other, normalized(inputs, *mean_std), **options))
+        seen = inputs[..., :height, :width]
+        check_equal(model(seen), outputs(other, normalized(inputs, *mean_std), **options))
+        write_huggingface(model, tmp_path / f"ours {size}", {})
+        again = from_pretrained(tmp_path / f"ours {size}", model.config.num_classes > 0)
+        check_equal(outputs(again, seen), model(seen))
+        check_equal(loaded(*read_huggingface(tmp_path / f"ours {size}"))(seen), model(seen))
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +242,18 @@ def test_dinov2_is_evaluated_at_its_own_size(tmp_path: Path, name: str) -> None:
         ({"pool": "token+gap", "mlp_dim": 16}, "dinov2"),
         ({"layer_scale": 0.5, "class_position": False, "mlp_dim": 16}, "dinov2"),
         ({"registers": 3, "pool": "token+gap", "layer_scale": 0.5, "mlp_dim": 24}, "dinov2_with_registers"),
+        ({"swiglu": True, "mlp_dim": 24}, "dinov2"),
+        ({"gelu": "quick"}, "vit"),
+        ({"pool": "gap", "position": "2d", "image_size": (8, 12)}, "ijepa"),
+        ({"pool": "gap", "num_classes": 0}, "ijepa"),
+        ({"pool": "map", "num_classes": 0, "position": "sincos2d"}, "siglip_vision_model"),
+        ({"pre_norm": True, "num_classes": 0, "class_position": False}, "clip_vision_model"),
+        ({"pre_norm": True, "pool": "gap", "final_norm": "none", "registers": 1, "position": "2d"}, "clip"),
+        ({"rotary": Rotary(30.0), "position": "none", "num_classes": 0, "image_size": (8, 12)}, "dinov3_vit"),
+        (
+            {"rotary": Rotary(), "position": "none", "num_classes": 0, "swiglu": True, "registers": 2},
+            "dinov3_vit",
+        ),
     ],
 )
 @torch.no_grad()
@@ -258,7 +275,14 @@ VIT: dict[str, Any] = {"image_size": 8, "patch_size": 4, "width": 8, "depth": 1,
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        (ViTConfig(**VIT, pool="gap"), "pool='gap'"),
+        (ViTConfig(**VIT, pool="gap", registers=1), "registers=1"),
+        (ViTConfig(**VIT, pool="map"), "num_classes=1000.*has 0"),
+        (ViTConfig(**VIT, pool="gap", final_norm="mean"), "final_norm='mean'"),
+        (ViTConfig(**VIT, rotary=Rotary(), position="none"), "num_classes=1000.*has 0"),
+        (ViTConfig(**VIT, rotary=Rotary(), num_classes=0), "position='1d'.*has 'none'"),
+        (ViTConfig(**VIT, rotary=Rotary(50.0, "index"), position="none", num_classes=0), "rotary=.*has Rotary"),
+        (ViTConfig(**VIT, pre_norm=True, head_bias=-1.0), "only a projection without bias"),
+        (ViTConfig(**VIT, swiglu=True), "mlp_dim=12"),
         (ViTConfig(**VIT, position_at="every"), "position_at='every'"),
         (ViTConfig(**{**VIT, "patch_size": 1}, stem=ResNetBody((1,), 32)), "stem=ResNetBody"),
         (ViTConfig(**VIT, representation_size=6), "representation_size=6"),

@@ -94,6 +94,19 @@ def test_a_model_without_a_head(folder: Path, tiny: Callable[..., ViT], to: Any,
     assert ours["model"].head is None
 
 
+def test_its_code_loads_a_tower_of_clip(folder: Path, tiny: Callable[..., ViT]) -> None:
+    tower = tiny(pre_norm=True)
+    assert tower.head is not None
+    torch.nn.init.zeros_(tower.head.bias)
+    save_model(tower, folder / "ours")
+    convert("ours", "theirs", to="huggingface")
+    theirs, ours = blocks(folder / "theirs")
+    images = torch.rand(2, 3, *ours["model"].config.image_hw)
+    with torch.no_grad():
+        embeds, features = theirs["model"](images).image_embeds, ours["model"](images)
+    torch.testing.assert_close(embeds, features, rtol=1e-4, atol=1e-4)
+
+
 def test_what_is_on_the_hub_is_linked() -> None:
     config = ResNetConfig(image_size=32, body=ResNetBody((1, 1), width=32, version="v2"), num_classes=4)
     for source, hub_id in (("hub:google/bit-50@main", "google/bit-50"), ("timm:a.b", "timm/a.b"), ("runs/x", None)):

@@ -29,7 +29,7 @@ def test_tables_agree_with_timm(module: str) -> None:
         assert block.norm1.eps == (1e-5 if EPS_5.search(name) else 1e-6), name
         has_norm = any(isinstance(norm, torch.nn.LayerNorm) for norm in (model.norm, model.fc_norm))
         assert has_norm == (not NO_NORM.search(name)), name
-        rope, (rotary, order) = getattr(model, "rope", None), rotary_of(name)
+        rope, (rotary, order) = getattr(model, "rope", None), rotary_of(name, {})
         assert (rope is None) == (rotary is None), name
         if rope is None or rotary is None:
             continue

@@ -10,7 +10,7 @@
 | `deit` with a teacher's head | a ViT with a distillation token |
 | `deit` without | a ViT with a register: the distillation token plus its position, which no head reads |
 | `dinov2`, `dinov2_with_registers` | a ViT with LayerScale and registers, which pools `token+gap` for its head |
-| `dinov3_vit` | a ViT with RoPE, LayerScale and registers; read, not written, as all below |
+| `dinov3_vit` | a ViT with RoPE, LayerScale and registers |
 | `clip`, `clip_vision_model` | the image tower: a ViT with a LayerNorm before its blocks, its head the projection |
 | `siglip`, `siglip_vision_model` | the image tower: a ViT with attention pooling |
 | `vit_mae`, `vit_msn`, `ijepa` | a ViT; the decoder is left out |
@@ -28,12 +28,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitlab.errors import UserError
-from vitlab.models import ModelConfig, ViTConfig
+from vitlab.models import ModelConfig, Rotary, ViTConfig
 from vitlab.models.vit import Model, ViT
 from vitlab.weights.adapt import fold_normalization
 from vitlab.weights.folder import CONFIG, WEIGHTS, check_classes, read_safetensors, read_settings, write_files
 from vitlab.weights.huggingface_config import (
     IMAGES,
+    dinov2_mlp_ratio,
     image_settings,
     infer_config,
     model_settings,
@@ -42,7 +43,7 @@ from vitlab.weights.huggingface_config import (
     read_normalization,
     read_preprocessing,
 )
-from vitlab.weights.huggingface_layout import FAMILIES, HEADS, has_token_row, huggingface_layout, select_arrays
+from vitlab.weights.huggingface_layout import FAMILIES, has_token_row, huggingface_layout, select_arrays, stored_arrays
 from vitlab.weights.layout import check_arrays, check_supported, cpu_state, read_state, write_state
 from vitlab.weights.model_card import README, model_card
 from vitlab.weights.unsupported import why_unsupported
@@ -142,13 +143,7 @@ def write_huggingface(model: Model, folder: Path | str, metadata: dict[str, Any]
     if not isinstance(model, ViT):
         raise UserError("ResNets are not written for Hugging Face. Use save_model (`--to vitlab`).")
     kind, config, state = _to_huggingface(model)
-    prefix = f"{kind}." if config.num_classes else ""
-    arrays = {
-        name if name.split(".")[0] in HEADS else prefix + name: array
-        for name, array in write_state(huggingface_layout(kind, config), state).items()
-    }
-    if kind.startswith("dinov2"):  # required by their classes
-        arrays[f"{prefix}embeddings.mask_token"] = torch.zeros_like(arrays[f"{prefix}embeddings.cls_token"][0])
+    arrays = stored_arrays(kind, config, write_state(huggingface_layout(kind, config), state))
     settings = model_settings(kind, config, metadata.get("classes"))
     readme = model_card("huggingface", Path(folder), model.config, metadata)
     write_files(Path(folder), arrays, {CONFIG: settings, IMAGES: image_settings(config, metadata), README: readme})
@@ -160,43 +155,76 @@ def _to_huggingface(model: ViT) -> tuple[str, ViTConfig, dict[str, Tensor]]:
     Fixed and composed positions become a table. Where LayerScale or registers require DINOv2, a head on the class
     token alone also reads the mean over patches, with weights of zero, and a missing LayerScale is one of 1.
     """
-    config, has_head = model.config, model.config.num_classes > 0
+    config = model.config
     kind = _kind(config)
-    dinov2 = kind.startswith("dinov2")
-    supported: dict[str, tuple[Any, ...]] = {
-        "pool": ("token", "token+gap"),
-        "position": ("none", "1d", "2d", "sincos2d"),
-        "gelu": ("tanh", "erf"),
-        # Headless Hugging Face models do not average the two tokens; DeiT has neither LayerScale nor registers.
-        "distilled": (True, False) if has_head and not dinov2 else (False,),
-        "representation_size": (None,) if has_head or dinov2 else (config.representation_size,),
-    }
-    if dinov2:
-        supported["mlp_dim"] = (max(config.mlp_dim // config.width, 1) * config.width,)
-        supported["image_size"] = (config.image_hw[0], config.image_hw[:1] * 2)
-    free = ("layer_norm_eps", "layer_scale", "registers", "class_position", "in_chans")
-    check_supported("Hugging Face's code", config, supported, free)
+    _check_representable(kind, config)
     state = {name: tensor for name, tensor in cpu_state(model).items() if not name.startswith("position.")}
+    if kind == "clip_vision_model" and config.num_classes and state["head.bias"].any():
+        raise UserError(
+            "Hugging Face's CLIP has no classifier that reads the class token, only a projection without bias, and "
+            "this head has one. Use another format: `--to timm` or `--to vitlab`."
+        )
+    if kind.startswith("dino") and config.layer_scale is None:
+        ones = torch.ones_like(state["norm.weight"])
+        state |= {f"blocks.{i}.branch{part}.scale": ones for i in range(config.depth) for part in (1, 2)}
+        config = dataclasses.replace(config, layer_scale=1.0)
+    if kind == "dinov3_vit":
+        return kind, config, state
+    if kind.startswith("dinov2"):
+        if config.num_classes and config.pool == "token":
+            state["head.weight"] = F.pad(state["head.weight"], (0, config.width))
+        config = dataclasses.replace(config, pool="token+gap" if config.num_classes else "token")
     rows = model.position.absolute()
     if rows is None:
-        rows = state["norm.weight"].new_zeros(config.num_tokens, config.width)
-    with_rows = config.num_prefix_tokens - (0 if has_token_row(kind, config) else config.registers)
-    state["position.table"] = torch.cat([rows[:with_rows], rows[config.num_prefix_tokens :]]).detach().cpu()[None]
-    config = dataclasses.replace(config, position="1d", class_position=True)
+        rows = state["embedding.weight"].new_zeros(config.num_tokens, config.width)
+    rows, prefix = rows.detach().cpu(), config.num_prefix_tokens
+    patches = rows[prefix:] + state["embedding.bias"] if kind.startswith("clip") else rows[prefix:]
+    with_rows = prefix - (0 if has_token_row(kind, config) else config.registers)
+    state["position.table"] = torch.cat([rows[:with_rows], patches])[None]
+    return kind, dataclasses.replace(config, position="1d", class_position=True), state
+
+
+def _check_representable(kind: str, config: ViTConfig) -> None:
+    """Raises UserError for the first setting that no `model_type` has."""
+    dinov2, dinov3, clip = kind.startswith("dinov2"), kind == "dinov3_vit", kind.startswith("clip")
+    has_head = config.num_classes > 0
+    supported: dict[str, tuple[Any, ...]] = {
+        "pool": {"clip": ("gap",), "ijepa": ("gap",), "siglip_vision_model": ("map",)}.get(kind, ("token",)),
+        "position": ("none",) if dinov3 else ("none", "1d", "2d", "sincos2d"),
+        "pre_norm": (clip,),
+        "final_norm": ("none",) if kind == "clip" else ("tokens",),
+        "gelu": ("tanh", "erf", "quick"),
+        "registers": (config.registers,) if kind.startswith("d") else (int(kind == "clip"),),
+        # Headless Hugging Face models do not average the two tokens; only DeiT has a second head.
+        "distilled": (True, False) if kind == "deit" and has_head else (False,),
+        "representation_size": (config.representation_size,) if kind in ("vit", "deit") and not has_head else (None,),
+    }
     if dinov2:
-        if has_head and config.pool == "token":
-            state["head.weight"] = F.pad(state["head.weight"], (0, config.width))
-        if config.layer_scale is None:
-            ones = torch.ones_like(state["norm.weight"])
-            state |= {f"blocks.{i}.branch{part}.scale": ones for i in range(config.depth) for part in (1, 2)}
-            config = dataclasses.replace(config, layer_scale=1.0)
-        config = dataclasses.replace(config, pool="token+gap" if has_head else "token")
-    return kind, config, state
+        supported["pool"] = ("token", "token+gap")
+        supported["mlp_dim"] = (
+            config.mlp_dim if dinov2_mlp_ratio(config) else max(config.mlp_dim // config.width, 1) * config.width,
+        )
+        supported["image_size"] = (config.image_hw[0], config.image_hw[:1] * 2)
+    if dinov2 or dinov3:
+        supported |= {"layer_scale": (config.layer_scale,), "swiglu": (True, False)}
+    if dinov3:
+        supported["rotary"] = (Rotary(config.rotary.base),) if config.rotary else ()
+        supported["num_classes"] = (0,)  # their DINOv3 has no classifier
+    if kind == "siglip_vision_model":
+        supported |= {"map_heads": (None, config.heads), "num_classes": (0,)}  # their classifier reads the mean
+    check_supported("Hugging Face's code", config, supported, ("layer_norm_eps", "class_position", "in_chans"))
 
 
 def _kind(config: ViTConfig) -> str:
     """The `model_type` that can represent a ViT. A single register is written as the distillation token of a DeiT
     without a distillation head."""
-    if config.pool == "token+gap" or config.layer_scale is not None or config.registers > int(not config.distilled):
+    if config.rotary:
+        return "dinov3_vit"
+    if config.pre_norm:
+        return "clip" if config.pool == "gap" and config.num_classes else "clip_vision_model"
+    if config.pool in ("map", "gap"):
+        return "siglip_vision_model" if config.pool == "map" else "ijepa"
+    needs_dinov2 = config.pool == "token+gap" or config.layer_scale is not None or config.swiglu
+    if needs_dinov2 or config.registers > int(not config.distilled):
         return "dinov2_with_registers" if config.registers else "dinov2"
     return "deit" if config.distilled or config.registers else "vit"

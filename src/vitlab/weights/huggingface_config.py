@@ -35,7 +35,18 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 """Defaults of their image processors."""
 RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}
 """Pillow's numbers."""
-CLASSES = {"vit": "ViT", "deit": "DeiT", "dinov2": "Dinov2", "dinov2_with_registers": "Dinov2WithRegisters"}
+CLASSES = {
+    "vit": "ViT",
+    "deit": "DeiT",
+    "dinov2": "Dinov2",
+    "dinov2_with_registers": "Dinov2WithRegisters",
+    "dinov3_vit": "DINOv3ViT",
+    "ijepa": "IJepa",
+    "clip": "CLIP",
+    "clip_vision_model": "CLIPVision",
+    "siglip_vision_model": "SiglipVision",
+}
+"""`model_type` -> the beginning of the names of their classes."""
 GELU: dict[str, Literal["erf", "tanh", "quick"]] = {
     "gelu": "erf",
     "gelu_new": "tanh",
@@ -248,30 +259,50 @@ def _shape(arrays: dict[str, Tensor], layer: str, ndim: int) -> tuple[int, ...]:
 def model_settings(kind: str, config: ViTConfig, classes: Sequence[str] | None) -> dict[str, Any]:
     """The config.json of a model."""
     suffix = "ForImageClassification" + ("WithTeacher" if config.distilled else "") if config.num_classes else "Model"
+    suffix = "ModelWithProjection" if kind == "clip_vision_model" and config.num_classes else suffix
+    act = {"erf": "gelu", "tanh": "gelu_pytorch_tanh", "quick": "quick_gelu"}[config.gelu]
+    size = config.image_size if isinstance(config.image_size, int) else list(config.image_size)
     settings: dict[str, Any] = {
-        "architectures": [CLASSES[kind] + suffix],
-        "model_type": kind,
         "hidden_size": config.width,
         "num_hidden_layers": config.depth,
         "num_attention_heads": config.heads,
-        "hidden_act": {"erf": "gelu", "tanh": "gelu_pytorch_tanh"}[config.gelu],
+        "hidden_act": "silu" if kind == "dinov3_vit" and config.swiglu else act,
         "layer_norm_eps": config.layer_norm_eps,
-        "image_size": config.image_size if isinstance(config.image_size, int) else list(config.image_size),
+        "image_size": size,
         "patch_size": config.patch_size,
         "num_channels": config.in_chans,
-        "qkv_bias": True,
     }
+    if kind.startswith("dino"):
+        settings["layerscale_value"] = config.layer_scale
+        settings |= {} if kind == "dinov2" else {"num_register_tokens": config.registers}
     if kind.startswith("dinov2"):
-        settings |= {"mlp_ratio": config.mlp_dim // config.width, "layerscale_value": config.layer_scale}
-        settings |= {"num_register_tokens": config.registers} if config.registers else {}
+        settings |= {"mlp_ratio": dinov2_mlp_ratio(config), "use_swiglu_ffn": config.swiglu}
     else:
         settings["intermediate_size"] = config.mlp_dim
-        settings |= {"pooler_output_size": config.representation_size} if config.representation_size else {}
-    if config.num_classes:
+    if kind == "dinov3_vit":
+        assert config.rotary
+        settings |= {"rope_theta": config.rotary.base, "key_bias": True, "use_gated_mlp": config.swiglu}
+    elif not FAMILIES[kind].names.get("pre_norm"):
+        settings["qkv_bias"] = True
+    if config.representation_size:
+        settings["pooler_output_size"] = config.representation_size
+    if kind == "clip_vision_model" and config.num_classes:
+        settings["projection_dim"] = config.num_classes
+    elif config.num_classes:
+        settings = {"vision_config": settings} if kind == "clip" else settings
         labels = list(classes) if classes else [f"LABEL_{i}" for i in range(config.num_classes)]
         settings["id2label"] = {str(i): label for i, label in enumerate(labels)}
         settings["label2id"] = {label: i for i, label in enumerate(labels)}
-    return settings
+    return {"architectures": [CLASSES[kind] + suffix], "model_type": kind, **settings}
+
+
+def dinov2_mlp_ratio(config: ViTConfig) -> int | None:
+    """The whole number from which their DINOv2 computes the width of this MLP; None if there is none."""
+
+    def mlp_dim(ratio: int) -> int:
+        return (config.width * ratio * 2 // 3 + 7) // 8 * 8 if config.swiglu else config.width * ratio
+
+    return next((ratio for ratio in range(1, 65) if mlp_dim(ratio) == config.mlp_dim), None)
 
 
 def image_settings(config: ViTConfig, metadata: dict[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 import re
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from vitlab.models import ModelConfig, ViTConfig
 from vitlab.weights.layout import Layout, Slot, renamed_layout
 
-HEADS = ("classifier", "cls_classifier", "distillation_classifier")
+HEADS = ("classifier", "cls_classifier", "distillation_classifier", "visual_projection")
 """Parts outside the body. The names of the body begin with its kind in files with a head."""
 
 
@@ -174,6 +175,36 @@ def fold_class_token(arrays: dict[str, Tensor]) -> None:
     if table is not None and table.ndim == 3 and _CLIP["cls"] in arrays:
         arrays[_CLIP["cls"]] = arrays[_CLIP["cls"]] + table[:, :1]
         arrays[_CLIP["position.table"]] = table[:, 1:]
+
+
+def stored_arrays(kind: str, config: ViTConfig, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `select_arrays`: the arrays as their code stores them, with all that it requires."""
+    arrays = dict(arrays)
+    clip, width = kind.startswith("clip"), config.width
+    if FAMILIES[kind].names is _CLIP:
+        table = arrays[_CLIP["position.table"]][0]
+        if clip:
+            arrays[_CLIP["cls"]] = arrays[_CLIP["cls"]][0, 0]
+            del arrays[f"{_CLIP['embedding']}.bias"]
+        if kind == "clip":  # its class token is a register here, without a row, and its classifier skips the last norm
+            table = torch.cat([table.new_zeros(1, width), table])
+            arrays |= {"post_layernorm.weight": table.new_ones(width), "post_layernorm.bias": table.new_zeros(width)}
+        arrays[_CLIP["position.table"]] = table
+    if kind == "clip_vision_model" and config.num_classes:
+        arrays["visual_projection.weight"] = arrays.pop("classifier.weight")
+        del arrays["classifier.bias"]
+    if kind.startswith("dino"):
+        token = arrays["embeddings.cls_token"]
+        arrays["embeddings.mask_token"] = torch.zeros_like(token if kind == "dinov3_vit" else token[0])
+        if kind == "dinov3_vit":
+            arrays.setdefault(_VIT["registers"], token.new_zeros(1, 0, width))
+    prefix = _stored_prefix(kind) if config.num_classes else ""
+    return {name if name.split(".")[0] in HEADS else prefix + name: array for name, array in arrays.items()}
+
+
+def _stored_prefix(kind: str) -> str:
+    """In front of the names of the body in files with a head."""
+    return FAMILIES[kind].prefix or f"{kind}."
 
 
 def select_arrays(kind: str, arrays: dict[str, Tensor]) -> dict[str, Tensor]:

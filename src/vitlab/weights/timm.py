@@ -13,30 +13,21 @@ With average pooling, a class token that the head does not read is loaded as a r
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.vit import Model, ViT
-from vitlab.preprocessing import Preprocessing
 from vitlab.weights.adapt import fold_normalization
 from vitlab.weights.folder import CONFIG, WEIGHTS, check_classes, read_safetensors, write_files
-from vitlab.weights.layout import (
-    Layout,
-    check_arrays,
-    check_supported,
-    cpu_state,
-    read_state,
-    renamed_layout,
-    write_state,
-)
+from vitlab.weights.layout import Layout, check_arrays, cpu_state, read_state, renamed_layout, write_state
 from vitlab.weights.model_card import README, model_card
-from vitlab.weights.timm_architectures import ACTIVATIONS, CLIP, check_bare, rename_eva, reorder_pairs, rotary_of
-from vitlab.weights.timm_config import BACKBONE, GROUP_NORM_EPS, IMAGENET, WEIGHT_EPS, TimmConfig, infer_config
+from vitlab.weights.timm_architectures import check_bare, eva_names, rename_eva, reorder_pairs, rotary_of
+from vitlab.weights.timm_arguments import check_representable, is_eva, timm_settings
+from vitlab.weights.timm_config import BACKBONE, IMAGENET, WEIGHT_EPS, TimmConfig, infer_config
 
 NAME_MAP = (
     (r"^(stem|body)\.root\.", "stem.conv."),
@@ -68,12 +59,6 @@ OLD_NAMES = {
 }
 WRAPPER = "timm_model."
 """In front of the names in transformers' `TimmWrapper` folders."""
-RESNETS: dict[tuple[int, ...], tuple[str, int]] = {
-    (3, 4, 6, 3): ("resnetv2_50x1_bit", 1),
-    (3, 4, 23, 3): ("resnetv2_101x1_bit", 1),
-    (3, 8, 36, 3): ("resnetv2_152x2_bit", 2),
-}
-"""Units of a ResNet -> an architecture with them, and its width factor."""
 
 
 def timm_layout(config: ModelConfig) -> Layout:
@@ -137,7 +122,7 @@ def read_timm(path: Path | str) -> tuple[ModelConfig, dict[str, Tensor]]:
     config = infer_config(where, tensors, settings)
     if isinstance(config, ViTConfig):
         _convert_registers_and_biases(tensors, config)
-        reorder_pairs(tensors, config, rotary_of(settings.architecture)[1])
+        reorder_pairs(tensors, config, rotary_of(settings.architecture, settings.args)[1])
     if config.num_classes and settings.classes:
         check_classes({"classes": settings.classes}, config, str(path / CONFIG))
     layout = timm_layout(config)
@@ -188,114 +173,14 @@ def write_timm(model: Model, folder: Path | str, metadata: dict[str, Any]) -> No
 
     Raises ValueError for a hybrid and any other model that timm's cannot represent, and for a folder with other files.
     """
-    _check_representable(model.config)
+    check_representable(model.config)
     check_classes(metadata, model.config)
     config, state = _to_timm(model)
     readme = model_card("timm", Path(folder), model.config, metadata)
     files = {CONFIG: timm_settings(config, metadata), README: readme}
-    write_files(Path(folder), write_state(timm_layout(config), state), files)
-
-
-def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.json of a model."""
-    vit = isinstance(config, ViTConfig)
-    architecture, args = _vit_args(config) if vit else _resnet_args(config.body)
-    heads: Any = ["head", "head_dist"] if vit and config.distilled else "head" if vit else "head.fc"
-    height, width = config.image_hw
-    # timm's models take images of one size, and always resize with antialiasing; it has no area averaging.
-    prepared = Preprocessing.read(metadata, "extra", config.image_size).at(config.image_size)
-    resize, side = prepared.resize, min(height, width)
-    crop = side / resize if resize else 1.0
-    if resize and math.floor(side / crop) != resize:  # timm rounds this down
-        crop = side / (resize + 0.5)
-    pretrained_cfg = {
-        "custom_load": False,
-        "input_size": [config.in_chans, height, width],
-        "fixed_input_size": vit,
-        "interpolation": "bilinear" if prepared.is_google else prepared.interpolation,
-        "crop_pct": crop,
-        "crop_mode": "center" if resize and prepared.keep_aspect else "squash",
-        "mean": [0.5] * config.in_chans,
-        "std": [0.5] * config.in_chans,
-        "num_classes": config.num_classes,
-        "pool_size": None if vit else list(config.grid),
-        # timm adapts the filters of this layer from RGB to in_chans.
-        "first_conv": None if config.in_chans != 3 else "patch_embed.proj" if vit else "stem.conv",
-        "classifier": heads,
-    }
-    classes = metadata.get("classes")
-    return {
-        "architecture": architecture,
-        "num_classes": config.num_classes,
-        "num_features": config.num_features,
-        "global_pool": args["global_pool"] if vit else "avg",
-        "model_args": args,
-        "pretrained_cfg": pretrained_cfg,
-        **({} if classes is None else {"label_names": list(classes)}),
-    }
-
-
-def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
-    """The name of an architecture and every argument that makes it this ViT."""
-    ratio = config.mlp_dim / config.width  # timm rounds the product down
-    exact = int(config.width * ratio) == config.mlp_dim
-    args: dict[str, Any] = {
-        "img_size": list(config.image_hw),
-        "patch_size": config.patch_size,
-        "embed_dim": config.width,
-        "depth": config.depth,
-        "num_heads": config.heads,
-        "mlp_ratio": ratio if exact else (config.mlp_dim + 0.5) / config.width,
-        "class_token": config.has_class_token,
-        "no_embed_class": not config.class_position,
-        "global_pool": {"token": "token", "gap": "avg", "map": "map"}[config.pool],
-        "fc_norm": config.final_norm == "mean",
-        "final_norm": config.final_norm != "none",
-        "pre_norm": config.pre_norm,
-        "act_layer": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.gelu),
-    }
-    if config.position == "none":
-        args["pos_embed"] = "none"
-    if config.registers:
-        args |= {"reg_tokens": config.registers, "pool_include_prefix": config.pool == "map"}
-    if config.in_chans != 3:
-        args["in_chans"] = config.in_chans
-    if config.dynamic_image_size:
-        args["dynamic_img_size"] = True
-    if config.layer_scale is not None:
-        args["init_values"] = config.layer_scale
-    plain = CLIP if config.layer_norm_eps == 1e-5 else "vit_base_patch16_224"  # no argument sets eps
-    return "deit_base_distilled_patch16_224" if config.distilled else plain, args
-
-
-def _resnet_args(body: ResNetBody) -> tuple[str, dict[str, Any]]:
-    architecture, factor = RESNETS[body.layers]
-    width = body.width // factor
-    return architecture, {"channels": [4 * width * 2**stage for stage in range(len(body.layers))], "stem_chs": width}
-
-
-def _check_representable(config: ModelConfig) -> None:
-    """Raises UserError for the first setting that no argument of timm's sets."""
-    if isinstance(config, ResNetConfig):
-        supported: dict[str, tuple[Any, ...]] = {
-            "version": ("v2",),
-            "layers": tuple(RESNETS),
-            "weight_eps_on": ("variance",),
-            "group_norm_eps": (GROUP_NORM_EPS,),
-        }
-        check_supported("timm", config.body, supported, ("weight_eps",), "body.")
-        return
-    supported = {
-        "position": ("none", "1d", "2d", "sincos2d"),
-        "position_at": ("stem",) if config.position != "none" else (config.position_at,),
-        "pool": ("token", "gap", "map"),
-        "layer_norm_eps": (1e-6,) if config.distilled else (1e-6, 1e-5),
-        "registers": (0,) if config.distilled else (config.registers,),
-        "final_norm": ("tokens", "mean", "none"),
-    }
-    check_supported(
-        "timm", config, supported, ("gelu", "pre_norm", "layer_scale", "class_position", "distilled", "in_chans")
-    )
+    tensors = write_state(timm_layout(config), state)
+    tensors = eva_names(tensors, config) if is_eva(config) else tensors
+    write_files(Path(folder), tensors, files)
 
 
 def _to_timm(model: Model) -> tuple[ModelConfig, dict[str, Tensor]]:

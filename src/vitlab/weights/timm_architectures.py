@@ -3,7 +3,7 @@ the EVA family's own names and order of tensors."""
 
 import re
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,17 +37,31 @@ EPS_5 = re.compile("^vit_.*_clip_|_dinov3|_lingbot|^vit_pe_|^beit3")
 """Architectures whose LayerNorms have an eps of 1e-5."""
 NO_NORM = re.compile("_radio_|_intern300m_|^vit_pe_(lang|spatial)_")
 """Architectures without a LayerNorm after the last block."""
-ROTARY = (
-    (re.compile("_dinov3|_lingbot"), Rotary(), None),
-    (re.compile("^eva02_(?!enormous)|_rope_reg._gap_"), Rotary(1e4, "index", (16, 16)), "rows"),
-    (re.compile("_rope_(ape_)?224"), Rotary(100.0, "index"), "columns"),
-    (re.compile("^vit_pe_(core_(tiny|small|large)_)"), Rotary(1e4, "index", (24, 24), 1.0), "columns"),
-    (re.compile("^vit_pe_core_base_"), Rotary(1e4, "index", (14, 14), 1.0), "columns"),
-    (re.compile("^vit_pe_.*_gigantic_"), Rotary(1e4, "index", (32, 32)), "columns"),
-    (re.compile("^vit_pe_(lang|spatial)_"), Rotary(1e4, "index", (32, 32), 1.0), "columns"),
+_PE = {"rope_grid_indexing": "xy", "rope_grid_offset": 1.0}
+EVA: dict[float, str] = {1e-6: "eva02_base_patch14_224", 1e-5: "vit_small_patch16_dinov3"}
+"""LayerNorm's eps, which no argument sets, -> an architecture of the EVA family with it."""
+ROTARY_DEFAULTS: dict[str, Any] = {
+    "rope_type": "cat",
+    "rope_temperature": 1e4,
+    "rope_grid_indexing": "ij",
+    "rope_grid_offset": 0.0,
+    "rope_rotate_half": False,
+    "ref_feat_shape": None,
+}
+"""timm's arguments of rotary positions."""
+ROTARY: tuple[tuple[re.Pattern[str], dict[str, Any]], ...] = (
+    (
+        re.compile("_dinov3|_lingbot"),
+        {"rope_type": "dinov3", "rope_temperature": 100.0, "rope_rotate_half": True},
+    ),
+    (re.compile("^eva02_(?!enormous)|_rope_reg._gap_"), {"ref_feat_shape": (16, 16)}),
+    (re.compile("_rope_(ape_)?224"), {"rope_temperature": 100.0, "rope_grid_indexing": "xy"}),
+    (re.compile("^vit_pe_core_(tiny|small|large)_"), {"ref_feat_shape": (24, 24), **_PE}),
+    (re.compile("^vit_pe_core_base_"), {"ref_feat_shape": (14, 14), **_PE}),
+    (re.compile("^vit_pe_.*_gigantic_"), {"ref_feat_shape": (32, 32), "rope_grid_indexing": "xy"}),
+    (re.compile("^vit_pe_(lang|spatial)_"), {"ref_feat_shape": (32, 32), **_PE}),
 )
-"""Architectures with rotary positions, their angles, and whose pairs come first where a pair's two numbers are
-neighbors; None where they are half a head apart, as here. The first that matches counts."""
+"""Architectures with rotary positions, and their other values of these. The first that matches counts."""
 
 SUPPORTED = "Supported are plain ViTs, those on a BiT stem, and BiT's ResNets; docs/checkpoints.md lists them."
 FAMILIES = ("vit", "deit", "deit3", "flexivit", "eva", "eva02", "beit3", "resnetv2", "test")
@@ -63,9 +77,38 @@ def check_architecture(architecture: str) -> None:
         raise UserError(f"{family} is a family of other models.")
 
 
-def rotary_of(architecture: str) -> tuple[Rotary | None, str | None]:
-    """The rotary positions of an architecture, and the order of the pairs of neighbors: see `ROTARY`."""
-    return next(((rotary, order) for pattern, rotary, order in ROTARY if pattern.search(architecture)), (None, None))
+def rotary_of(architecture: str, args: Mapping[str, Any]) -> tuple[Rotary | None, str | None]:
+    """The rotary positions of a model, and whether the pairs of its `rows` or of its `columns` come first where a
+    pair's two numbers are neighbors; None where they are half a head apart, as here."""
+    named = next((values for pattern, values in ROTARY if pattern.search(architecture)), None)
+    if not args.get("use_rot_pos_emb", named is not None):
+        return None, None
+    values = ROTARY_DEFAULTS | (named or {}) | {name: args[name] for name in ROTARY_DEFAULTS if name in args}
+    reference = values["ref_feat_shape"]
+    rotary = Rotary(
+        base=float(values["rope_temperature"]),
+        coordinates="centered" if values["rope_type"] == "dinov3" else "index",
+        reference=None if reference is None else (reference[0], reference[1]),
+        offset=float(values["rope_grid_offset"]),
+    )
+    if values["rope_rotate_half"]:
+        return rotary, None
+    return rotary, "rows" if values["rope_grid_indexing"] == "ij" else "columns"
+
+
+def rotary_args(rotary: Rotary | None) -> dict[str, Any]:
+    """timm's arguments of these rotary positions, with pairs as here."""
+    if rotary is None:
+        return {"use_rot_pos_emb": False}
+    return {
+        "use_rot_pos_emb": True,
+        "rope_type": "dinov3" if rotary.coordinates == "centered" else "cat",
+        "rope_temperature": rotary.base,
+        "rope_grid_indexing": "ij",
+        "rope_grid_offset": rotary.offset,
+        "rope_rotate_half": True,
+        "ref_feat_shape": rotary.reference and list(rotary.reference),
+    }
 
 
 def check_bare(where: str, tensors: Mapping[str, Tensor]) -> None:
@@ -93,6 +136,16 @@ def rename_eva(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for part in "qv":  # keys have no bias, see `_complete`
             bias = renamed.pop(f"{prefix}{part}_proj.bias", None)
             renamed |= {} if bias is None else {f"{prefix}{part}_bias": bias}
+    return renamed
+
+
+def eva_names(tensors: Mapping[str, Tensor], config: ViTConfig) -> dict[str, Tensor]:
+    """The inverse of `rename_eva`: with a norm in the MLP, timm keeps the halves of SwiGLU's first layer apart."""
+    renamed = {re.sub(r"\.ls([12])\.gamma$", r".gamma_\1", name): tensor for name, tensor in tensors.items()}
+    if config.swiglu and config.mlp_norm:
+        for name in [name for name in renamed if ".mlp.fc1." in name]:
+            halves = [half.clone() for half in renamed.pop(name).chunk(2)]
+            renamed |= {name.replace("fc1", part): half for part, half in zip(("fc1_g", "fc1_x"), halves, strict=True)}
     return renamed
 
 

@@ -22,6 +22,7 @@ from vitlab.weights.timm_architectures import (
     HEADS,
     NO_NORM,
     OTHER_HEADS,
+    ROTARY_DEFAULTS,
     SUPPORTED,
     TANH,
     TANH_SHAPES,
@@ -44,7 +45,11 @@ _VIT_ARGS = (
     "init_values mlp_ratio no_embed_class norm_layer num_heads patch_drop_rate patch_size pool_include_prefix "
     "pos_drop_rate pos_embed pre_norm proj_bias proj_drop_rate qk_norm qkv_bias reg_tokens strict_img_size weight_init"
 )
-VIT_ARGS = COMMON_ARGS | set(_VIT_ARGS.split())
+_EVA_ARGS = (
+    "attn_pool_mlp_ratio attn_pool_num_heads attn_type num_reg_tokens qkv_fused scale_attn_inner scale_mlp swiglu_mlp "
+    "use_abs_pos_emb use_fc_norm use_post_transformer_norm use_pre_transformer_norm use_rot_pos_emb"
+)
+VIT_ARGS = COMMON_ARGS | set(_VIT_ARGS.split()) | set(_EVA_ARGS.split()) | ROTARY_DEFAULTS.keys()
 RESNET_ARGS = COMMON_ARGS | {"channels", "layers", "stem_chs", "width_factor", "zero_init_last"}
 """The `model_args` that are read, that the tensors show, or that affect training alone. Any other may change what is
 computed, and is refused."""
@@ -123,11 +128,11 @@ def infer_config(where: str, tensors: Mapping[str, Tensor], settings: TimmConfig
     """The model of the tensors, by today's names of timm. Raises UserError for one that computes something else; what
     only its tensors show (a norm, a gate) is left to `check_arrays`."""
     infer, known = (_infer_vit, VIT_ARGS) if "patch_embed.proj.weight" in tensors else (_infer_resnet, RESNET_ARGS)
-    required = {"output_stride": 32}
+    allowed = {"output_stride": (32,), "rope_type": ("cat", "dinov3"), "attn_type": ("eva", "rope")}
     unsupported = [
         f"{name}={value!r}"
         for name, value in settings.args.items()
-        if value is not None and (value != required[name] if name in required else name not in known)
+        if value is not None and (value not in allowed[name] if name in allowed else name not in known)
     ]
     try:
         check_architecture(settings.architecture)
@@ -147,7 +152,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
     stem = _infer_body(tensors, "v1", BACKBONE) if hybrid else None
     size, class_position = _infer_size(tensors, settings, patch * (stem.stride if stem else 1), registers)
     depth = len({name.split(".")[1] for name in tensors if name.startswith("blocks.")})
-    rotary, _ = rotary_of(settings.architecture)
+    rotary, _ = rotary_of(settings.architecture, settings.args)
     in_chans = 3 if stem else channels
     for name, value in (("depth", depth), ("embed_dim", width), ("patch_size", patch), ("in_chans", in_chans)):
         if settings.args.get(name, value) not in (value, [value, value]):
@@ -163,7 +168,9 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
             f"num_heads in the model_args of its config.json. Known widths: {', '.join(map(str, HEADS))}."
         )
     pool, pre_norm = _infer_pool(tensors, settings), "norm_pre.weight" in tensors
-    no_norm = not settings.args.get("final_norm", not NO_NORM.search(settings.architecture))
+    eva_norms = [settings.args.get(name) for name in ("use_fc_norm", "use_post_transformer_norm")]
+    no_norm = NO_NORM.search(settings.architecture) or eva_norms == [False, False]
+    no_norm = not settings.args.get("final_norm", not no_norm)
     return ViTConfig(
         image_size=size[0] if size[0] == size[1] else size,
         dynamic_image_size=bool(settings.args.get("dynamic_img_size")),
@@ -175,7 +182,7 @@ def _infer_vit(tensors: Mapping[str, Tensor], settings: TimmConfig) -> ViTConfig
         mlp_dim=mlp_dim,
         num_classes=num_rows(tensors, "head.weight"),
         pool=pool,
-        map_heads=8 if pool == "map" and settings.architecture.startswith("vit_pe_") else None,
+        map_heads=_infer_map_heads(settings) if pool == "map" else None,
         final_norm="none" if no_norm else "mean" if pool == "gap" and "fc_norm.weight" in tensors else "tokens",
         pre_norm=pre_norm,
         attention_norm="blocks.0.attn.norm.weight" in tensors,
@@ -225,8 +232,8 @@ def _infer_size(
 ) -> tuple[tuple[int, int], bool]:
     """Image size from the rows of the position table, and whether class (and distillation) token have one."""
     if "pos_embed" not in tensors:
-        without = settings.args.get("pos_embed") in ("", "none") or rotary_of(settings.architecture)[0]
-        if settings.image_hw is None or not without:
+        none = settings.args.get("pos_embed") in ("", "none") or settings.args.get("use_abs_pos_emb") is False
+        if settings.image_hw is None or not (none or rotary_of(settings.architecture, settings.args)[0]):
             raise UserError(
                 "there is no position table (pos_embed). A model with rotary positions requires its folder, with the "
                 "architecture in config.json; one without positions has pos_embed='none' in the model_args there."
@@ -260,13 +267,17 @@ def _infer_pool(tensors: Mapping[str, Tensor], settings: TimmConfig) -> Literal[
         return "token"
     if pool == "avg" and not ((has_class or "reg_token" in tensors) and over_all):
         return "gap"
-    over_all = over_all or settings.architecture.startswith("vit_pe_")
+    over_all = over_all or settings.architecture.startswith("vit_pe_") or "use_rot_pos_emb" in settings.args
     if pool == "map" and (over_all or not (has_class or "reg_token" in tensors)):
         return "map"
     raise UserError(
         f"global_pool is {pool!r} with{'' if has_class else 'out'} a class token and pool_include_prefix={over_all}; "
         f"allowed: 'token' with a class token, 'avg' over the patches alone, and 'map' over all tokens."
     )
+
+
+def _infer_map_heads(settings: TimmConfig) -> int | None:
+    return settings.args.get("attn_pool_num_heads", 8 if settings.architecture.startswith("vit_pe_") else None)
 
 
 def _infer_gelu(

@@ -1,0 +1,157 @@
+"""timm's config.json of a model of ours: the architecture and the arguments from which timm builds an equal one."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.preprocessing import Preprocessing
+from vitlab.weights.layout import check_supported
+from vitlab.weights.timm_architectures import ACTIVATIONS, CLIP, EVA, rotary_args
+from vitlab.weights.timm_config import GROUP_NORM_EPS
+
+RESNETS: dict[tuple[int, ...], tuple[str, int]] = {
+    (3, 4, 6, 3): ("resnetv2_50x1_bit", 1),
+    (3, 4, 23, 3): ("resnetv2_101x1_bit", 1),
+    (3, 8, 36, 3): ("resnetv2_152x2_bit", 2),
+}
+"""Units of a ResNet -> an architecture with them, and its width factor."""
+
+
+def timm_settings(config: ModelConfig, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of a model."""
+    vit = isinstance(config, ViTConfig)
+    architecture, args = (
+        _eva_args(config) if is_eva(config) else _vit_args(config) if vit else _resnet_args(config.body)
+    )
+    heads: Any = ["head", "head_dist"] if vit and config.distilled else "head" if vit else "head.fc"
+    height, width = config.image_hw
+    # timm's models take images of one size, and always resize with antialiasing; it has no area averaging.
+    prepared = Preprocessing.read(metadata, "extra", config.image_size).at(config.image_size)
+    resize, side = prepared.resize, min(height, width)
+    crop = side / resize if resize else 1.0
+    if resize and math.floor(side / crop) != resize:  # timm rounds this down
+        crop = side / (resize + 0.5)
+    pretrained_cfg = {
+        "custom_load": False,
+        "input_size": [config.in_chans, height, width],
+        "fixed_input_size": vit,
+        "interpolation": "bilinear" if prepared.is_google else prepared.interpolation,
+        "crop_pct": crop,
+        "crop_mode": "center" if resize and prepared.keep_aspect else "squash",
+        "mean": [0.5] * config.in_chans,
+        "std": [0.5] * config.in_chans,
+        "num_classes": config.num_classes,
+        "pool_size": None if vit else list(config.grid),
+        # timm adapts the filters of this layer from RGB to in_chans.
+        "first_conv": None if config.in_chans != 3 else "patch_embed.proj" if vit else "stem.conv",
+        "classifier": heads,
+    }
+    classes = metadata.get("classes")
+    return {
+        "architecture": architecture,
+        "num_classes": config.num_classes,
+        "num_features": config.num_features,
+        "global_pool": args["global_pool"] if vit else "avg",
+        "model_args": args,
+        "pretrained_cfg": pretrained_cfg,
+        **({} if classes is None else {"label_names": list(classes)}),
+    }
+
+
+def is_eva(config: ModelConfig) -> TypeGuard[ViTConfig]:
+    """Whether timm's arguments make this model from the EVA family alone."""
+    return isinstance(config, ViTConfig) and any(
+        (config.rotary, config.swiglu, config.attention_norm, config.mlp_norm, config.map_heads)
+    )
+
+
+def _common_args(config: ViTConfig) -> dict[str, Any]:
+    """The arguments that timm's two families of ViTs share."""
+    ratio = config.mlp_dim / config.width  # timm rounds the product down
+    exact = int(config.width * ratio) == config.mlp_dim
+    return {
+        "img_size": list(config.image_hw),
+        "patch_size": config.patch_size,
+        "embed_dim": config.width,
+        "depth": config.depth,
+        "num_heads": config.heads,
+        "mlp_ratio": ratio if exact else (config.mlp_dim + 0.5) / config.width,
+        "class_token": config.has_class_token,
+        "no_embed_class": not config.class_position,
+        "global_pool": {"token": "token", "gap": "avg", "map": "map"}[config.pool],
+        **({"in_chans": config.in_chans} if config.in_chans != 3 else {}),
+        **({"dynamic_img_size": True} if config.dynamic_image_size else {}),
+    }
+
+
+def _vit_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
+    """The name of an architecture and every argument that makes it this ViT."""
+    args = _common_args(config) | {
+        "fc_norm": config.final_norm == "mean",
+        "final_norm": config.final_norm != "none",
+        "pre_norm": config.pre_norm,
+        "act_layer": next(theirs for theirs, ours in ACTIVATIONS.items() if ours == config.gelu),
+    }
+    if config.position == "none":
+        args["pos_embed"] = "none"
+    if config.registers:
+        args |= {"reg_tokens": config.registers, "pool_include_prefix": config.pool == "map"}
+    if config.layer_scale is not None:
+        args["init_values"] = config.layer_scale
+    plain = CLIP if config.layer_norm_eps == 1e-5 else "vit_base_patch16_224"  # no argument sets eps
+    return "deit_base_distilled_patch16_224" if config.distilled else plain, args
+
+
+def _eva_args(config: ViTConfig) -> tuple[str, dict[str, Any]]:
+    """The same in the EVA family."""
+    return EVA[config.layer_norm_eps], _common_args(config) | {
+        "attn_type": "rope",  # the one with biases of keys
+        "qkv_bias": True,
+        "qkv_fused": True,
+        "scale_attn_inner": config.attention_norm,
+        "scale_mlp": config.mlp_norm,
+        "swiglu_mlp": config.swiglu,
+        "init_values": config.layer_scale,
+        "num_reg_tokens": config.registers,
+        "use_abs_pos_emb": config.position != "none",
+        "use_pre_transformer_norm": config.pre_norm,
+        "use_post_transformer_norm": config.final_norm == "tokens",
+        "use_fc_norm": config.final_norm == "mean",
+        "dynamic_img_size": config.dynamic_image_size,
+        **({"attn_pool_num_heads": config.map_heads or config.heads} if config.pool == "map" else {}),
+        **rotary_args(config.rotary),
+    }
+
+
+def _resnet_args(body: ResNetBody) -> tuple[str, dict[str, Any]]:
+    architecture, factor = RESNETS[body.layers]
+    width = body.width // factor
+    return architecture, {"channels": [4 * width * 2**stage for stage in range(len(body.layers))], "stem_chs": width}
+
+
+def check_representable(config: ModelConfig) -> None:
+    """Raises UserError for the first setting that no argument of timm's sets."""
+    if isinstance(config, ResNetConfig):
+        supported: dict[str, tuple[Any, ...]] = {
+            "version": ("v2",),
+            "layers": tuple(RESNETS),
+            "weight_eps_on": ("variance",),
+            "group_norm_eps": (GROUP_NORM_EPS,),
+        }
+        check_supported("timm", config.body, supported, ("weight_eps",), "body.")
+        return
+    eva = is_eva(config)
+    # The EVA family's GELU is exact. timm's attention pooling has neither SwiGLU nor a norm in its MLP.
+    supported = {
+        "position": ("none", "1d", "2d", "sincos2d"),
+        "position_at": ("stem",) if config.position != "none" else (config.position_at,),
+        "pool": ("token", "gap") if config.swiglu or config.mlp_norm else ("token", "gap", "map"),
+        "layer_norm_eps": (1e-6,) if config.distilled else tuple(EVA),
+        "registers": (0,) if config.distilled else (config.registers,),
+        "final_norm": ("tokens", "mean", "none"),
+        "gelu": ("erf",) if eva and not config.swiglu else ("tanh", "erf", "quick"),
+        "distilled": (False,) if eva else (True, False),
+    }
+    free = ("pre_norm", "layer_scale", "class_position", "in_chans", "rotary", "swiglu", "attention_norm", "mlp_norm")
+    check_supported("timm", config, supported, (*free, "map_heads"))
