@@ -219,6 +219,8 @@ class TrainConfig:
     casts at each use; `auto` is bfloat16 on a CPU that is faster in it, autocast on a GPU, else float32."""
     compile: bool = False
     """Compile the model with torch.compile."""
+    trained_blocks: NonNegativeInt | None = None
+    """Train the last blocks of the encoder and the head only, this many; 0 trains the head, None everything."""
     activation_checkpointing: bool = False
     """Recompute the activations inside a block in the backward pass: less memory, more time."""
     fsdp: bool = False
@@ -288,19 +290,30 @@ class FinetuneConfig(TrainConfig):
     """Fraction of each class of the training split that the sweep is evaluated on."""
     sweep_steps: PositiveInt | None = None
     """Updates per learning rate of the sweep; None takes the run's own number, as the paper does."""
-    runs: PositiveInt = 1
-    """Final runs, with the seeds `seed`, `seed` + 1, ...; their mean and standard deviation are reported."""
+    runs: NonNegativeInt = 1
+    """Final runs, with the seeds `seed`, `seed` + 1, ...; their mean and standard deviation are reported. 0 ends with
+    the least-squares head."""
     from_scratch: bool = False
     """Start from scratch, with weights drawn by each run's seed, in the checkpoint's architecture: the control that
     shows what pre-training is worth."""
     fresh_positions: bool = False
     """Draw new position embeddings for the images' grid, by each run's seed, instead of interpolating the
     checkpoint's (Sec. 3.2): the control that shows what interpolation preserves."""
+    head: Literal["least_squares"] | None = None
+    """Start of the new head: zeros, as in the paper (None), or the least-squares classifier of the frozen
+    representations (Sec. 4.1). That is tested by itself first, and fine-tuned where images held out of the training
+    split say that this helps (LP-FT, Kumar et al. 2022)."""
+    halvings: PositiveInt | None = None
+    """Successive halving in the sweep: how often the better half of the rates starts again with twice the steps."""
     head_std: PositiveFloat | None = None
     """Standard deviation of the new head's weights, drawn by each run's seed; None starts it at zero, as the paper
     does. That costs a short training its first steps: until the head has grown, nothing below it learns."""
     automatic: tuple[
-        Literal["steps", "warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size", "preprocessing"], ...
+        Literal[
+            *("steps", "warmup_steps", "mixup", "batch_size", "learning_rates", "sweep_steps", "image_size"),
+            *("preprocessing", "loss", "runs"),
+        ],
+        ...,
     ] = ()
     """Settings left to the number of training images (BiT's rule), to the checkpoint (its image size, and how test
     images are prepared) and to the device."""
@@ -313,6 +326,15 @@ class FinetuneConfig(TrainConfig):
             raise UserError(f"learning_rates is {self.learning_rates}; give each learning rate once.")
         if self.fresh_positions and self.from_scratch:
             raise UserError("fresh_positions has no effect with from_scratch, where all weights are new; leave it out.")
+        if self.head and (self.from_scratch or self.head_std is not None):
+            raise UserError(f"head={self.head!r} has no effect with from_scratch or head_std; leave one of them out.")
+        if not self.runs and not self.head:
+            raise UserError("runs=0 tests the least-squares head alone; give head='least_squares' too.")
+        if self.halvings and (self.sweep_steps is None or 2**self.halvings > len(self.learning_rates)):
+            raise UserError(
+                f"halvings={self.halvings} requires sweep_steps and {2**self.halvings} learning_rates or more; there "
+                f"are {len(self.learning_rates)}."
+            )
         if self.sweep_steps is not None and len(self.learning_rates) < 2:
             raise UserError(f"sweep_steps={self.sweep_steps} has no effect without two learning_rates or more.")
 

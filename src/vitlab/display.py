@@ -1,5 +1,6 @@
 """What commands show on the standard error while they work, and how they print tables."""
 
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -8,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from vitlab.errors import printable
+from vitlab.errors import UserError, printable
 
 FIRST_LINE, NEXT_LINES = 5.0, 30.0
 """Without a terminal: seconds of silence before the first line of a progress display, and between the next ones."""
@@ -99,6 +100,15 @@ def format_duration(seconds: int | float) -> str:
     hours, rest = divmod(round(seconds), 3600)
     minutes, seconds = divmod(rest, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90s`, `10m`, `1.5h` or a plain number of seconds. Raises UserError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|)", text.strip())
+    seconds = match and float(match[1]) * {"s": 1, "": 1, "m": 60, "min": 60, "h": 3600}[match[2]]
+    if not seconds:
+        raise UserError(f"{text!r} is not a time; give a number with s, m or h, such as 90s, 10m or 1.5h.")
+    return seconds
 
 
 def format_rate(rate: int | float) -> str:

@@ -27,8 +27,9 @@ from vitlab.pipelines.finetune import (
     sweep_and_finetune,
 )
 from vitlab.pipelines.init_from_checkpoint import adapt_config
+from vitlab.pipelines.linear_stage import hold_out
 from vitlab.pipelines.pretrain import Execution, Outcome
-from vitlab.pipelines.sweep import FinetuneJob, hold_out
+from vitlab.pipelines.sweep import FinetuneJob
 from vitlab.preprocessing import Preprocessing
 from vitlab.recipes.finetune import custom
 from vitlab.settings import to_dict
@@ -333,7 +334,7 @@ def test_a_shortened_search(workdir: Path, pretrained: Outcome, search: Finetune
     optim, steps = dataclasses.replace(search.optim, warmup_steps=10), round(0.55 * len(pretrained.splits.train) / 16)
     config = dataclasses.replace(search, steps=None, epochs=0.55, sweep_steps=4, optim=optim, average_decay=0.9)
     job = FinetuneJob(workdir, "", pretrained.splits, config, Execution(torch.device("cpu")), print)
-    short = job.sweep_config(0.1, "held_out")
+    short = job.sweep_config(0.1, "held_out", 4)
     assert (short.steps, short.optim.lr, short.optim.warmup_steps) == (4, 0.1, 10 * 4 // steps)
     assert short.average_decay == pytest.approx(0.9 ** (steps / 4))
 

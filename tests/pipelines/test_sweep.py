@@ -10,7 +10,9 @@ import pytest
 from vitlab.config import FinetuneConfig
 from vitlab.data.dataset import Dataset, stratified_split
 from vitlab.models.config import ViTConfig
-from vitlab.pipelines.sweep import best_learning_rate, format_estimate, hold_out
+from vitlab.pipelines.estimate import Images, JobCost, format_estimate
+from vitlab.pipelines.linear_stage import hold_out
+from vitlab.pipelines.sweep import best_learning_rate
 from vitlab.recipes.finetune import custom
 from vitlab.train.loop import NonFiniteError
 from vitlab.train.microbatch import GIB, StepCost
@@ -74,9 +76,9 @@ CONFIG = dataclasses.replace(
 )
 
 
-def rows(config: FinetuneConfig = CONFIG, cost: StepCost = COST, held_out: int = 16) -> dict[str, str]:
+def rows(config: FinetuneConfig = CONFIG, cost: StepCost = COST) -> dict[str, str]:
     """The lines of an estimate by name, for 160 training and 40 test images."""
-    lines = format_estimate(config, cost, 160, 40, held_out, "cpu").splitlines()
+    lines = format_estimate(config, JobCost(cost), Images(160, 40), "cpu").splitlines()
     return {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
 
 
@@ -93,7 +95,7 @@ def test_estimate() -> None:
 
 
 def test_estimate_of_several_runs_without_a_search() -> None:
-    text = rows(dataclasses.replace(CONFIG, runs=3), held_out=0)
+    text = rows(dataclasses.replace(CONFIG, runs=3, learning_rates=(), sweep_steps=None))
     assert text["training"].endswith("16:06")
     assert text["total"] == "about 16:06"
     assert "search" not in text

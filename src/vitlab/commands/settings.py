@@ -23,6 +23,9 @@ AUTOMATIC = {
     "sweep_steps": {"--sweep-steps"},
     "preprocessing": {"--data.eval-resize", "--data.eval-interpolation"},
     "image_size": {"--image-size"},
+    "learning_rates": {"--learning-rates", "--optim.lr"},
+    "runs": {"--runs"},
+    "loss": {"--loss"},
 }
 """The flags that set what a recipe leaves to the data, the checkpoint and the device."""
 MODEL_OF_CHECKPOINT = {"--model.": "the checkpoint brings its own model; give --image-size or --model.dropout."}
@@ -95,10 +98,10 @@ def _recipe_config(name: str, arguments: Arguments) -> TrainConfig:
         return FINETUNE["vtab"]().single()
     recipe, model = arguments.recipe, arguments.value("--model")
     if name == "finetune" or "--finetune" in arguments.flags:
-        recipe = (arguments.value("--recipe") or "custom") if name == "finetune" else recipe
+        recipe = (arguments.value("--recipe") or "staged") if name == "finetune" else recipe
         config = _recipe(recipe, FINETUNE)()
         if "--optim.lr" in arguments.flags:  # one rate takes the place of the search
-            config = dataclasses.replace(config, learning_rates=(), sweep_steps=None)
+            config = dataclasses.replace(config, learning_rates=(), sweep_steps=None, halvings=None)
         if name == "plan":  # a new model in place of the checkpoint's
             side = arguments.value("--model.image-size") or ""
             size = int(side) if side.isdigit() else config.model.image_size
@@ -168,6 +171,8 @@ def check_settings(name: str, command: Any, arguments: Arguments) -> Any:
 def _leave_automatic(config: FinetuneConfig, arguments: Arguments) -> FinetuneConfig:
     """`config.automatic` without what a flag sets. Raises UserError for flags of a search without one."""
     flags, rates = arguments.flags, config.learning_rates
+    if "--budget" in flags and (fixed := flags & {"--steps", "--epochs", "--sweep-steps", "--optim.warmup-steps"}):
+        raise UserError(f"--budget chooses the number of steps; leave out {', '.join(sorted(fixed))}, or --budget.")
     if {"--optim.lr", "--learning-rates"} <= flags:
         raise UserError("--optim.lr is one learning rate and --learning-rates are those to search; give one of them.")
     if "--held-out" in flags and len(rates) < 2:

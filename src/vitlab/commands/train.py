@@ -1,5 +1,6 @@
 """The commands that train: demo, pretrain, finetune, vtab."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,6 +9,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.commands import (
+    CHECKPOINTS,
     Checkpoint,
     Device,
     Json,
@@ -16,7 +18,9 @@ from vitlab.commands import (
     print_result,
 )
 from vitlab.config import FinetuneConfig, TrainConfig
+from vitlab.display import parse_duration
 from vitlab.errors import UserError
+from vitlab.weights.recommended import DEFAULT
 
 
 @dataclass(frozen=True)
@@ -68,12 +72,16 @@ class Pretrain:
 
 @dataclass(frozen=True)
 class Finetune:
-    """Fine-tune a checkpoint: search the learning rate, train on the whole training split, test (Table 4)."""
+    """Make a classifier of images: a least-squares head on a checkpoint's frozen representations, then fine-tuning
+    from it, each tested once; or, with --recipe, the paper's protocol (Table 4)."""
 
-    checkpoint: Checkpoint
     config: FinetuneConfig
-    recipe: str = "custom"
-    """One of `vitlab list recipes`; `custom` is for any images and requires --dataset."""
+    checkpoint: Annotated[Positional[str], tyro.conf.arg(metavar="CHECKPOINT", help=CHECKPOINTS)] = DEFAULT
+    budget: str | None = None
+    """Time for the whole job, such as 90s, 10m or 1h: image size, steps and search are chosen for it by a measurement
+    on this machine."""
+    recipe: str = "staged"
+    """One of `vitlab list recipes`; `staged` and `custom` are for any images and require --dataset."""
     dataset: str | None = None
     """Data set, `folder:PATH`, `shards:PATH` or `hub:OWNER/NAME`; default: the recipe's. Unreadable files of a folder
     are skipped and listed (`--data.on-error raise` stops at them)."""
@@ -83,11 +91,12 @@ class Finetune:
     """Image side in pixels; default: the recipe's, for `custom` that of the checkpoint's preprocessing."""
     interpolation: PositionInterpolation = None
     workdir: Path | None = None
-    """Folder of the search and the runs; default: `runs/finetune-RECIPE`, for `custom` with the data set's name."""
+    """Folder of the stages and the runs; default: `runs/finetune-RECIPE`, for any images with the data set's name."""
     device: Device = "auto"
     json: Json = False
 
     def run(self) -> int:
+        started = time.monotonic()
         print_note(f"loading {self.checkpoint} ...")
         from vitlab.pipelines.finetune import sweep_and_finetune
         from vitlab.train.distributed import init_distributed
@@ -97,11 +106,13 @@ class Finetune:
             raise UserError(
                 "name the images with --dataset folder:PATH (or a data set), or take a --recipe with a data set."
             )
-        short_name = Path(name.partition(":")[2] or name).name if self.recipe in ("custom", "own") else self.recipe
+        any_images = self.recipe in ("staged", "custom", "own")
+        short_name = Path(name.partition(":")[2] or name).name if any_images else self.recipe
         workdir = self.workdir or Path("runs") / f"finetune-{short_name}"
         with init_distributed() as world:
             options: dict[str, Any] = {"image_size": self.image_size, "interpolation": self.interpolation}
             options |= {"device": self.device, "log": print_note, "world": world}
+            options |= {"budget": self.budget and parse_duration(self.budget), "started": started}
             outcome = sweep_and_finetune(self.checkpoint, self.config, workdir, **options)
         print_result(outcome.result, self.json, outcome.summary(workdir))
         return 0

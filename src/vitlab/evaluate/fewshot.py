@@ -5,7 +5,8 @@ column of 100, the bias; Y is +1 for the label of an image and -1 for the other 
 
     W = (X'X + l2 I)^-1 X'Y = X' (XX' + l2 I)^-1 Y,
 
-of which the smaller system is solved, by an eigendecomposition that serves every l2.
+of which the smaller system is solved, by an eigendecomposition that serves every l2. With H = X (X'X + l2 I)^-1 X', the
+scores of an image by the classifier of all others are Y - (Y - HY) / (1 - diag H), row by row.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -48,22 +49,37 @@ class Ridge:
     Deviation: Google's code solves in float32, whose predictions are wrong for l2 below about 2^6.
     """
 
-    def __init__(self, x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"], num_classes: int) -> None:
+    def __init__(
+        self, x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"], num_classes: int
+    ) -> None:
+        """labels: one of each image, or whether it has each of the classes."""
         wide = x.astype(np.float64)
         self.mean, self.std = wide.mean(axis=0), wide.std(axis=0) + 1e-5
         full = np.column_stack([(wide - self.mean) / self.std, np.full(len(x), BIAS)])
         targets = np.full((len(x), num_classes), -1.0)
-        targets[np.arange(len(x)), labels] = 1.0
+        if labels.ndim == 1:
+            targets[np.arange(len(x)), labels] = 1.0
+        else:
+            targets[labels] = 1.0
         n, width = full.shape
         eigenvalues, vectors = np.linalg.eigh(full.T @ full if n >= width else full @ full.T)
         self.eigenvalues: np.ndarray = np.maximum(eigenvalues, 0.0)
         # In both forms W = outer @ diag(1 / (eigenvalues + l2)) @ inner.
         self._outer = vectors if n >= width else full.T @ vectors
         self._inner = vectors.T @ (full.T @ targets if n >= width else targets)
+        # H = basis @ diag(1 / (eigenvalues + l2)) @ basis.T, in the dual form with the eigenvalues once more.
+        self._targets, self._basis, self._primal = targets, full @ vectors if n >= width else vectors, n >= width
 
     def weights(self, l2: float) -> Float64[np.ndarray, "D1 K"]:
         """W; its last row belongs to the bias."""
         return self._outer @ (self._inner / (self.eigenvalues + l2)[:, None])
+
+    def leave_one_out(self, l2: float) -> Float64[np.ndarray, "n K"]:
+        """Scores of each training image by the classifier of all others (with the standardization of all)."""
+        shrinkage = (1.0 if self._primal else self.eigenvalues) / (self.eigenvalues + l2)
+        fit = self._basis @ (shrinkage[:, None] * (self._basis.T @ self._targets))
+        leverage = (self._basis**2) @ shrinkage
+        return self._targets - (self._targets - fit) / np.maximum(1.0 - leverage, 1e-9)[:, None]
 
     def scores(self, x: Float[np.ndarray, "n D"], l2: float) -> Float64[np.ndarray, "n K"]:
         weights = self.weights(l2)

@@ -43,6 +43,16 @@ def set_grad_checkpointing(model: nn.Module, enable: bool = True) -> None:
         block.forward = functools.partial(checkpoint, forward, use_reentrant=False) if enable else forward
 
 
+def freeze_blocks(model: nn.Module, trained_blocks: int | None) -> None:
+    """Only the last `trained_blocks` blocks and what follows them are trained; None trains everything."""
+    if trained_blocks is None:
+        return
+    depths = parameter_depths(name for name, _ in model.named_parameters())
+    lowest = max(depths.values()) - trained_blocks
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(depths[name] >= lowest)
+
+
 def parameter_depths(names: Iterable[str]) -> dict[str, int]:
     """How deep each of a model's parameters lies: 0 in the embedding, i + 1 in block i, and one more than the last
     block's in what follows the blocks, the head included."""

@@ -7,6 +7,7 @@ run or several on all of it, then the test. `bit_hyperrule` decides what a recip
 import dataclasses
 import json
 import math
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,10 @@ from vitlab.errors import UserError, quoted
 from vitlab.evaluate.accuracy import format_evaluation
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig
 from vitlab.models.init import LEARNED_POSITIONS
+from vitlab.pipelines.estimate import Images, JobCost, fit_budget, format_estimate, measure_decode
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint
 from vitlab.pipelines.pretrain import Execution, drop_unreadable, load_splits
-from vitlab.pipelines.sweep import FinetuneJob, Log, format_estimate, format_score
+from vitlab.pipelines.sweep import FinetuneJob, Log, format_score
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict
 from vitlab.train.distributed import SINGLE, World
@@ -29,6 +31,8 @@ from vitlab.weights import load_metadata, load_model
 MAX_CPU_FLOPS = 1e14
 """Largest default training budget on a CPU, about ten minutes of two cores; above it `bit_hyperrule` reduces batch size
 and steps."""
+DIRECT = {"steps", "batch_size", "mixup", "learning_rates", "sweep_steps", "runs", "loss"}
+"""Automatic settings that are fields of FinetuneConfig."""
 MAX_CPU_IMAGE_SIZE = 224
 """Largest default image size on a CPU, in pixels."""
 
@@ -48,6 +52,10 @@ class Finetuned:
         for score in result.get("sweep", ()):
             chosen = "  <- chosen" if score["learning_rate"] == result["learning_rate"] else ""
             lines.append(f"learning rate {score['learning_rate']:<6g} {format_score(score)}{chosen}")
+        if linear := result.get("linear"):
+            held_out = f"{format_score(linear['held_out'])}; " if linear["held_out"] else ""
+            chosen = "  <- chosen" if result["chosen"] == "linear" else ""
+            lines.append(f"least-squares head   {held_out}{linear['accuracy']:.2%} of the test images{chosen}")
         lines.append(format_evaluation(result["test"]))
         if len(runs := result.get("runs", ())) > 1:
             accuracies = ", ".join(f"{record['accuracy']:.2%}" for record in runs)
@@ -66,6 +74,8 @@ def sweep_and_finetune(
     *,
     image_size: ImageSize | None = None,
     interpolation: Interpolation | None = None,
+    budget: float | None = None,
+    started: float | None = None,
     device: str = "auto",
     tensorboard: bool = True,
     log: Log = lambda _: None,
@@ -77,8 +87,14 @@ def sweep_and_finetune(
     test accuracy) is also saved to `workdir`/model. A single run without a sweep writes to `workdir` directly.
     `interpolation` of position embeddings overrides the checkpoint's own. With `config.data.on_error="skip"`
     unreadable images are skipped and listed in the result. The same call resumes what was interrupted.
+
+    With `config.head` the least-squares head is tested first, in `workdir`/linear, and the runs start from it, if
+    fine-tuning helps on the held-out part; `workdir`/model is the better one.
+    `budget`: seconds, from `started` (by `time.monotonic()`; default: now) to the end, for which the automatic settings
+    are chosen; a resumed job keeps them.
     Raises UserError for bad settings or data, and for a folder with other settings.
     """
+    started = time.monotonic() if started is None else started
     workdir, torch_device = Path(workdir), choose_device(world.device(device))
     if len(rates := config.learning_rates) > 1 and config.optim.lr not in rates:
         raise UserError(
@@ -88,8 +104,10 @@ def sweep_and_finetune(
     # What is wrong with the checkpoint, the size or the folder is an error before any image is read.
     source = load_model(checkpoint)
     init_id = _describe_init(checkpoint, config, fingerprint(source))
+    fixed_size = image_size is not None or "image_size" not in config.automatic
     config, saved_size = load_automatic_settings(workdir, config)
     image_size = saved_size if image_size is None else image_size
+    planned_before = world.broadcast_object(lambda: (workdir / "config.json").exists())
     config = _apply_checkpoint_settings(checkpoint, source.config, config, image_size, interpolation, torch_device.type)
     log(f"test images: {config.data.preprocessing(config.model.image_size).describe()}")
     check_folder(workdir)
@@ -104,16 +122,28 @@ def sweep_and_finetune(
         log(f"Deviation: the sweep takes {shortened} steps per rate; the paper's takes as many as the run")
     config = bit_hyperrule(dataclasses.replace(config, model=model), len(splits.train), torch_device.type)
     world.check_batch_size(config.batch_size)
-    log(f"settings: {workdir / 'config.json'}")
-    job = FinetuneJob(checkpoint, init_id, splits, config, Execution(torch_device, tensorboard, world), log)
+    execution, images = Execution(torch_device, tensorboard, world), Images(len(splits.train), len(splits.test))
+
+    costs: dict[Any, JobCost] = {}
+
+    def measure(config: FinetuneConfig) -> JobCost:
+        if (size := config.model.image_size) not in costs:
+            step = FinetuneJob(checkpoint, init_id, splits, config, execution, log).measure_step()
+            costs[size] = JobCost(step, world.broadcast_object(lambda: measure_decode(config, splits.train)))
+        return costs[size]
+
+    if budget is not None and not planned_before:
+        left = world.broadcast_object(lambda: budget - (time.monotonic() - started))
+        config = fit_budget(config, images, measure, left, fixed_size)
     if world.broadcast_object(lambda: not (workdir / "result.json").exists()):
-        cost = job.measure_step()
-        held_out = len(job.sweep_splits.val) if len(config.learning_rates) > 1 else 0
-        text = format_estimate(config, cost, len(splits.train), len(splits.test), held_out, str(torch_device))
+        cost = measure(config)
+        text = format_estimate(config, cost, images, str(torch_device))
         resumed = " in all (what is finished is not repeated)" if (workdir / "config.json").exists() else ""
         log(f"what this will take{resumed}:\n{text}")
-        job = dataclasses.replace(job, execution=dataclasses.replace(job.execution, microbatch=cost.microbatch))
-    if len(config.learning_rates) < 2 and config.runs == 1:
+        execution = dataclasses.replace(execution, microbatch=cost.step.microbatch)
+    log(f"settings: {workdir / 'config.json'}")
+    job = FinetuneJob(checkpoint, init_id, splits, config, execution, log)
+    if len(config.learning_rates) < 2 and config.runs == 1 and config.head is None:
         return Finetuned(config, job.train_and_test(config.single(), workdir))
     return Finetuned(config, job.sweep_and_runs(workdir))
 
@@ -209,7 +239,7 @@ def load_automatic_settings(workdir: Path, config: FinetuneConfig) -> tuple[Fine
     if settings.get("command") != "finetune":
         return config, None
     automatic = set(config.automatic)
-    direct = {name: getattr(saved, name) for name in automatic & {"steps", "batch_size", "mixup", "sweep_steps"}}
+    direct = {name: getattr(saved, name) for name in automatic & DIRECT}
     if "warmup_steps" in automatic:
         direct["optim"] = dataclasses.replace(config.optim, warmup_steps=saved.optim.warmup_steps)
     if "preprocessing" in automatic:

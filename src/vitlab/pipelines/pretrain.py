@@ -192,7 +192,7 @@ def run(
             test = evaluate_split(config, model, splits.test, world)
         result = {"test": test.record(), **splits.record}
         if folder.writes and not folder.finished:
-            _write_files(config, folder.path, splits.test, model, test, init_id)
+            write_files(config, folder.path, splits.test, model, test, init_id)
             folder.log_speed(config.total_steps(len(splits.train)), {"run_seconds": time.perf_counter() - began})
             folder.write_result(result)
         world.barrier()  # all files are written
@@ -233,7 +233,7 @@ def train_and_evaluate(
     return model, evaluations[0]
 
 
-def _write_files(
+def write_files(
     config: TrainConfig, folder: Path, test_set: Dataset, model: Any, test: Any, init_id: str | None
 ) -> None:
     """Writes the model, and its predictions or reconstructions."""
@@ -289,15 +289,21 @@ def _excluded(data: DataConfig) -> dict[str, Any]:
     return {"excluded": identity(data.exclude)}
 
 
+def evaluation_options(config: TrainConfig, device: torch.device) -> Any:
+    """The LoaderOptions with which a run evaluates."""
+    from vitlab.evaluate.options import LoaderOptions
+
+    # Evaluation takes a third of the FLOPs of training, for it has no backward pass, and stores no activations.
+    batch_size = min(256, 2 * default_microbatch(config.model.forward_macs, device, 128))
+    return LoaderOptions(batch_size, config.data.workers, config.data.on_error)
+
+
 def evaluate_split(config: TrainConfig, model: Any, dataset: Dataset, world: World = SINGLE) -> Any:
     """An Evaluation of the model in its own precision, or a MaskedEvaluation; images are prepared as `config` says."""
     from vitlab.evaluate.accuracy import evaluate
     from vitlab.evaluate.load import device_of
-    from vitlab.evaluate.options import LoaderOptions
 
-    # Evaluation takes a third of the FLOPs of training, for it has no backward pass, and stores no activations.
-    batch_size = min(256, 2 * default_microbatch(config.model.forward_macs, device_of(model), 128))
-    options = LoaderOptions(batch_size, config.data.workers, config.data.on_error)
+    options = evaluation_options(config, device_of(model))
     preprocessing = config.data.preprocessing(config.model.image_size)
     if config.masking is not None:
         from vitlab.evaluate.masked import evaluate_masked

@@ -28,6 +28,7 @@ FINETUNE: dict[str, Callable[[], FinetuneConfig]] = {
     "pets": finetune.pets,
     "flowers": finetune.flowers,
     "vtab": finetune.vtab,
+    "staged": finetune.staged,
     "custom": finetune.custom,
     "tiny-digits": tiny.finetune_digits,
 }

@@ -71,6 +71,19 @@ def custom() -> FinetuneConfig:
     return replace(config, automatic=automatic, log_every=10, checkpoint_every=25)
 
 
+def staged() -> FinetuneConfig:
+    """Your own images, not the paper's protocol: the least-squares head first, then AdamW from it.
+
+    The later a block, the larger its learning rate. The search is on images held out of the training split, which also
+    say whether fine-tuning is better than the head alone.
+    """
+    config = custom()
+    optim = OptimConfig(lr=1e-4, weight_decay=0.05, decay_on="kernels", layer_decay=0.75, clip_norm=1.0)
+    automatic = (*config.automatic, "learning_rates", "runs", "loss")
+    rates = (3e-5, 1e-4, 3e-4)
+    return replace(config, head="least_squares", optim=optim, learning_rates=rates, automatic=automatic)
+
+
 def _row(name: str, image_size: int = 384, **data: Any) -> FinetuneConfig:
     """Crop, flip and test images are those of Google's code: squashed bilinearly without antialiasing
     (vision_transformer's `input_pipeline.py`)."""

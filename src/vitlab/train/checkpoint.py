@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from vitlab.config import MaskingConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.io import sha256, sync
+from vitlab.models.blocks import freeze_blocks
 from vitlab.models.config import ModelConfig
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.objectives import create_training_model
@@ -103,6 +104,7 @@ class TrainState:
 
 def create_state(config: TrainConfig, model: nn.Module, device: torch.device, world: World) -> TrainState:
     """The state of a run before its first step. From then on `state.parallel` computes with `model`."""
+    freeze_blocks(model, config.trained_blocks)
     precision = resolve_precision(config.precision, device)
     parallel = Parallel(
         model.train(),

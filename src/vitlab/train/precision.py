@@ -78,7 +78,8 @@ class MasterWeights:
         self.masters: dict[str, Tensor] = self._parameters  # pyright: ignore[reportAttributeAccessIssue]
         """Name -> float32 parameter in the model's order, with gradients in `.grad`."""
         if self._copied:
-            self.masters = {n: p.detach().float().clone().requires_grad_() for n, p in self._parameters.items()}
+            named = self._parameters.items()
+            self.masters = {n: p.detach().float().clone().requires_grad_(p.requires_grad) for n, p in named}
             model.to(torch.bfloat16)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
@@ -91,7 +92,8 @@ class MasterWeights:
         """Adds the bfloat16 gradients of the last backward pass to the masters' gradients, in float32."""
         if not self._copied:
             return
-        for name, parameter in self._parameters.items():
+        trained = ((name, parameter) for name, parameter in self._parameters.items() if parameter.requires_grad)
+        for name, parameter in trained:
             gradient = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
             master = self.masters[name]
             if master.grad is None:

@@ -1,0 +1,221 @@
+"""What a fine-tuning job takes on this machine, and what it can do in a given time (`--budget`)."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from vitlab.config import FinetuneConfig
+from vitlab.data.dataset import Dataset
+from vitlab.data.decode import ImageError
+from vitlab.data.transforms import EvalTransform
+from vitlab.display import format_duration
+from vitlab.errors import UserError
+from vitlab.models.config import ViTConfig
+from vitlab.train.microbatch import StepCost
+
+PLANNED = 0.9
+"""Fraction of the time that is planned; the rest is for saving, and for what is slower than measured."""
+FRACTIONS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
+"""Image sizes to choose from, of the default size."""
+MIN_EPOCHS, MAX_EPOCHS = 3.0, 50.0
+"""Passes over the training images below which fine-tuning is left out, and at which it ends."""
+MIN_FRACTION = 0.75
+"""Smallest image size for fine-tuning, of that of the least-squares head alone."""
+SWEEP_FRACTION = 0.15
+"""Steps of each learning rate of the search, of a run's."""
+SHORT = 120.0
+"""Seconds up to which no shorter settings are suggested."""
+SAMPLES = 8
+"""Images whose decoding is measured."""
+
+
+class Images(NamedTuple):
+    """How many images a job has."""
+
+    train: int
+    test: int
+
+
+class Seconds(NamedTuple):
+    """What the parts of a job take: the least-squares head and its test, the search, the final runs and their tests."""
+
+    linear: float
+    search: float
+    runs: float
+
+
+@dataclass(frozen=True)
+class JobCost:
+    """What a job takes at one image size."""
+
+    step: StepCost
+    decode: float = 0.0
+    """Measured seconds to read and prepare an image."""
+    guessed: bool = False
+    """Not measured at this size."""
+
+    def seconds(self, config: FinetuneConfig, images: Images) -> Seconds:
+        evaluate, train = self.step.eval_seconds + self.decode, self.step.train_seconds + self.decode
+        linear = (images.train + images.test) * evaluate if config.head else 0.0
+        search, rates = 0.0, len(config.learning_rates)
+        steps = config.total_steps(images.train)
+        for halving in range((config.halvings or 0) + 1 if rates > 1 and config.runs else 0):
+            trained = (config.sweep_steps or steps) * 2**halving * config.batch_size
+            search += rates * (trained * train + config.held_out * images.train * evaluate)
+            rates = (rates + 1) // 2
+        one_run = steps * config.batch_size * train + images.test * evaluate
+        return Seconds(linear, search, config.runs * one_run)
+
+
+def measure_decode(config: FinetuneConfig, dataset: Dataset) -> float:
+    """Seconds to read and prepare an image, of a few."""
+    transform = EvalTransform(config.model.image_hw, config.data.preprocessing(config.model.image_size))
+    started, done = time.perf_counter(), 0
+    for index in np.linspace(0, len(dataset) - 1, min(SAMPLES, len(dataset))).astype(int).tolist():
+        with contextlib.suppress(ImageError):  # the run says what becomes of it
+            transform.apply([dataset.image(index)])
+            done += 1
+    return (time.perf_counter() - started) / max(done, 1)
+
+
+def fit_budget(
+    config: FinetuneConfig,
+    images: Images,
+    measure: Callable[[FinetuneConfig], JobCost],
+    seconds: int | float,
+    fixed_size: bool = False,
+) -> FinetuneConfig:
+    """`config` with image size (unless `fixed_size`), steps and search for a job of `seconds`.
+
+    Fine-tuning must see every training image MIN_EPOCHS times, at a size of at least MIN_FRACTION of the largest that
+    the least-squares head alone could have; otherwise the job is that head, at that size (`runs` is 0).
+    Raises UserError where not even that fits.
+    """
+    available, reference = PLANNED * seconds, measure(config)
+    fractions = (1.0,) if fixed_size or not isinstance(config.model, ViTConfig) else FRACTIONS
+    candidates = [_at_size(config, fraction) for fraction in fractions]
+    costs = {candidate.model.image_size: _scaled(reference, candidate, config) for candidate in candidates}
+    costs[config.model.image_size] = reference
+
+    def choose(runs: int) -> FinetuneConfig | None:
+        """The plan at the largest size that fits, by a measurement at this size."""
+        for candidate in candidates:
+            cost = costs[candidate.model.image_size]
+            if _fill(candidate, images, cost, available, runs) is None:
+                continue
+            if cost.guessed:
+                cost = costs[candidate.model.image_size] = measure(candidate)
+            if planned := _fill(candidate, images, cost, available, runs):
+                return planned
+        return None
+
+    linear, tuned = choose(0), choose(config.runs)
+    if tuned is not None and (linear is None or _side(tuned) >= MIN_FRACTION * _side(linear)):
+        return tuned
+    if linear is None:
+        shortest = min(sum(cost.seconds(replace(config, runs=0), images)) for cost in costs.values())
+        raise UserError(
+            f"{images.train:,} training and {images.test:,} test images take {format_duration(shortest)} "
+            f"or more here; give --budget {math.ceil(1.1 * shortest / PLANNED / 60)}m, or fewer images."
+        )
+    return linear
+
+
+def _fill(config: FinetuneConfig, images: Images, cost: JobCost, available: float, runs: int) -> FinetuneConfig | None:
+    """`config` with as many steps as fit into the `available` seconds; None if those are too few."""
+    linear = replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
+    if not runs:
+        return linear if sum(cost.seconds(linear, images)) <= available else None
+    low, high = 1, 10**7
+    while low < high:  # the largest number of steps that fits
+        steps = (low + high + 1) // 2
+        fits = sum(cost.seconds(with_steps(config, steps), images)) <= available
+        low, high = (steps, high) if fits else (low, steps - 1)
+    planned = with_steps(config, min(low, round(MAX_EPOCHS * images.train / config.batch_size)))
+    return planned if low * config.batch_size >= MIN_EPOCHS * images.train else None
+
+
+def with_steps(config: FinetuneConfig, steps: int) -> FinetuneConfig:
+    """`config` with this number of steps; warm-up and sweep are in proportion."""
+    sweep_steps = max(round(SWEEP_FRACTION * steps), 1) if len(config.learning_rates) > 1 else None
+    optim = replace(config.optim, warmup_steps=steps // 10)
+    return replace(config, steps=steps, epochs=None, sweep_steps=sweep_steps, optim=optim)
+
+
+def _at_size(config: FinetuneConfig, fraction: float) -> FinetuneConfig:
+    model = config.model
+    assert isinstance(model, ViTConfig) or fraction == 1.0
+    if fraction == 1.0:
+        return config
+    height, width = (max(round(fraction * side / model.stride), 2) * model.stride for side in model.image_hw)
+    size = height if height == width else (height, width)
+    scaled = config.data.preprocessing(model.image_size).at(size)
+    data = replace(config.data, eval_resize=scaled.resize if scaled.keep_aspect else None)
+    return replace(config, model=replace(model, image_size=size), data=data)
+
+
+def _side(config: FinetuneConfig) -> int:
+    return max(config.model.image_hw)
+
+
+def _scaled(cost: JobCost, config: FinetuneConfig, reference: FinetuneConfig) -> JobCost:
+    """The cost at another size, in proportion to its matrix products."""
+    ratio = config.model.forward_macs / reference.model.forward_macs
+    step = cost.step
+    step = replace(step, train_seconds=ratio * step.train_seconds, eval_seconds=ratio * step.eval_seconds)
+    return replace(cost, step=step, guessed=True)
+
+
+def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, device: str) -> str:
+    """What a fine-tuning job with these complete settings will take, as lines of text: size, memory and time."""
+
+    def duration(seconds: float) -> str:
+        return format_duration(seconds) if seconds < math.inf else "unknown"
+
+    model, steps, rates = config.model, config.total_steps(images.train), len(config.learning_rates)
+    seconds = cost.seconds(config, images)
+    total = sum(seconds)
+    epochs, size = steps * config.batch_size / images.train, "x".join(map(str, model.image_hw))
+    held_out = round(config.held_out * images.train)
+    halvings = f", the better half {config.halvings} times again with twice the steps" if config.halvings else ""
+    rows = {
+        "model": f"{model.num_parameters / 1e6:.1f}M parameters, {size} px, on {device}",
+        "data": f"{images.train:,} training and {images.test:,} test images, {model.num_classes:,} classes",
+        "measured": cost.step.describe(),
+        "linear": f"least-squares head on frozen representations, then the test: {duration(seconds.linear)}",
+        "search": f"{rates} learning rates x {config.sweep_steps or steps:,} steps of {config.batch_size} images"
+        f"{halvings}, scored on {held_out:,} images: {duration(seconds.search)}",
+        "training": f"{config.runs} x {steps:,} steps of {config.batch_size} images ({epochs:.1f} epochs), then the "
+        f"test: {duration(seconds.runs)}",
+        "total": f"about {duration(total)}",
+    }
+    without = [] if config.head else ["linear"]
+    without += [] if rates > 1 and config.runs else ["search"]
+    without += [] if config.runs else ["training"]
+    rows = {name: text for name, text in rows.items() if name not in without}
+    if SHORT < total < math.inf:
+        rows["shorter"] = " | ".join(_shorter(config, cost, images, total))
+    return "\n".join(f"  {name:9} {text}" for name, text in rows.items())
+
+
+def _shorter(config: FinetuneConfig, cost: JobCost, images: Images, total: float) -> list[str]:
+    """Options for a shorter job, and what it takes."""
+    if config.head is not None:
+        return [f"--budget {math.ceil(total / 120)}m"]
+    options, (_, search, runs) = [], cost.seconds(config, images)
+    if search:
+        options.append(f"--optim.lr {config.optim.lr:g}, without a search: {format_duration(runs)}")
+    steps, model = config.total_steps(images.train), config.model
+    if (half := steps // 2) > 0:
+        sweep_steps = config.sweep_steps and max(config.sweep_steps * half // steps, 1)
+        fewer = replace(config, steps=half, epochs=None, sweep_steps=sweep_steps)
+        options.append(f"--steps {half}: {format_duration(sum(cost.seconds(fewer, images)))}")
+    if isinstance(model, ViTConfig) and (side := min(model.image_hw) * 3 // 4 // model.stride * model.stride) >= 64:
+        ratio = replace(model, image_size=side).forward_macs / model.forward_macs
+        options.append(f"--image-size {side}: about {format_duration(ratio * total)}")
+    return options

@@ -1,0 +1,117 @@
+"""The first stage of fine-tuning: the least-squares head on the frozen checkpoint (Sec. 4.1), tested by itself."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+
+from vitlab.config import FinetuneConfig
+from vitlab.data.dataset import Dataset, stratified_split
+from vitlab.data.downloads import cache_folder
+from vitlab.errors import UserError
+from vitlab.evaluate.features import Features, features
+from vitlab.evaluate.linear_head import LinearHead, least_squares_head
+from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
+from vitlab.pipelines.pretrain import (
+    Execution,
+    Splits,
+    evaluate_split,
+    evaluation_options,
+    run_settings,
+    write_files,
+)
+from vitlab.rng import Stream
+from vitlab.train.objectives import classification_loss
+from vitlab.train.workdir import Workdir
+
+
+@dataclass(frozen=True)
+class LinearStage:
+    """The fields are those of the `FinetuneJob` that it is a part of."""
+
+    checkpoint: str | Path
+    init_id: str
+    splits: Splits
+    config: FinetuneConfig
+    execution: Execution
+    log: Callable[[str], None]
+
+    @functools.cached_property
+    def frozen(self) -> Features:
+        """Representations of the training images by the checkpoint as it is."""
+        model = init_from_checkpoint(self.checkpoint, self.config.model).to(self.execution.device)
+        preprocessing = self.config.data.preprocessing(self.config.model.image_size)
+        options = evaluation_options(self.config, self.execution.device)
+        where: dict[str, Any] = {"cache": cache_folder() / "features", "world": self.execution.world}
+        train = self.splits.train
+        return features(model, train, options, preprocessing=preprocessing, description="representations", **where)
+
+    def fit_head(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
+        """The head for all training images, or for those with these indices."""
+        train, frozen = self.splits.train, self.frozen
+        rows = slice(None) if indices is None else np.isin(frozen.indices, indices)
+        return least_squares_head(frozen.x[rows], _labels(train, frozen.indices[rows]), len(train.classes))
+
+    def test(self, path: Path) -> dict[str, Any]:
+        """The result of the stage; read from its folder if it is finished."""
+        config, world = self.config.single(), self.execution.world
+        settings = run_settings("finetune", self.init_id, self.splits.train, config) | {"trained": "head"}
+        with Workdir(path, settings, tensorboard=False, world=world) as folder:
+            if folder.finished:
+                return folder.read_result()
+            head = self.fit_head()
+            self.log(f"least-squares head: {head.accuracy:.2%} right, each training image by the head of all others")
+            model = init_from_checkpoint(self.checkpoint, self.config.model).to(self.execution.device)
+            head.copy_to(model)
+            test = evaluate_split(config, model, self.splits.test, world)
+            self.log(f"least-squares head: {test.accuracy:.2%} of {len(test.labels)} test images right")
+            if folder.writes:
+                write_files(config, folder.path, self.splits.test, model, test, self.init_id)
+            record = {"l2": head.l2, "leave_one_out": head.accuracy, "leave_one_out_loss": head.loss}
+            folder.write_result({"test": test.record(), "least_squares": record, **self.splits.record})
+            return folder.read_result()
+
+    def score_held_out(self) -> dict[str, Any]:
+        """Accuracy and loss on the held-out part of the sweep, by the head that is fitted without it."""
+        train, frozen = self.splits.train, self.frozen
+        rest, held_out = hold_out_indices(train, self.config.held_out, self.config.seed)
+        rows = np.isin(frozen.indices, held_out)
+        logits = torch.from_numpy(self.fit_head(rest).logits(frozen.x[rows]))
+        labels = torch.from_numpy(_labels(train, frozen.indices[rows]))
+        loss, predictions = classification_loss(logits, labels, self.config.loss), logits.argmax(dim=1)
+        correct = predictions == labels if labels.ndim == 1 else labels.gather(1, predictions[:, None])
+        return {"accuracy": float(correct.double().mean()), "loss": float(loss), "images": int(rows.sum())}
+
+
+def hold_out(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
+    """The training split without `fraction` of each class, and that held-out split, chosen by `seed` (App. B.1.1).
+
+    Raises UserError where one of the two is empty.
+    """
+    rest, held_out = map(dataset.take, hold_out_indices(dataset, fraction, seed))
+    if not len(rest) or not len(held_out):
+        raise UserError(
+            f"held_out={fraction:g} leaves {len(rest)} images of {dataset.name} to train on and {len(held_out)} to "
+            f"evaluate on (a class needs at least two); give another fraction, or one rate and no sweep "
+            f"(`--learning-rates 0.01`)."
+        )
+    return rest, dataclasses.replace(held_out, split="held_out")
+
+
+def hold_out_indices(dataset: Dataset, fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The indices of the two parts of `hold_out`."""
+    parts = stratified_split(dataset.labels, {"held_out": fraction}, seed, Stream.HELD_OUT)
+    return parts["train"], parts["held_out"]
+
+
+def _labels(dataset: Dataset, indices: np.ndarray) -> Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"]:
+    """The label of each of these images, or whether it has each of the classes where images have several."""
+    if dataset.label_sets is None:
+        return dataset.labels[indices]
+    return dataset.label_sets.multi_hot(indices, len(dataset.classes))

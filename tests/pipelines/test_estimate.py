@@ -1,0 +1,71 @@
+"""What is chosen for a budget, by the costs of a made-up machine."""
+
+import dataclasses
+
+import pytest
+
+from vitlab.config import FinetuneConfig
+from vitlab.models import ViTConfig
+from vitlab.pipelines.estimate import MIN_EPOCHS, PLANNED, Images, JobCost, fit_budget
+from vitlab.recipes.finetune import staged
+from vitlab.train.microbatch import StepCost
+
+CONFIG = dataclasses.replace(
+    staged(),
+    model=ViTConfig(image_size=224, patch_size=14, width=384, depth=12, heads=6, mlp_dim=1536, num_classes=10),
+    batch_size=32,
+    automatic=(),
+)
+IMAGES = Images(1000, 500)
+FLOPS = 1e11
+
+
+def measure(config: FinetuneConfig, slower: float = 1.0) -> JobCost:
+    forward = 2 * config.model.forward_macs / FLOPS * slower
+    return JobCost(StepCost(32, 3 * forward, forward, 0, None), decode=0.002)
+
+
+def test_a_larger_budget_never_gives_a_smaller_job() -> None:
+    """First the head at larger and larger sizes, then fine-tuning, then more steps of it; always within the time."""
+    jobs = [fit_budget(CONFIG, IMAGES, measure, seconds) for seconds in (30, 60, 120, 300, 900, 3600, 10**6)]
+    for seconds, job in zip((30, 60, 120, 300, 900, 3600, 10**6), jobs, strict=True):
+        total = sum(measure(job).seconds(job, IMAGES))
+        assert total <= PLANNED * seconds
+        if job.runs and seconds < 10**6:
+            assert total > 0.95 * PLANNED * seconds
+            assert job.steps is not None
+            assert job.steps * 32 >= MIN_EPOCHS * IMAGES.train
+    assert [job.runs for job in jobs] == sorted(job.runs for job in jobs)
+    assert jobs[0].runs == 0
+    assert jobs[0].model.image_hw[0] < 224
+    assert jobs[-1].model.image_hw == (224, 224)
+    longest = jobs[-1].total_steps(1000)
+    assert jobs[-2].total_steps(1000) < longest < 10**5  # which ends at MAX_EPOCHS
+
+
+def test_speed_is_measured_at_the_size_that_is_chosen() -> None:
+    """Where small images take longer than their matrix products say, the plan keeps to the time all the same."""
+    measured = []
+
+    def slow_when_small(config: FinetuneConfig) -> JobCost:
+        measured.append(config.model.image_hw[0])
+        return measure(config, slower=1.0 if config.model.image_hw[0] == 224 else 1.7)
+
+    job = fit_budget(CONFIG, IMAGES, slow_when_small, 60)
+    assert measured[0] == 224
+    assert job.model.image_hw[0] in measured[1:]
+    assert sum(slow_when_small(job).seconds(job, IMAGES)) <= PLANNED * 60
+
+
+def test_a_given_size_is_kept() -> None:
+    assert fit_budget(CONFIG, IMAGES, measure, 300, fixed_size=True).model.image_hw == (224, 224)
+    with pytest.raises(ValueError, match=r"1,000 training and 500 test images take 3:07 or more.*--budget 4m"):
+        fit_budget(CONFIG, IMAGES, measure, 30, fixed_size=True)
+
+
+def test_preprocessing_follows_the_size() -> None:
+    data = dataclasses.replace(CONFIG.data, eval_resize=256, eval_interpolation="bicubic")
+    job = fit_budget(dataclasses.replace(CONFIG, data=data), IMAGES, measure, 60)
+    side = job.model.image_hw[0]
+    assert job.data.eval_resize == round(256 * side / 224)
+    assert job.data.preprocessing(job.model.image_size).image_size == side

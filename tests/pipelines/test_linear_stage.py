@@ -1,0 +1,163 @@
+"""Fine-tuning in stages: the least-squares head, tested by itself; then from it, where held-out images say it helps."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
+from vitlab.data.registry import load_dataset
+from vitlab.evaluate.accuracy import evaluate_checkpoint
+from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
+from vitlab.pipelines.linear_stage import LinearStage
+from vitlab.pipelines.pretrain import Outcome
+from vitlab.pipelines.sweep import FinetuneJob
+from vitlab.weights import load_model
+
+
+@pytest.fixture(scope="module")
+def staged(config: TrainConfig) -> FinetuneConfig:
+    """Three rates with one halving, on four other digits at the size of pre-training."""
+    return FinetuneConfig(
+        model=dataclasses.replace(config.model, image_size=8, width=8),
+        data=DataConfig(classes=(3, 4, 5, 6), crop="none", flip=False, train_split="trainval", eval_split="test"),
+        optim=OptimConfig(name="adam", lr=3e-3, clip_norm=1.0),
+        steps=20,
+        batch_size=16,
+        precision="float32",
+        log_every=4,
+        checkpoint_every=5,
+        learning_rates=(1e-3, 3e-3, 1e-2),
+        sweep_steps=4,
+        halvings=1,
+        held_out=0.25,
+        head="least_squares",
+    )
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+
+
+def tune(checkpoint: Path, config: FinetuneConfig, folder: Path, **options: Any) -> Finetuned:
+    return sweep_and_finetune(checkpoint, config, folder, device="cpu", tensorboard=False, **options)
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_both_stages(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
+    log: list[str] = []
+    result = tune(workdir, staged, tmp_path / "out", log=log.append).result
+    linear, chosen = result["linear"], result["chosen"]
+    first = evaluate_checkpoint(tmp_path / "out" / "linear")
+    assert first.accuracy == linear["accuracy"] > 0.5
+    assert linear["leave_one_out"] == pytest.approx(linear["accuracy"], abs=0.1)
+    assert linear["held_out"]["images"] == result["sweep"][0]["images"]
+    assert [score["steps"] for score in result["sweep"]] == [4, 4, 4, 8, 8]  # the better half again
+    assert (tmp_path / "out" / "sweep" / "steps-8").is_dir()
+    assert chosen == "run-0"
+    assert result["test"]["accuracy"] == evaluate_checkpoint(tmp_path / "out").accuracy
+    rates = {score["learning_rate"] for score in result["sweep"] if score["steps"] == 8}
+    assert result["learning_rate"] in rates
+    assert any("by the head of all others" in line for line in log)
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_where_fine_tuning_does_not_help_the_head_is_the_result(
+    workdir: Path, staged: FinetuneConfig, tmp_path: Path
+) -> None:
+    useless = dataclasses.replace(staged, learning_rates=(3.0, 10.0), halvings=None)
+    useless = dataclasses.replace(useless, optim=dataclasses.replace(staged.optim, lr=3.0))
+    result = tune(workdir, useless, tmp_path / "out").result
+    assert (result["chosen"], result["runs"]) == ("linear", [])
+    assert result["test"]["accuracy"] == result["accuracy_mean"] == result["linear"]["accuracy"]
+    assert not (tmp_path / "out" / "run-0").exists()
+    same = zip(load_model(tmp_path / "out").parameters(), load_model(tmp_path / "out/linear").parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in same)
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_no_runs_end_with_the_head(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
+    alone = dataclasses.replace(staged, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
+    done = tune(workdir, alone, tmp_path / "out")
+    assert (done.result["sweep"], done.result["chosen"]) == ([], "linear")
+    assert "least-squares head" in done.summary(tmp_path / "out")
+    assert tune(workdir, alone, tmp_path / "out").result == done.result
+
+
+def test_the_search_starts_from_a_head_without_the_held_out_images(
+    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fitted: list[int | None] = []
+    fit = LinearStage.fit_head
+
+    def recorded(self: LinearStage, indices: Any = None) -> Any:
+        fitted.append(None if indices is None else len(indices))
+        return fit(self, indices)
+
+    monkeypatch.setattr(LinearStage, "fit_head", recorded)
+    job = make_job(workdir, pretrained, staged)
+    job.score_learning_rate(1e-3, workdir.parent / "scored", 2)
+    assert fitted == [len(job.sweep_splits.train)]
+    assert fitted[0] is not None
+    assert fitted[0] < len(job.splits.train)
+
+
+def make_job(workdir: Path, pretrained: Outcome, config: FinetuneConfig) -> FinetuneJob:
+    from vitlab.pipelines.init_from_checkpoint import adapt_config
+    from vitlab.pipelines.pretrain import Execution, Splits
+
+    train, test = (load_dataset("digits", split, classes=(3, 4, 5, 6)) for split in ("trainval", "test"))
+    data = dataclasses.replace(config.data, name="digits")
+    adapted = adapt_config(pretrained.model.config, dataclasses.replace(config, data=data), 4)
+    return FinetuneJob(workdir, "", Splits(train, test, test), adapted, Execution(torch.device("cpu"), False), print)
+
+
+def test_the_head_of_a_new_model_predicts_as_the_least_squares(
+    workdir: Path, pretrained: Outcome, staged: FinetuneConfig
+) -> None:
+    job = make_job(workdir, pretrained, staged)
+    model, head = job.create_model(0).eval(), job.linear.fit_head()
+    frozen = job.linear.frozen
+    with torch.inference_mode():
+        logits = model.head(torch.from_numpy(frozen.x))  # pyright: ignore[reportOptionalCall]
+    np.testing.assert_allclose(logits, head.logits(frozen.x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("pretrained")
+@pytest.mark.parametrize("blocks", [0, 1])
+def test_only_the_last_blocks_are_trained(blocks: int, workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
+    config = dataclasses.replace(staged, trained_blocks=blocks, learning_rates=(), sweep_steps=None, halvings=None)
+    tune(workdir, config, tmp_path / "out")
+    before, after = load_model(workdir).state_dict(), load_model(tmp_path / "out" / "run-0").state_dict()
+    kept = after.keys() - {"head.weight", "head.bias"}
+    changed = {name for name in kept if not torch.equal(before[name], after[name])}
+    depth = len({name.split(".")[1] for name in before if name.startswith("blocks.")})
+    assert any(name.startswith("norm.") for name in changed)
+    assert all(name.startswith(("norm.", f"blocks.{depth - 1}.")) for name in changed)
+    assert any(name.startswith("blocks.") for name in changed) == (blocks > 0)
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_a_budget_is_planned_once(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
+    """The settings that it chose are those of the folder; the same command, with another budget even, goes on."""
+    automatic = ("steps", "warmup_steps", "sweep_steps", "learning_rates", "runs")
+    config = dataclasses.replace(staged, halvings=None, automatic=automatic)
+    done = tune(workdir, config, tmp_path / "out", budget=20.0)
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert settings["steps"] == done.config.steps
+    assert settings["automatic"] == []
+    assert tune(workdir, config, tmp_path / "out", budget=500.0).result == done.result
+
+
+def test_settings_that_contradict() -> None:
+    with pytest.raises(ValueError, match="runs=0 tests the least-squares head alone"):
+        FinetuneConfig(steps=1, runs=0)
+    with pytest.raises(ValueError, match="halvings=2 requires sweep_steps and 4 learning_rates"):
+        FinetuneConfig(steps=1, halvings=2, learning_rates=(0.1, 0.2, 0.3), sweep_steps=1)
+    with pytest.raises(ValueError, match="no effect with from_scratch"):
+        FinetuneConfig(steps=1, head="least_squares", from_scratch=True)
