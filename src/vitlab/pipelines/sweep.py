@@ -158,13 +158,19 @@ class FinetuneJob:
 
 
 def best_learning_rate(scores: Sequence[Mapping[str, Any]]) -> float:
-    """The learning rate with the highest accuracy; ties: lowest loss, then smallest learning rate."""
+    """The learning rate with the highest mean average precision, if scores have it, else accuracy.
+
+    Ties: lowest loss, then smallest learning rate.
+    """
     finite = [score for score in scores if score["accuracy"] is not None]
     if not finite:
         rates = ", ".join(f"{score['learning_rate']:g}" for score in scores)
         raise NonFiniteError(f"the training diverged at every learning rate ({rates}); try smaller ones.")
-    best = max(finite, key=lambda score: (score["accuracy"], -score["loss"], -score["learning_rate"]))
-    return best["learning_rate"]
+
+    def rank(score: Mapping[str, Any]) -> tuple[float, float, float]:
+        return score.get("mean_average_precision", score["accuracy"]), -score["loss"], -score["learning_rate"]
+
+    return max(finite, key=rank)["learning_rate"]
 
 
 def hold_out(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:
@@ -185,14 +191,17 @@ def hold_out(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dat
 
 def summary_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
     """The main metrics of an evaluation's record."""
-    return {name: record[name] for name in ("accuracy", "loss", "top5", "images") if name in record}
+    names = ("accuracy", "loss", "mean_average_precision", "top5", "images")
+    return {name: record[name] for name in names if name in record}
 
 
 def format_score(score: Mapping[str, Any]) -> str:
     """The metrics of a learning rate as text."""
     if score["accuracy"] is None:
         return "diverged"
-    return f"{score['accuracy']:.2%} of {score['images']} held-out images right, loss {score['loss']:.4f}"
+    precision = score.get("mean_average_precision")
+    text = f"{score['accuracy']:.2%} of {score['images']} held-out images right, loss {score['loss']:.4f}"
+    return text if precision is None else f"{text}, mean average precision {precision:.2%}"
 
 
 def format_estimate(
