@@ -29,7 +29,7 @@ class DataConfig:
     """Which images, and what is done to them (Sec. 4.1, App. B.1)."""
 
     name: str = "digits"
-    """A data set's name, `folder:PATH` or `shards:PATH` (`vitlab list datasets`)."""
+    """A data set's name, `folder:PATH`, `csv:PATH` or `shards:PATH` (`vitlab list datasets`)."""
     root: str | None = None
     """Folder that holds, or receives, a named data set; None means the cache folder."""
     train_split: str = "train"
@@ -134,7 +134,7 @@ class FewShotConfig:
     """Few-shot accuracy while training (Sec. 4.1): least squares on the frozen representation, at each evaluation."""
 
     dataset: str | None = None
-    """Data set, `folder:PATH` or `shards:PATH`; None means the run's own."""
+    """Data set, `folder:PATH`, `csv:PATH` or `shards:PATH`; None means the run's own."""
     root: str | None = None
     """Folder that holds a named data set."""
     train_split: str = "train"

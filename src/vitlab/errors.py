@@ -1,6 +1,7 @@
 """The errors whose messages are printed without a traceback; and how names are written in messages."""
 
 import re
+from collections.abc import Sequence
 
 # What moves a terminal's cursor, changes its state, ends a line or turns the direction of text.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
@@ -24,6 +25,11 @@ class RunError(RuntimeError):
 def quoted(name: str) -> str:
     """The name of a file or a class for a message: unchanged, or quoted with escapes if it has control characters."""
     return repr(name) if _CONTROL.search(name) else name
+
+
+def first_ten(items: Sequence[str]) -> str:
+    """The first ten items for a message, and how many there are if they are more."""
+    return ", ".join(map(quoted, items[:10])) + (f", ... ({len(items)})" if len(items) > 10 else "")
 
 
 def printable(text: str) -> str:

@@ -132,6 +132,7 @@ def test_real_labels(real: Path) -> None:
     test = load_dataset("imagenet_real", "test", root=real)
     assert (test.left_out, len(test.classes)) == (2, 1000)
     assert label_sets(test) == [[3], [5, 2], [0], [999, 1, 7]]
+    assert not test.multi_label
     assert test.labels.tolist() == [3, 5, 0, 999]
     assert [round(int(test.image(i)[0, 0, 0]) / 40) for i in range(4)] == [1, 3, 4, 6]
     part = load_dataset("imagenet_real", "test", root=real, classes=(7, 2))  # of any of their labels
@@ -238,6 +239,7 @@ def test_objectnets_shared_classes(objectnet: Path) -> None:
     test = load_dataset("objectnet", "test", root=objectnet.parent)
     assert (test.left_out, len(test.classes)) == (20, 1000)
     assert label_sets(test) == [[409, 530]] * 3 + [[2 * i] for i in range(1, 11)]
+    assert not test.multi_label
     for index, gray in ((0, 0), (3, 1), (12, 10)):
         np.testing.assert_array_equal(test.image(index), np.full((70, 80, 3), gray, np.uint8))
     put(objectnet / "images" / "alarm_clock" / "1.png", 5, (4, 90))

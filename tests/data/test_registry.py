@@ -81,7 +81,7 @@ def test_the_table_is_complete() -> None:
         assert (":" in name) == (info.num_classes is None) == (not info.reader)
         module, _, function = info.reader.partition(":")
         assert not info.reader or callable(getattr(importlib.import_module(f"vitlab.data.{module}"), function))
-        assert info.splits or name in ("folder:PATH", "shards:PATH", "hub:OWNER/NAME")
+        assert info.splits or name in ("folder:PATH", "csv:PATH", "shards:PATH", "hub:OWNER/NAME")
     sizes = {name: info.num_classes for name, info in DATASETS.items()}
     assert sizes["digits"] == sizes["svhn"] == 10
     assert (sizes["cifar100"], sizes["flowers102"], sizes["pets"], sizes["sun397"]) == (100, 102, 37, 397)
@@ -92,12 +92,24 @@ def test_a_source_is_checked_without_being_read(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(registry, "digits_splits", None)
     (tmp_path / "there").mkdir()
     (tmp_path / "file").touch()
-    for name in ("digits", "folder:there", "shards:https://host/set", "hub:owner/name", "vtab:svhn", "cifar10"):
+    for name in (
+        "digits",
+        "folder:there",
+        "csv:file",
+        "shards:https://host/set",
+        "hub:owner/name",
+        "vtab:svhn",
+        "cifar10",
+    ):
         check_source(name, tmp_path)
     for name, message in (
         ("digit", "the nearest: digits"),
         ("folder:away", "away does not exist .*class folders with images"),
-        ("folder:file", "file is a file"),
+        ("folder:file", "file is a file .* csv:PATH"),
+        ("csv:there", "the file .*there is a folder .*: give a CSV file with the columns file and label"),
+        ("csv:away", "the file .*away does not exist"),
+        ("csv:", "unknown data set 'csv:'"),
+        ("file", "for the images that the file file lists write csv:file"),
         ("shards:away", "away does not exist .*shards named train-"),
         ("folder:", "unknown data set 'folder:'"),
     ):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from image_files import put
+from sklearn.metrics import average_precision_score
 from torch import Tensor, nn
 
 from vitlab.config import TrainConfig
@@ -19,6 +20,7 @@ from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.decode import Entry, ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
+from vitlab.evaluate import accuracy
 from vitlab.evaluate.accuracy import (
     CSV_COLUMNS,
     OLD_COLUMNS,
@@ -94,6 +96,16 @@ def test_every_image_once_in_order_in_evaluation_mode(logits: Tensor) -> None:
         evaluate(model, images(N, 9), (4, 4))
 
 
+def mean_average_precision(logits: Tensor, lists: list[list[int]]) -> float:
+    """By its definition: the mean precision at each image of a class, in the order of the class's logits."""
+    averages = []
+    for c in {label for labels in lists for label in labels}:
+        order = sorted(range(len(lists)), key=lambda i: -logits[i, c])
+        ranks = [rank for rank, i in enumerate(order, 1) if c in lists[i]]
+        averages.append(sum(hits / rank for hits, rank in enumerate(ranks, 1)) / len(ranks))
+    return sum(averages) / len(averages)
+
+
 @pytest.mark.parametrize("several", [False, True])
 def test_figures_against_a_plain_loop(logits: Tensor, several: bool) -> None:
     """An image is right if any of its labels is predicted; of k labels each has the target 1/k."""
@@ -120,7 +132,11 @@ def test_figures_against_a_plain_loop(logits: Tensor, several: bool) -> None:
         assert result.confidences[i] == pytest.approx(shares[order[0]], rel=1e-5)
         assert result.losses[i] == pytest.approx(cross_entropy, rel=1e-5)
     assert 0 < right < top5 < N
-    assert result.metrics() == pytest.approx({"accuracy": right / N, "loss": loss / N, "top5": top5 / N})
+    expected = {"accuracy": right / N, "loss": loss / N, "top5": top5 / N}
+    if several:
+        expected["mean_average_precision"] = mean_average_precision(logits, lists)
+        assert f"mean average precision {expected['mean_average_precision']:.2%}" in result.as_table()
+    assert result.metrics() == pytest.approx(expected)
     assert (result.record()["images"], result.record().get("left_out")) == (N, 4 if several else None)
     for k, per_class in enumerate(result.per_class()):
         members = [i for i in range(N) if k in lists[i]]
@@ -148,6 +164,28 @@ def test_table_of_known_predictions() -> None:
     assert rows == [["a", "4", "75.0%", "100.0%"], [r"'\x1b[31mb'", "2", "0.0%", "0.0%"], ["c", "0", "-", "0.0%"]]
     assert " ".join(last) == "6 images of 2 of the 4 classes · accuracy 50.00% · loss 10.0000"
     assert "loss" not in format_evaluation(result.record() | {"loss": None})  # JSON has no NaN
+
+
+def test_mean_average_precision_is_that_of_scikit_learn(logits: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the classes that have images, with equal scores too; only where several labels are to be predicted."""
+    lists = [sorted({i % (K - 1), i * i % (K - 2)}) for i in range(N)]
+    dataset, rounded = with_sets(images(), lists), logits.round()
+    hot = np.array([[c in labels for c in range(K)] for labels in lists])
+    present = hot.any(axis=0)
+    assert present.sum() == K - 1
+    dataset = dataclasses.replace(dataset, failures={4: ImageError("image 4", "zero bytes")})
+    readable = np.arange(N) != 4
+    result = evaluate(Table(rounded), dataset, (4, 4), SKIP)
+    expected = average_precision_score(
+        hot[readable][:, present], rounded.numpy()[readable][:, present], average="macro"
+    )
+    assert result.record()["mean_average_precision"] == pytest.approx(expected)
+    rounded[0, 0] = math.nan
+    assert math.isnan(evaluate(Table(rounded), dataset, (4, 4), SKIP).metrics()["mean_average_precision"])
+    alternatives = dataclasses.replace(dataset, alternatives=True)
+    assert "mean_average_precision" not in evaluate(Table(logits), alternatives, (4, 4), SKIP).record()
+    monkeypatch.setattr(accuracy, "MAX_SCORES", N * K - 1)
+    assert "mean_average_precision" not in evaluate(Table(logits), dataset, (4, 4), SKIP).record()
 
 
 def test_unreadable_images(logits: Tensor) -> None:

@@ -27,6 +27,7 @@ def score(lr: float, accuracy: float | None, loss: float = 1.0) -> dict[str, Any
     [
         ([score(0.03, 0.5), score(0.003, 0.9), score(0.01, 0.7)], 0.003),
         ([score(0.03, 0.9), score(0.01, 0.9), score(0.003, 0.8)], 0.01),  # of equals the smaller
+        ([score(lr, lr) | {"mean_average_precision": 1 - lr} for lr in (0.03, 0.003, 0.01)], 0.003),
         ([score(0.03, 0.9, 0.2), score(0.01, 0.9, 0.3), score(0.003, 0.8, 0.1)], 0.03),  # or that of lower loss
         ([score(0.03, None), score(0.01, 0.0)], 0.01),
     ],

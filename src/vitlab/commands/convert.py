@@ -18,7 +18,7 @@ class Shard:
     """Write a data set as WebDataset tars (`shards:FOLDER`), shuffled, with checksums, optionally resized."""
 
     source: Annotated[Positional[str], tyro.conf.arg(metavar="SOURCE")]
-    """A name of `vitlab list datasets`, `folder:PATH`, `shards:PATH` or `hub:OWNER/NAME`."""
+    """A name of `vitlab list datasets`, `folder:PATH`, `csv:PATH`, `shards:PATH` or `hub:OWNER/NAME`."""
     destination: Annotated[Positional[Path | None], tyro.conf.arg(metavar="DESTINATION")] = None
     """A new folder; not with --check."""
     split: Literal["train", "val", "test", "all"] = "all"

@@ -20,7 +20,7 @@ class Evaluate:
 
     checkpoint: Checkpoint
     dataset: str | None = None
-    """Data set, `folder:PATH` or `shards:PATH`, by default the one that the model was trained on."""
+    """Data set, `folder:PATH`, `csv:PATH` or `shards:PATH`, by default the one that the model was trained on."""
     split: Literal["train", "val", "test", "trainval", "all"] = "test"
     """Part to test on; `all` is every image of the data set once."""
     root: str | None = None
@@ -53,7 +53,7 @@ class Fewshot:
 
     checkpoint: Checkpoint
     dataset: tuple[str, ...]
-    """One data set or several: names, `folder:PATH` or `shards:PATH`."""
+    """One data set or several: names, `folder:PATH`, `csv:PATH` or `shards:PATH`."""
     protocol: Annotated[FewShotProtocol, Flat] = FewShotProtocol()
     splits: Annotated[SplitOptions, Flat] = SplitOptions()
     options: Annotated[EvalOptions, Flat] = EvalOptions()
@@ -83,7 +83,7 @@ class Probe:
 
     checkpoint: Checkpoint
     dataset: str
-    """Data set, `folder:PATH` or `shards:PATH`."""
+    """Data set, `folder:PATH`, `csv:PATH` or `shards:PATH`."""
     kind: Literal["knn", "linear"] = "knn"
     """Nearest neighbors, or a linear (logistic) classifier."""
     k: tuple[int, ...] | None = None
@@ -116,7 +116,7 @@ class Features:
 
     checkpoint: Checkpoint
     dataset: str
-    """Data set, `folder:PATH` or `shards:PATH`."""
+    """Data set, `folder:PATH`, `csv:PATH` or `shards:PATH`."""
     out: Path = Path("features.npz")
     """File to write: .npz, or .parquet (requires pyarrow)."""
     split: Literal["train", "val", "test", "trainval", "all"] = "all"

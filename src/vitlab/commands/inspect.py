@@ -85,7 +85,7 @@ class Duplicates:
     """Find near-duplicates of test images in a training set; writes an exclusion list and a page of the pairs."""
 
     train: Annotated[Positional[str], tyro.conf.arg(metavar="TRAIN")]
-    """Training set: a name of `vitlab list datasets`, `folder:PATH` or `shards:PATH`."""
+    """Training set: a name of `vitlab list datasets`, `folder:PATH`, `csv:PATH` or `shards:PATH`."""
     test: Annotated[Positional[str], tyro.conf.arg(metavar="TEST")]
     """Test set, in the same form."""
     out: Path = Path("duplicates")

@@ -131,6 +131,7 @@ class Dataset:
     labels: int64 [N], indices into `classes`. pixels: uint8 [N, H, W, 3], or None if the set is not in memory.
     failures: the images of `pixels` that could not be read; `image` raises them. label_sets: all labels of each image,
     if there are several; `labels` is the first of each then, and a prediction is right if it is any of them.
+    alternatives: whether several labels are alternatives, any of which is right, as in ImageNet-ReaL and ObjectNet.
     left_out: images of the source that are not here because none of their labels is among the classes. folder: where
     the files are, so that an image is named by its path below. full_size: images of the complete split, if some are
     missing here.
@@ -144,6 +145,7 @@ class Dataset:
     entries: Sequence[Entry] | Entries = ()
     failures: dict[int, ImageError] = dataclasses.field(default_factory=dict)
     label_sets: Labels | None = None
+    alternatives: bool = False
     left_out: int = 0
     folder: str = ""
     full_size: int | None = None
@@ -155,6 +157,11 @@ class Dataset:
     def all_labels(self) -> Labels:
         """`label_sets`, or the one label of each image."""
         return self.label_sets or Labels(self.labels, np.arange(len(self) + 1))
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether all of several labels are to be predicted: by `loss="sigmoid"`, with mean average precision."""
+        return self.label_sets is not None and not self.alternatives
 
     def path(self, index: int) -> str:
         """What to call image `index` in messages."""

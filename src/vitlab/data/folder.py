@@ -31,7 +31,9 @@ def folder_splits(path: Path, name: str) -> SplitReader:
     classes = tuple(sorted({folder for root in roots for folder in subfolders(root)}))
     if not classes:
         root = quoted(str(roots[0]))
-        raise UserError(f"{root} has no class folders: expected {root}/CLASS/image.jpg")
+        raise UserError(
+            f"{root} has no class folders: expected {root}/CLASS/image.jpg, or metadata.csv with file_name and label"
+        )
     # Checkpoints need names in valid UTF-8: a byte that is not is written as \xe9.
     shown = tuple(name.encode(errors="surrogateescape").decode(errors="backslashreplace") for name in classes)
 

@@ -8,7 +8,7 @@ import collections
 import dataclasses
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -140,10 +140,9 @@ def real_splits(name: str, root: Path | None, download: bool, partial: bool = Fa
             )
         images = _val_images(home / "val", partial)
         used = [number for number in images if labels[number]]
-        sets, left_out = Labels.of_lists([labels[number] for number in used]), len(images) - len(used)
+        left_out = len(images) - len(used)
         logger.info("%s: %d of %d images have no label and are left out", name, left_out, len(images))
-        entries = [images[number] for number in used]
-        dataset = Dataset(name, "test", NUMBERS, sets.firsts, entries=entries, label_sets=sets, left_out=left_out)
+        dataset = _with_alternatives(name, [(images[number], labels[number]) for number in used], left_out)
         return _with_full_size(dataset, sum(map(bool, labels)))
 
     return _test_only(name, read)
@@ -151,6 +150,13 @@ def real_splits(name: str, root: Path | None, download: bool, partial: bool = Fa
 
 def _are_classes(labels: Any) -> bool:
     return isinstance(labels, list) and all(type(label) is int and 0 <= label < CLASSES for label in labels)
+
+
+def _with_alternatives(name: str, images: Sequence[tuple[Entry, list[int]]], left_out: int) -> Dataset:
+    """The test split of images of which any label is right."""
+    sets = Labels.of_lists([labels for _, labels in images])
+    dataset = Dataset(name, "test", NUMBERS, sets.firsts, entries=[entry for entry, _ in images], left_out=left_out)
+    return dataclasses.replace(dataset, label_sets=sets, alternatives=True)
 
 
 def _val_images(val: Path, allow_missing: bool) -> dict[int, Entry]:
@@ -199,11 +205,10 @@ def objectnet_splits(name: str, root: Path | None, download: bool) -> SplitReade
                 f"{home / 'images'} has no images of {len(missing)} of {len(classes)} classes, first "
                 f"{missing[0]!r}: unpack the whole archive. {_terms(name)}"
             )
-        shared = [(path, labels) for folder, labels in sorted(classes.items()) for path in images[folder]]
-        sets, entries = Labels.of_lists([labels for _, labels in shared]), [Entry(p, edge=EDGE) for p, _ in shared]
+        shared = [(Entry(p, edge=EDGE), labels) for folder, labels in sorted(classes.items()) for p in images[folder]]
         left_out = sum(map(len, images.values())) - len(shared)
         logger.info("%s: %d images of classes that are not ImageNet's are left out", name, left_out)
-        return Dataset(name, "test", NUMBERS, sets.firsts, entries=entries, label_sets=sets, left_out=left_out)
+        return _with_alternatives(name, shared, left_out)
 
     return _test_only(name, read)
 

@@ -19,13 +19,18 @@ import numpy as np
 from vitlab.data.dataset import Dataset, SplitReader, join, keep_classes, stratified_split, stratified_subset
 from vitlab.data.decode import Entry
 from vitlab.data.downloads import cache_folder
-from vitlab.errors import UserError, quoted
+from vitlab.errors import UserError, first_ten, quoted
 
 logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "val", "test", "trainval", "all")
-CUSTOM = ("folder", "shards", "hub")
+CUSTOM = ("folder", "csv", "shards", "hub")
 """The kinds of the user's data sets, as in `folder:PATH`."""
+_CONTENT = {
+    "folder": "a folder of class folders with images, or a table of images as csv:PATH",
+    "csv": "a CSV file with the columns file and label",
+    "shards": "a folder of shards named train-*.tar",
+}
 PARTIAL = ("imagenet", "imagenet_real")
 """The data sets of which test images may be missing (`partial`)."""
 
@@ -92,8 +97,8 @@ def load_dataset(
 
     split: "train", "val", "test", "trainval" or "all". A split that is missing from the source is held out from its
     train split, stratified, by `seed`, so that splits never overlap; "trainval" is all but test, and "all" (not of
-    VTAB's tasks) every image of the source once. If the user's data set (`folder:`, `shards:`, `hub:`) has val and no
-    test, val is used as test: "val" and "test" are the same images, "train" and "trainval" are train.
+    VTAB's tasks) every image of the source once. If the user's data set (`folder:`, `csv:`, `shards:`, `hub:`) has val
+    and no test, val is used as test: "val" and "test" are the same images, "train" and "trainval" are train.
     root: the folder that holds the set, or will (default: the user's cache); a relative PATH starts there.
     classes: the labels to keep, renumbered 0, 1, ... in the order given; an image stays if it has any of them.
     on_error: "raise" or "skip" for unreadable images of a set that is decoded into memory here.
@@ -137,14 +142,15 @@ def load_dataset(
 def check_source(name: str, root: str | os.PathLike[str] | None = None) -> None:
     """Raises UserError for a name that is not a data set's, and for a missing folder. Reads no data."""
     kind, _, path = name.partition(":")
-    if kind in ("folder", "shards") and path:
-        folder = _resolve(path, root)
-        if not (folder.is_dir() or (kind == "shards" and _is_address(path))):
-            state = "is a file" if folder.exists() else "does not exist"
-            content = {"folder": "class folders with images", "shards": "shards named train-*.tar"}[kind]
-            raise UserError(f"the folder {quoted(str(folder))} {state} (in {Path.cwd()}): give a folder of {content}")
+    if kind in _CONTENT and path:
+        source, form = _resolve(path, root), "file" if kind == "csv" else "folder"
+        state = "is a folder" if source.is_dir() else "is a file" if source.exists() else "does not exist"
+        if state != f"is a {form}" and not (kind == "shards" and _is_address(path)):
+            raise UserError(f"the {form} {quoted(str(source))} {state} (in {Path.cwd()}): give {_CONTENT[kind]}")
     elif not (kind in ("hub", "vtab") and path) and (name not in DATASETS or not DATASETS[name].reader):
         hints = [f"unknown data set {name!r}"]
+        if _resolve(name, root).is_file():
+            hints.append(f"for the images that the file {quoted(name)} lists write {quoted('csv:' + name)}")
         if _resolve(name, root).is_dir():
             hints.append(f"for your own images in the folder {quoted(name)} write {quoted('folder:' + name)}")
         if similar := difflib.get_close_matches(name, DATASETS, n=2):
@@ -231,8 +237,13 @@ def _open(name: str, root: str | os.PathLike[str] | None, download: bool = True,
         return hub_splits(path, name, folder)
     if kind == "folder":
         from vitlab.data.folder import folder_splits
+        from vitlab.data.table import metadata_splits
 
-        return folder_splits(_resolve(path, root), name)
+        return metadata_splits(_resolve(path, root), name) or folder_splits(_resolve(path, root), name)
+    if kind == "csv":
+        from vitlab.data.table import csv_splits
+
+        return csv_splits(_resolve(path, root), name)
     if kind == "shards" and _is_address(path):
         from vitlab.data.remote import remote_splits
 
@@ -276,7 +287,7 @@ def _choose_split(splits: SplitReader, split: str, held_out: Mapping[str, float]
     chosen = np.concatenate([parts["train"], parts["val"]]) if split == "trainval" else parts[split]
     if ":" in train.name:  # the user's data set; the table says it of the others
         absent, size = " and no ".join(sorted(missing)), f"{len(chosen)} of its {len(train)} images"
-        _warn_once(
+        warn_once(
             f"{quoted(train.name)} has no {absent} split: cut from train, stratified, seed {seed}; {split} has {size}"
         )
     return dataclasses.replace(train.take(chosen), split=split)
@@ -295,19 +306,18 @@ def _val_is_test(name: str, present: Sequence[str], warn: bool = True) -> bool:
     if "val" not in present or "test" in present:
         return False
     if warn:
-        _warn_once(f"{quoted(name)} has no test split: val is used as test and excluded from training")
+        warn_once(f"{quoted(name)} has no test split: val is used as test and excluded from training")
     return True
 
 
 def _warn_of_small_classes(dataset: Dataset) -> None:
     counts = np.bincount(dataset.all_labels.values, minlength=len(dataset.classes))
     if len(small := np.flatnonzero(counts < 2)):
-        named = ", ".join(f"{quoted(dataset.classes[c])} ({counts[c]})" for c in small[:10])
-        more = f", ... ({len(small)} classes)" if len(small) > 10 else ""
-        _warn_once(f"{quoted(dataset.name)}: classes with fewer than two images in {dataset.split}: {named}{more}")
+        named = first_ten([f"{dataset.classes[c]} ({counts[c]})" for c in small])
+        warn_once(f"{quoted(dataset.name)}: classes with fewer than two images in {dataset.split}: {named}")
 
 
 @functools.cache
-def _warn_once(text: str) -> None:
+def warn_once(text: str) -> None:
     """A data set is loaded split by split; what holds for the whole set is logged once."""
     logger.warning(text)

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ from vitlab.train.distributed import SINGLE, World
 from vitlab.train.objectives import class_targets
 
 EVAL_DEFAULTS = EvalOptions(batch_size=256)
+MAX_SCORES = 2**27
+"""Logits that are kept for mean average precision, of images times classes: 512 MiB."""
 CSV_COLUMNS = (
     *("image", "label", "prediction", "confidence", "correct", "top5", "loss"),
     *("label_index", "prediction_index", "index"),
@@ -64,6 +67,8 @@ class Evaluation:
     """Images of the complete split, where the data set lacks some of them."""
     computed_in: str = "float32"
     """Type of the model's weights."""
+    scores: Float[np.ndarray, "n K"] | None = None
+    """The logits, of a `Dataset.multi_label` with up to MAX_SCORES of them; not in `predictions.csv`."""
 
     @property
     def all_labels(self) -> Labels:
@@ -83,9 +88,21 @@ class Evaluation:
         np.add.at(counts, (self.labels, self.predictions), 1)
         return counts
 
+    @property
+    def mean_average_precision(self) -> float:
+        """Mean over the classes that have images of `sklearn.metrics.average_precision_score`; needs `scores`.
+
+        NaN if a score is not finite. Labels that are alternatives (ImageNet-ReaL) have none: `Dataset.multi_label`.
+        """
+        assert self.scores is not None
+        hot = self.all_labels.multi_hot(np.arange(len(self.labels)), len(self.classes))
+        return mean_average_precision(hot, self.scores)
+
     def metrics(self) -> dict[str, float]:
-        """Accuracy, loss, and with more than five classes top-5 accuracy."""
+        """Accuracy, loss, with more than five classes top-5 accuracy, and with `scores` mean average precision."""
         metrics = {"accuracy": self.accuracy, "loss": float(self.losses.mean())}
+        if self.scores is not None:
+            metrics["mean_average_precision"] = self.mean_average_precision
         return metrics | ({"top5": float(self.in_top5.mean())} if len(self.classes) > 5 else {})
 
     def record(self) -> dict[str, Any]:
@@ -122,6 +139,17 @@ class Evaluation:
         ]
 
 
+def mean_average_precision(labels: Bool[np.ndarray, "n K"], scores: Float[np.ndarray, "n K"]) -> float:
+    """Mean of `sklearn.metrics.average_precision_score` over the classes that have images; NaN if a score is not
+    finite."""
+    from sklearn.metrics import average_precision_score  # slow to import
+
+    if not np.isfinite(scores).all():
+        return math.nan
+    present = np.flatnonzero(labels.any(axis=0))
+    return float(np.mean([average_precision_score(labels[:, c], scores[:, c]) for c in present]))
+
+
 def format_evaluation(record: dict[str, Any]) -> str:
     """`Evaluation.record()` as text: a table of the classes with images or predictions, then the metrics."""
 
@@ -136,9 +164,10 @@ def format_evaluation(record: dict[str, Any]) -> str:
     parts = [f"{record['images']}" + (f" of {record['full_size']:,}" if "full_size" in record else "") + " images"]
     if tested < classes:
         parts[0] += f" of {tested} of the {classes} classes"
-    numbers = {"accuracy": ".2%", "loss": ".4f", "top5": ".2%"}
+    numbers = {"accuracy": ".2%", "loss": ".4f", "mean_average_precision": ".2%", "top5": ".2%"}
     notes = {"skipped": "could not be read", "left_out": "have no label here"}
-    parts += [f"{name} {record[name]:{style}}" for name, style in numbers.items() if record.get(name) is not None]
+    given = {name: style for name, style in numbers.items() if record.get(name) is not None}
+    parts += [f"{name.replace('_', ' ')} {record[name]:{style}}" for name, style in given.items()]
     parts += [f"{record[name]} {note}" for name, note in notes.items() if record.get(name)]
     if record.get("computed_in", "float32") != "float32":
         parts.append(f"computed in {record['computed_in']}")
@@ -162,6 +191,9 @@ def evaluate(
     """
     results: list[dict[str, Tensor]] = []  # on the device until the end: no batch waits for the one before
     transform = EvalTransform(image_size, preprocessing or Preprocessing())
+    columns = _COLUMNS
+    if dataset.multi_label and len(dataset) * len(dataset.classes) <= MAX_SCORES:
+        columns = columns | {"scores": np.empty((0, len(dataset.classes)), np.float32)}
     with evaluation_batches(model, dataset, transform, options, world=world) as batches:
         for batch in batches:
             logits = model(batch.images).float()
@@ -170,11 +202,12 @@ def evaluate(
                     f"the model predicts {logits.shape[1]} classes and {dataset.name} has {len(dataset.classes)}; "
                     f"fine-tune it on this data set first (`vitlab finetune`)."
                 )
-            results.append(_measure(logits, batch))
+            measured = _measure(logits, batch)
+            results.append({name: measured[name] for name in columns})
     columns = world.all_gather(
         {
-            name: torch.cat([result[name] for result in results]).cpu().numpy() if results else np.empty(0, dtype)
-            for name, dtype in _COLUMNS.items()
+            name: torch.cat([result[name] for result in results]).cpu().numpy() if results else empty
+            for name, empty in columns.items()
         }
     )
     if not len(columns["indices"]):
@@ -193,12 +226,13 @@ def evaluate(
     )
 
 
-_COLUMNS = dict.fromkeys(("indices", "labels", "predictions"), np.int64)
-_COLUMNS |= dict.fromkeys(("confidences", "losses"), np.float32) | dict.fromkeys(("correct", "in_top5"), np.bool_)
+_COLUMNS = dict.fromkeys(("indices", "labels", "predictions"), np.empty(0, np.int64))
+_COLUMNS |= dict.fromkeys(("confidences", "losses"), np.empty(0, np.float32))
+_COLUMNS |= dict.fromkeys(("correct", "in_top5"), np.empty(0, np.bool_))
 
 
 def _measure(logits: Float[Tensor, "B K"], batch: Batch) -> dict[str, Tensor]:
-    """`_COLUMNS` of one batch."""
+    """`_COLUMNS` and `scores` of one batch."""
     targets = batch.labels if batch.targets is None else class_targets(batch.targets, logits.shape[1], "softmax")
     confidence, prediction = logits.softmax(dim=1).max(dim=1)
     # The prediction comes first, by its own argmax: `topk` may order equal logits otherwise.
@@ -212,6 +246,7 @@ def _measure(logits: Float[Tensor, "B K"], batch: Batch) -> dict[str, Tensor]:
         "losses": F.cross_entropy(logits, targets, reduction="none"),
         "correct": correct[:, 0],
         "in_top5": correct[:, 1:].any(dim=1),
+        "scores": logits,
     }
 
 

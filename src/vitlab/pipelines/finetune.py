@@ -118,6 +118,8 @@ def sweep_and_finetune(
         if splits.unreadable:
             log(f"{len(splits.unreadable)} images cannot be read and are left out; they are listed at the end")
     model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
+    if "loss" in config.automatic and splits.train.multi_label:
+        config = dataclasses.replace(config, loss="sigmoid")
     if (shortened := config.sweep_steps) is not None:
         log(f"Deviation: the sweep takes {shortened} steps per rate; the paper's takes as many as the run")
     config = bit_hyperrule(dataclasses.replace(config, model=model), len(splits.train), torch_device.type)

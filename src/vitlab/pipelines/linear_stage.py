@@ -15,6 +15,7 @@ from vitlab.config import FinetuneConfig
 from vitlab.data.dataset import Dataset, stratified_split
 from vitlab.data.downloads import cache_folder
 from vitlab.errors import UserError
+from vitlab.evaluate.accuracy import mean_average_precision
 from vitlab.evaluate.features import Features, features
 from vitlab.evaluate.linear_head import LinearHead, least_squares_head
 from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
@@ -86,7 +87,10 @@ class LinearStage:
         labels = torch.from_numpy(_labels(train, frozen.indices[rows]))
         loss, predictions = classification_loss(logits, labels, self.config.loss), logits.argmax(dim=1)
         correct = predictions == labels if labels.ndim == 1 else labels.gather(1, predictions[:, None])
-        return {"accuracy": float(correct.double().mean()), "loss": float(loss), "images": int(rows.sum())}
+        score = {"accuracy": float(correct.double().mean()), "loss": float(loss), "images": int(rows.sum())}
+        if train.multi_label:
+            score["mean_average_precision"] = mean_average_precision(labels.numpy(), logits.numpy())
+        return score
 
 
 def hold_out(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:

@@ -186,8 +186,7 @@ class FinetuneJob:
         """Whether fine-tuning was better than the least-squares head on the held-out part, as far as is known."""
         if linear is None or not scores:
             return True
-        best = best_score(scores)
-        helps = (best["accuracy"], -best["loss"]) > (linear["accuracy"], -linear["loss"])
+        helps = _rank(best_score(scores))[:2] > _rank(linear)[:2]
         if not helps:
             self.log("fine-tuning is no better than the least-squares head, which is the result")
         return helps
@@ -210,7 +209,8 @@ def best_learning_rate(scores: Sequence[Mapping[str, Any]]) -> float:
 
 
 def best_score(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """That with the highest accuracy after the most steps; ties: lowest loss, then smallest learning rate."""
+    """That with the highest mean average precision, if scores have it, else accuracy, after the most steps; ties:
+    lowest loss, then smallest learning rate."""
     finite = [score for score in scores if score["accuracy"] is not None]
     if not finite:
         rates = ", ".join(f"{score['learning_rate']:g}" for score in scores)
@@ -221,16 +221,19 @@ def best_score(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def _rank(score: Mapping[str, Any]) -> tuple[float, ...]:
     if score["accuracy"] is None:
         return -1.0, -math.inf, -score["learning_rate"]
-    return score["accuracy"], -score["loss"], -score["learning_rate"]
+    return score.get("mean_average_precision", score["accuracy"]), -score["loss"], -score.get("learning_rate", 0.0)
 
 
 def summary_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
     """The main metrics of an evaluation's record."""
-    return {name: record[name] for name in ("accuracy", "loss", "top5", "images") if name in record}
+    names = ("accuracy", "loss", "mean_average_precision", "top5", "images")
+    return {name: record[name] for name in names if name in record}
 
 
 def format_score(score: Mapping[str, Any]) -> str:
     """The metrics of a learning rate as text."""
     if score["accuracy"] is None:
         return "diverged"
-    return f"{score['accuracy']:.2%} of {score['images']} held-out images right, loss {score['loss']:.4f}"
+    precision = score.get("mean_average_precision")
+    text = f"{score['accuracy']:.2%} of {score['images']} held-out images right, loss {score['loss']:.4f}"
+    return text if precision is None else f"{text}, mean average precision {precision:.2%}"

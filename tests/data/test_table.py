@@ -1,0 +1,327 @@
+"""Tables of images and labels: every row is read, or listed in a warning or an error."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from image_files import paths_of, put
+from irregular import irregular
+from PIL import Image
+
+from vitlab.config import DataConfig, OptimConfig, TrainConfig
+from vitlab.data.dataset import Dataset
+from vitlab.data.decode import ImageError
+from vitlab.data.exclude import image_id
+from vitlab.data.registry import load_dataset
+from vitlab.data.write_shards import ShardSettings, write_shards
+from vitlab.errors import UserError
+from vitlab.evaluate.accuracy import evaluate_checkpoint
+from vitlab.evaluate.options import EvalOptions
+from vitlab.models.config import ViTConfig
+from vitlab.pipelines.pretrain import PREDICTIONS, Splits, drop_unreadable, pretrain
+
+
+def table(folder: Path, text: str, *, name: str = "labels.csv", images: bool = True) -> str:
+    """Writes a table, and the images that its rows name first, gray as many as the row."""
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text, encoding="utf-8", newline="")
+    for number, line in enumerate(text.splitlines()[1:], 1) if images else ():
+        put(folder / line.split(",")[0], number)
+    return f"csv:{folder / name}"
+
+
+def label_lists(dataset: Dataset) -> list[list[str]]:
+    labels = dataset.all_labels
+    return [[dataset.classes[label] for label in labels.of(i)] for i in range(len(dataset))]
+
+
+def grays(dataset: Dataset) -> list[int]:
+    return [int(dataset.image(i).max()) for i in range(len(dataset))]
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_every_row_in_order(delimiter: str, end: str, tmp_path: Path) -> None:
+    """As spreadsheets write it: with a byte order mark, quotes, blank lines and columns of other things."""
+    rows = ["\ufeffFile_Name, label ,note", "b.png,dog,", '"deep, down/ä.png",cat,"two\nlines"', "", "c.png,cat,x"]
+    text = end.join(rows).replace(",", delimiter).replace(f"deep{delimiter}", "deep,") + end
+    for value, file in enumerate(("b.png", "deep, down/ä.png", "c.png"), 1):
+        put(tmp_path / file, value)
+    part = load_dataset(table(tmp_path, text, images=False), "all")
+    assert (part.classes, part.labels.tolist()) == (("cat", "dog"), [1, 0, 0])
+    assert grays(part) == [1, 2, 3]
+    assert [image_id(part, i) for i in range(3)] == ["b.png", "deep, down/ä.png", "c.png"]
+    assert (part.label_sets, part.multi_label) == (None, False)
+
+
+def test_paths_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Absolute, upward, and with needless parts; a relative PATH starts at the root, or here."""
+    for value, name in enumerate(("set/in.png", "out.png", "far/away.png"), 1):
+        put(tmp_path / name, value)
+    text = f"file,label\n.//in.png,a\n../out.png,b\n{tmp_path}/far/away.png,b\n"
+    table(tmp_path / "set", text, images=False)
+    monkeypatch.chdir(tmp_path / "set")
+    for name, root in (("csv:set/labels.csv", tmp_path), ("csv:labels.csv", None)):
+        part = load_dataset(name, "all", root=root)
+        assert grays(part) == [1, 2, 3]
+        assert image_id(part, 0) == "in.png"
+
+
+def test_numbers_are_classes_in_their_order(tmp_path: Path) -> None:
+    text = "file,label\na.png,10\nb.png,9\nc.png,0\n"
+    assert load_dataset(table(tmp_path, text), "all").classes == ("0", "9", "10")
+    (tmp_path / "labels.csv").write_text(text.replace("c.png,0", "c.png,x"))
+    assert load_dataset(f"csv:{tmp_path}/labels.csv", "all").classes == ("10", "9", "x")
+
+
+# ------------------------------------------------------------------------------------------------- splits
+
+
+def test_without_splits_train_is_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    name = table(tmp_path, "file,label\n" + "".join(f"{i}.png,{'ab'[i % 2]}\n" for i in range(40)))
+    parts = {split: load_dataset(name, split) for split in ("train", "val", "test")}
+    assert {split: len(part) for split, part in parts.items()} == {"train": 32, "val": 4, "test": 4}
+    assert len({path for part in parts.values() for path in paths_of(part)}) == 40
+    assert "has no test and no val split: cut from train" in caplog.text
+
+
+@pytest.mark.parametrize("column", [True, False])
+def test_splits_and_their_names(column: bool, tmp_path: Path) -> None:
+    """In a column, or as the first folders of all paths."""
+    names = ("Training", "dev", "TEST")
+    rows = [f"{'' if column else f'{name}/'}{name}{c}.png,{c},{name}" for name in names for c in "ba"]
+    text = "\n".join(["file,label,split", *rows])
+    name = table(tmp_path, text if column else text.replace("split", "other"))
+    assert {split: grays(load_dataset(name, split)) for split in ("train", "val", "test", "all")} == {
+        "train": [1, 2],
+        "val": [3, 4],
+        "test": [5, 6],
+        "all": [1, 2, 3, 4, 5, 6],
+    }
+
+
+def test_test_images_alone(tmp_path: Path) -> None:
+    name = table(tmp_path, "file,label,split\na.png,a,test\nb.png,b,test\n")
+    assert load_dataset(name, "test").classes == ("a", "b")
+    with pytest.raises(UserError, match=r"has no train: use one of its splits \(test, all\)"):
+        load_dataset(name, "train")
+
+
+def test_some_folders_called_like_splits_are_no_splits(tmp_path: Path) -> None:
+    rows = [f"{folder}/{i}.png,{folder}\n" for folder in ("test", "car") for i in range(20)]
+    name = table(tmp_path, "file,label\n" + "".join(rows))
+    assert (len(load_dataset(name, "train")), len(load_dataset(name, "test"))) == (32, 4)
+
+
+# ------------------------------------------------------------------------------------------ several labels
+
+
+SEVERAL = "file,label,split\n" + "".join(
+    f"{split}{i}.png,{labels},{split}\n"
+    for split in ("train", "val", "test")
+    for i, labels in enumerate(("b|a", "a", " c | b |", "c|c") if split == "train" else ("a", "b", "c"))
+)
+
+
+def test_several_labels(tmp_path: Path) -> None:
+    """In all splits of a table, also in one where every image has one."""
+    name = table(tmp_path, SEVERAL)
+    train, test = (load_dataset(name, split) for split in ("train", "test"))
+    assert label_lists(train) == [["b", "a"], ["a"], ["c", "b"], ["c"]]
+    assert train.labels.tolist() == [1, 0, 2, 2]
+    assert test.label_sets is not None
+    assert train.multi_label
+    assert test.multi_label
+    part = load_dataset(name, "train", classes=(2, 0))
+    assert label_lists(part) == [["a"], ["a"], ["c"], ["c"]]
+    assert part.multi_label
+
+
+def test_shards_hold_several_labels(tmp_path: Path) -> None:
+    name = table(tmp_path, SEVERAL)
+    write_shards(name, tmp_path / "out", ShardSettings())
+    source, copy = load_dataset(name, "train"), load_dataset(f"shards:{tmp_path / 'out'}", "train")
+    assert copy.classes == source.classes
+    assert copy.multi_label
+    expected, written = (dict(zip(grays(part), label_lists(part), strict=True)) for part in (source, copy))
+    assert written == expected
+
+
+def test_a_run_on_several_labels(tmp_path: Path) -> None:
+    """It learns all of them: images are red, green or both."""
+    rows, random = [], np.random.default_rng(0)
+    for i in range(60):
+        labels = (["red"], ["green"], ["red", "green"])[i % 3]
+        pixels = random.integers(0, 60, (8, 8, 3), np.uint8)
+        pixels += np.array([190 * (color in labels) for color in ("red", "green", "blue")], np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+        rows.append(f"{i}.png,{'|'.join(labels)},{'test' if i < 15 else 'train'}")
+    name = table(tmp_path, "\n".join(["file,label,split", *rows]), images=False)
+    model = ViTConfig(image_size=8, patch_size=4, width=16, depth=1, heads=2, mlp_dim=32, num_classes=2)
+    config = TrainConfig(
+        model=model,
+        data=DataConfig(name),
+        optim=OptimConfig(lr=0.01),
+        batch_size=15,
+        epochs=None,
+        steps=60,
+        loss="sigmoid",
+    )
+    outcome = pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
+    record = outcome.result["test"]
+    assert record["mean_average_precision"] > 0.95
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert any("val_mean_average_precision" in line for line in lines)
+    assert "red|green" in (tmp_path / "run" / PREDICTIONS).read_text()
+    again = evaluate_checkpoint(tmp_path / "run", name, options=EvalOptions(batch_size=4, device="cpu"))
+    assert again.record()["mean_average_precision"] == pytest.approx(record["mean_average_precision"])
+
+
+# -------------------------------------------------------------------------------------- what is wrong with rows
+
+
+def test_missing_files_are_listed_and_errors_when_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    name = table(tmp_path, "file,label\n" + "".join(f"{i}.png,{'ab'[i % 2]}\n" for i in range(60)))
+    missing = [tmp_path / f"{i}.png" for i in range(12)]
+    for path in missing:
+        path.unlink()
+    with pytest.raises(ImageError, match="No such file or directory"):
+        load_dataset(name, "all")
+    assert f"12 of the 60 files of train do not exist: {missing[0]}" in caplog.text
+    assert f"{missing[9]}, ... (12)" in caplog.text
+    assert str(missing[10]) not in caplog.text
+    train, val, test = (load_dataset(name, split, on_error="skip") for split in ("train", "val", "test"))
+    readable = drop_unreadable(Splits(train, val, test))
+    assert sum(map(len, (readable.train, readable.val, readable.test))) == 48
+    reason = "No such file or directory"
+    assert readable.unreadable == [{"path": path, "reason": reason} for path in sorted(map(str, missing))]
+    assert len([message for message in caplog.messages if "do not exist" in message]) == 1
+
+
+def test_repeated_rows_are_listed_and_read_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    name = table(tmp_path, "file,label\na.png,x|y\nb.png,y\n./a.png,y|x\n", images=False)
+    for file in ("a", "b"):
+        put(tmp_path / f"{file}.png")
+    assert [Path(path).name for path in paths_of(load_dataset(name, "all"))] == ["a.png", "b.png"]
+    assert f"lists 1 images again, which are read once: {tmp_path / 'a.png'}" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"has the columns ; expected one file \(or file_name\), one label"),
+        ("image,label\na.png,x\n", "has the columns image, label; expected one file"),
+        ("file,class\na.png,x\n", "has the columns file, class; expected"),
+        ("file,file_name,label\na.png,a.png,x\n", "expected one file"),
+        ("file,label\n", "labels.csv: lists no image"),
+        ("file,label\na.png,x\n,y\n", "line 3 has no file"),
+        ("file,label\na.png\nb.png,x,y\n", "line 2 has not 2 fields, line 3 has not 2 fields"),
+        ("file,label\na.png,x\nb.png, \nc.png,|\n", r"line 3 has no label \(b.png\), line 4 has no label"),
+        ("file,label\n" + "a.png,\n" * 12, r"line 11 has no label \(a.png\), ... \(12\)"),
+        ("file,label\nhttps://host/a.png,x\n", "line 2 has no local path"),
+        ("file,label\na\0.png,x\n", "line 2 has no local path|is not CSV"),
+        (
+            "file,label,split\na.png,x,train\nb.png,x,\nc.png,x,extra\n",
+            "line 3 has the split '' .*line 4 has .*'extra'",
+        ),
+        ('file,label\n"a.png,x\n', "is not CSV: unexpected end of data"),
+        ('file,label\n"a"b.png,x\n', "line 2, is not CSV"),
+        (
+            "file,label\na.png,x\na.png,y\n",
+            r"with different labels or splits: .*a.png \(x in train and y in train\); keep",
+        ),
+        ("file,label,split\na.png,x,train\na.png,x,test\n", r"\(x in train and x in test\)"),
+        ("file,label,split\na.png,x,train\nb.png,y|z,test\n", "labels that are missing in train: y, z"),
+    ],
+)
+def test_invalid_tables(text: str, message: str, tmp_path: Path) -> None:
+    name = table(tmp_path, text, images=False)
+    with pytest.raises(UserError, match=message):
+        load_dataset(name, "train")
+
+
+def test_other_files(tmp_path: Path) -> None:
+    (tmp_path / "latin.csv").write_bytes("file,label\na.png,é\n".encode("latin-1"))
+    irregular("pipe", tmp_path / "pipe.csv", tmp_path)
+    for file, message in (("latin", "it is not UTF-8"), ("pipe", "named pipe"), ("no", "no.csv does not exist")):
+        with pytest.raises(UserError, match=message):
+            load_dataset(f"csv:{tmp_path / file}.csv", "train")
+
+
+# ------------------------------------------------------------------------------------- Hugging Face's imagefolder
+
+
+def json_lines(*records: object) -> str:
+    return "\n".join(map(json.dumps, records)) + "\n"
+
+
+def test_metadata_of_a_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for value, file in enumerate(("a.png", "more/b.png", "c.png", "d.png"), 1):
+        put(tmp_path / file, value)
+    records = (
+        {"file_name": "a.png", "label": 10},
+        {"file_name": "more/b.png", "label": 2},
+        {"file_name": "c.png", "label": 2},
+    )
+    (tmp_path / "metadata.jsonl").write_text(json_lines(*records))
+    part = load_dataset(f"folder:{tmp_path}", "all")
+    assert (part.classes, part.labels.tolist(), grays(part)) == (("2", "10"), [1, 0, 0], [1, 2, 3])
+    assert part.label_sets is None
+    assert f"lists no label of 1 images: {tmp_path / 'd.png'}" in caplog.text
+    (tmp_path / "metadata.csv").write_text("file_name,label\na.png,x\n")
+    with pytest.raises(UserError, match=r"has metadata.csv and metadata.jsonl; remove one"):
+        load_dataset(f"folder:{tmp_path}", "all")
+
+
+@pytest.mark.parametrize("lists", [True, False])
+def test_metadata_of_splits(lists: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    labels = {"train": [["a", "b"], ["c"]], "Validation": [["b"]], "test": [["c", "a"]]}
+    for split, sets in labels.items():
+        cells = [several if lists else "|".join(several) for several in sets]
+        records = [{"file_name": f"{i}.png", "labels": cell} for i, cell in enumerate(cells)]
+        for i in range(len(sets)):
+            put(tmp_path / split / f"{i}.png", 7 * i)
+        (tmp_path / split / "metadata.jsonl").write_text(json_lines(*records))
+    name = f"folder:{tmp_path}"
+    for split, ours in zip(labels, ("train", "val", "test"), strict=True):
+        part = load_dataset(name, ours)
+        assert label_lists(part) == labels[split]
+        assert (part.classes, part.multi_label) == (("a", "b", "c"), True)
+    assert not [message for message in caplog.messages if "fewer than two" not in message]
+    (tmp_path / "test" / "metadata.jsonl").unlink()
+    with pytest.raises(UserError, match=r"test has no metadata.csv or .jsonl with file_name and label, as other"):
+        load_dataset(name, "train")
+
+
+def test_metadata_before_class_folders(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """If it has labels; metadata of other things changes nothing."""
+    for name in "ab":
+        for i in range(3):
+            put(tmp_path / name / f"{i}.png")
+    (tmp_path / "metadata.csv").write_text("file_name,text\na/0.png,an image of x\n")
+    assert load_dataset(f"folder:{tmp_path}", "all").classes == ("a", "b")
+    rows = [f"{name}/{i}.png,{label}\n" for name, label in zip("ab", "xy", strict=True) for i in range(3)]
+    (tmp_path / "metadata.csv").write_text("file_name,label\n" + "".join(rows))
+    assert load_dataset(f"folder:{tmp_path}", "all").classes == ("x", "y")
+    assert "metadata.csv; the folders a, b are not read as classes" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"file_name": "a.png", "label": 0.5}', r"line 1 has no label \(a.png\)"),
+        ('{"file_name": "a.png", "label": null}', "line 1 has no label"),
+        ('{"file_name": "a.png", "label": ["x", {}]}', "line 1 has no label"),
+        ('{"file_name": "a.png", "label": "x"}\n{"label": "x"}', "line 2 has no file"),
+        ('{"file_name": 3, "label": "x"}', "line 1 has no file"),
+        ('{"file_name": "a.png", "label": "\\ud800"}', "no valid UTF-8"),
+        ('{"file_name": "a.png", "label": "x"}\n[1]', "line 2, is not an object"),
+        ('{"file_name": "a.png", "label": "x"}\n{', "line 2, is not valid JSON"),
+        ('{"file_name": "a.png"}', "has no class folders: expected .*, or metadata.csv with file_name and label"),
+    ],
+)
+def test_invalid_metadata(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "metadata.jsonl").write_text(text)
+    with pytest.raises(UserError, match=message):
+        load_dataset(f"folder:{tmp_path}", "train")
