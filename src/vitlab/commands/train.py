@@ -114,7 +114,7 @@ class Finetune:
             options |= {"device": self.device, "log": print_note, "world": world}
             options |= {"budget": self.budget and parse_duration(self.budget), "started": started}
             outcome = sweep_and_finetune(self.checkpoint, self.config, workdir, **options)
-        print_result(outcome.result, self.json, outcome.summary(workdir))
+        print_result(outcome.result, self.json, outcome.summary())
         return 0
 
 

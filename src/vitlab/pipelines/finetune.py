@@ -5,6 +5,7 @@ run or several on all of it, then the test. `bit_hyperrule` decides what a recip
 """
 
 import dataclasses
+import html
 import json
 import math
 import time
@@ -25,7 +26,7 @@ from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.precision import choose_device
-from vitlab.train.workdir import check_folder
+from vitlab.train.workdir import check_folder, read_log
 from vitlab.weights import load_metadata, load_model
 
 MAX_CPU_FLOPS = 1e14
@@ -45,8 +46,9 @@ class Finetuned:
     """The complete settings."""
     result: dict[str, Any]
     """The content of `result.json`: the same however often the work was interrupted."""
+    workdir: Path
 
-    def summary(self, workdir: Path) -> str:
+    def summary(self) -> str:
         """The learning rates tried, the test, the runs, unreadable files, and the paths of model and curves."""
         result, lines = self.result, []
         for score in result.get("sweep", ()):
@@ -64,7 +66,19 @@ class Finetuned:
         if unreadable := result.get("unreadable"):
             lines.append(f"{len(unreadable)} files could not be read and were left out:")
             lines += [f"  {quoted(file['path'])}: {file['reason']}" for file in unreadable]
-        return "\n".join([*lines, f"model: {workdir / 'model'} · curves: {workdir / 'metrics.jsonl'}"])
+        return "\n".join(
+            [*lines, f"model: {self.workdir / 'model'} · report: {self.workdir / 'report' / 'index.html'}"]
+        )
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the summary, and the curves of the first run."""
+        from vitlab.inspect import figures, plots
+        from vitlab.inspect.page import data_uri
+
+        logs = [folder / "metrics.jsonl" for folder in (self.workdir / "run-0", self.workdir)]
+        records = next((read_log(path) for path in logs if path.is_file()), [])
+        shown = [data_uri(figures.png(plots.panels(panels)))] if (panels := plots.curves(records)) else []
+        return f"<pre>{html.escape(self.summary())}</pre>" + "".join(f'<img src="{uri}">' for uri in shown)
 
 
 def sweep_and_finetune(
@@ -146,8 +160,8 @@ def sweep_and_finetune(
     log(f"settings: {workdir / 'config.json'}")
     job = FinetuneJob(checkpoint, init_id, splits, config, execution, log)
     if len(config.learning_rates) < 2 and config.runs == 1 and config.head is None:
-        return Finetuned(config, job.train_and_test(config.single(), workdir))
-    return Finetuned(config, job.sweep_and_runs(workdir))
+        return Finetuned(config, job.train_and_test(config.single(), workdir), workdir)
+    return Finetuned(config, job.sweep_and_runs(workdir), workdir)
 
 
 def _describe_init(checkpoint: str | Path, config: FinetuneConfig, weights: str) -> str:

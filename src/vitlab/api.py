@@ -1,0 +1,147 @@
+"""The commands as functions, for Python and notebooks, where their results show themselves.
+
+```python
+run = vitlab.finetune("timm:vit_small_patch16_224.augreg_in21k", "folder:flowers", budget="10m")
+vitlab.predict(run, "photos")
+vitlab.inspect(run, "photo.jpg")
+```
+"""
+
+import dataclasses
+import html
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from PIL import Image
+
+from vitlab.display import format_table, parse_duration
+from vitlab.errors import UserError
+from vitlab.evaluate.accuracy import Evaluation, evaluate_checkpoint
+from vitlab.evaluate.options import EvalOptions, ModelOptions
+from vitlab.evaluate.predict import ImageSource, Prediction
+from vitlab.evaluate.predict import predict as predict_images
+from vitlab.inspect.page import data_uri
+from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
+from vitlab.pipelines.inspect import as_text, inspect_checkpoint
+from vitlab.recipes import FINETUNE
+from vitlab.settings import nearest
+from vitlab.weights.recommended import DEFAULT
+
+AnyCheckpoint = str | Path | Finetuned
+"""A checkpoint in any form that `load_model` takes, or what `finetune` returned."""
+
+
+def print_line(text: str) -> None:
+    """Prints to the standard error, as the commands do."""
+    print(f"vitlab: {text}", file=sys.stderr, flush=True)
+
+
+def finetune(
+    checkpoint: str | Path | None,
+    dataset: str,
+    *,
+    budget: str | float | None = None,
+    workdir: str | Path | None = None,
+    recipe: str = "staged",
+    image_size: int | None = None,
+    device: str = "auto",
+    log: Callable[[str], None] = print_line,
+    **settings: Any,
+) -> Finetuned:
+    """Makes a classifier of the images in `dataset`, such as `folder:PATH` or `csv:PATH`, as `vitlab finetune` does.
+
+    checkpoint: None is the default of `vitlab list checkpoints`. budget: seconds, or a text such as "10m", for the whole
+    job. workdir: default `runs/finetune-NAME`; the same call resumes what is there. settings: fields of FinetuneConfig,
+    such as `learning_rates=(1e-4,)`, in place of the recipe's. Raises UserError for bad settings or data.
+    """
+    if recipe not in FINETUNE:
+        raise UserError(f"unknown recipe {recipe!r}; {nearest(recipe, FINETUNE)}.")
+    config = FINETUNE[recipe]()
+    on_error = "skip" if dataset.startswith(("folder:", "csv:")) else config.data.on_error
+    data = dataclasses.replace(config.data, name=dataset, on_error=on_error)
+    automatic = tuple(name for name in config.automatic if name not in settings)
+    config = dataclasses.replace(config, **{"data": data, "automatic": automatic} | settings)
+    name = Path(dataset.partition(":")[2] or dataset).stem
+    folder = Path("runs") / f"finetune-{name}" if workdir is None else workdir
+    seconds = parse_duration(budget) if isinstance(budget, str) else budget
+    options: dict[str, Any] = {"image_size": image_size, "budget": seconds, "device": device, "log": log}
+    return sweep_and_finetune(checkpoint or DEFAULT, config, folder, **options)
+
+
+def evaluate(
+    checkpoint: AnyCheckpoint,
+    dataset: str | None = None,
+    split: Literal["train", "val", "test", "trainval", "all"] = "test",
+    *,
+    options: EvalOptions = EvalOptions(batch_size=256),
+) -> Evaluation:
+    """The accuracy of a checkpoint on a data set, by default its own, with its own preprocessing: `vitlab evaluate`."""
+    return evaluate_checkpoint(_path(checkpoint), dataset, split, options)
+
+
+class Predictions(tuple[Prediction, ...]):
+    """The predictions for several images, in their order; a table in a notebook."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for prediction in self:
+            text = prediction.error or "  ".join(f"{name} {probability:.1%}" for name, probability in prediction.top)
+            rows.append({"image": prediction.path, "classes": text})
+        return html_table(rows)
+
+
+def predict(
+    checkpoint: AnyCheckpoint,
+    images: ImageSource | Iterable[ImageSource],
+    *,
+    top: int = 5,
+    reject_below: float | Literal["auto"] | None = None,
+    options: ModelOptions = ModelOptions(),
+) -> Predictions:
+    """The most probable classes of images: paths of files and folders, PIL images or uint8 arrays [H, W, 3], one or
+    several. `reject_below` is as in `vitlab predict`."""
+    sources = [images] if isinstance(images, (str, Path, Image.Image, np.ndarray)) else list(images)
+    return Predictions(predict_images(_path(checkpoint), sources, options, top=top, reject_below=reject_below))
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What `inspect` found, and the folder of the page and the figures; in a notebook the attention of the images."""
+
+    result: Mapping[str, Any]
+    """The content of result.json."""
+    folder: Path
+
+    def _repr_html_(self) -> str:
+        names = [f"figures/{name}.png" for name in ("attention", "distances")]
+        shown = [self.folder / name for name in names if (self.folder / name).is_file()]
+        text = f"<pre>{html.escape(as_text(dict(self.result)))}</pre>"
+        return text + "".join(f'<img src="{data_uri(path.read_bytes())}">' for path in shown)
+
+
+def inspect(
+    checkpoint: AnyCheckpoint,
+    images: str | Path | Sequence[str | Path] = (),
+    out: str | Path = "inspect",
+    **options: Any,
+) -> Inspected:
+    """Attention, embeddings and training of a checkpoint, on images (files and folders) or a run's test images: a page
+    with figures in `out`. `options` are those of `inspect_checkpoint`."""
+    sources = [images] if isinstance(images, (str, Path)) else images
+    result = inspect_checkpoint(_path(checkpoint), [str(source) for source in sources], out, **options)
+    return Inspected(result, Path(out))
+
+
+def _path(checkpoint: AnyCheckpoint) -> str | Path:
+    return checkpoint.workdir if isinstance(checkpoint, Finetuned) else checkpoint
+
+
+def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """`format_table` as HTML that a notebook shows as it is."""
+    return f"<pre>{html.escape(format_table(rows))}</pre>"
