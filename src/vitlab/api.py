@@ -9,7 +9,6 @@ vitlab.inspect(run, "photo.jpg")
 
 import dataclasses
 import html
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from PIL import Image
 
+from vitlab.commands import print_note
 from vitlab.display import format_table, parse_duration
 from vitlab.errors import UserError
 from vitlab.evaluate.accuracy import Evaluation, evaluate_checkpoint
@@ -35,11 +35,6 @@ AnyCheckpoint = str | Path | Finetuned
 """A checkpoint in any form that `load_model` takes, or what `finetune` returned."""
 
 
-def print_line(text: str) -> None:
-    """Prints to the standard error, as the commands do."""
-    print(f"vitlab: {text}", file=sys.stderr, flush=True)
-
-
 def finetune(
     checkpoint: str | Path | None,
     dataset: str,
@@ -49,14 +44,15 @@ def finetune(
     recipe: str = "staged",
     image_size: int | None = None,
     device: str = "auto",
-    log: Callable[[str], None] = print_line,
+    log: Callable[[str], None] = print_note,
     **settings: Any,
 ) -> Finetuned:
     """Makes a classifier of the images in `dataset`, such as `folder:PATH` or `csv:PATH`, as `vitlab finetune` does.
 
-    checkpoint: None is the default of `vitlab list checkpoints`. budget: seconds, or a text such as "10m", for the whole
-    job. workdir: default `runs/finetune-NAME`; the same call resumes what is there. settings: fields of FinetuneConfig,
-    such as `learning_rates=(1e-4,)`, in place of the recipe's. Raises UserError for bad settings or data.
+    checkpoint: None is the default of `vitlab list checkpoints`. budget: seconds, or a text such as "10m", for the
+    whole job. workdir: default `runs/finetune-NAME`; the same call resumes what is there. settings: fields of
+    FinetuneConfig, such as `learning_rates=(1e-4,)`, in place of the recipe's. Raises UserError for bad settings or
+    data.
     """
     if recipe not in FINETUNE:
         raise UserError(f"unknown recipe {recipe!r}; {nearest(recipe, FINETUNE)}.")
