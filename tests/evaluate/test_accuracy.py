@@ -29,6 +29,7 @@ from vitlab.evaluate.accuracy import (
     read_predictions,
     write_predictions,
 )
+from vitlab.evaluate.calibration import calibrate
 from vitlab.evaluate.options import EvalOptions, LoaderOptions
 from vitlab.pipelines.pretrain import PREDICTIONS, Outcome, pretrain
 from vitlab.preprocessing import Preprocessing
@@ -133,6 +134,13 @@ def test_figures_against_a_plain_loop(logits: Tensor, several: bool) -> None:
             "accuracy" if several else "recall": pytest.approx(hits / len(members)) if members else None,
             "precision": pytest.approx(correct / len(predicted)) if predicted else None,
         }
+    recalls = [row["recall"] for row in result.per_class() if row["images"]] if not several else []
+    assert result.record().get("balanced_accuracy") == (pytest.approx(np.mean(recalls)) if recalls else None)
+    low, high = result.record()["accuracy_interval"]
+    assert 0 < low < right / N < high < 1
+    assert result.record()["expected_calibration_error"] == calibrate(result.confidences, result.correct).error
+    metadata = {"test_accuracy": right / N, "test_images": N, "test_accuracy_interval": [low, high]}
+    assert metadata.items() <= result.metadata().items()
     if not several:
         np.testing.assert_array_equal(result.confusion, confusion)
 
@@ -146,7 +154,10 @@ def test_table_of_known_predictions() -> None:
     head, *rows, last = [line.split() for line in result.as_table().splitlines()]
     assert head == ["class", "images", "recall", "precision"]
     assert rows == [["a", "4", "75.0%", "100.0%"], [r"'\x1b[31mb'", "2", "0.0%", "0.0%"], ["c", "0", "-", "0.0%"]]
-    assert " ".join(last) == "6 images of 2 of the 4 classes · accuracy 50.00% · loss 10.0000"
+    accuracy = "accuracy 50.00% (95% interval 18.76% to 81.24%) · balanced accuracy 37.50%"
+    assert " ".join(last) == f"6 images of 2 of the 4 classes · {accuracy} · loss 10.0000"
+    earlier = {key: value for key, value in result.record().items() if "_accuracy" not in key and "interval" not in key}
+    assert format_evaluation(earlier).endswith("classes · accuracy 50.00% · loss 10.0000")
     assert "loss" not in format_evaluation(result.record() | {"loss": None})  # JSON has no NaN
 
 

@@ -19,9 +19,10 @@ from vitlab.data.registry import DATASETS, check_source, load_dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
+from vitlab.evaluate.calibration import Calibration, accuracy_interval, calibrate
 from vitlab.evaluate.load import evaluation_batches, load_for_evaluation, match_classes, nothing_readable
 from vitlab.evaluate.options import EvalOptions, LoaderOptions
-from vitlab.io import replacing_file
+from vitlab.io import write_csv
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.objectives import class_targets
@@ -76,6 +77,11 @@ class Evaluation:
         return float(self.correct.mean())
 
     @property
+    def calibration(self) -> Calibration:
+        """Accuracy by confidence, in 15 bins."""
+        return calibrate(self.confidences, self.correct)
+
+    @property
     def confusion(self) -> Int[np.ndarray, "K K"]:
         """Counts of images by label (row) and prediction (column), for images with one label."""
         assert self.label_sets is None, "which of several labels was confused is unknown"
@@ -89,13 +95,27 @@ class Evaluation:
         return metrics | ({"top5": float(self.in_top5.mean())} if len(self.classes) > 5 else {})
 
     def record(self) -> dict[str, Any]:
-        """The metrics and what they were measured on, as plain data."""
+        """The metrics and what they were measured on, as plain data.
+
+        Also the accuracy's 95 % interval, the expected calibration error (`Calibration`), and where each image has one
+        label the balanced accuracy: the mean recall of the classes with images.
+        """
+        per_class = self.per_class()
         record = self.metrics() | {"images": len(self.labels), "skipped": self.skipped, "computed_in": self.computed_in}
+        record["accuracy_interval"] = list(accuracy_interval(int(self.correct.sum()), len(self.correct)))
+        record["expected_calibration_error"] = self.calibration.error
+        if self.label_sets is None:
+            record["balanced_accuracy"] = float(np.mean([row["recall"] for row in per_class if row["images"]]))
         if self.left_out:
             record["left_out"] = self.left_out
         if self.full_size is not None:
             record["full_size"] = self.full_size
-        return record | {"per_class": self.per_class()}
+        return record | {"per_class": per_class}
+
+    def metadata(self) -> dict[str, Any]:
+        """The main numbers as metadata of the checkpoint: `test_accuracy`, `test_images`, ..."""
+        names = ("accuracy", "accuracy_interval", "balanced_accuracy", "expected_calibration_error", "images")
+        return {f"test_{name}": value for name, value in self.record().items() if name in names}
 
     def as_table(self) -> str:
         return format_evaluation(self.record())
@@ -136,9 +156,12 @@ def format_evaluation(record: dict[str, Any]) -> str:
     parts = [f"{record['images']}" + (f" of {record['full_size']:,}" if "full_size" in record else "") + " images"]
     if tested < classes:
         parts[0] += f" of {tested} of the {classes} classes"
-    numbers = {"accuracy": ".2%", "loss": ".4f", "top5": ".2%"}
+    numbers = {"accuracy": ".2%", "balanced_accuracy": ".2%", "loss": ".4f", "top5": ".2%"}
     notes = {"skipped": "could not be read", "left_out": "have no label here"}
-    parts += [f"{name} {record[name]:{style}}" for name, style in numbers.items() if record.get(name) is not None]
+    present = {name: style for name, style in numbers.items() if record.get(name) is not None}
+    parts += [f"{name.replace('_', ' ')} {record[name]:{style}}" for name, style in present.items()]
+    if interval := record.get("accuracy_interval"):  # results of earlier versions have none
+        parts[1] += " (95% interval {:.2%} to {:.2%})".format(*interval)
     parts += [f"{record[name]} {note}" for name, note in notes.items() if record.get(name)]
     if record.get("computed_in", "float32") != "float32":
         parts.append(f"computed in {record['computed_in']}")
@@ -277,12 +300,7 @@ def write_predictions(path: Path, evaluation: Evaluation, dataset: Dataset) -> N
         "prediction_index": predictions,
         "index": evaluation.indices,
     }
-    text = io.StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(CSV_COLUMNS)
-    table.writerows(zip(*(columns[name] for name in CSV_COLUMNS), strict=True))
-    with replacing_file(path) as file:
-        file.write(text.getvalue().encode(errors="surrogateescape"))  # file names may hold any bytes
+    write_csv(path, CSV_COLUMNS, zip(*(columns[name] for name in CSV_COLUMNS), strict=True))
 
 
 def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, list[str]]:

@@ -250,7 +250,7 @@ def _write_files(
         from vitlab.weights import save_model
 
         write_predictions(folder / PREDICTIONS, test, test_set)
-        metadata |= {"classes": list(test_set.classes), "test_accuracy": test.accuracy}
+        metadata |= {"classes": list(test_set.classes), **test.metadata()}
         save_model(model, folder / "model", extra=metadata)
     else:
         from vitlab.evaluate.masked import save_masked, write_reconstructions
