@@ -80,7 +80,7 @@ def test_images_of_low_probability_are_rejected(workdir: Path, images: list[str]
         predictions(workdir, images[0], reject_below="auto")
     save_model(load_model(workdir), tmp_path / "model", extra={**load_metadata(workdir), "reject_below": threshold})
     assert predictions(tmp_path / "model", *images, reject_below="auto") == rejected
-    with pytest.raises(UserError, match="reject_below is 1.5"):
+    with pytest.raises(UserError, match="reject_below is 1"):
         predictions(workdir, images[0], reject_below=1.5)
 
 

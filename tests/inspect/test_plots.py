@@ -166,3 +166,15 @@ def test_confusion_shows_shares_of_the_label() -> None:
     np.testing.assert_allclose(np.asarray(axes.images[0].get_array()), [[0.75, 0.25], [0, 0]])
     assert sorted((text.get_position(), text.get_text()) for text in axes.texts) == [((0, 0), "3"), ((1, 0), "1")]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"]
+
+
+def test_reliability_has_a_bar_for_each_bin() -> None:
+    """Up to its accuracy, then the gap to its mean confidence, which may go down; below, the share of the images."""
+    nan = float("nan")
+    accuracies, confidences = np.array([nan, 0.9, 0.5]), np.array([nan, 0.6, 0.8])
+    top, bottom = plots.reliability(np.array([0, 1, 3]), accuracies, confidences).axes
+    bars, gaps = np.split(np.array([(patch.get_y(), patch.get_height()) for patch in top.patches]), 2)
+    np.testing.assert_allclose(bars[1:], [(0, 0.9), (0, 0.5)])
+    np.testing.assert_allclose(gaps[1:], [(0.9, -0.3), (0.5, 0.3)])
+    assert [patch.get_height() for patch in bottom.patches] == [0, 0.25, 0.75]
+    assert [patch.get_x() + patch.get_width() / 2 for patch in top.patches[:3]] == pytest.approx([1 / 6, 1 / 2, 5 / 6])
