@@ -162,7 +162,8 @@ class Run:
         name, split = shlex.quote(data.name), data.train_split
         splits = load_splits(replace(data, eval_split="test", on_error="skip"))
         train_set, test_set = splits.train, splits.test
-        command = f"`vitlab duplicates {name} {name} --train-split {split}` searches them."
+        roots = "" if data.root is None else " --train-root {0} --test-root {0}".format(shlex.quote(data.root))
+        command = f"`vitlab duplicates {name} {name} --train-split {split}{roots}` searches them."
         if (count := len(train_set) + len(test_set)) > MAX_COMPARED or "://" in name or "shards:hub:" in name:
             raise UserError(f"there are {count:,} training and test images to read. {command}")
         if test_set.pixels is not None and max(test_set.pixels.shape[1:3]) < SIDE:
