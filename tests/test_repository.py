@@ -43,6 +43,7 @@ STANDS_ON = {
     "studies": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "inspect", "recipes"),
     "app": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "inspect", "recipes"),
     "commands": ("",),
+    "api": ("",),
     "cli": ("",),
     "__main__": ("cli",),
 }

@@ -1,9 +1,11 @@
 """Atomic files and folders, checksums, locks, and safe reading of untrusted JSON and .npz files."""
 
+import csv
 import errno
 import fcntl
 import glob
 import hashlib
+import io
 import json
 import logging
 import math
@@ -59,6 +61,16 @@ def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes an .npz atomically."""
     with replacing_file(path) as file:
         np.savez(file, **arrays)  # pyright: ignore[reportArgumentType]  # no array is called allow_pickle
+
+
+def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Writes a CSV file with a header atomically; names that are not UTF-8 keep their bytes."""
+    text = io.StringIO(newline="")
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(columns)
+    table.writerows(rows)
+    with replacing_file(path) as file:
+        file.write(text.getvalue().encode(errors="surrogateescape"))
 
 
 @contextmanager

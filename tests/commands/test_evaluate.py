@@ -50,6 +50,20 @@ def test_predict_counts_what_it_could_not_read(
     assert err == f"vitlab: loading {run} ... {prepared} vitlab: 1 images could not be read (named above)."
 
 
+def test_predict_writes_a_table(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And says which image it is not sure of."""
+    argv = ["predict", str(run), str(image), "--device", "cpu", "--top", "2", "--csv", "out.csv"]
+    code, out, _ = call(capsys, *argv, "--reject-below", "1")
+    assert (code, out.startswith(f"{image}: not sure (")) == (0, True)
+    head, row = [line.split(",") for line in Path("out.csv").read_text().splitlines()]
+    assert head == ["image", "class_1", "probability_1", "class_2", "probability_2", "rejected", "error"]
+    assert (row[0], row[-2:]) == (str(image), ["1", ""])
+    assert answer(capsys, *argv)["rejected"] is False
+    assert "has no threshold `reject_below`" in call(capsys, *argv, "--reject-below", "auto")[2]
+    Path("folder").mkdir()
+    assert "--csv folder is a folder" in call(capsys, *argv, "--csv", "folder")[2]
+
+
 def test_splits_of_a_folder(
     run: Path, image: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

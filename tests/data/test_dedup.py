@@ -23,6 +23,7 @@ from vitlab.data.dedup import (
     mirrored_views,
 )
 from vitlab.data.shards import shard_splits
+from vitlab.errors import UserError
 
 IMAGES = [photograph(i) for i in range(30)]
 ALL = np.arange(len(IMAGES))
@@ -119,6 +120,13 @@ def test_planted_copies_are_detected_and_nothing_else(flipped: bool) -> None:
         copies = [change(image) for image in IMAGES]
         pairs = list(compare(thumbs_of([p[:, ::-1].copy() if flipped else p for p in copies]), views))
         assert {(pair.train, pair.test, pair.flipped) for pair in pairs} == {(i, i, flipped) for i in range(30)}
+
+
+def test_too_many_candidates_are_an_error() -> None:
+    images = [photograph(0, 40, 40)] * 4
+    assert len(find_duplicates(memory(images), memory(images), max_candidates=32).pairs) == 16
+    with pytest.raises(UserError, match="16 pairs of images look alike"):
+        find_duplicates(memory(images), memory(images), max_candidates=15)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -1,6 +1,5 @@
-"""Figures against plain loops over made-up logits, predictions in a file, and the evaluation of a checkpoint."""
+"""Figures against plain loops over made-up logits, and the evaluation of a checkpoint."""
 
-import csv
 import dataclasses
 import itertools
 import math
@@ -22,16 +21,14 @@ from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
 from vitlab.evaluate import accuracy
 from vitlab.evaluate.accuracy import (
-    CSV_COLUMNS,
-    OLD_COLUMNS,
     Evaluation,
     evaluate,
     evaluate_checkpoint,
     format_evaluation,
-    read_predictions,
-    write_predictions,
 )
+from vitlab.evaluate.calibration import calibrate
 from vitlab.evaluate.options import EvalOptions, LoaderOptions
+from vitlab.evaluate.predictions import read_predictions
 from vitlab.pipelines.pretrain import PREDICTIONS, Outcome, pretrain
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import init_distributed
@@ -149,6 +146,13 @@ def test_figures_against_a_plain_loop(logits: Tensor, several: bool) -> None:
             "accuracy" if several else "recall": pytest.approx(hits / len(members)) if members else None,
             "precision": pytest.approx(correct / len(predicted)) if predicted else None,
         }
+    recalls = [row["recall"] for row in result.per_class() if row["images"]] if not several else []
+    assert result.record().get("balanced_accuracy") == (pytest.approx(np.mean(recalls)) if recalls else None)
+    low, high = result.record()["accuracy_interval"]
+    assert 0 < low < right / N < high < 1
+    assert result.record()["expected_calibration_error"] == calibrate(result.confidences, result.correct).error
+    metadata = {"test_accuracy": right / N, "test_images": N, "test_accuracy_interval": [low, high]}
+    assert metadata.items() <= result.metadata().items()
     if not several:
         np.testing.assert_array_equal(result.confusion, confusion)
 
@@ -162,7 +166,10 @@ def test_table_of_known_predictions() -> None:
     head, *rows, last = [line.split() for line in result.as_table().splitlines()]
     assert head == ["class", "images", "recall", "precision"]
     assert rows == [["a", "4", "75.0%", "100.0%"], [r"'\x1b[31mb'", "2", "0.0%", "0.0%"], ["c", "0", "-", "0.0%"]]
-    assert " ".join(last) == "6 images of 2 of the 4 classes · accuracy 50.00% · loss 10.0000"
+    accuracy = "accuracy 50.00% (95% interval 18.76% to 81.24%) · balanced accuracy 37.50%"
+    assert " ".join(last) == f"6 images of 2 of the 4 classes · {accuracy} · loss 10.0000"
+    earlier = {key: value for key, value in result.record().items() if "_accuracy" not in key and "interval" not in key}
+    assert format_evaluation(earlier).endswith("classes · accuracy 50.00% · loss 10.0000")
     assert "loss" not in format_evaluation(result.record() | {"loss": None})  # JSON has no NaN
 
 
@@ -233,60 +240,6 @@ def test_several_processes(
 
     for result in in_ranks(count, job):
         assert_same(result, alone)
-
-
-# --------------------------------------------------------------------------------------------- predictions in a file
-
-CLASSES = ("a, b", 'say "c"', "d|e\nf")
-SETS = Labels.of_lists([[0], [1, 2], [2], [0, 1, 2], [1], [2, 0], [0]])
-
-
-def made(sets: Labels | None = None) -> tuple[Evaluation, Dataset]:
-    rng = np.random.default_rng(0)
-    confidences, losses = rng.random((2, 7)).astype(np.float32)
-    losses[3] = np.nan
-    labels = sets.firsts if sets else rng.integers(0, 3, 7)
-    predictions, right, in_top5 = rng.integers(0, 3, 7), rng.random(7) < 0.5, rng.random(7) < 0.9
-    indices = np.array([0, 1, 2, 4, 5, 6, 8])
-    evaluation = Evaluation(CLASSES, indices, labels, predictions, confidences, losses, right, in_top5, 2, sets, 5)
-    return evaluation, Dataset("made", "test", CLASSES, np.zeros(9, np.int64), pixels=np.zeros((9, 2, 2, 3), np.uint8))
-
-
-@pytest.mark.parametrize("sets", [None, SETS])
-def test_predictions_are_read_back_whole(sets: Labels | None, tmp_path: Path) -> None:
-    evaluation, dataset = made(sets)
-    write_predictions(tmp_path / "p.csv", evaluation, dataset)
-    back, names = read_predictions(tmp_path / "p.csv", CLASSES)
-    assert names == [f"made/test[{i}]" for i in evaluation.indices]
-    assert_same(dataclasses.replace(back, skipped=2, left_out=5), evaluation)
-    for name in ("confidences", "losses"):
-        assert getattr(back, name).dtype == np.float32
-    with (tmp_path / "p.csv").open(newline="") as file:
-        head, *rows = csv.reader(file)
-    assert tuple(head) == CSV_COLUMNS
-    assert [row[2] for row in rows] == [CLASSES[label] for label in evaluation.predictions]
-    text = (tmp_path / "p.csv").read_text()
-    for columns in (OLD_COLUMNS, ("picture", *OLD_COLUMNS[1:])):  # in files of earlier versions
-        (tmp_path / "p.csv").write_text(text.replace(",".join(CSV_COLUMNS), ",".join(columns), 1))
-        assert read_predictions(tmp_path / "p.csv", CLASSES)[1] == names
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda text: text.replace("label", "marks", 1),
-        lambda text: text.replace(",0\n", ",zero\n", 1),
-        lambda text: text + "cut,off",
-        lambda _: "",
-        lambda text: text.replace("a, b", "another class"),
-    ],
-)
-def test_other_files_are_errors(spoil: Callable[[str], str], tmp_path: Path) -> None:
-    path = tmp_path / "p.csv"
-    write_predictions(path, *made())
-    path.write_text(spoil(path.read_text()))
-    with pytest.raises(UserError, match=r"p\.csv is not a table of predictions"):
-        read_predictions(path, CLASSES)
 
 
 # --------------------------------------------------------------------------------------------------- checkpoints

@@ -1,6 +1,8 @@
 """Predictions for images without a label, from files and folders."""
 
+import csv
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +15,9 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError
 from vitlab.evaluate import predict as module
 from vitlab.evaluate.options import ModelOptions
-from vitlab.evaluate.predict import Prediction, predict
+from vitlab.evaluate.predict import Prediction, predict, write_table
 from vitlab.pipelines.pretrain import Outcome
-from vitlab.weights import load_model, save_model
+from vitlab.weights import load_metadata, load_model, save_model
 
 
 @pytest.fixture
@@ -32,8 +34,8 @@ def images(tmp_path: Path) -> list[str]:
 CPU = ModelOptions(device="cpu")
 
 
-def predictions(checkpoint: Path, *sources: str, top: int = 5) -> list[Prediction]:
-    return list(predict(checkpoint, sources, CPU, top=top))
+def predictions(checkpoint: Path, *sources: str, **options: Any) -> list[Prediction]:
+    return list(predict(checkpoint, sources, CPU, **options))
 
 
 @pytest.mark.parametrize("batch_size", [3, 32])
@@ -61,6 +63,42 @@ def test_top(workdir: Path, images: list[str]) -> None:
     assert sum(share for _, share in most.top) == pytest.approx(1)
     with pytest.raises(UserError, match="top is 0"):
         predictions(workdir, images[0], top=0)
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_images_of_low_probability_are_rejected(workdir: Path, images: list[str], tmp_path: Path) -> None:
+    """Those below the threshold, not those at it; auto is the threshold of the metadata."""
+    highest = sorted(prediction.top[0][1] for prediction in predictions(workdir, *images))
+    threshold = highest[3]
+    rejected = predictions(workdir, *images, reject_below=threshold)
+    assert [prediction.rejected for prediction in rejected] == [each.top[0][1] < threshold for each in rejected]
+    assert sum(prediction.rejected for prediction in rejected) == 3
+    assert not any(prediction.rejected for prediction in predictions(workdir, *images))
+    (line,) = {prediction.as_line() for prediction in rejected if prediction.top[0][1] == highest[0]}
+    assert ": not sure (" in line
+    with pytest.raises(UserError, match=r"no threshold `reject_below`.*--reject-below 0\.5"):
+        predictions(workdir, images[0], reject_below="auto")
+    save_model(load_model(workdir), tmp_path / "model", extra={**load_metadata(workdir), "reject_below": threshold})
+    assert predictions(tmp_path / "model", *images, reject_below="auto") == rejected
+    with pytest.raises(UserError, match="reject_below is 1"):
+        predictions(workdir, images[0], reject_below=1.5)
+
+
+def test_table(tmp_path: Path) -> None:
+    """A row for each image, also for one that cannot be read and one whose name is not UTF-8."""
+    made = [
+        Prediction("a, b.png", (("cat", 0.75), ('say "dog"', 0.25)), rejected=True),
+        Prediction("broken.png", error="cut off"),
+        Prediction("\udcff.png", (("cat", 1.0), ("dog", 0.0))),
+    ]
+    write_table(tmp_path / "new" / "p.csv", made)
+    with (tmp_path / "new" / "p.csv").open(newline="", errors="surrogateescape") as file:
+        assert list(csv.reader(file)) == [
+            ["image", "class_1", "probability_1", "class_2", "probability_2", "rejected", "error"],
+            ["a, b.png", "cat", "0.75", 'say "dog"', "0.25", "1", ""],
+            ["broken.png", "", "", "", "", "0", "cut off"],
+            ["\udcff.png", "cat", "1.0", "dog", "0.0", "0", ""],
+        ]
 
 
 @pytest.mark.usefixtures("pretrained")

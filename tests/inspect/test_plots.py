@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation
 
 from vitlab.inspect import figures, plots
@@ -166,3 +167,16 @@ def test_confusion_shows_shares_of_the_label() -> None:
     np.testing.assert_allclose(np.asarray(axes.images[0].get_array()), [[0.75, 0.25], [0, 0]])
     assert sorted((text.get_position(), text.get_text()) for text in axes.texts) == [((0, 0), "3"), ((1, 0), "1")]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["cat", "dog"]
+
+
+def test_reliability_has_a_bar_for_each_bin() -> None:
+    """Up to its accuracy, then the gap to its mean confidence, which may go down; below, the share of the images."""
+    nan = float("nan")
+    accuracies, confidences = np.array([nan, 0.9, 0.5]), np.array([nan, 0.6, 0.8])
+    top, bottom = plots.reliability(np.array([0, 1, 3]), accuracies, confidences).axes
+    upper, lower = ([patch for patch in axes.patches if isinstance(patch, Rectangle)] for axes in (top, bottom))
+    bars, gaps = np.split(np.array([(bar.get_y(), bar.get_height()) for bar in upper]), 2)
+    np.testing.assert_allclose(bars[1:], [(0, 0.9), (0, 0.5)])
+    np.testing.assert_allclose(gaps[1:], [(0.9, -0.3), (0.5, 0.3)])
+    assert [bar.get_height() for bar in lower] == [0, 0.25, 0.75]
+    assert [bar.get_x() + bar.get_width() / 2 for bar in upper[:3]] == pytest.approx([1 / 6, 1 / 2, 5 / 6])

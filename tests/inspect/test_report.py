@@ -10,6 +10,7 @@ from markup import Page, check
 
 from vitlab.inspect import figures
 from vitlab.inspect.report import (
+    DataSection,
     Inspection,
     RunSection,
     checkpoint_page,
@@ -64,6 +65,7 @@ def section(name: str = "Pre-training", **other: Any) -> RunSection:
             {"class": EVIL, "images": 9, "recall": 0.125, "precision": 1.0},
             {"class": "absent", "images": 0, "recall": None, "precision": None},
         ],
+        "calibration": [np.array([0, 6, 18]), np.array([np.nan, 0.5, 1]), np.array([np.nan, 0.6, 0.9])],
         "mistakes": [figures.PageImage(figures.encode(photograph((8, 8))), f"An image of {EVIL}.", 96, EVIL)],
         "attention": figures.pairs(random_capture(SMALL, 1), [photograph((32, 32))])[0],
         "embedding_figures": [FILTERS, POSITIONS],
@@ -86,7 +88,14 @@ def test_the_page_of_a_training(text: str) -> None:
     assert markup.words.index("12.5%") < markup.words.index("75.0%"), "the worst class comes first"
     alts = [image["alt"] for image in markup.all("img")]
     assert "Over training steps: loss ends at 0.125, eval accuracy ends at 0.75, lr ends at 0.001." in alts
-    assert len(alts) == 1 + 1 + 1 + 1 + 2
+    assert "50% at a mean confidence of 60% (6 images), 100% at a mean confidence of 90% (18 images)." in " ".join(alts)
+    assert "attention rollout" not in markup.words.partition("Wrong predictions")[2].partition("Attention of")[0]
+    assert len(alts) == 1 + 1 + 1 + 1 + 1 + 2
+
+
+def test_mistakes_beside_their_attention() -> None:
+    text = training_page("T", "L", [section(attended=True)])
+    assert "attention rollout" in Page(text).words.partition("Wrong predictions")[2].partition("Attention of")[0]
 
 
 def test_a_phase_of_few_parts_and_a_run_without_mistakes() -> None:
@@ -155,6 +164,21 @@ def test_the_page_of_a_checkpoint() -> None:
     assert len(markup.all("span")) == 3 * (2 * 3 + 2)
     assert (len(markup.all("script")), len(markup.all("canvas"))) == (1, 3)
     assert "kind 0" not in markup.words, "the metadata has no names: classes are numbers"
+
+
+def test_the_images_of_a_run_follow_it() -> None:
+    pair = figures.PageImage(figures.encode(photograph((8, 20))), EVIL, 280, EVIL)
+    data = DataSection("They were compared.", {"Pairs": "1"}, [pair], [(EVIL, "cut off")])
+    for section, words in {
+        data: ("They were compared.", "Pairs", EVIL, "cut off"),
+        DataSection("They were not searched.", unreadable=[]): ("not searched", "There are none."),
+    }.items():
+        markup = page_of(inspection(SMALL, 0), runs=[RunSection("Its training", "", {})], data=section)
+        for word in words:
+            assert word in markup.words
+        parts = [markup.words.rindex(part) for part in ("Its training", words[0], "Patch filters")]
+        assert parts == sorted(parts)
+    assert "Unreadable" not in page_of(inspection(SMALL, 0), data=DataSection("E")).words
 
 
 def test_top_classes() -> None:

@@ -1,5 +1,6 @@
 """A run's folder read back: the page gets what the run computed, or what is missing."""
 
+import io
 import json
 import re
 import shutil
@@ -8,13 +9,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.data.registry import load_dataset
+from vitlab.data.transforms import to_range
+from vitlab.inspect.capture import capture
+from vitlab.inspect.figures import fit, masked
 from vitlab.models import ViTConfig
+from vitlab.pipelines import finished_run
 from vitlab.pipelines.finished_run import Run, run_folders
 from vitlab.pipelines.pretrain import PREDICTIONS, pretrain
+from vitlab.weights import load_model
 
 
 def test_folders_of_runs(run: Path, tmp_path: Path) -> None:
@@ -34,6 +41,12 @@ def test_phase_holds_what_the_run_computed(run: Path) -> None:
     result = json.loads((run / "result.json").read_text())["test"]
     assert section.name == "Trained from scratch on digits"
     assert section.numbers["Test accuracy"] == f"{result['accuracy']:.1%}"
+    low, high = result["accuracy_interval"]
+    assert section.numbers["95% confidence interval"] == f"{low:.1%} to {high:.1%}"
+    assert section.numbers["Balanced accuracy"] == f"{result['balanced_accuracy']:.1%}"
+    assert section.numbers["Expected calibration error"] == f"{result['expected_calibration_error']:.1%}"
+    assert section.calibration is not None
+    assert section.calibration[0].sum() == result["images"]
     assert section.numbers["Training steps"] == "3"
     assert [record["step"] for record in section.records] == [1, 2, 3, 3]  # the last is the evaluation
     assert list(section.classes) == ["0", "1", "2"]
@@ -46,6 +59,24 @@ def test_phase_holds_what_the_run_computed(run: Path) -> None:
     assert not [caption for caption in captions if re.match(r"predicted (.)\n.*\nlabel \1", caption)]
     confidences = [int(re.findall(r"(\d+)% sure", caption)[0]) for caption in captions]
     assert confidences == sorted(confidences, reverse=True)
+
+
+def test_mistakes_beside_their_attention(run: Path) -> None:
+    """On the left the image, on the right the same under its own rollout."""
+    plain, attended = Run.read(run).section(), Run.read(run).section(device=torch.device("cpu"))
+    assert (plain.attended, attended.attended) == (False, True)
+    assert plain.mistakes is not None
+    assert attended.mistakes is not None
+    assert [image.caption for image in attended.mistakes] == [image.caption for image in plain.mistakes]
+    model = load_model(run)
+    for one, two in zip(plain.mistakes, attended.mistakes, strict=True):
+        small = np.array(Image.open(io.BytesIO(one.data)).convert("RGB"))
+        pixels = np.array(Image.open(io.BytesIO(two.data)).convert("RGB"), np.int64)
+        rollout = capture(model, [to_range(torch.from_numpy(small).permute(2, 0, 1)[None].float())]).rollout[0]
+        large = fit(small, 224, enlarge=True)
+        assert pixels.shape == (224, 2 * 224 + 8, 3)
+        assert np.abs(pixels[:, :224] - large).mean() < 4  # WebP is not exact
+        assert np.abs(pixels[:, 232:] - masked(large, rollout)).mean() < 4
 
 
 def test_images_of_rows(run: Path) -> None:
@@ -81,6 +112,44 @@ def folder_run(tmp_path: Path) -> Path:
     config = TrainConfig(model=model, data=data, optim=OptimConfig(lr=1e-9), steps=1, batch_size=4, log_every=1)
     pretrain(config, tmp_path / "run", device="cpu", tensorboard=False)
     return tmp_path / "run"
+
+
+def test_near_duplicates_of_the_test(folder_run: Path) -> None:
+    """A mirrored copy of a test image in train; without the data, or with too much of it, the page says why not."""
+    section = Run.read(folder_run).data_section()
+    assert (section.numbers["Pairs"], section.pairs, section.unreadable) == ("0", [], None)
+    folder = folder_run.parent / "set"
+    copy = Image.open(folder / "test/dark/1.png").transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+    copy.save(folder / "train/bright/copy.png")
+    result = json.loads((folder_run / "result.json").read_text())
+    (folder_run / "result.json").write_text(json.dumps(result | {"unreadable": [{"path": "a", "reason": "b"}]}))
+    section = Run.read(folder_run).data_section()
+    assert section.numbers["Test images with a duplicate"] == "1 of 6 (16.67%)"
+    assert section.numbers["Pairs with conflicting labels"] == "1"
+    assert "train/bright/copy.png" in section.pairs[0].caption
+    assert section.unreadable == [("a", "b")]
+
+
+@pytest.mark.parametrize(
+    ("name", "most", "reason"),
+    [("MAX_COMPARED", 11, "there are 12 training"), ("MAX_CANDIDATES", 0, "1 pairs of images look alike")],
+)
+def test_a_search_that_would_take_long(
+    folder_run: Path, monkeypatch: pytest.MonkeyPatch, name: str, most: int, reason: str
+) -> None:
+    folder = folder_run.parent / "set"
+    shutil.copy(folder / "test/dark/1.png", folder / "train/dark/3.png")
+    monkeypatch.setattr(finished_run, name, most)
+    section = Run.read(folder_run).data_section()
+    assert section.explanation.startswith(f"They were not searched: {reason}")
+    assert f"`vitlab duplicates folder:{folder} folder:{folder} --train-split train`" in section.explanation
+    assert not section.numbers
+
+
+def test_tiny_images_and_lost_data_are_not_searched(run: Path, folder_run: Path) -> None:
+    assert "fewer than 32 pixels" in Run.read(run).data_section().explanation
+    shutil.rmtree(folder_run.parent / "set")
+    assert "They were not searched: " in Run.read(folder_run).data_section().explanation
 
 
 def test_images_that_have_gone(folder_run: Path) -> None:

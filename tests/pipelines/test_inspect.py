@@ -21,11 +21,14 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.inspect import figures
 from vitlab.inspect.capture import capture
 from vitlab.inspect.figures import FIGURES
+from vitlab.io import find_corrupt_files
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import build_model
-from vitlab.pipelines.inspect import DISTANCE_IMAGES, as_text, inspect_checkpoint
+from vitlab.pipelines import inspect as pipeline
+from vitlab.pipelines.inspect import DISTANCE_IMAGES, as_text, inspect_checkpoint, report
 from vitlab.pipelines.pretrain import pretrain
 from vitlab.preprocessing import Preprocessing
+from vitlab.train.workdir import Workdir
 from vitlab.weights import load_model, save_model
 
 SIZES: dict[str, Any] = {"image_size": 16, "patch_size": 4, "width": 16, "depth": 2, "heads": 2, "mlp_dim": 16}
@@ -186,6 +189,56 @@ def test_a_sweep_shows_its_test_images_and_each_of_its_runs(run: Path, tmp_path:
     for words in ("run-0: Trained from scratch on digits", "run-1: Trained", "Test accuracy", "Confusion matrix"):
         assert words in page.words
     assert "pixels in layer 1" in as_text(result)
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_the_report_of_a_run(run: Path, tmp_path: Path) -> None:
+    """The page and the model card are beside what the run wrote, which stays intact."""
+    folder = tmp_path / "flowers"
+    shutil.copytree(run, folder)
+    result = report(folder, device="cpu")
+    assert result["page"] == str(folder / "report" / "index.html")
+    page = check((folder / "report" / "index.html").read_text())
+    for words in ("95% confidence interval", "Balanced accuracy", "Expected calibration error", "Calibration"):
+        assert words in page.words
+    card = folder / "model" / "README.md"
+    assert result["card"] == str(card)
+    accuracy = json.loads((folder / "result.json").read_text())["test"]["accuracy"]
+    assert f"| test accuracy | {accuracy:.2%} (95% confidence interval " in card.read_text()
+    assert 'vitlab.load_model("flowers")' in card.read_text()
+    assert find_corrupt_files(folder) == {}
+    assert load_model(folder / "model").config == load_model(folder).config == load_model(run).config
+    card.write_text("edited")
+    (folder / "SHA256SUMS").unlink()
+    settings = json.loads((folder / "config.json").read_text())
+    with Workdir(folder, settings, tensorboard=False) as opened:  # writes the checksums again
+        assert opened.finished
+    assert "README" not in (folder / "SHA256SUMS").read_text()
+    assert "note" not in report(folder, tmp_path / "elsewhere", device="cpu")
+    assert (tmp_path / "elsewhere" / "index.html").exists()
+    assert card.read_text() == "edited"
+
+
+@pytest.mark.usefixtures("unrendered")
+def test_the_report_of_several_runs(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "model", tmp_path / "search" / "model")
+    for name in ("run-0", "run-1", "sweep/lr-0.1"):
+        shutil.copytree(run, tmp_path / "search" / name)
+    result = report(tmp_path / "search", device="cpu")
+    assert "note" not in result
+    page = check((tmp_path / "search" / "report" / "index.html").read_text())
+    assert page.words.count("95% confidence interval") == 2
+    assert 'load_model("search")' in (tmp_path / "search" / "model" / "README.md").read_text()
+
+
+def test_an_error_of_the_report_is_a_note(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "is incomplete: UserError: " in report(tmp_path / "nowhere")["note"]
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(pipeline, "checkpoint_page", fail)
+    assert report(run, tmp_path / "out", device="cpu")["note"].endswith("is incomplete: RuntimeError: out of memory")
 
 
 @pytest.mark.usefixtures("unrendered")

@@ -57,13 +57,19 @@ def test_the_card_holds_extra(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
 
 def test_only_a_saved_model_is_replaced(saved: Path, tiny: Callable[..., ViT]) -> None:
     other = tiny(width=16)
+    (saved / "README.md").write_text("of the model that is replaced")
     save_model(other, saved)
     assert load_model(saved).config == other.config
+    assert {path.name for path in saved.iterdir()} == {"model.safetensors", "config.json"}
     assert [path.name for path in saved.parent.iterdir()] == ["saved"]
     (saved / "notes.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"already holds notes\.txt"):
         save_model(tiny(), saved)
     assert load_model(saved).config == other.config
+    (saved.parent / "project").mkdir()
+    (saved.parent / "project" / "README.md").write_text("of no model")
+    with pytest.raises(ValueError, match=r"already holds README\.md"):
+        save_model(tiny(), saved.parent / "project")
     with pytest.raises(ValueError, match="is a file"):
         save_model(tiny(), saved / "notes.txt")
     assert (saved / "notes.txt").read_text() == "mine"

@@ -1,7 +1,6 @@
 """timm's models at a shrunken size, read and written; timm itself is the reference."""
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,7 @@ from vitlab.models.vit import build_model
 from vitlab.preprocessing import Preprocessing
 from vitlab.weights import load_model
 from vitlab.weights.timm import metadata_timm, read_timm, timm_layout, write_timm
-from vitlab.weights.timm_arguments import is_eva, timm_settings
+from vitlab.weights.timm_arguments import is_eva
 
 EVA02 = Rotary(1e4, "index", (16, 16))
 FAMILIES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -380,31 +379,3 @@ def test_classes_and_preprocessing_are_written(tmp_path: Path, resize: int | Non
     assert Preprocessing.read(card, "").describe() == prepared.describe()
     with pytest.raises(ValueError, match="2 names"):
         write_timm(build_model(config), tmp_path, {"classes": ["a", "b"]})
-
-
-def test_timms_rounding_is_anticipated(tmp_path: Path) -> None:
-    for width, mlp_dim in ((56, 488), (16, 23), (1152, 4304), (832, 2176)):
-        card = timm_settings(ViTConfig(width=width, heads=8, mlp_dim=mlp_dim), {})
-        assert int(width * card["model_args"]["mlp_ratio"]) == mlp_dim
-    for side, resize in ((side, resize) for side in (16, 224, 384) for resize in range(384, 700, 17)):
-        card = timm_settings(ViTConfig(image_size=side, patch_size=8), {"eval_resize": resize})
-        (tmp_path / "config.json").write_text(json.dumps(card))
-        assert metadata_timm(tmp_path)["preprocessing"]["resize"] == resize
-
-
-@pytest.mark.parametrize(
-    ("config", "name"),
-    [
-        (ViTConfig(width=192, heads=3, depth=1, patch_size=14, num_classes=2), "vit_base_patch16_224"),
-        (ResNetConfig(num_classes=3, body=dataclasses.replace(V2, width=64)), "resnetv2_50x1_bit"),
-        (ResNetConfig(body=dataclasses.replace(V2, width=96, layers=(3, 4, 23, 3))), "resnetv2_101x1_bit"),
-        (ResNetConfig(body=dataclasses.replace(V2, width=256, layers=(3, 8, 36, 3))), "resnetv2_152x2_bit"),
-    ],
-)
-def test_the_architecture_has_our_sizes(config: ModelConfig, name: str) -> None:
-    card = timm_settings(config, {})
-    assert card["architecture"] == name
-    with torch.device("meta"):
-        theirs = timm.create_model(name, num_classes=config.num_classes, **card["model_args"]).state_dict()
-    shapes = {name: tuple(tensor.shape) for name, tensor in theirs.items()}
-    assert shapes == {name: slot.shape for name, slot in timm_layout(config).items()}

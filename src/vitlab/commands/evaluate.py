@@ -9,6 +9,7 @@ import tyro
 from tyro.conf import Positional
 
 from vitlab.commands import Checkpoint, Json, print_note, print_result
+from vitlab.errors import UserError
 from vitlab.evaluate.options import EvalOptions, FewShotProtocol, ModelOptions, SplitOptions
 
 Flat = tyro.conf.arg(name="")  # `--device`, not `--options.device`
@@ -150,17 +151,27 @@ class Predict:
     """Images and folders of images."""
     top: int = 5
     """Classes per image."""
+    reject_below: float | Literal["auto"] | None = None
+    """Say "not sure" of images whose highest probability is below this one; auto is the checkpoint's own threshold,
+    chosen on held-out images."""
+    csv: Path | None = None
+    """CSV file for the predictions."""
     options: Annotated[ModelOptions, Flat] = ModelOptions()
     json: Json = False
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.evaluate.predict import predict
+        from vitlab.evaluate.predict import Prediction, predict, write_table
 
-        failed = 0
-        for prediction in predict(self.checkpoint, self.sources, self.options, top=self.top, log=print_note):
-            failed += prediction.error is not None
+        if self.csv is not None and self.csv.is_dir():
+            raise UserError(f"--csv {self.csv} is a folder; give the name of a file.")
+        predictions: list[Prediction] = []
+        options: dict[str, Any] = {"top": self.top, "reject_below": self.reject_below, "log": print_note}
+        for prediction in predict(self.checkpoint, self.sources, self.options, **options):
+            predictions.append(prediction)
             print_result(dataclasses.asdict(prediction), self.json, prediction.as_line(), lines=True)
-        if failed:
+        if self.csv is not None:
+            write_table(self.csv, predictions)
+        if failed := sum(prediction.error is not None for prediction in predictions):
             print_note(f"{failed} images could not be read (named above).")
         return 1 if failed else 0

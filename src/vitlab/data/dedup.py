@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
+from vitlab.errors import UserError
 
 SIDE = 32  # pixels of a thumbnail's side
 MIN_STD = 2.0  # of the gray values (0-255) of a thumbnail; below, it is blank: skipped and counted
@@ -75,10 +76,12 @@ def find_duplicates(
     limit: float = THRESHOLD,
     workers: int = 0,
     report: Report = lambda *_: None,
+    max_candidates: int | None = None,
 ) -> Duplicates:
     """All pairs of an image of `train` and one of `test` whose distance is at most `limit`.
 
-    workers: threads that read images.
+    workers: threads that read images. Raises UserError if a shard has more than `max_candidates` pairs of similar
+    hashes, each of which takes about 0.1 ms.
     """
     train_omitted, test_omitted = Omitted([], {}), Omitted([], {})
     parts = list(_read_thumbnails(test, "test", test_omitted, workers, report))
@@ -86,7 +89,7 @@ def find_duplicates(
     views = mirrored_views(thumbs)
     best: dict[tuple[int, int], Pair] = {}
     for indices, shard in _read_thumbnails(train, "train", train_omitted, workers, report):
-        for match in compare(shard, views, limit):
+        for match in compare(shard, views, limit, max_candidates):
             key = int(indices[match.train]), int(test_indices[match.test])
             pair = match._replace(train=key[0], test=key[1])
             best[key] = min(best.get(key, pair), pair, key=lambda p: (p.distance, p.flipped))
@@ -99,13 +102,20 @@ def mirrored_views(thumbs: UInt8[np.ndarray, "M S S"]) -> list[View]:
     return [(False, thumbs, frequencies(thumbs)), (True, mirrored, frequencies(mirrored))]
 
 
-def compare(shard: UInt8[np.ndarray, "N S S"], views: list[View], limit: float = THRESHOLD) -> Iterator[Pair]:
+def compare(
+    shard: UInt8[np.ndarray, "N S S"],
+    views: list[View],
+    limit: float = THRESHOLD,
+    max_candidates: int | None = None,
+) -> Iterator[Pair]:
     """The pairs of a thumbnail of `shard` and one of `views` that are at most `limit` apart, by their indices there."""
     shard_frequencies = frequencies(shard)
     for flipped, thumbs, test_frequencies in views:
         i, j, bits = candidates(hashes(shard_frequencies), hashes(test_frequencies))
         similar = correlated(shard_frequencies, test_frequencies, i, j)
         i, j, bits = i[similar], j[similar], bits[similar]
+        if max_candidates is not None and len(i) > max_candidates:
+            raise UserError(f"{len(i):,} pairs of images look alike, which is too many to compare quickly.")
         distance = distances(thumbs, shard, j, i).astype(np.float64).round(4)
         for n in np.flatnonzero(distance <= limit).tolist():
             yield Pair(int(i[n]), int(j[n]), float(distance[n]), int(bits[n]), flipped)

@@ -1,7 +1,5 @@
 """Accuracy and loss of a model on a data set, every image counted exactly once; the predictions as a CSV file."""
 
-import csv
-import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +18,9 @@ from vitlab.data.registry import DATASETS, check_source, load_dataset
 from vitlab.data.transforms import EvalTransform
 from vitlab.display import format_table
 from vitlab.errors import UserError, quoted
+from vitlab.evaluate.calibration import Calibration, accuracy_interval, calibrate
 from vitlab.evaluate.load import evaluation_batches, load_for_evaluation, match_classes, nothing_readable
 from vitlab.evaluate.options import EvalOptions, LoaderOptions
-from vitlab.io import replacing_file
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.objectives import class_targets
@@ -30,13 +28,6 @@ from vitlab.train.objectives import class_targets
 EVAL_DEFAULTS = EvalOptions(batch_size=256)
 MAX_SCORES = 2**27
 """Logits that are kept for mean average precision, of images times classes: 512 MiB."""
-CSV_COLUMNS = (
-    *("image", "label", "prediction", "confidence", "correct", "top5", "loss"),
-    *("label_index", "prediction_index", "index"),
-)
-"""label, prediction: names of classes, and their indices. Several labels are joined by | and their indices by spaces.
-index: the image's position in the data set."""
-OLD_COLUMNS = ("image", "truth", "answer", "confidence", "right", "top5", "loss", "labels", "prediction", "index")
 
 
 @dataclass(frozen=True)
@@ -81,6 +72,11 @@ class Evaluation:
         return float(self.correct.mean())
 
     @property
+    def calibration(self) -> Calibration:
+        """Accuracy by confidence, in 15 bins."""
+        return calibrate(self.confidences, self.correct)
+
+    @property
     def confusion(self) -> Int[np.ndarray, "K K"]:
         """Counts of images by label (row) and prediction (column), for images with one label."""
         assert self.label_sets is None, "which of several labels was confused is unknown"
@@ -106,13 +102,27 @@ class Evaluation:
         return metrics | ({"top5": float(self.in_top5.mean())} if len(self.classes) > 5 else {})
 
     def record(self) -> dict[str, Any]:
-        """The metrics and what they were measured on, as plain data."""
+        """The metrics and what they were measured on, as plain data.
+
+        Also the accuracy's 95 % interval, the expected calibration error (`Calibration`), and where each image has one
+        label the balanced accuracy: the mean recall of the classes with images.
+        """
+        per_class = self.per_class()
         record = self.metrics() | {"images": len(self.labels), "skipped": self.skipped, "computed_in": self.computed_in}
+        record["accuracy_interval"] = list(accuracy_interval(int(self.correct.sum()), len(self.correct)))
+        record["expected_calibration_error"] = self.calibration.error
+        if self.label_sets is None:
+            record["balanced_accuracy"] = float(np.mean([row["recall"] for row in per_class if row["images"]]))
         if self.left_out:
             record["left_out"] = self.left_out
         if self.full_size is not None:
             record["full_size"] = self.full_size
-        return record | {"per_class": self.per_class()}
+        return record | {"per_class": per_class}
+
+    def metadata(self) -> dict[str, Any]:
+        """The main numbers as metadata of the checkpoint: `test_accuracy`, `test_images`, ..."""
+        names = ("accuracy", "accuracy_interval", "balanced_accuracy", "expected_calibration_error", "images")
+        return {f"test_{name}": value for name, value in self.record().items() if name in names}
 
     def as_table(self) -> str:
         return format_evaluation(self.record())
@@ -164,10 +174,18 @@ def format_evaluation(record: dict[str, Any]) -> str:
     parts = [f"{record['images']}" + (f" of {record['full_size']:,}" if "full_size" in record else "") + " images"]
     if tested < classes:
         parts[0] += f" of {tested} of the {classes} classes"
-    numbers = {"accuracy": ".2%", "loss": ".4f", "mean_average_precision": ".2%", "top5": ".2%"}
+    numbers = {
+        "accuracy": ".2%",
+        "balanced_accuracy": ".2%",
+        "loss": ".4f",
+        "mean_average_precision": ".2%",
+        "top5": ".2%",
+    }
     notes = {"skipped": "could not be read", "left_out": "have no label here"}
-    given = {name: style for name, style in numbers.items() if record.get(name) is not None}
-    parts += [f"{name.replace('_', ' ')} {record[name]:{style}}" for name, style in given.items()]
+    present = {name: style for name, style in numbers.items() if record.get(name) is not None}
+    parts += [f"{name.replace('_', ' ')} {record[name]:{style}}" for name, style in present.items()]
+    if interval := record.get("accuracy_interval"):  # results of earlier versions have none
+        parts[1] += " (95% interval {:.2%} to {:.2%})".format(*interval)
     parts += [f"{record[name]} {note}" for name, note in notes.items() if record.get(name)]
     if record.get("computed_in", "float32") != "float32":
         parts.append(f"computed in {record['computed_in']}")
@@ -289,66 +307,3 @@ def evaluate_checkpoint(
         images = load_dataset(name, split, root=root, classes=classes, on_error=options.on_error, partial=partial)
     images = match_classes(images, metadata, loaded.model.config.num_classes, name, str(checkpoint))
     return evaluate(loaded.model, images, image_hw, options, preprocessing=preprocessing, world=world)
-
-
-# ---------------------------------------------------------------------------------------------------- the predictions
-
-
-def write_predictions(path: Path, evaluation: Evaluation, dataset: Dataset) -> None:
-    """Writes the predictions for the images of `dataset`; the file is complete or does not appear."""
-    from vitlab.data.exclude import image_id  # not needed to train
-
-    classes, predictions = evaluation.classes, evaluation.predictions.tolist()
-    labels = [evaluation.all_labels.of(row).tolist() for row in range(len(predictions))]
-    columns = {
-        "image": [image_id(dataset, index) for index in evaluation.indices.tolist()],
-        "label": ["|".join(classes[label] for label in several) for several in labels],
-        "prediction": [classes[prediction] for prediction in predictions],
-        "confidence": map(str, evaluation.confidences),
-        "correct": evaluation.correct.astype(int),
-        "top5": evaluation.in_top5.astype(int),
-        "loss": map(str, evaluation.losses),
-        "label_index": [" ".join(map(str, several)) for several in labels],
-        "prediction_index": predictions,
-        "index": evaluation.indices,
-    }
-    text = io.StringIO(newline="")
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(CSV_COLUMNS)
-    table.writerows(zip(*(columns[name] for name in CSV_COLUMNS), strict=True))
-    with replacing_file(path) as file:
-        file.write(text.getvalue().encode(errors="surrogateescape"))  # file names may hold any bytes
-
-
-def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, list[str]]:
-    """The evaluation that `write_predictions` wrote, without its counts of other images; and the images' names.
-
-    Raises UserError for any other file, and for other classes.
-    """
-    try:
-        text = path.read_bytes().decode(errors="surrogateescape")
-        header, *lines = csv.reader(io.StringIO(text, newline=""))
-        if tuple(header) not in (CSV_COLUMNS, OLD_COLUMNS, ("picture", *OLD_COLUMNS[1:])):  # of earlier versions
-            raise ValueError(f"its columns are {','.join(header)[:60]!r}")
-        columns = dict(zip(CSV_COLUMNS, map(np.array, zip(*lines, strict=True)), strict=True))
-        predictions = columns["prediction_index"].astype(np.int64)
-        if [classes[prediction] for prediction in predictions] != columns["prediction"].tolist():
-            raise ValueError("its classes are not the model's")
-        sets = Labels.of_lists([[int(label) for label in cell.split()] for cell in columns["label_index"]])
-        evaluation = Evaluation(
-            classes,
-            columns["index"].astype(np.int64),
-            sets.firsts,
-            predictions,
-            columns["confidence"].astype(np.float32),
-            columns["loss"].astype(np.float32),
-            correct=columns["correct"].astype(np.int64) > 0,
-            in_top5=columns["top5"].astype(np.int64) > 0,
-            skipped=0,
-            label_sets=sets if len(sets.values) > len(lines) else None,
-        )
-    except (ValueError, IndexError, csv.Error) as error:
-        raise UserError(
-            f"{path} is not a table of predictions ({error}); remove it, and the run is shown without it."
-        ) from error
-    return evaluation, columns["image"].tolist()

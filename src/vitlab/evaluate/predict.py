@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 
@@ -12,6 +13,7 @@ from vitlab.data.transforms import EvalTransform
 from vitlab.errors import UserError, quoted
 from vitlab.evaluate.load import device_of, load_for_evaluation
 from vitlab.evaluate.options import ModelOptions
+from vitlab.io import write_csv
 from vitlab.weights import class_names
 
 BATCH_SIZE = 32
@@ -25,10 +27,14 @@ class Prediction:
     top: tuple[tuple[str, float], ...] = ()
     """(class name, softmax probability), most probable first."""
     error: str | None = None
+    rejected: bool = False
+    """Whether the highest probability is below `reject_below`."""
 
     def as_line(self) -> str:
-        classes = ", ".join(f"{quoted(name)} {probability:.1%}" for name, probability in self.top)
-        return f"{quoted(self.path)}: {classes if self.error is None else 'cannot be read: ' + self.error}"
+        text = ", ".join(f"{quoted(name)} {probability:.1%}" for name, probability in self.top)
+        if self.rejected:
+            text = f"not sure ({text})"
+        return f"{quoted(self.path)}: {text if self.error is None else 'cannot be read: ' + self.error}"
 
 
 def predict(
@@ -37,16 +43,21 @@ def predict(
     options: ModelOptions = ModelOptions(),
     *,
     top: int = 5,
+    reject_below: float | Literal["auto"] | None = None,
     log: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Prediction]:
     """The `top` most probable classes of every image in `sources`: files and folders (with subfolders).
 
-    `log` receives a description of the preprocessing. An unreadable image gives a prediction with its error. Raises
-    UserError for missing paths, and without any image.
+    `reject_below`: predictions of a lower probability are `rejected`; auto is the threshold in the checkpoint's
+    metadata (`choose_rejection`). `log` receives a description of the preprocessing. An unreadable image gives a
+    prediction with its error. Raises UserError for missing paths, without any image, and for auto without a threshold.
     """
     if top < 1:
         raise UserError(f"top is {top}; give at least 1.")
+    if isinstance(reject_below, float | int) and not 0 <= reject_below <= 1:
+        raise UserError(f"reject_below is {reject_below}; give a probability from 0 to 1, or auto.")
     loaded = load_for_evaluation(checkpoint, options, require_head=True)
+    threshold = _stored_threshold(loaded.metadata, str(checkpoint)) if reject_below == "auto" else reject_below or 0.0
     files = list(find_images(sources))
     model, config = loaded.model, loaded.model.config
     names = class_names(loaded.metadata, config.num_classes)
@@ -60,7 +71,8 @@ def predict(
             with torch.inference_mode():
                 values, classes = model(images).float().softmax(dim=1).topk(min(top, len(names)), dim=1)
             for (path, _), row, numbers in zip(batch, values.tolist(), classes.tolist(), strict=True):
-                yield Prediction(path, tuple(zip([names[number] for number in numbers], row, strict=True)))
+                best = tuple(zip([names[number] for number in numbers], row, strict=True))
+                yield Prediction(path, best, rejected=row[0] < threshold)
         batch.clear()
 
     for path, file in files:
@@ -71,6 +83,29 @@ def predict(
         if len(batch) == BATCH_SIZE:
             yield from flush()
     yield from flush()
+
+
+def _stored_threshold(metadata: dict[str, Any], checkpoint: str) -> float:
+    """`reject_below` of a checkpoint's metadata. Raises UserError without it."""
+    threshold = metadata.get("reject_below")
+    if not isinstance(threshold, float | int) or not 0 <= threshold <= 1:
+        raise UserError(
+            f"the metadata of {checkpoint} has no threshold `reject_below` from 0 to 1: fine-tune with a search of the "
+            f"learning rate, which chooses it on held-out images (`vitlab finetune`), or give a probability, "
+            f"for example --reject-below 0.5."
+        )
+    return threshold
+
+
+def write_table(path: Path, predictions: list[Prediction]) -> None:
+    """Writes a CSV file with a row for each image: its path, its classes and probabilities, `rejected` and `error`."""
+    width = max((len(prediction.top) for prediction in predictions), default=0)
+    ranked = [name for k in range(1, width + 1) for name in (f"class_{k}", f"probability_{k}")]
+    rows = []
+    for prediction in predictions:
+        cells = [cell for pair in prediction.top for cell in pair] or [""] * 2 * width
+        rows.append([prediction.path, *cells, int(prediction.rejected), prediction.error or ""])
+    write_csv(path, ("image", *ranked, "rejected", "error"), rows)
 
 
 def find_images(sources: Iterable[str]) -> Iterator[tuple[str, Path]]:

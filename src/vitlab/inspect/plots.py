@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from matplotlib.axes import Axes
 from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
@@ -192,4 +192,32 @@ def confusion(counts: Int[np.ndarray, "K K"], classes: Sequence[str]) -> Figure:
         for row, column in zip(*counts.nonzero(), strict=True):
             text, color = str(counts[row, column]), "white" if fractions[row, column] > 0.4 else INK
             axes.text(column, row, text, ha="center", va="center", color=color, fontsize=min(9, cell / len(text)))
+    return figure
+
+
+def reliability(
+    counts: Int[np.ndarray, " b"], accuracies: Float[np.ndarray, " b"], confidences: Float[np.ndarray, " b"]
+) -> Figure:
+    """A reliability diagram (Guo et al. 2017, Fig. 1): accuracy over confidence in b equal bins, and their counts.
+
+    Hatched is the gap between a bin's accuracy and its mean confidence.
+    """
+    bins = len(counts)
+    centers = (np.arange(bins) + 0.5) / bins
+    figure, (top, bottom) = new_figure((460, 480), 2)
+    top.get_gridspec().set_height_ratios([3, 1])  # pyright: ignore[reportOptionalMemberAccess]
+    width = 0.92 / bins
+    top.bar(centers, accuracies, width, color=SERIES[0], label="accuracy", zorder=2)
+    gap = {"fill": False, "hatch": "////", "edgecolor": SERIES[1], "label": "gap to the mean confidence", "zorder": 3}
+    top.bar(centers, confidences - accuracies, width, bottom=accuracies, **gap)
+    top.plot([0, 1], [0, 1], color=MUTED, lw=1.2, ls=(0, (5, 3)), label="calibrated", zorder=4)
+    top.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy")
+    bottom.bar(centers, counts / max(counts.sum(), 1), width, color=MUTED, zorder=2)
+    bottom.set(xlim=(0, 1), xlabel="confidence", ylabel="images")
+    for axes in (top, bottom):
+        axes.grid(axis="y", color=LINE, lw=0.7)
+        axes.set_axisbelow(True)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    figure.legend(frameon=False, fontsize=9, labelcolor=INK, loc="outside lower center", ncols=3)
     return figure

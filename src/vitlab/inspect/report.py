@@ -73,8 +73,12 @@ class RunSection:
     """Counts over the test images; rows are labels, columns predictions."""
     per_class: Sequence[Mapping[str, Any]] = ()
     """For each class: class, images, recall (or accuracy), precision, as in `Evaluation.per_class`."""
+    calibration: Sequence[np.ndarray] | None = None
+    """Counts, accuracies and mean confidences of `plots.reliability`."""
     mistakes: Sequence[PageImage] | None = None
     """Test images that were predicted wrongly, the most confident first; None where they are missing."""
+    attended: bool = False
+    """Whether each of `mistakes` is beside itself under its rollout."""
     attention: Drawing | None = None
     """Images under their rollout (`figures.pairs`)."""
     embedding_figures: Sequence[Drawing] = ()
@@ -86,6 +90,17 @@ class RunSection:
         panels = plots.curves(self.records)
         ends = [f"{series.name} ends at {series.y[-1]:.4g}" for panel in panels for series in panel.series]
         return Drawing(plots.panels(panels), f"Over training steps: {', '.join(ends)}.").image if panels else None
+
+    @cached_property
+    def reliability(self) -> PageImage | None:
+        """The reliability diagram."""
+        if self.calibration is None:
+            return None
+        counts, accuracies, confidences = self.calibration
+        used = np.flatnonzero(counts)
+        bins = [f"{accuracies[b]:.0%} at a mean confidence of {confidences[b]:.0%} ({counts[b]} images)" for b in used]
+        alt = f"Accuracy by confidence: {', '.join(bins)}."
+        return Drawing(plots.reliability(counts, accuracies, confidences), alt).image
 
     @cached_property
     def confusion_matrix(self) -> dict[str, Any] | None:
@@ -120,6 +135,20 @@ class RunSection:
             percents = ("-" if row[key] is None else f"{row[key]:.1%}" for key in (metric, "precision"))
             rows.append((row["class"], f"{row['images']:,}", *percents))
         return {"metric": metric, "rows": rows, "count": len(present)}
+
+
+@dataclass(frozen=True, eq=False)
+class DataSection:
+    """The images of a run as a section of a page."""
+
+    explanation: str
+    """What was compared with what, or why not."""
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    """Headline numbers of the near-duplicates as text; empty where none were searched."""
+    pairs: Sequence[PageImage] = ()
+    """Test images beside their near-duplicates in the training set."""
+    unreadable: Sequence[tuple[str, str]] | None = None
+    """Path and reason of each unreadable file; None where files were not checked."""
 
 
 def training_page(title: str, lead: str, runs: Sequence[RunSection]) -> str:
@@ -172,8 +201,16 @@ def uniform_distances(config: ViTConfig) -> list[float]:
     return sorted({round(float(patch_distances(line, config.stride).mean()), 6) for line in lines})
 
 
-def checkpoint_page(inspection: Inspection, drawings: Sequence[Drawing], runs: Sequence[RunSection] = ()) -> str:
-    """The page of a checkpoint, for `write_page`. drawings: from `make_figures`; runs: those that trained it."""
+def checkpoint_page(
+    inspection: Inspection,
+    drawings: Sequence[Drawing],
+    runs: Sequence[RunSection] = (),
+    data: DataSection | None = None,
+) -> str:
+    """The page of a checkpoint, for `write_page`.
+
+    drawings: from `make_figures`; runs: those that trained it, which come first; data: the images of these runs.
+    """
     config, capture = inspection.config, inspection.capture
     details = details_of(config) | {"weights from": str(inspection.metadata.get("source") or inspection.checkpoint)}
     if "dataset" in inspection.metadata:
@@ -186,7 +223,8 @@ def checkpoint_page(inspection: Inspection, drawings: Sequence[Drawing], runs: S
     return page(
         "checkpoint.html.j2",
         f"Inside {inspection.checkpoint}",
-        f"Embeddings, attention (Sec. 4.5, App. D.7, App. D.8) and training of {name_of(config)}, where there are any.",
+        f"Training and test, embeddings and attention (Sec. 4.5, App. D.7, App. D.8) of {name_of(config)}, where there "
+        "are any.",
         scripts=("viewer.js",),
         model_numbers=numbers_of(config) | ({"Images": f"{capture.count:,}"} if capture else {}),
         details=details,
@@ -196,6 +234,7 @@ def checkpoint_page(inspection: Inspection, drawings: Sequence[Drawing], runs: S
         count=capture.count if capture else 0,
         unreadable_rows=inspection.unreadable,
         runs=runs,
+        data=data,
     )
 
 

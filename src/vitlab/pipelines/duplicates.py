@@ -20,6 +20,8 @@ MAX_SHOWN = 300
 """Maximum number of pairs on the page."""
 HEIGHT = 192
 """Maximum longer side of an image on the page, in pixels."""
+Row = tuple[Pair, dict[str, Any]]
+"""A pair and its line of duplicates.jsonl."""
 
 
 class Source(NamedTuple):
@@ -53,6 +55,34 @@ def duplicates(
     train_set, test_set = (load_dataset(s.name, s.split, root=s.root, on_error="skip") for s in (train, test))
     if (train.name, train.root) == (test.name, test.root):
         require_disjoint(train_set, test_set)
+    result, rows = find_pairs(train_set, test_set, threshold, workers)
+    records = [record for _, record in rows]
+    write_lines(out / "duplicates.jsonl", map(json.dumps, records))
+    write_lines(out / "exclude.txt", [image_id(train_set, i) for i in sorted({pair.train for pair, _ in rows})])
+    text = page(
+        "duplicates.html.j2",
+        "Near-duplicates of test images",
+        f"Images of {train.name} ({train.split}) that are, but for size, compression, brightness, a narrow crop or a "
+        f"mirror, images of {test.name} ({test.split}). A model trained on the one and tested on the other has seen "
+        f"the test images.",
+        results=numbers_of(result),
+        total=len(records),
+        unreadable_rows=[(image["path"], image["reason"]) for image in result["unreadable"]],
+        pairs=page_images(one_of_each(rows), train_set, test_set),
+        conflicts=page_images([row for row in rows if row[1]["conflict"]], train_set, test_set),
+    )
+    write_page(out / "report.html", text)
+    write_json(out / "result.json", result)
+    return result
+
+
+def find_pairs(
+    train_set: Dataset, test_set: Dataset, threshold: float, workers: int, max_candidates: int | None = None
+) -> tuple[dict[str, Any], list[Row]]:
+    """The content of result.json, and the pairs with their lines of duplicates.jsonl, the most similar first.
+
+    max_candidates: as in `find_duplicates`.
+    """
     with ProgressDisplay("duplicates", len(test_set)) as display:
         search = find_duplicates(
             train_set,
@@ -60,37 +90,26 @@ def duplicates(
             limit=threshold,
             workers=workers,
             report=lambda stage, done, total: display.update(done, f"{stage} {done:,} of {total:,}", total=total),
+            max_candidates=max_candidates,
         )
-    records = [_record(pair, train_set, test_set) for pair in search.pairs]
-    result = _summary(search, records, train_set, test_set, threshold)
-    write_lines(out / "duplicates.jsonl", map(json.dumps, records))
-    write_lines(out / "exclude.txt", [image_id(train_set, i) for i in sorted({pair.train for pair in search.pairs})])
-    rows = list(zip(search.pairs, records, strict=True))
-    _, first = np.unique([pair.test for pair in search.pairs], return_index=True)  # copies of one do not fill the page
+    rows = [(pair, _record(pair, train_set, test_set)) for pair in search.pairs]
+    return _summary(search, [record for _, record in rows], train_set, test_set, threshold), rows
 
-    def images(shown: list[tuple[Pair, dict[str, Any]]]) -> list[PageImage]:
-        return [_image(train_set.image(p.train), test_set.image(p.test), record) for p, record in shown[:MAX_SHOWN]]
 
-    text = page(
-        "duplicates.html.j2",
-        "Near-duplicates of test images",
-        f"Images of {train.name} ({train.split}) that are, but for size, compression, brightness, a narrow crop or a "
-        f"mirror, images of {test.name} ({test.split}). A model trained on the one and tested on the other has seen "
-        f"the test images.",
-        results=_numbers(result),
-        total=len(records),
-        unreadable_rows=[(image["path"], image["reason"]) for image in result["unreadable"]],
-        pairs=images([rows[i] for i in np.sort(first).tolist()]),
-        conflicts=images([row for row in rows if row[1]["conflict"]]),
-    )
-    write_page(out / "report.html", text)
-    write_json(out / "result.json", result)
-    return result
+def one_of_each(rows: list[Row]) -> list[Row]:
+    """The most similar pair of each test image, so that copies of one do not fill a page."""
+    _, first = np.unique([pair.test for pair, _ in rows], return_index=True)
+    return [rows[i] for i in np.sort(first).tolist()]
+
+
+def page_images(rows: list[Row], train_set: Dataset, test_set: Dataset) -> list[PageImage]:
+    """The first MAX_SHOWN pairs, each side by side."""
+    return [_image(train_set.image(p.train), test_set.image(p.test), record) for p, record in rows[:MAX_SHOWN]]
 
 
 def as_text(result: dict[str, Any], out: Path) -> str:
     """A result in a few lines, for people."""
-    lines = [f"{name}: {value}" for name, value in _numbers(result).items()]
+    lines = [f"{name}: {value}" for name, value in numbers_of(result).items()]
     lines += [f"could not be read: {quoted(image['path'])}: {image['reason']}" for image in result["unreadable"]]
     lines.append(f"leave out in training: --data.exclude {out / 'exclude.txt'} · to look at: {out / 'report.html'}")
     return "\n".join(lines)
@@ -156,7 +175,8 @@ def _summary(
     }
 
 
-def _numbers(result: dict[str, Any]) -> dict[str, str]:
+def numbers_of(result: dict[str, Any]) -> dict[str, str]:
+    """The headline numbers of a search as text."""
     blank = result["train"]["flat"] + result["test"]["flat"]
     copied, tested = result["test_images"], result["test"]["images"]
     return {

@@ -29,6 +29,8 @@ from vitlab.train.precision import choose_device
 from vitlab.train.workdir import check_folder, read_log
 from vitlab.weights import load_metadata, load_model
 
+REPORT = "report/index.html"
+"""The page of a finished job in its folder."""
 MAX_CPU_FLOPS = 1e14
 """Largest default training budget on a CPU, about ten minutes of two cores; above it `bit_hyperrule` reduces batch size
 and steps."""
@@ -66,9 +68,7 @@ class Finetuned:
         if unreadable := result.get("unreadable"):
             lines.append(f"{len(unreadable)} files could not be read and were left out:")
             lines += [f"  {quoted(file['path'])}: {file['reason']}" for file in unreadable]
-        return "\n".join(
-            [*lines, f"model: {self.workdir / 'model'} · report: {self.workdir / 'report' / 'index.html'}"]
-        )
+        return "\n".join([*lines, f"model: {self.workdir / 'model'} · report: {self.workdir / REPORT}"])
 
     def _repr_html_(self) -> str:
         """In a notebook: the summary, and the curves of the first run."""

@@ -3,32 +3,45 @@
 import contextlib
 import json
 import logging
+import os
+import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Int, UInt8
 
+from vitlab.config import DataConfig
 from vitlab.data.decode import ImageError
+from vitlab.data.dedup import SIDE, THRESHOLD
 from vitlab.data.exclude import image_id
 from vitlab.data.registry import load_dataset
-from vitlab.data.transforms import EvalTransform, to_pixels
-from vitlab.evaluate.accuracy import Evaluation, read_predictions
-from vitlab.inspect.figures import PageImage, encode, fit
-from vitlab.inspect.report import RunSection
+from vitlab.data.transforms import EvalTransform, to_pixels, to_range
+from vitlab.errors import UserError
+from vitlab.evaluate.accuracy import Evaluation
+from vitlab.evaluate.predictions import read_predictions
+from vitlab.inspect.capture import capture
+from vitlab.inspect.figures import PAIR, PageImage, encode, fit, masked, side_by_side
+from vitlab.inspect.report import DataSection, RunSection
 from vitlab.io import find_corrupt_files
-from vitlab.pipelines.pretrain import PREDICTIONS
+from vitlab.models.vit import ViT
+from vitlab.pipelines.duplicates import find_pairs, numbers_of, one_of_each, page_images
+from vitlab.pipelines.pretrain import PREDICTIONS, load_splits
 from vitlab.preprocessing import Preprocessing
+from vitlab.settings import from_dict
 from vitlab.train.workdir import read_log
-from vitlab.weights import load_metadata
+from vitlab.weights import load_metadata, load_model
 
 logger = logging.getLogger(__name__)
 READ = ("config.json", "metrics.jsonl", "predictions.csv", "model/config.json")
 """Files of a run that are read."""
 MISTAKES = 24
-"""Maximum number of wrong predictions on a page."""
+"""Maximum number of wrong predictions, and of near-duplicates, on a page."""
+MAX_COMPARED, MAX_CANDIDATES = 20_000, 300_000
+"""Images of a run, and pairs of similar hashes among them, up to which a page shows near-duplicates: a minute."""
 
 
 def run_folders(path: str | Path) -> list[Path]:
@@ -94,16 +107,23 @@ class Run:
         """Rows of the first test image of each of the first `most` classes."""
         return np.unique(self.test.labels, return_index=True)[1][:most]
 
-    def section(self, name: str | None = None, explanation: str | None = None) -> RunSection:
-        """The run for a page: curves, confusion matrix, each class, the most confident wrong predictions."""
-        test = self.test
+    def section(
+        self, name: str | None = None, explanation: str | None = None, device: torch.device | None = None
+    ) -> RunSection:
+        """The run for a page: curves, test, calibration, confusion matrix, classes, most confident wrong predictions.
+
+        With a device, a Vision Transformer's attention in these images is computed there.
+        """
+        test, record = self.test, self.test.record()
         wrong = np.flatnonzero(~test.correct)
         wrong = wrong[np.argsort(-test.confidences[wrong], kind="stable")][:MISTAKES]
-        mistakes, missing = None, ""
+        mistakes, missing, attended = None, "", None
         try:
             images = self.preprocessed(wrong)
+            attended = self._attended(list(images.values()), device) if device and images else None
             if images or not len(wrong):
-                mistakes = [self._mistake(row, image) for row, image in images.items()]
+                shown = attended or images.values()
+                mistakes = [self._mistake(row, image) for row, image in zip(images, shown, strict=True)]
         except ValueError as error:
             missing = f"\n\nThe wrong predictions cannot be shown: {error}"
         records = read_log(self.folder / "metrics.jsonl")
@@ -112,18 +132,79 @@ class Run:
             explanation=(explanation or f"The run in {self.folder}.") + missing,
             numbers={
                 "Test accuracy": f"{test.accuracy:.1%}",
+                "95% confidence interval": "{:.1%} to {:.1%}".format(*record["accuracy_interval"]),
+                **({"Balanced accuracy": f"{record['balanced_accuracy']:.1%}"} if test.label_sets is None else {}),
+                "Expected calibration error": f"{record['expected_calibration_error']:.1%}",
                 "Test images": f"{len(test.labels):,}",
                 "Training steps": f"{max(record['step'] for record in records):,}",
             },
             records=records,
             classes=test.classes,
             confusion=test.confusion if test.label_sets is None else None,
-            per_class=test.per_class(),
+            per_class=record["per_class"],
+            calibration=test.calibration,
             mistakes=mistakes,
+            attended=attended is not None,
         )
 
-    def _mistake(self, row: int, image: UInt8[np.ndarray, "h w 3"]) -> PageImage:
+    def data_section(self) -> DataSection:
+        """Near-duplicates between the training and the test images, and the unreadable files of result.json."""
+        unreadable = json.loads((self.folder / "result.json").read_bytes()).get("unreadable")
+        files = None if unreadable is None else [(file["path"], file["reason"]) for file in unreadable]
+        try:
+            section = self._near_duplicates()
+        except (ValueError, OSError, KeyError) as error:
+            section = DataSection(f"They were not searched: {error}")
+        return replace(section, unreadable=files)
+
+    def _near_duplicates(self) -> DataSection:
+        """Raises UserError where the data is missing, and where the search would not be quick or useful."""
+        data = from_dict(DataConfig, self.settings["data"])
+        name, split = shlex.quote(data.name), data.train_split
+        splits = load_splits(replace(data, eval_split="test", on_error="skip"))
+        train_set, test_set = splits.train, splits.test
+        roots = "" if data.root is None else " --train-root {0} --test-root {0}".format(shlex.quote(data.root))
+        command = f"`vitlab duplicates {name} {name} --train-split {split}{roots}` searches them."
+        if (count := len(train_set) + len(test_set)) > MAX_COMPARED or "://" in name or "shards:hub:" in name:
+            raise UserError(f"there are {count:,} training and test images to read. {command}")
+        if test_set.pixels is not None and max(test_set.pixels.shape[1:3]) < SIDE:
+            raise UserError(f"images of fewer than {SIDE} pixels look too much alike.")
+        try:
+            result, rows = find_pairs(train_set, test_set, THRESHOLD, min(os.cpu_count() or 1, 8), MAX_CANDIDATES)
+        except UserError as error:
+            raise UserError(f"{error} {command}") from error
+        explanation = (
+            "Test images that are, but for size, compression, brightness, a narrow crop or a mirror, training images: "
+            "the model has seen them, and the accuracy on them says nothing about new images. On the left the test "
+            "image, on the right the training image."
+        )
+        pairs = page_images(one_of_each(rows)[:MISTAKES], train_set, test_set)
+        return DataSection(explanation, numbers_of(result), pairs)
+
+    def _attended(
+        self, images: Sequence[UInt8[np.ndarray, "h w 3"]], device: torch.device
+    ) -> list[UInt8[np.ndarray, "H W 4"]] | None:
+        """Each image beside itself under its attention rollout; None without attention or if it is not finite."""
+        model = load_model(self.folder)
+        if not isinstance(model, ViT):
+            return None
+        pixels = to_range(torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float())
+        try:
+            captured = capture(model.to(device), pixels.split(8), keep=len(images))
+        except UserError:
+            return None
+        large = [fit(image, 2 * PAIR, enlarge=True) for image in images]
+        return [
+            side_by_side(image, masked(image, attention), gap=8)
+            for image, attention in zip(large, captured.rollout, strict=True)
+        ]
+
+    def _mistake(self, row: int, image: UInt8[np.ndarray, "h w c"]) -> PageImage:
+        """c: 3 for a test image, 4 for one beside its attention."""
         test = self.test
         prediction, label = (test.classes[numbers[row]] for numbers in (test.predictions, test.labels))
         caption = f"predicted {prediction}\n{test.confidences[row]:.0%} sure\nlabel {label}"
-        return PageImage(encode(fit(image, 192)), f"An image of {label} predicted as {prediction}.", 96, caption)
+        alt = f"An image of {label} predicted as {prediction}."
+        if image.shape[2] == 3:
+            return PageImage(encode(fit(image, 192)), alt, 96, caption)
+        return PageImage(encode(image), f"{alt} Beside it the same image under its attention.", 280, caption)

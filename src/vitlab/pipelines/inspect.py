@@ -1,4 +1,4 @@
-"""Inspecting one checkpoint: a page, every figure of the paper as a file, and the arrays behind them."""
+"""Inspecting a checkpoint or a run: a page, every figure of the paper as a file, the arrays behind them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -19,16 +19,25 @@ from vitlab.inspect.capture import capture
 from vitlab.inspect.figures import write_drawings
 from vitlab.inspect.page import write_page
 from vitlab.inspect.report import Inspection, checkpoint_page, make_embedding_figures, make_figures, top_classes
-from vitlab.models.config import ImageSize, Interpolation, ViTConfig, check_rgb
+from vitlab.io import replacing_file
+from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig, check_rgb
 from vitlab.models.registry import name_of
 from vitlab.models.vit import ViT
 from vitlab.pipelines.finished_run import Run, run_folders
+from vitlab.settings import from_dict
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import write_json
 from vitlab.weights import class_names, load_checkpoint
+from vitlab.weights.folder import README
+from vitlab.weights.model_card import model_card
 
 DISTANCE_IMAGES = 128
 """Test images of a run over which attention distances are averaged, as in App. D.7."""
+ERRORS = (
+    *(ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, MemoryError),
+    *(OSError, RuntimeError, TypeError, ValueError),
+)
+"""What is only a note of `report`."""
 Source = tuple[str, Path | bytes | np.ndarray]
 """The name of an image, and its file, its encoded bytes, or its pixels."""
 
@@ -51,8 +60,8 @@ def inspect_checkpoint(
     sources: files and folders (searched recursively). All images count for the attention
     distances, the first `shown` are on the page with their `top` predictions; unreadable images are skipped and named.
     Without sources, a finished run shows its test images, and any other checkpoint only its sizes, filters and position
-    embeddings. The page of a run also shows its training; that of a ResNet only this. `log` receives how images are
-    preprocessed.
+    embeddings. The page of a run begins with its training, its test and its images; that of a ResNet has only this.
+    `log` receives how images are preprocessed.
 
     In `out`: index.html; figures/NAME.png, .svg and .npz; result.json, which is returned. Raises UserError for a
     ResNet with images or without a run, for a missing path, and where no image can be read.
@@ -85,14 +94,42 @@ def inspect_checkpoint(
             "of a ResNet's run without images, to see its training."
         )
     drawings = make_figures(inspection)
-    sections = [run.section(f"{run.folder.name}: {run.title}" if len(runs) > 1 else None) for run in runs]
+    names = [f"{run.folder.name}: {run.title}" if len(runs) > 1 else None for run in runs]
+    sections = [run.section(name, device=torch_device) for run, name in zip(runs, names, strict=True)]
+    data = runs[0].data_section() if runs else None
     write_drawings(drawings, out / "figures")
-    write_page(out / "index.html", checkpoint_page(inspection, drawings, sections))
+    write_page(out / "index.html", checkpoint_page(inspection, drawings, sections, data))
     result = _result(inspection)
     result["figures"] = [f"figures/{drawing.name}" for drawing in drawings]
     result["page"] = str((out / "index.html").resolve())
     write_json(out / "result.json", result)
     return result
+
+
+def report(run_folder: str | Path, out: str | Path | None = None, *, device: str = "auto") -> dict[str, Any]:
+    """The page of a finished run in `out` (default: RUN/report), and its model card, RUN/model/README.md.
+
+    run_folder: of one run, or of several with run-0, run-1, ..., whose card has the test of run-0. An existing card
+    stays. Returns what `inspect_checkpoint` does and the path of the `card`. Raises nothing, for the run has succeeded:
+    an error is the `note` of the result.
+    """
+    folder, result = Path(run_folder), {}
+    try:
+        result |= inspect_checkpoint(folder, [], folder / "report" if out is None else out, device=device)
+        result["card"] = str(_write_card(folder).resolve())
+    except ERRORS as error:
+        result["note"] = f"the report of {folder} is incomplete: {type(error).__name__}: {error}"
+    return result
+
+
+def _write_card(folder: Path) -> Path:
+    path, run = folder / "model" / README, Run.read(run_folders(folder)[0])
+    if not path.exists():
+        card = run.metadata | run.test.metadata()
+        text = model_card("vitlab", folder, from_dict(ModelConfig, run.settings["model"]), card)
+        with replacing_file(path) as file:
+            file.write(text.encode())
+    return path
 
 
 def as_text(result: dict[str, Any]) -> str:

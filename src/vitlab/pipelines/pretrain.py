@@ -246,11 +246,11 @@ def write_files(
         "start": init_id,
     }
     if config.masking is None:
-        from vitlab.evaluate.accuracy import write_predictions
+        from vitlab.evaluate.predictions import write_predictions
         from vitlab.weights import save_model
 
         write_predictions(folder / PREDICTIONS, test, test_set)
-        metadata |= {"classes": list(test_set.classes), "test_accuracy": test.accuracy}
+        metadata |= {"classes": list(test_set.classes), **test.metadata()}
         save_model(model, folder / "model", extra=metadata)
     else:
         from vitlab.evaluate.masked import save_masked, write_reconstructions

@@ -301,8 +301,9 @@ def _differences(old: Any, new: Any, name: str = "") -> list[str]:
 
 
 def _files(folder: Path) -> set[str]:
-    """Names of the files that a run leaves."""
+    """Names of the files that a run leaves; a model card may be edited."""
     paths = [path for pattern in (*RESULTS, *RECORDS) for path in folder.glob(pattern) if path.is_file()]
+    paths = [path for path in paths if path.name != "README.md"]
     return {path.relative_to(folder).as_posix() for path in paths}
 
 

@@ -2,6 +2,7 @@
 
     model.safetensors   the parameters; here by the names of `Model.state_dict()`
     config.json         here: format and version, the model's configuration, SHA-256 of the weights, and `extra`
+    README.md           the model card (`model_card`), if there is one
 
 `extra` is free. By convention: `classes`, the names of the outputs in order; `preprocessing`, how evaluation images are
 prepared (`Preprocessing.to_metadata`); `source`, where the weights come from.
@@ -25,7 +26,7 @@ from vitlab.settings import from_dict, to_dict
 from vitlab.weights.layout import check_arrays, cpu_state, preview, renamed_layout
 
 FORMAT, VERSION = "vitlab model", 1
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+WEIGHTS, CONFIG, README = "model.safetensors", "config.json", "README.md"
 RETRY = "take another copy of the folder"
 
 
@@ -100,6 +101,8 @@ def write_files(
     if folder.is_file():
         raise UserError(f"{folder} is a file; give the name of a folder to write the model into.")
     others = {path.name for path in folder.iterdir()} - {WEIGHTS, *files} if folder.is_dir() else set()
+    if (folder / WEIGHTS).exists():
+        others.discard(README)  # of the replaced model
     if others:
         raise UserError(f"{folder} already holds {preview(sorted(others))}; give a new folder, or that of a model.")
     texts = {name: content if isinstance(content, str) else to_json(content) for name, content in files.items()}

@@ -31,7 +31,7 @@ from vitlab.errors import UserError
 from vitlab.models import ModelConfig, Rotary, ViTConfig
 from vitlab.models.vit import Model, ViT
 from vitlab.weights.adapt import fold_normalization
-from vitlab.weights.folder import CONFIG, WEIGHTS, check_classes, read_safetensors, read_settings, write_files
+from vitlab.weights.folder import CONFIG, README, WEIGHTS, check_classes, read_safetensors, read_settings, write_files
 from vitlab.weights.huggingface_config import (
     IMAGES,
     dinov2_mlp_ratio,
@@ -45,7 +45,7 @@ from vitlab.weights.huggingface_config import (
 )
 from vitlab.weights.huggingface_layout import FAMILIES, has_token_row, huggingface_layout, select_arrays, stored_arrays
 from vitlab.weights.layout import check_arrays, check_supported, cpu_state, read_state, write_state
-from vitlab.weights.model_card import README, model_card
+from vitlab.weights.model_card import model_card
 from vitlab.weights.unsupported import why_unsupported
 
 INDEX = f"{WEIGHTS}.index.json"

@@ -1,4 +1,4 @@
-"""README.md of a folder for the Hugging Face hub: what the model is, what it was trained on, how to load it."""
+"""README.md of a model's folder, as on the Hugging Face hub: what it is, what it was trained on, how to load it."""
 
 import re
 from collections.abc import Mapping
@@ -12,7 +12,8 @@ from vitlab.models import ModelConfig, ViTConfig
 from vitlab.models.registry import name_of
 from vitlab.preprocessing import Preprocessing
 
-README = "README.md"
+LIBRARIES = {"timm": "timm", "huggingface": "transformers", "vitlab": "vitlab"}
+"""Format -> name on the hub of the library that reads it."""
 CLASSES = 20
 """Maximum number of class names on a card."""
 ENVIRONMENT = jinja2.Environment(
@@ -26,12 +27,13 @@ ENVIRONMENT.filters["cell"] = lambda value: re.sub(r"([\\|`*_<>\[\]])", r"\\\1",
 
 
 def model_card(
-    library: Literal["timm", "huggingface"], folder: Path, config: ModelConfig, card: Mapping[str, Any]
+    library: Literal["timm", "huggingface", "vitlab"], folder: Path, config: ModelConfig, card: Mapping[str, Any]
 ) -> str:
     """The text for a model in `folder`, with the front matter that the Hub reads.
 
     Of the model's `card`: `classes`, `preprocessing`, `source`, and where it comes from a run of vitlab `dataset`,
-    `test_accuracy` and `start`. Local paths are shortened to their last name. There is no license, which is not known.
+    `start` and the numbers of `Evaluation.metadata`, such as `test_accuracy`. Local paths are shortened to their last
+    name. There is no license, which is not known.
     """
     name, dataset = folder.resolve().name, card.get("dataset")
     dataset = (
@@ -40,7 +42,7 @@ def model_card(
     text = ENVIRONMENT.get_template("README.md.j2").render(
         metadata=_metadata(library, name, config, card, dataset),
         title=f"{name_of(config)}{f' for {dataset}' if dataset and config.num_classes else ''}",
-        library=library,
+        library=LIBRARIES[library],
         folder=name,
         config=config,
         card=card,
@@ -63,7 +65,7 @@ def _metadata(library: str, name: str, config: ModelConfig, card: Mapping[str, A
         metric_value=card.get("test_accuracy"),
     )
     return ModelCardData(
-        library_name={"timm": "timm", "huggingface": "transformers"}[library],
+        library_name=LIBRARIES[library],
         pipeline_tag=task,
         tags=[task, "vitlab", config.kind],
         base_model=_hub_id(card.get("source")),
@@ -95,6 +97,21 @@ def _facts(config: ModelConfig, card: Mapping[str, Any], dataset: str | None) ->
         "images": Preprocessing.read(card, "the card", config.image_size).describe(),
         "classes": names,
         "trained on": dataset,
+        "test accuracy": _accuracy(card) if dataset and "test_accuracy" in card else None,
+        "balanced accuracy": _percent(card, "test_balanced_accuracy"),
+        "expected calibration error": _percent(card, "test_expected_calibration_error"),
         "initial weights": card.get("start"),
         "converted from": card.get("source") if _hub_id(card.get("source")) else None,
     }
+
+
+def _percent(card: Mapping[str, Any], name: str) -> str | None:
+    return None if card.get(name) is None else f"{card[name]:.2%}"
+
+
+def _accuracy(card: Mapping[str, Any]) -> str:
+    """The test accuracy, with its interval and number of images where they are known."""
+    interval, images = card.get("test_accuracy_interval"), card.get("test_images")
+    text = f"{card['test_accuracy']:.2%}"
+    text += " (95% confidence interval {:.2%} to {:.2%})".format(*interval) if interval else ""
+    return text + (f" of {images:,} images" if images else "")

@@ -22,9 +22,9 @@ from torch import Tensor
 from vitlab.models import ModelConfig, ResNetConfig, ViTConfig
 from vitlab.models.vit import Model, ViT
 from vitlab.weights.adapt import fold_normalization
-from vitlab.weights.folder import CONFIG, WEIGHTS, check_classes, read_safetensors, write_files
+from vitlab.weights.folder import CONFIG, README, WEIGHTS, check_classes, read_safetensors, write_files
 from vitlab.weights.layout import Layout, check_arrays, cpu_state, read_state, renamed_layout, write_state
-from vitlab.weights.model_card import README, model_card
+from vitlab.weights.model_card import model_card
 from vitlab.weights.timm_architectures import check_bare, eva_names, rename_eva, reorder_pairs, rotary_of
 from vitlab.weights.timm_arguments import check_representable, is_eva, timm_settings
 from vitlab.weights.timm_config import BACKBONE, IMAGENET, WEIGHT_EPS, TimmConfig, infer_config

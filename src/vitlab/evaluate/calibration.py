@@ -1,0 +1,66 @@
+"""How far the confidences of a classifier can be trusted: calibration, the interval of an accuracy, rejection."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+BINS = 15
+"""Equal-width bins of confidence (Guo et al. 2017)."""
+
+
+class Calibration(NamedTuple):
+    """A reliability diagram: images by confidence in bins of equal width, (0, 1/b], (1/b, 2/b], ..."""
+
+    counts: Int[np.ndarray, " b"]
+    """Images in each bin."""
+    accuracies: Float[np.ndarray, " b"]
+    """Accuracy in each bin, NaN without images."""
+    confidences: Float[np.ndarray, " b"]
+    """Mean confidence in each bin, NaN without images."""
+
+    @property
+    def error(self) -> float:
+        """The expected calibration error: mean of |accuracy - confidence| over the images, each by its bin."""
+        used = self.counts > 0
+        gaps = np.abs(self.accuracies - self.confidences)[used]
+        return float(np.average(gaps, weights=self.counts[used]))
+
+
+def calibrate(confidences: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"], bins: int = BINS) -> Calibration:
+    """Accuracy and mean confidence of n > 0 predictions, by bins of confidence (softmax probability of the prediction).
+
+    Source: Guo et al. 2017, On Calibration of Modern Neural Networks, Sec. 2.
+    """
+    positions = np.digitize(confidences, np.linspace(0, 1, bins + 1)[1:-1], right=True)
+    counts = np.bincount(positions, minlength=bins)
+    sums = (np.bincount(positions, np.float64(values), bins) for values in (correct, confidences))
+    accuracies, means = (np.divide(total, counts, out=np.full(bins, np.nan), where=counts > 0) for total in sums)
+    return Calibration(counts, accuracies, means)
+
+
+def accuracy_interval(correct: int, total: int) -> tuple[float, float]:
+    """The 95 % confidence interval of an accuracy (Wilson's for a binomial proportion)."""
+    from scipy.stats import binomtest  # takes a second
+
+    interval = binomtest(correct, total).proportion_ci(0.95, method="wilson")
+    return float(interval.low), float(interval.high)
+
+
+def choose_rejection(
+    confidences: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " n"], target: float = 0.95
+) -> float | None:
+    """The smallest threshold at which the accuracy of the accepted images is at least `target`; None if there is none.
+
+    Accepted are images whose confidence is at least the threshold: 0 accepts all, any other threshold is one of
+    `confidences`. The images must be held out: neither trained on, nor those of the test whose accuracy is reported.
+    Selective classification: Geifman and El-Yaniv 2017.
+    """
+    order = np.argsort(-confidences, kind="stable")
+    ranked = confidences[order]
+    accuracies = np.cumsum(correct[order]) / np.arange(1, len(order) + 1)
+    last_of_equals = np.append(ranked[1:] != ranked[:-1], True)[: len(order)]  # equal confidences are accepted together
+    reached = np.flatnonzero(last_of_equals & (accuracies >= target))
+    if not len(reached):
+        return None
+    return 0.0 if reached[-1] == len(order) - 1 else float(ranked[reached[-1]])
