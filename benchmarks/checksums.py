@@ -266,7 +266,7 @@ def inspect() -> dict[str, str]:
         }
         model = vitlab.load_model(name)
         images = torch.rand(2, 3, *model.config.image_hw, generator=torch.Generator().manual_seed(0)) * 2 - 1
-        maps = vitlab.inspect.attention_maps(model, images)
+        maps = vitlab.inspection.attention_maps(model, images)
         hashes[f"{name} maps"] = tensors({str(i): each for i, each in enumerate(maps)})
         hashes[f"{name} tokens"] = tensors({"": model.eval().forward_features(images).detach()})
     return hashes

@@ -22,9 +22,9 @@ from run_record import describe_run
 from vitlab.data.loader import eval_batches
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
-from vitlab.evaluate.accuracy import evaluate
-from vitlab.evaluate.load import load_for_evaluation
-from vitlab.evaluate.options import EvalOptions
+from vitlab.evaluation.accuracy import evaluate
+from vitlab.evaluation.load import load_for_evaluation
+from vitlab.evaluation.options import EvalOptions
 from vitlab.models import create_model
 from vitlab.weights import save_model
 

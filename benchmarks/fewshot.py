@@ -24,8 +24,8 @@ import numpy as np
 import tyro
 from run_record import describe_run
 
-from vitlab.evaluate.fewshot import BIAS, Ridge
-from vitlab.evaluate.options import FewShotProtocol
+from vitlab.evaluation.fewshot import BIAS, Ridge
+from vitlab.evaluation.options import FewShotProtocol
 
 L2_GRID = FewShotProtocol(original=True).l2_grid
 

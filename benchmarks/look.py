@@ -4,8 +4,8 @@
     python benchmarks/look.py --threads 1 --memory 16 48 96 --out benchmarks/results/look_memory.json
 
 - `plain`: logits of all images, in the same batches, by the same model in the same precision.
-- `look, keep=16`: `vitlab.inspect.capture.capture`, as `vitlab inspect` runs it: mean distances of every head over all
-  images; of the first 16 also every head's answer map, both rollouts, colors of the patch tokens, probabilities.
+- `look, keep=16`: `vitlab.inspection.capture.capture`, as `vitlab inspect` runs it: mean distances of every head over
+  all images; of the first 16 also every head's answer map, both rollouts, colors of the patch tokens, probabilities.
 - `look, keep=64`: the same with all that of every image.
 
 All take turns in one process; a ratio is that of neighbors in time. The weights are drawn: time knows no difference.
@@ -29,7 +29,7 @@ from run_record import describe_run
 from torch import Tensor
 
 import vitlab
-from vitlab.inspect.capture import capture
+from vitlab.inspection.capture import capture
 from vitlab.models.vit import ViT
 
 

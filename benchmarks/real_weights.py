@@ -33,7 +33,7 @@ from tyro.conf import Positional
 import vitlab
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
-from vitlab.evaluate.predict import predict
+from vitlab.evaluation.predict import predict
 from vitlab.weights import load_checkpoint, load_metadata
 
 CLASSES = [f"class {i}" for i in range(10)]

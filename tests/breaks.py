@@ -172,30 +172,30 @@ pipelines/finetune.py: BiT's rule takes half the steps for exactly 500,000 image
 + 10_000 if examples <= 500_000 else 20_000
 pytest pipelines/test_finetune.py -k hyperrule
 
-evaluate/accuracy.py: Top-5 accuracy is that of six answers.
+evaluation/accuracy.py: Top-5 accuracy is that of six answers.
 - logits.topk(min(5, logits.shape[1]), dim=1)
 + logits.topk(min(6, logits.shape[1]), dim=1)
-pytest evaluate/test_accuracy.py -k figures
+pytest evaluation/test_accuracy.py -k figures
 
-evaluate/fewshot.py: The constant feature of few-shot regression is 1 in training and 100 in testing.
+evaluation/fewshot.py: The constant feature of few-shot regression is 1 in training and 100 in testing.
 - np.full(len(x), BIAS)])
 + np.ones(len(x))])
-pytest evaluate/test_fewshot.py -k scores
+pytest evaluation/test_fewshot.py -k scores
 
-inspect/attention.py: The rollout leaves out the identity of the residual connection.
+inspection/attention.py: The rollout leaves out the identity of the residual connection.
 - rows = (rows + mixed) / 2 if residual else mixed
 + rows = mixed
-pytest inspect/test_attention.py -k rollout
+pytest inspection/test_attention.py -k rollout
 
-inspect/attention.py: Attention distance is in patches, not in pixels.
+inspection/attention.py: Attention distance is in patches, not in pixels.
 - dim=1).double() * patch_size
 + dim=1).double()
-pytest inspect/test_attention.py -k distance
+pytest inspection/test_attention.py -k distance
 
-inspect/page.py: A name with a quotation mark can end an attribute of a report's page and begin another.
+inspection/page.py: A name with a quotation mark can end an attribute of a report's page and begin another.
 - autoescape=True,
 + autoescape=False,
-pytest inspect/test_page.py -k escaped
+pytest inspection/test_page.py -k escaped
 
 studies/spec.py: A study claims to show a difference whose interval holds zero.
 - return "supported" if low > 0 else "contradicted" if high < 0 else "inconclusive"

@@ -5,7 +5,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from vitlab.inspect.capture import Capture
+from vitlab.inspection.capture import Capture
 from vitlab.models import ViTConfig
 from vitlab.models.vit import ViT
 

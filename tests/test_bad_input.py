@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from program import call
 
-import vitlab.evaluate.predict
+import vitlab.evaluation.predict
 import vitlab.pipelines.inspect
 from vitlab.data import registry
 from vitlab.models import ViTConfig
@@ -190,7 +190,7 @@ def test_bad_input(
     if words not in NEEDS_DATA:
         monkeypatch.setattr(registry, "digits_splits", read)
         monkeypatch.setattr("vitlab.data.vtab.tasks.load_task", read)
-        for module in (vitlab.evaluate.predict, vitlab.pipelines.inspect):
+        for module in (vitlab.evaluation.predict, vitlab.pipelines.inspect):
             monkeypatch.setattr(module, "find_images", read)
     monkeypatch.chdir(bad_input_folder)
     monkeypatch.setenv("COLUMNS", "200")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import pytest
 
-from vitlab.inspect.figures import FIGURES
+from vitlab.inspection.figures import FIGURES
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "paper.md"

@@ -35,13 +35,24 @@ STANDS_ON = {
     "data": BASE,
     "weights": (*BASE, "models", "data.transforms"),
     "train": (*BASE, "models", "data"),
-    "evaluate": (*BASE, "models", "data", "weights", "train"),
-    "pipelines": (*BASE, "models", "data", "weights", "train", "evaluate", "inspect"),
-    "inspect": (*BASE, "models", "weights"),
+    "evaluation": (*BASE, "models", "data", "weights", "train"),
+    "pipelines": (*BASE, "models", "data", "weights", "train", "evaluation", "inspection"),
+    "inspection": (*BASE, "models", "weights"),
     "recipes": ("errors", "settings", "models.config", "models.registry", "models.resnet_config", "config"),
-    "cost": (*BASE, "models", "data", "weights", "train", "evaluate", "inspect", "pipelines", "recipes", "studies"),
-    "studies": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "inspect", "recipes"),
-    "app": (*BASE, "models", "data", "weights", "train", "evaluate", "pipelines", "inspect", "recipes"),
+    "cost": (
+        *BASE,
+        "models",
+        "data",
+        "weights",
+        "train",
+        "evaluation",
+        "inspection",
+        "pipelines",
+        "recipes",
+        "studies",
+    ),
+    "studies": (*BASE, "models", "data", "weights", "train", "evaluation", "pipelines", "inspection", "recipes"),
+    "app": (*BASE, "models", "data", "weights", "train", "evaluation", "pipelines", "inspection", "recipes"),
     "commands": ("",),
     "api": ("",),
     "cli": ("",),
@@ -51,7 +62,7 @@ STANDS_ON = {
 
 HOMES = {
     "torch.distributed": ("train/distributed.py", "train/parallel.py"),
-    "matplotlib": ("inspect/figures.py", "inspect/plots.py"),
+    "matplotlib": ("inspection/figures.py", "inspection/plots.py"),
 }
 """Libraries that only these files may import."""
 
@@ -134,7 +145,7 @@ def test_imports_go_down(path: Path) -> None:
         ("models/vit.py", "def f():\n    from ..train import loop"),
         ("train/loop.py", "import vitlab\nvitlab.load_model('x')"),
         ("train/loop.py", "from vitlab import load_model"),
-        ("inspect/report.py", "import importlib\nimportlib.import_module('vitlab.train.loop')"),
+        ("inspection/report.py", "import importlib\nimportlib.import_module('vitlab.train.loop')"),
     ],
 )
 def test_an_import_that_goes_up_is_seen(path: str, source: str) -> None:

@@ -8,13 +8,17 @@ import typing
 
 if typing.TYPE_CHECKING:
     from vitlab import data as data
-    from vitlab import evaluate as evaluate
-    from vitlab import inspect as inspect
+    from vitlab import evaluation as evaluation
+    from vitlab import inspection as inspection
     from vitlab import models as models
     from vitlab import pipelines as pipelines
     from vitlab import recipes as recipes
     from vitlab import train as train
     from vitlab import weights as weights
+    from vitlab.api import evaluate as evaluate
+    from vitlab.api import finetune as finetune
+    from vitlab.api import inspect as inspect
+    from vitlab.api import predict as predict
     from vitlab.config import DataConfig as DataConfig
     from vitlab.config import OptimConfig as OptimConfig
     from vitlab.config import TrainConfig as TrainConfig
@@ -34,9 +38,13 @@ if typing.TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-SUBPACKAGES = ("app", "data", "evaluate", "inspect", "models", "pipelines", "recipes", "train", "weights")
+SUBPACKAGES = ("app", "data", "evaluation", "inspection", "models", "pipelines", "recipes", "train", "weights")
 MODULE_OF = {
     "MODELS": "vitlab.models",
+    "evaluate": "vitlab.api",
+    "finetune": "vitlab.api",
+    "inspect": "vitlab.api",
+    "predict": "vitlab.api",
     "DataConfig": "vitlab.config",
     "OptimConfig": "vitlab.config",
     "TrainConfig": "vitlab.config",

@@ -20,11 +20,11 @@ from PIL import Image
 from vitlab.commands import print_note
 from vitlab.display import format_table, parse_duration
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import Evaluation, evaluate_checkpoint
-from vitlab.evaluate.options import EvalOptions, ModelOptions
-from vitlab.evaluate.predict import ImageSource, Prediction
-from vitlab.evaluate.predict import predict as predict_images
-from vitlab.inspect.page import data_uri
+from vitlab.evaluation.accuracy import Evaluation, evaluate_checkpoint
+from vitlab.evaluation.options import EvalOptions, ModelOptions
+from vitlab.evaluation.predict import ImageSource, Prediction
+from vitlab.evaluation.predict import predict as predict_images
+from vitlab.inspection.page import data_uri
 from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
 from vitlab.pipelines.inspect import as_text, inspect_checkpoint
 from vitlab.recipes import FINETUNE

@@ -310,8 +310,16 @@ class FinetuneConfig(TrainConfig):
     does. That costs a short training its first steps: until the head has grown, nothing below it learns."""
     automatic: tuple[
         Literal[
-            *("steps", "warmup_steps", "mixup", "batch_size", "learning_rates", "sweep_steps", "image_size"),
-            *("preprocessing", "loss", "runs"),
+            "steps",
+            "warmup_steps",
+            "mixup",
+            "batch_size",
+            "learning_rates",
+            "sweep_steps",
+            "image_size",
+            "preprocessing",
+            "loss",
+            "runs",
         ],
         ...,
     ] = ()

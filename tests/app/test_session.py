@@ -16,7 +16,7 @@ from PIL import Image
 
 from vitlab.app.session import Limits, Session, find_checkpoints, inspect_image
 from vitlab.data.transforms import EvalTransform
-from vitlab.inspect.capture import capture
+from vitlab.inspection.capture import capture
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import ViT, build_model
 from vitlab.weights import Checkpoint, class_names, convert, load_checkpoint, save_model

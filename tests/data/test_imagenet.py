@@ -18,7 +18,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.imagenet import objectnet_classes
 from vitlab.data.registry import DATASETS, has_imagenet_classes, load_dataset, predicts_imagenet
-from vitlab.evaluate.accuracy import evaluate, evaluate_checkpoint
+from vitlab.evaluation.accuracy import evaluate, evaluate_checkpoint
 
 WNIDS = [f"n{11 * number + 1_440_764:08}" for number in range(1000)]
 FEW = WNIDS[:60]
@@ -249,7 +249,7 @@ def test_objectnets_shared_classes(objectnet: Path) -> None:
 
 def test_objectnets_resize(objectnet: Path, tmp_path: Path) -> None:
     """512 to 480 where the model's images are 15 pixels is 16 to 15."""
-    from vitlab.evaluate.options import EvalOptions
+    from vitlab.evaluation.options import EvalOptions
     from vitlab.models import ViTConfig
     from vitlab.models.vit import ViT
     from vitlab.preprocessing import Preprocessing

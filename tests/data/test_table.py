@@ -16,8 +16,8 @@ from vitlab.data.exclude import image_id
 from vitlab.data.registry import load_dataset
 from vitlab.data.write_shards import ShardSettings, write_shards
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import evaluate_checkpoint
-from vitlab.evaluate.options import EvalOptions
+from vitlab.evaluation.accuracy import evaluate_checkpoint
+from vitlab.evaluation.options import EvalOptions
 from vitlab.models.config import ViTConfig
 from vitlab.pipelines.pretrain import PREDICTIONS, Splits, drop_unreadable, pretrain
 

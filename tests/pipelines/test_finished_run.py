@@ -15,8 +15,8 @@ from PIL import Image
 from vitlab.config import DataConfig, OptimConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import to_range
-from vitlab.inspect.capture import capture
-from vitlab.inspect.figures import fit, masked
+from vitlab.inspection.capture import capture
+from vitlab.inspection.figures import fit, masked
 from vitlab.models import ViTConfig
 from vitlab.pipelines import finished_run
 from vitlab.pipelines.finished_run import Run, run_folders

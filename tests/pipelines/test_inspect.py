@@ -18,9 +18,9 @@ from PIL import Image
 from vitlab.config import DataConfig, TrainConfig
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform
-from vitlab.inspect import figures
-from vitlab.inspect.capture import capture
-from vitlab.inspect.figures import FIGURES
+from vitlab.inspection import figures
+from vitlab.inspection.capture import capture
+from vitlab.inspection.figures import FIGURES
 from vitlab.io import find_corrupt_files
 from vitlab.models import ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import build_model

@@ -11,7 +11,7 @@ import torch
 
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.data.registry import load_dataset
-from vitlab.evaluate.accuracy import evaluate_checkpoint
+from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
 from vitlab.pipelines.linear_stage import LinearStage
 from vitlab.pipelines.pretrain import Outcome

@@ -19,7 +19,7 @@ from vitlab.data.dataset import Dataset
 from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import evaluate
+from vitlab.evaluation.accuracy import evaluate
 from vitlab.pipelines import pretrain as run
 from vitlab.pipelines.pretrain import Outcome, Splits, drop_unreadable, pretrain
 from vitlab.settings import to_dict

@@ -10,7 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from vitlab.app.session import Limits, Session
 from vitlab.errors import UserError
-from vitlab.inspect.page import page
+from vitlab.inspection.page import page
 
 HOST = "127.0.0.1"
 PORTS = range(7860, 7960)

@@ -11,10 +11,10 @@ from jaxtyping import UInt8
 from vitlab.data.decode import IMAGE_FORMATS, decode_image
 from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.errors import UserError
-from vitlab.inspect import figures
-from vitlab.inspect.capture import capture
-from vitlab.inspect.page import render
-from vitlab.inspect.report import details_of, numbers_of, top_classes, view
+from vitlab.inspection import figures
+from vitlab.inspection.capture import capture
+from vitlab.inspection.page import render
+from vitlab.inspection.report import details_of, numbers_of, top_classes, view
 from vitlab.models.config import check_rgb
 from vitlab.train.precision import choose_device
 from vitlab.weights import Checkpoint, class_names, load_checkpoint

@@ -10,7 +10,7 @@ from tyro.conf import Positional
 
 from vitlab.commands import Checkpoint, Json, print_note, print_result
 from vitlab.errors import UserError
-from vitlab.evaluate.options import EvalOptions, FewShotProtocol, ModelOptions, SplitOptions
+from vitlab.evaluation.options import EvalOptions, FewShotProtocol, ModelOptions, SplitOptions
 
 Flat = tyro.conf.arg(name="")  # `--device`, not `--options.device`
 
@@ -36,7 +36,7 @@ class Evaluate:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.evaluate.accuracy import evaluate_checkpoint
+        from vitlab.evaluation.accuracy import evaluate_checkpoint
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
@@ -66,7 +66,7 @@ class Fewshot:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.evaluate.fewshot import fewshot_checkpoint, format_fewshot
+        from vitlab.evaluation.fewshot import fewshot_checkpoint, format_fewshot
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
@@ -99,7 +99,7 @@ class Probe:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.evaluate.probe import format_probe, probe_checkpoint
+        from vitlab.evaluation.probe import format_probe, probe_checkpoint
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
@@ -131,7 +131,7 @@ class Features:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.evaluate.features import write_features
+        from vitlab.evaluation.features import write_features
         from vitlab.train.distributed import init_distributed
 
         with init_distributed() as world:
@@ -161,7 +161,7 @@ class Predict:
 
     def run(self) -> int:
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.evaluate.predict import Prediction, predict, write_table
+        from vitlab.evaluation.predict import Prediction, predict, write_table
 
         if self.csv is not None and self.csv.is_dir():
             raise UserError(f"--csv {self.csv} is a folder; give the name of a file.")

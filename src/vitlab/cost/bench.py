@@ -20,8 +20,8 @@ from vitlab.cost.options import BenchOptions
 from vitlab.cost.peers import OURS, PEERS, Mode, Work, build, check_installed
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError
-from vitlab.inspect import figures, plots
-from vitlab.inspect.panels import Panel, Series
+from vitlab.inspection import figures, plots
+from vitlab.inspection.panels import Panel, Series
 from vitlab.io import replacing_file
 from vitlab.models import ViTConfig, get_config, list_models
 from vitlab.train.memory import inference_bytes, rank_bytes

@@ -12,8 +12,8 @@ from vitlab.data.exclude import image_id, write_lines
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
-from vitlab.inspect.figures import PageImage, encode, fit, side_by_side
-from vitlab.inspect.page import page, write_page
+from vitlab.inspection.figures import PageImage, encode, fit, side_by_side
+from vitlab.inspection.page import page, write_page
 from vitlab.train.workdir import write_json
 
 MAX_SHOWN = 300

@@ -149,8 +149,7 @@ def with_steps(config: FinetuneConfig, steps: int) -> FinetuneConfig:
 
 def _at_size(config: FinetuneConfig, fraction: float) -> FinetuneConfig:
     model = config.model
-    assert isinstance(model, ViTConfig) or fraction == 1.0
-    if fraction == 1.0:
+    if fraction == 1.0 or not isinstance(model, ViTConfig):
         return config
     height, width = (max(round(fraction * side / model.stride), 2) * model.stride for side in model.image_hw)
     size = height if height == width else (height, width)

@@ -15,7 +15,7 @@ from typing import Any
 
 from vitlab.config import FinetuneConfig
 from vitlab.errors import UserError, quoted
-from vitlab.evaluate.accuracy import format_evaluation
+from vitlab.evaluation.accuracy import format_evaluation
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig
 from vitlab.models.init import LEARNED_POSITIONS
 from vitlab.pipelines.estimate import Images, JobCost, fit_budget, format_estimate, measure_decode
@@ -72,8 +72,8 @@ class Finetuned:
 
     def _repr_html_(self) -> str:
         """In a notebook: the summary, and the curves of the first run."""
-        from vitlab.inspect import figures, plots
-        from vitlab.inspect.page import data_uri
+        from vitlab.inspection import figures, plots
+        from vitlab.inspection.page import data_uri
 
         logs = [folder / "metrics.jsonl" for folder in (self.workdir / "run-0", self.workdir)]
         records = next((read_log(path) for path in logs if path.is_file()), [])
@@ -161,7 +161,13 @@ def sweep_and_finetune(
     job = FinetuneJob(checkpoint, init_id, splits, config, execution, log)
     if len(config.learning_rates) < 2 and config.runs == 1 and config.head is None:
         return Finetuned(config, job.train_and_test(config.single(), workdir), workdir)
-    return Finetuned(config, job.sweep_and_runs(workdir), workdir)
+    outcome = Finetuned(config, job.sweep_and_runs(workdir), workdir)
+    if config.head is not None and world.is_rank_0 and not (workdir / REPORT).exists():
+        from vitlab.pipelines.inspect import report
+
+        if note := report(workdir, device=device).get("note"):
+            log(note)
+    return outcome
 
 
 def _describe_init(checkpoint: str | Path, config: FinetuneConfig, weights: str) -> str:

@@ -21,11 +21,11 @@ from vitlab.data.exclude import image_id
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import EvalTransform, to_pixels, to_range
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import Evaluation
-from vitlab.evaluate.predictions import read_predictions
-from vitlab.inspect.capture import capture
-from vitlab.inspect.figures import PAIR, PageImage, encode, fit, masked, side_by_side
-from vitlab.inspect.report import DataSection, RunSection
+from vitlab.evaluation.accuracy import Evaluation
+from vitlab.evaluation.predictions import read_predictions
+from vitlab.inspection.capture import capture
+from vitlab.inspection.figures import PAIR, PageImage, encode, fit, masked, side_by_side
+from vitlab.inspection.report import DataSection, RunSection
 from vitlab.io import find_corrupt_files
 from vitlab.models.vit import ViT
 from vitlab.pipelines.duplicates import find_pairs, numbers_of, one_of_each, page_images
@@ -45,10 +45,16 @@ MAX_COMPARED, MAX_CANDIDATES = 20_000, 300_000
 
 
 def run_folders(path: str | Path) -> list[Path]:
-    """The finished runs in `path`: the folder itself, or its run-0, run-1, ...; empty for anything else."""
+    """The finished runs in `path`: the folder itself, its run-0, run-1, ..., or where fine-tuning did not help its
+    least-squares head; empty for anything else."""
     path = Path(path)
     folders = [path, *sorted(path.glob("run-*"))] if path.is_dir() else []
-    return [folder for folder in folders if all((folder / name).is_file() for name in (PREDICTIONS, "result.json"))]
+    runs = [folder for folder in (*folders, path / "linear") if _is_finished(folder)]
+    return [folder for folder in runs if folder.name != "linear"] or runs
+
+
+def _is_finished(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in (PREDICTIONS, "result.json"))
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ from vitlab.data.decode import ImageError, decode_image
 from vitlab.data.transforms import EvalTransform, to_pixels
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
-from vitlab.evaluate.predict import find_images
-from vitlab.inspect.capture import capture
-from vitlab.inspect.figures import write_drawings
-from vitlab.inspect.page import write_page
-from vitlab.inspect.report import Inspection, checkpoint_page, make_embedding_figures, make_figures, top_classes
+from vitlab.evaluation.predict import find_images
+from vitlab.inspection.capture import capture
+from vitlab.inspection.figures import write_drawings
+from vitlab.inspection.page import write_page
+from vitlab.inspection.report import Inspection, checkpoint_page, make_embedding_figures, make_figures, top_classes
 from vitlab.io import replacing_file
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig, check_rgb
 from vitlab.models.registry import name_of

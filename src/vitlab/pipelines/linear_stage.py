@@ -15,9 +15,9 @@ from vitlab.config import FinetuneConfig
 from vitlab.data.dataset import Dataset, stratified_split
 from vitlab.data.downloads import cache_folder
 from vitlab.errors import UserError
-from vitlab.evaluate.accuracy import mean_average_precision
-from vitlab.evaluate.features import Features, features
-from vitlab.evaluate.linear_head import LinearHead, least_squares_head
+from vitlab.evaluation.accuracy import mean_average_precision
+from vitlab.evaluation.features import Features, features
+from vitlab.evaluation.linear_head import LinearHead, least_squares_head
 from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
 from vitlab.pipelines.pretrain import (
     Execution,
@@ -74,7 +74,8 @@ class LinearStage:
             self.log(f"least-squares head: {test.accuracy:.2%} of {len(test.labels)} test images right")
             if folder.writes:
                 write_files(config, folder.path, self.splits.test, model, test, self.init_id)
-            record = {"l2": head.l2, "leave_one_out": head.accuracy, "leave_one_out_loss": head.loss}
+            record: dict[str, Any] = {"l2": head.l2, "leave_one_out": head.accuracy, "leave_one_out_loss": head.loss}
+            record["reject_below"] = head.reject_below
             folder.write_result({"test": test.record(), "least_squares": record, **self.splits.record})
             return folder.read_result()
 

@@ -176,7 +176,7 @@ def run(
     """
     world, few_shot = execution.world, None
     if config.fewshot is not None:
-        from vitlab.evaluate.fewshot import create_fewshot_evaluator
+        from vitlab.evaluation.fewshot import create_fewshot_evaluator
 
         few_shot = create_fewshot_evaluator(config.fewshot, config.data, world)
     settings = run_settings(command, init_id, splits.train, config)
@@ -246,14 +246,14 @@ def write_files(
         "start": init_id,
     }
     if config.masking is None:
-        from vitlab.evaluate.predictions import write_predictions
+        from vitlab.evaluation.predictions import write_predictions
         from vitlab.weights import save_model
 
         write_predictions(folder / PREDICTIONS, test, test_set)
         metadata |= {"classes": list(test_set.classes), **test.metadata()}
         save_model(model, folder / "model", extra=metadata)
     else:
-        from vitlab.evaluate.masked import save_masked, write_reconstructions
+        from vitlab.evaluation.masked import save_masked, write_reconstructions
 
         save_masked(model, folder, extra=metadata)
         write_reconstructions(model, test_set, folder, preprocessing=preprocessing)
@@ -264,7 +264,7 @@ def _load_trained(config: TrainConfig, folder: Path) -> nn.Module:
         from vitlab.weights import load_model
 
         return load_model(folder / "model")
-    from vitlab.evaluate.masked import load_masked
+    from vitlab.evaluation.masked import load_masked
 
     return load_masked(folder)
 
@@ -291,7 +291,7 @@ def _excluded(data: DataConfig) -> dict[str, Any]:
 
 def evaluation_options(config: TrainConfig, device: torch.device) -> Any:
     """The LoaderOptions with which a run evaluates."""
-    from vitlab.evaluate.options import LoaderOptions
+    from vitlab.evaluation.options import LoaderOptions
 
     # Evaluation takes a third of the FLOPs of training, for it has no backward pass, and stores no activations.
     batch_size = min(256, 2 * default_microbatch(config.model.forward_macs, device, 128))
@@ -300,13 +300,13 @@ def evaluation_options(config: TrainConfig, device: torch.device) -> Any:
 
 def evaluate_split(config: TrainConfig, model: Any, dataset: Dataset, world: World = SINGLE) -> Any:
     """An Evaluation of the model in its own precision, or a MaskedEvaluation; images are prepared as `config` says."""
-    from vitlab.evaluate.accuracy import evaluate
-    from vitlab.evaluate.load import device_of
+    from vitlab.evaluation.accuracy import evaluate
+    from vitlab.evaluation.load import device_of
 
     options = evaluation_options(config, device_of(model))
     preprocessing = config.data.preprocessing(config.model.image_size)
     if config.masking is not None:
-        from vitlab.evaluate.masked import evaluate_masked
+        from vitlab.evaluation.masked import evaluate_masked
 
         return evaluate_masked(model, dataset, options, preprocessing=preprocessing, world=world)
     return evaluate(model, dataset, config.model.image_hw, options, preprocessing=preprocessing, world=world)

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Int
 
 from vitlab.config import FinetuneConfig, TrainConfig
+from vitlab.evaluation.calibration import choose_rejection
 from vitlab.models.init import redraw_head
 from vitlab.models.vit import Model, build_model
 from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
@@ -133,7 +134,9 @@ class FinetuneJob:
         if evaluation is None:
             evaluation = evaluate_split(config, model, splits.val, execution.world)
         # The last update may diverge.
-        return evaluation.record() if math.isfinite(evaluation.metrics()["loss"]) else None
+        if not math.isfinite(evaluation.metrics()["loss"]):
+            return None
+        return evaluation.record() | {"reject_below": choose_rejection(evaluation.confidences, evaluation.correct)}
 
     def sweep_config(self, lr: float, split: str, short: int | None = None) -> TrainConfig:
         """A run of the sweep: in a `short` one, warm-up and average span the same fraction of the steps."""
@@ -168,7 +171,9 @@ class FinetuneJob:
                 folder.log_metrics(len(scores) + len(records), metrics)
             chosen = "run-0" if records else "linear"
             if folder.writes:
-                save_model(load_model(workdir / chosen), workdir / "model", extra=load_metadata(workdir / chosen))
+                source = best_score(scores) if records and scores else linear["least_squares"] if linear else {}
+                metadata = load_metadata(workdir / chosen) | _threshold(source)
+                save_model(load_model(workdir / chosen), workdir / "model", extra=metadata)
             result: dict[str, Any] = {"learning_rate": best, "sweep": scores}
             if linear is not None:
                 stage = {**linear["least_squares"], **summary_metrics(linear["test"]), "held_out": held_out}
@@ -190,6 +195,12 @@ class FinetuneJob:
         if not helps:
             self.log("fine-tuning is no better than the least-squares head, which is the result")
         return helps
+
+
+def _threshold(record: Mapping[str, Any]) -> dict[str, float]:
+    """`reject_below` for the metadata of a model, if held-out images gave one."""
+    threshold = record.get("reject_below")
+    return {} if threshold is None else {"reject_below": threshold}
 
 
 def _summarize(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> dict[str, Any]:
@@ -226,7 +237,7 @@ def _rank(score: Mapping[str, Any]) -> tuple[float, ...]:
 
 def summary_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
     """The main metrics of an evaluation's record."""
-    names = ("accuracy", "loss", "mean_average_precision", "top5", "images")
+    names = ("accuracy", "loss", "mean_average_precision", "top5", "images", "reject_below")
     return {name: record[name] for name in names if name in record}
 
 

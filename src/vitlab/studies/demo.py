@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from vitlab.data.transforms import to_range
-from vitlab.inspect.capture import capture
-from vitlab.inspect.figures import distances, pairs
-from vitlab.inspect.page import write_page
-from vitlab.inspect.report import RunSection, make_embedding_figures, training_page
+from vitlab.inspection.capture import capture
+from vitlab.inspection.figures import distances, pairs
+from vitlab.inspection.page import write_page
+from vitlab.inspection.report import RunSection, make_embedding_figures, training_page
 from vitlab.models.vit import ViT
 from vitlab.pipelines.finetune import sweep_and_finetune
 from vitlab.pipelines.finished_run import Run

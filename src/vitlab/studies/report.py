@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.display import format_table
-from vitlab.inspect import figures, plots
-from vitlab.inspect.panels import Panel, Series
+from vitlab.inspection import figures, plots
+from vitlab.inspection.panels import Panel, Series
 from vitlab.io import replacing_file
 from vitlab.studies.spec import Cell, Chart, Claim, Results, Scale, Study, std
 from vitlab.train.workdir import write_json

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vitlab.config import TrainConfig
-from vitlab.inspect.panels import Panel, Series, front
+from vitlab.inspection.panels import Panel, Series, front
 from vitlab.models.config import ModelConfig, ResNetConfig
 from vitlab.models.registry import get_config
 from vitlab.models.resnet_config import ResNetBody

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float
 
 from vitlab.config import FinetuneConfig, TrainConfig
-from vitlab.inspect.panels import Panel
+from vitlab.inspection.panels import Panel
 from vitlab.models.config import ModelConfig
 from vitlab.settings import to_dict
 

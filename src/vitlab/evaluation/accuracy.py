@@ -1,0 +1,309 @@
+"""Accuracy and loss of a model on a data set, every image counted exactly once; the predictions as a CSV file."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from vitlab.data.dataset import Dataset, Labels
+from vitlab.data.loader import Batch
+from vitlab.data.registry import DATASETS, check_source, load_dataset
+from vitlab.data.transforms import EvalTransform
+from vitlab.display import format_table
+from vitlab.errors import UserError, quoted
+from vitlab.evaluation.calibration import Calibration, accuracy_interval, calibrate
+from vitlab.evaluation.load import evaluation_batches, load_for_evaluation, match_classes, nothing_readable
+from vitlab.evaluation.options import EvalOptions, LoaderOptions
+from vitlab.preprocessing import Preprocessing
+from vitlab.train.distributed import SINGLE, World
+from vitlab.train.objectives import class_targets
+
+EVAL_DEFAULTS = EvalOptions(batch_size=256)
+MAX_SCORES = 2**27
+"""Logits that are kept for mean average precision, of images times classes: 512 MiB."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Predictions for the n readable images of a data set, in its order."""
+
+    classes: tuple[str, ...]
+    indices: Int[np.ndarray, " n"]
+    """Positions of the images in the data set."""
+    labels: Int[np.ndarray, " n"]
+    """The first label of each image."""
+    predictions: Int[np.ndarray, " n"]
+    confidences: Float[np.ndarray, " n"]
+    """Softmax probability of the prediction."""
+    losses: Float[np.ndarray, " n"]
+    """Softmax cross-entropy; each of k labels has the target 1/k."""
+    correct: Bool[np.ndarray, " n"]
+    """Whether the prediction is any of the labels."""
+    in_top5: Bool[np.ndarray, " n"]
+    """Whether any of the labels is among the five highest logits."""
+    skipped: int
+    """Unreadable images."""
+    label_sets: Labels | None = None
+    """All labels of each image, where images have several."""
+    left_out: int = 0
+    """Images of the source that have no label among the classes."""
+    full_size: int | None = None
+    """Images of the complete split, where the data set lacks some of them."""
+    computed_in: str = "float32"
+    """Type of the model's weights."""
+    scores: Float[np.ndarray, "n K"] | None = None
+    """The logits, of a `Dataset.multi_label` with up to MAX_SCORES of them; not in `predictions.csv`."""
+
+    @property
+    def all_labels(self) -> Labels:
+        """`label_sets`, or the one label of each image."""
+        return self.label_sets or Labels(self.labels, np.arange(len(self.labels) + 1))
+
+    @property
+    def accuracy(self) -> float:
+        """Top-1 accuracy."""
+        return float(self.correct.mean())
+
+    @property
+    def calibration(self) -> Calibration:
+        """Accuracy by confidence, in 15 bins."""
+        return calibrate(self.confidences, self.correct)
+
+    @property
+    def confusion(self) -> Int[np.ndarray, "K K"]:
+        """Counts of images by label (row) and prediction (column), for images with one label."""
+        assert self.label_sets is None, "which of several labels was confused is unknown"
+        counts = np.zeros((len(self.classes), len(self.classes)), dtype=np.int64)
+        np.add.at(counts, (self.labels, self.predictions), 1)
+        return counts
+
+    @property
+    def mean_average_precision(self) -> float:
+        """Mean over the classes that have images of `sklearn.metrics.average_precision_score`; needs `scores`.
+
+        NaN if a score is not finite. Labels that are alternatives (ImageNet-ReaL) have none: `Dataset.multi_label`.
+        """
+        assert self.scores is not None
+        hot = self.all_labels.multi_hot(np.arange(len(self.labels)), len(self.classes))
+        return mean_average_precision(hot, self.scores)
+
+    def metrics(self) -> dict[str, float]:
+        """Accuracy, loss, with more than five classes top-5 accuracy, and with `scores` mean average precision."""
+        metrics = {"accuracy": self.accuracy, "loss": float(self.losses.mean())}
+        if self.scores is not None:
+            metrics["mean_average_precision"] = self.mean_average_precision
+        return metrics | ({"top5": float(self.in_top5.mean())} if len(self.classes) > 5 else {})
+
+    def record(self) -> dict[str, Any]:
+        """The metrics and what they were measured on, as plain data.
+
+        Also the accuracy's 95 % interval, the expected calibration error (`Calibration`), and where each image has one
+        label the balanced accuracy: the mean recall of the classes with images.
+        """
+        per_class = self.per_class()
+        record = self.metrics() | {"images": len(self.labels), "skipped": self.skipped, "computed_in": self.computed_in}
+        record["accuracy_interval"] = list(accuracy_interval(int(self.correct.sum()), len(self.correct)))
+        record["expected_calibration_error"] = self.calibration.error
+        if self.label_sets is None:
+            record["balanced_accuracy"] = float(np.mean([row["recall"] for row in per_class if row["images"]]))
+        if self.left_out:
+            record["left_out"] = self.left_out
+        if self.full_size is not None:
+            record["full_size"] = self.full_size
+        return record | {"per_class": per_class}
+
+    def metadata(self) -> dict[str, Any]:
+        """The main numbers as metadata of the checkpoint: `test_accuracy`, `test_images`, ..."""
+        names = ("accuracy", "accuracy_interval", "balanced_accuracy", "expected_calibration_error", "images")
+        return {f"test_{name}": value for name, value in self.record().items() if name in names}
+
+    def as_table(self) -> str:
+        return format_evaluation(self.record())
+
+    def per_class(self) -> list[dict[str, Any]]:
+        """For each class: images, recall and precision.
+
+        Where images have several labels, recall gives way to `accuracy`: the fraction of the class's images whose
+        prediction is any of their labels, not necessarily this one.
+        """
+        labels = self.all_labels
+        correct = labels.values[np.repeat(self.correct, labels.counts)]
+        columns = (labels.values, correct, self.predictions, self.predictions[self.correct])
+        counts = [np.bincount(column, minlength=len(self.classes)).tolist() for column in columns]
+        recall = "recall" if self.label_sets is None else "accuracy"
+        return [
+            {
+                "class": name,
+                "images": images,
+                recall: correct / images if images else None,
+                "precision": hits / predicted if predicted else None,
+            }
+            for name, images, correct, predicted, hits in zip(self.classes, *counts, strict=True)
+        ]
+
+
+def mean_average_precision(labels: Bool[np.ndarray, "n K"], scores: Float[np.ndarray, "n K"]) -> float:
+    """Mean of `sklearn.metrics.average_precision_score` over the classes that have images; NaN if a score is not
+    finite."""
+    from sklearn.metrics import average_precision_score  # slow to import
+
+    if not np.isfinite(scores).all():
+        return math.nan
+    present = np.flatnonzero(labels.any(axis=0))
+    return float(np.mean([average_precision_score(labels[:, c], scores[:, c]) for c in present]))
+
+
+def format_evaluation(record: dict[str, Any]) -> str:
+    """`Evaluation.record()` as text: a table of the classes with images or predictions, then the metrics."""
+
+    def cell(name: str, value: Any) -> Any:
+        if name == "class":
+            return quoted(value)
+        return "-" if value is None else value if name == "images" else f"{value:.1%}"
+
+    rows = [row for row in record["per_class"] if row["images"] or row["precision"] is not None]
+    table = format_table([{name: cell(name, value) for name, value in row.items()} for row in rows])
+    tested, classes = sum(row["images"] > 0 for row in rows), len(record["per_class"])
+    parts = [f"{record['images']}" + (f" of {record['full_size']:,}" if "full_size" in record else "") + " images"]
+    if tested < classes:
+        parts[0] += f" of {tested} of the {classes} classes"
+    numbers = {
+        "accuracy": ".2%",
+        "balanced_accuracy": ".2%",
+        "loss": ".4f",
+        "mean_average_precision": ".2%",
+        "top5": ".2%",
+    }
+    notes = {"skipped": "could not be read", "left_out": "have no label here"}
+    present = {name: style for name, style in numbers.items() if record.get(name) is not None}
+    parts += [f"{name.replace('_', ' ')} {record[name]:{style}}" for name, style in present.items()]
+    if interval := record.get("accuracy_interval"):  # results of earlier versions have none
+        parts[1] += " (95% interval {:.2%} to {:.2%})".format(*interval)
+    parts += [f"{record[name]} {note}" for name, note in notes.items() if record.get(name)]
+    if record.get("computed_in", "float32") != "float32":
+        parts.append(f"computed in {record['computed_in']}")
+    return f"{table}\n{' · '.join(parts)}"
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module,
+    dataset: Dataset,
+    image_size: tuple[int, int],
+    options: LoaderOptions = EVAL_DEFAULTS,
+    *,
+    preprocessing: Preprocessing | None = None,
+    world: World = SINGLE,
+) -> Evaluation:
+    """Evaluates `model` on `dataset`; images are squashed to `image_size` unless `preprocessing` is given.
+
+    Each rank computes its shard of the images and returns the whole.
+    Raises UserError if the model's classes are not as many as the data set's, and if no image can be read.
+    """
+    results: list[dict[str, Tensor]] = []  # on the device until the end: no batch waits for the one before
+    transform = EvalTransform(image_size, preprocessing or Preprocessing())
+    columns = _COLUMNS
+    if dataset.multi_label and len(dataset) * len(dataset.classes) <= MAX_SCORES:
+        columns = columns | {"scores": np.empty((0, len(dataset.classes)), np.float32)}
+    with evaluation_batches(model, dataset, transform, options, world=world) as batches:
+        for batch in batches:
+            logits = model(batch.images).float()
+            if logits.shape[1] != len(dataset.classes):
+                raise UserError(
+                    f"the model predicts {logits.shape[1]} classes and {dataset.name} has {len(dataset.classes)}; "
+                    f"fine-tune it on this data set first (`vitlab finetune`)."
+                )
+            measured = _measure(logits, batch)
+            results.append({name: measured[name] for name in columns})
+    columns = world.all_gather(
+        {
+            name: torch.cat([result[name] for result in results]).cpu().numpy() if results else empty
+            for name, empty in columns.items()
+        }
+    )
+    if not len(columns["indices"]):
+        raise nothing_readable(dataset)
+    order = np.argsort(columns["indices"])
+    columns = {name: values[order] for name, values in columns.items()}
+    dtype = next((parameter.dtype for parameter in model.parameters()), torch.float32)
+    return Evaluation(
+        dataset.classes,
+        **columns,
+        skipped=len(dataset) - len(order),
+        label_sets=None if dataset.label_sets is None else dataset.label_sets.take(columns["indices"]),
+        left_out=dataset.left_out,
+        full_size=dataset.full_size,
+        computed_in=str(dtype).removeprefix("torch."),
+    )
+
+
+_COLUMNS = dict.fromkeys(("indices", "labels", "predictions"), np.empty(0, np.int64))
+_COLUMNS |= dict.fromkeys(("confidences", "losses"), np.empty(0, np.float32))
+_COLUMNS |= dict.fromkeys(("correct", "in_top5"), np.empty(0, np.bool_))
+
+
+def _measure(logits: Float[Tensor, "B K"], batch: Batch) -> dict[str, Tensor]:
+    """`_COLUMNS` and `scores` of one batch."""
+    targets = batch.labels if batch.targets is None else class_targets(batch.targets, logits.shape[1], "softmax")
+    confidence, prediction = logits.softmax(dim=1).max(dim=1)
+    # The prediction comes first, by its own argmax: `topk` may order equal logits otherwise.
+    best = torch.cat([prediction[:, None], logits.topk(min(5, logits.shape[1]), dim=1).indices], dim=1)
+    correct = best == batch.labels[:, None] if batch.targets is None else batch.targets.gather(1, best)
+    return {
+        "indices": batch.indices,
+        "labels": batch.labels,
+        "predictions": prediction,
+        "confidences": confidence,
+        "losses": F.cross_entropy(logits, targets, reduction="none"),
+        "correct": correct[:, 0],
+        "in_top5": correct[:, 1:].any(dim=1),
+        "scores": logits,
+    }
+
+
+def evaluate_checkpoint(
+    checkpoint: str | Path,
+    dataset: str | None = None,
+    split: str = "test",
+    options: EvalOptions = EVAL_DEFAULTS,
+    *,
+    root: str | None = None,
+    resize: int | None = None,
+    partial: bool = False,
+    log: Callable[[str], None] = lambda _: None,
+    world: World = SINGLE,
+) -> Evaluation:
+    """Evaluates a checkpoint on a data set, by default that of its metadata, with its own preprocessing.
+
+    `resize` overrides the resize of the checkpoint and of the data set (ObjectNet has one), `partial` is as in
+    `load_dataset`; `log` receives a description of the preprocessing. Where the data has some of the checkpoint's
+    classes only, predictions are over all of them. Raises UserError for a checkpoint without a head, and for data with
+    classes that it does not know.
+    """
+    if dataset is not None:
+        check_source(dataset, root)  # before anything is loaded
+    loaded = load_for_evaluation(checkpoint, options, require_head=True, world=world)
+    metadata, image_hw = loaded.metadata, loaded.model.config.image_hw
+    name = dataset or metadata.get("dataset")
+    if name is None:
+        raise UserError(f"{checkpoint} does not say what it was trained on; name a data set with --dataset.")
+    if resize is None and (info := DATASETS.get(name)) and info.eval_resize:
+        side, center = info.eval_resize
+        resize = round(max(image_hw) * side / center)
+    preprocessing = loaded.preprocessing if resize is None else loaded.preprocessing.with_resize(resize)
+    log(f"images: {preprocessing.describe()}")
+    known = (
+        metadata if name == metadata.get("dataset") else {}
+    )  # of its own data set the checkpoint has folder and classes
+    root, classes = root or known.get("root"), known.get("class_indices")
+    with world.rank_0_first():
+        images = load_dataset(name, split, root=root, classes=classes, on_error=options.on_error, partial=partial)
+    images = match_classes(images, metadata, loaded.model.config.num_classes, name, str(checkpoint))
+    return evaluate(loaded.model, images, image_hw, options, preprocessing=preprocessing, world=world)

@@ -1,0 +1,216 @@
+"""The representations of a frozen model, cached on disk."""
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float32, Int
+
+from vitlab.data import downloads
+from vitlab.data.dataset import Dataset, digest_images, read_arrays
+from vitlab.data.registry import check_source, load_dataset, require_disjoint
+from vitlab.data.transforms import EvalTransform
+from vitlab.errors import UserError
+from vitlab.evaluation.load import evaluation_batches, load_for_evaluation, nothing_readable
+from vitlab.evaluation.options import EvalOptions, LoaderOptions, SplitOptions
+from vitlab.io import replacing_file, write_arrays
+from vitlab.models.vit import Model
+from vitlab.preprocessing import Preprocessing
+from vitlab.settings import to_dict
+from vitlab.train.distributed import SINGLE, World
+
+
+@dataclass(frozen=True)
+class Features:
+    """The representations of the n readable images of a data set, in its order."""
+
+    x: Float[np.ndarray, "n D"]
+    labels: Int[np.ndarray, " n"]
+    indices: Int[np.ndarray, " n"]
+    """Positions of the images in the data set."""
+    skipped: int
+    """Unreadable images."""
+
+
+def features(
+    model: Model,
+    dataset: Dataset,
+    options: LoaderOptions = LoaderOptions(),
+    *,
+    preprocessing: Preprocessing | None = None,
+    cache: Path | None = None,
+    description: str = "features",
+    world: World = SINGLE,
+) -> Features:
+    """The pre-logits representation of every image (Sec. 4.1), in float32.
+
+    Images are squashed to the model's size unless `preprocessing` is given. With a folder `cache`, what was computed
+    from the same weights, images and preprocessing is read from there; nothing is saved if an image cannot be read.
+    Each rank computes some, and returns all. `description` names the progress.
+    Raises UserError for representations that are not finite, and if no image can be read.
+    """
+    transform = EvalTransform(model.config.image_hw, preprocessing or Preprocessing())
+    indices, x, path = np.arange(len(dataset)), None, None
+    if cache is not None:
+        path = cache / f"{digest_images(_digest(model, transform), dataset)}.npz"
+        (x,) = read_arrays(path, "x") or [None]  # nothing where it is missing or corrupt
+    (hits,) = world.all_reduce(int(x is not None))  # all have read before rank 0 writes
+    if x is None or hits < world.world_size:
+        indices, x = _compute(model, dataset, transform, options, description, world)
+        if not (finite := np.isfinite(x).all(axis=1)).all():
+            raise UserError(
+                f"the representation of {dataset.path(int(indices[np.argmin(finite)]))} is not finite: the weights are "
+                f"corrupt, or the training diverged. Take another checkpoint."
+            )
+        if path is not None and len(x) == len(dataset) and world.is_rank_0:
+            write_arrays(path, {"x": x})
+    return Features(x, dataset.labels[indices], indices, len(dataset) - len(indices))
+
+
+def _compute(
+    model: Model, dataset: Dataset, transform: EvalTransform, options: LoaderOptions, description: str, world: World
+) -> tuple[Int[np.ndarray, " n"], Float32[np.ndarray, "n D"]]:
+    """Indices of the readable images, and their representations."""
+    # Ranks take whole batches in turn, so that an image's batch, and with it every bit, is the same for any number.
+    indices = np.arange(len(dataset))
+    local = indices[indices // options.batch_size % world.world_size == world.rank]
+    x, known = np.zeros((len(local), model.config.num_features), np.float32), np.zeros(len(local), bool)
+    if len(local):
+        shard = dataset if len(local) == len(dataset) else dataset.take(local)
+        loop = evaluation_batches(model, shard, transform, options, description=description, shard=False, world=world)
+        with torch.inference_mode(), loop as batches:
+            for batch in batches:
+                representations = model.forward_head(model.forward_features(batch.images), pre_logits=True)
+                rows = batch.indices.cpu().numpy()
+                x[rows], known[rows] = representations.float().cpu().numpy(), True
+    gathered = world.all_gather({"indices": local[known], "x": x[known]})
+    if not len(gathered["indices"]):
+        raise nothing_readable(dataset)
+    order = np.argsort(gathered["indices"])
+    return gathered["indices"][order], gathered["x"][order]
+
+
+def _digest(model: Model, transform: EvalTransform) -> str:
+    """SHA-256 of all that makes a representation out of an image: configuration, weights, preprocessing."""
+    settings = {"model": to_dict(model.config), "transform": to_dict(transform), "version": 1}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def frozen_preprocessing(preprocessing: Preprocessing, image_hw: tuple[int, int]) -> Preprocessing:
+    """The preprocessing of a frozen model: the checkpoint's; for Google's, that of its few-shot evaluation.
+
+    That is big_vision's `resize(256)|central_crop(224)`, in proportion: both sides bilinear, without antialiasing.
+    """
+    if not preprocessing.is_google:
+        return preprocessing.at(image_hw)
+    resize = round(max(image_hw) * 256 / 224)
+    return Preprocessing(image_hw, resize, keep_aspect=False, antialias=False, crop_offset="floor")
+
+
+class FrozenCheckpoint:
+    """A checkpoint whose features are computed, or read from `cache` (default: the user's cache folder).
+
+    Its preprocessing is described to `log`.
+    """
+
+    def __init__(
+        self, checkpoint: str | Path, options: EvalOptions, cache: Path | None, log: Callable[[str], None], world: World
+    ) -> None:
+        self.options, self.cache, self.world = options, cache or downloads.cache_folder() / "features", world
+        loaded = load_for_evaluation(checkpoint, options, world=world)
+        self.model = loaded.model
+        self.preprocessing = frozen_preprocessing(loaded.preprocessing, loaded.model.config.image_hw)
+        log(f"images: {self.preprocessing.describe()}")
+
+    def features(self, dataset: Dataset, name: str) -> Features:
+        description, how = f"{name} {dataset.split}", self.preprocessing
+        return features(
+            self.model,
+            dataset,
+            self.options,
+            preprocessing=how,
+            cache=self.cache,
+            description=description,
+            world=self.world,
+        )
+
+
+def write_features(
+    checkpoint: str | Path,
+    dataset: str,
+    out: Path,
+    split: str = "all",
+    options: EvalOptions = EvalOptions(),
+    *,
+    root: str | None = None,
+    cache: Path | None = None,
+    log: Callable[[str], None] = lambda _: None,
+    world: World = SINGLE,
+) -> dict[str, Any]:
+    """Writes the representation, the path and the label of every readable image, for search and clustering.
+
+    `out`.npz has `features` float32 [n, D], `files` [n], `labels` [n] (of several the first) and `classes` [K];
+    `out`.parquet has a row for each image: `file`, `label` (its name) and `features`. Returns the numbers of images and
+    of what is in a representation. Raises UserError for another suffix, and for bad settings, data or weights.
+    """
+    if out.suffix not in (".npz", ".parquet"):
+        raise UserError(f"{out}: the suffix is {out.suffix!r}; give a file that ends in .npz or .parquet.")
+    if out.suffix == ".parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UserError("a .parquet file requires the package pyarrow: pip install 'vitlab[data]', or give an .npz.")
+    check_source(dataset, root)
+    frozen = FrozenCheckpoint(checkpoint, options, cache, log, world)
+    with world.rank_0_first():
+        images = load_dataset(dataset, split, root=root, on_error=options.on_error)
+    written = frozen.features(images, dataset)
+    files = [images.path(index) for index in written.indices.tolist()]
+    if world.is_rank_0 and out.suffix == ".npz":
+        arrays = {"features": written.x, "files": np.array(files), "labels": written.labels}
+        write_arrays(out, arrays | {"classes": np.array(images.classes)})
+    elif world.is_rank_0:
+        import pyarrow
+        import pyarrow.parquet
+
+        # Parquet is UTF-8; the names of files and folders may be any bytes.
+        names = [images.classes[label] for label in written.labels.tolist()]
+        files, names = ([text.encode(errors="backslashreplace").decode() for text in part] for part in (files, names))
+        rows = pyarrow.FixedSizeListArray.from_arrays(written.x.ravel(), written.x.shape[1])
+        with replacing_file(out) as file:
+            table = pyarrow.table({"file": files, "label": names, "features": rows})
+            pyarrow.parquet.write_table(table, file)
+    return {"out": str(out), "images": len(files), "skipped": written.skipped, "dimensions": written.x.shape[1]}
+
+
+def load_train_and_test(
+    name: str, splits: SplitOptions, on_error: str, world: World = SINGLE
+) -> tuple[Dataset, Dataset]:
+    """The training and the test split. Raises UserError where they cannot make a classifier."""
+    check_source(name, splits.root)
+    whole, train_split = splits.train_split is None, splits.train_split or "train"
+    with world.rank_0_first():
+        train = load_dataset(name, train_split, root=splits.root, on_error=on_error, whole_train=whole)
+        test = load_dataset(name, splits.test_split, root=splits.root, on_error=on_error, partial=splits.partial)
+    if not whole:
+        require_disjoint(train, test)
+    check_train_and_test(train, test)
+    return train, test
+
+
+def check_train_and_test(train: Dataset, test: Dataset) -> None:
+    """Raises UserError for splits of different classes, with several labels per image, or without images."""
+    for dataset in (train, test):
+        if dataset.label_sets is not None:
+            raise UserError(f"{dataset.name} has several labels per image; few-shot and probes need one.")
+        if not len(dataset):
+            raise UserError(f"{dataset.name} has no images in its split {dataset.split!r}.")
+    if train.classes != test.classes:
+        raise UserError(f"{train.name} has other classes in {train.split} than in {test.split}.")

@@ -1,0 +1,303 @@
+"""Few-shot accuracy (Sec. 4.1): regularized least squares on the frozen features of a few images per class.
+
+The algebra: X are the n representations, standardized by their own mean and standard deviation (+ 1e-5), and a last
+column of 100, the bias; Y is +1 for the label of an image and -1 for the other classes. The weights are
+
+    W = (X'X + l2 I)^-1 X'Y = X' (XX' + l2 I)^-1 Y,
+
+of which the smaller system is solved, by an eigendecomposition that serves every l2. With H = X (X'X + l2 I)^-1 X', the
+scores of an image by the classifier of all others are Y - (Y - HY) / (1 - diag H), row by row.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Float64, Int
+from torch import nn
+
+from vitlab.config import DataConfig, FewShotConfig
+from vitlab.data.dataset import Dataset
+from vitlab.data.registry import check_source, load_dataset
+from vitlab.display import format_table
+from vitlab.errors import UserError, quoted
+from vitlab.evaluation.features import (
+    Features,
+    FrozenCheckpoint,
+    check_train_and_test,
+    features,
+    frozen_preprocessing,
+    load_train_and_test,
+)
+from vitlab.evaluation.options import EvalOptions, FewShotProtocol, LoaderOptions, SplitOptions
+from vitlab.models.vit import Model
+from vitlab.train.distributed import SINGLE, World
+from vitlab.train.workdir import write_json
+
+BIAS = 100.0  # so large that the penalty on its weight is negligible
+ROWS = 4096  # test images at a time
+
+
+# ---------------------------------------------------------------------------------------------------------- the algebra
+
+
+class Ridge:
+    """The solution for every l2, in float64.
+
+    Deviation: Google's code solves in float32, whose predictions are wrong for l2 below about 2^6.
+    """
+
+    def __init__(
+        self, x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"], num_classes: int
+    ) -> None:
+        """labels: one of each image, or whether it has each of the classes."""
+        wide = x.astype(np.float64)
+        self.mean, self.std = wide.mean(axis=0), wide.std(axis=0) + 1e-5
+        full = np.column_stack([(wide - self.mean) / self.std, np.full(len(x), BIAS)])
+        targets = np.full((len(x), num_classes), -1.0)
+        if labels.ndim == 1:
+            targets[np.arange(len(x)), labels] = 1.0
+        else:
+            targets[labels] = 1.0
+        n, width = full.shape
+        eigenvalues, vectors = np.linalg.eigh(full.T @ full if n >= width else full @ full.T)
+        self.eigenvalues: np.ndarray = np.maximum(eigenvalues, 0.0)
+        # In both forms W = outer @ diag(1 / (eigenvalues + l2)) @ inner.
+        self._outer = vectors if n >= width else full.T @ vectors
+        self._inner = vectors.T @ (full.T @ targets if n >= width else targets)
+        # H = basis @ diag(1 / (eigenvalues + l2)) @ basis.T, in the dual form with the eigenvalues once more.
+        self._targets, self._basis, self._primal = targets, full @ vectors if n >= width else vectors, n >= width
+
+    def weights(self, l2: float) -> Float64[np.ndarray, "D1 K"]:
+        """W; its last row belongs to the bias."""
+        return self._outer @ (self._inner / (self.eigenvalues + l2)[:, None])
+
+    def leave_one_out(self, l2: float) -> Float64[np.ndarray, "n K"]:
+        """Scores of each training image by the classifier of all others (with the standardization of all)."""
+        shrinkage = (1.0 if self._primal else self.eigenvalues) / (self.eigenvalues + l2)
+        fit = self._basis @ (shrinkage[:, None] * (self._basis.T @ self._targets))
+        leverage = (self._basis**2) @ shrinkage
+        return self._targets - (self._targets - fit) / np.maximum(1.0 - leverage, 1e-9)[:, None]
+
+    def scores(self, x: Float[np.ndarray, "n D"], l2: float) -> Float64[np.ndarray, "n K"]:
+        weights = self.weights(l2)
+        return (x - self.mean) / self.std @ weights[:-1] + BIAS * weights[-1]
+
+    def correct(
+        self, x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"], l2s: Sequence[float]
+    ) -> Bool[np.ndarray, "L n"]:
+        """Whether the label has the highest score, for each l2."""
+        starts = range(0, len(x), ROWS)
+        predictions = [[self.scores(x[i : i + ROWS], l2).argmax(axis=1) for i in starts] for l2 in l2s]
+        return np.stack([np.concatenate(rows) == labels for rows in predictions])
+
+
+def choose_l2(accuracies: Float[np.ndarray, "S L"], leave_self_out: bool = False) -> Int[np.ndarray, " S"]:
+    """The index of each data set's l2: that of the highest mean rank over all data sets, as in Google's code.
+
+    leave_self_out: over the other data sets, so that a data set's test images have no part in its choice (as in
+    uncertainty-baselines).
+
+    Deviation: ties go to the later l2; in Google's code they depend on the sort.
+    """
+    ranks = np.argsort(np.argsort(accuracies, axis=1, kind="stable"), axis=1, kind="stable")
+    return (ranks.sum(axis=0) - (ranks if leave_self_out else 0 * ranks)).argmax(axis=1)
+
+
+# ------------------------------------------------------------------------------------------------ the training images
+
+
+def sample_shots(
+    labels: Int[np.ndarray, " n"], num_classes: int, shots: int, seed: int | None
+) -> Int[np.ndarray, " m"]:
+    """Indices of the first `shots` images of each class, class by class, after a shuffle by `seed` (None: no shuffle).
+
+    A class with fewer images gives all of them. The samples are big_vision's; more shots add images to the same ones.
+    """
+    order = np.argsort(labels, kind="stable")
+    classes = np.split(order, np.searchsorted(labels[order], np.arange(1, num_classes)))
+    if seed is not None:
+        rng = np.random.default_rng(seed)
+        classes = [rng.permutation(members) for members in classes]
+    return np.concatenate([members[:shots] for members in classes])
+
+
+@dataclass(frozen=True)
+class FewShotData:
+    """The training images that any subset has, and the test images, of one data set."""
+
+    train: Dataset
+    test: Dataset
+    subsets: dict[tuple[int, int], np.ndarray]
+    """(shots, index of the seed) -> indices into `train`."""
+    short_classes: dict[int, int]
+    """Shots -> classes with fewer images."""
+
+
+def sample_examples(
+    train: Dataset, test: Dataset, shots: Sequence[int], seeds: Sequence[int | None], test_images: int | None = None
+) -> FewShotData:
+    """Subsets for all shots and seeds, so that no other image of `train` is read; of test at most `test_images`."""
+    check_train_and_test(train, test)
+    classes = len(train.classes)
+    subsets = {(k, i): sample_shots(train.labels, classes, k, seed) for k in shots for i, seed in enumerate(seeds)}
+    used = np.unique(np.concatenate(list(subsets.values())))
+    subsets = {key: np.searchsorted(used, indices) for key, indices in subsets.items()}
+    counts = np.bincount(train.labels, minlength=classes)
+    short = {k: int((counts < k).sum()) for k in shots}
+    if test_images is not None and test_images < len(test):
+        test = test.take(np.arange(test_images) * len(test) // test_images)
+    return FewShotData(train.take(used), test, subsets, short)
+
+
+def accuracies(
+    data: FewShotData, train: Features, test: Features, l2s: Sequence[float]
+) -> dict[int, Float[np.ndarray, "S L"]]:
+    """Shots -> test accuracy for every seed and l2."""
+    row_of = np.full(len(data.train), -1)
+    row_of[train.indices] = np.arange(len(train.indices))
+    result: dict[int, list[np.ndarray]] = {}
+    for (shots, _), indices in data.subsets.items():
+        rows = row_of[indices]
+        rows = rows[rows >= 0]  # without unreadable images
+        if not len(rows):
+            raise UserError(f"none of the {len(indices)} images sampled from {data.train.name} could be read.")
+        ridge = Ridge(train.x[rows], train.labels[rows], len(data.train.classes))
+        result.setdefault(shots, []).append(ridge.correct(test.x, test.labels, l2s).mean(axis=1))
+    return {shots: np.stack(rows) for shots, rows in result.items()}
+
+
+# ------------------------------------------------------------------------------------------------------ while training
+
+
+def create_fewshot_evaluator(
+    settings: FewShotConfig, data: DataConfig, world: World = SINGLE
+) -> Callable[[nn.Module], dict[str, float]]:
+    """A function of the model that returns `fewshot_10shot` and the like, for a run on `data`.
+
+    The examples are sampled here, from the whole training split even where the run trains on a fraction of it.
+    """
+    if settings.dataset is None:
+        joined = {"trainval": {"train", "val"}, "all": {"train", "val", "test"}}
+        train_splits, test_splits = (joined.get(split, {split}) for split in (data.train_split, settings.test_split))
+        if train_splits & test_splits:
+            raise UserError(
+                f"the few-shot test would be on {settings.test_split}, which is part of what the run trains on "
+                f"({data.train_split}); give --fewshot.test-split test, --data.train-split train or --fewshot.dataset."
+            )
+        name, root, classes, exclude = data.name, data.root, data.classes, data.exclude
+    else:
+        name, root, classes, exclude = settings.dataset, settings.root, None, None
+    classes = classes if settings.classes is None else settings.classes
+    with world.rank_0_first():
+        train, test = (
+            load_dataset(name, split, root=root, classes=classes, on_error=data.on_error, exclude=excluded)
+            for split, excluded in ((settings.train_split, exclude), (settings.test_split, None))
+        )
+    examples = sample_examples(train, test, settings.shots, range(settings.seeds), settings.test_images)
+    options = LoaderOptions(workers=data.workers, on_error=data.on_error)
+
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        assert isinstance(model, Model)
+        prepared = frozen_preprocessing(data.preprocessing(model.config.image_size), model.config.image_hw)
+        train_x, test_x = (
+            features(model, split, options, preprocessing=prepared, world=world)
+            for split in (examples.train, examples.test)
+        )
+        result = accuracies(examples, train_x, test_x, [settings.l2])
+        return {f"fewshot_{shots}shot": float(values.mean()) for shots, values in result.items()}
+
+    return evaluate
+
+
+# ------------------------------------------------------------------------------------------------------ of a checkpoint
+
+
+def fewshot_checkpoint(
+    checkpoint: str | Path,
+    datasets: Sequence[str],
+    protocol: FewShotProtocol = FewShotProtocol(),
+    splits: SplitOptions = SplitOptions(),
+    options: EvalOptions = EvalOptions(),
+    *,
+    cache: Path | None = None,
+    out: Path | None = None,
+    log: Callable[[str], None] = lambda _: None,
+    world: World = SINGLE,
+) -> dict[str, Any]:
+    """Few-shot accuracies of a checkpoint, as plain data: a row for every number of shots and data set.
+
+    A row has one accuracy for each seed, their mean and their standard deviation (n - 1); `short_classes` have fewer
+    images than shots and give all of them. Of several l2 one is chosen for each number of shots, by its rank over the
+    data sets. Images are prepared by `frozen_preprocessing`, which is described to `log`; features are cached in
+    `cache` (default: the user's cache folder). `out` receives the result as JSON. Raises UserError for bad settings,
+    data or weights.
+    """
+    if protocol.leave_self_out and (len(datasets) < 2 or len(protocol.l2_grid) < 2):
+        counts = f"{len(protocol.l2_grid)} l2 and {len(datasets)} data sets"
+        raise UserError(f"leave_self_out chooses between several l2 by the other data sets; there are {counts}.")
+    if out is not None and out.is_dir():
+        raise UserError(f"{out} is a folder; give the name of a file.")
+    for name in datasets:
+        check_source(name, splits.root)  # before anything is loaded
+    frozen = FrozenCheckpoint(checkpoint, options, cache, log, world)
+    data: list[FewShotData] = []
+    for name in datasets:
+        train, test = load_train_and_test(name, splits, options.on_error, world)
+        data.append(sample_examples(train, test, protocol.shots, protocol.sample_seeds, protocol.test_images))
+    results, skipped = [], []
+    for name, examples in zip(datasets, data, strict=True):
+        train_x, test_x = frozen.features(examples.train, name), frozen.features(examples.test, name)
+        results.append(accuracies(examples, train_x, test_x, protocol.l2_grid))
+        skipped.append(train_x.skipped + test_x.skipped)
+    rows = []
+    for k in protocol.shots:
+        best = choose_l2(np.stack([result[k].mean(axis=0) for result in results]), protocol.leave_self_out).tolist()
+        for name, examples, result, i, unreadable in zip(datasets, data, results, best, skipped, strict=True):
+            rows.append(_row(name, examples, k, protocol.l2_grid[i], result[k][:, i].tolist(), unreadable))
+    settings = {
+        "shots": list(protocol.shots),
+        "l2": list(protocol.l2_grid),
+        "seeds": None if protocol.original else len(protocol.sample_seeds),
+        "leave_self_out": protocol.leave_self_out,
+        "train_split": splits.train_split or "train",
+        "test_split": splits.test_split,
+        "image_size": list(frozen.model.config.image_hw),
+        "preprocessing": frozen.preprocessing.to_metadata(),
+        "computed_in": options.precision,
+    }
+    report = {"checkpoint": str(checkpoint), "settings": settings, "rows": rows}
+    if out is not None and world.is_rank_0:
+        write_json(out, report)
+    return report
+
+
+def _row(
+    name: str, data: FewShotData, shots: int, l2: float, accuracies_by_seed: list[float], skipped: int
+) -> dict[str, Any]:
+    return {
+        "dataset": name,
+        "shots": shots,
+        "l2": l2,
+        "accuracies": accuracies_by_seed,
+        "mean": float(np.mean(accuracies_by_seed)),
+        "deviation": float(np.std(accuracies_by_seed, ddof=1)) if len(accuracies_by_seed) > 1 else None,
+        "train_images": len(data.subsets[shots, 0]),  # with the first seed
+        "test_images": len(data.test),
+        "skipped": skipped,
+        "short_classes": data.short_classes[shots],
+    }
+
+
+def format_fewshot(report: Mapping[str, Any]) -> str:
+    """The result of `fewshot_checkpoint` as a table: mean and standard deviation over seeds."""
+    cells = []
+    for row in report["rows"]:
+        notes = [f"{row['short_classes']} classes have fewer images than shots"] if row["short_classes"] else []
+        notes += [f"{row['skipped']} images could not be read"] if row["skipped"] else []
+        std = "" if row["deviation"] is None else f" ± {row['deviation']:.2%}"
+        names = {"data set": quoted(row["dataset"]), "shots": row["shots"], "l2": f"{row['l2']:g}"}
+        cells.append({**names, "accuracy": f"{row['mean']:.2%}{std}", "": "; ".join(notes)})
+    return f"{format_table(cells)}\ncomputed in {report['settings']['computed_in']}"

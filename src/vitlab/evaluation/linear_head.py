@@ -1,0 +1,83 @@
+"""The least-squares classifier of Sec. 4.1 as the head of a model: a result by itself, and where fine-tuning starts."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Float32, Float64, Int
+from torch import Tensor
+
+from vitlab.errors import UserError
+from vitlab.evaluation.calibration import choose_rejection
+from vitlab.evaluation.fewshot import BIAS, Ridge
+from vitlab.models.vit import Model
+
+L2_GRID = tuple(10.0 ** (power / 2) for power in range(11))
+"""From 1 to 10^5."""
+SCALES = tuple(2.0 ** (power / 4) for power in range(-8, 33))
+"""Of the scores, from 1/4 to 256."""
+LOSS_ROWS = 4096
+"""Training images, evenly spaced, on which the losses are compared."""
+MAX_TARGETS = 2**28
+"""Largest matrix of targets [n, K], 2 GiB; of more training images, evenly spaced ones are taken."""
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """Weights of a head, and how well it does on each training image when it is fitted to all others."""
+
+    weight: Float32[np.ndarray, "K D"]
+    bias: Float32[np.ndarray, " K"]
+    l2: float
+    accuracy: float
+    """Fraction of images whose highest score is (one of) their label(s)."""
+    loss: float
+    """Cross-entropy, of several labels per image that of each class by itself."""
+    reject_below: float | None
+    """Probability from which 95 % of the predictions are right, if there is one (`choose_rejection`)."""
+
+    def logits(self, x: Float[np.ndarray, "n D"]) -> Float[np.ndarray, "n K"]:
+        return x @ self.weight.T + self.bias
+
+    @torch.no_grad()
+    def copy_to(self, model: Model) -> None:
+        """Makes it the head of `model`, of both heads of a distilled one."""
+        for head in (model.head, getattr(model, "head_distilled", None)):
+            if head is not None:
+                head.weight.copy_(torch.from_numpy(self.weight))
+                head.bias.copy_(torch.from_numpy(self.bias))
+
+
+def least_squares_head(
+    x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"], num_classes: int
+) -> LinearHead:
+    """The head for these representations, with the l2 and the scale of least leave-one-out loss.
+
+    Scores of least squares lie around -1 and 1; the scale makes logits of them. `labels` is as in `Ridge`.
+    Raises UserError for fewer than two images.
+    """
+    if len(x) < 2:
+        raise UserError(f"least squares requires two training images or more, not {len(x)}.")
+    step = -(-len(x) * num_classes // MAX_TARGETS)
+    x, labels = x[::step], labels[::step]
+    ridge = Ridge(x, labels, num_classes)
+    rows = np.arange(0, len(x), -(-len(x) // LOSS_ROWS))
+    target = torch.from_numpy(labels[rows])
+    scores = {l2: torch.from_numpy(ridge.leave_one_out(l2)[rows]) for l2 in L2_GRID}
+    loss, l2, scale = min((_loss(scores[l2] * scale, target), l2, scale) for l2 in L2_GRID for scale in SCALES)
+    confidence, prediction = (scores[l2] * scale).softmax(dim=1).max(dim=1)
+    correct = prediction == target if target.ndim == 1 else target.gather(1, prediction[:, None])[:, 0]
+    threshold = choose_rejection(confidence.numpy(), correct.numpy())
+    solution: Float64[np.ndarray, "D1 K"] = scale * ridge.weights(l2)
+    weight = solution[:-1] / ridge.std[:, None]
+    bias = BIAS * solution[-1] - ridge.mean @ weight
+    accuracy = float(correct.double().mean())
+    return LinearHead(weight.T.astype(np.float32), bias.astype(np.float32), l2, accuracy, loss, threshold)
+
+
+def _loss(logits: Tensor, target: Tensor) -> float:
+    """Mean cross-entropy; several labels: that of each class by itself, summed over classes."""
+    if target.ndim == 1:
+        return float(F.cross_entropy(logits, target))
+    return float(F.binary_cross_entropy_with_logits(logits, target.double(), reduction="none").sum(dim=1).mean())

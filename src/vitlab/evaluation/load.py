@@ -1,0 +1,142 @@
+"""What an evaluation starts with: the checkpoint on its device, and a data set with its classes, batch by batch.
+
+There is no automatic precision: a result must not depend on the machine. In float32 the model computes exactly as its
+checkpoint; in bfloat16 weights and activations have 8 significant bits, and logits and features are cast to float32.
+"""
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from vitlab.data.dataset import Dataset
+from vitlab.data.loader import Batch, eval_batches
+from vitlab.data.registry import DATASETS, has_imagenet_classes, predicts_imagenet
+from vitlab.data.transforms import EvalTransform
+from vitlab.display import ProgressDisplay
+from vitlab.errors import UserError, quoted
+from vitlab.evaluation.options import LoaderOptions, ModelOptions
+from vitlab.models.config import check_rgb
+from vitlab.models.vit import evaluation_mode
+from vitlab.train.distributed import SINGLE, World
+from vitlab.train.precision import choose_device, keep_freed_memory
+from vitlab.weights import Checkpoint, load_checkpoint
+
+logger = logging.getLogger(__name__)
+
+
+def load_for_evaluation(
+    checkpoint: str | Path, options: ModelOptions, *, require_head: bool = False, world: World = SINGLE
+) -> Checkpoint:
+    """A checkpoint in evaluation mode on the device of this process, its weights cast to `options.precision`.
+
+    Raises UserError for a missing device and, with `require_head`, for a model without a head.
+    """
+    device = choose_device(world.device(options.device))
+    if device.type == "cpu":
+        keep_freed_memory()  # every batch allocates blocks of the same sizes
+    loaded = load_checkpoint(checkpoint, image_size=options.image_size, interpolation=options.interpolation)
+    check_rgb(loaded.model.config)
+    if require_head and loaded.model.head is None:
+        raise UserError(f"{checkpoint} has no head and predicts no classes; fine-tune it first (`vitlab finetune`).")
+    loaded.model.to(device=device, dtype=getattr(torch, options.precision))
+    return loaded
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of the model's weights; the CPU where it has none."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+@contextlib.contextmanager
+def evaluation_batches(
+    model: nn.Module,
+    dataset: Dataset,
+    transform: EvalTransform,
+    options: LoaderOptions,
+    *,
+    description: str = "evaluation",
+    num_uniforms: int = 0,
+    shard: bool = True,
+    world: World = SINGLE,
+) -> Iterator[Iterator[Batch]]:
+    """A context in which `model` is in evaluation mode; yields the batches of this rank, on the model's device.
+
+    Unreadable images are skipped, and batches that are empty without them. Rank 0 shows the progress as `description`.
+    `shard`: each rank takes its shard of the images; else the whole `dataset`. `num_uniforms` is as in `eval_batches`.
+    """
+    world_size = world.world_size if shard else 1
+    batches = eval_batches(
+        dataset,
+        transform,
+        batch_size=options.batch_size * world_size,
+        rank=world.rank if shard else 0,
+        world_size=world_size,
+        workers=options.workers,
+        on_error=options.on_error,
+        device=device_of(model),
+        num_uniforms=num_uniforms,
+    )
+
+    def nonempty() -> Iterator[Batch]:
+        done = 0
+        for batch in batches:
+            if len(batch.labels):
+                yield batch
+            done += len(batch.labels) + batch.skipped
+            progress.update(done)
+
+    progress = ProgressDisplay(description, -(-len(dataset) // world_size), quiet=not world.is_rank_0)
+    with evaluation_mode(model), progress:
+        yield nonempty()
+
+
+def nothing_readable(dataset: Dataset) -> UserError:
+    return UserError(f"none of the {len(dataset)} images of {dataset.name} ({dataset.split}) could be read.")
+
+
+def match_classes(images: Dataset, metadata: dict[str, Any], outputs: int, name: str, checkpoint: str) -> Dataset:
+    """`images` with the class names and numbers of the checkpoint. Raises UserError for classes that it does not have.
+
+    Classes are matched by name; the test sets of ImageNet fit any checkpoint with ImageNet's 1,000 classes.
+    """
+    names = tuple(metadata.get("classes") or ())
+    if names == images.classes:
+        return images
+    if has_imagenet_classes(name):
+        if outputs == DATASETS[name].num_classes and predicts_imagenet(names, metadata.get("dataset")):
+            return dataclasses.replace(images, classes=names) if names else images
+        raise UserError(
+            f"{checkpoint} predicts {outputs:,} classes {_some(names)}, and {name} needs the 1,000 of ImageNet: take a "
+            f"checkpoint fine-tuned on ImageNet, or fine-tune this one (`vitlab finetune`)."
+        )
+    if not names:
+        return images
+    if unknown := [label for label in images.classes if label not in set(names)]:
+        raise UserError(
+            f"{checkpoint} knows the classes {_some(names)} and not {_some(unknown)}, which {quoted(name)} has; "
+            f"evaluate it on data with some of its classes, or fine-tune it on this data (`vitlab finetune`)."
+        )
+    return _renumber_classes(images, names, checkpoint)
+
+
+def _renumber_classes(images: Dataset, classes: tuple[str, ...], checkpoint: str) -> Dataset:
+    """`images` with the checkpoint's `classes`. Raises UserError where the checkpoint has a name twice."""
+    if repeated := sorted({name for name in images.classes if classes.count(name) > 1}):
+        raise UserError(f"{checkpoint} has several outputs called {_some(repeated)}; give them different names.")
+    if (present := len(images.classes)) < len(classes):
+        text = "%s has %d of the model's %d classes; predictions are over all of them, and one of the others is wrong"
+        logger.warning(text, quoted(images.name), present, len(classes))
+    new = np.array([classes.index(name) for name in images.classes])
+    sets = None if images.label_sets is None else images.label_sets.renumber(new)
+    return dataclasses.replace(images, classes=classes, labels=new[images.labels], label_sets=sets)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(quoted, names[:4])) + (f", ... ({len(names)})" if len(names) > 4 else "")

@@ -1,0 +1,164 @@
+"""Classifiers on frozen features: nearest neighbors, and a linear (logistic) probe."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from vitlab.data.dataset import stratified_split
+from vitlab.data.registry import check_source
+from vitlab.display import format_table
+from vitlab.errors import UserError, quoted
+from vitlab.evaluation.features import Features, FrozenCheckpoint, load_train_and_test
+from vitlab.evaluation.load import device_of
+from vitlab.evaluation.options import EvalOptions, SplitOptions
+from vitlab.train.distributed import SINGLE, World
+
+KS = (1, 5, 10, 20, 50, 100, 200)
+TEMPERATURE = 0.07  # of the neighbors' votes, as in DINO
+L2_GRID = tuple(10.0**power for power in range(-6, 2))
+HELD_OUT = 0.2  # fraction of each class that l2 is chosen on
+MAX_STEPS = 1000  # of L-BFGS
+MAX_SIMILARITIES = 2**24  # in memory at a time
+
+
+def knn(
+    train: Features,
+    test: Features,
+    num_classes: int,
+    *,
+    ks: Sequence[int] | None = None,
+    temperature: float = TEMPERATURE,
+    device: str | torch.device = "cpu",
+) -> dict[int, float]:
+    """Accuracy for each of `ks` (default: all possible `KS`) of the vote of the k most similar training images.
+
+    Each votes with exp(cosine / temperature). Raises UserError for a k larger than the training set.
+    """
+    ks = _choose_ks(ks, len(train.x))
+    directions, queries = (F.normalize(torch.from_numpy(part.x).to(device), dim=1) for part in (train, test))
+    train_labels, test_labels = (torch.from_numpy(part.labels).to(device) for part in (train, test))
+    hits, rows = dict.fromkeys(ks, 0), max(1, MAX_SIMILARITIES // max(len(train.x), num_classes))
+    for part, labels in zip(queries.split(rows), test_labels.split(rows), strict=True):
+        cosines, nearest = (part @ directions.T).topk(max(ks), dim=1)
+        cosines, classes = cosines.double(), train_labels[nearest]
+        # Less the highest cosine: divides all votes by one number and keeps small temperatures finite.
+        votes = ((cosines - cosines[:, :1]) / temperature).exp()
+        for k in ks:
+            sums = votes.new_zeros(len(labels), num_classes).scatter_add_(1, classes[:, :k], votes[:, :k])
+            hits[k] += int((sums.argmax(dim=1) == labels).sum())
+    return {k: count / len(test.x) for k, count in hits.items()}
+
+
+def linear_probe(train: Features, test: Features, *, l2: Sequence[float] = L2_GRID, seed: int = 0) -> dict[str, Any]:
+    """Softmax regression on standardized features by L-BFGS: mean cross-entropy + l2 / 2 |W|^2, without the bias.
+
+    With two classes scikit-learn fits the difference of their rows alone, on which the same l2 weighs twice as much.
+    Of several `l2` the best on a held-out split, chosen by `seed`, is taken; ties go to the largest.
+    Returns the test `accuracy`, the `l2`, the `held_out` accuracy by l2, and whether the last fit `converged`.
+    Raises UserError where there is only one class, or nothing to hold out.
+    """
+    _check_l2(l2)
+    labels = train.labels
+    if len(np.unique(labels)) < 2:
+        raise UserError("all training images are of one class; a probe needs at least two.")
+    mean, std = train.x.mean(axis=0, dtype=np.float64), train.x.std(axis=0, dtype=np.float64) + 1e-5
+    train_x, test_x = (((x - mean) / std).astype(np.float32) for x in (train.x, test.x))
+    held_out: dict[float, float] = {}
+    best = l2[0]
+    if len(l2) > 1:
+        parts = stratified_split(labels, {"val": HELD_OUT}, seed)
+        fit, val = parts["train"], parts["val"]
+        if not len(val):
+            raise UserError("every class has one training image, so none can be held out to choose l2; give one l2.")
+        model = None
+        for value in sorted(l2, reverse=True):  # each fit starts from that of the next stronger penalty
+            model = _fit(train_x[fit], labels[fit], value, model)
+            held_out[value] = float((model.predict(train_x[val]) == labels[val]).mean())
+        best = max(held_out, key=lambda value: held_out[value])
+    model = _fit(train_x, labels, best)
+    accuracy, converged = (model.predict(test_x) == test.labels).mean(), model.n_iter_.max() < MAX_STEPS
+    return {"accuracy": float(accuracy), "l2": best, "held_out": held_out, "converged": bool(converged)}
+
+
+def _fit(x: np.ndarray, labels: np.ndarray, l2: float, start: Any = None) -> Any:
+    """The fitted classifier; `start` is one fitted to the same images."""
+    from sklearn.exceptions import ConvergenceWarning  # slow to import
+    from sklearn.linear_model import LogisticRegression
+
+    model = start or LogisticRegression(max_iter=MAX_STEPS, warm_start=True)
+    model.C = 1.0 / (l2 * len(x))  # its loss is a sum over images
+    with warnings.catch_warnings(action="ignore", category=ConvergenceWarning):
+        return model.fit(x, labels)
+
+
+def probe_checkpoint(
+    checkpoint: str | Path,
+    dataset: str,
+    kind: Literal["knn", "linear"],
+    splits: SplitOptions = SplitOptions(),
+    options: EvalOptions = EvalOptions(),
+    *,
+    ks: Sequence[int] | None = None,
+    l2: Sequence[float] | None = None,
+    cache: Path | None = None,
+    log: Callable[[str], None] = lambda _: None,
+    world: World = SINGLE,
+) -> dict[str, Any]:
+    """Probes a checkpoint on a data set; preprocessing and feature cache are those of few-shot evaluation.
+
+    Returns plain data: the `accuracies` by k, or the result of `linear_probe`. `ks` is for "knn", `l2` for "linear".
+    Raises UserError for bad settings, data or weights.
+    """
+    if (ks is not None and kind != "knn") or (l2 is not None and kind != "linear"):
+        raise UserError(f"kind is {kind}: ks is for knn and l2 for linear; leave out the other.")
+    _check_l2(L2_GRID if l2 is None else l2)
+    check_source(dataset, splits.root)  # before anything is loaded
+    frozen = FrozenCheckpoint(checkpoint, options, cache, log, world)
+    parts = load_train_and_test(dataset, splits, options.on_error, world)
+    if kind == "knn":
+        _choose_ks(ks, len(parts[0]))  # before the features
+    train, test = (frozen.features(part, dataset) for part in parts)
+    classes = len(parts[0].classes)
+    if kind == "knn":
+        result: dict[str, Any] = {"accuracies": knn(train, test, classes, ks=ks, device=device_of(frozen.model))}
+    else:
+        result = linear_probe(train, test, l2=L2_GRID if l2 is None else l2)
+    return {
+        "checkpoint": str(checkpoint),
+        "dataset": dataset,
+        "kind": kind,
+        "train_images": len(train.labels),
+        "test_images": len(test.labels),
+        "skipped": train.skipped + test.skipped,
+        "computed_in": options.precision,
+        **result,
+    }
+
+
+def _choose_ks(ks: Sequence[int] | None, images: int) -> list[int]:
+    ks = [k for k in KS if k <= images] if ks is None else list(ks)
+    if not ks or min(ks) < 1 or max(ks) > images:
+        raise UserError(f"k is {ks}; give numbers from 1 to the {images} training images.")
+    return ks
+
+
+def _check_l2(l2: Sequence[float]) -> None:
+    if not l2 or not all(0 < value < np.inf for value in l2):
+        raise UserError(f"l2 is {tuple(l2)}; give one or more positive numbers.")
+
+
+def format_probe(record: Mapping[str, Any]) -> str:
+    """The result of `probe_checkpoint` as text."""
+    images = f"{record['train_images']} training and {record['test_images']} test images"
+    text = f"{quoted(record['dataset'])}: {images} · {record['skipped']} could not be read · {record['computed_in']}"
+    if record["kind"] == "knn":
+        rows = [{"k": k, "accuracy": f"{accuracy:.2%}"} for k, accuracy in record["accuracies"].items()]
+        return f"{format_table(rows)}\n{text}"
+    rows = [{"l2": f"{l2:g}", "held-out": f"{accuracy:.2%}"} for l2, accuracy in record["held_out"].items()]
+    note = "" if record["converged"] else f" (stopped after {MAX_STEPS} steps)"
+    return f"{format_table(rows)}\naccuracy {record['accuracy']:.2%} with l2 {record['l2']:g}{note}\n{text}".lstrip()

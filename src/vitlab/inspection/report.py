@@ -1,0 +1,296 @@
+"""Content of the HTML report: training runs, a checkpoint, the viewer of attention maps. `page` renders it."""
+
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int, UInt8
+from PIL import Image
+
+from vitlab.errors import UserError
+from vitlab.inspection import figures, plots
+from vitlab.inspection.attention import patch_distances
+from vitlab.inspection.capture import Capture
+from vitlab.inspection.embeddings import filters_of, positions_of
+from vitlab.inspection.figures import Drawing, PageImage
+from vitlab.inspection.page import page
+from vitlab.models import ModelConfig, ViTConfig
+from vitlab.models.registry import name_of
+from vitlab.models.vit import ViT
+
+SIDE = 288
+"""Longer side of the viewer's canvas, in pixels."""
+LEVELS = 32
+"""Colors of a map in the viewer."""
+MAX_CONFUSIONS, MAX_CLASSES = 8, 50
+"""Most rows in the tables of confusions and of classes."""
+
+
+def numbers_of(config: ModelConfig) -> dict[str, str]:
+    """The headline numbers of a model as text (Table 1, Sec. 3.1)."""
+    numbers = {
+        "Model": name_of(config),
+        "Parameters": f"{config.num_parameters:,}",
+        "GMACs per image": f"{config.forward_macs / 1e9:.3g}",
+        "Pixels, h × w": "{} × {}".format(*config.image_hw),
+    }
+    if isinstance(config, ViTConfig):
+        numbers["Patches, h × w"] = "{} × {}".format(*config.grid)
+        numbers["Layers × heads"] = f"{config.depth} × {config.heads}"
+    return numbers
+
+
+def details_of(config: ModelConfig) -> dict[str, str]:
+    """Further settings of a model as text."""
+    names = ("num_classes", "pool", "distilled", "registers", "position", "position_at", "width", "mlp_dim")
+    return {name.replace("_", " "): str(getattr(config, name)) for name in names if hasattr(config, name)}
+
+
+def make_embedding_figures(model: ViT) -> list[Drawing]:
+    """Fig. 7, left and center."""
+    similarity = positions_of(model)
+    return [figures.filters(filters_of(model)), *([] if similarity is None else [figures.positions(similarity)])]
+
+
+@dataclass(frozen=True, eq=False)
+class RunSection:
+    """One training run as a section of a page; what is None or empty is left out."""
+
+    name: str
+    explanation: str
+    numbers: Mapping[str, str]
+    """Headline numbers as text: {"Test accuracy": "98.9 %"}."""
+    records: Sequence[Mapping[str, Any]] = ()
+    """Lines of metrics.jsonl; numbers under keys that end in loss, accuracy or lr are drawn over `step`."""
+    classes: Sequence[str] = ()
+    confusion: Int[np.ndarray, "K K"] | None = None
+    """Counts over the test images; rows are labels, columns predictions."""
+    per_class: Sequence[Mapping[str, Any]] = ()
+    """For each class: class, images, recall (or accuracy), precision, as in `Evaluation.per_class`."""
+    calibration: Sequence[np.ndarray] | None = None
+    """Counts, accuracies and mean confidences of `plots.reliability`."""
+    mistakes: Sequence[PageImage] | None = None
+    """Test images that were predicted wrongly, the most confident first; None where they are missing."""
+    attended: bool = False
+    """Whether each of `mistakes` is beside itself under its rollout."""
+    attention: Drawing | None = None
+    """Images under their rollout (`figures.pairs`)."""
+    embedding_figures: Sequence[Drawing] = ()
+    """The panels of Fig. 7."""
+
+    @cached_property
+    def curves(self) -> PageImage | None:
+        """Loss, accuracy and learning rate over the steps."""
+        panels = plots.curves(self.records)
+        ends = [f"{series.name} ends at {series.y[-1]:.4g}" for panel in panels for series in panel.series]
+        return Drawing(plots.panels(panels), f"Over training steps: {', '.join(ends)}.").image if panels else None
+
+    @cached_property
+    def reliability(self) -> PageImage | None:
+        """The reliability diagram."""
+        if self.calibration is None:
+            return None
+        counts, accuracies, confidences = self.calibration
+        used = np.flatnonzero(counts)
+        bins = [f"{accuracies[b]:.0%} at a mean confidence of {confidences[b]:.0%} ({counts[b]} images)" for b in used]
+        alt = f"Accuracy by confidence: {', '.join(bins)}."
+        return Drawing(plots.reliability(counts, accuracies, confidences), alt).image
+
+    @cached_property
+    def confusion_matrix(self) -> dict[str, Any] | None:
+        """The drawing of `confusion`, its sums, and the MAX_CONFUSIONS most frequent confusions."""
+        counts, names = self.confusion, self.classes
+        if counts is None:
+            return None
+        if len(counts) != len(names):
+            raise UserError(f"{self.name}: a confusion matrix of {len(counts)} classes has {len(names)} class names.")
+        correct, total = int(np.trace(counts)), int(counts.sum())
+        wrong = counts - np.diag(np.diag(counts))
+        cells = [divmod(int(i), len(counts)) for i in np.argsort(-wrong, axis=None, kind="stable")[:MAX_CONFUSIONS]]
+        rows = [
+            (names[label], names[prediction], str(n), f"{n / counts[label].sum():.1%}")
+            for label, prediction in cells
+            if (n := int(wrong[label, prediction]))
+        ]
+        alt = f"Confusion matrix of {len(counts)} classes: {correct} of {total} images are on its diagonal."
+        image = Drawing(plots.confusion(counts, names), alt).image
+        return {"correct": correct, "total": total, "rows": rows, "image": image}
+
+    @cached_property
+    def class_table(self) -> dict[str, Any] | None:
+        """Results of each class, the MAX_CLASSES worst ones first."""
+        present = [row for row in self.per_class if row["images"] or row["precision"] is not None]
+        if not present:
+            return None
+        metric = "recall" if "recall" in present[0] else "accuracy"
+        present.sort(key=lambda row: math.inf if row[metric] is None else row[metric])
+        rows = []
+        for row in present[:MAX_CLASSES]:
+            percents = ("-" if row[key] is None else f"{row[key]:.1%}" for key in (metric, "precision"))
+            rows.append((row["class"], f"{row['images']:,}", *percents))
+        return {"metric": metric, "rows": rows, "count": len(present)}
+
+
+@dataclass(frozen=True, eq=False)
+class DataSection:
+    """The images of a run as a section of a page."""
+
+    explanation: str
+    """What was compared with what, or why not."""
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    """Headline numbers of the near-duplicates as text; empty where none were searched."""
+    pairs: Sequence[PageImage] = ()
+    """Test images beside their near-duplicates in the training set."""
+    unreadable: Sequence[tuple[str, str]] | None = None
+    """Path and reason of each unreadable file; None where files were not checked."""
+
+
+def training_page(title: str, lead: str, runs: Sequence[RunSection]) -> str:
+    """The page of one or more training runs, for `write_page`."""
+    return page("runs.html.j2", title, lead, runs=runs)
+
+
+@dataclass(frozen=True, eq=False)
+class Inspection:
+    """What the page of a checkpoint shows; what is None or empty is left out (most of it for a ResNet)."""
+
+    checkpoint: str
+    config: ModelConfig
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """From `weights.load_metadata`."""
+    embeddings: Sequence[Drawing] = ()
+    """`make_embedding_figures` of the model."""
+    capture: Capture | None = None
+    """Attention and tokens over images; None without images."""
+    names: Sequence[str] = ()
+    """Of the images that the capture keeps, in order."""
+    images: Sequence[UInt8[np.ndarray, "H W 3"]] = ()
+    """The same images as the model sees them."""
+    predictions: Sequence[Sequence[tuple[str, float]]] = ()
+    """The most probable classes of these images and their probabilities, largest first; empty without a head."""
+    unreadable: Sequence[tuple[str, str]] = ()
+    """Path and reason of each image that is left out."""
+
+
+def top_classes(probabilities: Float[np.ndarray, " K"], names: Sequence[str], top: int) -> list[tuple[str, float]]:
+    """The `top` most probable classes and their probabilities."""
+    order: list[int] = np.argsort(-probabilities, kind="stable")[:top].tolist()
+    return [(names[i], float(probabilities[i])) for i in order]
+
+
+def make_figures(inspection: Inspection) -> list[Drawing]:
+    """The figures of the paper for which there are numbers."""
+    config, capture = inspection.config, inspection.capture
+    if capture is None or not isinstance(config, ViTConfig):
+        return [*inspection.embeddings]
+    distances = figures.distances(capture.distances, capture.layers, uniform_distances(config), name_of(config))
+    heads = figures.heads(capture, inspection.names[0])
+    return [*inspection.embeddings, distances, heads, *figures.pairs(capture, inspection.images)]
+
+
+def uniform_distances(config: ViTConfig) -> list[float]:
+    """Mean distances in pixels of uniform attention: along rows and along columns for an axial encoder."""
+    h, w = config.grid
+    lines = [(1, w), (h, 1)] if config.encoder == "axial" else [(h, w)]
+    return sorted({round(float(patch_distances(line, config.stride).mean()), 6) for line in lines})
+
+
+def checkpoint_page(
+    inspection: Inspection,
+    drawings: Sequence[Drawing],
+    runs: Sequence[RunSection] = (),
+    data: DataSection | None = None,
+) -> str:
+    """The page of a checkpoint, for `write_page`.
+
+    drawings: from `make_figures`; runs: those that trained it, which come first; data: the images of these runs.
+    """
+    config, capture = inspection.config, inspection.capture
+    details = details_of(config) | {"weights from": str(inspection.metadata.get("source") or inspection.checkpoint)}
+    if "dataset" in inspection.metadata:
+        details["trained on"] = str(inspection.metadata["dataset"])
+    views = [
+        view(capture, i, "/".join(Path(name).parts[-2:]), inspection.images[i], inspection.predictions[i])
+        for i, name in enumerate(inspection.names)
+        if capture
+    ]
+    return page(
+        "checkpoint.html.j2",
+        f"Inside {inspection.checkpoint}",
+        f"Training and test, embeddings and attention (Sec. 4.5, App. D.7, App. D.8) of {name_of(config)}, where there "
+        "are any.",
+        scripts=("viewer.js",),
+        model_numbers=numbers_of(config) | ({"Images": f"{capture.count:,}"} if capture else {}),
+        details=details,
+        embedding_figures=[drawing for drawing in drawings if drawing.name in ("filters", "positions", "distances")],
+        heads=next((drawing.image for drawing in drawings if drawing.name == "heads"), None),
+        views=views,
+        count=capture.count if capture else 0,
+        unreadable_rows=inspection.unreadable,
+        runs=runs,
+        data=data,
+    )
+
+
+def view(
+    capture: Capture,
+    index: int,
+    name: str,
+    image: UInt8[np.ndarray, "H W 3"],
+    predictions: Sequence[tuple[str, float]],
+    caption: str = "Input",
+) -> dict[str, Any]:
+    """The values of templates/viewer.html.j2 for one image of a capture.
+
+    The maps are tiles of one PNG, the sprite, which static/viewer.js draws over the image. It has both rollouts in its
+    first row, then a row for each layer with the mean over its heads, then each head. image: as the model sees it.
+    """
+    heads = capture.heads[index]
+    layer_count, head_count, h, w = heads.shape
+    maps = np.zeros((layer_count + 1, head_count + 1, h, w), np.float32)
+    maps[0, 0], maps[0, 1] = capture.rollout[index], capture.rollout_plain[index]
+    maps[1:, 0], maps[1:, 1:] = heads.mean(axis=1), heads
+    height, width = figures.fit(image, SIDE, enlarge=True).shape[:2]
+    return {
+        "name": name,
+        "caption": caption,
+        "pixels": image.shape[:2],
+        "predictions": predictions,
+        "sprite": _sprite(maps),
+        "grid": (h, w),
+        "layers": json.dumps(capture.layers),
+        "layer_count": layer_count,
+        "head_count": head_count,
+        "peaks": json.dumps(_peaks(maps, capture.image_distances[index]), separators=(",", ":")),
+        "input": figures.encode(figures.fit(image, SIDE)),
+        "crisp": max(image.shape[:2]) <= figures.TINY,
+        "tokens": figures.encode(figures.to_uint8(capture.components[index])),
+        "height": height,
+        "width": width,
+    }
+
+
+def _peaks(maps: Float[np.ndarray, "R C h w"], distances: Float[np.ndarray, "L k"]) -> list[list[float | int]]:
+    """Of each map: row and column of its highest patch, from 1, its share in percent, the mean distance in pixels."""
+    pixels = np.pad(np.concatenate([distances.mean(axis=1, keepdims=True), distances], axis=1), ((1, 0), (0, 0)))
+    flat = maps.reshape(pixels.size, -1)
+    rows, columns = np.unravel_index(flat.argmax(axis=1), maps.shape[2:])
+    peaks = zip(rows + 1, columns + 1, 100 * flat.max(axis=1), pixels.ravel(), strict=True)
+    return [[int(row), int(column), round(float(p), 1), round(float(d), 1)] for row, column, p, d in peaks]
+
+
+def _sprite(maps: Float[np.ndarray, "R C h w"]) -> bytes:
+    """The `levels` of all maps, side by side, as a PNG of LEVELS colors."""
+    steps = np.round((LEVELS - 1) * figures.levels(maps)).astype(np.uint8)
+    rows, columns, height, width = steps.shape
+    image = Image.fromarray(steps.transpose(0, 2, 1, 3).reshape(rows * height, columns * width))
+    image.putpalette(figures.colormap(LEVELS).tobytes())
+    out = io.BytesIO()
+    image.save(out, format="PNG", optimize=True)
+    return out.getvalue()

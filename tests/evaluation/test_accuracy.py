@@ -1,0 +1,316 @@
+"""Figures against plain loops over made-up logits, and the evaluation of a checkpoint."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from image_files import put
+from sklearn.metrics import average_precision_score
+from torch import Tensor, nn
+
+from vitlab.config import TrainConfig
+from vitlab.data.dataset import Dataset, Labels
+from vitlab.data.decode import Entry, ImageError
+from vitlab.data.registry import load_dataset
+from vitlab.errors import UserError
+from vitlab.evaluation import accuracy
+from vitlab.evaluation.accuracy import (
+    Evaluation,
+    evaluate,
+    evaluate_checkpoint,
+    format_evaluation,
+)
+from vitlab.evaluation.calibration import calibrate
+from vitlab.evaluation.options import EvalOptions, LoaderOptions
+from vitlab.evaluation.predictions import read_predictions
+from vitlab.pipelines.pretrain import PREDICTIONS, Outcome, pretrain
+from vitlab.preprocessing import Preprocessing
+from vitlab.train.distributed import init_distributed
+from vitlab.weights import load_model, save_model
+from vitlab.weights.google import write_google
+
+N, K = 23, 7
+BATCHES, SKIP = LoaderOptions(5), LoaderOptions(5, on_error="skip")
+
+
+class Table(nn.Module):
+    """Gives the image whose every pixel is i the i-th row of logits, and records its batches."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+        self.batches: list[list[int]] = []
+        self.modes: set[bool] = set()
+
+    def forward(self, images: Tensor) -> Tensor:
+        rows = ((images[:, 0, 0, 0] + 1) * 127.5).round().long()
+        self.batches.append(rows.tolist())
+        self.modes.add(self.training)
+        return self.logits[rows]
+
+
+def images(count: int = N, classes: int = K) -> Dataset:
+    pixels = np.broadcast_to(np.arange(count, dtype=np.uint8)[:, None, None, None], (count, 4, 4, 3)).copy()
+    labels = np.arange(count, dtype=np.int64) % (classes - 1)  # the last class has no image
+    return Dataset("made", "test", tuple(f"class {i}" for i in range(classes)), labels, pixels)
+
+
+def with_sets(dataset: Dataset, lists: list[list[int]]) -> Dataset:
+    sets = Labels.of_lists(lists)
+    return dataclasses.replace(dataset, labels=sets.firsts, label_sets=sets)
+
+
+@pytest.fixture
+def logits() -> Tensor:
+    return 2 * torch.randn(N, K)
+
+
+def assert_same(one: Evaluation, two: Evaluation) -> None:
+    """To the bit, in the same order."""
+    for field in dataclasses.fields(Evaluation):
+        a, b = getattr(one, field.name), getattr(two, field.name)
+        if isinstance(a, Labels):
+            np.testing.assert_array_equal(a.values, b.values)
+            np.testing.assert_array_equal(a.offsets, b.offsets)
+        else:
+            np.testing.assert_array_equal(a, b, err_msg=field.name)
+
+
+def test_every_image_once_in_order_in_evaluation_mode(logits: Tensor) -> None:
+    model = Table(logits).train()
+    result = evaluate(model, images(), (4, 4), BATCHES)
+    assert [len(rows) for rows in model.batches] == [5, 5, 5, 5, 3]
+    assert list(itertools.chain(*model.batches)) == list(range(N)) == result.indices.tolist()
+    assert model.modes == {False}
+    assert_same(result, evaluate(model.eval(), images(), (4, 4)))
+    with pytest.raises(UserError, match=r"7 classes and made has 9.*vitlab finetune"):
+        evaluate(model, images(N, 9), (4, 4))
+
+
+def mean_average_precision(logits: Tensor, lists: list[list[int]]) -> float:
+    """By its definition: the mean precision at each image of a class, in the order of the class's logits."""
+    averages = []
+    for c in {label for labels in lists for label in labels}:
+        order = sorted(range(len(lists)), key=lambda i: -logits[i, c])
+        ranks = [rank for rank, i in enumerate(order, 1) if c in lists[i]]
+        averages.append(sum(hits / rank for hits, rank in enumerate(ranks, 1)) / len(ranks))
+    return sum(averages) / len(averages)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_figures_against_a_plain_loop(logits: Tensor, several: bool) -> None:
+    """An image is right if any of its labels is predicted; of k labels each has the target 1/k."""
+    lists: list[list[int]] = [[i % (K - 1)] for i in range(N)]
+    dataset = images()
+    if several:
+        lists = [sorted({i % K, (3 * i + 1) % K, i % 2}, reverse=True) for i in range(N)]
+        dataset = dataclasses.replace(with_sets(dataset, lists), left_out=4)
+    result = evaluate(Table(logits), dataset, (4, 4), BATCHES)
+    right = top5 = 0
+    loss = 0.0
+    confusion = np.zeros((K, K), int)
+    for i, labels in enumerate(lists):
+        row: list[float] = logits[i].tolist()
+        order = sorted(range(K), key=lambda k: -row[k])
+        shares = [math.exp(value) / sum(map(math.exp, row)) for value in row]
+        cross_entropy = -sum(math.log(shares[k]) for k in labels) / len(labels)
+        right += int(order[0] in labels)
+        top5 += bool(set(order[:5]) & set(labels))
+        loss += cross_entropy
+        confusion[labels[0], order[0]] += 1
+        assert (result.predictions[i], result.labels[i]) == (order[0], labels[0])
+        assert (result.correct[i], result.in_top5[i]) == (order[0] in labels, bool(set(order[:5]) & set(labels)))
+        assert result.confidences[i] == pytest.approx(shares[order[0]], rel=1e-5)
+        assert result.losses[i] == pytest.approx(cross_entropy, rel=1e-5)
+    assert 0 < right < top5 < N
+    expected = {"accuracy": right / N, "loss": loss / N, "top5": top5 / N}
+    if several:
+        expected["mean_average_precision"] = mean_average_precision(logits, lists)
+        assert f"mean average precision {expected['mean_average_precision']:.2%}" in result.as_table()
+    assert result.metrics() == pytest.approx(expected)
+    assert (result.record()["images"], result.record().get("left_out")) == (N, 4 if several else None)
+    for k, per_class in enumerate(result.per_class()):
+        members = [i for i in range(N) if k in lists[i]]
+        predicted = [i for i in range(N) if logits[i].argmax() == k]
+        hits = sum(int(logits[i].argmax()) in lists[i] for i in members)
+        correct = sum(k in lists[i] for i in predicted)
+        assert per_class == {
+            "class": f"class {k}",
+            "images": len(members),
+            "accuracy" if several else "recall": pytest.approx(hits / len(members)) if members else None,
+            "precision": pytest.approx(correct / len(predicted)) if predicted else None,
+        }
+    recalls = [row["recall"] for row in result.per_class() if row["images"]] if not several else []
+    assert result.record().get("balanced_accuracy") == (pytest.approx(np.mean(recalls)) if recalls else None)
+    low, high = result.record()["accuracy_interval"]
+    assert 0 < low < right / N < high < 1
+    assert result.record()["expected_calibration_error"] == calibrate(result.confidences, result.correct).error
+    metadata = {"test_accuracy": right / N, "test_images": N, "test_accuracy_interval": [low, high]}
+    assert metadata.items() <= result.metadata().items()
+    if not several:
+        np.testing.assert_array_equal(result.confusion, confusion)
+
+
+def test_table_of_known_predictions() -> None:
+    logits = torch.eye(4)[[0, 0, 0, 1, 2, 2]] * 20
+    classes = ("a", "\x1b[31mb", "c", "d")
+    dataset = dataclasses.replace(images(6, 4), labels=np.array([0, 0, 0, 0, 1, 1]), classes=classes)
+    result = evaluate(Table(logits), dataset, (4, 4))
+    assert result.metrics().keys() == {"accuracy", "loss"}  # the top 5 of four classes say nothing
+    head, *rows, last = [line.split() for line in result.as_table().splitlines()]
+    assert head == ["class", "images", "recall", "precision"]
+    assert rows == [["a", "4", "75.0%", "100.0%"], [r"'\x1b[31mb'", "2", "0.0%", "0.0%"], ["c", "0", "-", "0.0%"]]
+    accuracy = "accuracy 50.00% (95% interval 18.76% to 81.24%) · balanced accuracy 37.50%"
+    assert " ".join(last) == f"6 images of 2 of the 4 classes · {accuracy} · loss 10.0000"
+    earlier = {key: value for key, value in result.record().items() if "_accuracy" not in key and "interval" not in key}
+    assert format_evaluation(earlier).endswith("classes · accuracy 50.00% · loss 10.0000")
+    assert "loss" not in format_evaluation(result.record() | {"loss": None})  # JSON has no NaN
+
+
+def test_mean_average_precision_is_that_of_scikit_learn(logits: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over the classes that have images, with equal scores too; only where several labels are to be predicted."""
+    lists = [sorted({i % (K - 1), i * i % (K - 2)}) for i in range(N)]
+    dataset, rounded = with_sets(images(), lists), logits.round()
+    hot = np.array([[c in labels for c in range(K)] for labels in lists])
+    present = hot.any(axis=0)
+    assert present.sum() == K - 1
+    dataset = dataclasses.replace(dataset, failures={4: ImageError("image 4", "zero bytes")})
+    readable = np.arange(N) != 4
+    result = evaluate(Table(rounded), dataset, (4, 4), SKIP)
+    expected = average_precision_score(
+        hot[readable][:, present], rounded.numpy()[readable][:, present], average="macro"
+    )
+    assert result.record()["mean_average_precision"] == pytest.approx(expected)
+    rounded[0, 0] = math.nan
+    assert math.isnan(evaluate(Table(rounded), dataset, (4, 4), SKIP).metrics()["mean_average_precision"])
+    alternatives = dataclasses.replace(dataset, alternatives=True)
+    assert "mean_average_precision" not in evaluate(Table(logits), alternatives, (4, 4), SKIP).record()
+    monkeypatch.setattr(accuracy, "MAX_SCORES", N * K - 1)
+    assert "mean_average_precision" not in evaluate(Table(logits), dataset, (4, 4), SKIP).record()
+
+
+def test_unreadable_images(logits: Tensor) -> None:
+    broken = {i: ImageError(f"image {i}", "zero bytes") for i in (3, 22)}
+    dataset = dataclasses.replace(images(), failures=broken)
+    result = evaluate(Table(logits), dataset, (4, 4), SKIP)
+    assert result.indices.tolist() == [i for i in range(N) if i not in broken]
+    assert result.skipped == result.record()["skipped"] == 2
+    assert "2 could not be read" in result.as_table()
+    with pytest.raises(ImageError, match="image 3: zero bytes"):
+        evaluate(Table(logits), dataset, (4, 4), BATCHES)
+    dataset.failures |= {i: ImageError("x", "broken") for i in range(N)}
+    with pytest.raises(UserError, match="none of the 23 images"):
+        evaluate(Table(logits), dataset, (4, 4), SKIP)
+
+
+# --------------------------------------------------------------------------------------------- several processes
+
+
+@pytest.fixture
+def on_disk(tmp_path: Path) -> Dataset:
+    """Thirteen images, each of one gray and with one to three labels; number 4 is empty."""
+    entries = []
+    for i in range(13):
+        put(tmp_path / f"{i:02}.png", i, (10 + i, 20 - i))
+        entries.append(Entry(str(tmp_path / f"{i:02}.png")))
+    (tmp_path / "04.png").write_bytes(b"")
+    made = Dataset("disk", "test", tuple("abcdefg"), np.zeros(13, np.int64), entries=entries)
+    return with_sets(made, [[i % 7, (i + 3) % 7, 6][: 1 + i % 3] for i in range(13)])
+
+
+@pytest.mark.parametrize(("count", "size"), [(2, 13), (3, 2)])
+def test_several_processes(
+    count: int, size: int, on_disk: Dataset, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
+) -> None:
+    """Each has the whole; also where a process has no readable image at all."""
+    model = Table(torch.randn(13, 7))
+    dataset = on_disk.take(np.arange(5, 5 - size, -1) % 13)
+    alone = evaluate(model, dataset, (8, 8), LoaderOptions(2, on_error="skip"))
+    assert (len(alone.labels), alone.skipped) == (size - 1, 1)
+
+    def job() -> Evaluation:
+        with init_distributed() as world:
+            return evaluate(model, dataset, (8, 8), LoaderOptions(2, on_error="skip"), world=world)
+
+    for result in in_ranks(count, job):
+        assert_same(result, alone)
+
+
+# --------------------------------------------------------------------------------------------------- checkpoints
+
+CPU = EvalOptions(batch_size=256, device="cpu")
+
+
+def at(**options: Any) -> EvalOptions:
+    return dataclasses.replace(CPU, **options)
+
+
+def test_checkpoint_is_evaluated_as_its_run_was(pretrained: Outcome, workdir: Path) -> None:
+    """On its own data set, classes and split, which its card names."""
+    assert_same(evaluate_checkpoint(workdir, options=CPU), pretrained.test)
+    assert read_predictions(workdir / PREDICTIONS, pretrained.test.classes)[0].record() == pretrained.test.record()
+    train = evaluate_checkpoint(workdir, split="train", options=at(batch_size=64))
+    assert len(train.labels) == len(load_dataset("digits", "train", classes=(0, 1, 2)))
+
+
+def test_size_and_resize(config: TrainConfig, tmp_path: Path) -> None:
+    """Those of the checkpoint's card, in proportion to another size, unless they are given."""
+    data = dataclasses.replace(config.data, eval_resize=14)
+    outcome = pretrain(dataclasses.replace(config, data=data), tmp_path, device="cpu", tensorboard=False)
+    dataset, lines = load_dataset("digits", "test", classes=(0, 1, 2)), list[str]()
+    assert_same(evaluate_checkpoint(tmp_path, options=CPU, log=lines.append), outcome.test)
+    assert lines == [f"images: {Preprocessing.google(8, 14).describe()}"]
+    assert not np.array_equal(evaluate(outcome.model, dataset, (8, 8)).losses, outcome.test.losses)
+    larger, google = load_model(tmp_path, image_size=12), Preprocessing.google(12, 21)
+    expected = evaluate(larger, dataset, (12, 12), preprocessing=google)
+    assert_same(evaluate_checkpoint(tmp_path, options=at(image_size=12)), expected)
+    resized = evaluate(outcome.model, dataset, (8, 8), preprocessing=Preprocessing.google(8, 9))
+    assert_same(evaluate_checkpoint(tmp_path, options=at(image_size=8), resize=9), resized)
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_bfloat16_is_near_and_recorded(pretrained: Outcome, workdir: Path) -> None:
+    """Predictions change only where two classes are nearly equal."""
+    exact, rounded = pretrained.test, evaluate_checkpoint(workdir, options=at(precision="bfloat16"))
+    np.testing.assert_allclose(rounded.confidences, exact.confidences, atol=0.02)
+    np.testing.assert_allclose(rounded.losses, exact.losses, atol=0.05)
+    assert not np.array_equal(rounded.losses, exact.losses)
+    assert (exact.confidences[rounded.predictions != exact.predictions] < 0.52).all()
+    assert (exact.record()["computed_in"], rounded.record()["computed_in"]) == ("float32", "bfloat16")
+    assert rounded.as_table().endswith(" · computed in bfloat16")
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_checkpoints_that_do_not_fit(workdir: Path, tmp_path: Path) -> None:
+    for name in ("ant", "bee", "fly"):
+        for split in ("train", "test"):
+            put(tmp_path / "data" / split / name / "0.png")
+    with pytest.raises(UserError, match=r"classes 0, 1, 2 and not ant, bee, fly"):
+        evaluate_checkpoint(workdir, f"folder:{tmp_path / 'data'}", options=CPU)
+    write_google(load_model(workdir), tmp_path / "vit.npz")
+    with pytest.raises(UserError, match="name a data set with --dataset"):
+        evaluate_checkpoint(tmp_path / "vit.npz", options=CPU)
+    with pytest.raises(UserError, match="3 classes and digits has 10"):
+        evaluate_checkpoint(tmp_path / "vit.npz", "digits", options=CPU)
+    save_model(load_model(workdir, num_classes=0), tmp_path / "headless")
+    with pytest.raises(UserError, match="has no head"):
+        evaluate_checkpoint(tmp_path / "headless", "digits", options=CPU)
+    with pytest.raises(UserError, match="unknown data set 'digit'"):
+        evaluate_checkpoint("missing", "digit", options=CPU)
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_folder_of_its_own_data_is_not_that_of_others(workdir: Path, tmp_path: Path) -> None:
+    """A card's `root` and class indices are of the run's own data set only."""
+    card = {"dataset": "digits", "root": "/nowhere", "class_indices": [0, 1, 2], "classes": ["3", "4", "5"]}
+    save_model(load_model(workdir), tmp_path / "moved", extra=card)
+    for i in range(36):
+        put(tmp_path / "mine" / str(3 + i % 3) / f"{i}.png", i)
+    result = evaluate_checkpoint(tmp_path / "moved", f"folder:{tmp_path / 'mine'}", options=CPU)
+    assert result.classes == ("3", "4", "5")

@@ -1,0 +1,69 @@
+"""Calibration and rejection against plain loops, and against values from tables and scikit-learn."""
+
+import numpy as np
+import pytest
+from sklearn.calibration import calibration_curve
+
+from vitlab.evaluation.calibration import accuracy_interval, calibrate, choose_rejection
+
+
+def made(decimals: int, n: int = 400) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    confidences = rng.uniform(0.2, 1, n).astype(np.float32).round(decimals)
+    return confidences, rng.random(n) < confidences**2
+
+
+def test_the_error_is_the_mean_gap_of_the_images() -> None:
+    confidences, correct = made(decimals=7)
+    result = calibrate(confidences, correct, 10)
+    gaps = 0.0
+    for b in range(10):
+        members = [i for i, p in enumerate(confidences) if b / 10 < p <= (b + 1) / 10]
+        assert result.counts[b] == len(members)
+        if members:
+            assert result.accuracies[b] == pytest.approx(np.mean(correct[members]))
+            assert result.confidences[b] == pytest.approx(np.mean(confidences[members], dtype=np.float64))
+            gaps += abs(sum(correct[members]) - sum(map(float, confidences[members])))
+        else:
+            assert np.isnan(result.accuracies[b])
+    assert result.error == pytest.approx(gaps / len(correct))
+    assert result.error > 0.05  # overconfident by construction
+    rng = np.random.default_rng(1)
+    confidences = rng.random(100)  # nothing at an edge, where scikit-learn's bins are closed on the other side
+    expected = calibration_curve(confidences < 0.5, confidences, n_bins=10)
+    used = calibrate(confidences, confidences < 0.5, 10)
+    np.testing.assert_allclose([used.accuracies[used.counts > 0], used.confidences[used.counts > 0]], expected)
+
+
+def test_extremes_of_calibration() -> None:
+    certain = np.ones(5, np.float32)
+    assert calibrate(certain, np.ones(5, bool)).error == 0
+    assert calibrate(certain, np.zeros(5, bool)).error == 1
+    assert calibrate(certain, np.ones(5, bool)).counts.tolist() == [0] * 14 + [5]
+    assert calibrate(np.zeros(1), np.zeros(1, bool)).counts[0] == 1
+    assert np.isnan(calibrate(np.full(3, np.nan), np.ones(3, bool)).error)  # a model that diverged
+
+
+@pytest.mark.parametrize(
+    ("correct", "total", "interval"),
+    [(0, 10, (0, 0.2775)), (10, 10, (0.7225, 1)), (81, 263, (0.2553, 0.3662))],  # the last: Newcombe 1998
+)
+def test_interval_is_wilsons(correct: int, total: int, interval: tuple[float, float]) -> None:
+    assert accuracy_interval(correct, total) == pytest.approx(interval, abs=1e-4)
+
+
+@pytest.mark.parametrize("target", [0.3, 0.5, 0.7, 0.8, 0.9, 1.0])
+def test_rejection_is_the_smallest_threshold_that_suffices(target: float) -> None:
+    confidences, correct = made(decimals=2)  # many are equal
+    thresholds = [0.0, *sorted(set(confidences.tolist()))]
+    enough = [t for t in thresholds if correct[confidences >= t].mean() >= target]
+    assert choose_rejection(confidences, correct, target) == (enough[0] if enough else None)
+
+
+def test_rejection_at_its_ends() -> None:
+    confidences = np.array([0.9, 0.8, 0.8, 0.4])
+    assert choose_rejection(confidences, np.array([True, True, True, True])) == 0.0
+    assert choose_rejection(confidences, np.array([True, True, False, True]), 0.9) == 0.9
+    assert choose_rejection(confidences, np.array([True, True, True, False])) == 0.8
+    assert choose_rejection(confidences, np.array([False, True, True, True])) is None
+    assert choose_rejection(np.empty(0), np.empty(0, bool)) is None

@@ -1,0 +1,280 @@
+"""Representations against a plain forward pass, and their cache."""
+
+import copy
+import dataclasses
+import functools
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+import torch
+from PIL import Image
+
+from vitlab.data.dataset import Dataset, Labels
+from vitlab.data.decode import Entry, ImageError
+from vitlab.data.transforms import EvalTransform
+from vitlab.errors import UserError
+from vitlab.evaluation.features import (
+    Features,
+    check_train_and_test,
+    features,
+    frozen_preprocessing,
+    load_train_and_test,
+    write_features,
+)
+from vitlab.evaluation.options import EvalOptions, LoaderOptions, SplitOptions
+from vitlab.models import ViTConfig
+from vitlab.models.vit import ViT
+from vitlab.preprocessing import Preprocessing
+from vitlab.train.distributed import init_distributed
+from vitlab.weights import save_model
+
+TINY = ViTConfig(image_size=8, patch_size=4, width=8, depth=1, heads=2, mlp_dim=8, num_classes=3, representation_size=6)
+BATCHES, SKIP = LoaderOptions(4), LoaderOptions(4, on_error="skip")
+
+
+@pytest.fixture
+def model() -> ViT:
+    model = ViT(TINY, generator=torch.Generator().manual_seed(1)).eval()
+    assert model.pre_logits is not None
+    torch.nn.init.normal_(model.pre_logits.weight, generator=torch.Generator().manual_seed(2))
+    return model
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Dataset:
+    """Eleven images of different sizes in files."""
+    rng = np.random.default_rng(0)
+    entries = []
+    for i in range(11):
+        path = tmp_path / "images" / f"{i:02d}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (9 + i, 14, 3), np.uint8)).save(path)
+        entries.append(Entry(str(path)))
+    return Dataset("made", "train", ("a", "b", "c"), np.arange(11, dtype=np.int64) % 3, entries=entries)
+
+
+@pytest.fixture
+def pixels() -> Dataset:
+    images = np.random.default_rng(1).integers(0, 256, (11, 8, 8, 3), np.uint8)
+    return Dataset("made", "test", ("a", "b", "c"), np.arange(11, dtype=np.int64) % 3, images)
+
+
+@pytest.fixture
+def computed(model: ViT, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Images that went through the model since the last call."""
+    seen: list[int] = []
+    forward = model.forward_features
+    monkeypatch.setattr(model, "forward_features", lambda images: seen.append(len(images)) or forward(images))
+
+    def count() -> int:
+        number = sum(seen)
+        seen.clear()
+        return number
+
+    return count
+
+
+def same(one: Features, two: Features) -> bool:
+    pairs = [(one.x, two.x), (one.labels, two.labels), (one.indices, two.indices)]
+    return all(np.array_equal(a, b) for a, b in pairs) and one.skipped == two.skipped
+
+
+def test_input_of_the_head(model: ViT, files: Dataset) -> None:
+    prepared = frozen_preprocessing(Preprocessing.google(), (8, 8))
+    result = features(model, files, BATCHES, preprocessing=prepared)
+    assert (result.x.shape, result.x.dtype) == ((11, 6), np.float32)
+    assert model.head is not None
+    with torch.no_grad():
+        images = torch.cat([EvalTransform((8, 8), prepared).apply([files.image(i)]) for i in range(11)])
+        torch.testing.assert_close(model(images), model.head(torch.from_numpy(result.x)), rtol=1e-5, atol=1e-6)
+    assert (result.labels.tolist(), result.indices.tolist()) == (files.labels.tolist(), list(range(11)))
+    for other in (Preprocessing(8, 10), Preprocessing.google(8, 9), None):
+        assert not same(result, features(model, files, BATCHES, preprocessing=other))
+    one_by_one = features(model, files, LoaderOptions(1, workers=1), preprocessing=prepared)
+    np.testing.assert_allclose(one_by_one.x, result.x, rtol=1e-5, atol=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------------------- cache
+
+
+def test_computed_once(
+    model: ViT, files: Dataset, pixels: Dataset, computed: Callable[[], int], tmp_path: Path
+) -> None:
+    """Labels and names are not part of the key: two tasks on the same images share their features."""
+    for dataset in (files, pixels):
+        first = features(model, dataset, cache=tmp_path / "cache")
+        assert computed() == 11
+        assert same(first, features(model, dataset, cache=tmp_path / "cache"))
+        other = dataclasses.replace(dataset, name="other", labels=dataset.labels[::-1].copy())
+        second = features(model, other, cache=tmp_path / "cache")
+        assert computed() == 0
+        assert np.array_equal(first.x, second.x)
+        assert second.labels.tolist() == dataset.labels[::-1].tolist()
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == 2 * [".npz"]
+
+
+def test_key(model: ViT, pixels: Dataset, files: Dataset, tmp_path: Path) -> None:
+    """Pixels, files, weights, configuration and preprocessing."""
+    changed = dataclasses.replace(pixels, pixels=np.array(pixels.pixels))
+    assert changed.pixels is not None
+    changed.pixels[3, 0, 0, 0] ^= 1
+    other = ViT(TINY)
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        next(other.parameters()).view(-1)[0] += 1e-3
+    exact = ViT(dataclasses.replace(TINY, gelu="erf")).eval()
+    exact.load_state_dict(model.state_dict())
+    rounded = copy.deepcopy(model).bfloat16()
+    turned = pixels.take(np.arange(11)[::-1])
+    cut = dataclasses.replace(files, entries=[entry._replace(edge=1) for entry in files.entries])
+    calls: list[tuple[ViT, Dataset, Preprocessing | None]] = [
+        *((each, pixels, None) for each in (model, other, exact, rounded)),
+        *((model, each, None) for each in (changed, turned, files, cut)),
+        (model, pixels, Preprocessing(8, 9)),
+    ]
+    for number, (frozen, dataset, prepared) in enumerate(calls, 1):
+        result = features(frozen, dataset, preprocessing=prepared, cache=tmp_path / "cache")
+        assert same(result, features(frozen, dataset, preprocessing=prepared))
+        assert len(list((tmp_path / "cache").glob("*.npz"))) == number
+    stat = os.stat(files.entries[4].file)  # noqa: PTH116
+    os.utime(files.entries[4].file, ns=(stat.st_mtime_ns, stat.st_mtime_ns + 1_000_000))
+    features(model, files, cache=tmp_path / "cache")
+    assert len(list((tmp_path / "cache").glob("*.npz"))) == len(calls) + 1
+
+
+def test_corrupt_cache_is_computed_again(
+    model: ViT, pixels: Dataset, computed: Callable[[], int], tmp_path: Path
+) -> None:
+    whole = features(model, pixels, cache=tmp_path)
+    (path,) = tmp_path.glob("*.npz")
+    good = path.read_bytes()
+    flipped = good[: len(good) // 2] + bytes([good[len(good) // 2] ^ 0x10]) + good[len(good) // 2 + 1 :]
+    for wrong in (b"", good[:-40], flipped):
+        path.write_bytes(wrong)
+        computed()
+        assert same(whole, features(model, pixels, cache=tmp_path))
+        assert computed() == 11
+        assert path.read_bytes() == good
+
+
+# ------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_unreadable_images_are_skipped_and_not_cached(
+    model: ViT, files: Dataset, computed: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk fails for a moment: afterwards all images are there."""
+    read = Entry.read
+
+    def failing(entry: Entry) -> np.ndarray:
+        if entry.file.endswith("05.png"):
+            raise ImageError(entry.file, "Input/output error")
+        return read(entry)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Entry, "read", failing)
+        result = features(model, files, SKIP, cache=tmp_path / "cache")
+        assert (result.skipped, result.indices.tolist()) == (1, [0, 1, 2, 3, 4, 6, 7, 8, 9, 10])
+        assert result.labels.tolist() == files.labels[result.indices].tolist()
+        with pytest.raises(ImageError, match=r"05\.png"):
+            features(model, files, cache=tmp_path / "cache")
+    whole = features(model, files, SKIP, cache=tmp_path / "cache")
+    assert whole.skipped == 0
+    np.testing.assert_allclose(whole.x[result.indices], result.x, rtol=1e-5, atol=1e-6)
+    computed()
+    assert same(whole, features(model, files, SKIP, cache=tmp_path / "cache"))
+    assert computed() == 0
+
+
+def test_weights_that_are_corrupt(model: ViT, files: Dataset, tmp_path: Path) -> None:
+    with torch.no_grad():
+        model.embedding.bias[0] = torch.nan
+    with pytest.raises(UserError, match=r"00\.png is not finite"):
+        features(model, files, cache=tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_splits_that_make_no_classifier(pixels: Dataset) -> None:
+    check_train_and_test(pixels, pixels)
+    several = dataclasses.replace(pixels, label_sets=Labels(pixels.labels, np.arange(12)))
+    for test, message in (
+        (dataclasses.replace(pixels, classes=("a", "b", "d")), "other classes"),
+        (several, "several labels"),
+        (pixels.take(np.arange(0)), "no images in its split 'test'"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_train_and_test(pixels, test)
+    with pytest.raises(UserError, match="unknown data set 'digit'"):
+        load_train_and_test("digit", SplitOptions(), "raise")
+    with pytest.raises(UserError, match="also in the training split"):
+        load_train_and_test("digits", SplitOptions(train_split="trainval", test_split="val"), "raise")
+    train, test = load_train_and_test("digits", SplitOptions(train_split="val"), "raise")
+    assert (train.split, test.split) == ("val", "test")
+
+
+def test_preprocessing_of_frozen_models() -> None:
+    """Google's few-shot evaluation resizes to 256 / 224 of the image size; other checkpoints bring their own."""
+    google = Preprocessing((224, 224), 256, keep_aspect=False, antialias=False, crop_offset="floor")
+    assert frozen_preprocessing(Preprocessing.google(), (224, 224)) == google
+    assert frozen_preprocessing(Preprocessing.google(384, 400), (384, 384)).resize == 439
+    assert frozen_preprocessing(Preprocessing.google(), (224, 160)).resize == 256
+    bicubic = Preprocessing(224, 256, interpolation="bicubic")
+    assert frozen_preprocessing(bicubic, (224, 224)) == bicubic.at((224, 224))
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_several_processes(
+    cached: bool, model: ViT, files: Dataset, tmp_path: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
+) -> None:
+    """Each process returns what one alone computes, to the bit; one file holds it all."""
+    if not cached:
+        (tmp_path / "images" / "05.png").write_bytes(b"")
+    cache, options = tmp_path / "cache" if cached else None, LoaderOptions(2, on_error="skip")
+    alone = features(model, files, options)
+
+    def job() -> Features:
+        with init_distributed() as world:
+            return features(model, files, options, cache=cache, world=world)
+
+    assert all(same(result, alone) for result in in_ranks(3, job))
+    assert not cached or all(same(result, alone) for result in in_ranks(3, job))
+    assert not cached or len(list((tmp_path / "cache").glob("*.npz"))) == 1
+
+
+def test_features_are_written_with_paths_and_labels(model: ViT, tmp_path: Path) -> None:
+    """Both kinds of file hold what a plain forward pass computes; an unreadable image is skipped and counted."""
+    save_model(model, tmp_path / "model")
+    for number in range(6):
+        path = tmp_path / "pets" / "cd"[number % 2] / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (40 * number, 0, 0)).save(path)
+    (tmp_path / "pets" / "c" / "2.png").write_bytes(b"not an image")
+    (tmp_path / "pets" / "c" / "4.png").rename(tmp_path / "pets" / "c" / "4\udcff.png")  # a name that is not UTF-8
+    options = EvalOptions(device="cpu", on_error="skip")
+    write = functools.partial(
+        write_features, tmp_path / "model", f"folder:{tmp_path / 'pets'}", options=options, cache=tmp_path / "cache"
+    )
+    result = write(tmp_path / "pets.npz")
+    assert (result["images"], result["skipped"], result["dimensions"]) == (5, 1, 6)
+    with np.load(tmp_path / "pets.npz") as file:
+        arrays = dict(file)
+    names = [Path(path).relative_to(tmp_path / "pets").as_posix() for path in arrays["files"]]
+    assert sorted(names) == ["c/0.png", "c/4\udcff.png", "d/1.png", "d/3.png", "d/5.png"]
+    assert arrays["classes"][arrays["labels"]].tolist() == [name[0] for name in names]
+    images = torch.stack([torch.from_numpy(np.array(Image.open(path))) for path in arrays["files"]])
+    with torch.inference_mode():
+        inputs = images.permute(0, 3, 1, 2) / 127.5 - 1
+        expected = model.forward_head(model.forward_features(inputs), pre_logits=True)
+    np.testing.assert_allclose(arrays["features"], expected, atol=1e-5)
+    write(tmp_path / "pets.parquet")
+    table = pyarrow.parquet.read_table(tmp_path / "pets.parquet").to_pydict()
+    escaped = [path.replace("\udcff", r"\udcff") for path in arrays["files"].tolist()]
+    assert (table["file"], table["label"]) == (escaped, [name[0] for name in names])
+    np.testing.assert_array_equal(np.array(table["features"], np.float32), arrays["features"])
+    with pytest.raises(UserError, match=r"give a file that ends in \.npz or \.parquet"):
+        write(tmp_path / "pets.csv")

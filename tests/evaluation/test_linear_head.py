@@ -1,0 +1,86 @@
+"""The least-squares head: leave-one-out scores against refits, its logits, several labels."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from vitlab.evaluation.fewshot import BIAS, Ridge
+from vitlab.evaluation.linear_head import least_squares_head
+from vitlab.models import ViTConfig
+from vitlab.models.vit import build_model
+
+
+def data(n: int, width: int = 12, classes: int = 3) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, classes, n)
+    return (rng.normal(size=(n, width)) + labels[:, None] * 0.7).astype(np.float32), labels
+
+
+@pytest.mark.parametrize("n", [9, 40])  # fewer images than features, and more
+@pytest.mark.parametrize("l2", [0.5, 300.0])
+def test_leave_one_out_is_a_refit_without_the_image(n: int, l2: float) -> None:
+    x, labels = data(n)
+    ridge = Ridge(x, labels, 3)
+    full = np.column_stack([(x - ridge.mean) / ridge.std, np.full(n, BIAS)])
+    targets = np.where(np.eye(3)[labels] > 0, 1.0, -1.0)
+    scores = ridge.leave_one_out(l2)
+    for i in range(n):
+        rest = np.delete(np.arange(n), i)
+        gram = full[rest].T @ full[rest] + l2 * np.eye(full.shape[1])
+        expected = full[i] @ np.linalg.solve(gram, full[rest].T @ targets[rest])
+        np.testing.assert_allclose(scores[i], expected, rtol=1e-6, atol=1e-6)
+
+
+def test_the_logits_are_scaled_scores() -> None:
+    x, labels = data(60)
+    head, ridge = least_squares_head(x, labels, 3), Ridge(x, labels, 3)
+    ratios = head.logits(x) / ridge.scores(x, head.l2)
+    np.testing.assert_allclose(ratios, np.full_like(ratios, ratios[0, 0]), rtol=1e-3)
+    losses = [
+        float(
+            torch.nn.functional.cross_entropy(
+                torch.from_numpy(ridge.leave_one_out(head.l2) * scale), torch.from_numpy(labels)
+            )
+        )
+        for scale in (ratios[0, 0] / 1.5, ratios[0, 0], ratios[0, 0] * 1.5)
+    ]
+    assert losses[1] == pytest.approx(head.loss, rel=1e-4) == min(losses)
+
+
+def test_digits() -> None:
+    """Leave-one-out accuracy is that on other images, nearly."""
+    order = np.random.default_rng(0).permutation(1797)
+    images, labels = (np.asarray(part)[order] for part in load_digits(return_X_y=True))
+    head = least_squares_head(images[:1000].astype(np.float32), labels[:1000], 10)
+    correct = head.logits(images[1000:]).argmax(axis=1) == labels[1000:]
+    assert head.accuracy > 0.9
+    assert correct.mean() == pytest.approx(head.accuracy, abs=0.05)
+
+
+def test_several_labels() -> None:
+    x, labels = data(80)
+    sets = np.eye(3, dtype=bool)[labels] | (x[:, :1] > 1)  # class 1 and others
+    head = least_squares_head(x, sets, 3)
+    probabilities = 1 / (1 + np.exp(-head.logits(x)))
+    assert ((probabilities > 0.5) == sets).mean() > 0.75
+    assert 0.5 < head.accuracy <= 1
+
+
+@pytest.mark.parametrize("distilled", [False, True])
+def test_it_becomes_the_head_of_a_model(distilled: bool) -> None:
+    size: dict[str, Any] = {"width": 12, "depth": 1, "heads": 2, "mlp_dim": 8}
+    model = build_model(ViTConfig(image_size=8, patch_size=4, num_classes=3, distilled=distilled, **size))
+    x, labels = data(60)
+    head = least_squares_head(x, labels, 3)
+    head.copy_to(model)
+    for linear in (model.head, getattr(model, "head_distilled", None)):
+        if linear is not None:
+            np.testing.assert_allclose(linear(torch.from_numpy(x)).detach(), head.logits(x), rtol=1e-4, atol=1e-4)
+
+
+def test_one_image_is_too_few() -> None:
+    with pytest.raises(ValueError, match="two training images or more, not 1"):
+        least_squares_head(np.zeros((1, 4), np.float32), np.zeros(1, np.int64), 2)

@@ -1,0 +1,159 @@
+"""A checkpoint in float32 and bfloat16 on its device, the batches that go through it, and the classes of its data."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from image_files import put
+from PIL import Image
+from torch import nn
+
+from vitlab import display
+from vitlab.data.dataset import Dataset
+from vitlab.data.decode import ImageError
+from vitlab.data.registry import load_dataset
+from vitlab.data.transforms import EvalTransform
+from vitlab.errors import UserError
+from vitlab.evaluation.accuracy import evaluate_checkpoint
+from vitlab.evaluation.load import device_of, evaluation_batches, load_for_evaluation, match_classes
+from vitlab.evaluation.options import EvalOptions, LoaderOptions, ModelOptions
+from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
+from vitlab.models.vit import build_model
+from vitlab.train.precision import choose_device
+from vitlab.weights import load_metadata, load_model, save_model
+
+BIT = ResNetBody(layers=(1, 2), width=32, version="v2", weight_eps=1e-10, weight_eps_on="variance")
+VIT: dict[str, Any] = {"image_size": 32, "width": 64, "depth": 3, "heads": 4, "mlp_dim": 128, "num_classes": 10}
+KINDS: dict[str, ModelConfig] = {
+    "ViT": ViTConfig(**VIT, patch_size=8),
+    "MAP head": ViTConfig(**VIT, patch_size=8, pool="map"),
+    "relative positions": ViTConfig(**VIT, patch_size=8, position="relative", position_at="every", registers=2),
+    "axial": ViTConfig(**VIT, patch_size=8, encoder="axial", position="sincos2d", class_position=False),
+    "hybrid": ViTConfig(**VIT, patch_size=1, stem=ResNetBody(layers=(1, 2), width=32)),
+    "BiT": ResNetConfig(image_size=32, num_classes=10, body=BIT),
+}
+EXACT, ROUNDED = (ModelOptions(precision=precision, device="cpu") for precision in ("float32", "bfloat16"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_of_every_kind_of_model(kind: str, tmp_path: Path) -> None:
+    """float32 is exact; the rms error of bfloat16 is at most 3 % of that of the logits: some roundings of 0.4 %."""
+    model = build_model(KINDS[kind], generator=torch.Generator().manual_seed(0)).eval()
+    assert model.head is not None
+    torch.nn.init.normal_(model.head.weight, std=0.1)
+    save_model(model, tmp_path / "model")
+    images = torch.rand(4, 3, 32, 32) * 2 - 1
+    exact, rounded = (load_for_evaluation(tmp_path / "model", options).model for options in (EXACT, ROUNDED))
+    assert device_of(exact) == torch.device("cpu")
+    assert (exact.training, rounded.training) == (False, False)
+    with torch.inference_mode():
+        expected, logits = exact(images), rounded(images)
+        assert torch.equal(expected, model(images))
+    error = ((logits - expected).square().mean() / expected.square().mean()).sqrt()
+    assert 1e-4 < error < 0.03
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    for count in (0, 2):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda count=count: count > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert choose_device("auto") == torch.device("cuda" if count else "cpu")
+    assert choose_device("cuda:1") == torch.device("cuda:1")
+    for unknown in ("cuda:2", "quantum", "", "mps", "meta"):
+        with pytest.raises(UserError, match=f"device '{unknown}' is unknown or missing.* torch sees 2 GPUs"):
+            choose_device(unknown)
+
+
+# ------------------------------------------------------------------------------------------------------------ batches
+
+DATA = Dataset("made", "test", ("a",), np.zeros(7, np.int64), pixels=np.zeros((7, 4, 4, 3), np.uint8))
+OPTIONS = LoaderOptions(2, on_error="skip")
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_mode_and_generators_are_left_alone(training: bool) -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Dropout()).train(training)
+    model[1].train(not training)
+    before = torch.get_rng_state()
+    with contextlib.suppress(KeyError), evaluation_batches(model, DATA, EvalTransform(4), OPTIONS) as batches:
+        assert not any(module.training for module in model.modules())
+        assert [len(batch.labels) for batch in batches] == [2, 2, 2, 1]
+        raise KeyError
+    assert [module.training for module in model.modules()] == [training, training, not training]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_batches_without_a_readable_image_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(display, "FIRST_LINE", 0.0)
+    monkeypatch.setattr(display, "NEXT_LINES", 0.0)
+    data = DATA.take(np.arange(7))
+    data.failures = {i: ImageError(str(i), "broken") for i in (2, 3, 4)}
+    with evaluation_batches(nn.Identity(), data, EvalTransform(4), OPTIONS, description="made test") as batches:
+        assert [batch.indices.tolist() for batch in batches] == [[0, 1], [5], [6]]
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("made test: ")]
+    assert "2 of 7 images" in lines[0]
+    assert "7 of 7 images" in lines[-1]
+
+
+# ------------------------------------------------------------------------------------------------------------ classes
+
+CPU = EvalOptions(batch_size=256, device="cpu")
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_data_with_some_of_the_models_classes(workdir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Matched by name, not by number; predictions are over all classes."""
+    digits = load_dataset("digits", "test", classes=(2, 0))
+    for i in range(len(digits)):
+        folder = tmp_path / "some" / "test" / digits.classes[digits.labels[i]]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(digits.image(i)).save(folder / f"{i:03}.png")
+    result = evaluate_checkpoint(workdir, f"folder:{tmp_path / 'some'}", options=CPU)
+    whole = evaluate_checkpoint(workdir, options=CPU)
+    assert result.classes == ("0", "1", "2")
+    assert sorted(set(result.labels.tolist())) == [0, 2]
+    assert result.accuracy == pytest.approx(whole.correct[whole.labels != 1].mean())
+    assert sorted(result.losses) == pytest.approx(sorted(whole.losses[whole.labels != 1]), rel=1e-5)
+    assert "has 2 of the model's 3 classes" in caplog.text
+    assert "of 2 of the 3 classes" in result.as_table()
+    # The same classes in another order are no subset: no warning.
+    card = load_metadata(workdir) | {"classes": ["2", "0", "1"], "dataset": "folder:x"}
+    save_model(load_model(workdir), tmp_path / "turned", extra=card)
+    put(tmp_path / "some" / "test" / "1" / "0.png")
+    caplog.clear()
+    turned = evaluate_checkpoint(tmp_path / "turned", f"folder:{tmp_path / 'some'}", options=CPU)
+    assert turned.classes == ("2", "0", "1")
+    assert np.bincount(turned.labels).tolist() == [*np.bincount(digits.labels), 1]
+    assert "predictions" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("classes", "outputs", "known"),
+    [
+        ([], 1000, True),  # Google's checkpoints have no names of classes
+        ([f"n{2 * i:08}" for i in range(1000)], 1000, True),
+        ([f"n{i:08}" for i in range(1000, 0, -1)], 1000, False),  # not in ImageNet's order
+        ([], 21_843, False),
+    ],
+)
+def test_classes_of_imagenets_test_sets(classes: list[str], outputs: int, known: bool) -> None:
+    names = tuple(f"n{i:08}" for i in range(1000))
+    images = Dataset("imagenet_v2", "test", names, np.arange(1000), np.zeros((1000, 1, 1, 3), np.uint8))
+    card = {"classes": classes, "dataset": "folder:mine"} if classes else {}
+    if known:
+        matched = match_classes(images, card, outputs, "imagenet_v2", "m")
+        assert (matched.classes, matched.labels.tolist()) == (tuple(classes) or names, list(range(1000)))
+    else:
+        with pytest.raises(UserError, match=f"predicts {outputs:,} classes .*the 1,000 of ImageNet"):
+            match_classes(images, card, outputs, "imagenet_v2", "m")
+
+
+def test_a_class_with_two_outputs() -> None:
+    birds = Dataset("folder:birds", "test", ("crane", "egret"), np.arange(2), np.zeros((2, 1, 1, 3), np.uint8))
+    with pytest.raises(UserError, match="several outputs called crane"):
+        match_classes(birds, {"classes": ["crane", "crane", "egret"]}, 3, "folder:birds", "m")

@@ -1,0 +1,288 @@
+"""Runs of masked patch prediction from settings to their files: figures, a plain ViT, images."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+
+from vitlab.config import DataConfig, FewShotConfig, FinetuneConfig, MaskingConfig, OptimConfig, TrainConfig
+from vitlab.data.dataset import Dataset
+from vitlab.data.decode import ImageError
+from vitlab.data.registry import load_dataset
+from vitlab.evaluation.masked import (
+    MaskedEvaluation,
+    evaluate_masked,
+    load_masked,
+    reconstruct,
+    save_masked,
+    write_reconstructions,
+)
+from vitlab.evaluation.options import LoaderOptions
+from vitlab.models import ViTConfig
+from vitlab.models.vit import ViT
+from vitlab.pipelines.finetune import sweep_and_finetune
+from vitlab.pipelines.pretrain import Outcome, pretrain
+from vitlab.preprocessing import Preprocessing
+from vitlab.train.distributed import init_distributed
+from vitlab.train.masking import MASK, MaskedViT, class_colors
+from vitlab.weights import load_metadata, load_model, save_model
+
+MODEL = ViTConfig(
+    image_size=16, patch_size=4, width=32, depth=2, heads=2, mlp_dim=32, num_classes=0, pool="gap", position_std=1.0
+)
+CONFIG = TrainConfig(
+    model=MODEL,
+    data=DataConfig(name="digits", crop="none", flip=False),
+    optim=OptimConfig(lr=1e-2, warmup_steps=10),
+    masking=MaskingConfig(),
+    steps=120,
+    batch_size=32,
+    log_every=40,
+    eval_every=60,
+    precision="float32",
+)
+SKIP = LoaderOptions(2, on_error="skip")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("masked") / "run"
+
+
+@pytest.fixture(scope="module")
+def outcome(folder: Path) -> Outcome:
+    config = dataclasses.replace(CONFIG, fewshot=FewShotConfig(shots=(5,), seeds=1))
+    return pretrain(config, folder, device="cpu", tensorboard=False)
+
+
+def test_files_of_a_run(outcome: Outcome, folder: Path) -> None:
+    """And a second call only tests again."""
+    assert {path.name for path in folder.iterdir()} >= {"config.json", "model", "masking.safetensors"}
+    assert outcome.result == {"test": outcome.test.record()} == json.loads((folder / "result.json").read_text())
+    summary = outcome.summary(folder)
+    assert f"images: {folder / 'reconstructions.png'}" in summary
+    assert f"(the best constant prediction: {outcome.test.constant_loss:.4f})" in summary
+    before = (folder / "masking.safetensors").stat().st_mtime_ns
+    assert pretrain(outcome.config, folder, device="cpu", tensorboard=False).test == outcome.test
+    assert (folder / "masking.safetensors").stat().st_mtime_ns == before
+
+
+def test_it_learns_more_than_the_best_constant_prediction(outcome: Outcome, folder: Path) -> None:
+    test = outcome.test
+    assert test.accuracy is not None
+    assert test.constant_accuracy is not None
+    assert test.loss < 0.9 * test.constant_loss
+    assert test.accuracy > test.constant_accuracy + 0.05
+    assert (test.images, test.patches, test.skipped) == (359, 359 * 8, 0)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    evaluations = {line["step"]: line for line in lines if "val_loss" in line}
+    assert list(evaluations) == [60, 120]
+    assert evaluations[120]["val_loss"] < evaluations[60]["val_loss"]
+    assert evaluations[120]["val_constant_loss"] == evaluations[60]["val_constant_loss"]
+    assert {"val_accuracy", "val_constant_accuracy", "fewshot_5shot"} <= evaluations[60].keys()
+    assert all({"loss", "accuracy"} <= line.keys() for line in lines if "grad_norm" in line)
+
+
+def test_its_model_is_a_plain_vit(outcome: Outcome, folder: Path, tmp_path: Path) -> None:
+    """Which is fine-tuned as any checkpoint."""
+    model = load_model(folder)
+    assert model.config == MODEL
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), outcome.model.parameters(), strict=True))
+    card = load_metadata(folder)
+    assert (card["dataset"], "classes" in card) == ("digits", False)
+    config = dataclasses.replace(CONFIG, masking=None, steps=120, eval_every=None)
+    tuned = sweep_and_finetune(folder, FinetuneConfig(**vars(config)), tmp_path, device="cpu", tensorboard=False)
+    assert tuned.config.model == dataclasses.replace(MODEL, num_classes=10)
+    assert tuned.result["test"]["accuracy"] > 0.2
+
+
+@pytest.mark.parametrize("target", ["downsized", "regression"])
+def test_other_targets(target: Any, tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, masking=MaskingConfig(target), steps=8, log_every=4, eval_every=None)
+    test = pretrain(config, tmp_path, device="cpu", tensorboard=False).test
+    assert (test.accuracy is None) == (target == "regression")
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert all(("accuracy" in line) == (target == "downsized") for line in lines if "grad_norm" in line)
+    assert load_masked(tmp_path).masking == MaskingConfig(target)
+    with Image.open(tmp_path / "reconstructions.png") as sheet:
+        assert sheet.width > 4 * 112
+        assert sheet.height > 8 * 112
+
+
+# ------------------------------------------------------------------------------------------- the constant prediction
+
+
+def flat(levels: list[int]) -> Dataset:
+    """Images of one gray each."""
+    pixels = np.array(levels, np.uint8)[:, None, None, None] * np.ones((1, 16, 16, 3), np.uint8)
+    return Dataset("flat", "test", ("a",), np.zeros(len(levels), np.int64), pixels)
+
+
+def constant(target: Any, bias: torch.Tensor) -> MaskedViT:
+    """A model with the same prediction for every patch."""
+    model = MaskedViT(MODEL, MaskingConfig(target))
+    with torch.no_grad():
+        model.predictor.weight.zero_()
+        model.predictor.bias.copy_(bias)
+    return model
+
+
+def test_entropy_is_the_loss_of_the_best_constant_prediction() -> None:
+    """A quarter of class 73 and three of class 4 * 73: entropy 0.5623 nats; a model of these shares has that loss."""
+    shares = torch.full((512,), 1e-30)
+    shares[73], shares[4 * 73] = 0.25, 0.75
+    test = evaluate_masked(constant("mean-color", shares.log()), flat([40, 130, 130, 130]), LoaderOptions(3))
+    assert test.constant_loss == pytest.approx(-(0.25 * np.log(0.25) + 0.75 * np.log(0.75)))
+    assert test.loss == pytest.approx(test.constant_loss, rel=1e-5)
+    assert (test.accuracy, test.constant_accuracy) == (0.75, 0.75)
+    cells = torch.full((16, 512), 1e-30)
+    cells[:, 0] = cells[:, 511] = 0.5
+    test = evaluate_masked(constant("downsized", cells.log().flatten()), flat([0, 255]))
+    assert (test.loss, test.constant_loss) == (pytest.approx(test.constant_loss, rel=1e-5), pytest.approx(np.log(2)))
+
+
+def test_variance_is_the_loss_of_the_best_constant_prediction() -> None:
+    """Values -1, 1 and 1: mean 1/3, variance 8/9."""
+    test = evaluate_masked(constant("regression", torch.full((48,), 1 / 3)), flat([0, 255, 255]))
+    assert test.metrics() == {"loss": pytest.approx(8 / 9), "constant_loss": pytest.approx(8 / 9)}
+
+
+@pytest.mark.parametrize(("target", "count"), [("mean-color", 2), ("regression", 3)])
+def test_several_ranks(target: Any, count: int, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]) -> None:
+    """Each computes its share only, and returns the whole: 13 images, one of which cannot be read."""
+    model, data = MaskedViT(MODEL, MaskingConfig(target)).eval(), load_dataset("digits", "val").take(np.arange(13))
+    data.failures[4] = ImageError("4.png", "broken")
+    alone, other = evaluate_masked(model, data, SKIP), evaluate_masked(model, data, LoaderOptions(7, on_error="skip"))
+    assert dataclasses.replace(other, loss=alone.loss) == alone  # batches do not matter
+    assert (alone.images, alone.skipped) == (12, 1)
+
+    def job() -> tuple[MaskedEvaluation, int]:
+        seen = []
+        model.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+        with init_distributed() as world:
+            return evaluate_masked(model, data, SKIP, world=world), sum(seen)
+
+    results = in_ranks(count, job)
+    assert sum(seen for _, seen in results) == 12
+    for test, seen in results:
+        assert seen <= -(-13 // count)
+        assert test == results[0][0]
+        assert dataclasses.replace(test, loss=alone.loss, constant_loss=alone.constant_loss) == alone
+        assert test.loss == pytest.approx(alone.loss, rel=1e-6)
+        assert test.constant_loss == pytest.approx(alone.constant_loss, rel=1e-12)
+
+
+def test_ranks_without_an_image(in_ranks: Callable[[int, Callable[[], Any]], list[Any]]) -> None:
+    model, data = constant("mean-color", torch.zeros(512)), flat([40, 130])
+    one, none = dataclasses.replace(data), dataclasses.replace(data)
+    one.failures = {0: ImageError("0", "broken")}
+    none.failures = {i: ImageError(str(i), "broken") for i in range(2)}
+
+    def job(data: Dataset) -> MaskedEvaluation:
+        with init_distributed() as world:
+            return evaluate_masked(model, data, SKIP, world=world)
+
+    assert in_ranks(3, lambda: job(one)) == [evaluate_masked(model, one, SKIP)] * 3
+    for error in in_ranks(3, lambda: job(none)):
+        assert "none of the 2 images of flat (test) could be read" in str(error)
+
+
+# ---------------------------------------------------------------------------------------------------------- the files
+
+
+def test_saved_and_loaded_whole(tmp_path: Path) -> None:
+    model = MaskedViT(MODEL, MaskingConfig("downsized", share=0.15))
+    contents = set()
+    for _ in range(8):  # to the same bytes
+        save_masked(model, tmp_path, extra={})
+        contents.add((tmp_path / "masking.safetensors").read_bytes())
+    assert len(contents) == 1
+    loaded = load_masked(tmp_path)
+    assert (loaded.masking, loaded.training) == (model.masking, False)
+    assert model.state_dict().keys() == loaded.state_dict().keys()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
+
+
+def test_other_folders_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"masking\.safetensors is missing"):
+        load_masked(tmp_path)
+    save_masked(MaskedViT(MODEL, MaskingConfig()), tmp_path, extra={})
+    save_model(ViT(dataclasses.replace(MODEL, width=16)), tmp_path / "model")
+    with pytest.raises(ValueError, match="does not fit the model"):
+        load_masked(tmp_path)
+    file = tmp_path / "masking.safetensors"
+    without_settings = safetensors.torch.save({"mask": torch.zeros(1)})
+    for content in (file.read_bytes()[:-40], without_settings):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match="is corrupt"):
+            load_masked(tmp_path)
+
+
+# --------------------------------------------------------------------------------------------------- reconstructions
+
+
+def patch_of(images: np.ndarray, position: int) -> np.ndarray:
+    y, x = divmod(position, 4)
+    return images[0, 4 * y : 4 * y + 4, 4 * x : 4 * x + 4]
+
+
+PLAN = torch.tensor([[[0, MASK], [5, 2], [9, 9], [15, MASK]]])
+
+
+def test_reconstruction_of_a_constant_prediction() -> None:
+    """Corrupted patches change, the others stay."""
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 16, 16, 3)).astype(np.uint8)
+    images = (torch.from_numpy(pixels).permute(0, 3, 1, 2).float() - 127.5) / 127.5
+    bias = torch.zeros(512)
+    bias[408] = 1
+    drawn = reconstruct(constant("mean-color", bias), images, PLAN)
+    np.testing.assert_array_equal(drawn["image"], pixels)
+    for position in range(16):
+        clean = patch_of(pixels, position)
+        shown = {0: np.full_like(clean, 128), 15: np.full_like(clean, 128), 5: patch_of(pixels, 2)}.get(position, clean)
+        np.testing.assert_array_equal(patch_of(drawn["corrupted"], position), shown)
+        predicted, target = patch_of(drawn["predicted"], position), patch_of(drawn["target"], position)
+        if position in (0, 5, 9, 15):
+            assert (predicted == (208, 112, 16)).all()
+            assert (target == target[0, 0]).all()
+            assert (np.abs(target[0, 0] - clean.reshape(-1, 3).mean(axis=0)) <= 16).all()
+        else:
+            np.testing.assert_array_equal(predicted, clean)
+            np.testing.assert_array_equal(target, clean)
+
+
+@pytest.mark.parametrize("patch", [4, 6])
+def test_downsized_reconstruction_shows_sixteen_colors(patch: int) -> None:
+    config = dataclasses.replace(MODEL, image_size=2 * patch, patch_size=patch)
+    model = MaskedViT(config, MaskingConfig("downsized")).requires_grad_(False)
+    images, plan = 2 * torch.rand(1, 3, 2 * patch, 2 * patch) - 1, torch.tensor([[[1, MASK], [2, 2]]])
+    classes = model(images, plan)[0, 0].unflatten(0, (16, 512)).argmax(dim=1)
+    at = ((np.arange(patch) + 0.5) * 4 / patch).astype(int)  # the cell in whose middle part a pixel lies
+    expected = class_colors(classes).reshape(4, 4, 3).numpy()[at][:, at]
+    np.testing.assert_array_equal(reconstruct(model, images, plan)["predicted"][0, :patch, patch:], expected)
+
+
+def test_regression_reconstructs_pixels() -> None:
+    """The target is the image itself; a prediction of 0 is gray."""
+    images = 2 * torch.rand(1, 3, 16, 16) - 1
+    drawn = reconstruct(constant("regression", torch.zeros(48)), images, PLAN)
+    np.testing.assert_array_equal(drawn["target"], drawn["image"])
+    for position in (0, 5, 9, 15):
+        assert (np.abs(patch_of(drawn["predicted"], position).astype(int) - 127.5) < 1).all()
+
+
+def test_unreadable_images_are_left_out(tmp_path: Path) -> None:
+    data = flat([0, 80, 160])
+    data.failures[1] = ImageError("1", "broken")
+    model = MaskedViT(MODEL, MaskingConfig()).eval()
+    with Image.open(write_reconstructions(model, data, tmp_path, preprocessing=Preprocessing(resize=18))) as sheet:
+        assert sheet.height < 3 * 112  # two rows
+    with pytest.raises(ValueError, match="none of the 1 images of flat"):
+        write_reconstructions(model, data.take(np.array([1])), tmp_path)

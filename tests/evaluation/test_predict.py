@@ -1,0 +1,177 @@
+"""Predictions for images without a label, from files and folders."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from irregular import irregular
+from PIL import Image
+
+from vitlab.data.registry import load_dataset
+from vitlab.data.transforms import EvalTransform
+from vitlab.errors import UserError
+from vitlab.evaluation import predict as module
+from vitlab.evaluation.options import ModelOptions
+from vitlab.evaluation.predict import Prediction, predict, write_table
+from vitlab.pipelines.pretrain import Outcome
+from vitlab.weights import load_metadata, load_model, save_model
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> list[str]:
+    """Seven digits as PNG files of their own size, two of them in a folder below."""
+    dataset = load_dataset("digits", "test", classes=(0, 1, 2))
+    (tmp_path / "images" / "more").mkdir(parents=True)
+    paths = [tmp_path / "images" / ("more" if i > 4 else "") / f"{i}.png" for i in range(7)]
+    for i, path in enumerate(paths):
+        Image.fromarray(dataset.image(i)).save(path)
+    return [str(path) for path in paths]
+
+
+CPU = ModelOptions(device="cpu")
+
+
+def predictions(checkpoint: Path, *sources: str, **options: Any) -> list[Prediction]:
+    return list(predict(checkpoint, sources, CPU, **options))
+
+
+@pytest.mark.parametrize("batch_size", [3, 32])
+def test_files(
+    pretrained: Outcome, workdir: Path, images: list[str], batch_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BATCH_SIZE", batch_size)
+    result = predictions(workdir, *images)
+    pixels = [np.array(Image.open(path)) for path in images]
+    with torch.no_grad():
+        shares = pretrained.model(EvalTransform(8).apply(pixels)).softmax(dim=1)
+    assert [prediction.path for prediction in result] == images
+    for prediction, row in zip(result, shares.tolist(), strict=True):
+        expected = sorted(zip("012", row, strict=True), key=lambda pair: -pair[1])
+        assert [name for name, _ in prediction.top] == [name for name, _ in expected]
+        assert [share for _, share in prediction.top] == pytest.approx([share for _, share in expected], rel=1e-5)
+        assert prediction.error is None
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_top(workdir: Path, images: list[str]) -> None:
+    (first,), (most,) = (predictions(workdir, images[0], top=top) for top in (1, 9))
+    assert (len(first.top), len(most.top)) == (1, 3)
+    assert first.top == most.top[:1]
+    assert sum(share for _, share in most.top) == pytest.approx(1)
+    with pytest.raises(UserError, match="top is 0"):
+        predictions(workdir, images[0], top=0)
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_images_of_low_probability_are_rejected(workdir: Path, images: list[str], tmp_path: Path) -> None:
+    """Those below the threshold, not those at it; auto is the threshold of the metadata."""
+    highest = sorted(prediction.top[0][1] for prediction in predictions(workdir, *images))
+    threshold = highest[3]
+    rejected = predictions(workdir, *images, reject_below=threshold)
+    assert [prediction.rejected for prediction in rejected] == [each.top[0][1] < threshold for each in rejected]
+    assert sum(prediction.rejected for prediction in rejected) == 3
+    assert not any(prediction.rejected for prediction in predictions(workdir, *images))
+    (line,) = {prediction.as_line() for prediction in rejected if prediction.top[0][1] == highest[0]}
+    assert ": not sure (" in line
+    with pytest.raises(UserError, match=r"no threshold `reject_below`.*--reject-below 0\.5"):
+        predictions(workdir, images[0], reject_below="auto")
+    save_model(load_model(workdir), tmp_path / "model", extra={**load_metadata(workdir), "reject_below": threshold})
+    assert predictions(tmp_path / "model", *images, reject_below="auto") == rejected
+    with pytest.raises(UserError, match="reject_below is 1"):
+        predictions(workdir, images[0], reject_below=1.5)
+
+
+def test_table(tmp_path: Path) -> None:
+    """A row for each image, also for one that cannot be read and one whose name is not UTF-8."""
+    made = [
+        Prediction("a, b.png", (("cat", 0.75), ('say "dog"', 0.25)), rejected=True),
+        Prediction("broken.png", error="cut off"),
+        Prediction("\udcff.png", (("cat", 1.0), ("dog", 0.0))),
+    ]
+    write_table(tmp_path / "new" / "p.csv", made)
+    with (tmp_path / "new" / "p.csv").open(newline="", errors="surrogateescape") as file:
+        assert list(csv.reader(file)) == [
+            ["image", "class_1", "probability_1", "class_2", "probability_2", "rejected", "error"],
+            ["a, b.png", "cat", "0.75", 'say "dog"', "0.25", "1", ""],
+            ["broken.png", "", "", "", "", "0", "cut off"],
+            ["\udcff.png", "cat", "1.0", "dog", "0.0", "0", ""],
+        ]
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_folder_is_searched_as_for_training(workdir: Path, images: list[str], tmp_path: Path) -> None:
+    """Links are followed, but not in circles; hidden files and other types are left out."""
+    folder = tmp_path / "linked"
+    (folder / ".hidden").mkdir(parents=True)
+    (folder / "notes.txt").write_text("no image")
+    (folder / ".hidden" / "0.png").symlink_to(images[0])
+    (folder / "below").symlink_to(Path(images[0]).parent)
+    (folder / "again").symlink_to(folder)
+    paths = [prediction.path for prediction in predictions(workdir, str(folder))]
+    assert paths == [str(folder / "below" / Path(path).relative_to(Path(images[0]).parent)) for path in images]
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_broken_image_gives_its_error(workdir: Path, images: list[str], tmp_path: Path) -> None:
+    broken, empty = tmp_path / "broken.jpg", tmp_path / "empty.png"
+    broken.write_bytes(Path(images[0]).read_bytes()[:60])
+    empty.touch()
+    sources = (images[0], str(broken), str(empty), images[1])
+    result = {prediction.path: prediction for prediction in predictions(workdir, *sources)}
+    assert result.keys() == set(sources)
+    for path in (broken, empty):
+        prediction = result[str(path)]
+        assert prediction.error
+        assert prediction.top == ()
+        assert prediction.as_line() == f"{path}: cannot be read: {prediction.error}"
+    assert dict(result[images[1]].top) == pytest.approx(dict(predictions(workdir, images[1])[0].top), rel=1e-5)
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_nothing_to_predict(workdir: Path, images: list[str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no image was named"):
+        predictions(workdir)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"the folder .* holds no image \(.*\.jpg"):
+        predictions(workdir, str(tmp_path / "empty"))
+    before_any_work = predict(workdir, [*images, str(tmp_path / "nowhere.png")], CPU)
+    with pytest.raises(UserError, match="there is no file or folder"):
+        next(before_any_work)
+    save_model(load_model(workdir, num_classes=0), tmp_path / "headless")
+    with pytest.raises(UserError, match="has no head"):
+        predictions(tmp_path / "headless", images[0])
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_images_are_brought_to_size_as_in_the_test(workdir: Path, tmp_path: Path) -> None:
+    """With the resize of the card: a mark at the edge of a wide image lies outside the central crop."""
+    model = load_model(workdir)
+    save_model(model, tmp_path / "crops", extra={"eval_resize": 8})
+    save_model(model, tmp_path / "squashes")  # whose classes have no names
+    for name, color in (("plain", (0, 0, 0)), ("marked", (255, 255, 255))):
+        image = Image.new("RGB", (32, 8))
+        image.paste(color, (0, 0, 6, 8))
+        image.save(tmp_path / f"{name}.png")
+    for checkpoint, same in (("crops", True), ("squashes", False)):
+        plain, marked = predictions(tmp_path / checkpoint, str(tmp_path / "plain.png"), str(tmp_path / "marked.png"))
+        assert (plain.top == marked.top) == same
+        assert {name for name, _ in plain.top} == {"0", "1", "2"}
+
+
+def test_lines() -> None:
+    assert Prediction("a.png", (("cat", 0.91234), ("dog", 0.08))).as_line() == "a.png: cat 91.2%, dog 8.0%"
+    assert Prediction("a\nb.png", (("\x1b[31mcat", 0.5),)).as_line() == "'a\\nb.png': '\\x1b[31mcat' 50.0%"
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_irregular_files_give_their_error(workdir: Path, tmp_path: Path) -> None:
+    irregular("pipe", tmp_path / "x.jpg", tmp_path)
+    irregular("link to a device", tmp_path / "y.jpg", tmp_path)
+    for sources in ([str(tmp_path)], [str(tmp_path / f"{name}.jpg") for name in "xy"]):
+        errors = {Path(each.path).name: each.error or "" for each in predictions(workdir, *sources)}
+        assert errors.keys() == {"x.jpg", "y.jpg"}
+        assert "named pipe" in errors["x.jpg"]
+        assert "device" in errors["y.jpg"]

@@ -1,0 +1,208 @@
+"""The pages of a training and of a checkpoint: what they show, and that they are valid, small and escaped."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from inside import photograph, random_capture
+from markup import Page, check
+
+from vitlab.inspection import figures
+from vitlab.inspection.report import (
+    DataSection,
+    Inspection,
+    RunSection,
+    checkpoint_page,
+    details_of,
+    make_embedding_figures,
+    make_figures,
+    numbers_of,
+    top_classes,
+    training_page,
+)
+from vitlab.models import ResNetBody, ResNetConfig, ViTConfig, get_config
+from vitlab.models.registry import name_of
+from vitlab.models.vit import ViT
+
+EVIL = "<script>alert(\"1\")</script> & 'co'"
+SMALL = ViTConfig(image_size=32, patch_size=8, width=8, depth=3, heads=2, mlp_dim=8, num_classes=10)
+HYBRID = replace(SMALL, patch_size=1, stem=ResNetBody((1, 1), width=32))
+FILTERS = figures.filters(np.random.default_rng(0).random((12, 2, 2, 3)))
+POSITIONS = figures.positions(np.random.default_rng(0).uniform(-1, 1, (1, 2, 2, 2, 2)))
+RESNET = ResNetConfig(image_size=32, body=ResNetBody((1, 1), width=32, version="v2"), num_classes=4)
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [(SMALL, "ViT/8"), (replace(SMALL, encoder="axial"), "Axial ViT/8"), (HYBRID, "Hybrid/8"), (RESNET, "ResNet")],
+)
+def test_other_models_are_named_after_their_kinds(config: Any, name: str) -> None:
+    assert name_of(config) == name
+    assert numbers_of(config)["Model"] == name
+
+
+def test_details() -> None:
+    assert details_of(replace(SMALL, pool="gap"))["pool"] == "gap"
+    assert details_of(RESNET)["num classes"] == "4"
+    assert "Patches, h × w" not in numbers_of(RESNET)
+
+
+# ---- the page of a training ----
+
+
+def section(name: str = "Pre-training", **other: Any) -> RunSection:
+    records = [{"step": s, "epoch": s / 9, "loss": 1 / s, "lr": 1e-3} for s in range(1, 9)]
+    records.append({"step": 9, "eval_accuracy": 0.75, "eval_loss": float("nan")})
+    values: dict[str, Any] = {
+        "explanation": f"What was done.\n\nA second paragraph, with {EVIL}.",
+        "numbers": {"Test accuracy": "87.5 %", EVIL: "<b>"},
+        "records": records,
+        "classes": ["cat", EVIL, "a rather long name of a class"],
+        "confusion": np.array([[5, 2, 0], [0, 7, 0], [1, 0, 9]]),
+        "per_class": [
+            {"class": "cat", "images": 7, "recall": 0.75, "precision": None},
+            {"class": EVIL, "images": 9, "recall": 0.125, "precision": 1.0},
+            {"class": "absent", "images": 0, "recall": None, "precision": None},
+        ],
+        "calibration": [np.array([0, 6, 18]), np.array([np.nan, 0.5, 1]), np.array([np.nan, 0.6, 0.9])],
+        "mistakes": [figures.PageImage(figures.encode(photograph((8, 8))), f"An image of {EVIL}.", 96, EVIL)],
+        "attention": figures.pairs(random_capture(SMALL, 1), [photograph((32, 32))])[0],
+        "embedding_figures": [FILTERS, POSITIONS],
+    }
+    return RunSection(name, **values | other)
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    return training_page("Digits & more", f"The lead. {EVIL}", [section(), RunSection("Fine-tuning", "", {})])
+
+
+def test_the_page_of_a_training(text: str) -> None:
+    markup = check(text)
+    assert "<script" not in text
+    assert "<b>" not in text
+    assert markup.words.count(EVIL) >= 4
+    for words in ("Digits & more", "87.5 %", "21 of 24 test images", "28.6%", "absent"):
+        assert (words in markup.words) == (words != "absent")
+    assert markup.words.index("12.5%") < markup.words.index("75.0%"), "the worst class comes first"
+    alts = [image["alt"] for image in markup.all("img")]
+    assert "Over training steps: loss ends at 0.125, eval accuracy ends at 0.75, lr ends at 0.001." in alts
+    assert "50% at a mean confidence of 60% (6 images), 100% at a mean confidence of 90% (18 images)." in " ".join(alts)
+    assert "attention rollout" not in markup.words.partition("Wrong predictions")[2].partition("Attention of")[0]
+    assert len(alts) == 1 + 1 + 1 + 1 + 1 + 2
+
+
+def test_mistakes_beside_their_attention() -> None:
+    text = training_page("T", "L", [section(attended=True)])
+    assert "attention rollout" in Page(text).words.partition("Wrong predictions")[2].partition("Attention of")[0]
+
+
+def test_a_phase_of_few_parts_and_a_run_without_mistakes() -> None:
+    bare = Page(training_page("T", "L", [RunSection("N", "E", {})]))
+    assert not bare.all("img", "table", "dl", "h3")
+    perfect = RunSection("N", "E", {}, classes=["a", "b"], confusion=np.eye(2, dtype=np.int64), mistakes=[])
+    markup = Page(training_page("T", "L", [perfect]))
+    assert "There are none." in markup.words
+    assert not markup.all("table")
+
+
+def test_many_classes_and_classes_without_images() -> None:
+    counts = np.random.default_rng(0).integers(0, 9, (100, 100))
+    counts[0] = 0
+    many = RunSection("N", "E", {}, classes=[f"class {i}" for i in range(100)], confusion=counts)
+    text = training_page("T", "L", [many])
+    assert len(text) < 1_500_000
+    assert len(Page(text).all("tr")) == 1 + 8
+    with pytest.raises(ValueError, match="100 classes has 99 class names"):
+        training_page("T", "L", [replace(many, classes=many.classes[1:])])
+
+
+# ---- the page of a checkpoint ----
+
+
+def inspection(config: ViTConfig, images: int, **other: Any) -> Inspection:
+    values: dict[str, Any] = {
+        "metadata": {"classes": [f"kind {i}" for i in range(9)] + [EVIL]},
+        "embeddings": [FILTERS, POSITIONS],
+        "capture": random_capture(config, images) if images else None,
+        "names": [f"far/away/{i}.png" for i in range(images)],
+        "images": [photograph(config.image_hw, i) for i in range(images)],
+        "predictions": [[("b", 0.75), (EVIL, 0.25)][: config.num_classes]] * images,
+    }
+    return Inspection("folder/model", config, **values | other)
+
+
+def page_of(inspection: Inspection, **options: Any) -> Page:
+    return check(checkpoint_page(inspection, make_figures(inspection), **options))
+
+
+def test_the_page_of_a_checkpoint() -> None:
+    inspected = inspection(SMALL, 3, unreadable=[("bad <1>.png", "cut off")], metadata={"dataset": "digits"})
+    assert inspected.capture is not None
+    inspected = replace(inspected, capture=replace(inspected.capture, count=1234))
+    markup = page_of(inspected, runs=[RunSection("Its training", "", {})])
+    for words in (
+        "Inside folder/model",
+        "ViT/8",
+        f"{SMALL.num_parameters:,}",
+        "32 × 32",
+        "4 × 4",
+        "3 × 2",
+        "digits",
+        "Patch filters",
+        "Position embeddings",
+        "Attention distance",
+        "bad <1>.png",
+        "cut off",
+        "away/2.png",
+        "Every layer and every head",
+        "the first 3 of 1,234 images",
+        "Its training",
+    ):
+        assert words in markup.words, words
+    assert len(markup.all("span")) == 3 * (2 * 3 + 2)
+    assert (len(markup.all("script")), len(markup.all("canvas"))) == (1, 3)
+    assert "kind 0" not in markup.words, "the metadata has no names: classes are numbers"
+
+
+def test_the_images_of_a_run_follow_it() -> None:
+    pair = figures.PageImage(figures.encode(photograph((8, 20))), EVIL, 280, EVIL)
+    data = DataSection("They were compared.", {"Pairs": "1"}, [pair], [(EVIL, "cut off")])
+    for section, words in {
+        data: ("They were compared.", "Pairs", EVIL, "cut off"),
+        DataSection("They were not searched.", unreadable=[]): ("not searched", "There are none."),
+    }.items():
+        markup = page_of(inspection(SMALL, 0), runs=[RunSection("Its training", "", {})], data=section)
+        for word in words:
+            assert word in markup.words
+        parts = [markup.words.rindex(part) for part in ("Its training", words[0], "Patch filters")]
+        assert parts == sorted(parts)
+    assert "Unreadable" not in page_of(inspection(SMALL, 0), data=DataSection("E")).words
+
+
+def test_top_classes() -> None:
+    assert top_classes(np.array([0.2, 0.5, 0.3]), ["a", "b", "c"], 2) == [("b", 0.5), ("c", 0.3)]
+    assert "makes no predictions" in page_of(inspection(replace(SMALL, num_classes=0), 1)).words
+
+
+def test_without_images_there_are_filters_and_positions() -> None:
+    markup = page_of(inspection(HYBRID, 0))
+    assert len(markup.all("img")) == 2
+    assert "Hybrid" in markup.words
+    assert "Attention of the prediction" not in markup.words
+    assert [drawing.name for drawing in make_embedding_figures(ViT(SMALL))] == ["filters", "positions"]
+    assert [drawing.name for drawing in make_embedding_figures(ViT(replace(SMALL, position="none")))] == ["filters"]
+
+
+@pytest.mark.parametrize(
+    ("config", "pixels"),
+    [
+        # two patches along a row: half the weight is 8 pixels away; four along a column
+        (replace(SMALL, encoder="axial", image_size=(32, 16)), [4, 8 * 1.25]),
+        (get_config("ViT-B/16", num_classes=10), [116.5]),
+    ],
+)
+def test_the_line_of_uniform_attention_is_the_closed_form(config: ViTConfig, pixels: list[float]) -> None:
+    (distances,) = [drawing for drawing in make_figures(inspection(config, 1)) if drawing.name == "distances"]
+    assert distances.arrays["uniform"].tolist() == pytest.approx(pixels, abs=0.05)
