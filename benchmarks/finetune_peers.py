@@ -110,6 +110,7 @@ def run(given: Arguments, keys: dict[str, Any]) -> dict[str, Any] | None:
         "--image-size", str(given.image_size), *(["--bfloat16"] if given.bfloat16 else []),
     ]  # fmt: skip
     environment = os.environ | {"HF_HUB_OFFLINE": "1"}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or imports are compiled anew in each run
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         print(f"{keys} failed:\n{done.stderr[-2000:]}", file=sys.stderr, flush=True)

@@ -47,9 +47,9 @@ def fit_fastai(job: Job) -> Fitted:
     def load() -> Any:
         return next(iter(learner.dls.test_dl(paths, num_workers=0)))[0].as_subclass(vision.Tensor)
 
-    frozen, prediction = time_images(learner.model, load)
+    frozen, prediction = time_images(learner.model, load, batch)
     learner.unfreeze()
-    full, _ = time_images(learner.model, load)
+    full, _ = time_images(learner.model, load, batch)
     per_epoch = max(1, len(examples) // batch) * batch
     if job.images is not None:
         epochs = round(job.images / per_epoch) - 1
@@ -82,7 +82,7 @@ def fit_autogluon(job: Job) -> Fitted:
     name, seen = register_in_timm(job.checkpoints / "timm", job.image_size)
     started = time.time()
     model: Any = importlib.import_module("timm").create_model(name, pretrained=True, num_classes=len(job.classes))
-    _, prediction = time_images(model, lambda: torch.randn(PROBE, 3, job.image_size, job.image_size))
+    _, prediction = time_images(model, lambda: torch.randn(PROBE, 3, job.image_size, job.image_size), PROBE)
     start_up = 2.0 + time.time() - started  # of a prediction
     table = pandas.DataFrame({"image": [str(file) for file, _ in job.examples], "label": [n for _, n in job.examples]})
     settings: dict[str, Any] = {

@@ -25,13 +25,13 @@ def fit_huggingface(job: Job) -> Fitted:
     model = transformers.AutoModelForImageClassification.from_pretrained(folder, num_labels=len(job.classes))
     data: Any = ImageFiles(job.examples, train, as_dict=True)
     sample = [i * len(data) // PROBE for i in range(PROBE)]
-    seconds = time_images(model, lambda: torch.stack([data[i]["pixel_values"] for i in sample]), job.bfloat16)
     out = tempfile.TemporaryDirectory()
     settings = transformers.TrainingArguments(
         out.name, seed=job.seed, bf16=job.bfloat16, use_cpu=True, save_strategy="no", disable_tqdm=True
     )
     settings.learning_rate *= job.factor
     batch = settings.per_device_train_batch_size
+    seconds = time_images(model, lambda: torch.stack([data[i]["pixel_values"] for i in sample]), batch, job.bfloat16)
     settings.max_steps = job.steps(batch, *seconds)
 
     class Deadline(transformers.TrainerCallback):
@@ -80,7 +80,7 @@ def fit_timm(job: Job) -> Fitted:
     )  # fmt: skip
     test = create_transform(**config)
     probe, sample = ImageFiles(job.examples, test), [i * len(data) // PROBE for i in range(PROBE)]
-    seconds = time_images(model, lambda: torch.stack([probe[i][0] for i in sample]), job.bfloat16)
+    seconds = time_images(model, lambda: torch.stack([probe[i][0] for i in sample]), batch, job.bfloat16)
     steps, per_epoch = job.steps(batch, *seconds), len(loader)
     rate = 0.1 * batch / 256 * job.factor
     optimizer = create_optimizer_v2(model, "sgd", lr=rate, weight_decay=2e-5, momentum=0.9)

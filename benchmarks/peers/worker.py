@@ -49,8 +49,11 @@ def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
         ]  # fmt: skip
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         result = json.loads(Path(out, "run", "result.json").read_text())
-    counted = {name: result.get(name, result["test"].get(name)) for name in ("steps", "images_seen")}
-    return {"accuracy": result["test"]["accuracy"], **counted}
+        config = Path(out, "run", "config.json")
+        settings = json.loads(config.read_text()) if config.exists() else {}
+    steps = result.get("steps", settings.get("steps"))
+    images = result.get("images_seen", steps and steps * settings.get("batch_size", 0))
+    return {"accuracy": result["test"]["accuracy"], "steps": steps, "images_seen": images}
 
 
 def read_split(folder: Path, classes: list[str]) -> Examples:
