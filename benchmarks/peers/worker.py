@@ -1,0 +1,122 @@
+"""One contender of `finetune_peers.py` in a process of its own: trains, tests, and prints one JSON line.
+
+Run by the interpreter of the contender's environment: it needs the standard library and what the contender itself
+needs. The clock starts with the process, so that imports count.
+"""
+
+import argparse
+import dataclasses
+import importlib.metadata
+import json
+import math
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from job import Examples, Fitted, Job
+from learners import fit_autogluon, fit_fastai
+from loops import fit_huggingface, fit_timm
+
+STARTED = time.time()
+FACTORS = (0.3, 1.0, 3.0)
+"""The learning rates that a sweep tries, over the default."""
+PACKAGES = {
+    "vitlab": ["vitlab", "torch"],
+    "huggingface": ["transformers", "accelerate", "torch"],
+    "timm": ["timm", "torch"],
+    "fastai": ["fastai", "timm", "torch"],
+    "autogluon": ["autogluon.multimodal", "timm", "torch"],
+}
+FITS = {"huggingface": fit_huggingface, "timm": fit_timm, "fastai": fit_fastai, "autogluon": fit_autogluon}
+
+
+def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
+    """`vitlab finetune` with its defaults in the time that is left; by images, 32 a step at the default rate."""
+    with tempfile.TemporaryDirectory() as out:
+        if job.images is None:
+            amount = ["--budget", f"{job.deadline - time.time():.0f}s"]
+        else:
+            amount = ["--steps", str(math.ceil(job.images / 32)), "--batch-size", "32", "--optim.lr", "0.01"]
+        command = [
+            sys.executable, "-m", "vitlab", "finetune", str(job.checkpoints / "huggingface"), "--dataset",
+            f"folder:{folder}", "--image-size", str(job.image_size), "--seed", str(job.seed), "--json", "--workdir",
+            f"{out}/run", *amount,
+        ]  # fmt: skip
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        result = json.loads(Path(out, "run", "result.json").read_text())
+        config = Path(out, "run", "config.json")
+        settings = json.loads(config.read_text()) if config.exists() else {}
+    steps = result.get("steps", settings.get("steps"))
+    images = result.get("images_seen", steps and steps * settings.get("batch_size", 0))
+    return {"accuracy": result["test"]["accuracy"], "steps": steps, "images_seen": images}
+
+
+def read_split(folder: Path, classes: list[str]) -> Examples:
+    return [(path, label) for label, name in enumerate(classes) for path in sorted((folder / name).glob("*"))]
+
+
+def accuracy_of(fitted: Fitted, examples: Examples) -> float:
+    predicted = fitted.predict([path for path, _ in examples])
+    return sum(p == label for p, (_, label) in zip(predicted, examples, strict=True)) / len(examples)
+
+
+def sweep(job: Job, fit: Callable[[Job], Fitted]) -> tuple[Fitted, dict[str, Any]]:
+    """The best of three learning rates on a fifth of each class; each rate has a third of the time."""
+    groups: dict[int, list[tuple[Path, int]]] = {}
+    for example in random.Random(job.seed).sample(job.examples, len(job.examples)):
+        groups.setdefault(example[1], []).append(example)
+    counts = {label: max(1, round(len(group) / 5)) for label, group in groups.items()}
+    held_out = [example for label, group in groups.items() for example in group[: counts[label]]]
+    kept = [example for label, group in groups.items() for example in group[counts[label] :]]
+    best, score, factor, steps, images = None, -1.0, 1.0, 0, 0
+    for left, tried in zip((3, 2, 1), FACTORS, strict=True):
+        until = time.time() + (job.deadline - time.time()) / left
+        reserve = len(held_out) + job.reserve // left
+        part = dataclasses.replace(job, examples=kept, deadline=until, reserve=reserve, factor=tried)
+        fitted = fit(part)
+        steps, images = steps + fitted.steps, images + fitted.images
+        if (reached := accuracy_of(fitted, held_out)) > score:
+            best, score, factor = fitted, reached, tried
+    assert best is not None
+    return best, {"steps": steps, "images_seen": images, "rate_factor": factor, "held_out_accuracy": score}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("contender", choices=PACKAGES)
+    parser.add_argument("variant", choices=("time", "default", "sweep", "images"))
+    parser.add_argument("checkpoints", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--amount", type=float, required=True, help="seconds; of the variant `images`, images")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--image-size", type=int, default=112)
+    parser.add_argument("--bfloat16", action="store_true")
+    given = parser.parse_args()
+    by_images = given.variant == "images"
+    classes = sorted(folder.name for folder in (given.data / "train").iterdir())
+    test = read_split(given.data / "test", classes)
+    job = Job(
+        given.checkpoints, classes, read_split(given.data / "train", classes), given.image_size, given.seed,
+        given.bfloat16, deadline=math.inf if by_images else STARTED + given.amount, reserve=len(test),
+        images=int(given.amount) if by_images else None, epochs=3 if given.variant == "default" else math.inf,
+    )  # fmt: skip
+    if given.contender == "vitlab":
+        row = run_vitlab(job, given.data)
+    elif given.variant == "sweep":
+        fitted, counts = sweep(job, FITS[given.contender])
+        row = {"accuracy": accuracy_of(fitted, test), **counts}
+    else:
+        fitted = FITS[given.contender](job)
+        row = {"accuracy": accuracy_of(fitted, test), "steps": fitted.steps, "images_seen": fitted.images}
+    versions = {package: importlib.metadata.version(package) for package in PACKAGES[given.contender]}
+    row = {"contender": given.contender, "variant": given.variant, **row, "versions": versions}
+    print(json.dumps(row | {"seconds": round(time.time() - STARTED, 1)}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
