@@ -303,6 +303,8 @@ class FinetuneConfig(TrainConfig):
     """Start of the new head: zeros, as in the paper (None), or the least-squares classifier of the frozen
     representations (Sec. 4.1). That is tested by itself first, and fine-tuned where images held out of the training
     split say that this helps (LP-FT, Kumar et al. 2022)."""
+    head_views: PositiveInt | None = None
+    """Augmented views of each training image for the least-squares head, besides the plain one; None takes none."""
     halvings: PositiveInt | None = None
     """Successive halving in the sweep: how often the better half of the rates starts again with twice the steps."""
     head_std: PositiveFloat | None = None
@@ -320,6 +322,7 @@ class FinetuneConfig(TrainConfig):
             "preprocessing",
             "loss",
             "runs",
+            "head_views",
         ],
         ...,
     ] = ()
@@ -336,6 +339,8 @@ class FinetuneConfig(TrainConfig):
             raise UserError("fresh_positions has no effect with from_scratch, where all weights are new; leave it out.")
         if self.head and (self.from_scratch or self.head_std is not None):
             raise UserError(f"head={self.head!r} has no effect with from_scratch or head_std; leave one of them out.")
+        if self.head_views and not self.head:
+            raise UserError(f"head_views={self.head_views} has no effect without head='least_squares'; leave it out.")
         if not self.runs and not self.head:
             raise UserError("runs=0 tests the least-squares head alone; give head='least_squares' too.")
         if self.halvings and (self.sweep_steps is None or 2**self.halvings > len(self.learning_rates)):

@@ -48,14 +48,22 @@ def test_data_set_of_finetuning(words: str, name: str, root: str | None, on_erro
 @pytest.mark.parametrize(
     ("words", "automatic"),
     [
-        ("", "steps warmup_steps mixup batch_size sweep_steps image_size preprocessing"),
-        ("--steps 7 --mixup=0.2", "warmup_steps batch_size sweep_steps image_size preprocessing"),
-        ("--epochs 1 --optim.warmup_steps 3 --batch-size 8 --image-size 32 --data.eval-resize 9", "mixup sweep_steps"),
+        ("--recipe custom", "steps warmup_steps mixup batch_size sweep_steps image_size preprocessing"),
+        ("--recipe custom --steps 7 --mixup=0.2", "warmup_steps batch_size sweep_steps image_size preprocessing"),
+        (
+            "--epochs 1 --optim.warmup_steps 3 --batch-size 8 --image-size 32 --data.eval-resize 9 --runs 2",
+            "mixup sweep_steps learning_rates loss head_views",
+        ),
         ("--automatic steps mixup --steps 3", "mixup"),
     ],
 )
 def test_a_flag_is_not_automatic(words: str, automatic: str) -> None:
     assert config_of(f"finetune m --dataset digits {words}").automatic == tuple(automatic.split())
+
+
+def test_a_budget_chooses_the_steps() -> None:
+    with pytest.raises(ValueError, match="--budget chooses the number of steps; leave out --epochs, --sweep-steps"):
+        config_of("finetune m --dataset digits --budget 5m --epochs 3 --sweep-steps 2")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +72,7 @@ def test_a_flag_is_not_automatic(words: str, automatic: str) -> None:
         ("--recipe cifar10", (0.001, 0.003, 0.01, 0.03), 0.01),
         ("--recipe cifar10 --optim.lr 0.003", (), 0.003),
         ("--recipe cifar10 --learning-rates 0.1", (0.1,), 0.1),
-        ("--dataset digits --learning-rates 0.003 0.01 --held-out 0.2", (0.003, 0.01), 0.01),
+        ("--dataset digits --recipe custom --learning-rates 0.003 0.01 --held-out 0.2", (0.003, 0.01), 0.01),
     ],
 )
 def test_learning_rates(words: str, rates: tuple[float, ...], rate: float) -> None:

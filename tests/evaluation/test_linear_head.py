@@ -34,9 +34,23 @@ def test_leave_one_out_is_a_refit_without_the_image(n: int, l2: float) -> None:
         np.testing.assert_allclose(scores[i], expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("n", [6, 30])
+def test_all_views_of_an_image_are_left_out_together(n: int) -> None:
+    x, labels = data(n)
+    views = np.concatenate([x, x + 0.1 * np.random.default_rng(1).normal(size=x.shape)]).astype(np.float32)
+    ridge = Ridge(views, np.concatenate([labels, labels]), 3)
+    full = np.column_stack([(views - ridge.mean) / ridge.std, np.full(2 * n, BIAS)])
+    targets = np.where(np.eye(3)[np.concatenate([labels, labels])] > 0, 1.0, -1.0)
+    scores = ridge.leave_one_out(20.0, views=2)
+    for i in range(n):
+        rest = np.delete(np.arange(2 * n), [i, n + i])
+        gram = full[rest].T @ full[rest] + 20.0 * np.eye(full.shape[1])
+        np.testing.assert_allclose(scores[i], full[i] @ np.linalg.solve(gram, full[rest].T @ targets[rest]), rtol=1e-6)
+
+
 def test_the_logits_are_scaled_scores() -> None:
     x, labels = data(60)
-    head, ridge = least_squares_head(x, labels, 3), Ridge(x, labels, 3)
+    head, ridge = least_squares_head(x[None], labels, 3), Ridge(x, labels, 3)
     ratios = head.logits(x) / ridge.scores(x, head.l2)
     np.testing.assert_allclose(ratios, np.full_like(ratios, ratios[0, 0]), rtol=1e-3)
     losses = [
@@ -54,7 +68,7 @@ def test_digits() -> None:
     """Leave-one-out accuracy is that on other images, nearly."""
     order = np.random.default_rng(0).permutation(1797)
     images, labels = (np.asarray(part)[order] for part in load_digits(return_X_y=True))
-    head = least_squares_head(images[:1000].astype(np.float32), labels[:1000], 10)
+    head = least_squares_head(images[None, :1000].astype(np.float32), labels[:1000], 10)
     correct = head.logits(images[1000:]).argmax(axis=1) == labels[1000:]
     assert head.accuracy > 0.9
     assert correct.mean() == pytest.approx(head.accuracy, abs=0.05)
@@ -63,7 +77,7 @@ def test_digits() -> None:
 def test_several_labels() -> None:
     x, labels = data(80)
     sets = np.eye(3, dtype=bool)[labels] | (x[:, :1] > 1)  # class 1 and others
-    head = least_squares_head(x, sets, 3)
+    head = least_squares_head(x[None], sets, 3)
     probabilities = 1 / (1 + np.exp(-head.logits(x)))
     assert ((probabilities > 0.5) == sets).mean() > 0.75
     assert 0.5 < head.accuracy <= 1
@@ -74,7 +88,7 @@ def test_it_becomes_the_head_of_a_model(distilled: bool) -> None:
     size: dict[str, Any] = {"width": 12, "depth": 1, "heads": 2, "mlp_dim": 8}
     model = build_model(ViTConfig(image_size=8, patch_size=4, num_classes=3, distilled=distilled, **size))
     x, labels = data(60)
-    head = least_squares_head(x, labels, 3)
+    head = least_squares_head(x[None], labels, 3)
     head.copy_to(model)
     for linear in (model.head, getattr(model, "head_distilled", None)):
         if linear is not None:
@@ -83,4 +97,4 @@ def test_it_becomes_the_head_of_a_model(distilled: bool) -> None:
 
 def test_one_image_is_too_few() -> None:
     with pytest.raises(ValueError, match="two training images or more, not 1"):
-        least_squares_head(np.zeros((1, 4), np.float32), np.zeros(1, np.int64), 2)
+        least_squares_head(np.zeros((1, 1, 4), np.float32), np.zeros(1, np.int64), 2)

@@ -122,7 +122,7 @@ def test_the_head_of_a_new_model_predicts_as_the_least_squares(
 ) -> None:
     job = make_job(workdir, pretrained, staged)
     model, head = job.create_model(0).eval(), job.linear.fit_head()
-    frozen = job.linear.frozen
+    frozen = job.linear.frozen[0]
     with torch.inference_mode():
         logits = model.head(torch.from_numpy(frozen.x))  # pyright: ignore[reportOptionalCall]
     np.testing.assert_allclose(logits, head.logits(frozen.x), rtol=1e-4, atol=1e-4)
@@ -145,7 +145,7 @@ def test_only_the_last_blocks_are_trained(blocks: int, workdir: Path, staged: Fi
 @pytest.mark.usefixtures("pretrained")
 def test_a_budget_is_planned_once(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
     """The settings that it chose are those of the folder; the same command, with another budget even, goes on."""
-    automatic = ("steps", "warmup_steps", "sweep_steps", "learning_rates", "runs")
+    automatic = ("steps", "warmup_steps", "sweep_steps", "learning_rates", "runs", "head_views")
     config = dataclasses.replace(staged, halvings=None, automatic=automatic)
     done = tune(workdir, config, tmp_path / "out", budget=20.0)
     settings = json.loads((tmp_path / "out" / "config.json").read_text())

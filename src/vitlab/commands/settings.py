@@ -25,6 +25,7 @@ AUTOMATIC = {
     "image_size": {"--image-size"},
     "learning_rates": {"--learning-rates", "--optim.lr"},
     "runs": {"--runs"},
+    "head_views": {"--head-views"},
     "loss": {"--loss"},
 }
 """The flags that set what a recipe leaves to the data, the checkpoint and the device."""

@@ -106,9 +106,10 @@ def train_batches(
 
 def eval_batches(
     dataset: Dataset,
-    transform: EvalTransform,
+    transform: EvalTransform | TrainTransform,
     *,
     batch_size: int,
+    epoch: int = 0,
     rank: int = 0,
     world_size: int = 1,
     workers: int = 0,
@@ -119,13 +120,13 @@ def eval_batches(
     """Every example exactly once over all ranks, in the set's order; rank r takes r, r + world_size, ...
 
     The last batch may be smaller, and a rank may have one batch fewer than another. Settings as for `train_batches`;
-    `uniforms` are those of seed 0 and epoch 0, so that an image always has the same.
+    augmentation and `uniforms` are those of seed 0 and of `epoch`, so that an image always has the same.
     """
     local = _local_batch_size(dataset, batch_size, world_size)
     indices = np.arange(rank, len(dataset), world_size)
     chunks = (indices[i : i + local] for i in range(0, len(indices), local))
     loader = _BatchLoader(dataset, transform, torch.device(device), 0, num_uniforms)
-    return loader.load(((np.zeros_like(b), b) for b in chunks), local, workers, on_error)
+    return loader.load(((np.full_like(b, epoch), b) for b in chunks), local, workers, on_error)
 
 
 def _local_batch_size(dataset: Dataset, batch_size: int, world_size: int) -> int:

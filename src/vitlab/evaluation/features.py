@@ -15,7 +15,7 @@ from jaxtyping import Float, Float32, Int
 from vitlab.data import downloads
 from vitlab.data.dataset import Dataset, digest_images, read_arrays
 from vitlab.data.registry import check_source, load_dataset, require_disjoint
-from vitlab.data.transforms import EvalTransform
+from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
 from vitlab.evaluation.load import evaluation_batches, load_for_evaluation, nothing_readable
 from vitlab.evaluation.options import EvalOptions, LoaderOptions, SplitOptions
@@ -44,25 +44,28 @@ def features(
     options: LoaderOptions = LoaderOptions(),
     *,
     preprocessing: Preprocessing | None = None,
+    augmentation: TrainTransform | None = None,
+    epoch: int = 0,
     cache: Path | None = None,
     description: str = "features",
     world: World = SINGLE,
 ) -> Features:
     """The pre-logits representation of every image (Sec. 4.1), in float32.
 
-    Images are squashed to the model's size unless `preprocessing` is given. With a folder `cache`, what was computed
+    Images are squashed to the model's size unless `preprocessing` is given, or augmented by `augmentation` as in a
+    training's `epoch`. With a folder `cache`, what was computed
     from the same weights, images and preprocessing is read from there; nothing is saved if an image cannot be read.
     Each rank computes some, and returns all. `description` names the progress.
     Raises UserError for representations that are not finite, and if no image can be read.
     """
-    transform = EvalTransform(model.config.image_hw, preprocessing or Preprocessing())
+    transform = augmentation or EvalTransform(model.config.image_hw, preprocessing or Preprocessing())
     indices, x, path = np.arange(len(dataset)), None, None
     if cache is not None:
-        path = cache / f"{digest_images(_digest(model, transform), dataset)}.npz"
+        path = cache / f"{digest_images(_digest(model, transform, epoch), dataset)}.npz"
         (x,) = read_arrays(path, "x") or [None]  # nothing where it is missing or corrupt
     (hits,) = world.all_reduce(int(x is not None))  # all have read before rank 0 writes
     if x is None or hits < world.world_size:
-        indices, x = _compute(model, dataset, transform, options, description, world)
+        indices, x = _compute(model, dataset, transform, epoch, options, description, world)
         if not (finite := np.isfinite(x).all(axis=1)).all():
             raise UserError(
                 f"the representation of {dataset.path(int(indices[np.argmin(finite)]))} is not finite: the weights are "
@@ -74,7 +77,13 @@ def features(
 
 
 def _compute(
-    model: Model, dataset: Dataset, transform: EvalTransform, options: LoaderOptions, description: str, world: World
+    model: Model,
+    dataset: Dataset,
+    transform: EvalTransform | TrainTransform,
+    epoch: int,
+    options: LoaderOptions,
+    description: str,
+    world: World,
 ) -> tuple[Int[np.ndarray, " n"], Float32[np.ndarray, "n D"]]:
     """Indices of the readable images, and their representations."""
     # Ranks take whole batches in turn, so that an image's batch, and with it every bit, is the same for any number.
@@ -83,7 +92,8 @@ def _compute(
     x, known = np.zeros((len(local), model.config.num_features), np.float32), np.zeros(len(local), bool)
     if len(local):
         shard = dataset if len(local) == len(dataset) else dataset.take(local)
-        loop = evaluation_batches(model, shard, transform, options, description=description, shard=False, world=world)
+        progress = {"description": description, "shard": False, "world": world}
+        loop = evaluation_batches(model, shard, transform, options, epoch=epoch, **progress)
         with torch.inference_mode(), loop as batches:
             for batch in batches:
                 representations = model.forward_head(model.forward_features(batch.images), pre_logits=True)
@@ -96,9 +106,10 @@ def _compute(
     return gathered["indices"][order], gathered["x"][order]
 
 
-def _digest(model: Model, transform: EvalTransform) -> str:
+def _digest(model: Model, transform: EvalTransform | TrainTransform, epoch: int) -> str:
     """SHA-256 of all that makes a representation out of an image: configuration, weights, preprocessing."""
     settings = {"model": to_dict(model.config), "transform": to_dict(transform), "version": 1}
+    settings |= {"epoch": epoch} if isinstance(transform, TrainTransform) else {}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -6,7 +6,8 @@ column of 100, the bias; Y is +1 for the label of an image and -1 for the other 
     W = (X'X + l2 I)^-1 X'Y = X' (XX' + l2 I)^-1 Y,
 
 of which the smaller system is solved, by an eigendecomposition that serves every l2. With H = X (X'X + l2 I)^-1 X', the
-scores of an image by the classifier of all others are Y - (Y - HY) / (1 - diag H), row by row.
+scores of an image by the classifier of all others are Y - (I - H')^-1 (Y - HY) in the rows of the image (several, where
+the training set has several views of it), of which H' is H's block.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -74,12 +75,19 @@ class Ridge:
         """W; its last row belongs to the bias."""
         return self._outer @ (self._inner / (self.eigenvalues + l2)[:, None])
 
-    def leave_one_out(self, l2: float) -> Float64[np.ndarray, "n K"]:
-        """Scores of each training image by the classifier of all others (with the standardization of all)."""
+    def leave_one_out(self, l2: float, views: int = 1) -> Float64[np.ndarray, "m K"]:
+        """Scores of each training image by the classifier of all others (with the standardization of all).
+
+        The n training rows are `views` of each of m images: first the first view of all, whose scores these are.
+        """
         shrinkage = (1.0 if self._primal else self.eigenvalues) / (self.eigenvalues + l2)
         fit = self._basis @ (shrinkage[:, None] * (self._basis.T @ self._targets))
-        leverage = (self._basis**2) @ shrinkage
-        return self._targets - (self._targets - fit) / np.maximum(1.0 - leverage, 1e-9)[:, None]
+        basis, targets, errors = (
+            part.reshape(views, -1, part.shape[1]).swapaxes(0, 1)
+            for part in (self._basis, self._targets, self._targets - fit)
+        )
+        block = np.einsum("mvr,r,mwr->mvw", basis, shrinkage, basis, optimize=True)
+        return (targets - np.linalg.solve((1 + 1e-9) * np.eye(views) - block, errors))[:, 0]
 
     def scores(self, x: Float[np.ndarray, "n D"], l2: float) -> Float64[np.ndarray, "n K"]:
         weights = self.weights(l2)

@@ -50,21 +50,22 @@ class LinearHead:
 
 
 def least_squares_head(
-    x: Float[np.ndarray, "n D"], labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"], num_classes: int
+    x: Float[np.ndarray, "V n D"], labels: Int[np.ndarray, " n"] | Bool[np.ndarray, "n K"], num_classes: int
 ) -> LinearHead:
     """The head for these representations, with the l2 and the scale of least leave-one-out loss.
 
-    Scores of least squares lie around -1 and 1; the scale makes logits of them. `labels` is as in `Ridge`.
-    Raises UserError for fewer than two images.
+    x: of V views of each image, the first as in evaluation. Scores of least squares lie around -1 and 1; the scale
+    makes logits of them. `labels` is as in `Ridge`. Raises UserError for fewer than two images.
     """
-    if len(x) < 2:
-        raise UserError(f"least squares requires two training images or more, not {len(x)}.")
-    step = -(-len(x) * num_classes // MAX_TARGETS)
-    x, labels = x[::step], labels[::step]
-    ridge = Ridge(x, labels, num_classes)
-    rows = np.arange(0, len(x), -(-len(x) // LOSS_ROWS))
+    views, images, _ = x.shape
+    if images < 2:
+        raise UserError(f"least squares requires two training images or more, not {images}.")
+    step = -(-x.shape[0] * images * num_classes // MAX_TARGETS)
+    x, labels = x[:, ::step], labels[::step]
+    ridge = Ridge(x.reshape(-1, x.shape[2]), np.concatenate([labels] * views), num_classes)
+    rows = np.arange(0, len(labels), -(-len(labels) // LOSS_ROWS))
     target = torch.from_numpy(labels[rows])
-    scores = {l2: torch.from_numpy(ridge.leave_one_out(l2)[rows]) for l2 in L2_GRID}
+    scores = {l2: torch.from_numpy(ridge.leave_one_out(l2, views)[rows]) for l2 in L2_GRID}
     loss, l2, scale = min((_loss(scores[l2] * scale, target), l2, scale) for l2 in L2_GRID for scale in SCALES)
     confidence, prediction = (scores[l2] * scale).softmax(dim=1).max(dim=1)
     correct = prediction == target if target.ndim == 1 else target.gather(1, prediction[:, None])[:, 0]

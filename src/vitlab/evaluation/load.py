@@ -18,7 +18,7 @@ from torch import nn
 from vitlab.data.dataset import Dataset
 from vitlab.data.loader import Batch, eval_batches
 from vitlab.data.registry import DATASETS, has_imagenet_classes, predicts_imagenet
-from vitlab.data.transforms import EvalTransform
+from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.display import ProgressDisplay
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.options import LoaderOptions, ModelOptions
@@ -58,9 +58,10 @@ def device_of(model: nn.Module) -> torch.device:
 def evaluation_batches(
     model: nn.Module,
     dataset: Dataset,
-    transform: EvalTransform,
+    transform: EvalTransform | TrainTransform,
     options: LoaderOptions,
     *,
+    epoch: int = 0,
     description: str = "evaluation",
     num_uniforms: int = 0,
     shard: bool = True,
@@ -69,13 +70,15 @@ def evaluation_batches(
     """A context in which `model` is in evaluation mode; yields the batches of this rank, on the model's device.
 
     Unreadable images are skipped, and batches that are empty without them. Rank 0 shows the progress as `description`.
-    `shard`: each rank takes its shard of the images; else the whole `dataset`. `num_uniforms` is as in `eval_batches`.
+    `shard`: each rank takes its shard of the images; else the whole `dataset`. `epoch` and `num_uniforms` are as
+    in `eval_batches`.
     """
     world_size = world.world_size if shard else 1
     batches = eval_batches(
         dataset,
         transform,
         batch_size=options.batch_size * world_size,
+        epoch=epoch,
         rank=world.rank if shard else 0,
         world_size=world_size,
         workers=options.workers,

@@ -3,7 +3,7 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -28,6 +28,10 @@ MIN_FRACTION = 0.75
 """Smallest image size for fine-tuning, of that of the least-squares head alone."""
 SWEEP_FRACTION = 0.15
 """Steps of each learning rate of the search, of a run's."""
+HEAD_SHARE = 0.5
+"""Largest fraction of the time for the least-squares head where fine-tuning follows."""
+VIEWS = (4, 3, 2, 1, None)
+"""Numbers of augmented views to choose from."""
 SHORT = 120.0
 """Seconds up to which no shorter settings are suggested."""
 SAMPLES = 8
@@ -61,7 +65,8 @@ class JobCost:
 
     def seconds(self, config: FinetuneConfig, images: Images) -> Seconds:
         evaluate, train = self.step.eval_seconds + self.decode, self.step.train_seconds + self.decode
-        linear = (images.train + images.test) * evaluate if config.head else 0.0
+        views = 1 + (config.head_views or 0)
+        linear = (views * images.train + images.test) * evaluate if config.head else 0.0
         search, rates = 0.0, len(config.learning_rates)
         steps = config.total_steps(images.train)
         for halving in range((config.halvings or 0) + 1 if rates > 1 and config.runs else 0):
@@ -88,16 +93,17 @@ def fit_budget(
     images: Images,
     measure: Callable[[FinetuneConfig], JobCost],
     seconds: int | float,
-    fixed_size: bool = False,
+    automatic: Collection[str] = ("image_size", "head_views", "runs"),
 ) -> FinetuneConfig:
-    """`config` with image size (unless `fixed_size`), steps and search for a job of `seconds`.
+    """`config` for a job of `seconds`: with steps and search, and what of the settings is `automatic`.
 
     Fine-tuning must see every training image MIN_EPOCHS times, at a size of at least MIN_FRACTION of the largest that
     the least-squares head alone could have; otherwise the job is that head, at that size (`runs` is 0).
     Raises UserError where not even that fits.
     """
     available, reference = PLANNED * seconds, measure(config)
-    fractions = (1.0,) if fixed_size or not isinstance(config.model, ViTConfig) else FRACTIONS
+    fractions = FRACTIONS if "image_size" in automatic and isinstance(config.model, ViTConfig) else (1.0,)
+    all_views = VIEWS if "head_views" in automatic else (config.head_views,)
     candidates = [_at_size(config, fraction) for fraction in fractions]
     costs = {candidate.model.image_size: _scaled(reference, candidate, config) for candidate in candidates}
     costs[config.model.image_size] = reference
@@ -106,19 +112,20 @@ def fit_budget(
         """The plan at the largest size that fits, by a measurement at this size."""
         for candidate in candidates:
             cost = costs[candidate.model.image_size]
-            if _fill(candidate, images, cost, available, runs) is None:
+            if _fill(candidate, images, cost, available, runs, all_views) is None:
                 continue
             if cost.guessed:
                 cost = costs[candidate.model.image_size] = measure(candidate)
-            if planned := _fill(candidate, images, cost, available, runs):
+            if planned := _fill(candidate, images, cost, available, runs, all_views):
                 return planned
         return None
 
-    linear, tuned = choose(0), choose(config.runs)
+    linear, tuned = choose(0) if "runs" in automatic else None, choose(config.runs)
     if tuned is not None and (linear is None or _side(tuned) >= MIN_FRACTION * _side(linear)):
         return tuned
     if linear is None:
-        shortest = min(sum(cost.seconds(replace(config, runs=0), images)) for cost in costs.values())
+        alone = replace(config, runs=0, head_views=None)
+        shortest = min(sum(cost.seconds(alone, images)) for cost in costs.values())
         raise UserError(
             f"{images.train:,} training and {images.test:,} test images take {format_duration(shortest)} "
             f"or more here; give --budget {math.ceil(1.1 * shortest / PLANNED / 60)}m, or fewer images."
@@ -126,11 +133,25 @@ def fit_budget(
     return linear
 
 
-def _fill(config: FinetuneConfig, images: Images, cost: JobCost, available: float, runs: int) -> FinetuneConfig | None:
-    """`config` with as many steps as fit into the `available` seconds; None if those are too few."""
-    linear = replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
+def _fill(
+    config: FinetuneConfig,
+    images: Images,
+    cost: JobCost,
+    available: float,
+    runs: int,
+    all_views: Sequence[int | None],
+) -> FinetuneConfig | None:
+    """`config` with as many views and steps as fit into the `available` seconds; None if those are too few."""
     if not runs:
-        return linear if sum(cost.seconds(linear, images)) <= available else None
+        config = replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
+    for views in all_views:
+        config = replace(config, head_views=views)
+        if cost.seconds(config, images).linear <= (HEAD_SHARE if runs else 1.0) * available:
+            break
+    else:
+        return None
+    if not runs:
+        return config
     low, high = 1, 10**7
     while low < high:  # the largest number of steps that fits
         steps = (low + high + 1) // 2
@@ -186,7 +207,8 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
         "model": f"{model.num_parameters / 1e6:.1f}M parameters, {size} px, on {device}",
         "data": f"{images.train:,} training and {images.test:,} test images, {model.num_classes:,} classes",
         "measured": cost.step.describe(),
-        "linear": f"least-squares head on frozen representations, then the test: {duration(seconds.linear)}",
+        "linear": f"least-squares head on frozen representations of {1 + (config.head_views or 0)} views of each "
+        f"image, then the test: {duration(seconds.linear)}",
         "search": f"{rates} learning rates x {config.sweep_steps or steps:,} steps of {config.batch_size} images"
         f"{halvings}, scored on {held_out:,} images: {duration(seconds.search)}",
         "training": f"{config.runs} x {steps:,} steps of {config.batch_size} images ({epochs:.1f} epochs), then the "

@@ -34,7 +34,7 @@ REPORT = "report/index.html"
 MAX_CPU_FLOPS = 1e14
 """Largest default training budget on a CPU, about ten minutes of two cores; above it `bit_hyperrule` reduces batch size
 and steps."""
-DIRECT = {"steps", "batch_size", "mixup", "learning_rates", "sweep_steps", "runs", "loss"}
+DIRECT = {"steps", "batch_size", "mixup", "learning_rates", "sweep_steps", "runs", "loss", "head_views"}
 """Automatic settings that are fields of FinetuneConfig."""
 MAX_CPU_IMAGE_SIZE = 224
 """Largest default image size on a CPU, in pixels."""
@@ -118,7 +118,7 @@ def sweep_and_finetune(
     # What is wrong with the checkpoint, the size or the folder is an error before any image is read.
     source = load_model(checkpoint)
     init_id = _describe_init(checkpoint, config, fingerprint(source))
-    fixed_size = image_size is not None or "image_size" not in config.automatic
+    automatic = set(config.automatic) - ({"image_size"} if image_size is not None else set())
     config, saved_size = load_automatic_settings(workdir, config)
     image_size = saved_size if image_size is None else image_size
     planned_before = world.broadcast_object(lambda: (workdir / "config.json").exists())
@@ -150,7 +150,7 @@ def sweep_and_finetune(
 
     if budget is not None and not planned_before:
         left = world.broadcast_object(lambda: budget - (time.monotonic() - started))
-        config = fit_budget(config, images, measure, left, fixed_size)
+        config = fit_budget(config, images, measure, left, automatic)
     if world.broadcast_object(lambda: not (workdir / "result.json").exists()):
         cost = measure(config)
         text = format_estimate(config, cost, images, str(torch_device))

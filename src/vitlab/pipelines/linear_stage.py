@@ -28,6 +28,7 @@ from vitlab.pipelines.pretrain import (
     write_files,
 )
 from vitlab.rng import Stream
+from vitlab.train.loop import train_transform
 from vitlab.train.objectives import classification_loss
 from vitlab.train.workdir import Workdir
 
@@ -44,20 +45,34 @@ class LinearStage:
     log: Callable[[str], None]
 
     @functools.cached_property
-    def frozen(self) -> Features:
-        """Representations of the training images by the checkpoint as it is."""
-        model = init_from_checkpoint(self.checkpoint, self.config.model).to(self.execution.device)
-        preprocessing = self.config.data.preprocessing(self.config.model.image_size)
-        options = evaluation_options(self.config, self.execution.device)
+    def frozen(self) -> list[Features]:
+        """Representations of the training images by the checkpoint as it is: plain, then of every augmented view."""
+        config, train = self.config, self.splits.train
+        model = init_from_checkpoint(self.checkpoint, config.model).to(self.execution.device)
+        options = evaluation_options(config, self.execution.device)
         where: dict[str, Any] = {"cache": cache_folder() / "features", "world": self.execution.world}
-        train = self.splits.train
-        return features(model, train, options, preprocessing=preprocessing, description="representations", **where)
+        preprocessing = config.data.preprocessing(config.model.image_size)
+        plain = features(model, train, options, preprocessing=preprocessing, description="representations", **where)
+        augmented = [
+            features(
+                model,
+                train,
+                options,
+                augmentation=train_transform(config),
+                epoch=view,
+                description=f"representations of view {view} of {config.head_views}",
+                **where,
+            )
+            for view in range(1, (config.head_views or 0) + 1)
+        ]
+        return [plain, *augmented]
 
     def fit_head(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         """The head for all training images, or for those with these indices."""
-        train, frozen = self.splits.train, self.frozen
-        rows = slice(None) if indices is None else np.isin(frozen.indices, indices)
-        return least_squares_head(frozen.x[rows], _labels(train, frozen.indices[rows]), len(train.classes))
+        train, (plain, *_) = self.splits.train, self.frozen
+        rows = np.ones(len(plain.indices), bool) if indices is None else np.isin(plain.indices, indices)
+        x = np.stack([view.x[rows] for view in self.frozen])
+        return least_squares_head(x, _labels(train, plain.indices[rows]), len(train.classes))
 
     def test(self, path: Path) -> dict[str, Any]:
         """The result of the stage; read from its folder if it is finished."""
@@ -81,7 +96,7 @@ class LinearStage:
 
     def score_held_out(self) -> dict[str, Any]:
         """Accuracy and loss on the held-out part of the sweep, by the head that is fitted without it."""
-        train, frozen = self.splits.train, self.frozen
+        train, (frozen, *_) = self.splits.train, self.frozen
         rest, held_out = hold_out_indices(train, self.config.held_out, self.config.seed)
         rows = np.isin(frozen.indices, held_out)
         logits = torch.from_numpy(self.fit_head(rest).logits(frozen.x[rows]))

@@ -79,9 +79,10 @@ def staged() -> FinetuneConfig:
     """
     config = custom()
     optim = OptimConfig(lr=1e-4, weight_decay=0.05, decay_on="kernels", layer_decay=0.75, clip_norm=1.0)
-    automatic = (*config.automatic, "learning_rates", "runs", "loss")
+    automatic = (*config.automatic, "learning_rates", "runs", "loss", "head_views")
     rates = (3e-5, 1e-4, 3e-4)
-    return replace(config, head="least_squares", optim=optim, learning_rates=rates, automatic=automatic)
+    head: dict[str, Any] = {"head": "least_squares", "head_views": 4}
+    return replace(config, optim=optim, learning_rates=rates, automatic=automatic, **head)
 
 
 def _row(name: str, image_size: int = 384, **data: Any) -> FinetuneConfig:

@@ -104,6 +104,22 @@ def train(
     return cast(AnyModel, trained_model(config.model, config.masking, state))
 
 
+def train_transform(config: TrainConfig) -> TrainTransform:
+    """How a run augments its images."""
+    data = config.data
+    return TrainTransform(
+        config.model.image_hw,
+        crop=data.crop,
+        min_area=data.min_area,
+        resize=data.crop_resize,
+        pad=data.pad,
+        flip=data.flip,
+        randaugment_layers=data.randaugment_layers,
+        randaugment_magnitude=data.randaugment_magnitude,
+        fast=data.fast_decode,
+    )
+
+
 def _train_steps(run: "_Run", microbatch: int) -> None:
     """The remaining steps, with their records, evaluations and checkpoints."""
     config, state, world, objective = run.config, run.state, run.world, create_objective(run.config)
@@ -247,20 +263,9 @@ class _Run:
     def load_batches(self, first_step: int) -> Iterator[Batch]:
         """This rank's shard of every batch from that of `first_step` on; the order is a pure function of the seed."""
         config, data = self.config, self.config.data
-        transform = TrainTransform(
-            config.model.image_hw,
-            crop=data.crop,
-            min_area=data.min_area,
-            resize=data.crop_resize,
-            pad=data.pad,
-            flip=data.flip,
-            randaugment_layers=data.randaugment_layers,
-            randaugment_magnitude=data.randaugment_magnitude,
-            fast=data.fast_decode,
-        )
         return train_batches(
             self.dataset,
-            transform,
+            train_transform(config),
             batch_size=config.batch_size,
             seed=config.seed,
             first_example=first_step * config.batch_size,
