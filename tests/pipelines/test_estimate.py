@@ -58,7 +58,7 @@ def test_speed_is_measured_at_the_size_that_is_chosen() -> None:
 
 
 def test_a_given_size_is_kept() -> None:
-    assert fit_budget(CONFIG, IMAGES, measure, 300, ("runs",)).model.image_hw == (224, 224)
+    assert fit_budget(CONFIG, IMAGES, measure, 300, ("runs", "head_views")).model.image_hw == (224, 224)
     with pytest.raises(ValueError, match=r"1,000 training and 500 test images take 3:07 or more.*--budget 4m"):
         fit_budget(CONFIG, IMAGES, measure, 30, ("runs", "head_views"))
 

@@ -107,6 +107,7 @@ class Run:
     def title(self) -> str:
         """The run in a few words."""
         verb = "Trained from scratch on" if self.settings["command"] == "pretrain" else "Fine-tuned on"
+        verb = "Least-squares head for" if self.settings.get("trained") == "head" else verb
         return f"{verb} {self.metadata['dataset']}"
 
     def one_of_each(self, most: int) -> Int[np.ndarray, " n"]:
@@ -142,7 +143,7 @@ class Run:
                 **({"Balanced accuracy": f"{record['balanced_accuracy']:.1%}"} if test.label_sets is None else {}),
                 "Expected calibration error": f"{record['expected_calibration_error']:.1%}",
                 "Test images": f"{len(test.labels):,}",
-                "Training steps": f"{max(record['step'] for record in records):,}",
+                "Training steps": f"{max((record['step'] for record in records), default=0):,}",
             },
             records=records,
             classes=test.classes,

@@ -1,0 +1,97 @@
+"""docs/quickstart.ipynb runs from its first cell to its last; and the functions of `vitlab.api` that it calls."""
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import vitlab
+from vitlab.api import Predictions
+from vitlab.evaluation.options import ModelOptions
+from vitlab.models import ViTConfig
+from vitlab.models.vit import ViT
+
+NOTEBOOK = Path(__file__).parents[1] / "docs" / "quickstart.ipynb"
+
+
+@pytest.fixture
+def flowers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two classes, bright and dark, in a folder; and three new images."""
+    rng = np.random.default_rng(0)
+    for name, level in (("day", 160), ("night", 60)):
+        for number in range(12):
+            path = tmp_path / "flowers" / name / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(rng.integers(level - 30, level + 30, (16, 20, 3), dtype=np.uint8)).save(path)
+    (tmp_path / "new-images").mkdir()
+    for number, level in enumerate((170, 165, 50)):
+        Image.new("RGB", (30, 30), (level,) * 3).save(tmp_path / "new-images" / f"{number}.png")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def tiny(num_classes: int) -> ViT:
+    return ViT(ViTConfig(image_size=16, patch_size=4, width=16, depth=2, heads=2, mlp_dim=24, num_classes=num_classes))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    vitlab.save_model(tiny(0), tmp_path / "checkpoint")
+    return str(tmp_path / "checkpoint")
+
+
+def shown(cell: str, names: dict[str, Any]) -> str | None:
+    """Runs a cell; the HTML of its last expression, as a notebook shows it."""
+    *statements, last = ast.parse(cell).body
+    exec(compile(ast.Module(statements, []), "cell", "exec"), names)
+    if not isinstance(last, ast.Expr):
+        exec(compile(ast.Module([last], []), "cell", "exec"), names)
+        return None
+    value = eval(compile(ast.Expression(last.value), "cell", "eval"), names)
+    return value._repr_html_() if hasattr(value, "_repr_html_") else str(value)
+
+
+def test_the_notebook_runs(flowers: Path, checkpoint: str) -> None:
+    cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
+    sources = ["".join(cell["source"]) for cell in cells]
+    assert 'BUDGET = "10m"' in sources[0]
+    sources[0] = sources[0].replace("CHECKPOINT = None", f"CHECKPOINT = {checkpoint!r}").replace('"10m"', '"25s"')
+    names: dict[str, Any] = {}
+    html = [shown(source, names) for source in sources]
+    assert names["run"].result["test"]["accuracy"] == 1.0
+    assert "least-squares head" in (html[1] or "")
+    assert "day" in (html[2] or "")
+    assert (html[3] or "").count("<img") == 2
+    assert float(html[5] or "nan") < 1e-4
+    assert (flowers / "runs" / "finetune-flowers" / "report" / "index.html").is_file()
+    assert (flowers / "flowers-timm" / "model.safetensors").is_file()
+
+
+def test_images_from_memory(flowers: Path) -> None:
+    vitlab.save_model(tiny(2), "model", extra={"classes": ["<day>", "night"]})
+    image = Image.open(flowers / "new-images" / "0.png")
+    options = ModelOptions(device="cpu")
+    several = vitlab.predict("model", [image, np.array(image), flowers / "new-images" / "0.png"], options=options)
+    assert isinstance(several, Predictions)
+    assert [prediction.path for prediction in several[:2]] == ["image 0", "image 1"]
+    assert several[0].top == several[1].top == several[2].top
+    assert several[0] == vitlab.predict("model", image, options=options)[0]
+    assert "&lt;day&gt;" in several._repr_html_()
+    with pytest.raises(ValueError, match=r"an image is float64 \[4, 4\]; give uint8"):
+        vitlab.predict("model", np.zeros((4, 4)), options=options)
+
+
+def test_settings_of_finetune(flowers: Path, checkpoint: str) -> None:
+    run = vitlab.finetune(checkpoint, "folder:flowers", workdir="out", steps=2, learning_rates=(), sweep_steps=None)
+    assert run.config.steps == 2
+    assert run.config.data.on_error == "skip"
+    assert (flowers / "out" / "run-0").is_dir()
+    with pytest.raises(ValueError, match="unknown recipe 'stagd'"):
+        vitlab.finetune(checkpoint, "folder:flowers", recipe="stagd")
+    with pytest.raises(ValueError, match="'soon' is not a time"):
+        vitlab.finetune(checkpoint, "folder:flowers", budget="soon")
