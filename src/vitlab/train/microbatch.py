@@ -25,6 +25,8 @@ MEMORY_FRACTION = 0.4
 CPU_FLOPS = 1e12
 """Largest work of a micro-batch on a CPU, some seconds on two cores. Larger ones are no faster there, take more memory,
 and a request to stop waits for the end of one."""
+SAMPLE_FLOPS = 2e11
+"""Work of the images of a micro-batch that are timed on a CPU, where memory is not tried."""
 SMALL_FLOPS = 1e11
 """Work of a batch so small that nothing has to be measured."""
 GIB = 2**30
@@ -118,7 +120,8 @@ def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, wo
         size = _half(size)
     while True:
         try:
-            seconds = train_seconds(config, model, device, size)
+            sample = math.ceil(SAMPLE_FLOPS / (6 * config.model.forward_macs)) if device.type == "cpu" else size
+            seconds = train_seconds(config, model, device, min(sample, size))
             break
         except torch.OutOfMemoryError:
             if not sharded and (config.microbatch or size == 1):
