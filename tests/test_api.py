@@ -60,7 +60,7 @@ def test_the_notebook_runs(flowers: Path, checkpoint: str) -> None:
     cells = [cell for cell in json.loads(NOTEBOOK.read_text())["cells"] if cell["cell_type"] == "code"]
     sources = ["".join(cell["source"]) for cell in cells]
     assert 'BUDGET = "10m"' in sources[0]
-    sources[0] = sources[0].replace("CHECKPOINT = None", f"CHECKPOINT = {checkpoint!r}").replace('"10m"', '"25s"')
+    sources[0] = sources[0].replace("CHECKPOINT = None", f"CHECKPOINT = {checkpoint!r}").replace('"10m"', '"45s"')
     names: dict[str, Any] = {}
     html = [shown(source, names) for source in sources]
     assert names["run"].result["test"]["accuracy"] == 1.0

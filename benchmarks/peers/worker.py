@@ -54,8 +54,9 @@ def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
         result = json.loads(Path(out, "run", "result.json").read_text())
         config = Path(out, "run", "config.json")
         settings = json.loads(config.read_text()) if config.exists() else {}
-    steps = result.get("steps", settings.get("steps"))
-    images = result.get("images_seen", steps and steps * settings.get("batch_size", 0))
+    tuned = bool(result.get("runs") or "linear" not in result)
+    steps = settings["steps"] if tuned else 0
+    images = steps * settings["batch_size"] + len(job.examples) * (1 + (settings.get("head_views") or 0))
     size = settings.get("model", {}).get("image_size")
     return {"accuracy": result["test"]["accuracy"], "steps": steps, "images_seen": images, "image_size": size}
 

@@ -8,7 +8,6 @@ vitlab.inspect(run, "photo.jpg")
 """
 
 import dataclasses
-import html
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from vitlab.commands import print_note
-from vitlab.display import format_table, parse_duration
+from vitlab.display import format_table, parse_duration, preformatted
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import Evaluation, evaluate_checkpoint
 from vitlab.evaluation.options import EvalOptions, ModelOptions
@@ -89,7 +88,7 @@ class Predictions(tuple[Prediction, ...]):
         for prediction in self:
             text = prediction.error or "  ".join(f"{name} {probability:.1%}" for name, probability in prediction.top)
             rows.append({"image": prediction.path, "classes": text})
-        return html_table(rows)
+        return preformatted(format_table(rows))
 
 
 def predict(
@@ -117,7 +116,7 @@ class Inspected:
     def _repr_html_(self) -> str:
         names = [f"figures/{name}.png" for name in ("attention", "distances")]
         shown = [self.folder / name for name in names if (self.folder / name).is_file()]
-        text = f"<pre>{html.escape(as_text(dict(self.result)))}</pre>"
+        text = preformatted(as_text(dict(self.result)))
         return text + "".join(f'<img src="{data_uri(path.read_bytes())}">' for path in shown)
 
 
@@ -136,8 +135,3 @@ def inspect(
 
 def _path(checkpoint: AnyCheckpoint) -> str | Path:
     return checkpoint.workdir if isinstance(checkpoint, Finetuned) else checkpoint
-
-
-def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """`format_table` as HTML that a notebook shows as it is."""
-    return f"<pre>{html.escape(format_table(rows))}</pre>"

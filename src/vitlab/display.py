@@ -1,5 +1,6 @@
 """What commands show on the standard error while they work, and how they print tables."""
 
+import html
 import re
 import sys
 import time
@@ -100,6 +101,11 @@ def format_duration(seconds: int | float) -> str:
     hours, rest = divmod(round(seconds), 3600)
     minutes, seconds = divmod(rest, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+def preformatted(text: str) -> str:
+    """Text as HTML that a notebook shows as it is."""
+    return f"<pre>{html.escape(text)}</pre>"
 
 
 def parse_duration(text: str) -> float:

@@ -147,7 +147,7 @@ def test_a_budget_is_planned_once(workdir: Path, staged: FinetuneConfig, tmp_pat
     """The settings that it chose are those of the folder; the same command, with another budget even, goes on."""
     automatic = ("steps", "warmup_steps", "sweep_steps", "learning_rates", "runs", "head_views")
     config = dataclasses.replace(staged, halvings=None, automatic=automatic)
-    done = tune(workdir, config, tmp_path / "out", budget=20.0)
+    done = tune(workdir, config, tmp_path / "out", budget=40.0)
     settings = json.loads((tmp_path / "out" / "config.json").read_text())
     assert settings["steps"] == done.config.steps
     assert settings["automatic"] == []

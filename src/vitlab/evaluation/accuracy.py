@@ -16,7 +16,7 @@ from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.loader import Batch
 from vitlab.data.registry import DATASETS, check_source, load_dataset
 from vitlab.data.transforms import EvalTransform
-from vitlab.display import format_table
+from vitlab.display import format_table, preformatted
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.calibration import Calibration, accuracy_interval, calibrate
 from vitlab.evaluation.load import evaluation_batches, load_for_evaluation, match_classes, nothing_readable
@@ -126,6 +126,9 @@ class Evaluation:
 
     def as_table(self) -> str:
         return format_evaluation(self.record())
+
+    def _repr_html_(self) -> str:
+        return preformatted(self.as_table())
 
     def per_class(self) -> list[dict[str, Any]]:
         """For each class: images, recall and precision.

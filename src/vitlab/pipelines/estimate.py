@@ -18,7 +18,7 @@ from vitlab.errors import UserError
 from vitlab.models.config import ViTConfig
 from vitlab.train.microbatch import StepCost
 
-PLANNED = 0.9
+PLANNED = 0.92
 """Fraction of the time that is planned; the rest is for saving, and for what is slower than measured."""
 FRACTIONS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
 """Image sizes to choose from, of the default size."""
@@ -34,6 +34,8 @@ VIEWS = (4, 3, 2, 1, None)
 """Numbers of augmented views to choose from."""
 SHORT = 120.0
 """Seconds up to which no shorter settings are suggested."""
+REPORT_SECONDS, REPORT_IMAGES = 12.0, 200
+"""What a report takes on two cores, and images that pass through the model for it."""
 SAMPLES = 8
 """Images whose decoding is measured."""
 
@@ -46,11 +48,13 @@ class Images(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """What the parts of a job take: the least-squares head and its test, the search, the final runs and their tests."""
+    """What the parts of a job take: the least-squares head and its test, the search, the final runs and their tests,
+    the report."""
 
     linear: float
     search: float
     runs: float
+    report: float
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,8 @@ class JobCost:
             search += rates * (trained * train + config.held_out * images.train * evaluate)
             rates = (rates + 1) // 2
         one_run = steps * config.batch_size * train + images.test * evaluate
-        return Seconds(linear, search, config.runs * one_run)
+        report = REPORT_SECONDS + REPORT_IMAGES * evaluate if config.head else 0.0
+        return Seconds(linear, search, config.runs * one_run, report)
 
 
 def measure_decode(config: FinetuneConfig, dataset: Dataset) -> float:
@@ -146,7 +151,8 @@ def _fill(
         config = replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
     for views in all_views:
         config = replace(config, head_views=views)
-        if cost.seconds(config, images).linear <= (HEAD_SHARE if runs else 1.0) * available:
+        linear, _, _, report = cost.seconds(config, images)
+        if linear <= (HEAD_SHARE if runs else 1.0) * (available - report):
             break
     else:
         return None
@@ -213,9 +219,10 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
         f"{halvings}, scored on {held_out:,} images: {duration(seconds.search)}",
         "training": f"{config.runs} x {steps:,} steps of {config.batch_size} images ({epochs:.1f} epochs), then the "
         f"test: {duration(seconds.runs)}",
+        "report": f"one page: {duration(seconds.report)}",
         "total": f"about {duration(total)}",
     }
-    without = [] if config.head else ["linear"]
+    without = [] if config.head else ["linear", "report"]
     without += [] if rates > 1 and config.runs else ["search"]
     without += [] if config.runs else ["training"]
     rows = {name: text for name, text in rows.items() if name not in without}
@@ -228,7 +235,7 @@ def _shorter(config: FinetuneConfig, cost: JobCost, images: Images, total: float
     """Options for a shorter job, and what it takes."""
     if config.head is not None:
         return [f"--budget {math.ceil(total / 120)}m"]
-    options, (_, search, runs) = [], cost.seconds(config, images)
+    options, (_, search, runs, _) = [], cost.seconds(config, images)
     if search:
         options.append(f"--optim.lr {config.optim.lr:g}, without a search: {format_duration(runs)}")
     steps, model = config.total_steps(images.train), config.model

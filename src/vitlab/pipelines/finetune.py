@@ -5,7 +5,6 @@ run or several on all of it, then the test. `bit_hyperrule` decides what a recip
 """
 
 import dataclasses
-import html
 import json
 import math
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vitlab.config import FinetuneConfig
+from vitlab.display import preformatted
 from vitlab.errors import UserError, quoted
 from vitlab.evaluation.accuracy import format_evaluation
 from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfig
@@ -78,7 +78,7 @@ class Finetuned:
         logs = [folder / "metrics.jsonl" for folder in (self.workdir / "run-0", self.workdir)]
         records = next((read_log(path) for path in logs if path.is_file()), [])
         shown = [data_uri(figures.png(plots.panels(panels)))] if (panels := plots.curves(records)) else []
-        return f"<pre>{html.escape(self.summary())}</pre>" + "".join(f'<img src="{uri}">' for uri in shown)
+        return preformatted(self.summary()) + "".join(f'<img src="{uri}">' for uri in shown)
 
 
 def sweep_and_finetune(
@@ -235,6 +235,8 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
         changes["sweep_steps"] = min(max(total // 5, 20), total)
     if "mixup" in automatic:
         changes["mixup"] = 0.0 if small else 0.1
+    if "head_views" in automatic and not small:  # views help small sets
+        changes["head_views"] = None
     return dataclasses.replace(config, **changes)
 
 
