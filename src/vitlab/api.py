@@ -24,7 +24,7 @@ from vitlab.evaluation.options import EvalOptions, ModelOptions
 from vitlab.evaluation.predict import ImageSource, Prediction
 from vitlab.evaluation.predict import predict as predict_images
 from vitlab.inspection.page import data_uri
-from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
+from vitlab.pipelines.finetune import Finetuned, default_workdir, sweep_and_finetune
 from vitlab.pipelines.inspect import as_text, inspect_checkpoint
 from vitlab.recipes import FINETUNE
 from vitlab.settings import nearest
@@ -60,8 +60,7 @@ def finetune(
     data = dataclasses.replace(config.data, name=dataset, on_error=on_error)
     automatic = tuple(name for name in config.automatic if name not in settings)
     config = dataclasses.replace(config, **{"data": data, "automatic": automatic} | settings)
-    name = Path(dataset.partition(":")[2] or dataset).stem
-    folder = Path("runs") / f"finetune-{name}" if workdir is None else workdir
+    folder = default_workdir(dataset) if workdir is None else workdir
     seconds = parse_duration(budget) if isinstance(budget, str) else budget
     options: dict[str, Any] = {"image_size": image_size, "budget": seconds, "device": device, "log": log}
     return sweep_and_finetune(checkpoint or DEFAULT, config, folder, **options)

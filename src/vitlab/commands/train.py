@@ -98,7 +98,7 @@ class Finetune:
     def run(self) -> int:
         started = time.monotonic()
         print_note(f"loading {self.checkpoint} ...")
-        from vitlab.pipelines.finetune import sweep_and_finetune
+        from vitlab.pipelines.finetune import default_workdir, sweep_and_finetune
         from vitlab.train.distributed import init_distributed
 
         name = self.config.data.name
@@ -107,8 +107,7 @@ class Finetune:
                 "name the images with --dataset folder:PATH (or a data set), or take a --recipe with a data set."
             )
         any_images = self.recipe in ("staged", "custom", "own")
-        short_name = Path(name.partition(":")[2] or name).name if any_images else self.recipe
-        workdir = self.workdir or Path("runs") / f"finetune-{short_name}"
+        workdir = self.workdir or default_workdir(name if any_images else self.recipe)
         with init_distributed() as world:
             options: dict[str, Any] = {"image_size": self.image_size, "interpolation": self.interpolation}
             options |= {"device": self.device, "log": print_note, "world": world}

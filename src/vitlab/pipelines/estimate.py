@@ -20,8 +20,8 @@ from vitlab.train.microbatch import StepCost
 
 PLANNED = 0.92
 """Fraction of the time that is planned; the rest is for saving, and for what is slower than measured."""
-FRACTIONS = (1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25)
-"""Image sizes to choose from, of the default size."""
+MIN_PATCHES = 4
+"""Patches on the longer side of the smallest images to choose from."""
 MIN_EPOCHS, MAX_EPOCHS = 3.0, 50.0
 """Passes over the training images below which fine-tuning is left out, and at which it ends."""
 MIN_FRACTION = 0.75
@@ -64,8 +64,6 @@ class JobCost:
     step: StepCost
     decode: float = 0.0
     """Measured seconds to read and prepare an image."""
-    guessed: bool = False
-    """Not measured at this size."""
 
     def seconds(self, config: FinetuneConfig, images: Images) -> Seconds:
         evaluate, train = self.step.eval_seconds + self.decode, self.step.train_seconds + self.decode
@@ -107,21 +105,23 @@ def fit_budget(
     Raises UserError where not even that fits.
     """
     available, reference = PLANNED * seconds, measure(config)
-    fractions = FRACTIONS if "image_size" in automatic and isinstance(config.model, ViTConfig) else (1.0,)
     all_views = VIEWS if "head_views" in automatic else (config.head_views,)
-    candidates = [_at_size(config, fraction) for fraction in fractions]
-    costs = {candidate.model.image_size: _scaled(reference, candidate, config) for candidate in candidates}
-    costs[config.model.image_size] = reference
+    candidates = _sizes(config) if "image_size" in automatic else [config]
+    measured = {_side(config): (config, reference)}
+
+    def guess(candidate: FinetuneConfig) -> JobCost:
+        """By the measurement at the nearest size."""
+        nearest = min(measured, key=lambda side: abs(side - _side(candidate)))
+        return _scaled(measured[nearest][1], candidate, measured[nearest][0])
 
     def choose(runs: int) -> FinetuneConfig | None:
         """The plan at the largest size that fits, by a measurement at this size."""
         for candidate in candidates:
-            cost = costs[candidate.model.image_size]
-            if _fill(candidate, images, cost, available, runs, all_views) is None:
+            if _fill(candidate, images, guess(candidate), available, runs, all_views) is None:
                 continue
-            if cost.guessed:
-                cost = costs[candidate.model.image_size] = measure(candidate)
-            if planned := _fill(candidate, images, cost, available, runs, all_views):
+            if (side := _side(candidate)) not in measured:
+                measured[side] = candidate, measure(candidate)
+            if planned := _fill(candidate, images, measured[side][1], available, runs, all_views):
                 return planned
         return None
 
@@ -130,7 +130,7 @@ def fit_budget(
         return tuned
     if linear is None:
         alone = replace(config, runs=0, head_views=None)
-        shortest = min(sum(cost.seconds(alone, images)) for cost in costs.values())
+        shortest = min(sum(guess(candidate).seconds(alone, images)) for candidate in candidates)
         raise UserError(
             f"{images.train:,} training and {images.test:,} test images take {format_duration(shortest)} "
             f"or more here; give --budget {math.ceil(1.1 * shortest / PLANNED / 60)}m, or fewer images."
@@ -174,15 +174,20 @@ def with_steps(config: FinetuneConfig, steps: int) -> FinetuneConfig:
     return replace(config, steps=steps, epochs=None, sweep_steps=sweep_steps, optim=optim)
 
 
-def _at_size(config: FinetuneConfig, fraction: float) -> FinetuneConfig:
+def _sizes(config: FinetuneConfig) -> list[FinetuneConfig]:
+    """`config` at its image size and at smaller ones, one patch after the other."""
     model = config.model
-    if fraction == 1.0 or not isinstance(model, ViTConfig):
-        return config
-    height, width = (max(round(fraction * side / model.stride), 2) * model.stride for side in model.image_hw)
-    size = height if height == width else (height, width)
-    scaled = config.data.preprocessing(model.image_size).at(size)
-    data = replace(config.data, eval_resize=scaled.resize if scaled.keep_aspect else None)
-    return replace(config, model=replace(model, image_size=size), data=data)
+    if not isinstance(model, ViTConfig):
+        return [config]
+    sizes = [config]
+    for patches in range(max(model.grid) - 1, MIN_PATCHES - 1, -1):
+        fraction = patches / max(model.grid)
+        height, width = (max(round(fraction * side), 1) * model.stride for side in model.grid)
+        size = height if height == width else (height, width)
+        scaled = config.data.preprocessing(model.image_size).at(size)
+        data = replace(config.data, eval_resize=scaled.resize if scaled.keep_aspect else None)
+        sizes.append(replace(config, model=replace(model, image_size=size), data=data))
+    return sizes
 
 
 def _side(config: FinetuneConfig) -> int:
@@ -194,7 +199,7 @@ def _scaled(cost: JobCost, config: FinetuneConfig, reference: FinetuneConfig) ->
     ratio = config.model.forward_macs / reference.model.forward_macs
     step = cost.step
     step = replace(step, train_seconds=ratio * step.train_seconds, eval_seconds=ratio * step.eval_seconds)
-    return replace(cost, step=step, guessed=True)
+    return replace(cost, step=step)
 
 
 def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, device: str) -> str:

@@ -8,9 +8,12 @@ import dataclasses
 import json
 import math
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from vitlab.config import FinetuneConfig
 from vitlab.display import preformatted
@@ -20,7 +23,8 @@ from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfi
 from vitlab.models.init import LEARNED_POSITIONS
 from vitlab.pipelines.estimate import Images, JobCost, fit_budget, format_estimate, measure_decode
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint
-from vitlab.pipelines.pretrain import Execution, drop_unreadable, load_splits
+from vitlab.pipelines.linear_stage import hold_out_indices
+from vitlab.pipelines.pretrain import Execution, Splits, drop_unreadable, load_splits
 from vitlab.pipelines.sweep import FinetuneJob, Log, format_score
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict
@@ -137,28 +141,15 @@ def sweep_and_finetune(
     if (shortened := config.sweep_steps) is not None:
         log(f"Deviation: the sweep takes {shortened} steps per rate; the paper's takes as many as the run")
     config = bit_hyperrule(dataclasses.replace(config, model=model), len(splits.train), torch_device.type)
+    if config.head and "runs" in automatic and not all(map(len, _held_out(config, splits))):
+        log("there are too few images to hold some out: the job is the least-squares head alone")
+        config = dataclasses.replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
     world.check_batch_size(config.batch_size)
-    execution, images = Execution(torch_device, tensorboard, world), Images(len(splits.train), len(splits.test))
-
-    costs: dict[Any, JobCost] = {}
-
-    def measure(config: FinetuneConfig) -> JobCost:
-        if (size := config.model.image_size) not in costs:
-            step = FinetuneJob(checkpoint, init_id, splits, config, execution, log).measure_step()
-            costs[size] = JobCost(step, world.broadcast_object(lambda: measure_decode(config, splits.train)))
-        return costs[size]
-
-    if budget is not None and not planned_before:
-        left = world.broadcast_object(lambda: budget - (time.monotonic() - started))
-        config = fit_budget(config, images, measure, left, automatic)
-    if world.broadcast_object(lambda: not (workdir / "result.json").exists()):
-        cost = measure(config)
-        text = format_estimate(config, cost, images, str(torch_device))
-        resumed = " in all (what is finished is not repeated)" if (workdir / "config.json").exists() else ""
-        log(f"what this will take{resumed}:\n{text}")
-        execution = dataclasses.replace(execution, microbatch=cost.step.microbatch)
+    job = FinetuneJob(checkpoint, init_id, splits, config, Execution(torch_device, tensorboard, world), log)
+    seconds = None if budget is None or planned_before else budget - (time.monotonic() - started)
+    job = _plan(job, workdir, seconds, automatic)
+    config = job.config
     log(f"settings: {workdir / 'config.json'}")
-    job = FinetuneJob(checkpoint, init_id, splits, config, execution, log)
     if len(config.learning_rates) < 2 and config.runs == 1 and config.head is None:
         return Finetuned(config, job.train_and_test(config.single(), workdir), workdir)
     outcome = Finetuned(config, job.sweep_and_runs(workdir), workdir)
@@ -168,6 +159,42 @@ def sweep_and_finetune(
         if note := report(workdir, device=device).get("note"):
             log(note)
     return outcome
+
+
+def _plan(job: FinetuneJob, workdir: Path, seconds: float | None, automatic: Collection[str]) -> FinetuneJob:
+    """The job with what of its settings is `automatic` for this time, if there is one, and with the measured
+    micro-batch. Logs what the job will take, unless it is finished."""
+    world, images = job.execution.world, Images(len(job.splits.train), len(job.splits.test))
+    costs: dict[Any, JobCost] = {}
+
+    def measure(config: FinetuneConfig) -> JobCost:
+        if (size := config.model.image_size) not in costs:
+            step = dataclasses.replace(job, config=config).measure_step()
+            decode = world.broadcast_object(lambda: measure_decode(config, job.splits.train))
+            costs[size] = JobCost(step, decode)
+        return costs[size]
+
+    if seconds is not None:
+        config = fit_budget(job.config, images, measure, world.broadcast_object(lambda: seconds), automatic)
+        job = dataclasses.replace(job, config=config)
+    if world.broadcast_object(lambda: (workdir / "result.json").exists()):
+        return job
+    cost = measure(job.config)
+    text = format_estimate(job.config, cost, images, str(job.execution.device))
+    resumed = " in all (what is finished is not repeated)" if (workdir / "config.json").exists() else ""
+    job.log(f"what this will take{resumed}:\n{text}")
+    execution = dataclasses.replace(job.execution, microbatch=cost.step.microbatch)
+    return dataclasses.replace(job, execution=execution)
+
+
+def default_workdir(dataset: str) -> Path:
+    """`runs/finetune-NAME`, of a data set, a folder or a table."""
+    name = Path(dataset.partition(":")[2] or dataset).name
+    return Path("runs") / f"finetune-{name.removesuffix('.csv')}"
+
+
+def _held_out(config: FinetuneConfig, splits: Splits) -> tuple[np.ndarray, np.ndarray]:
+    return hold_out_indices(splits.train, config.held_out, config.seed)
 
 
 def _describe_init(checkpoint: str | Path, config: FinetuneConfig, weights: str) -> str:

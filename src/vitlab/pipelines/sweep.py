@@ -160,9 +160,10 @@ class FinetuneJob:
             scores = self.sweep(workdir) if config.runs else []
             for number, score in enumerate(scores, 1):
                 folder.log_metrics(number, score)
-            best = best_learning_rate(scores) if scores else config.optim.lr
-            held_out = self._score_linear(scores) if linear and scores else None
-            seeds = [config.seed + number for number in range(config.runs if self._helps(scores, held_out) else 0)]
+            held_out = self.linear.score_held_out() if linear and scores else None
+            helps = held_out is None or self._helps(scores, held_out)
+            best = best_learning_rate(scores) if scores and helps else config.optim.lr
+            seeds = [config.seed + number for number in range(config.runs if helps else 0)]
             records = []
             for number, seed in enumerate(seeds):
                 single = config.single(best, seed)
@@ -182,16 +183,10 @@ class FinetuneJob:
             folder.write_result(result | _summarize(records, seeds) | self.splits.record)
             return folder.read_result()
 
-    def _score_linear(self, scores: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        score = self.linear.score_held_out()
-        self.log(f"least-squares head: {format_score(score)}")
-        return score
-
-    def _helps(self, scores: Sequence[Mapping[str, Any]], linear: Mapping[str, Any] | None) -> bool:
-        """Whether fine-tuning was better than the least-squares head on the held-out part, as far as is known."""
-        if linear is None or not scores:
-            return True
-        helps = _rank(best_score(scores))[:2] > _rank(linear)[:2]
+    def _helps(self, scores: Sequence[Mapping[str, Any]], linear: Mapping[str, Any]) -> bool:
+        """Whether fine-tuning was better than the least-squares head on the held-out part."""
+        self.log(f"least-squares head: {format_score(linear)}")
+        helps = max(map(_rank, scores))[:2] > _rank(linear)[:2]
         if not helps:
             self.log("fine-tuning is no better than the least-squares head, which is the result")
         return helps

@@ -1,0 +1,116 @@
+"""What each stage of `vitlab finetune` adds: head, views, start of the head, optimizer, trained blocks, search.
+
+    python benchmarks/finetune_stages.py DATA --checkpoint CHECKPOINT --out stages.jsonl
+
+DATA is the folder that `finetune_peers.py --prepare` writes. All variants of a set and a seed follow each other, at one
+image size; those that fine-tune see every training image `--epochs` times. Variants with one learning rate are always
+fine-tuned; those with a search take the head where held-out images say so. A row is added for each run, and a table of
+means and standard deviations over seeds is printed.
+"""
+
+import dataclasses
+import json
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import tyro
+from finetune_peers_data import draw
+from tyro.conf import Positional
+
+from vitlab.config import FinetuneConfig, OptimConfig
+from vitlab.pipelines.finetune import sweep_and_finetune
+from vitlab.recipes.finetune import staged
+
+SGD = OptimConfig(name="sgd", lr=0.01, momentum=0.9, clip_norm=1.0)
+ADAMW = staged().optim
+SEARCH = {"learning_rates": (3e-5, 1e-4, 3e-4), "optim": ADAMW}
+LS: dict[str, Any] = {"head": "least_squares"}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "head alone": {**LS, "runs": 0},
+    "head of 5 views": {**LS, "runs": 0, "head_views": 4},
+    "zeros, SGD 0.01": {"optim": SGD},
+    "zeros, AdamW 1e-4": {"optim": ADAMW},
+    "head, SGD 0.001": {**LS, "optim": dataclasses.replace(SGD, lr=0.001)},
+    "head, AdamW 1e-4": {**LS, "optim": ADAMW},
+    "head, AdamW 3e-5": {**LS, "optim": dataclasses.replace(ADAMW, lr=3e-5)},
+    "head, AdamW 1e-4, last 4 blocks": {**LS, "optim": ADAMW, "trained_blocks": 4},
+    "head of 5 views, search": {**LS, **SEARCH, "head_views": 4, "sweep_steps": 0.2},
+    "head of 5 views, halving": {**LS, **SEARCH, "head_views": 4, "sweep_steps": 0.1, "halvings": 1},
+}
+"""Fields of FinetuneConfig; `sweep_steps` is a fraction of the steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    data: Positional[Path]
+    checkpoint: str
+    sets: tuple[str, ...] = ("flowers102:5", "flowers102:10", "cifar10:100", "fashion_mnist:100", "digits:10")
+    """NAME:IMAGES A CLASS."""
+    variants: tuple[str, ...] = tuple(VARIANTS)
+    seeds: tuple[int, ...] = (0, 1, 2)
+    epochs: float = 5.0
+    image_size: int = 112
+    test_images: int = 500
+    out: Path = Path("finetune_stages.jsonl")
+
+
+def make_config(given: Arguments, variant: str, folder: Path, seed: int) -> FinetuneConfig:
+    base = staged()
+    images = sum(1 for _ in (folder / "train").rglob("*.*"))
+    steps = max(round(given.epochs * images / 32), 10)
+    changes = dict(VARIANTS[variant])
+    changes.setdefault("optim", ADAMW)
+    changes["optim"] = dataclasses.replace(changes["optim"], warmup_steps=steps // 10)
+    if "sweep_steps" in changes:
+        changes["sweep_steps"] = max(round(changes["sweep_steps"] * steps), 1)
+    plain = {"learning_rates": (), "head": None, "head_views": None, "steps": steps, "batch_size": 32, "seed": seed}
+    data = dataclasses.replace(base.data, name=f"folder:{folder}")
+    return dataclasses.replace(base, **{**plain, "data": data, "automatic": ("preprocessing",), **changes})
+
+
+def as_table(rows: list[dict[str, Any]]) -> str:
+    """Markdown: mean and standard deviation of the accuracy over seeds, in percent, and seconds."""
+    sets = list(dict.fromkeys(row["dataset"] for row in rows))
+    lines = [f"| variant | {' | '.join(sets)} | seconds |", "|---" * (len(sets) + 2) + "|"]
+    for variant in dict.fromkeys(row["variant"] for row in rows):
+        cells = [variant]
+        for name in sets:
+            found = [100 * row["accuracy"] for row in rows if (row["variant"], row["dataset"]) == (variant, name)]
+            spread = f" ± {statistics.stdev(found):.1f}" if len(found) > 1 else ""
+            cells.append(f"{statistics.fmean(found):.1f}{spread}" if found else "")
+        seconds = statistics.fmean(row["seconds"] for row in rows if row["variant"] == variant)
+        lines.append(f"| {' | '.join(cells)} | {seconds:.0f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    given = tyro.cli(Arguments, description=__doc__)
+    rows = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+    done = {(row["dataset"], row["seed"], row["variant"]) for row in rows}
+    for seed in given.seeds:
+        for dataset in given.sets:
+            name, _, shots = dataset.partition(":")
+            folder = draw(given.data, name, int(shots), seed, given.test_images)
+            for variant in given.variants:
+                if (dataset, seed, variant) in done:
+                    continue
+                started = time.perf_counter()
+                with tempfile.TemporaryDirectory() as work:
+                    config = make_config(given, variant, folder, seed)
+                    options: dict[str, Any] = {"image_size": given.image_size, "tensorboard": False}
+                    result = sweep_and_finetune(given.checkpoint, config, Path(work) / "run", **options).result
+                row = {"dataset": dataset, "seed": seed, "variant": variant, "accuracy": result["test"]["accuracy"]}
+                row |= {"chosen": result.get("chosen"), "seconds": round(time.perf_counter() - started, 1)}
+                print(json.dumps(row), file=sys.stderr, flush=True)
+                rows.append(row)
+                with given.out.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+    print(as_table([row for row in rows if row["dataset"] in given.sets]))
+
+
+if __name__ == "__main__":
+    main()
