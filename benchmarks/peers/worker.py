@@ -58,7 +58,7 @@ def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
     steps = settings["steps"] if tuned else 0
     images = steps * settings["batch_size"] + len(job.examples) * (1 + (settings.get("head_views") or 0))
     size = settings.get("model", {}).get("image_size")
-    return {"accuracy": result["test"]["accuracy"], "steps": steps, "images_seen": images, "image_size": size}
+    return {"accuracy": result["test"]["accuracy"], "steps": steps, "images_seen": images, "chosen_size": size}
 
 
 def read_split(folder: Path, classes: list[str]) -> Examples:
