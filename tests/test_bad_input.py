@@ -19,7 +19,7 @@ from vitlab.models.vit import ViT
 from vitlab.weights import save_model
 
 BAD_INPUT: list[tuple[str, list[str]]] = [
-    ("", ["usage: vitlab COMMAND", "finetune Fine-tune a checkpoint"]),
+    ("", ["usage: vitlab COMMAND", "finetune Make a classifier of images"]),
     ("pretrian", ["unknown command 'pretrian'; the nearest: pretrain"]),
     ("--jsn", ["--jsn stands before the command; give a command first, one of demo, pretrain"]),
     ("list", ["{models,checkpoints,datasets,recipes,studies,vtab}", "required"]),
@@ -37,7 +37,10 @@ BAD_INPUT: list[tuple[str, list[str]]] = [
         ["optim.end_lr=0.5 has no effect with optim.schedule='cosine'; give optim.schedule='linear' too, or leave"],
     ),
     ("pretrain tiny-digits --optim.momentum=0.3", ["no effect with optim.name='adam'; give optim.name='sgd' too"]),
-    ("finetune RUN --dataset digits --optim.beta1 0.8", ["optim.beta1=0.8 has no effect with optim.name='sgd'"]),
+    (
+        "finetune RUN --dataset digits --recipe custom --optim.beta1 0.8",
+        ["optim.beta1=0.8 has no effect with optim.name='sgd'"],
+    ),
     ("pretrain tiny-digits --data.crop random", ["crop='random' with crop_resize=None", "requires crop_resize"]),
     ("pretrain tiny-digits --model.image-size 18", ["18x18", "patches of 4x4", "the nearest: 16, 20"]),
     ("pretrain tiny-digits --model.num-classes 7", ["--model.num-classes has no effect", "the data set decides"]),
@@ -56,7 +59,8 @@ BAD_INPUT: list[tuple[str, list[str]]] = [
     ("pretrain tiny-digits --device cuda:99", ["device 'cuda:99'", "torch sees"]),
     ("pretrain tiny-digits --workdir images", ["work folder images is not empty and holds no run", "empty folder"]),
     ("pretrain tiny-digits --workdir notes.txt", ["notes.txt is a file; give the name of a folder"]),
-    ("finetune", ["CHECKPOINT", "Google .npz"]),
+    ("finetune", ["name the images with --dataset folder:PATH"]),
+    ("finetune RUN --dataset digits --budget soon", ["'soon' is not a time", "90s, 10m or 1.5h"]),
     ("finetune nowhere.npz --dataset digits", ["there is nothing at nowhere.npz; give a Google .npz"]),
     ("vtab RUN --model.image-size 16", ["--model.image-size has no effect here", "give --image-size"]),
     ("finetune RUN --model.mlp-dim 64", ["--model.mlp-dim has no effect here: the checkpoint brings", "--image-size"]),
@@ -112,7 +116,6 @@ BAD_INPUT: list[tuple[str, list[str]]] = [
     ("shard shards:images --check", ["images has no index.json: give a folder that `vitlab shard` wrote"]),
     ("convert RUN", ["DESTINATION", "--to"]),
     ("convert RUN out.npz --to google", ["gelu='erf'"]),
-    ("convert RUN out --to huggingface", ["pool='gap'", "`--to vitlab`"]),
     ("convert RUN images --to timm", ["images already holds cats, dogs; give a new folder"]),
     ("export RUN --to onnx --out notes.txt", ["notes.txt", ".onnx"]),
     ("export RUN --to torch-export --with-preprocessing", ["written into ONNX files alone, not to torch-export"]),

@@ -15,6 +15,7 @@ from vitlab.studies import demo
 def test_finetune_searches_and_runs(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What is left can be used as any other run, and the same command only reads it."""
     argv = ["finetune", str(run), "--dataset", "digits", "--steps", "2", "--runs", "2", "--device", "cpu"]
+    argv += ["--recipe", "custom"]
     argv += ["--data.classes", "0", "1", "2", "--learning-rates", "0.1", "0.2"]
     tuned = answer(capsys, *argv)
     assert [score["learning_rate"] for score in tuned["sweep"]] == [0.1, 0.2]
@@ -32,6 +33,20 @@ def test_finetune_searches_and_runs(run: Path, image: Path, capsys: pytest.Captu
     assert (settings["learning_rates"], settings["batch_size"], settings["held_out"]) == ([0.1, 0.2], 32, 0.1)
     assert settings["model"]["image_size"] == 8
     assert " step " not in err  # nothing was trained
+
+
+def test_finetune_in_stages(run: Path, image: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The least-squares head alone; its report, its model card, and its threshold for `predict`."""
+    argv = ["finetune", str(run), "--dataset", "digits", "--runs", "0", "--device", "cpu", "--data.classes", "0", "1"]
+    result = answer(capsys, *argv)
+    assert (result["chosen"], result["sweep"], result["runs"]) == ("linear", [], [])
+    folder = Path("runs/finetune-digits")
+    assert "Least-squares head for digits" in (folder / "report" / "index.html").read_text()
+    assert "accuracy" in (folder / "model" / "README.md").read_text()
+    code, _, err = call(capsys, "predict", str(folder), str(image), "--reject-below", "auto", "--device", "cpu")
+    threshold = json.loads((folder / "model" / "config.json").read_text()).get("reject_below")
+    assert (code == 0) == (result["linear"]["reject_below"] is not None), err
+    assert threshold is None or threshold == result["linear"]["reject_below"]
 
 
 def test_demo(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

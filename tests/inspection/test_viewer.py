@@ -43,7 +43,14 @@ def view_of(capture: Capture, name: str = "cat.png", size: tuple[int, int] = (80
 
 
 def page_of(*views: dict[str, Any]) -> str:
-    context = {"model_numbers": {}, "details": {}, "embedding_figures": (), "unreadable_rows": (), "runs": ()}
+    context = {
+        "model_numbers": {},
+        "details": {},
+        "embedding_figures": (),
+        "unreadable_rows": (),
+        "runs": (),
+        "data": None,
+    }
     heads = PageImage(views[0]["input"], "every head of every layer", 96)
     return page(
         "checkpoint.html.j2", "T", "L", scripts=("viewer.js",), views=views, count=len(views), heads=heads, **context
