@@ -108,8 +108,8 @@ data/imagenet.py: ObjectNet's classes are numbered by the lines of a file, not b
 pytest data/test_imagenet.py -k objectnet
 
 data/imagenet.py: Of ImageNet-ReaL's labels only the first counts as right.
-- sets, left_out = Labels.of_lists([labels[number] for number in used]),
-+ sets, left_out = Labels.of_lists([labels[number][:1] for number in used]),
+- sets = Labels.of_lists([labels for _, labels in images])
++ sets = Labels.of_lists([labels[:1] for _, labels in images])
 pytest data/test_imagenet.py -k real
 
 data/registry.py: A folder without splits is trained on as a whole, test images included.
