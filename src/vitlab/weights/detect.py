@@ -132,8 +132,8 @@ def download_checkpoint(spec: str) -> Path:
         raise UserError(
             f"{spec} cannot be downloaded ({reason}). Check the name (timm's weights have a tag, timm:NAME.TAG), the "
             f"revision and the network; a private or gated repository requires a login (`hf auth login`, or HF_TOKEN). "
-            f"Without a network, give a checkpoint of this machine, a file or a folder, or what `hf download {repository} "
-            f"--local-dir FOLDER` has made on another."
+            f"Without a network, give a checkpoint of this machine, a file or a folder, or what "
+            f"`hf download {repository} --local-dir FOLDER` has made on another."
         ) from error
     if any(folder.glob("*.safetensors")):
         return folder
