@@ -218,8 +218,8 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
         "model": f"{model.num_parameters / 1e6:.1f}M parameters, {size} px, on {device}",
         "data": f"{images.train:,} training and {images.test:,} test images, {model.num_classes:,} classes",
         "measured": cost.step.describe(),
-        "linear": f"least-squares head on frozen representations of {1 + (config.head_views or 0)} views of each "
-        f"image, then the test: {duration(seconds.linear)}",
+        "linear": f"least-squares head on frozen representations (each image and {config.head_views or 0} augmented "
+        f"views of it), then the test: {duration(seconds.linear)}",
         "search": f"{rates} learning rates x {config.sweep_steps or steps:,} steps of {config.batch_size} images"
         f"{halvings}, scored on {held_out:,} images: {duration(seconds.search)}",
         "training": f"{config.runs} x {steps:,} steps of {config.batch_size} images ({epochs:.1f} epochs), then the "
