@@ -311,19 +311,8 @@ class FinetuneConfig(TrainConfig):
     """Standard deviation of the new head's weights, drawn by each run's seed; None starts it at zero, as the paper
     does. That costs a short training its first steps: until the head has grown, nothing below it learns."""
     automatic: tuple[
-        Literal[
-            "steps",
-            "warmup_steps",
-            "mixup",
-            "batch_size",
-            "learning_rates",
-            "sweep_steps",
-            "image_size",
-            "preprocessing",
-            "loss",
-            "runs",
-            "head_views",
-        ],
+        Literal["steps", "warmup_steps", "mixup", "batch_size", "learning_rates", "sweep_steps"]
+        | Literal["image_size", "preprocessing", "loss", "runs", "head_views"],
         ...,
     ] = ()
     """Settings left to the number of training images (BiT's rule), to the checkpoint (its image size, and how test

@@ -129,21 +129,7 @@ def sweep_and_finetune(
     config = _apply_checkpoint_settings(checkpoint, source.config, config, image_size, interpolation, torch_device.type)
     log(f"test images: {config.data.preprocessing(config.model.image_size).describe()}")
     check_folder(workdir)
-    log(f"reading the data set {config.data.name}")
-    splits = load_splits(config.data, world)
-    if config.data.on_error == "skip":
-        splits = drop_unreadable(splits, world)
-        if splits.unreadable:
-            log(f"{len(splits.unreadable)} images cannot be read and are left out; they are listed at the end")
-    model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
-    if "loss" in config.automatic and splits.train.multi_label:
-        config = dataclasses.replace(config, loss="sigmoid")
-    if (shortened := config.sweep_steps) is not None:
-        log(f"Deviation: the sweep takes {shortened} steps per rate; the paper's takes as many as the run")
-    config = bit_hyperrule(dataclasses.replace(config, model=model), len(splits.train), torch_device.type)
-    if config.head and "runs" in automatic and not all(map(len, _held_out(config, splits))):
-        log("there are too few images to hold some out: the job is the least-squares head alone")
-        config = dataclasses.replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
+    config, splits = _load_data(config, torch_device.type, automatic, log, world)
     world.check_batch_size(config.batch_size)
     job = FinetuneJob(checkpoint, init_id, splits, config, Execution(torch_device, tensorboard, world), log)
     seconds = None if budget is None or planned_before else budget - (time.monotonic() - started)
@@ -159,6 +145,28 @@ def sweep_and_finetune(
         if note := report(workdir, device=device).get("note"):
             log(note)
     return outcome
+
+
+def _load_data(
+    config: FinetuneConfig, device_type: str, automatic: Collection[str], log: Log, world: World
+) -> tuple[FinetuneConfig, Splits]:
+    """The splits, without unreadable images where these are skipped, and `config` with all that they decide."""
+    log(f"reading the data set {config.data.name}")
+    splits = load_splits(config.data, world)
+    if config.data.on_error == "skip":
+        splits = drop_unreadable(splits, world)
+        if splits.unreadable:
+            log(f"{len(splits.unreadable)} images cannot be read and are left out; they are listed at the end")
+    model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
+    if "loss" in config.automatic and splits.train.multi_label:
+        config = dataclasses.replace(config, loss="sigmoid")
+    if (shortened := config.sweep_steps) is not None:
+        log(f"Deviation: the sweep takes {shortened} steps per rate; the paper's takes as many as the run")
+    config = bit_hyperrule(dataclasses.replace(config, model=model), len(splits.train), device_type)
+    if config.head and "runs" in automatic and not all(map(len, _held_out(config, splits))):
+        log("there are too few images to hold some out: the job is the least-squares head alone")
+        config = dataclasses.replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
+    return config, splits
 
 
 def _plan(job: FinetuneJob, workdir: Path, seconds: float | None, automatic: Collection[str]) -> FinetuneJob:

@@ -96,12 +96,12 @@ def inspect_checkpoint(
     drawings = make_figures(inspection)
     names = [f"{run.folder.name}: {run.title}" if len(runs) > 1 else None for run in runs]
     sections = [run.section(name, device=torch_device) for run, name in zip(runs, names, strict=True)]
-    data = runs[0].data_section() if runs else None
     write_drawings(drawings, out / "figures")
-    write_page(out / "index.html", checkpoint_page(inspection, drawings, sections, data))
-    result = _result(inspection)
-    result["figures"] = [f"figures/{drawing.name}" for drawing in drawings]
-    result["page"] = str((out / "index.html").resolve())
+    write_page(
+        out / "index.html", checkpoint_page(inspection, drawings, sections, runs[0].data_section() if runs else None)
+    )
+    figures = [f"figures/{drawing.name}" for drawing in drawings]
+    result = _result(inspection) | {"figures": figures, "page": str((out / "index.html").resolve())}
     write_json(out / "result.json", result)
     return result
 

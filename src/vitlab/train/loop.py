@@ -106,9 +106,9 @@ def train(
 
 def train_transform(config: TrainConfig) -> TrainTransform:
     """How a run augments its images."""
-    data = config.data
+    size, data = config.model.image_hw, config.data
     return TrainTransform(
-        config.model.image_hw,
+        size,
         crop=data.crop,
         min_area=data.min_area,
         resize=data.crop_resize,
@@ -262,19 +262,18 @@ class _Run:
 
     def load_batches(self, first_step: int) -> Iterator[Batch]:
         """This rank's shard of every batch from that of `first_step` on; the order is a pure function of the seed."""
-        config, data = self.config, self.config.data
         return train_batches(
             self.dataset,
-            train_transform(config),
-            batch_size=config.batch_size,
-            seed=config.seed,
-            first_example=first_step * config.batch_size,
+            train_transform(self.config),
+            batch_size=self.config.batch_size,
+            seed=self.config.seed,
+            first_example=first_step * self.config.batch_size,
             rank=self.world.rank,
             world_size=self.world.world_size,
-            workers=data.workers,
-            on_error=data.on_error,
+            workers=self.config.data.workers,
+            on_error=self.config.data.on_error,
             device=self.device,
-            num_uniforms=create_objective(config).num_uniforms,
+            num_uniforms=create_objective(self.config).num_uniforms,
         )
 
     def should_continue(self, fraction: float) -> bool:
