@@ -36,7 +36,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "zeros, AdamW 1e-4": {"optim": ADAMW},
     "head, SGD 0.001": {**LS, "optim": dataclasses.replace(SGD, lr=0.001)},
     "head, AdamW 1e-4": {**LS, "optim": ADAMW},
-    "head, AdamW 3e-5": {**LS, "optim": dataclasses.replace(ADAMW, lr=3e-5)},
     "head, AdamW 1e-4, last 4 blocks": {**LS, "optim": ADAMW, "trained_blocks": 4},
     "head of 5 views, search": {**LS, **SEARCH, "head_views": 4, "sweep_steps": 0.2},
     "head of 5 views, halving": {**LS, **SEARCH, "head_views": 4, "sweep_steps": 0.1, "halvings": 1},
@@ -48,12 +47,14 @@ VARIANTS: dict[str, dict[str, Any]] = {
 class Arguments:
     data: Positional[Path]
     checkpoint: str
-    sets: tuple[str, ...] = ("flowers102:5", "flowers102:10", "cifar10:100", "fashion_mnist:100", "digits:10")
+    sets: tuple[str, ...] = ("flowers102:5", "cifar10:25", "fashion_mnist:25", "digits:10")
     """NAME:IMAGES A CLASS."""
     variants: tuple[str, ...] = tuple(VARIANTS)
     seeds: tuple[int, ...] = (0, 1, 2)
-    epochs: float = 5.0
-    image_size: int = 112
+    epochs: float = 3.0
+    min_steps: int = 30
+    """Steps at least, where the images are few."""
+    image_size: int = 84
     test_images: int = 500
     out: Path = Path("finetune_stages.jsonl")
 
@@ -61,7 +62,7 @@ class Arguments:
 def make_config(given: Arguments, variant: str, folder: Path, seed: int) -> FinetuneConfig:
     base = staged()
     images = sum(1 for _ in (folder / "train").rglob("*.*"))
-    steps = max(round(given.epochs * images / 32), 10)
+    steps = max(round(given.epochs * images / 32), given.min_steps)
     changes = dict(VARIANTS[variant])
     changes.setdefault("optim", ADAMW)
     changes["optim"] = dataclasses.replace(changes["optim"], warmup_steps=steps // 10)
@@ -105,6 +106,11 @@ def main() -> None:
                     result = sweep_and_finetune(given.checkpoint, config, Path(work) / "run", **options).result
                 row = {"dataset": dataset, "seed": seed, "variant": variant, "accuracy": result["test"]["accuracy"]}
                 row |= {"chosen": result.get("chosen"), "seconds": round(time.perf_counter() - started, 1)}
+                row["held_out"] = {
+                    f"{score.get('learning_rate', 'head')}": score["accuracy"]
+                    for score in (*result.get("sweep", ()), result.get("linear", {}).get("held_out"))
+                    if score
+                }
                 print(json.dumps(row), file=sys.stderr, flush=True)
                 rows.append(row)
                 with given.out.open("a") as file:

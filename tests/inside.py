@@ -48,7 +48,6 @@ def random_capture(config: ViTConfig, n: int, seed: int = 0) -> Capture:
     layers = tuple(f"{i} {line}".strip() for i in range(1, config.depth + 1) for line in lines)
     size = (n, len(layers), config.heads)
     far = (random.random(size) * config.image_hw[0] / 2).astype(np.float32)
-    shares = random.random((n, config.num_classes), dtype=np.float32)
     return Capture(
         count=n,
         layers=layers,
@@ -58,5 +57,5 @@ def random_capture(config: ViTConfig, n: int, seed: int = 0) -> Capture:
         rollout_plain=smooth((n, *config.grid), seed + 2),
         components=random.random((n, *config.grid, 3), dtype=np.float32),
         image_distances=far,
-        probabilities=shares / shares.sum(axis=1, keepdims=True),
+        logits=random.standard_normal((n, config.num_classes), dtype=np.float32),
     )

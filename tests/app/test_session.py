@@ -176,9 +176,10 @@ def test_the_result_holds_predictions_maps_and_distances(tmp_path: Path) -> None
     text = inspect_image(vit, PHOTO, "cat <1>.png")
     assert isinstance(vit.model, ViT)
     captured = capture(vit.model, [EvalTransform((16, 24), vit.preprocessing).apply([PHOTO])])
-    order = np.argsort(-captured.probabilities[0])[:5]
+    (probabilities,) = torch.from_numpy(captured.logits).softmax(dim=1).numpy()
+    order = np.argsort(-probabilities)[:5]
     names = class_names(vit.metadata, 7)
-    assert predictions(text) == [(html.escape(names[i]), f"{captured.probabilities[0, i]:.1%}"[:-1]) for i in order]
+    assert predictions(text) == [(html.escape(names[i]), f"{probabilities[i]:.1%}"[:-1]) for i in order]
     row, column = np.unravel_index(captured.rollout[0].argmax(), captured.rollout[0].shape)
     for words in (
         "7 classes",

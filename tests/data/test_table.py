@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from image_files import paths_of, put
 from irregular import irregular
 from PIL import Image
@@ -18,6 +20,8 @@ from vitlab.data.write_shards import ShardSettings, write_shards
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.options import EvalOptions
+from vitlab.evaluation.predict import predict
+from vitlab.evaluation.predictions import read_predictions
 from vitlab.models.config import ViTConfig
 from vitlab.pipelines.pretrain import PREDICTIONS, Splits, drop_unreadable, pretrain
 
@@ -138,8 +142,16 @@ def test_several_labels(tmp_path: Path) -> None:
     assert part.multi_label
 
 
+def test_an_image_may_have_none_where_others_have_several(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    name = table(tmp_path, SEVERAL + "none.png,,train\n")
+    train = load_dataset(name, "train")
+    assert label_lists(train)[-1] == []
+    assert "1 images have no label, and are taken for images without any class" in caplog.text
+    assert label_lists(load_dataset(name, "train", classes=(0, 1, 2))) == label_lists(train)[:-1]
+
+
 def test_shards_hold_several_labels(tmp_path: Path) -> None:
-    name = table(tmp_path, SEVERAL)
+    name = table(tmp_path, SEVERAL + "none.png,,train\n")
     write_shards(name, tmp_path / "out", ShardSettings())
     source, copy = load_dataset(name, "train"), load_dataset(f"shards:{tmp_path / 'out'}", "train")
     assert copy.classes == source.classes
@@ -149,10 +161,10 @@ def test_shards_hold_several_labels(tmp_path: Path) -> None:
 
 
 def test_a_run_on_several_labels(tmp_path: Path) -> None:
-    """It learns all of them: images are red, green or both."""
+    """It learns all of them: images are red, green, both or neither."""
     rows, random = [], np.random.default_rng(0)
     for i in range(60):
-        labels = (["red"], ["green"], ["red", "green"])[i % 3]
+        labels = (["red"], ["green"], ["red", "green"], [])[i % 4]
         pixels = random.integers(0, 60, (8, 8, 3), np.uint8)
         pixels += np.array([190 * (color in labels) for color in ("red", "green", "blue")], np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"{i}.png")
@@ -173,9 +185,23 @@ def test_a_run_on_several_labels(tmp_path: Path) -> None:
     assert record["mean_average_precision"] > 0.95
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert any("val_mean_average_precision" in line for line in lines)
-    assert "red|green" in (tmp_path / "run" / PREDICTIONS).read_text()
     again = evaluate_checkpoint(tmp_path / "run", name, options=EvalOptions(batch_size=4, device="cpu"))
     assert again.record()["mean_average_precision"] == pytest.approx(record["mean_average_precision"])
+    stored, _ = read_predictions(tmp_path / "run" / PREDICTIONS, ("green", "red"))
+    lists = [stored.all_labels.of(i).tolist() for i in range(15)]
+    assert lists == [[[1], [0], [1, 0], []][i % 4] for i in stored.indices]
+    assert again.scores is not None
+    scores, hot = torch.from_numpy(again.scores), torch.tensor([[c in labels for c in range(2)] for labels in lists])
+    losses = F.binary_cross_entropy_with_logits(scores, hot.float(), reduction="none").sum(dim=1)
+    np.testing.assert_allclose(stored.losses, losses, rtol=1e-4, atol=1e-6)
+    predictions = list(predict(tmp_path / "run", [tmp_path / f"{i}.png" for i in range(4)]))
+    probabilities = [dict(prediction.top) for prediction in predictions]
+    assert [{c for c, p in row.items() if p > 0.5} for row in probabilities] == [
+        {"red"},
+        {"green"},
+        {"red", "green"},
+        set(),
+    ]
 
 
 # -------------------------------------------------------------------------------------- what is wrong with rows
@@ -217,8 +243,8 @@ def test_repeated_rows_are_listed_and_read_once(tmp_path: Path, caplog: pytest.L
         ("file,label\n", "labels.csv: lists no image"),
         ("file,label\na.png,x\n,y\n", "line 3 has no file"),
         ("file,label\na.png\nb.png,x,y\n", "line 2 has not 2 fields, line 3 has not 2 fields"),
-        ("file,label\na.png,x\nb.png, \nc.png,|\n", r"line 3 has no label \(b.png\), line 4 has no label"),
-        ("file,label\n" + "a.png,\n" * 12, r"line 11 has no label \(a.png\), ... \(12\)"),
+        ("file,label\na.png,x\nb.png, \nc.png,|\n", r"has no label for 2 images: .*b.png, .*c.png"),
+        ("file,label\n" + "".join(f"{i}.png,\n" for i in range(12)), r"has no label for 12 images.*9.png, ... \(12\)"),
         ("file,label\nhttps://host/a.png,x\n", "line 2 has no local path"),
         ("file,label\na\0.png,x\n", "line 2 has no local path|is not CSV"),
         (
@@ -310,9 +336,9 @@ def test_metadata_before_class_folders(tmp_path: Path, caplog: pytest.LogCapture
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"file_name": "a.png", "label": 0.5}', r"line 1 has no label \(a.png\)"),
-        ('{"file_name": "a.png", "label": null}', "line 1 has no label"),
-        ('{"file_name": "a.png", "label": ["x", {}]}', "line 1 has no label"),
+        ('{"file_name": "a.png", "label": 0.5}', r"line 1 has the label 0.5 \(a.png\), not a text"),
+        ('{"file_name": "a.png", "label": null}', "has no label for 1 images"),
+        ('{"file_name": "a.png", "label": ["x", {}]}', "line 1 has the label"),
         ('{"file_name": "a.png", "label": "x"}\n{"label": "x"}', "line 2 has no file"),
         ('{"file_name": 3, "label": "x"}', "line 1 has no file"),
         ('{"file_name": "a.png", "label": "\\ud800"}', "no valid UTF-8"),

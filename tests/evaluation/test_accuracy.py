@@ -103,14 +103,16 @@ def mean_average_precision(logits: Tensor, lists: list[list[int]]) -> float:
     return sum(averages) / len(averages)
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_figures_against_a_plain_loop(logits: Tensor, several: bool) -> None:
-    """An image is right if any of its labels is predicted; of k labels each has the target 1/k."""
+@pytest.mark.parametrize("kind", ["one", "alternatives", "several"])
+def test_figures_against_a_plain_loop(logits: Tensor, kind: str) -> None:
+    """An image is right if any of its labels is predicted; of k alternatives each has the target 1/k, of several labels
+    each its own probability."""
+    several = kind != "one"
     lists: list[list[int]] = [[i % (K - 1)] for i in range(N)]
     dataset = images()
     if several:
         lists = [sorted({i % K, (3 * i + 1) % K, i % 2}, reverse=True) for i in range(N)]
-        dataset = dataclasses.replace(with_sets(dataset, lists), left_out=4)
+        dataset = dataclasses.replace(with_sets(dataset, lists), left_out=4, alternatives=kind == "alternatives")
     result = evaluate(Table(logits), dataset, (4, 4), BATCHES)
     right = top5 = 0
     loss = 0.0
@@ -120,6 +122,9 @@ def test_figures_against_a_plain_loop(logits: Tensor, several: bool) -> None:
         order = sorted(range(K), key=lambda k: -row[k])
         shares = [math.exp(value) / sum(map(math.exp, row)) for value in row]
         cross_entropy = -sum(math.log(shares[k]) for k in labels) / len(labels)
+        if kind == "several":
+            shares = [1 / (1 + math.exp(-value)) for value in row]
+            cross_entropy = -sum(math.log(shares[k] if k in labels else 1 - shares[k]) for k in range(K))
         right += int(order[0] in labels)
         top5 += bool(set(order[:5]) & set(labels))
         loss += cross_entropy
@@ -130,7 +135,7 @@ def test_figures_against_a_plain_loop(logits: Tensor, several: bool) -> None:
         assert result.losses[i] == pytest.approx(cross_entropy, rel=1e-5)
     assert 0 < right < top5 < N
     expected = {"accuracy": right / N, "loss": loss / N, "top5": top5 / N}
-    if several:
+    if kind == "several":
         expected["mean_average_precision"] = mean_average_precision(logits, lists)
         assert f"mean average precision {expected['mean_average_precision']:.2%}" in result.as_table()
     assert result.metrics() == pytest.approx(expected)

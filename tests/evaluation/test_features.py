@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 import torch
+from image_files import put
 from PIL import Image
 
 from vitlab.data.dataset import Dataset, Labels
@@ -278,3 +279,20 @@ def test_features_are_written_with_paths_and_labels(model: ViT, tmp_path: Path) 
     np.testing.assert_array_equal(np.array(table["features"], np.float32), arrays["features"])
     with pytest.raises(UserError, match=r"give a file that ends in \.npz or \.parquet"):
         write(tmp_path / "pets.csv")
+
+
+def test_features_are_written_with_several_labels(model: ViT, tmp_path: Path) -> None:
+    labels = {"1.png": "b|a", "2.png": "", "3.png": "a", "0.png": "c"}
+    rows = "".join(f"{name},{several}\n" for name, several in labels.items())
+    (tmp_path / "labels.csv").write_text("file,label\n" + rows)
+    for name in labels:
+        put(tmp_path / name, 9)
+    save_model(model, tmp_path / "model", extra={})
+    for suffix in ("npz", "parquet"):
+        write_features(tmp_path / "model", f"csv:{tmp_path / 'labels.csv'}", tmp_path / f"out.{suffix}")
+    with np.load(tmp_path / "out.npz") as arrays:
+        names = [Path(path).name for path in arrays["files"].tolist()]
+        written = ["|".join(arrays["classes"][row].tolist()) for row in arrays["labels"]]
+    assert dict(zip(names, written, strict=True)) == labels | {"1.png": "a|b"}
+    table = pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pydict()
+    assert {Path(path).name: label for path, label in zip(table["file"], table["label"], strict=True)} == labels

@@ -33,7 +33,7 @@ def captured(grid: tuple[int, int] = (4, 6), **other: Any) -> Capture:
         "rollout": smooth((1, *grid), 1),
         "rollout_plain": smooth((1, *grid), 2),
         "components": RANDOM.random((1, *grid, 3), dtype=np.float32),
-        "probabilities": np.zeros((1, 0), np.float32),
+        "logits": np.zeros((1, 0), np.float32),
     }
     return Capture(**values | other)
 

@@ -93,7 +93,7 @@ def test_page_figures_and_numbers(checkpoint: Callable[..., Path], digits: Path)
     assert arrays["filters"]["components"].shape == (15, 4, 4, 3)
     assert arrays["positions"]["similarity"].shape == (1, 4, 4, 4, 4)
     np.testing.assert_allclose(list(result["distances"].values()), expected.distances, rtol=1e-4)
-    for image, row in zip(result["shown"], expected.probabilities, strict=True):
+    for image, row in zip(result["shown"], torch.from_numpy(expected.logits).softmax(dim=1).numpy(), strict=True):
         best = np.argsort(-row)[:2]
         assert [prediction["class"] for prediction in image["predictions"]] == ["abc"[i] for i in best]
         assert [prediction["probability"] for prediction in image["predictions"]] == pytest.approx(row[best], abs=1e-5)

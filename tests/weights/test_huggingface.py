@@ -26,7 +26,7 @@ from peers import (
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, Rotary, ViTConfig
 from vitlab.models.vit import ViT, build_model
 from vitlab.preprocessing import Preprocessing
-from vitlab.weights import load_checkpoint, load_model
+from vitlab.weights import class_probabilities, load_checkpoint, load_model
 from vitlab.weights.huggingface import metadata_huggingface, read_huggingface, write_huggingface
 from vitlab.weights.huggingface_layout import FAMILIES, HALF, IMAGENET
 
@@ -149,6 +149,17 @@ def test_class_names(tmp_path: Path, vit: Any) -> None:
     names = ["tench", "crane", "cat", "crane", "Grüße", "f", "g"]
     write_json(tmp_path / CARD, id2label={str(i): names[i] for i in (3, 1, 2, 0, 4, 6, 5)})
     assert metadata_huggingface(tmp_path) == {"classes": names}
+
+
+def test_several_labels(tmp_path: Path, tiny: Callable[..., ViT]) -> None:
+    """Their pipelines take a sigmoid for each class, as we do."""
+    model = tiny()
+    write_huggingface(model, tmp_path, {"multi_label": True})
+    assert from_pretrained(tmp_path, True).config.problem_type == "multi_label_classification"
+    metadata = metadata_huggingface(tmp_path)
+    assert metadata["multi_label"] is True
+    logits = torch.tensor([[0.0, 2.0]])
+    torch.testing.assert_close(class_probabilities(logits, metadata), logits.sigmoid())
 
 
 @pytest.mark.parametrize(

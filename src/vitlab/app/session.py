@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from jaxtyping import UInt8
 
 from vitlab.data.decode import IMAGE_FORMATS, decode_image
@@ -17,7 +18,7 @@ from vitlab.inspection.page import render
 from vitlab.inspection.report import details_of, numbers_of, top_classes, view
 from vitlab.models.config import check_rgb
 from vitlab.train.precision import choose_device
-from vitlab.weights import Checkpoint, class_names, load_checkpoint
+from vitlab.weights import Checkpoint, class_names, class_probabilities, load_checkpoint
 from vitlab.weights.detect import find_checkpoint
 
 MAX_ASPECT = 32
@@ -141,7 +142,8 @@ def inspect_image(checkpoint: Checkpoint, image: UInt8[np.ndarray, "H W 3"], nam
     captured = capture(model, [images], keep=1)
     caption = f"{image.shape[1]} × {image.shape[0]} pixels; the model sees {pixels.shape[1]} × {pixels.shape[0]}."
     classes = class_names(checkpoint.metadata, model.config.num_classes)
-    predictions = top_classes(captured.probabilities[0], classes, TOP)
+    (probabilities,) = class_probabilities(torch.from_numpy(captured.logits), checkpoint.metadata).numpy()
+    predictions = top_classes(probabilities, classes, TOP)
     return render(
         "result.html.j2",
         predictions=predictions,

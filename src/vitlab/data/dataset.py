@@ -52,8 +52,16 @@ class Labels:
 
     @property
     def firsts(self) -> Int64[np.ndarray, " N"]:
-        """The first label of each image; every image must have one."""
-        return self.values[self.offsets[:-1]]
+        """The first label of each image, 0 where it has none."""
+        firsts = np.zeros(len(self), np.int64)
+        labeled = self.counts > 0
+        firsts[labeled] = self.values[self.offsets[:-1][labeled]]
+        return firsts
+
+    @property
+    def several(self) -> bool:
+        """Whether any image has several labels, or none."""
+        return bool((self.counts != 1).any())
 
     def of(self, index: int) -> np.ndarray:
         """The labels of one image."""
@@ -130,7 +138,8 @@ class Dataset:
 
     labels: int64 [N], indices into `classes`. pixels: uint8 [N, H, W, 3], or None if the set is not in memory.
     failures: the images of `pixels` that could not be read; `image` raises them. label_sets: all labels of each image,
-    if there are several; `labels` is the first of each then, and a prediction is right if it is any of them.
+    if some have several or none; `labels` is then the first of each (0 without one), and a prediction is right if it is
+    any of them.
     alternatives: whether several labels are alternatives, any of which is right, as in ImageNet-ReaL and ObjectNet.
     left_out: images of the source that are not here because none of their labels is among the classes. folder: where
     the files are, so that an image is named by its path below. full_size: images of the complete split, if some are
@@ -292,7 +301,7 @@ def keep_classes(dataset: Dataset, classes: tuple[int, ...]) -> Dataset:
     return dataclasses.replace(
         dataset.take(indices),
         classes=tuple(dataset.classes[c] for c in classes),
-        labels=labels.firsts.astype(np.int64),
+        labels=labels.firsts,
         label_sets=None if dataset.label_sets is None else labels,
     )
 

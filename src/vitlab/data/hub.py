@@ -88,7 +88,7 @@ def hub_splits(spec: str, name: str, root: Path | None) -> SplitReader:
         classes, labels = _labels(table, reference, label, name, splits[split])
         images = table.select_columns([image]).cast_column(image, type(reference.features[image])(decode=False))
         entries = HubEntries(((f"{name}/{splits[split]}", images),), np.arange(len(table)))
-        several = labels if labels.counts.max() > 1 else None
+        several = labels if labels.several else None
         return Dataset(name, split, classes, labels.firsts, entries=entries, label_sets=several, folder=name)
 
     return list(splits), read
@@ -174,6 +174,6 @@ def _flat(table: "datasets.Dataset", column: str, name: str) -> tuple[np.ndarray
     several = hasattr(cells.type, "value_type") and not hasattr(cells, "dictionary")
     inner = cells.flatten() if several else cells
     counts = np.asarray(cells.value_lengths()) if several else np.ones(len(cells), np.int64)
-    if not len(cells) or cells.null_count or inner.null_count or not counts.all():
+    if not len(cells) or cells.null_count or inner.null_count or (counts.max() < 2 and not counts.all()):
         raise UserError(f"{name}: some images have no class in the column {column}; choose another column or set.")
     return inner.to_numpy(zero_copy_only=False), counts

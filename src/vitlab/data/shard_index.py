@@ -85,7 +85,6 @@ class Locations:
 
 def write_locations(path: Path, locations: Locations, labels: Labels) -> None:
     """Writes `SPLIT.index.npz`, about 30 bytes per image. `counts` is empty if every image has one label."""
-    several = len(labels.values) > len(labels)
     arrays = {
         "shards": np.array(locations.shards),
         "records": locations.records,
@@ -94,7 +93,7 @@ def write_locations(path: Path, locations: Locations, labels: Labels) -> None:
         "letters": locations.names,
         "lengths": locations.lengths,
         "labels": labels.values.astype(np.int32),
-        "counts": labels.counts.astype(np.uint32) if several else np.empty(0, np.uint32),
+        "counts": labels.counts.astype(np.uint32) if labels.several else np.empty(0, np.uint32),
     }
     write_arrays(path, arrays)
 
@@ -113,7 +112,7 @@ def read_locations(path: Path, shards: Sequence[str]) -> tuple[Locations, Labels
             raise ValueError("its numbers are out of range")
         sizes = {int(records.sum()), len(size), len(lengths), len(counts)}
         ends = (int(lengths.sum()), int(counts.sum()), len(names))
-        if sizes != {n} or ends != (len(letters), len(values), len(records)) or not counts.all():
+        if sizes != {n} or ends != (len(letters), len(values), len(records)):
             raise ValueError("its arrays have different lengths")
         locations = Locations(tuple(names.tolist()), records, offset, size, letters, lengths)
         labels = Labels(values.astype(np.int64), np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))

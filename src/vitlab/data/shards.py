@@ -97,9 +97,9 @@ def shard_splits(path: Path, name: str) -> SplitReader:
     """WebDataset tars `train-*.tar`, `val-*.tar`, `test-*.tar` of `KEY.jpg|png|webp` and `KEY.cls` members.
 
     A `KEY.cls` holds the number of the image's class, or of several classes, with spaces or commas between them; or a
-    `KEY.labels.json` does, as a list. Class names come from `classes.json` (a list, in label order) or are the numbers
-    up to train's largest label. Where there is an `index.json`, as `vitlab shard` writes it, the tars must be those it
-    lists, and are not scanned.
+    `KEY.labels.json` does, as a list, which may be empty. Class names come from `classes.json` (a list, in label order)
+    or are the numbers up to train's largest label. With an `index.json`, as `vitlab shard` writes it, the tars
+    must be those it lists, and are not scanned.
     """
     tars = {
         split: files
@@ -133,7 +133,7 @@ def create_split(
     if (top := labels.values.max()) >= len(classes):
         path = entries[int(np.searchsorted(labels.offsets, labels.values.argmax(), side="right")) - 1].path
         raise UserError(f"{path} has the label {top}, but train's classes are 0 to {len(classes) - 1}")
-    label_sets = labels if labels.counts.max() > 1 else None
+    label_sets = labels if labels.several else None
     return Dataset(name, split, classes, labels.firsts, entries=entries, label_sets=label_sets, folder=entries.folder)
 
 
@@ -212,10 +212,10 @@ def _scan_tar(
 
 
 def _parse_labels(text: bytes, path: str) -> list[int]:
-    """The class numbers in a `.cls` or `.labels.json`, each once."""
+    """The class numbers in a `.cls` or `.labels.json`, each once; `[]` is none."""
     words = text.strip().removeprefix(b"[").removesuffix(b"]").replace(b",", b" ").split()
     numbers = [int(word) if word.isdigit() and len(word) < 16 else -1 for word in words]
-    if not numbers or not all(0 <= number < MAX_CLASSES for number in numbers):
+    if (not numbers and text.strip() != b"[]") or not all(0 <= number < MAX_CLASSES for number in numbers):
         raise UserError(
             f"{path} must hold a class number, or several (3 17 42), each below {MAX_CLASSES:,}; not {text[:40]!r}"
         )

@@ -35,10 +35,10 @@ class Row(NamedTuple):
 def csv_splits(path: Path, name: str) -> SplitReader:
     """The images that a CSV file lists: `file`, a path relative to the table's folder, `label`, and `split` if any.
 
-    UTF-8, with commas, semicolons or tabs. Several labels of an image are joined by |, which is in no label then. A
-    split is train, val or test, or has another name of `SPLIT_FOLDERS`; without that column the first folders of the
-    paths are the splits, where all are named so, else every image is train's. Missing files are logged, and errors
-    when they are read. Raises UserError for any invalid row.
+    UTF-8, with commas, semicolons or tabs. Several labels of an image are joined by |, which is in no label then; where
+    any has several, an image may have none. A split is train, val or test, or has another name of `SPLIT_FOLDERS`;
+    without that column the first folders of the paths are the splits, where all are named so, else every image is
+    train's. Missing files are logged, and errors when they are read. Raises UserError for any invalid row.
     """
     return _splits(_read_rows(path, ""), path.parent, name)
 
@@ -79,6 +79,10 @@ def _splits(rows: Sequence[Row], folder: Path, name: str) -> SplitReader:
     classes = tuple(sorted(known, key=lambda label: (int(label) if numeric else 0, label)))
     index = {label: i for i, label in enumerate(classes)}
     several = any(len(row.labels) > 1 for row in rows)
+    if (unlabeled := [row.file for row in rows if not row.labels]) and not several:
+        raise UserError(f"{quoted(name)} has no label for {len(unlabeled)} images: {first_ten(unlabeled)}")
+    if unlabeled:
+        warn_once(f"{quoted(name)}: {len(unlabeled)} images have no label, and are taken for images without any class")
 
     def read(split: str) -> Dataset:
         if split not in present:
@@ -144,10 +148,10 @@ def _read_rows(path: Path, split: str) -> list[Row]:
             invalid.append(f"line {line} has not {len(columns)} fields")
         elif not isinstance(file, str) or not file:
             invalid.append(f"line {line} has no file")
+        elif labels is None:
+            invalid.append(f"line {line} has the label {record[label_column]!r} ({file}), not a text or whole number")
         elif "://" in file or _NOT_TEXT.search(file + "".join(labels)):
             invalid.append(f"line {line} has no local path or no valid UTF-8 ({file[:80]!r})")
-        elif not labels:
-            invalid.append(f"line {line} has no label ({file})")
         elif split_column and not split and named not in _SPLITS:
             invalid.append(f"line {line} has the split {named!r} ({file}), not train, val or test")
         else:
@@ -158,11 +162,11 @@ def _read_rows(path: Path, split: str) -> list[Row]:
     return rows if all(row.split for row in rows) else [row._replace(split="train") for row in rows]
 
 
-def _labels(cell: Any) -> tuple[str, ...]:
-    """The labels in a cell, each once."""
-    values = cell if isinstance(cell, list) else [cell]
+def _labels(cell: Any) -> tuple[str, ...] | None:
+    """The labels in a cell, each once; None if it holds anything but texts and whole numbers."""
+    values = cell if isinstance(cell, list) else [] if cell is None else [cell]
     if not all(isinstance(value, str | int) for value in values):
-        return ()
+        return None
     labels = (label.strip() for value in values for label in str(value).split("|"))
     return tuple(dict.fromkeys(label for label in labels if label))
 

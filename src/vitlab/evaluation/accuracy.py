@@ -23,7 +23,7 @@ from vitlab.evaluation.load import evaluation_batches, load_for_evaluation, matc
 from vitlab.evaluation.options import EvalOptions, LoaderOptions
 from vitlab.preprocessing import Preprocessing
 from vitlab.train.distributed import SINGLE, World
-from vitlab.train.objectives import class_targets
+from vitlab.train.objectives import LossKind, class_targets
 
 EVAL_DEFAULTS = EvalOptions(batch_size=256)
 MAX_SCORES = 2**27
@@ -41,9 +41,10 @@ class Evaluation:
     """The first label of each image."""
     predictions: Int[np.ndarray, " n"]
     confidences: Float[np.ndarray, " n"]
-    """Softmax probability of the prediction."""
+    """Probability of the prediction: by softmax, by the sigmoid of a `Dataset.multi_label`."""
     losses: Float[np.ndarray, " n"]
-    """Softmax cross-entropy; each of k labels has the target 1/k."""
+    """Softmax cross-entropy, each of k labels having the target 1/k; binary, summed over classes, of a
+    `Dataset.multi_label`."""
     correct: Bool[np.ndarray, " n"]
     """Whether the prediction is any of the labels."""
     in_top5: Bool[np.ndarray, " n"]
@@ -223,7 +224,7 @@ def evaluate(
                     f"the model predicts {logits.shape[1]} classes and {dataset.name} has {len(dataset.classes)}; "
                     f"fine-tune it on this data set first (`vitlab finetune`)."
                 )
-            measured = _measure(logits, batch)
+            measured = _measure(logits, batch, "sigmoid" if dataset.multi_label else "softmax")
             results.append({name: measured[name] for name in columns})
     columns = world.all_gather(
         {
@@ -252,10 +253,15 @@ _COLUMNS |= dict.fromkeys(("confidences", "losses"), np.empty(0, np.float32))
 _COLUMNS |= dict.fromkeys(("correct", "in_top5"), np.empty(0, np.bool_))
 
 
-def _measure(logits: Float[Tensor, "B K"], batch: Batch) -> dict[str, Tensor]:
+def _measure(logits: Float[Tensor, "B K"], batch: Batch, kind: LossKind) -> dict[str, Tensor]:
     """`_COLUMNS` and `scores` of one batch."""
-    targets = batch.labels if batch.targets is None else class_targets(batch.targets, logits.shape[1], "softmax")
-    confidence, prediction = logits.softmax(dim=1).max(dim=1)
+    targets = batch.labels if batch.targets is None else class_targets(batch.targets, logits.shape[1], kind)
+    if kind == "softmax":
+        probabilities, losses = logits.softmax(dim=1), F.cross_entropy(logits, targets, reduction="none")
+    else:
+        probabilities = logits.sigmoid()
+        losses = F.binary_cross_entropy_with_logits(logits, targets, reduction="none").sum(dim=1)
+    confidence, prediction = probabilities.max(dim=1)
     # The prediction comes first, by its own argmax: `topk` may order equal logits otherwise.
     best = torch.cat([prediction[:, None], logits.topk(min(5, logits.shape[1]), dim=1).indices], dim=1)
     correct = best == batch.labels[:, None] if batch.targets is None else batch.targets.gather(1, best)
@@ -264,7 +270,7 @@ def _measure(logits: Float[Tensor, "B K"], batch: Batch) -> dict[str, Tensor]:
         "labels": batch.labels,
         "predictions": prediction,
         "confidences": confidence,
-        "losses": F.cross_entropy(logits, targets, reduction="none"),
+        "losses": losses,
         "correct": correct[:, 0],
         "in_top5": correct[:, 1:].any(dim=1),
         "scores": logits,

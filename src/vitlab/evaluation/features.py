@@ -170,9 +170,10 @@ def write_features(
 ) -> dict[str, Any]:
     """Writes the representation, the path and the label of every readable image, for search and clustering.
 
-    `out`.npz has `features` float32 [n, D], `files` [n], `labels` [n] (of several the first) and `classes` [K];
-    `out`.parquet has a row for each image: `file`, `label` (its name) and `features`. Returns the numbers of images and
-    of what is in a representation. Raises UserError for another suffix, and for bad settings, data or weights.
+    `out`.npz has `features` float32 [n, D], `files` [n], `labels` [n] (bool [n, K] of several) and `classes` [K];
+    `out`.parquet has a row for each image: `file`, `label` (its name; several are joined by |) and `features`. Returns
+    the numbers of images and of what is in a representation. Raises UserError for another suffix, and for bad settings,
+    data or weights.
     """
     if out.suffix not in (".npz", ".parquet"):
         raise UserError(f"{out}: the suffix is {out.suffix!r}; give a file that ends in .npz or .parquet.")
@@ -185,14 +186,17 @@ def write_features(
     written = frozen.features(images, dataset)
     files = [images.path(index) for index in written.indices.tolist()]
     if world.is_rank_0 and out.suffix == ".npz":
-        arrays = {"features": written.x, "files": np.array(files), "labels": written.labels}
+        several = images.label_sets and images.label_sets.multi_hot(written.indices, len(images.classes))
+        labels = written.labels if several is None else several
+        arrays = {"features": written.x, "files": np.array(files), "labels": labels}
         write_arrays(out, arrays | {"classes": np.array(images.classes)})
     elif world.is_rank_0:
         import pyarrow
         import pyarrow.parquet
 
         # Parquet is UTF-8; the names of files and folders may be any bytes.
-        names = [images.classes[label] for label in written.labels.tolist()]
+        labels = map(images.all_labels.of, written.indices.tolist())
+        names = ["|".join(images.classes[label] for label in several) for several in labels]
         files, names = ([text.encode(errors="backslashreplace").decode() for text in part] for part in (files, names))
         rows = pyarrow.FixedSizeListArray.from_arrays(written.x.ravel(), written.x.shape[1])
         with replacing_file(out) as file:

@@ -67,7 +67,8 @@ def least_squares_head(
     target = torch.from_numpy(labels[rows])
     scores = {l2: torch.from_numpy(ridge.leave_one_out(l2, views)[rows]) for l2 in L2_GRID}
     loss, l2, scale = min((_loss(scores[l2] * scale, target), l2, scale) for l2 in L2_GRID for scale in SCALES)
-    confidence, prediction = (scores[l2] * scale).softmax(dim=1).max(dim=1)
+    logits = scores[l2] * scale
+    confidence, prediction = (logits.softmax(dim=1) if target.ndim == 1 else logits.sigmoid()).max(dim=1)
     correct = prediction == target if target.ndim == 1 else target.gather(1, prediction[:, None])[:, 0]
     threshold = choose_rejection(confidence.numpy(), correct.numpy())
     solution: Float64[np.ndarray, "D1 K"] = scale * ridge.weights(l2)

@@ -16,7 +16,7 @@ from vitlab.errors import UserError, quoted
 from vitlab.evaluation.load import device_of, load_for_evaluation
 from vitlab.evaluation.options import ModelOptions
 from vitlab.io import write_csv
-from vitlab.weights import class_names
+from vitlab.weights import class_names, class_probabilities
 
 BATCH_SIZE = 32
 ImageSource = str | Path | Image.Image | np.ndarray
@@ -29,7 +29,7 @@ class Prediction:
 
     path: str
     top: tuple[tuple[str, float], ...] = ()
-    """(class name, softmax probability), most probable first."""
+    """(class name, probability), most probable first."""
     error: str | None = None
     rejected: bool = False
     """Whether the highest probability is below `reject_below`."""
@@ -73,7 +73,8 @@ def predict(
         if batch:
             images = torch.cat([image for _, image in batch]).to(device_of(model))
             with torch.inference_mode():
-                values, classes = model(images).float().softmax(dim=1).topk(min(top, len(names)), dim=1)
+                probabilities = class_probabilities(model(images).float(), loaded.metadata)
+            values, classes = probabilities.topk(min(top, len(names)), dim=1)
             for (path, _), row, numbers in zip(batch, values.tolist(), classes.tolist(), strict=True):
                 best = tuple(zip([names[number] for number in numbers], row, strict=True))
                 yield Prediction(path, best, rejected=row[0] < threshold)

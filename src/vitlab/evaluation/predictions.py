@@ -66,7 +66,7 @@ def read_predictions(path: Path, classes: tuple[str, ...]) -> tuple[Evaluation, 
             correct=columns["correct"].astype(np.int64) > 0,
             in_top5=columns["top5"].astype(np.int64) > 0,
             skipped=0,
-            label_sets=sets if len(sets.values) > len(lines) else None,
+            label_sets=sets if sets.several else None,
         )
     except (ValueError, IndexError, csv.Error) as error:
         raise UserError(

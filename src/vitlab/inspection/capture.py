@@ -44,8 +44,8 @@ class Capture:
     """Patch tokens after the last LayerNorm as colors (`token_components`)."""
     image_distances: Float[np.ndarray, "n L k"]
     """Mean attention distance in each image."""
-    probabilities: Float[np.ndarray, "n K"]
-    """Softmax of the logits; K is 0 without a head."""
+    logits: Float[np.ndarray, "n K"]
+    """K is 0 without a head."""
 
 
 def capture(model: Model, batches: Iterable[Float[Tensor, "_ 3 H W"]], *, keep: int = 16) -> Capture:
@@ -106,6 +106,6 @@ def _capture_batch(
         "rollout_plain": plain[:, -len(patch_distances) :].unflatten(1, grid),
         "patches": tokens[:, model.config.num_prefix_tokens :].unflatten(1, grid),
         "image_distances": image_distances[:shown],
-        "probabilities": torch.softmax(logits, dim=-1),
+        "logits": logits,
     }
     return image_distances, {name: tensor.float().cpu().numpy() for name, tensor in tensors.items()}

@@ -209,7 +209,8 @@ class Run:
     def _mistake(self, row: int, image: UInt8[np.ndarray, "h w c"]) -> PageImage:
         """c: 3 for a test image, 4 for one beside its attention."""
         test = self.test
-        prediction, label = (test.classes[numbers[row]] for numbers in (test.predictions, test.labels))
+        prediction = test.classes[test.predictions[row]]
+        label = ", ".join(test.classes[label] for label in test.all_labels.of(row).tolist()) or "none of the classes"
         caption = f"predicted {prediction}\n{test.confidences[row]:.0%} sure\nlabel {label}"
         alt = f"An image of {label} predicted as {prediction}."
         if image.shape[2] == 3:

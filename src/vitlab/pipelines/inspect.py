@@ -27,7 +27,7 @@ from vitlab.pipelines.finished_run import Run, run_folders
 from vitlab.settings import from_dict
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import write_json
-from vitlab.weights import class_names, load_checkpoint
+from vitlab.weights import class_names, class_probabilities, load_checkpoint
 from vitlab.weights.folder import README
 from vitlab.weights.model_card import model_card
 
@@ -204,7 +204,8 @@ def _capture(
 
     captured = capture(model, batches(), keep=shown)
     classes = class_names(inspection.metadata, model.config.num_classes)
-    predictions = [top_classes(row, classes, top) for row in captured.probabilities]
+    probabilities = class_probabilities(torch.from_numpy(captured.logits), inspection.metadata)
+    predictions = [top_classes(row, classes, top) for row in probabilities.numpy()]
     return replace(
         inspection, capture=captured, names=names, images=images, predictions=predictions, unreadable=unreadable
     )

@@ -251,6 +251,7 @@ def write_files(
 
         write_predictions(folder / PREDICTIONS, test, test_set)
         metadata |= {"classes": list(test_set.classes), **test.metadata()}
+        metadata |= {"multi_label": True} if test_set.multi_label else {}
         save_model(model, folder / "model", extra=metadata)
     else:
         from vitlab.evaluation.masked import save_masked, write_reconstructions

@@ -92,11 +92,12 @@ class Classification:
 def class_targets(
     targets: Int[Tensor, " B"] | Bool[Tensor, "B K"], classes: int, kind: LossKind
 ) -> Float[Tensor, "B K"]:
-    """Float targets: 1 for every label of an image; for a softmax, 1/k for each of k labels (Mahajan et al. 2018)."""
+    """Float targets: 1 for every label of an image; for a softmax, 1/k for each of k labels (Mahajan et al. 2018), and
+    0 without any."""
     if targets.ndim == 1:
         return F.one_hot(targets, classes).float()
     labels = targets.float()
-    return labels / labels.sum(dim=1, keepdim=True) if kind == "softmax" else labels
+    return labels / labels.sum(dim=1, keepdim=True).clamp(min=1) if kind == "softmax" else labels
 
 
 def classification_loss(

@@ -16,6 +16,7 @@ from vitlab.weights.detect import Format, find_checkpoint
 
 if typing.TYPE_CHECKING:
     import torch
+    from jaxtyping import Float
     from torch import Tensor
 
     from vitlab.models.config import ImageSize, Interpolation, ModelConfig
@@ -155,6 +156,11 @@ def load_metadata(path: Path | str, *, image_size: "ImageSize | None" = None) ->
 def class_names(metadata: Mapping[str, Any], outputs: int) -> tuple[str, ...]:
     """The names of a checkpoint's outputs: those of its metadata, or their numbers."""
     return tuple(map(str, metadata.get("classes") or range(outputs)))
+
+
+def class_probabilities(logits: "Float[Tensor, '... K']", metadata: Mapping[str, Any]) -> "Float[Tensor, '... K']":
+    """By softmax, or by the sigmoid for each class where the model was trained on several labels (`multi_label`)."""
+    return logits.sigmoid() if metadata.get("multi_label") else logits.softmax(dim=-1)
 
 
 def convert(

@@ -49,6 +49,8 @@ from vitlab.weights.model_card import model_card
 from vitlab.weights.unsupported import why_unsupported
 
 INDEX = f"{WEIGHTS}.index.json"
+PROBLEM_TYPE, MULTI_LABEL = "problem_type", "multi_label_classification"
+"""The setting of config.json for a model whose classes each have a sigmoid."""
 
 # -------------------------------------------------------------------------------------------------------- reading
 
@@ -84,12 +86,14 @@ def read_huggingface(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 
 def metadata_huggingface(folder: Path) -> dict[str, Any]:
-    """`preprocessing` where the folder has one, and `classes` where they have names."""
+    """`preprocessing` where the folder has one, `classes` where they have names, `multi_label` of a sigmoid."""
     kind, settings = _read_config(folder)
     images, classes = read_images(folder), read_classes(settings)
     metadata: dict[str, Any] = {}
     if classes and classes != [f"LABEL_{i}" for i in range(len(classes))]:
         metadata["classes"] = classes
+    if settings.get(PROBLEM_TYPE) == MULTI_LABEL:
+        metadata["multi_label"] = True
     if images:
         patch_size = settings.get("vision_config", settings).get("patch_size")
         metadata["preprocessing"] = read_preprocessing(images, kind, folder).for_patches(patch_size or 1).to_metadata()
@@ -145,6 +149,7 @@ def write_huggingface(model: Model, folder: Path | str, metadata: dict[str, Any]
     kind, config, state = _to_huggingface(model)
     arrays = stored_arrays(kind, config, write_state(huggingface_layout(kind, config), state))
     settings = model_settings(kind, config, metadata.get("classes"))
+    settings |= {PROBLEM_TYPE: MULTI_LABEL} if metadata.get("multi_label") else {}
     readme = model_card("huggingface", Path(folder), model.config, metadata)
     write_files(Path(folder), arrays, {CONFIG: settings, IMAGES: image_settings(config, metadata), README: readme})
 
