@@ -284,8 +284,8 @@ class FinetuneConfig(TrainConfig):
     """A fine-tuning job (App. B.1.1): a learning rate sweep on part of train, then runs on all of it."""
 
     learning_rates: tuple[PositiveFloat, ...] = ()
-    """Learning rates to try (Table 4). Of two or more, the best on the held-out split replaces `optim.lr`; one rate, or
-    --optim.lr, skips the sweep."""
+    """Learning rates to try (Table 4). Of two or more, the best on the held-out split replaces `optim.lr`; one rate is
+    tried only where it is compared with a least-squares `head`; --optim.lr skips the sweep."""
     held_out: Annotated[float, Gt(0), Lt(1)] = 0.1
     """Fraction of each class of the training split that the sweep is evaluated on."""
     sweep_steps: PositiveInt | None = None
@@ -294,15 +294,14 @@ class FinetuneConfig(TrainConfig):
     """Final runs, with the seeds `seed`, `seed` + 1, ...; their mean and standard deviation are reported. 0 ends with
     the least-squares head."""
     from_scratch: bool = False
-    """Start from scratch, with weights drawn by each run's seed, in the checkpoint's architecture: the control that
-    shows what pre-training is worth."""
+    """Draw all weights by each run's seed: the control that shows what pre-training is worth."""
     fresh_positions: bool = False
     """Draw new position embeddings for the images' grid, by each run's seed, instead of interpolating the
     checkpoint's (Sec. 3.2): the control that shows what interpolation preserves."""
     head: Literal["least_squares"] | None = None
     """Start of the new head: zeros, as in the paper (None), or the least-squares classifier of the frozen
-    representations (Sec. 4.1). That is tested by itself first, and fine-tuned where images held out of the training
-    split say that this helps (LP-FT, Kumar et al. 2022)."""
+    representations (Sec. 4.1). That is tested by itself first, and fine-tuned unless images held out of the training
+    split say that this makes it worse (LP-FT, Kumar et al. 2022)."""
     head_views: PositiveInt | None = None
     """Augmented views of each training image for the least-squares head, besides the plain one; None takes none."""
     halvings: PositiveInt | None = None
@@ -315,8 +314,7 @@ class FinetuneConfig(TrainConfig):
         | Literal["image_size", "preprocessing", "loss", "runs", "head_views"],
         ...,
     ] = ()
-    """Settings left to the number of training images (BiT's rule), to the checkpoint (its image size, and how test
-    images are prepared) and to the device."""
+    """Settings left to the number of training images (BiT's rule), to the checkpoint and to the device."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -337,8 +335,13 @@ class FinetuneConfig(TrainConfig):
                 f"halvings={self.halvings} requires sweep_steps and {2**self.halvings} learning_rates or more; there "
                 f"are {len(self.learning_rates)}."
             )
-        if self.sweep_steps is not None and len(self.learning_rates) < 2:
+        if self.sweep_steps is not None and not self.tried_rates:
             raise UserError(f"sweep_steps={self.sweep_steps} has no effect without two learning_rates or more.")
+
+    @property
+    def tried_rates(self) -> tuple[float, ...]:
+        """Those of the sweep; empty without one."""
+        return self.learning_rates if len(self.learning_rates) > 1 or (self.head and self.runs) else ()
 
     def single(self, lr: float | None = None, seed: int | None = None) -> TrainConfig:
         """One of its runs, at the rate `lr` (`optim.lr` unless given) and with `seed` (its own unless given)."""

@@ -80,6 +80,27 @@ def test_where_fine_tuning_does_not_help_the_head_is_the_result(
     assert all(torch.equal(a, b) for a, b in same)
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "helps"), [(0.76, True), (0.68, False), (None, False)], ids=["within an error", "beyond", "diverged"]
+)
+def test_few_held_out_images_do_not_stop_fine_tuning(
+    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, accuracy: float | None, helps: bool
+) -> None:
+    """The standard error of 80 % of 40 images is 6.3 points."""
+    job = make_job(workdir, pretrained, staged)
+    scores = [{"learning_rate": 1e-3, "accuracy": accuracy, "loss": 1.0, "images": 40, "steps": 8}]
+    scores.append({"learning_rate": 1e-4, "accuracy": 0.9, "loss": 1.0, "images": 40, "steps": 4})  # halved away
+    assert job._helps(scores, {"accuracy": 0.8, "loss": 0.5, "images": 40}) == helps
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_one_learning_rate_is_compared_with_the_head(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
+    one = dataclasses.replace(staged, learning_rates=(3e-3,), halvings=None)
+    result = tune(workdir, one, tmp_path / "out").result
+    assert [score["learning_rate"] for score in result["sweep"]] == [3e-3]
+    assert result["linear"]["held_out"]["images"] == result["sweep"][0]["images"]
+
+
 @pytest.mark.usefixtures("pretrained")
 def test_no_runs_end_with_the_head(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
     alone = dataclasses.replace(staged, runs=0, learning_rates=(), sweep_steps=None, halvings=None)

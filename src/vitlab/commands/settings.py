@@ -176,7 +176,7 @@ def _leave_automatic(config: FinetuneConfig, arguments: Arguments) -> FinetuneCo
         raise UserError(f"--budget chooses the number of steps; leave out {', '.join(sorted(fixed))}, or --budget.")
     if {"--optim.lr", "--learning-rates"} <= flags:
         raise UserError("--optim.lr is one learning rate and --learning-rates are those to search; give one of them.")
-    if "--held-out" in flags and len(rates) < 2:
+    if "--held-out" in flags and not config.tried_rates:
         raise UserError("--held-out has no effect with one learning rate; give several, --learning-rates 0.003 0.01.")
     if rates and config.optim.lr not in rates:  # the recipe's rate
         config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=rates[0]))

@@ -26,7 +26,7 @@ MIN_EPOCHS, MAX_EPOCHS = 3.0, 50.0
 """Passes over the training images below which fine-tuning is left out, and at which it ends."""
 MIN_FRACTION = 0.75
 """Smallest image size for fine-tuning, of that of the least-squares head alone."""
-SWEEP_FRACTION = 0.15
+SWEEP_FRACTION = 0.2
 """Steps of each learning rate of the search, of a run's."""
 HEAD_SHARE = 0.5
 """Largest fraction of the time for the least-squares head where fine-tuning follows."""
@@ -69,9 +69,9 @@ class JobCost:
         evaluate, train = self.step.eval_seconds + self.decode, self.step.train_seconds + self.decode
         views = 1 + (config.head_views or 0)
         linear = (views * images.train + images.test) * evaluate if config.head else 0.0
-        search, rates = 0.0, len(config.learning_rates)
+        search, rates = 0.0, len(config.tried_rates)
         steps = config.total_steps(images.train)
-        for halving in range((config.halvings or 0) + 1 if rates > 1 and config.runs else 0):
+        for halving in range((config.halvings or 0) + 1 if rates and config.runs else 0):
             trained = (config.sweep_steps or steps) * 2**halving * config.batch_size
             search += rates * (trained * train + config.held_out * images.train * evaluate)
             rates = (rates + 1) // 2
@@ -169,7 +169,7 @@ def _fill(
 
 def with_steps(config: FinetuneConfig, steps: int) -> FinetuneConfig:
     """`config` with this number of steps; warm-up and sweep are in proportion."""
-    sweep_steps = max(round(SWEEP_FRACTION * steps), 1) if len(config.learning_rates) > 1 else None
+    sweep_steps = max(round(SWEEP_FRACTION * steps), 1) if config.tried_rates else None
     optim = replace(config.optim, warmup_steps=steps // 10)
     return replace(config, steps=steps, epochs=None, sweep_steps=sweep_steps, optim=optim)
 
@@ -208,7 +208,7 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
     def duration(seconds: float) -> str:
         return format_duration(seconds) if seconds < math.inf else "unknown"
 
-    model, steps, rates = config.model, config.total_steps(images.train), len(config.learning_rates)
+    model, steps, rates = config.model, config.total_steps(images.train), len(config.tried_rates)
     seconds = cost.seconds(config, images)
     total = sum(seconds)
     epochs, size = steps * config.batch_size / images.train, "x".join(map(str, model.image_hw))
@@ -220,7 +220,8 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
         "measured": cost.step.describe(),
         "linear": f"least-squares head on frozen representations (each image and {config.head_views or 0} augmented "
         f"views of it), then the test: {duration(seconds.linear)}",
-        "search": f"{rates} learning rates x {config.sweep_steps or steps:,} steps of {config.batch_size} images"
+        "search": f"{rates} learning rate{'s' * (rates > 1)} x {config.sweep_steps or steps:,} steps of "
+        f"{config.batch_size} images"
         f"{halvings}, scored on {held_out:,} images: {duration(seconds.search)}",
         "training": f"{config.runs} x {steps:,} steps of {config.batch_size} images ({epochs:.1f} epochs), then the "
         f"test: {duration(seconds.runs)}",
@@ -228,7 +229,7 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
         "total": f"about {duration(total)}",
     }
     without = [] if config.head else ["linear", "report"]
-    without += [] if rates > 1 and config.runs else ["search"]
+    without += [] if rates and config.runs else ["search"]
     without += [] if config.runs else ["training"]
     rows = {name: text for name, text in rows.items() if name not in without}
     if SHORT < total < math.inf:

@@ -112,7 +112,7 @@ class FinetuneJob:
     def sweep(self, workdir: Path) -> list[dict[str, Any]]:
         """The scores of all learning rates. With `halvings`, the better half again with twice the steps, and so on."""
         config, scores = self.config, []
-        rates = config.learning_rates if len(config.learning_rates) > 1 else ()
+        rates: Sequence[float] = config.tried_rates
         for halving in range((config.halvings or 0) + 1):
             steps = config.sweep_steps and config.sweep_steps * 2**halving
             folder = workdir / (f"sweep/steps-{steps}" if config.halvings else "sweep")
@@ -184,11 +184,16 @@ class FinetuneJob:
             return folder.read_result()
 
     def _helps(self, scores: Sequence[Mapping[str, Any]], linear: Mapping[str, Any]) -> bool:
-        """Whether fine-tuning was better than the least-squares head on the held-out part."""
+        """Whether fine-tuning goes on: unless the head is better on the held-out part, by more than a standard error.
+
+        The few images that a small set can spare cannot tell more, and the runs will take more steps than the sweep.
+        """
         self.log(f"least-squares head: {format_score(linear)}")
-        helps = max(map(_rank, scores))[:2] > _rank(linear)[:2]
+        head, *_ = _rank(linear)
+        tuned, *_ = max((score.get("steps") or 0, _rank(score)) for score in scores)[1]
+        helps = 0 <= tuned >= head - math.sqrt(head * (1 - head) / linear["images"])
         if not helps:
-            self.log("fine-tuning is no better than the least-squares head, which is the result")
+            self.log("fine-tuning makes the least-squares head worse: the head is the result")
         return helps
 
 

@@ -82,8 +82,7 @@ def updates(config: TrainConfig, examples: int) -> int:
     """Optimizer steps in total; a fine-tuning makes those of its learning-rate search and of each of its runs."""
     steps = config.total_steps(examples)
     if isinstance(config, FinetuneConfig):
-        rates = len(config.learning_rates) if len(config.learning_rates) > 1 else 0
-        steps = config.runs * steps + rates * (config.sweep_steps or steps)
+        steps = config.runs * steps + len(config.tried_rates) * (config.sweep_steps or steps)
     return steps
 
 
