@@ -4,7 +4,7 @@
 
 DATA is the folder that `finetune_peers.py --prepare` writes. All variants of a set and a seed follow each other, at one
 image size; those that fine-tune see every training image `--epochs` times. Variants with one learning rate are always
-fine-tuned; those with a search take the head where held-out images say so. A row is added for each run, and a table of
+fine-tuned; those with a search take the head where held-out images say that it is better. A row is added for each run, and a table of
 means and standard deviations over seeds is printed.
 """
 
@@ -36,7 +36,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "zeros, AdamW 1e-4": {"optim": ADAMW},
     "head, SGD 0.001": {**LS, "optim": dataclasses.replace(SGD, lr=0.001)},
     "head, AdamW 1e-4": {**LS, "optim": ADAMW},
+    "head, AdamW 3e-5": {**LS, "optim": dataclasses.replace(ADAMW, lr=3e-5)},
+    "head, AdamW 3e-4": {**LS, "optim": dataclasses.replace(ADAMW, lr=3e-4)},
     "head, AdamW 1e-4, last 4 blocks": {**LS, "optim": ADAMW, "trained_blocks": 4},
+    "head of 5 views, AdamW 1e-4": {**LS, "optim": ADAMW, "head_views": 4},
     "head of 5 views, search": {**LS, **SEARCH, "head_views": 4, "sweep_steps": 0.2},
     "head of 5 views, halving": {**LS, **SEARCH, "head_views": 4, "sweep_steps": 0.1, "halvings": 1},
 }
