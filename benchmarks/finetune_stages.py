@@ -4,8 +4,8 @@
 
 DATA is the folder that `finetune_peers.py --prepare` writes. All variants of a set and a seed follow each other, at one
 image size; those that fine-tune see every training image `--epochs` times. Variants with one learning rate are always
-fine-tuned; those with a search take the head where held-out images say that it is better. A row is added for each run, and a table of
-means and standard deviations over seeds is printed.
+fine-tuned; those with a search take the head where held-out images say that it is better. A row is added for each run,
+and a table of means and standard deviations over seeds is printed.
 """
 
 import dataclasses

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -153,11 +154,11 @@ def train_seconds(config: TrainConfig, model: nn.Module, device: torch.device, n
 
 
 def _eval_seconds(model: nn.Module, images: Tensor) -> float:
-    """Seconds per image of a forward pass in float32, as in evaluation."""
+    """Seconds per image of a forward pass in float32, as in evaluation: the median of three, after a warm-up."""
     forward = copy.deepcopy(getattr(model, "vit", model)).to(images.device).eval()
     with torch.inference_mode():
-        forward(images[:1])
-        return _timed(lambda: forward(images), images.device) / len(images)
+        _, *seconds = (_timed(lambda: forward(images), images.device) for _ in range(4))
+    return statistics.median(seconds) / len(images)
 
 
 def _blank_images(config: TrainConfig, count: int, device: torch.device) -> Tensor:
