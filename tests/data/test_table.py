@@ -23,6 +23,7 @@ from vitlab.evaluation.options import EvalOptions
 from vitlab.evaluation.predict import predict
 from vitlab.evaluation.predictions import read_predictions
 from vitlab.models.config import ViTConfig
+from vitlab.pipelines.inspect import report
 from vitlab.pipelines.pretrain import PREDICTIONS, Splits, drop_unreadable, pretrain
 
 
@@ -202,6 +203,12 @@ def test_a_run_on_several_labels(tmp_path: Path) -> None:
         {"red", "green"},
         set(),
     ]
+    card = report(tmp_path / "run", device="cpu")["card"]
+    text = f"{record['mean_average_precision']:.2%}"
+    assert f"| mean average precision | {text} |" in Path(card).read_text()
+    page = (tmp_path / "run" / "report" / "index.html").read_text()
+    assert "Mean average precision" in page
+    assert "Balanced accuracy" not in page
 
 
 # -------------------------------------------------------------------------------------- what is wrong with rows

@@ -122,7 +122,8 @@ class Evaluation:
 
     def metadata(self) -> dict[str, Any]:
         """The main numbers as metadata of the checkpoint: `test_accuracy`, `test_images`, ..."""
-        names = ("accuracy", "accuracy_interval", "balanced_accuracy", "expected_calibration_error", "images")
+        names = ("accuracy", "accuracy_interval", "mean_average_precision", "balanced_accuracy")
+        names += ("expected_calibration_error", "images")
         return {f"test_{name}": value for name, value in self.record().items() if name in names}
 
     def as_table(self) -> str:

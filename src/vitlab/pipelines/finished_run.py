@@ -134,13 +134,17 @@ class Run:
         except ValueError as error:
             missing = f"\n\nThe wrong predictions cannot be shown: {error}"
         records = read_log(self.folder / "metrics.jsonl")
+        more = {
+            "Mean average precision": self.metadata.get("test_mean_average_precision"),
+            "Balanced accuracy": record.get("balanced_accuracy"),
+        }
         return RunSection(
             name=name or self.title,
             explanation=(explanation or f"The run in {self.folder}.") + missing,
             numbers={
                 "Test accuracy": f"{test.accuracy:.1%}",
                 "95% confidence interval": "{:.1%} to {:.1%}".format(*record["accuracy_interval"]),
-                **({"Balanced accuracy": f"{record['balanced_accuracy']:.1%}"} if test.label_sets is None else {}),
+                **{title: f"{value:.1%}" for title, value in more.items() if value is not None},
                 "Expected calibration error": f"{record['expected_calibration_error']:.1%}",
                 "Test images": f"{len(test.labels):,}",
                 "Training steps": f"{max((record['step'] for record in records), default=0):,}",

@@ -98,6 +98,7 @@ def _facts(config: ModelConfig, card: Mapping[str, Any], dataset: str | None) ->
         "classes": names,
         "trained on": dataset,
         "test accuracy": _accuracy(card) if dataset and "test_accuracy" in card else None,
+        "mean average precision": _percent(card, "test_mean_average_precision"),
         "balanced accuracy": _percent(card, "test_balanced_accuracy"),
         "expected calibration error": _percent(card, "test_expected_calibration_error"),
         "initial weights": card.get("start"),
