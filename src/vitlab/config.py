@@ -291,19 +291,19 @@ class FinetuneConfig(TrainConfig):
     sweep_steps: PositiveInt | None = None
     """Updates per learning rate of the sweep; None takes the run's own number, as the paper does."""
     runs: NonNegativeInt = 1
-    """Final runs, with the seeds `seed`, `seed` + 1, ...; their mean and standard deviation are reported. 0 ends with
-    the least-squares head."""
+    """Final runs, with the seeds `seed`, `seed` + 1, ...; 0 ends with the least-squares head."""
     from_scratch: bool = False
     """Draw all weights by each run's seed: the control that shows what pre-training is worth."""
     fresh_positions: bool = False
-    """Draw new position embeddings for the images' grid, by each run's seed, instead of interpolating the
-    checkpoint's (Sec. 3.2): the control that shows what interpolation preserves."""
+    """Draw new position embeddings by each run's seed, instead of interpolating the checkpoint's (Sec. 3.2): the
+    control that shows what interpolation preserves."""
     head: Literal["least_squares"] | None = None
     """Start of the new head: zeros, as in the paper (None), or the least-squares classifier of the frozen
     representations (Sec. 4.1). That is tested by itself first, and fine-tuned unless images held out of the training
     split say that this makes it worse (LP-FT, Kumar et al. 2022)."""
     head_views: PositiveInt | None = None
-    """Augmented views of each training image for the least-squares head, besides the plain one; None takes none."""
+    """Augmented views of each training image for the least-squares head. Crops and mirroring that make it worse are
+    left out, of fine-tuning too. None takes no views and augments as `data` says."""
     halvings: PositiveInt | None = None
     """Successive halving in the sweep: how often the better half of the rates starts again with twice the steps."""
     head_std: PositiveFloat | None = None

@@ -11,7 +11,9 @@ import torch
 
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.data.registry import load_dataset
+from vitlab.data.transforms import TrainTransform
 from vitlab.evaluation.accuracy import evaluate_checkpoint
+from vitlab.evaluation.features import Features
 from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
 from vitlab.pipelines.linear_stage import LinearStage
 from vitlab.pipelines.pretrain import Outcome
@@ -143,10 +145,52 @@ def test_the_head_of_a_new_model_predicts_as_the_least_squares(
 ) -> None:
     job = make_job(workdir, pretrained, staged)
     model, head = job.create_model(0).eval(), job.linear.fit_head()
-    frozen = job.linear.frozen[0]
+    frozen = job.linear.plain
     with torch.inference_mode():
         logits = model.head(torch.from_numpy(frozen.x))  # pyright: ignore[reportOptionalCall]
     np.testing.assert_allclose(logits, head.logits(frozen.x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("crops_harm", [False, True])
+@pytest.mark.parametrize("mirroring_harms", [False, True])
+@pytest.mark.parametrize("views", [1, 2, 4])
+def test_augmentation_that_harms_the_head_is_left_out(
+    workdir: Path,
+    pretrained: Outcome,
+    staged: FinetuneConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    views: int,
+    mirroring_harms: bool,
+    crops_harm: bool,
+) -> None:
+    """Representations are those of the image's class with noise; harm makes them those of the next class."""
+
+    def made_up(self: LinearStage, description: str, **options: Any) -> Features:
+        labels = self.splits.train.labels
+        rng = np.random.default_rng(len(computed))
+        transform: TrainTransform | None = options.get("augmentation")
+        computed.append(transform)
+        harmed = transform is not None and (crops_harm or (mirroring_harms and transform.flip))
+        x = 2.0 * np.eye(4)[(labels + harmed) % 4] + rng.normal(size=(len(labels), 4))
+        return Features(x.astype(np.float32), labels, np.arange(len(labels)), 0)
+
+    computed: list[TrainTransform | None] = []
+    monkeypatch.setattr(LinearStage, "_features", made_up)
+    data = dataclasses.replace(staged.data, crop="inception", flip=True)
+    job = make_job(workdir, pretrained, dataclasses.replace(staged, data=data, head_views=views))
+    used, kept = job.linear.augmented
+    flips = [transform.flip for transform in computed if transform]
+    untested = views == 1
+    if crops_harm or (mirroring_harms and untested):
+        assert (used.crop, used.flip, kept) == ("none", False, [])
+        assert len(flips) == min(views, 2)
+    else:
+        assert (used.crop, used.flip) == ("inception", not mirroring_harms)
+        assert flips == [True][:views] if untested else [False, True] + [not mirroring_harms] * (views - 2)
+        assert len(kept) == views - mirroring_harms
+    assert job.run_config(0.5).data == used
+    assert job.sweep_config(0.5, "held_out").data == dataclasses.replace(used, eval_split="held_out")
+    assert job.linear.fit_head().accuracy > 0.7
 
 
 @pytest.mark.usefixtures("pretrained")

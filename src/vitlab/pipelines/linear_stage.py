@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Int
 
-from vitlab.config import FinetuneConfig
+from vitlab.config import DataConfig, FinetuneConfig
 from vitlab.data.dataset import Dataset, stratified_split
 from vitlab.data.downloads import cache_folder
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import mean_average_precision
 from vitlab.evaluation.features import Features, features
 from vitlab.evaluation.linear_head import LinearHead, least_squares_head
+from vitlab.models.vit import Model
 from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
 from vitlab.pipelines.pretrain import (
     Execution,
@@ -45,34 +46,65 @@ class LinearStage:
     log: Callable[[str], None]
 
     @functools.cached_property
-    def frozen(self) -> list[Features]:
-        """Representations of the training images by the checkpoint as it is: plain, then of every augmented view."""
-        config, train = self.config, self.splits.train
-        model = init_from_checkpoint(self.checkpoint, config.model).to(self.execution.device)
-        options = evaluation_options(config, self.execution.device)
+    def plain(self) -> Features:
+        """Representations of the training images by the checkpoint as it is."""
+        return self._features(
+            "representations", preprocessing=self.config.data.preprocessing(self._model.config.image_size)
+        )
+
+    @functools.cached_property
+    def augmented(self) -> tuple[DataConfig, list[Features]]:
+        """The settings of the training images, and representations of up to `head_views` augmented views of each.
+
+        A mirrored digit is no digit, and a cropped one another: of crops that may be mirrored, crops, and images as
+        they are, those are taken for which one view makes the leave-one-out loss of the head least.
+        """
+        data, views = self.config.data, range(1, (self.config.head_views or 0) + 1)
+        if not views:
+            return data, []
+        flips = (False, True) if data.flip and len(views) > 1 else (data.flip,)
+        tried = {flip: self._view(view, flip) for view, flip in zip(views, flips, strict=False)}
+        losses = {flip: self._fit([self.plain, view]).loss for flip, view in tried.items()}
+        flip = min(tried, key=losses.__getitem__)
+        if losses[flip] >= self._fit([self.plain]).loss:
+            self.log("crops of the training images make the least-squares head worse: they stay as they are")
+            unchanged: dict[str, Any] = {
+                "crop": "none",
+                "crop_resize": None,
+                "min_area": DataConfig.min_area,
+                "flip": False,
+            }
+            return dataclasses.replace(data, **unchanged), []
+        if data.flip and not flip:
+            self.log("mirrored training images make the least-squares head worse: none is mirrored")
+        kept = [view for mirrored, view in tried.items() if mirrored <= flip]
+        more = [self._view(view, flip) for view in views[len(tried) :]]
+        return dataclasses.replace(data, flip=flip), kept + more
+
+    @functools.cached_property
+    def _model(self) -> Model:
+        return init_from_checkpoint(self.checkpoint, self.config.model).to(self.execution.device)
+
+    def _view(self, view: int, flip: bool) -> Features:
+        transform = dataclasses.replace(train_transform(self.config.single()), flip=flip)
+        description = f"representations of view {view} of {self.config.head_views}"
+        return self._features(description, augmentation=transform, epoch=view)
+
+    def _features(self, description: str, **options: Any) -> Features:
+        loader = evaluation_options(self.config, self.execution.device)
         where: dict[str, Any] = {"cache": cache_folder() / "features", "world": self.execution.world}
-        preprocessing = config.data.preprocessing(config.model.image_size)
-        plain = features(model, train, options, preprocessing=preprocessing, description="representations", **where)
-        augmented = [
-            features(
-                model,
-                train,
-                options,
-                augmentation=train_transform(config),
-                epoch=view,
-                description=f"representations of view {view} of {config.head_views}",
-                **where,
-            )
-            for view in range(1, (config.head_views or 0) + 1)
-        ]
-        return [plain, *augmented]
+        return features(self._model, self.splits.train, loader, description=description, **where, **options)
 
     def fit_head(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         """The head for all training images, or for those with these indices."""
-        train, (plain, *_) = self.splits.train, self.frozen
-        rows = np.ones(len(plain.indices), bool) if indices is None else np.isin(plain.indices, indices)
-        x = np.stack([view.x[rows] for view in self.frozen])
-        return least_squares_head(x, _labels(train, plain.indices[rows]), len(train.classes))
+        _, views = self.augmented
+        return self._fit([self.plain, *views], indices)
+
+    def _fit(self, views: list[Features], indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
+        train, known = self.splits.train, self.plain.indices
+        rows = np.ones(len(known), bool) if indices is None else np.isin(known, indices)
+        x = np.stack([view.x[rows] for view in views])
+        return least_squares_head(x, _labels(train, known[rows]), len(train.classes))
 
     def test(self, path: Path) -> dict[str, Any]:
         """The result of the stage; read from its folder if it is finished."""
@@ -90,13 +122,14 @@ class LinearStage:
             if folder.writes:
                 write_files(config, folder.path, self.splits.test, model, test, self.init_id)
             record: dict[str, Any] = {"l2": head.l2, "leave_one_out": head.accuracy, "leave_one_out_loss": head.loss}
-            record["reject_below"] = head.reject_below
+            data, views = self.augmented
+            record |= {"reject_below": head.reject_below, "views": len(views), "crop": data.crop, "flip": data.flip}
             folder.write_result({"test": test.record(), "least_squares": record, **self.splits.record})
             return folder.read_result()
 
     def score_held_out(self) -> dict[str, Any]:
         """Accuracy and loss on the held-out part of the sweep, by the head that is fitted without it."""
-        train, (frozen, *_) = self.splits.train, self.frozen
+        train, frozen = self.splits.train, self.plain
         rest, held_out = hold_out_indices(train, self.config.held_out, self.config.seed)
         rows = np.isin(frozen.indices, held_out)
         logits = torch.from_numpy(self.fit_head(rest).logits(frozen.x[rows]))

@@ -83,6 +83,11 @@ class FinetuneJob:
             self.linear.fit_head(indices).copy_to(model)
         return model
 
+    def run_config(self, lr: float | None = None, seed: int | None = None) -> TrainConfig:
+        """`FinetuneConfig.single`, with the augmentation that does not harm the least-squares head."""
+        config = self.config.single(lr, seed)
+        return config if self.config.head is None else dataclasses.replace(config, data=self.linear.augmented[0])
+
     def train_and_test(self, config: TrainConfig, path: Path, description: str | None = None) -> dict[str, Any]:
         """The result of a run on all of train, tested; read from its folder if it is finished."""
         settings = run_settings("finetune", self.init_id, self.splits.train, config)
@@ -140,7 +145,7 @@ class FinetuneJob:
 
     def sweep_config(self, lr: float, split: str, short: int | None = None) -> TrainConfig:
         """A run of the sweep: in a `short` one, warm-up and average span the same fraction of the steps."""
-        config = self.config.single(lr)
+        config = self.run_config(lr)
         steps, optim, decay = config.total_steps(len(self.splits.train)), config.optim, config.average_decay
         if short is not None:
             optim = dataclasses.replace(optim, warmup_steps=optim.warmup_steps * short // steps)
@@ -166,7 +171,7 @@ class FinetuneJob:
             seeds = [config.seed + number for number in range(config.runs if helps else 0)]
             records = []
             for number, seed in enumerate(seeds):
-                single = config.single(best, seed)
+                single = self.run_config(best, seed)
                 records.append(self.train_and_test(single, workdir / f"run-{number}", f"run {number}")["test"])
                 metrics = {"learning_rate": best, "seed": seed, **summary_metrics(records[-1])}
                 folder.log_metrics(len(scores) + len(records), metrics)
