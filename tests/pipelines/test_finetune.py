@@ -31,7 +31,7 @@ from vitlab.pipelines.linear_stage import hold_out
 from vitlab.pipelines.pretrain import Execution, Outcome
 from vitlab.pipelines.sweep import FinetuneJob
 from vitlab.preprocessing import Preprocessing
-from vitlab.recipes.finetune import custom, staged
+from vitlab.recipes.finetune import custom
 from vitlab.settings import to_dict
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_metadata, load_model, save_model
@@ -399,13 +399,6 @@ def test_bit_hyperrule(examples: int, steps: int, warmup: int, mixup: float, bat
     chosen = bit_hyperrule(config, examples)
     assert (chosen.steps, chosen.epochs, chosen.optim.warmup_steps) == (steps, None, warmup)
     assert (chosen.mixup, chosen.batch_size, chosen.automatic) == (mixup, batch, ())
-
-
-@pytest.mark.parametrize(("examples", "rates"), [(1_990, (1e-4,)), (2_000, (3e-5, 1e-4, 3e-4))])
-def test_few_held_out_images_choose_no_learning_rate(examples: int, rates: tuple[float, ...]) -> None:
-    chosen = bit_hyperrule(staged(), examples)
-    assert (chosen.learning_rates, chosen.tried_rates, chosen.sweep_steps) == (rates, rates, 100)
-    assert bit_hyperrule(custom(), examples).learning_rates == (0.003, 0.01, 0.03)
 
 
 def test_bit_hyperrule_changes_nothing_else() -> None:

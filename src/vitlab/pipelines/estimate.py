@@ -26,8 +26,6 @@ MIN_EPOCHS, MAX_EPOCHS = 3.0, 50.0
 """Passes over the training images below which fine-tuning is left out, and at which it ends."""
 MIN_FRACTION = 0.75
 """Smallest image size for fine-tuning, of that of the least-squares head alone."""
-SWEEP_FRACTION = 0.2
-"""Steps of each learning rate of the search, of a run's."""
 HEAD_SHARE = 0.5
 """Largest fraction of the time for the least-squares head where fine-tuning follows."""
 VIEWS = (4, 3, 2, 1, None)
@@ -168,8 +166,8 @@ def _fill(
 
 
 def with_steps(config: FinetuneConfig, steps: int) -> FinetuneConfig:
-    """`config` with this number of steps; warm-up and sweep are in proportion."""
-    sweep_steps = max(round(SWEEP_FRACTION * steps), 1) if config.tried_rates else None
+    """`config` with this number of steps; warm-up is in proportion, and the last rates of halvings take all steps."""
+    sweep_steps = max(steps // 2**config.halvings, 1) if config.halvings else None
     optim = replace(config.optim, warmup_steps=steps // 10)
     return replace(config, steps=steps, epochs=None, sweep_steps=sweep_steps, optim=optim)
 

@@ -38,9 +38,6 @@ REPORT = "report/index.html"
 MAX_CPU_FLOPS = 1e14
 """Largest default training budget on a CPU, about ten minutes of two cores; above it `bit_hyperrule` reduces batch size
 and steps."""
-MIN_SEARCH_IMAGES = 200
-"""Held-out images below which automatic learning rates are not searched: the standard error of an accuracy of 70 % is
-then more than 3 points, as large as what the rates differ by."""
 DIRECT = {"steps", "batch_size", "mixup", "learning_rates", "sweep_steps", "runs", "loss", "head_views"}
 """Automatic settings that are fields of FinetuneConfig."""
 MAX_CPU_IMAGE_SIZE = 224
@@ -251,9 +248,8 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
 
     500 steps below 20,000 images, 10,000 below 500,000, else 20,000; warm-up 100 or 500 steps, at most a fifth of
     them; mixup 0.1 from 20,000 images on. Deviations: the batch is the power of two up to an eighth of the images,
-    from 32 to 512 (BiT: 512). The sweep tries each learning rate for a fifth of the steps, at least 20, and `optim.lr`
-    alone where few images are held out. On a CPU, where this would be more than MAX_CPU_FLOPS: batches of 32, 20
-    epochs, and 100 to 500 steps.
+    from 32 to 512 (BiT: 512). The sweep tries each learning rate for a fifth of the steps, at least 20. On a CPU,
+    where this would be more than MAX_CPU_FLOPS: batches of 32, 20 epochs, and 100 to 500 steps.
     """
     small, automatic = examples < 20_000, config.automatic
     batch_size = config.batch_size
@@ -270,9 +266,7 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
     if "warmup_steps" in automatic:
         warmup_steps = min(100 if small else 500, total // 5)
         changes["optim"] = dataclasses.replace(config.optim, warmup_steps=warmup_steps)
-    if "learning_rates" in automatic and config.held_out * examples < MIN_SEARCH_IMAGES and not config.halvings:
-        changes["learning_rates"] = (config.optim.lr,)
-    if "sweep_steps" in automatic and dataclasses.replace(config, **changes).tried_rates:
+    if "sweep_steps" in automatic and config.tried_rates and not config.head:
         changes["sweep_steps"] = min(max(total // 5, 20), total)
     if "mixup" in automatic:
         changes["mixup"] = 0.0 if small else 0.1

@@ -57,7 +57,7 @@ class LinearStage:
         """The settings of the training images, and representations of up to `head_views` augmented views of each.
 
         A mirrored digit is no digit, and a cropped one another: of crops that may be mirrored, crops, and images as
-        they are, those are taken for which one view makes the leave-one-out loss of the head least.
+        they are, those are taken for which the leave-one-out loss of the head is least.
         """
         data, views = self.config.data, range(1, (self.config.head_views or 0) + 1)
         if not views:
@@ -65,21 +65,16 @@ class LinearStage:
         flips = (False, True) if data.flip and len(views) > 1 else (data.flip,)
         tried = {flip: self._view(view, flip) for view, flip in zip(views, flips, strict=False)}
         losses = {flip: self._fit([self.plain, view]).loss for flip, view in tried.items()}
-        flip = min(tried, key=losses.__getitem__)
-        if losses[flip] >= self._fit([self.plain]).loss:
+        alone, flip = self._fit([self.plain]).loss, min(tried, key=losses.__getitem__)
+        kept = [view for mirrored, view in tried.items() if mirrored <= flip]
+        kept += [self._view(view, flip) for view in views[len(tried) :]] if losses[flip] < alone else []
+        if max(losses[flip], self._fit([self.plain, *kept]).loss) >= alone:
             self.log("crops of the training images make the least-squares head worse: they stay as they are")
-            unchanged: dict[str, Any] = {
-                "crop": "none",
-                "crop_resize": None,
-                "min_area": DataConfig.min_area,
-                "flip": False,
-            }
-            return dataclasses.replace(data, **unchanged), []
+            whole: dict[str, Any] = {"crop": "none", "crop_resize": None, "min_area": DataConfig.min_area}
+            return dataclasses.replace(data, flip=False, **whole), []
         if data.flip and not flip:
             self.log("mirrored training images make the least-squares head worse: none is mirrored")
-        kept = [view for mirrored, view in tried.items() if mirrored <= flip]
-        more = [self._view(view, flip) for view in views[len(tried) :]]
-        return dataclasses.replace(data, flip=flip), kept + more
+        return dataclasses.replace(data, flip=flip), kept
 
     @functools.cached_property
     def _model(self) -> Model:

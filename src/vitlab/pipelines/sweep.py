@@ -191,7 +191,7 @@ class FinetuneJob:
     def _helps(self, scores: Sequence[Mapping[str, Any]], linear: Mapping[str, Any]) -> bool:
         """Whether fine-tuning goes on: unless the head is better on the held-out part, by more than a standard error.
 
-        The few images that a small set can spare cannot tell more, and the runs will take more steps than the sweep.
+        The few images that a small set can spare cannot tell more.
         """
         self.log(f"least-squares head: {format_score(linear)}")
         head, *_ = _rank(linear)
