@@ -284,8 +284,7 @@ class FinetuneConfig(TrainConfig):
     """A fine-tuning job (App. B.1.1): a learning rate sweep on part of train, then runs on all of it."""
 
     learning_rates: tuple[PositiveFloat, ...] = ()
-    """Learning rates to try (Table 4). Of two or more, the best on the held-out split replaces `optim.lr`; one rate is
-    tried only where it is compared with a least-squares `head`; --optim.lr skips the sweep."""
+    """To try on the held-out split (Table 4); the best replaces `optim.lr`. One is tried only beside a `head`."""
     held_out: Annotated[float, Gt(0), Lt(1)] = 0.1
     """Fraction of each class of the training split that the sweep is evaluated on."""
     sweep_steps: PositiveInt | None = None
@@ -330,7 +329,8 @@ class FinetuneConfig(TrainConfig):
             raise UserError(f"head_views={self.head_views} has no effect without head='least_squares'; leave it out.")
         if not self.runs and not self.head:
             raise UserError("runs=0 tests the least-squares head alone; give head='least_squares' too.")
-        if self.halvings and (self.sweep_steps is None or 2**self.halvings > len(self.learning_rates)):
+        whole = self.sweep_steps is None and "sweep_steps" not in self.automatic
+        if self.halvings and (whole or 2**self.halvings > len(self.learning_rates)):
             raise UserError(
                 f"halvings={self.halvings} requires sweep_steps and {2**self.halvings} learning_rates or more; there "
                 f"are {len(self.learning_rates)}."

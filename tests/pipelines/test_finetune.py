@@ -31,7 +31,7 @@ from vitlab.pipelines.linear_stage import hold_out
 from vitlab.pipelines.pretrain import Execution, Outcome
 from vitlab.pipelines.sweep import FinetuneJob
 from vitlab.preprocessing import Preprocessing
-from vitlab.recipes.finetune import custom
+from vitlab.recipes.finetune import custom, staged
 from vitlab.settings import to_dict
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_metadata, load_model, save_model
@@ -399,6 +399,14 @@ def test_bit_hyperrule(examples: int, steps: int, warmup: int, mixup: float, bat
     chosen = bit_hyperrule(config, examples)
     assert (chosen.steps, chosen.epochs, chosen.optim.warmup_steps) == (steps, None, warmup)
     assert (chosen.mixup, chosen.batch_size, chosen.automatic) == (mixup, batch, ())
+
+
+def test_all_steps_are_tried_from_a_least_squares_head() -> None:
+    assert (staged().tried_rates, bit_hyperrule(staged(), 1000).sweep_steps) == ((1e-4,), None)
+    halved = dataclasses.replace(staged(), learning_rates=(3e-5, 1e-4), halvings=1)
+    chosen = bit_hyperrule(halved, 1000)
+    assert (chosen.steps, chosen.sweep_steps) == (500, 250)
+    assert bit_hyperrule(custom(), 1000).sweep_steps == 100
 
 
 def test_bit_hyperrule_changes_nothing_else() -> None:

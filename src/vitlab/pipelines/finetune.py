@@ -248,8 +248,9 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
 
     500 steps below 20,000 images, 10,000 below 500,000, else 20,000; warm-up 100 or 500 steps, at most a fifth of
     them; mixup 0.1 from 20,000 images on. Deviations: the batch is the power of two up to an eighth of the images,
-    from 32 to 512 (BiT: 512). The sweep tries each learning rate for a fifth of the steps, at least 20. On a CPU,
-    where this would be more than MAX_CPU_FLOPS: batches of 32, 20 epochs, and 100 to 500 steps.
+    from 32 to 512 (BiT: 512). The sweep tries each learning rate for a fifth of the steps, at least 20; from a
+    least-squares head for all of them, the first ones of `halvings` for fewer. On a CPU, where this would be more than
+    MAX_CPU_FLOPS: batches of 32, 20 epochs, and 100 to 500 steps.
     """
     small, automatic = examples < 20_000, config.automatic
     batch_size = config.batch_size
@@ -266,7 +267,9 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
     if "warmup_steps" in automatic:
         warmup_steps = min(100 if small else 500, total // 5)
         changes["optim"] = dataclasses.replace(config.optim, warmup_steps=warmup_steps)
-    if "sweep_steps" in automatic and config.tried_rates and not config.head:
+    if "sweep_steps" in automatic and config.halvings:
+        changes["sweep_steps"] = max(total // 2**config.halvings, 1)
+    elif "sweep_steps" in automatic and config.tried_rates and not config.head:
         changes["sweep_steps"] = min(max(total // 5, 20), total)
     if "mixup" in automatic:
         changes["mixup"] = 0.0 if small else 0.1
