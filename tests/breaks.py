@@ -138,7 +138,7 @@ train/loop.py: Of several processes the gradient is divided by their number twic
 pytest train/test_parallel.py -k two_processes_equal_one
 
 train/loop.py: A continued run begins again with the first examples.
-- first_example=first_step * config.batch_size
+- first_example=first_step * self.config.batch_size
 + first_example=0
 pytest train/test_loop.py -k crash_leaves
 

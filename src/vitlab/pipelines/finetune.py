@@ -260,7 +260,7 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
     if device_type == "cpu" and 6 * config.model.forward_macs * batch_size * steps > MAX_CPU_FLOPS:
         batch_size = min(batch_size, 32) if "batch_size" in automatic else batch_size
         steps = min(max(20 * examples // batch_size, 100), 500)
-    changes: dict[str, Any] = {"batch_size": batch_size, "automatic": ()}
+    changes: dict[str, Any] = {"batch_size": batch_size}
     if "steps" in automatic:
         changes |= {"steps": steps, "epochs": None}
     total = dataclasses.replace(config, **changes).total_steps(examples)
@@ -275,7 +275,7 @@ def bit_hyperrule(config: FinetuneConfig, examples: int, device_type: str = "cud
         changes["mixup"] = 0.0 if small else 0.1
     if "head_views" in automatic and not small:  # views help small sets
         changes["head_views"] = None
-    return dataclasses.replace(config, **changes)
+    return dataclasses.replace(config, **changes, automatic=())
 
 
 def default_image_size(source: ModelConfig, preprocessing: Preprocessing, device_type: str) -> ImageSize:
