@@ -116,13 +116,13 @@ def test_the_search_starts_from_a_head_without_the_held_out_images(
     workdir: Path, pretrained: Outcome, staged: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fitted: list[int | None] = []
-    fit = LinearStage.fit_head
+    fit = LinearStage.fit_start
 
     def recorded(self: LinearStage, indices: Any = None) -> Any:
         fitted.append(None if indices is None else len(indices))
         return fit(self, indices)
 
-    monkeypatch.setattr(LinearStage, "fit_head", recorded)
+    monkeypatch.setattr(LinearStage, "fit_start", recorded)
     job = make_job(workdir, pretrained, staged)
     job.score_learning_rate(1e-3, workdir.parent / "scored", 2)
     assert fitted == [len(job.sweep_splits.train)]

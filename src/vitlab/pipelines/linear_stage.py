@@ -95,6 +95,10 @@ class LinearStage:
         _, views = self.augmented
         return self._fit([self.plain, *views], indices)
 
+    def fit_start(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
+        """The same without views: fine-tuning learns more from crops that the head has not seen."""
+        return self._fit([self.plain], indices)
+
     def _fit(self, views: list[Features], indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         train, known = self.splits.train, self.plain.indices
         rows = np.ones(len(known), bool) if indices is None else np.isin(known, indices)

@@ -80,7 +80,7 @@ class FinetuneJob:
         if config.head_std is not None:
             redraw_head(model, config.head_std, generator)
         if config.head == "least_squares":
-            self.linear.fit_head(indices).copy_to(model)
+            self.linear.fit_start(indices).copy_to(model)
         return model
 
     def run_config(self, lr: float | None = None, seed: int | None = None) -> TrainConfig:
