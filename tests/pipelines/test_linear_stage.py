@@ -1,4 +1,4 @@
-"""Fine-tuning in stages: the least-squares head, tested by itself; then from it, unless held-out images say it harms."""
+"""Fine-tuning in stages: the least-squares head, tested by itself; then from it, unless held-out images object."""
 
 import dataclasses
 import json
