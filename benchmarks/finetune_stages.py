@@ -3,9 +3,9 @@
     python benchmarks/finetune_stages.py DATA --checkpoint CHECKPOINT --out stages.jsonl
 
 DATA is the folder that `finetune_peers.py --prepare` writes. All variants of a set and a seed follow each other, at one
-image size; those that fine-tune see every training image `--epochs` times. The last three take the
-head where held-out images say that it is better; the others are always fine-tuned. A row is added for each run, and a
-table of means and standard deviations over seeds is printed.
+image size; those that fine-tune see every training image `--epochs` times. `default` and those
+after it take the head of 5 views where held-out images say that it is better; the others are always fine-tuned. A row
+is added for each run, and a table of means and standard deviations over seeds is printed.
 """
 
 import dataclasses
@@ -38,10 +38,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "head, AdamW 3e-5": {**LS, "optim": dataclasses.replace(ADAMW, lr=3e-5)},
     "head, AdamW 3e-4": {**LS, "optim": dataclasses.replace(ADAMW, lr=3e-4)},
     "head, AdamW 1e-4, last 4 blocks": {**LS, "optim": ADAMW, "trained_blocks": 4},
-    "head of 5 views, AdamW 1e-4": {**LS, "optim": ADAMW, "head_views": 4},
-    "head of 5 views, AdamW 1e-4, checked": {**LS, "optim": ADAMW, "head_views": 4, "learning_rates": (1e-4,)},
-    "head of 5 views, search": {**LS, **SEARCH, "head_views": 4},
-    "head of 5 views, halving": {**LS, **SEARCH, "head_views": 4, "sweep_steps": 0.5, "halvings": 1},
+    "head, AdamW 1e-4, chosen augmentation": {**LS, "optim": ADAMW, "head_views": 4},
+    "default": {**LS, "optim": ADAMW, "head_views": 4, "learning_rates": (1e-4,)},
+    "default, search": {**LS, **SEARCH, "head_views": 4},
+    "default, halving": {**LS, **SEARCH, "head_views": 4, "sweep_steps": 0.5, "halvings": 1},
 }
 """Fields of FinetuneConfig; `sweep_steps` is a fraction of the steps."""
 
