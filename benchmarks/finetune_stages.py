@@ -3,9 +3,9 @@
     python benchmarks/finetune_stages.py DATA --checkpoint CHECKPOINT --out stages.jsonl
 
 DATA is the folder that `finetune_peers.py --prepare` writes. All variants of a set and a seed follow each other, at one
-image size; those that fine-tune see every training image `--epochs` times. `default` and those
-after it take the head of 5 views where held-out images say that it is better; the others are always fine-tuned. A row
-is added for each run, and a table of means and standard deviations over seeds is printed.
+image size; those that fine-tune see every training image `--epochs` times. `default` and those after it take the head
+of 5 views where held-out images say that it is better; the others are always fine-tuned. A row is added for each run,
+and a table of means and standard deviations over seeds is printed.
 """
 
 import dataclasses

@@ -53,12 +53,12 @@ def inspect_checkpoint(
     image_size: ImageSize | None = None,
     interpolation: Interpolation | None = None,
     device: str = "auto",
-    log: Callable[[str], None] | None = None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Captures a Vision Transformer or a hybrid on images; writes a page, figures and arrays to `out`.
 
-    sources: files and folders (searched recursively). All images count for the attention
-    distances, the first `shown` are on the page with their `top` predictions; unreadable images are skipped and named.
+    sources: files and folders (searched recursively). All images count for the attention distances, the first `shown`
+    are on the page with their `top` predictions; unreadable images are skipped and named.
     Without sources, a finished run shows its test images, and any other checkpoint only its sizes, filters and position
     embeddings. The page of a run begins with its training, its test and its images; that of a ResNet has only this.
     `log` receives how images are preprocessed.
@@ -84,8 +84,7 @@ def inspect_checkpoint(
         inspection = replace(inspection, embeddings=make_embedding_figures(model))
         images = list(find_images(sources)) if sources else _test_images(runs, shown)
         if images:
-            if log:
-                log(f"images: {preprocessing.describe()}")
+            log(f"images: {preprocessing.describe()}")
             transform = EvalTransform(model.config.image_hw, preprocessing)
             inspection = _capture(inspection, model.to(torch_device), images, transform, shown, top, batch_size)
     elif sources or not runs:
@@ -97,11 +96,10 @@ def inspect_checkpoint(
     names = [f"{run.folder.name}: {run.title}" if len(runs) > 1 else None for run in runs]
     sections = [run.section(name, device=torch_device) for run, name in zip(runs, names, strict=True)]
     write_drawings(drawings, out / "figures")
-    write_page(
-        out / "index.html", checkpoint_page(inspection, drawings, sections, runs[0].data_section() if runs else None)
-    )
+    data_section = runs[0].data_section() if runs else None
+    write_page(page := out / "index.html", checkpoint_page(inspection, drawings, sections, data_section))
     figures = [f"figures/{drawing.name}" for drawing in drawings]
-    result = _result(inspection) | {"figures": figures, "page": str((out / "index.html").resolve())}
+    result = _result(inspection) | {"figures": figures, "page": str(page.resolve())}
     write_json(out / "result.json", result)
     return result
 

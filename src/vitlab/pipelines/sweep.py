@@ -196,7 +196,7 @@ class FinetuneJob:
         self.log(f"least-squares head: {format_score(linear)}")
         head, *_ = _rank(linear)
         tuned, *_ = max((score.get("steps") or 0, _rank(score)) for score in scores)[1]
-        helps = 0 <= tuned >= head - math.sqrt(head * (1 - head) / linear["images"])
+        helps = tuned >= head - math.sqrt(head * (1 - head) / linear["images"])
         if not helps:
             self.log("fine-tuning makes the least-squares head worse: the head is the result")
         return helps
