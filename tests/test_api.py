@@ -31,7 +31,7 @@ def flowers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number, level in enumerate((170, 165, 50)):
         Image.new("RGB", (30, 30), (level,) * 3).save(tmp_path / "new-images" / f"{number}.png")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return tmp_path
 
 

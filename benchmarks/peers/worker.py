@@ -24,6 +24,8 @@ from learners import fit_autogluon, fit_fastai
 from loops import fit_huggingface, fit_timm
 
 STARTED = time.time()
+HEAD_VIEWS = 4
+"""Augmented views of an image for the least-squares head of vitlab, its default."""
 FACTORS = (0.3, 1.0, 3.0)
 """The learning rates that a sweep tries, over the default."""
 PACKAGES = {
@@ -37,26 +39,30 @@ FITS = {"huggingface": fit_huggingface, "timm": fit_timm, "fastai": fit_fastai, 
 
 
 def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
-    """`vitlab finetune` with its defaults in the time that is left, which choose the image size; by images, the paper's
-    protocol with 32 a step at the default rate. Nothing is cached."""
+    """`vitlab finetune` with its defaults in the time that is left, which choose the image size.
+
+    By images: at the peers' size, and as many steps that all passes over training images count: those of the
+    least-squares head, of the run that is compared with it, and of the final one. Nothing is cached.
+    """
     with tempfile.TemporaryDirectory() as out:
         if job.images is None:
             amount = ["--budget", f"{job.deadline - time.time():.0f}s"]
         else:
-            amount = ["--recipe", "custom", "--image-size", str(job.image_size), "--batch-size", "32"]
-            amount += ["--steps", str(math.ceil(job.images / 32)), "--optim.lr", "0.01"]
+            steps = (job.images - (1 + HEAD_VIEWS) * len(job.examples)) // (2 * 32)
+            amount = ["--image-size", str(job.image_size), "--head-views", str(HEAD_VIEWS), "--batch-size", "32"]
+            amount += ["--steps", str(steps)]
         command = [
             sys.executable, "-m", "vitlab", "finetune", str(job.checkpoints / "huggingface"), "--dataset",
             f"folder:{folder}", "--seed", str(job.seed), "--json", "--workdir", f"{out}/run", *amount,
         ]  # fmt: skip
-        environment = os.environ | {"VITLAB_CACHE": f"{out}/cache"}
+        environment = os.environ | {"XDG_CACHE_HOME": f"{out}/cache"}
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
         result = json.loads(Path(out, "run", "result.json").read_text())
         config = Path(out, "run", "config.json")
         settings = json.loads(config.read_text()) if config.exists() else {}
-    tuned = bool(result.get("runs") or "linear" not in result)
-    steps = settings["steps"] if tuned else 0
-    images = steps * settings["batch_size"] + len(job.examples) * (1 + (settings.get("head_views") or 0))
+    runs = len(result["sweep"]) + len(result["runs"])
+    steps = settings["steps"] if runs else 0
+    images = runs * steps * settings["batch_size"] + len(job.examples) * (1 + (settings.get("head_views") or 0))
     size = settings.get("model", {}).get("image_size")
     return {"accuracy": result["test"]["accuracy"], "steps": steps, "images_seen": images, "chosen_size": size}
 

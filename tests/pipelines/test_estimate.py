@@ -1,6 +1,7 @@
 """What is chosen for a budget, by the costs of a made-up machine."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -28,7 +29,7 @@ def measure(config: FinetuneConfig, slower: float = 1.0) -> JobCost:
 
 def test_a_larger_budget_never_gives_a_smaller_job() -> None:
     """First the head at larger and larger sizes, then fine-tuning, then more steps of it; always within the time."""
-    jobs = [fit_budget(CONFIG, IMAGES, measure, seconds) for seconds in BUDGETS]
+    jobs = [fit_budget(CONFIG, IMAGES, measure, functools.partial(float, seconds)) for seconds in BUDGETS]
     for seconds, job in zip(BUDGETS, jobs, strict=True):
         total = sum(measure(job).seconds(job, IMAGES))
         assert total <= PLANNED * seconds
@@ -50,23 +51,39 @@ def test_speed_is_measured_at_the_size_that_is_chosen() -> None:
 
     def slow_when_small(config: FinetuneConfig) -> JobCost:
         measured.append(config.model.image_hw[0])
-        return measure(config, slower=1.0 if config.model.image_hw[0] == 224 else 1.7)
+        return measure(config, slower=1.7 if config.model.image_hw[0] < 150 else 1.0)
 
-    job = fit_budget(CONFIG, IMAGES, slow_when_small, 90)
-    assert measured[0] == 224
-    assert job.model.image_hw[0] in measured[1:]
-    assert sum(slow_when_small(job).seconds(job, IMAGES)) <= PLANNED * 90
+    for seconds in (70, 90, 300):
+        measured.clear()
+        job = fit_budget(CONFIG, IMAGES, slow_when_small, lambda seconds=seconds: seconds)
+        assert job.model.image_hw[0] in measured
+        assert sum(slow_when_small(job).seconds(job, IMAGES)) <= PLANNED * seconds
+    assert measured[0] == 112
+    assert job.model.image_hw[0] == 224  # although by the first measurement it takes too long
+
+
+def test_measuring_takes_of_the_time() -> None:
+    left = [120.0]
+
+    def slow(config: FinetuneConfig) -> JobCost:
+        left[0] -= 10
+        return measure(config)
+
+    job = fit_budget(CONFIG, IMAGES, slow, lambda: left[0])
+    assert left[0] < 120
+    assert sum(measure(job).seconds(job, IMAGES)) <= PLANNED * left[0]
+    assert job.model.image_hw < fit_budget(CONFIG, IMAGES, measure, lambda: 120).model.image_hw
 
 
 def test_a_given_size_is_kept() -> None:
-    assert fit_budget(CONFIG, IMAGES, measure, 400, ("runs", "head_views")).model.image_hw == (224, 224)
+    assert fit_budget(CONFIG, IMAGES, measure, lambda: 400, ("runs", "head_views")).model.image_hw == (224, 224)
     with pytest.raises(ValueError, match=r"1,000 training and 500 test images take 3:.. or more.*--budget [45]m"):
-        fit_budget(CONFIG, IMAGES, measure, 30, ("runs", "head_views"))
+        fit_budget(CONFIG, IMAGES, measure, lambda: 30, ("runs", "head_views"))
 
 
 def test_preprocessing_follows_the_size() -> None:
     data = dataclasses.replace(CONFIG.data, eval_resize=256, eval_interpolation="bicubic")
-    job = fit_budget(dataclasses.replace(CONFIG, data=data), IMAGES, measure, 90)
+    job = fit_budget(dataclasses.replace(CONFIG, data=data), IMAGES, measure, lambda: 90)
     side = job.model.image_hw[0]
     assert job.data.eval_resize == round(256 * side / 224)
     assert job.data.preprocessing(job.model.image_size).image_size == side

@@ -43,7 +43,7 @@ def staged(config: TrainConfig) -> FinetuneConfig:
 
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VITLAB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def tune(checkpoint: Path, config: FinetuneConfig, folder: Path, **options: Any) -> Finetuned:

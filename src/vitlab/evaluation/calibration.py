@@ -1,5 +1,7 @@
 """How far the confidences of a classifier can be trusted: calibration, the interval of an accuracy, rejection."""
 
+import math
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -41,10 +43,11 @@ def calibrate(confidences: Float[np.ndarray, " n"], correct: Bool[np.ndarray, " 
 
 def accuracy_interval(correct: int, total: int) -> tuple[float, float]:
     """The 95 % confidence interval of an accuracy (Wilson's for a binomial proportion)."""
-    from scipy.stats import binomtest  # takes a second
-
-    interval = binomtest(correct, total).proportion_ci(0.95, method="wilson")
-    return float(interval.low), float(interval.high)
+    # Not scipy's: its import takes longer than to evaluate a small data set.
+    z, accuracy = NormalDist().inv_cdf(0.975), correct / total
+    center, shrinkage = accuracy + z**2 / (2 * total), 1 + z**2 / total
+    half = z * math.sqrt(accuracy * (1 - accuracy) / total + (z / (2 * total)) ** 2)
+    return max((center - half) / shrinkage, 0.0), min((center + half) / shrinkage, 1.0)
 
 
 def choose_rejection(

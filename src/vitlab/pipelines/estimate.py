@@ -93,38 +93,40 @@ def fit_budget(
     config: FinetuneConfig,
     images: Images,
     measure: Callable[[FinetuneConfig], JobCost],
-    seconds: int | float,
+    remaining: Callable[[], int | float],
     automatic: Collection[str] = ("image_size", "head_views", "runs"),
 ) -> FinetuneConfig:
-    """`config` for a job of `seconds`: with steps and search, and what of the settings is `automatic`.
+    """`config` for a job of `remaining()` seconds: with steps and search, and what of the settings is `automatic`.
 
     Fine-tuning must see every training image MIN_EPOCHS times, at a size of at least MIN_FRACTION of the largest that
     the least-squares head alone could have; otherwise the job is that head, at that size (`runs` is 0).
-    Raises UserError where not even that fits.
+    Measuring takes time too: the first size is a middle one, and what is left counts. Raises UserError where not even
+    the head fits.
     """
-    available, reference = PLANNED * seconds, measure(config)
     all_views = VIEWS if "head_views" in automatic else (config.head_views,)
     candidates = _sizes(config) if "image_size" in automatic else [config]
-    measured = {_side(config): (config, reference)}
+    middle = candidates[2 * len(candidates) // 3]  # of half the side: quick, and not too far from any
+    measured = {_side(middle): (middle, measure(middle))}
 
     def guess(candidate: FinetuneConfig) -> JobCost:
         """By the measurement at the nearest size."""
         nearest = min(measured, key=lambda side: abs(side - _side(candidate)))
         return _scaled(measured[nearest][1], candidate, measured[nearest][0])
 
-    def choose(runs: int) -> FinetuneConfig | None:
+    def choose(runs: int, smallest: float = 0.0) -> FinetuneConfig | None:
         """The plan at the largest size that fits, by a measurement at this size."""
-        for candidate in candidates:
-            if _fill(candidate, images, guess(candidate), available, runs, all_views) is None:
-                continue
-            if (side := _side(candidate)) not in measured:
-                measured[side] = candidate, measure(candidate)
-            if planned := _fill(candidate, images, measured[side][1], available, runs, all_views):
+        large = [candidate for candidate in candidates if _side(candidate) >= smallest]
+        while True:
+            available = PLANNED * remaining()
+            plans = (_fill(candidate, images, guess(candidate), available, runs, all_views) for candidate in large)
+            planned = next((plan for plan in plans if plan is not None), None)
+            if planned is None or (side := _side(planned)) in measured:
                 return planned
-        return None
+            measured[side] = planned, measure(planned)
 
-    linear, tuned = choose(0) if "runs" in automatic else None, choose(config.runs)
-    if tuned is not None and (linear is None or _side(tuned) >= MIN_FRACTION * _side(linear)):
+    linear = choose(0) if "runs" in automatic else None
+    tuned = choose(config.runs, MIN_FRACTION * _side(linear) if linear else 0.0)
+    if tuned is not None:
         return tuned
     if linear is None:
         alone = replace(config, runs=0, head_views=None)

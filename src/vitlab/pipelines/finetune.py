@@ -132,8 +132,8 @@ def sweep_and_finetune(
     config, splits = _load_data(config, torch_device.type, automatic, log, world)
     world.check_batch_size(config.batch_size)
     job = FinetuneJob(checkpoint, init_id, splits, config, Execution(torch_device, tensorboard, world), log)
-    seconds = None if budget is None or planned_before else budget - (time.monotonic() - started)
-    job = _plan(job, workdir, seconds, automatic)
+    deadline = None if budget is None or planned_before else started + budget
+    job = _plan(job, workdir, deadline, automatic)
     config = job.config
     log(f"settings: {workdir / 'config.json'}")
     if not config.tried_rates and config.runs == 1 and config.head is None:
@@ -169,9 +169,9 @@ def _load_data(
     return config, splits
 
 
-def _plan(job: FinetuneJob, workdir: Path, seconds: float | None, automatic: Collection[str]) -> FinetuneJob:
-    """The job with what of its settings is `automatic` for this time, if there is one, and with the measured
-    micro-batch. Logs what the job will take, unless it is finished."""
+def _plan(job: FinetuneJob, workdir: Path, deadline: float | None, automatic: Collection[str]) -> FinetuneJob:
+    """The job with what of its settings is `automatic` for the time until `deadline`, if there is one, and with the
+    measured micro-batch. Logs what the job will take, unless it is finished."""
     world, images = job.execution.world, Images(len(job.splits.train), len(job.splits.test))
     costs: dict[Any, JobCost] = {}
 
@@ -182,9 +182,12 @@ def _plan(job: FinetuneJob, workdir: Path, seconds: float | None, automatic: Col
             costs[size] = JobCost(step, decode)
         return costs[size]
 
-    if seconds is not None:
-        config = fit_budget(job.config, images, measure, world.broadcast_object(lambda: seconds), automatic)
-        job = dataclasses.replace(job, config=config)
+    if deadline is not None:
+
+        def remaining() -> float:
+            return world.broadcast_object(lambda: deadline - time.monotonic())
+
+        job = dataclasses.replace(job, config=fit_budget(job.config, images, measure, remaining, automatic))
     if world.broadcast_object(lambda: (workdir / "result.json").exists()):
         return job
     cost = measure(job.config)
