@@ -82,6 +82,7 @@ def test_images_from_memory(flowers: Path) -> None:
     assert several[0].top == several[1].top == several[2].top
     assert several[0] == vitlab.predict("model", image, options=options)[0]
     assert "&lt;day&gt;" in several._repr_html_()
+    assert "not sure (" in vitlab.predict("model", image, reject_below=1.0, options=options)._repr_html_()
     with pytest.raises(ValueError, match=r"an image is float64 \[4, 4\]; give uint8"):
         vitlab.predict("model", np.zeros((4, 4)), options=options)
 
@@ -91,6 +92,13 @@ def test_settings_of_finetune(flowers: Path, checkpoint: str) -> None:
     assert run.config.steps == 2
     assert run.config.data.on_error == "skip"
     assert (flowers / "out" / "run-0").is_dir()
+    optim = vitlab.OptimConfig(lr=1e-3, warmup_steps=1)
+    run = vitlab.finetune(checkpoint, "folder:flowers", workdir="one", steps=2, optim=optim)
+    assert (run.config.optim, run.config.tried_rates, run.result["sweep"]) == (optim, (), [])
+    run = vitlab.finetune(checkpoint, "folder:flowers", workdir="two", steps=2, learning_rates=(3e-5, 5e-5))
+    assert [score["learning_rate"] for score in run.result["sweep"]] == [3e-5, 5e-5]
+    with pytest.raises(ValueError, match="budget chooses the number of steps; leave out epochs, steps"):
+        vitlab.finetune(checkpoint, "folder:flowers", budget=60.0, steps=2, epochs=3.0)
     with pytest.raises(ValueError, match="unknown recipe 'stagd'"):
         vitlab.finetune(checkpoint, "folder:flowers", recipe="stagd")
     with pytest.raises(ValueError, match="'soon' is not a time"):

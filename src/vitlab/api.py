@@ -27,6 +27,7 @@ from vitlab.inspection.page import data_uri
 from vitlab.pipelines.finetune import Finetuned, default_workdir, sweep_and_finetune
 from vitlab.pipelines.inspect import as_text, inspect_checkpoint
 from vitlab.recipes import FINETUNE
+from vitlab.recipes.finetune import OWN_IMAGES
 from vitlab.settings import nearest
 from vitlab.weights.recommended import DEFAULT
 
@@ -50,15 +51,23 @@ def finetune(
 
     checkpoint: None is the default of `vitlab list checkpoints`. budget: seconds, or a text such as "10m", for the
     whole job. workdir: default `runs/finetune-NAME`; the same call resumes what is there. settings: fields of
-    FinetuneConfig, such as `learning_rates=(1e-4,)`, in place of the recipe's. Raises UserError for bad settings or
-    data.
+    FinetuneConfig, such as `learning_rates=(1e-4,)`, in place of the recipe's; `optim` is one without a trial run.
+    Raises UserError for bad settings or data.
     """
     if recipe not in FINETUNE:
         raise UserError(f"unknown recipe {recipe!r}; {nearest(recipe, FINETUNE)}.")
     config = FINETUNE[recipe]()
-    on_error = "skip" if dataset.startswith(("folder:", "csv:")) else config.data.on_error
+    on_error = "skip" if dataset.startswith(OWN_IMAGES) else config.data.on_error
     data = dataclasses.replace(config.data, name=dataset, on_error=on_error)
-    automatic = tuple(name for name in config.automatic if name not in settings)
+    if budget is not None and (fixed := settings.keys() & {"steps", "epochs", "sweep_steps"}):
+        raise UserError(f"budget chooses the number of steps; leave out {', '.join(sorted(fixed))}, or budget.")
+    given, rates = set(settings), settings.get("learning_rates")
+    if "optim" in given:
+        given |= {"warmup_steps", "learning_rates", "sweep_steps"}
+        settings = {"learning_rates": (), "sweep_steps": None} | settings
+    elif rates:
+        settings = settings | {"optim": dataclasses.replace(config.optim, lr=rates[0])}
+    automatic = tuple(name for name in config.automatic if name not in given)
     config = dataclasses.replace(config, **{"data": data, "automatic": automatic} | settings)
     folder = default_workdir(dataset) if workdir is None else workdir
     seconds = parse_duration(budget) if isinstance(budget, str) else budget
@@ -83,10 +92,7 @@ class Predictions(tuple[Prediction, ...]):
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        rows = []
-        for prediction in self:
-            text = prediction.error or "  ".join(f"{name} {probability:.1%}" for name, probability in prediction.top)
-            rows.append({"image": prediction.path, "classes": text})
+        rows = [{"image": prediction.path, "classes": prediction.describe()} for prediction in self]
         return preformatted(format_table(rows))
 
 

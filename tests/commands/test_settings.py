@@ -36,6 +36,7 @@ def test_settings_override_the_recipe() -> None:
         ("--dataset folder:x", "folder:x", None, "skip"),
         ("--dataset folder:x --data.on_error raise", "folder:x", None, "raise"),
         ("--dataset cifar10 --root y --recipe cifar100", "cifar10", "y", "raise"),
+        ("--dataset csv:photos.csv", "csv:photos.csv", None, "skip"),
         ("--recipe flowers", "flowers102", None, "raise"),
     ],
 )
@@ -48,11 +49,11 @@ def test_data_set_of_finetuning(words: str, name: str, root: str | None, on_erro
 @pytest.mark.parametrize(
     ("words", "automatic"),
     [
-        ("--recipe custom", "steps warmup_steps mixup batch_size sweep_steps image_size preprocessing"),
-        ("--recipe custom --steps 7 --mixup=0.2", "warmup_steps batch_size sweep_steps image_size preprocessing"),
+        ("--recipe custom", "steps warmup_steps mixup batch_size sweep_steps image_size preprocessing loss"),
+        ("--recipe custom --steps 7 --mixup=0.2", "warmup_steps batch_size sweep_steps image_size preprocessing loss"),
         (
             "--epochs 1 --optim.warmup_steps 3 --batch-size 8 --image-size 32 --data.eval-resize 9 --runs 2",
-            "mixup sweep_steps learning_rates loss head_views",
+            "mixup sweep_steps loss learning_rates head_views part",
         ),
         ("--automatic steps mixup --steps 3", "mixup"),
     ],

@@ -17,7 +17,7 @@ from PIL import Image
 
 from vitlab.data.dataset import Dataset, Labels
 from vitlab.data.decode import Entry, ImageError
-from vitlab.data.transforms import EvalTransform
+from vitlab.data.transforms import EvalTransform, TrainTransform
 from vitlab.errors import UserError
 from vitlab.evaluation.features import (
     Features,
@@ -229,18 +229,25 @@ def test_preprocessing_of_frozen_models() -> None:
 
 
 @pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("augmented", [False, True])
 def test_several_processes(
-    cached: bool, model: ViT, files: Dataset, tmp_path: Path, in_ranks: Callable[[int, Callable[[], Any]], list[Any]]
+    augmented: bool,
+    cached: bool,
+    model: ViT,
+    files: Dataset,
+    tmp_path: Path,
+    in_ranks: Callable[[int, Callable[[], Any]], list[Any]],
 ) -> None:
     """Each process returns what one alone computes, to the bit; one file holds it all."""
     if not cached:
         (tmp_path / "images" / "05.png").write_bytes(b"")
     cache, options = tmp_path / "cache" if cached else None, LoaderOptions(2, on_error="skip")
-    alone = features(model, files, options)
+    view: dict[str, Any] = {"augmentation": TrainTransform((8, 8)), "epoch": 1} if augmented else {}
+    alone = features(model, files, options, **view)
 
     def job() -> Features:
         with init_distributed() as world:
-            return features(model, files, options, cache=cache, world=world)
+            return features(model, files, options, cache=cache, world=world, **view)
 
     assert all(same(result, alone) for result in in_ranks(3, job))
     assert not cached or all(same(result, alone) for result in in_ranks(3, job))

@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from vitlab.evaluation.fewshot import BIAS, Ridge
-from vitlab.evaluation.linear_head import least_squares_head
+from vitlab.evaluation.linear_head import SCALES, _best_scale, least_squares_head
 from vitlab.models import ViTConfig
 from vitlab.models.vit import build_model
 
@@ -98,3 +98,14 @@ def test_it_becomes_the_head_of_a_model(distilled: bool) -> None:
 def test_one_image_is_too_few() -> None:
     with pytest.raises(ValueError, match="two training images or more, not 1"):
         least_squares_head(np.zeros((1, 1, 4), np.float32), np.zeros(1, np.int64), 2)
+
+
+def test_the_scale_is_the_best_of_all() -> None:
+    x, labels = data(50)
+    target = torch.from_numpy(labels)
+    for l2 in (1.0, 1000.0):
+        scores = torch.from_numpy(Ridge(x, labels, 3).leave_one_out(l2))
+        losses = {scale: float(torch.nn.functional.cross_entropy(scores * scale, target)) for scale in SCALES}
+        best = min(losses, key=losses.__getitem__)
+        assert _best_scale(scores, target, l2) == (losses[best], l2, best)
+        assert SCALES[0] < best < SCALES[-1]

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import re
+from typing import Literal
 
 import pytest
 
@@ -58,7 +60,7 @@ def test_speed_is_measured_at_the_size_that_is_chosen() -> None:
         job = fit_budget(CONFIG, IMAGES, slow_when_small, lambda seconds=seconds: seconds)
         assert job.model.image_hw[0] in measured
         assert sum(slow_when_small(job).seconds(job, IMAGES)) <= PLANNED * seconds
-    assert measured[0] == 112
+    assert measured[0] == 126
     assert job.model.image_hw[0] == 224  # although by the first measurement it takes too long
 
 
@@ -87,3 +89,39 @@ def test_preprocessing_follows_the_size() -> None:
     side = job.model.image_hw[0]
     assert job.data.eval_resize == round(256 * side / 224)
     assert job.data.preprocessing(job.model.image_size).image_size == side
+
+
+def test_a_part_of_too_many_images() -> None:
+    """The head alone, at the smallest size, for as many images of each class as the time suffices."""
+    many = Images(100_000, 500)
+    job = fit_budget(CONFIG, many, measure, lambda: 60)
+    assert job.data.part is not None
+    assert (job.runs, job.model.image_hw) == (0, (84, 84))
+    used = Images(round(job.data.part * many.train), 500)
+    assert 0.9 < sum(measure(job).seconds(job, used)) / (PLANNED * 60) <= 1
+    with pytest.raises(ValueError, match=r"100,000 training and 500 test images take .* --budget \d+m"):
+        fit_budget(CONFIG, many, measure, lambda: 60, ("image_size", "head_views", "runs"))
+    with pytest.raises(ValueError, match=r"1,000,000 test images take"):
+        fit_budget(CONFIG, Images(1000, 1_000_000), measure, lambda: 60)
+
+
+@pytest.mark.parametrize("head", ["least_squares", None])
+def test_the_advice_suffices(head: Literal["least_squares"] | None) -> None:
+    """Where fine-tuning is asked for, it counts; with or without a head."""
+    config = dataclasses.replace(CONFIG, head=head, head_views=None, learning_rates=(1e-4,), runs=3)
+    with pytest.raises(ValueError, match="--budget") as error:
+        fit_budget(config, IMAGES, measure, lambda: 60, ("image_size",))
+    (minutes,) = re.findall(r"--budget (\d+)m", str(error.value))
+    assert int(minutes) > 1
+    job = fit_budget(config, IMAGES, measure, lambda: 60 * int(minutes), ("image_size",))
+    assert job.runs == 3
+
+
+def test_processes_share_the_images_and_a_gpu_waits_for_readers() -> None:
+    config = dataclasses.replace(CONFIG, steps=100)
+    cost = measure(config)
+    alone, shared = (sum(dataclasses.replace(cost, processes=n).seconds(config, IMAGES)[:3]) for n in (1, 8))
+    assert shared == pytest.approx(alone / 8, rel=0.01)
+    slow = dataclasses.replace(cost, decode=10 * cost.step.train_seconds, readers=5)
+    ratio = slow.seconds(config, IMAGES).search / cost.seconds(config, IMAGES).search
+    assert 1.5 < ratio < 2.5  # five readers take twice as long as a step

@@ -225,6 +225,7 @@ def test_files_and_messages(searched: dict[str, Any]) -> None:
     assert load_metadata(folder)["classes"] == ["3", "4", "5", "6"]
     summary = done.summary()
     assert "learning rate 0.1 " in summary
+    assert "report:" not in summary  # the paper's protocol writes none
     assert "accuracy over 2 runs" in summary
     (estimate,) = [line for line in log if line.startswith("what this will take:")]
     assert "582 training and 145 test images, 4 classes" in estimate

@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
+from vitlab.data.dataset import Dataset
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.features import Features
+from vitlab.pipelines import finetune, linear_stage
+from vitlab.pipelines.estimate import Images
 from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
 from vitlab.pipelines.linear_stage import LinearStage
 from vitlab.pipelines.pretrain import Outcome
@@ -69,15 +72,19 @@ def test_both_stages(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("pretrained")
+@pytest.mark.parametrize("rates", [(3.0, 10.0), (1e30,)], ids=["worse", "diverged"])
 def test_where_fine_tuning_does_not_help_the_head_is_the_result(
-    workdir: Path, staged: FinetuneConfig, tmp_path: Path
+    rates: tuple[float, ...], workdir: Path, staged: FinetuneConfig, tmp_path: Path
 ) -> None:
-    useless = dataclasses.replace(staged, learning_rates=(3.0, 10.0), halvings=None)
-    useless = dataclasses.replace(useless, optim=dataclasses.replace(staged.optim, lr=3.0))
-    result = tune(workdir, useless, tmp_path / "out").result
+    useless = dataclasses.replace(staged, learning_rates=rates, halvings=None)
+    useless = dataclasses.replace(useless, optim=dataclasses.replace(staged.optim, name="sgd", lr=rates[0]))
+    done = tune(workdir, useless, tmp_path / "out")
+    result, summary = done.result, done.summary()
     assert (result["chosen"], result["runs"]) == ("linear", [])
     assert result["test"]["accuracy"] == result["accuracy_mean"] == result["linear"]["accuracy"]
     assert not (tmp_path / "out" / "run-0").exists()
+    assert [line.rpartition("  ")[2] for line in summary.splitlines() if "chosen" in line] == ["<- chosen"]
+    assert "least-squares head" in next(line for line in summary.splitlines() if "chosen" in line)
     same = zip(load_model(tmp_path / "out").parameters(), load_model(tmp_path / "out/linear").parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in same)
 
@@ -163,15 +170,17 @@ def test_augmentation_that_harms_the_head_is_left_out(
     mirroring_harms: bool,
     crops_harm: bool,
 ) -> None:
-    """Representations are those of the image's class with noise; harm makes them those of the next class."""
+    """Representations are those of the image's class with noise, of mirrored ones with less; harm makes them those of
+    the next class."""
 
     def made_up(self: LinearStage, description: str, **options: Any) -> Features:
         labels = self.splits.train.labels
-        rng = np.random.default_rng(len(computed))
+        rng = np.random.default_rng(options.get("epoch", 0))
         transform: TrainTransform | None = options.get("augmentation")
         computed.append(transform)
         harmed = transform is not None and (crops_harm or (mirroring_harms and transform.flip))
-        x = 2.0 * np.eye(4)[(labels + harmed) % 4] + rng.normal(size=(len(labels), 4))
+        noise = 1.0 if transform is None else 0.3 if transform.flip else 1.0
+        x = 2.0 * np.eye(4)[(labels + harmed) % 4] + noise * rng.normal(size=(len(labels), 4))
         return Features(x.astype(np.float32), labels, np.arange(len(labels)), 0)
 
     computed: list[TrainTransform | None] = []
@@ -217,6 +226,60 @@ def test_a_budget_is_planned_once(workdir: Path, staged: FinetuneConfig, tmp_pat
     assert settings["steps"] == done.config.steps
     assert settings["automatic"] == []
     assert tune(workdir, config, tmp_path / "out", budget=500.0).result == done.result
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_a_plan_is_kept_whatever_it_changes(
+    workdir: Path, staged: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rates and halvings that were given, and a part of the images: the same command resumes."""
+    full = len(load_dataset("digits", "trainval", classes=(3, 4, 5, 6)))
+
+    def head_of_half(config: FinetuneConfig, images: Images, *_: Any) -> FinetuneConfig:
+        planned.append(images.train)
+        data = dataclasses.replace(config.data, part=0.5)
+        return dataclasses.replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None, data=data)
+
+    planned, log = [], []
+    monkeypatch.setattr(finetune, "fit_budget", head_of_half)
+    config = dataclasses.replace(staged, automatic=("runs", "part"))
+    done = tune(workdir, config, tmp_path / "out", budget=60.0, log=log.append)
+    settings = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert settings["examples"] == pytest.approx(full / 2, abs=2)
+    assert f"the time suffices for {settings['examples']} of the {full} training images" in log
+    (tmp_path / "out" / "result.json").unlink()
+    log.clear()
+    assert tune(workdir, config, tmp_path / "out", budget=90.0, log=log.append).result == done.result
+    assert any("keeps the settings it was started with" in line for line in log)
+    assert planned == [full]
+
+
+@pytest.mark.parametrize(("several", "views", "rows"), [(True, 1, 80), (False, 0, 40)])
+def test_memory_limits_views_then_images(
+    workdir: Path,
+    pretrained: Outcome,
+    staged: FinetuneConfig,
+    monkeypatch: pytest.MonkeyPatch,
+    several: bool,
+    views: int,
+    rows: int,
+) -> None:
+    """Of too many images as many of each class are taken."""
+    labels = np.repeat(np.arange(4), (50, 10, 10, 10))
+
+    def made_up(self: LinearStage, description: str, **_: Any) -> Features:
+        x = 2.0 * np.eye(4)[labels] + np.random.default_rng(0).normal(size=(80, 4))
+        return Features(x.astype(np.float32), labels, np.arange(80), 0)
+
+    monkeypatch.setattr(LinearStage, "_features", made_up)
+    monkeypatch.setattr(linear_stage, "MAX_ELEMENTS", 5 * (170 if several else 40))
+    job = make_job(workdir, pretrained, dataclasses.replace(staged, head_views=4))
+    train = Dataset("made", "train", tuple("abcd"), labels, np.zeros((80, 8, 8, 3), np.uint8))
+    stage = dataclasses.replace(job.linear, splits=dataclasses.replace(job.splits, train=train))
+    assert stage._num_views == views
+    chosen = labels[stage._rows()]
+    assert len(chosen) == rows
+    assert several or np.bincount(chosen).tolist() == [10, 10, 10, 10]
 
 
 def test_settings_that_contradict() -> None:

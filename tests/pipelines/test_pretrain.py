@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,13 @@ from vitlab.data.decode import ImageError
 from vitlab.data.registry import load_dataset
 from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import evaluate
+from vitlab.models import get_config
 from vitlab.pipelines import pretrain as run
 from vitlab.pipelines.pretrain import Outcome, Splits, drop_unreadable, pretrain
 from vitlab.settings import to_dict
 from vitlab.train.distributed import World, init_distributed
+from vitlab.train.memory import inference_bytes
+from vitlab.train.microbatch import MEMORY_FRACTION
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_model
 
@@ -249,3 +253,12 @@ def test_part_and_exclude(config: TrainConfig, tmp_path: Path) -> None:
     exclude.write_text(f"{splits.train.path(4)}\n{outside}\n")
     assert run.run_settings("pretrain", None, both.train, chosen) != settings
     assert "excluded" not in run.run_settings("pretrain", None, plain.train, config)
+
+
+def test_evaluation_fits_into_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(model=get_config("ViT-Ti/16"), steps=1)
+    needed = inference_bytes(config.model, 64, torch.float32, "cuda")
+    for memory, batch_size in ((100 * needed, 256), (needed / MEMORY_FRACTION, 64), (needed / 10**6, 1)):
+        properties = SimpleNamespace(total_memory=memory)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, properties=properties: properties)
+        assert run.evaluation_options(config, torch.device("cuda")).batch_size == batch_size

@@ -49,4 +49,4 @@ def test_custom_images_start_as_the_table_but_for_size_and_crop() -> None:
     assert (config.data.name, config.optim, config.steps) == ("", flowers.optim, flowers.steps)
     assert config.learning_rates == (0.003, 0.01, 0.03)
     by_size = {"steps", "warmup_steps", "mixup", "batch_size", "sweep_steps"}
-    assert set(config.automatic) == by_size | {"image_size", "preprocessing"}
+    assert set(config.automatic) == by_size | {"image_size", "preprocessing", "loss"}

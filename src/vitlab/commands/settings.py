@@ -12,6 +12,7 @@ from vitlab.config import FewShotConfig, FinetuneConfig, TrainConfig
 from vitlab.errors import UserError
 from vitlab.models.registry import get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
+from vitlab.recipes.finetune import OWN_IMAGES
 from vitlab.settings import nearest
 from vitlab.switches import REQUIRED_SWITCHES, has_effect
 
@@ -27,6 +28,7 @@ AUTOMATIC = {
     "runs": {"--runs"},
     "head_views": {"--head-views"},
     "loss": {"--loss"},
+    "part": {"--data.part"},
 }
 """The flags that set what a recipe leaves to the data, the checkpoint and the device."""
 MODEL_OF_CHECKPOINT = {"--model.": "the checkpoint brings its own model; give --image-size or --model.dropout."}
@@ -186,9 +188,9 @@ def _leave_automatic(config: FinetuneConfig, arguments: Arguments) -> FinetuneCo
 
 
 def _data(command: Any, arguments: Arguments) -> Any:
-    """The data settings with --dataset and --root. Unreadable files of a folder are skipped."""
+    """The data settings with --dataset and --root. Unreadable files of one's own are skipped."""
     data = command.config.data
     if command.dataset is not None:
-        skip = command.dataset.startswith("folder:") and "--data.on-error" not in arguments.flags
+        skip = command.dataset.startswith(OWN_IMAGES) and "--data.on-error" not in arguments.flags
         data = dataclasses.replace(data, name=command.dataset, on_error="skip" if skip else data.on_error)
     return data if command.root is None else dataclasses.replace(data, root=command.root)

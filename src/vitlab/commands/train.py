@@ -83,8 +83,8 @@ class Finetune:
     recipe: str = "staged"
     """One of `vitlab list recipes`; `staged` and `custom` are for any images and require --dataset."""
     dataset: str | None = None
-    """Data set, `folder:PATH`, `shards:PATH` or `hub:OWNER/NAME`; default: the recipe's. Unreadable files of a folder
-    are skipped and listed (`--data.on-error raise` stops at them)."""
+    """Data set, `folder:PATH`, `csv:PATH`, `shards:PATH` or `hub:OWNER/NAME`; default: the recipe's. Unreadable files
+    of a folder or table are skipped and listed (`--data.on-error raise` stops at them)."""
     root: str | None = None
     """Folder that holds a named data set."""
     image_size: int | None = None

@@ -110,6 +110,7 @@ def eval_batches(
     *,
     batch_size: int,
     epoch: int = 0,
+    indices: np.ndarray | None = None,
     rank: int = 0,
     world_size: int = 1,
     workers: int = 0,
@@ -117,13 +118,13 @@ def eval_batches(
     device: torch.device | str = "cpu",
     num_uniforms: int = 0,
 ) -> Iterator[Batch]:
-    """Every example exactly once over all ranks, in the set's order; rank r takes r, r + world_size, ...
+    """Every example exactly once over all ranks, in the set's order; rank r takes r, r + world_size, ..., or `indices`.
 
     The last batch may be smaller, and a rank may have one batch fewer than another. Settings as for `train_batches`;
     augmentation and `uniforms` are those of seed 0 and of `epoch`, so that an image always has the same.
     """
     local = _local_batch_size(dataset, batch_size, world_size)
-    indices = np.arange(rank, len(dataset), world_size)
+    indices = np.arange(rank, len(dataset), world_size) if indices is None else indices
     chunks = (indices[i : i + local] for i in range(0, len(indices), local))
     loader = _BatchLoader(dataset, transform, torch.device(device), 0, num_uniforms)
     return loader.load(((np.full_like(b, epoch), b) for b in chunks), local, workers, on_error)

@@ -91,13 +91,12 @@ def _compute(
     local = indices[indices // options.batch_size % world.world_size == world.rank]
     x, known = np.zeros((len(local), model.config.num_features), np.float32), np.zeros(len(local), bool)
     if len(local):
-        shard = dataset if len(local) == len(dataset) else dataset.take(local)
-        progress = {"description": description, "shard": False, "world": world}
-        loop = evaluation_batches(model, shard, transform, options, epoch=epoch, **progress)
+        shown: dict[str, Any] = {"description": description, "world": world}
+        loop = evaluation_batches(model, dataset, transform, options, epoch=epoch, indices=local, **shown)
         with torch.inference_mode(), loop as batches:
             for batch in batches:
                 representations = model.forward_head(model.forward_features(batch.images), pre_logits=True)
-                rows = batch.indices.cpu().numpy()
+                rows = np.searchsorted(local, batch.indices.cpu().numpy())
                 x[rows], known[rows] = representations.float().cpu().numpy(), True
     gathered = world.all_gather({"indices": local[known], "x": x[known]})
     if not len(gathered["indices"]):

@@ -19,8 +19,8 @@ SCALES = tuple(2.0 ** (power / 4) for power in range(-8, 33))
 """Of the scores, from 1/4 to 256."""
 LOSS_ROWS = 4096
 """Training images, evenly spaced, on which the losses are compared."""
-MAX_TARGETS = 2**28
-"""Largest matrix of targets [n, K], 2 GiB; of more training images, evenly spaced ones are taken."""
+MAX_ELEMENTS = 2**26
+"""Of a matrix that the fit needs, half a GiB; it has several."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,15 @@ def least_squares_head(
     views, images, _ = x.shape
     if images < 2:
         raise UserError(f"least squares requires two training images or more, not {images}.")
-    step = -(-x.shape[0] * images * num_classes // MAX_TARGETS)
-    x, labels = x[:, ::step], labels[::step]
     ridge = Ridge(x.reshape(-1, x.shape[2]), np.concatenate([labels] * views), num_classes)
     rows = np.arange(0, len(labels), -(-len(labels) // LOSS_ROWS))
     target = torch.from_numpy(labels[rows])
-    scores = {l2: torch.from_numpy(ridge.leave_one_out(l2, views)[rows]) for l2 in L2_GRID}
-    loss, l2, scale = min((_loss(scores[l2] * scale, target), l2, scale) for l2 in L2_GRID for scale in SCALES)
-    logits = scores[l2] * scale
+
+    def scores(l2: float) -> Tensor:
+        return torch.from_numpy(ridge.leave_one_out(l2, views)[rows])
+
+    loss, l2, scale = min(_best_scale(scores(l2), target, l2) for l2 in L2_GRID)
+    logits = scores(l2) * scale
     confidence, prediction = (logits.softmax(dim=1) if target.ndim == 1 else logits.sigmoid()).max(dim=1)
     correct = prediction == target if target.ndim == 1 else target.gather(1, prediction[:, None])[:, 0]
     threshold = choose_rejection(confidence.numpy(), correct.numpy())
@@ -76,6 +77,18 @@ def least_squares_head(
     bias = BIAS * solution[-1] - ridge.mean @ weight
     accuracy = float(correct.double().mean())
     return LinearHead(weight.T.astype(np.float32), bias.astype(np.float32), l2, accuracy, loss, threshold)
+
+
+def _best_scale(scores: Tensor, target: Tensor, l2: float) -> tuple[float, float, float]:
+    """(loss, l2, scale) with the scale of least loss, by bisection: the loss is convex in the scale."""
+    low, high = 0, len(SCALES) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if _loss(scores * SCALES[middle], target) <= _loss(scores * SCALES[middle + 1], target):
+            high = middle
+        else:
+            low = middle + 1
+    return _loss(scores * SCALES[low], target), l2, SCALES[low]
 
 
 def _loss(logits: Tensor, target: Tensor) -> float:

@@ -64,22 +64,24 @@ def evaluation_batches(
     epoch: int = 0,
     description: str = "evaluation",
     num_uniforms: int = 0,
-    shard: bool = True,
+    indices: np.ndarray | None = None,
     world: World = SINGLE,
 ) -> Iterator[Iterator[Batch]]:
     """A context in which `model` is in evaluation mode; yields the batches of this rank, on the model's device.
 
     Unreadable images are skipped, and batches that are empty without them. Rank 0 shows the progress as `description`.
-    `shard`: each rank takes its shard of the images; else the whole `dataset`. `epoch` and `num_uniforms` are as
-    in `eval_batches`.
+    Each rank takes its shard of the images, or those with `indices`. `epoch` and `num_uniforms` are as in
+    `eval_batches`.
     """
-    world_size = world.world_size if shard else 1
+    world_size = world.world_size if indices is None else 1
+    total = -(-len(dataset) // world_size) if indices is None else len(indices)
     batches = eval_batches(
         dataset,
         transform,
         batch_size=options.batch_size * world_size,
         epoch=epoch,
-        rank=world.rank if shard else 0,
+        indices=indices,
+        rank=world.rank if indices is None else 0,
         world_size=world_size,
         workers=options.workers,
         on_error=options.on_error,
@@ -95,7 +97,7 @@ def evaluation_batches(
             done += len(batch.labels) + batch.skipped
             progress.update(done)
 
-    progress = ProgressDisplay(description, -(-len(dataset) // world_size), quiet=not world.is_rank_0)
+    progress = ProgressDisplay(description, total, quiet=not world.is_rank_0)
     with evaluation_mode(model), progress:
         yield nonempty()
 

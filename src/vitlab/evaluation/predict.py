@@ -34,11 +34,15 @@ class Prediction:
     rejected: bool = False
     """Whether the highest probability is below `reject_below`."""
 
-    def as_line(self) -> str:
+    def describe(self) -> str:
+        """The classes, or the error, as text."""
+        if self.error is not None:
+            return f"cannot be read: {self.error}"
         text = ", ".join(f"{quoted(name)} {probability:.1%}" for name, probability in self.top)
-        if self.rejected:
-            text = f"not sure ({text})"
-        return f"{quoted(self.path)}: {text if self.error is None else 'cannot be read: ' + self.error}"
+        return f"not sure ({text})" if self.rejected else text
+
+    def as_line(self) -> str:
+        return f"{quoted(self.path)}: {self.describe()}"
 
 
 def predict(
@@ -96,9 +100,9 @@ def _stored_threshold(metadata: dict[str, Any], checkpoint: str) -> float:
     threshold = metadata.get("reject_below")
     if not isinstance(threshold, float | int) or not 0 <= threshold <= 1:
         raise UserError(
-            f"the metadata of {checkpoint} has no threshold `reject_below` from 0 to 1: fine-tune with a search of the "
-            f"learning rate, which chooses it on held-out images (`vitlab finetune`), or give a probability, "
-            f"for example --reject-below 0.5."
+            f"the metadata of {checkpoint} has no threshold `reject_below` from 0 to 1: `vitlab finetune` "
+            f"without --optim.lr chooses it, if any threshold makes 95 % of the predictions right. Or give a "
+            f"probability, for example --reject-below 0.5."
         )
     return threshold
 

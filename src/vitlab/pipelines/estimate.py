@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -20,8 +21,9 @@ from vitlab.train.microbatch import StepCost
 
 PLANNED = 0.92
 """Fraction of the time that is planned; the rest is for saving, and for what is slower than measured."""
-MIN_PATCHES = 4
-"""Patches on the longer side of the smallest images to choose from."""
+MIN_PATCHES = 6
+"""Patches on the longer side of the smallest images to choose from. With fewer, twice the training images are no help
+(`benchmarks/results/finetune_peers.jsonl`)."""
 MIN_EPOCHS, MAX_EPOCHS = 3.0, 50.0
 """Passes over the training images below which fine-tuning is left out, and at which it ends."""
 MIN_FRACTION = 0.75
@@ -34,6 +36,8 @@ SHORT = 120.0
 """Seconds up to which no shorter settings are suggested."""
 REPORT_SECONDS, REPORT_IMAGES = 12.0, 200
 """What a report takes on two cores, and images that pass through the model for it."""
+MAX_COMPARED = 20_000
+"""Training and test images up to which the report searches near-duplicates among them."""
 SAMPLES = 8
 """Images whose decoding is measured."""
 
@@ -62,11 +66,16 @@ class JobCost:
     step: StepCost
     decode: float = 0.0
     """Measured seconds to read and prepare an image."""
+    processes: int = 1
+    """That share the images."""
+    readers: int = 0
+    """Processes of each that read images while a GPU computes; on a CPU they would take its cores."""
 
     def seconds(self, config: FinetuneConfig, images: Images) -> Seconds:
-        evaluate, train = self.step.eval_seconds + self.decode, self.step.train_seconds + self.decode
-        views = 1 + (config.head_views or 0)
+        evaluate, train = self._per_image(self.step.eval_seconds), self._per_image(self.step.train_seconds)
+        views, read_all = 1 + (config.head_views or 0), sum(images) * self.decode / (os.cpu_count() or 1)
         linear = (views * images.train + images.test) * evaluate if config.head else 0.0
+        linear += read_all if config.data.on_error == "skip" else 0.0  # to find what cannot be read
         search, rates = 0.0, len(config.tried_rates)
         steps = config.total_steps(images.train)
         for halving in range((config.halvings or 0) + 1 if rates and config.runs else 0):
@@ -74,8 +83,13 @@ class JobCost:
             search += rates * (trained * train + config.held_out * images.train * evaluate)
             rates = (rates + 1) // 2
         one_run = steps * config.batch_size * train + images.test * evaluate
-        report = REPORT_SECONDS + REPORT_IMAGES * evaluate if config.head else 0.0
+        report = REPORT_SECONDS + REPORT_IMAGES * evaluate * self.processes if config.head else 0.0
+        report += read_all if config.head and sum(images) <= MAX_COMPARED else 0.0
         return Seconds(linear, search, config.runs * one_run, report)
+
+    def _per_image(self, compute: float) -> float:
+        seconds = max(compute, self.decode / self.readers) if self.readers else compute + self.decode
+        return seconds / self.processes
 
 
 def measure_decode(config: FinetuneConfig, dataset: Dataset) -> float:
@@ -94,14 +108,14 @@ def fit_budget(
     images: Images,
     measure: Callable[[FinetuneConfig], JobCost],
     remaining: Callable[[], int | float],
-    automatic: Collection[str] = ("image_size", "head_views", "runs"),
+    automatic: Collection[str] = ("image_size", "head_views", "runs", "part"),
 ) -> FinetuneConfig:
     """`config` for a job of `remaining()` seconds: with steps and search, and what of the settings is `automatic`.
 
     Fine-tuning must see every training image MIN_EPOCHS times, at a size of at least MIN_FRACTION of the largest that
-    the least-squares head alone could have; otherwise the job is that head, at that size (`runs` is 0).
-    Measuring takes time too: the first size is a middle one, and what is left counts. Raises UserError where not even
-    the head fits.
+    the least-squares head alone could have; otherwise the job is that head, at that size (`runs` is 0), or at the
+    smallest size for a part of the training images. Measuring takes time too: the first size is a middle one, and what
+    is left counts. Raises UserError where nothing fits.
     """
     all_views = VIEWS if "head_views" in automatic else (config.head_views,)
     candidates = _sizes(config) if "image_size" in automatic else [config]
@@ -126,16 +140,35 @@ def fit_budget(
 
     linear = choose(0) if "runs" in automatic else None
     tuned = choose(config.runs, MIN_FRACTION * _side(linear) if linear else 0.0)
-    if tuned is not None:
-        return tuned
-    if linear is None:
-        alone = replace(config, runs=0, head_views=None)
-        shortest = min(sum(guess(candidate).seconds(alone, images)) for candidate in candidates)
-        raise UserError(
-            f"{images.train:,} training and {images.test:,} test images take {format_duration(shortest)} "
-            f"or more here; give --budget {math.ceil(1.1 * shortest / PLANNED / 60)}m, or fewer images."
-        )
-    return linear
+    if planned := tuned or linear:
+        return planned
+    smallest = replace(candidates[-1], head_views=all_views[-1])
+    if "runs" not in automatic:
+        shortest = with_steps(smallest, math.ceil(MIN_EPOCHS * images.train / config.batch_size))
+    else:
+        shortest = _alone(smallest, smallest.head_views)
+        measured.setdefault(_side(smallest), (smallest, measure(smallest)))
+        if "part" in automatic and (planned := _part(shortest, images, guess(smallest), PLANNED * remaining())):
+            return planned
+    seconds = sum(guess(smallest).seconds(shortest, images))
+    raise UserError(
+        f"{images.train:,} training and {images.test:,} test images take {format_duration(seconds)} or more here; give "
+        f"--budget {math.ceil(1.1 * seconds / PLANNED / 60)}m, or fewer images."
+    )
+
+
+def _alone(config: FinetuneConfig, views: int | None) -> FinetuneConfig:
+    """The job that is the least-squares head."""
+    return replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None, head_views=views)
+
+
+def _part(config: FinetuneConfig, images: Images, cost: JobCost, available: float) -> FinetuneConfig | None:
+    """`config` with the part of each class for which the time suffices; None below two images a class."""
+    fixed, more = (sum(cost.seconds(config, Images(train, images.test))) for train in (0, 1000))
+    part = math.floor(1e6 * (available - fixed) / (more - fixed) / images.train) / 1000
+    if part * images.train < 2 * config.model.num_classes:
+        return None
+    return replace(config, data=replace(config.data, part=min(part, 1.0)))
 
 
 def _fill(
@@ -147,8 +180,7 @@ def _fill(
     all_views: Sequence[int | None],
 ) -> FinetuneConfig | None:
     """`config` with as many views and steps as fit into the `available` seconds; None if those are too few."""
-    if not runs:
-        config = replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
+    config = config if runs else _alone(config, None)
     for views in all_views:
         config = replace(config, head_views=views)
         linear, _, _, report = cost.seconds(config, images)
@@ -240,7 +272,7 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
 def _shorter(config: FinetuneConfig, cost: JobCost, images: Images, total: float) -> list[str]:
     """Options for a shorter job, and what it takes."""
     if config.head is not None:
-        return [f"--budget {math.ceil(total / 120)}m"]
+        return [f"--budget {math.ceil(total / 120)}m, with another --workdir"]
     options, (_, search, runs, _) = [], cost.seconds(config, images)
     if search:
         options.append(f"--optim.lr {config.optim.lr:g}, without a search: {format_duration(runs)}")

@@ -23,7 +23,7 @@ from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfi
 from vitlab.models.init import LEARNED_POSITIONS
 from vitlab.pipelines.estimate import Images, JobCost, fit_budget, format_estimate, measure_decode
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint
-from vitlab.pipelines.linear_stage import hold_out_indices
+from vitlab.pipelines.linear_stage import hold_out, hold_out_indices
 from vitlab.pipelines.pretrain import Execution, Splits, drop_unreadable, load_splits
 from vitlab.pipelines.sweep import FinetuneJob, Log, format_score
 from vitlab.preprocessing import Preprocessing
@@ -38,8 +38,12 @@ REPORT = "report/index.html"
 MAX_CPU_FLOPS = 1e14
 """Largest default training budget on a CPU, about ten minutes of two cores; above it `bit_hyperrule` reduces batch size
 and steps."""
-DIRECT = {"steps", "batch_size", "mixup", "learning_rates", "sweep_steps", "runs", "loss", "head_views"}
+DIRECT = {"steps", "epochs", "batch_size", "mixup", "learning_rates", "sweep_steps", "halvings"}
+DIRECT |= {"runs", "loss", "head_views"}
 """Automatic settings that are fields of FinetuneConfig."""
+BUDGETED = {"steps", "epochs", "warmup_steps", "learning_rates", "sweep_steps", "halvings", "runs", "head_views"}
+BUDGETED |= {"preprocessing", "part"}
+"""Settings that a budget chooses, besides the image size."""
 MAX_CPU_IMAGE_SIZE = 224
 """Largest default image size on a CPU, in pixels."""
 
@@ -58,7 +62,8 @@ class Finetuned:
         """The learning rates tried, the test, the runs, unreadable files, and the paths of model and curves."""
         result, lines = self.result, []
         for score in result.get("sweep", ()):
-            chosen = "  <- chosen" if score["learning_rate"] == result["learning_rate"] else ""
+            chosen = score["learning_rate"] == result["learning_rate"] and result.get("chosen") != "linear"
+            chosen = "  <- chosen" if chosen else ""
             lines.append(f"learning rate {score['learning_rate']:<6g} {format_score(score)}{chosen}")
         if linear := result.get("linear"):
             held_out = f"{format_score(linear['held_out'])}; " if linear["held_out"] else ""
@@ -72,7 +77,8 @@ class Finetuned:
         if unreadable := result.get("unreadable"):
             lines.append(f"{len(unreadable)} files could not be read and were left out:")
             lines += [f"  {quoted(file['path'])}: {file['reason']}" for file in unreadable]
-        return "\n".join([*lines, f"model: {self.workdir / 'model'} · report: {self.workdir / REPORT}"])
+        report = f" · report: {self.workdir / REPORT}" if (self.workdir / REPORT).exists() else ""
+        return "\n".join([*lines, f"model: {self.workdir / 'model'}{report}"])
 
     def _repr_html_(self) -> str:
         """In a notebook: the summary, and the curves of the first run."""
@@ -123,7 +129,7 @@ def sweep_and_finetune(
     source = load_model(checkpoint)
     init_id = _describe_init(checkpoint, config, fingerprint(source))
     automatic = set(config.automatic) - ({"image_size"} if image_size is not None else set())
-    config, saved_size = load_automatic_settings(workdir, config)
+    config, saved_size = load_automatic_settings(workdir, config, () if budget is None else BUDGETED)
     image_size = saved_size if image_size is None else image_size
     planned_before = world.broadcast_object(lambda: (workdir / "config.json").exists())
     config = _apply_checkpoint_settings(checkpoint, source.config, config, image_size, interpolation, torch_device.type)
@@ -133,8 +139,14 @@ def sweep_and_finetune(
     world.check_batch_size(config.batch_size)
     job = FinetuneJob(checkpoint, init_id, splits, config, Execution(torch_device, tensorboard, world), log)
     deadline = None if budget is None or planned_before else started + budget
+    if budget is not None and planned_before:
+        log(f"{workdir} keeps the settings it was started with; for another budget give another --workdir")
     job = _plan(job, workdir, deadline, automatic)
     config = job.config
+    if config.data.on_error == "skip":
+        job = dataclasses.replace(job, splits=drop_unreadable(job.splits, world))
+        if job.splits.unreadable:
+            log(f"{len(job.splits.unreadable)} images cannot be read and are left out; they are listed at the end")
     log(f"settings: {workdir / 'config.json'}")
     if not config.tried_rates and config.runs == 1 and config.head is None:
         return Finetuned(config, job.train_and_test(config.single(), workdir), workdir)
@@ -150,13 +162,9 @@ def sweep_and_finetune(
 def _load_data(
     config: FinetuneConfig, device_type: str, automatic: Collection[str], log: Log, world: World
 ) -> tuple[FinetuneConfig, Splits]:
-    """The splits, without unreadable images where these are skipped, and `config` with all that they decide."""
+    """The splits, and `config` with all that they decide."""
     log(f"reading the data set {config.data.name}")
     splits = load_splits(config.data, world)
-    if config.data.on_error == "skip":
-        splits = drop_unreadable(splits, world)
-        if splits.unreadable:
-            log(f"{len(splits.unreadable)} images cannot be read and are left out; they are listed at the end")
     model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
     if "loss" in config.automatic and splits.train.multi_label:
         config = dataclasses.replace(config, loss="sigmoid")
@@ -166,20 +174,24 @@ def _load_data(
     if config.head and "runs" in automatic and not all(map(len, _held_out(config, splits))):
         log("there are too few images to hold some out: the job is the least-squares head alone")
         config = dataclasses.replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
+    if config.tried_rates:
+        hold_out(splits.train, config.held_out, config.seed)  # raises UserError for too few images
     return config, splits
 
 
 def _plan(job: FinetuneJob, workdir: Path, deadline: float | None, automatic: Collection[str]) -> FinetuneJob:
     """The job with what of its settings is `automatic` for the time until `deadline`, if there is one, and with the
     measured micro-batch. Logs what the job will take, unless it is finished."""
-    world, images = job.execution.world, Images(len(job.splits.train), len(job.splits.test))
+    world, splits = job.execution.world, job.splits
+    images = Images(len(splits.train), len(splits.test))
     costs: dict[Any, JobCost] = {}
 
     def measure(config: FinetuneConfig) -> JobCost:
         if (size := config.model.image_size) not in costs:
             step = dataclasses.replace(job, config=config).measure_step()
-            decode = world.broadcast_object(lambda: measure_decode(config, job.splits.train))
-            costs[size] = JobCost(step, decode)
+            decode = world.broadcast_object(lambda: measure_decode(config, splits.train))
+            readers = config.data.workers if job.execution.device.type != "cpu" else 0
+            costs[size] = JobCost(step, decode, world.world_size, readers)
         return costs[size]
 
     if deadline is not None:
@@ -187,7 +199,12 @@ def _plan(job: FinetuneJob, workdir: Path, deadline: float | None, automatic: Co
         def remaining() -> float:
             return world.broadcast_object(lambda: deadline - time.monotonic())
 
-        job = dataclasses.replace(job, config=fit_budget(job.config, images, measure, remaining, automatic))
+        config = fit_budget(job.config, images, measure, remaining, automatic)
+        if config.data.part != job.config.data.part:
+            splits = load_splits(config.data, world)
+            job.log(f"the time suffices for {len(splits.train):,} of the {images.train:,} training images")
+            images = Images(len(splits.train), len(splits.test))
+        job = dataclasses.replace(job, config=config, splits=splits)
     if world.broadcast_object(lambda: (workdir / "result.json").exists()):
         return job
     cost = measure(job.config)
@@ -290,10 +307,13 @@ def default_image_size(source: ModelConfig, preprocessing: Preprocessing, device
     return max(MAX_CPU_IMAGE_SIZE // source.stride, 1) * source.stride
 
 
-def load_automatic_settings(workdir: Path, config: FinetuneConfig) -> tuple[FinetuneConfig, ImageSize | None]:
-    """`config` with the automatic settings of the fine-tuning job in `workdir`, and its image size if it is automatic.
+def load_automatic_settings(
+    workdir: Path, config: FinetuneConfig, planned: Collection[str] = ()
+) -> tuple[FinetuneConfig, ImageSize | None]:
+    """`config` with the automatic and the `planned` settings of the fine-tuning job in `workdir`, and its image size if
+    it is automatic.
 
-    So a job resumes on another device, for which other settings would be chosen.
+    So a job resumes on another device or with another speed, for which other settings would be chosen.
     """
     try:
         settings = json.loads((workdir / "config.json").read_bytes())
@@ -303,12 +323,14 @@ def load_automatic_settings(workdir: Path, config: FinetuneConfig) -> tuple[Fine
         return config, None  # opening the folder reports what is wrong with it
     if settings.get("command") != "finetune":
         return config, None
-    automatic = set(config.automatic)
+    automatic = {*config.automatic, *planned}
     direct = {name: getattr(saved, name) for name in automatic & DIRECT}
     if "warmup_steps" in automatic:
         direct["optim"] = dataclasses.replace(config.optim, warmup_steps=saved.optim.warmup_steps)
     if "preprocessing" in automatic:
         resize, interpolation = saved.data.eval_resize, saved.data.eval_interpolation
         direct["data"] = dataclasses.replace(config.data, eval_resize=resize, eval_interpolation=interpolation)
+    if "part" in automatic:
+        direct["data"] = dataclasses.replace(direct.get("data", config.data), part=saved.data.part)
     size = saved.model.image_size if "image_size" in automatic else None
     return dataclasses.replace(config, **direct, automatic=()), size

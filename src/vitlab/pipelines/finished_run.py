@@ -29,6 +29,7 @@ from vitlab.inspection.report import DataSection, RunSection
 from vitlab.io import find_corrupt_files
 from vitlab.models.vit import ViT
 from vitlab.pipelines.duplicates import find_pairs, numbers_of, one_of_each, page_images
+from vitlab.pipelines.estimate import MAX_COMPARED
 from vitlab.pipelines.pretrain import PREDICTIONS, load_splits
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict
@@ -40,8 +41,8 @@ READ = ("config.json", "metrics.jsonl", "predictions.csv", "model/config.json")
 """Files of a run that are read."""
 MISTAKES = 24
 """Maximum number of wrong predictions, and of near-duplicates, on a page."""
-MAX_COMPARED, MAX_CANDIDATES = 20_000, 300_000
-"""Images of a run, and pairs of similar hashes among them, up to which a page shows near-duplicates: a minute."""
+MAX_CANDIDATES = 300_000
+"""Pairs of similar hashes up to which a page shows near-duplicates."""
 
 
 def run_folders(path: str | Path) -> list[Path]:

@@ -15,9 +15,10 @@ from vitlab.config import DataConfig, FinetuneConfig
 from vitlab.data.dataset import Dataset, stratified_split
 from vitlab.data.downloads import cache_folder
 from vitlab.errors import UserError
-from vitlab.evaluation.accuracy import mean_average_precision
+from vitlab.evaluation.accuracy import MAX_SCORES, mean_average_precision
 from vitlab.evaluation.features import Features, features
-from vitlab.evaluation.linear_head import LinearHead, least_squares_head
+from vitlab.evaluation.fewshot import sample_shots
+from vitlab.evaluation.linear_head import MAX_ELEMENTS, LinearHead, least_squares_head
 from vitlab.models.vit import Model
 from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
 from vitlab.pipelines.pretrain import (
@@ -59,13 +60,13 @@ class LinearStage:
         A mirrored digit is no digit, and a cropped one another: of crops that may be mirrored, crops, and images as
         they are, those are taken for which the leave-one-out loss of the head is least.
         """
-        data, views = self.config.data, range(1, (self.config.head_views or 0) + 1)
+        data, views = self.config.data, range(1, self._num_views + 1)
         if not views:
             return data, []
         flips = (False, True) if data.flip and len(views) > 1 else (data.flip,)
         tried = {flip: self._view(view, flip) for view, flip in zip(views, flips, strict=False)}
         losses = {flip: self._fit([self.plain, view]).loss for flip, view in tried.items()}
-        alone, flip = self._fit([self.plain]).loss, min(tried, key=losses.__getitem__)
+        alone, flip = self._plain_head.loss, min(tried, key=losses.__getitem__)
         kept = [view for mirrored, view in tried.items() if mirrored <= flip]
         kept += [self._view(view, flip) for view in views[len(tried) :]] if losses[flip] < alone else []
         if max(losses[flip], self._fit([self.plain, *kept]).loss) >= alone:
@@ -76,13 +77,28 @@ class LinearStage:
             self.log("mirrored training images make the least-squares head worse: none is mirrored")
         return dataclasses.replace(data, flip=flip), kept
 
+    @property
+    def _width(self) -> int:
+        """Elements of a training image in the matrices of least squares."""
+        return max(len(self.splits.train.classes), self.plain.x.shape[1] + 1)
+
+    @property
+    def _num_views(self) -> int:
+        """Augmented views: `head_views`, or as many as memory allows."""
+        views = self.config.head_views or 0
+        return views and max(min(views, MAX_ELEMENTS // (len(self.plain.x) * self._width) - 1), 0)
+
+    @functools.cached_property
+    def _plain_head(self) -> LinearHead:
+        return self._fit([self.plain])
+
     @functools.cached_property
     def _model(self) -> Model:
         return init_from_checkpoint(self.checkpoint, self.config.model).to(self.execution.device)
 
     def _view(self, view: int, flip: bool) -> Features:
         transform = dataclasses.replace(train_transform(self.config.single()), flip=flip)
-        description = f"representations of view {view} of {self.config.head_views}"
+        description = f"representations of view {view} of {self._num_views}"
         return self._features(description, augmentation=transform, epoch=view)
 
     def _features(self, description: str, **options: Any) -> Features:
@@ -97,13 +113,21 @@ class LinearStage:
 
     def fit_start(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         """The same without views: fine-tuning learns more from crops that the head has not seen."""
-        return self._fit([self.plain], indices)
+        return self._plain_head if indices is None else self._fit([self.plain], indices)
 
     def _fit(self, views: list[Features], indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
-        train, known = self.splits.train, self.plain.indices
-        rows = np.ones(len(known), bool) if indices is None else np.isin(known, indices)
+        train, rows = self.splits.train, self._rows(indices)
         x = np.stack([view.x[rows] for view in views])
-        return least_squares_head(x, _labels(train, known[rows]), len(train.classes))
+        return least_squares_head(x, _labels(train, self.plain.indices[rows]), len(train.classes))
+
+    def _rows(self, indices: Int[np.ndarray, " m"] | None = None) -> Int[np.ndarray, " r"]:
+        """The rows of `plain` with these indices; as many of each class as memory allows, for any number of views."""
+        known, classes = self.plain.indices, len(self.splits.train.classes)
+        rows = np.arange(len(known)) if indices is None else np.flatnonzero(np.isin(known, indices))
+        if len(rows) <= (limit := MAX_ELEMENTS // ((1 + self._num_views) * self._width)):
+            return rows
+        labels = self.splits.train.labels[known[rows]]
+        return np.sort(rows[sample_shots(labels, classes, max(limit // classes, 1), self.config.seed)])
 
     def test(self, path: Path) -> dict[str, Any]:
         """The result of the stage; read from its folder if it is finished."""
@@ -112,7 +136,9 @@ class LinearStage:
         with Workdir(path, settings, tensorboard=False, world=world) as folder:
             if folder.finished:
                 return folder.read_result()
-            head = self.fit_head()
+            head, images = self.fit_head(), len(self._rows())
+            if images < len(self.plain.x):
+                self.log(f"least-squares head: fitted to {images:,} training images, as many of each class as fit")
             self.log(f"least-squares head: {head.accuracy:.2%} right, each training image by the head of all others")
             model = init_from_checkpoint(self.checkpoint, self.config.model).to(self.execution.device)
             head.copy_to(model)
@@ -121,6 +147,7 @@ class LinearStage:
             if folder.writes:
                 write_files(config, folder.path, self.splits.test, model, test, self.init_id)
             record: dict[str, Any] = {"l2": head.l2, "leave_one_out": head.accuracy, "leave_one_out_loss": head.loss}
+            record["fitted_images"] = images
             data, views = self.augmented
             record |= {"reject_below": head.reject_below, "views": len(views), "crop": data.crop, "flip": data.flip}
             folder.write_result({"test": test.record(), "least_squares": record, **self.splits.record})
@@ -136,7 +163,7 @@ class LinearStage:
         loss, predictions = classification_loss(logits, labels, self.config.loss), logits.argmax(dim=1)
         correct = predictions == labels if labels.ndim == 1 else labels.gather(1, predictions[:, None])
         score = {"accuracy": float(correct.double().mean()), "loss": float(loss), "images": int(rows.sum())}
-        if train.multi_label:
+        if train.multi_label and logits.numel() <= MAX_SCORES:  # as `evaluate`
             score["mean_average_precision"] = mean_average_precision(labels.numpy(), logits.numpy())
         return score
 
@@ -150,8 +177,8 @@ def hold_out(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dat
     if not len(rest) or not len(held_out):
         raise UserError(
             f"held_out={fraction:g} leaves {len(rest)} images of {dataset.name} to train on and {len(held_out)} to "
-            f"evaluate on (a class needs at least two); give another fraction, or one rate and no sweep "
-            f"(`--learning-rates 0.01`)."
+            f"evaluate on (a class needs at least two); give another fraction, or one rate that is not compared "
+            f"(`--optim.lr 1e-4`)."
         )
     return rest, dataclasses.replace(held_out, split="held_out")
 

@@ -23,7 +23,7 @@ from vitlab.models.vit import Model
 from vitlab.settings import to_dict
 from vitlab.train.distributed import SINGLE, World
 from vitlab.train.loop import train
-from vitlab.train.microbatch import default_microbatch
+from vitlab.train.microbatch import MEMORY_FRACTION, default_microbatch
 from vitlab.train.objectives import create_training_model
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import Workdir, check_folder
@@ -296,6 +296,13 @@ def evaluation_options(config: TrainConfig, device: torch.device) -> Any:
 
     # Evaluation takes a third of the FLOPs of training, for it has no backward pass, and stores no activations.
     batch_size = min(256, 2 * default_microbatch(config.model.forward_macs, device, 128))
+    if device.type == "cuda":
+        from vitlab.train.memory import inference_bytes
+
+        # All of its memory, not what is free, so that ranks agree.
+        available = MEMORY_FRACTION * torch.cuda.get_device_properties(device).total_memory
+        while batch_size > 1 and inference_bytes(config.model, batch_size, torch.float32, "cuda") > available:
+            batch_size //= 2
     return LoaderOptions(batch_size, config.data.workers, config.data.on_error)
 
 

@@ -177,8 +177,9 @@ class FinetuneJob:
                 folder.log_metrics(len(scores) + len(records), metrics)
             chosen = "run-0" if records else "linear"
             if folder.writes:
-                source = best_score(scores) if records and scores else linear["least_squares"] if linear else {}
-                metadata = load_metadata(workdir / chosen) | _threshold(source)
+                tuned = best_score(scores) if records and scores else {}
+                metadata = load_metadata(workdir / chosen)
+                metadata |= _threshold(tuned if records or not linear else linear["least_squares"])
                 save_model(load_model(workdir / chosen), workdir / "model", extra=metadata)
             result: dict[str, Any] = {"learning_rate": best, "sweep": scores}
             if linear is not None:

@@ -24,6 +24,9 @@ TABLE4 = {
 """Data set -> base learning rates, held-out fraction, steps, and warm-up steps. Warm-up is not in the table; the steps
 are those of Google's code. The last row is ours, for any images."""
 
+OWN_IMAGES = ("folder:", "csv:")
+"""Data sets of one's own files: `vitlab finetune` skips and lists those that cannot be read."""
+
 
 def imagenet() -> FinetuneConfig:
     """20,000 steps at 512 pixels (give `--image-size 518` for patches of 14), Polyak average 0.9999 (Sec. 4.1)."""
@@ -67,7 +70,7 @@ def custom() -> FinetuneConfig:
     single points.
     """
     config = _row("", image_size=224, min_area=0.3, eval_interpolation="bilinear")
-    automatic = ("steps", "warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size", "preprocessing")
+    automatic = ("steps", "warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size", "preprocessing", "loss")
     return replace(config, automatic=automatic, log_every=10, checkpoint_every=25)
 
 
@@ -79,7 +82,7 @@ def staged() -> FinetuneConfig:
     """
     config = custom()
     optim = OptimConfig(lr=1e-4, weight_decay=0.05, decay_on="kernels", layer_decay=0.75, clip_norm=1.0)
-    automatic = (*config.automatic, "learning_rates", "runs", "loss", "head_views")
+    automatic = (*config.automatic, "learning_rates", "runs", "head_views", "part")
     head: dict[str, Any] = {"head": "least_squares", "head_views": 4, "held_out": 0.2}
     return replace(config, optim=optim, learning_rates=(optim.lr,), automatic=automatic, **head)
 

@@ -131,7 +131,7 @@ def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, wo
         if sharded:
             break
         size = _half(size)
-    eval_seconds = _eval_seconds(model, _blank_images(config, min(size, 8), device))
+    eval_seconds = _eval_seconds(model, _blank_images(config, min(size, 8) if device.type == "cpu" else size, device))
     return StepCost(size, seconds, eval_seconds, memory(size), free)
 
 
