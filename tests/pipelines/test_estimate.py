@@ -60,7 +60,7 @@ def test_speed_is_measured_at_the_size_that_is_chosen() -> None:
         job = fit_budget(CONFIG, IMAGES, slow_when_small, lambda seconds=seconds: seconds)
         assert job.model.image_hw[0] in measured
         assert sum(slow_when_small(job).seconds(job, IMAGES)) <= PLANNED * seconds
-    assert measured[0] == 126
+    assert measured[0] == 112
     assert job.model.image_hw[0] == 224  # although by the first measurement it takes too long
 
 

@@ -114,13 +114,13 @@ def fit_budget(
 
     Fine-tuning must see every training image MIN_EPOCHS times, at a size of at least MIN_FRACTION of the largest that
     the least-squares head alone could have; otherwise the job is that head, at that size (`runs` is 0), or at the
-    smallest size for a part of the training images. Measuring takes time too: the first size is a middle one, and what
-    is left counts. Raises UserError where nothing fits.
+    smallest size for a part of the training images. Measuring takes time too: it begins with a small size, and what is
+    left counts. Raises UserError where nothing fits.
     """
     all_views = VIEWS if "head_views" in automatic else (config.head_views,)
     candidates = _sizes(config) if "image_size" in automatic else [config]
-    middle = candidates[2 * len(candidates) // 3]  # of half the side: quick, and not too far from any
-    measured = {_side(middle): (middle, measure(middle))}
+    small, smallest = candidates[3 * len(candidates) // 4], candidates[-1]
+    measured = {_side(small): (small, measure(small))}
 
     def guess(candidate: FinetuneConfig) -> JobCost:
         """By the measurement at the nearest size."""
@@ -142,14 +142,14 @@ def fit_budget(
     tuned = choose(config.runs, MIN_FRACTION * _side(linear) if linear else 0.0)
     if planned := tuned or linear:
         return planned
-    smallest = replace(candidates[-1], head_views=all_views[-1])
-    if "runs" not in automatic:
-        shortest = with_steps(smallest, math.ceil(MIN_EPOCHS * images.train / config.batch_size))
-    else:
-        shortest = _alone(smallest, smallest.head_views)
+    if "runs" in automatic:
+        shortest = _alone(smallest, all_views[-1])
         measured.setdefault(_side(smallest), (smallest, measure(smallest)))
         if "part" in automatic and (planned := _part(shortest, images, guess(smallest), PLANNED * remaining())):
             return planned
+    else:
+        steps = math.ceil(MIN_EPOCHS * images.train / config.batch_size)
+        shortest = with_steps(replace(smallest, head_views=all_views[-1]), steps)
     seconds = sum(guess(smallest).seconds(shortest, images))
     raise UserError(
         f"{images.train:,} training and {images.test:,} test images take {format_duration(seconds)} or more here; give "

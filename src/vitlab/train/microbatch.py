@@ -131,7 +131,8 @@ def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, wo
         if sharded:
             break
         size = _half(size)
-    eval_seconds = _eval_seconds(model, _blank_images(config, min(size, 8) if device.type == "cpu" else size, device))
+    sample = max(math.ceil(SAMPLE_FLOPS / (16 * config.model.forward_macs)), 8) if device.type == "cpu" else size
+    eval_seconds = _eval_seconds(model, _blank_images(config, min(sample, size), device))
     return StepCost(size, seconds, eval_seconds, memory(size), free)
 
 
