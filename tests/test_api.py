@@ -97,6 +97,8 @@ def test_settings_of_finetune(flowers: Path, checkpoint: str) -> None:
     assert (run.config.optim, run.config.tried_rates, run.result["sweep"]) == (optim, (), [])
     run = vitlab.finetune(checkpoint, "folder:flowers", workdir="two", steps=2, learning_rates=(3e-5, 5e-5))
     assert [score["learning_rate"] for score in run.result["sweep"]] == [3e-5, 5e-5]
+    run = vitlab.finetune(checkpoint, "folder:flowers", workdir="three", epochs=0.5, optim=optim)
+    assert (run.config.steps, run.config.epochs) == (None, 0.5)
     with pytest.raises(ValueError, match="budget chooses the number of steps; leave out epochs, steps"):
         vitlab.finetune(checkpoint, "folder:flowers", budget=60.0, steps=2, epochs=3.0)
     with pytest.raises(ValueError, match="unknown recipe 'stagd'"):

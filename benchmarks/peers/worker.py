@@ -58,13 +58,12 @@ def run_vitlab(job: Job, folder: Path) -> dict[str, Any]:
         environment = os.environ | {"XDG_CACHE_HOME": f"{out}/cache"}
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
         result = json.loads(Path(out, "run", "result.json").read_text())
-        config = Path(out, "run", "config.json")
-        settings = json.loads(config.read_text()) if config.exists() else {}
+        settings = json.loads(Path(out, "run", "config.json").read_text())
     runs = len(result["sweep"]) + len(result["runs"])
     steps = settings["steps"] if runs else 0
-    images = runs * steps * settings["batch_size"] + len(job.examples) * (1 + (settings.get("head_views") or 0))
-    size = settings.get("model", {}).get("image_size")
-    return {"accuracy": result["test"]["accuracy"], "steps": steps, "images_seen": images, "chosen_size": size}
+    images = runs * steps * settings["batch_size"] + settings["examples"] * (1 + (settings["head_views"] or 0))
+    row = {"accuracy": result["test"]["accuracy"], "steps": steps, "images_seen": images}
+    return row | {"chosen_size": settings["model"]["image_size"], "part": settings["data"]["part"]}
 
 
 def read_split(folder: Path, classes: list[str]) -> Examples:

@@ -51,8 +51,8 @@ def finetune(
 
     checkpoint: None is the default of `vitlab list checkpoints`. budget: seconds, or a text such as "10m", for the
     whole job. workdir: default `runs/finetune-NAME`; the same call resumes what is there. settings: fields of
-    FinetuneConfig, such as `learning_rates=(1e-4,)`, in place of the recipe's; `optim` is one without a trial run.
-    Raises UserError for bad settings or data.
+    FinetuneConfig, such as `learning_rates=(3e-5, 1e-4)`, in place of the recipe's; with `optim` alone there is no
+    trial run. Raises UserError for bad settings or data.
     """
     if recipe not in FINETUNE:
         raise UserError(f"unknown recipe {recipe!r}; {nearest(recipe, FINETUNE)}.")
@@ -62,6 +62,8 @@ def finetune(
     if budget is not None and (fixed := settings.keys() & {"steps", "epochs", "sweep_steps"}):
         raise UserError(f"budget chooses the number of steps; leave out {', '.join(sorted(fixed))}, or budget.")
     given, rates = set(settings), settings.get("learning_rates")
+    if "epochs" in given:
+        given, settings = given | {"steps"}, {"steps": None} | settings
     if "optim" in given:
         given |= {"warmup_steps", "learning_rates", "sweep_steps"}
         settings = {"learning_rates": (), "sweep_steps": None} | settings

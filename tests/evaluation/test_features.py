@@ -238,7 +238,8 @@ def test_several_processes(
     tmp_path: Path,
     in_ranks: Callable[[int, Callable[[], Any]], list[Any]],
 ) -> None:
-    """Each process returns what one alone computes, to the bit; one file holds it all."""
+    """Each process returns what one alone computes, to the bit; one file holds it all. The smallest batch is that of
+    all, for processes of other memory may ask for more."""
     if not cached:
         (tmp_path / "images" / "05.png").write_bytes(b"")
     cache, options = tmp_path / "cache" if cached else None, LoaderOptions(2, on_error="skip")
@@ -247,7 +248,8 @@ def test_several_processes(
 
     def job() -> Features:
         with init_distributed() as world:
-            return features(model, files, options, cache=cache, world=world, **view)
+            own = dataclasses.replace(options, batch_size=2 + world.rank)
+            return features(model, files, own, cache=cache, world=world, **view)
 
     assert all(same(result, alone) for result in in_ranks(3, job))
     assert not cached or all(same(result, alone) for result in in_ranks(3, job))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from vitlab.config import DataConfig, FinetuneConfig, OptimConfig, TrainConfig
 from vitlab.data.dataset import Dataset
@@ -18,7 +19,7 @@ from vitlab.evaluation.features import Features
 from vitlab.pipelines import finetune, linear_stage
 from vitlab.pipelines.estimate import Images
 from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
-from vitlab.pipelines.linear_stage import LinearStage
+from vitlab.pipelines.linear_stage import LinearStage, check_head
 from vitlab.pipelines.pretrain import Outcome
 from vitlab.pipelines.sweep import FinetuneJob
 from vitlab.weights import load_model
@@ -158,6 +159,12 @@ def test_the_head_of_a_new_model_predicts_as_the_least_squares(
     np.testing.assert_allclose(logits, head.logits(frozen.x), rtol=1e-4, atol=1e-4)
 
 
+def test_the_loss_of_the_head_for_some_images(workdir: Path, pretrained: Outcome, staged: FinetuneConfig) -> None:
+    job = make_job(workdir, pretrained, staged)
+    whole, part = (job.head_loss(job.config, count) for count in (len(job.splits.train), 40))
+    assert whole == job.linear.plain_head.loss < part
+
+
 @pytest.mark.parametrize("crops_harm", [False, True])
 @pytest.mark.parametrize("mirroring_harms", [False, True])
 @pytest.mark.parametrize("views", [1, 2, 4])
@@ -250,8 +257,45 @@ def test_a_plan_is_kept_whatever_it_changes(
     (tmp_path / "out" / "result.json").unlink()
     log.clear()
     assert tune(workdir, config, tmp_path / "out", budget=90.0, log=log.append).result == done.result
-    assert any("keeps the settings it was started with" in line for line in log)
+    assert any("keeps the plan it was started with" in line for line in log)
     assert planned == [full]
+    one_rate: dict[str, Any] = {"learning_rates": (), "sweep_steps": None, "halvings": None}
+    other = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=1e-2), **one_rate)
+    with pytest.raises(ValueError, match=r"other settings:\n  optim.lr: 0.003 -> 0.01"):
+        tune(workdir, other, tmp_path / "out", budget=60.0)
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_unreadable_images_may_leave_too_few(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
+    """Of two images of each class none can be held out where one is corrupt."""
+    for split, number in (("train", 2), ("test", 1)):
+        for name, level in (("bright", 200), ("dark", 40)):
+            folder = tmp_path / "photos" / split / name
+            folder.mkdir(parents=True)
+            for i in range(number):
+                Image.new("RGB", (9 + i, 9), (level,) * 3).save(folder / f"{i}.png")
+    data = dataclasses.replace(staged.data, name=f"folder:{tmp_path / 'photos'}", classes=None, on_error="skip")
+    config = dataclasses.replace(staged, data=data, learning_rates=(3e-3,), sweep_steps=None, halvings=None)
+    config = dataclasses.replace(config, batch_size=2, steps=2, held_out=0.5, automatic=("runs", "learning_rates"))
+    assert tune(workdir, config, tmp_path / "whole").result["sweep"]
+    for name in ("bright", "dark"):
+        (tmp_path / "photos" / "train" / name / "1.png").write_bytes(b"")
+    log: list[str] = []
+    result = tune(workdir, config, tmp_path / "out", log=log.append).result
+    assert (result["chosen"], result["sweep"]) == ("linear", [])
+    assert "there are too few images to hold some out: the job is the least-squares head alone" in log
+    (tmp_path / "out" / "result.json").unlink()
+    assert tune(workdir, config, tmp_path / "out").result == result
+
+
+def test_too_many_classes_for_the_head(staged: FinetuneConfig) -> None:
+    check_head(staged)
+    many = dataclasses.replace(staged, model=dataclasses.replace(staged.model, num_classes=20_000))
+    with pytest.raises(
+        ValueError, match="20,000 classes are too many for the least-squares head; give --recipe custom"
+    ):
+        check_head(many)
+    check_head(dataclasses.replace(many, head=None))
 
 
 @pytest.mark.parametrize(("several", "views", "rows"), [(True, 1, 80), (False, 0, 40)])

@@ -258,7 +258,7 @@ def test_part_and_exclude(config: TrainConfig, tmp_path: Path) -> None:
 def test_evaluation_fits_into_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     config = TrainConfig(model=get_config("ViT-Ti/16"), steps=1)
     needed = inference_bytes(config.model, 64, torch.float32, "cuda")
-    for memory, batch_size in ((100 * needed, 256), (needed / MEMORY_FRACTION, 64), (needed / 10**6, 1)):
+    for memory, batch_size in ((100 * needed, 256), (1.01 * needed / MEMORY_FRACTION, 64), (needed / 10**6, 1)):
         properties = SimpleNamespace(total_memory=memory)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, properties=properties: properties)
         assert run.evaluation_options(config, torch.device("cuda")).batch_size == batch_size

@@ -42,14 +42,6 @@ WITHOUT_EFFECT = {
 """Settings that something else decides: command -> how their flags begin -> the advice."""
 
 
-RENAMED = {
-    "--test-pictures": "--test-images",
-    "--fewshot.test-pictures": "--fewshot.test-images",
-    "--picture-kb": "--image-kb",
-}
-"""Flags of earlier versions that are still accepted."""
-
-
 class Arguments:
     """The words after a command's name. `flags` are the names of the flags, with hyphens."""
 
@@ -73,8 +65,7 @@ class Arguments:
 
 def _with_hyphens(word: str) -> str:
     flag, equals, value = word.partition("=")
-    name = flag.replace("_", "-")
-    return RENAMED.get(name, name) + equals + value if word.startswith("--") else word
+    return flag.replace("_", "-") + equals + value if word.startswith("--") else word
 
 
 def with_recipe(name: str, kind: Any, arguments: Arguments) -> Any:
@@ -114,7 +105,6 @@ def _recipe_config(name: str, arguments: Arguments) -> TrainConfig:
 
 
 def _recipe(name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    name = {"own": "custom"}.get(name, name)  # its former name
     if name not in table:
         raise UserError(f"unknown recipe {name!r}; {nearest(name, table)}. `vitlab list recipes` shows all.")
     return table[name]

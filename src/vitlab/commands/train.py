@@ -106,7 +106,7 @@ class Finetune:
             raise UserError(
                 "name the images with --dataset folder:PATH (or a data set), or take a --recipe with a data set."
             )
-        any_images = self.recipe in ("staged", "custom", "own")
+        any_images = self.recipe in ("staged", "custom")
         workdir = self.workdir or default_workdir(name if any_images else self.recipe)
         with init_distributed() as world:
             options: dict[str, Any] = {"image_size": self.image_size, "interpolation": self.interpolation}

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 
 import vitlab
-from vitlab.cost.measure import available_cores, timer
+from vitlab.cost.measure import timer
 from vitlab.errors import UserError
 from vitlab.models.attention import attention_backend, cpu_capabilities
+from vitlab.train.precision import available_cores
 
 CPU_FEATURES = {"avx512": "avx512_f", "bf16": "avx512_bf16", "amx": "amx_bf16", "sve": "sve", "sme": "sme"}
 """Units for matrix products: our name -> torch's."""

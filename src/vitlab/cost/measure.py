@@ -1,7 +1,6 @@
 """Interleaved timing, the machine's ceiling for a model, and where a measurement was made."""
 
 import math
-import os
 import platform
 import subprocess
 from collections import Counter
@@ -20,6 +19,7 @@ import vitlab
 from vitlab.models import ModelConfig
 from vitlab.models.attention import cpu_capabilities
 from vitlab.models.vit import build_model
+from vitlab.train.precision import available_cores
 
 Step = Callable[[], object]
 
@@ -132,11 +132,6 @@ def environment(*libraries: str) -> dict[str, Any]:
     cpu = cpu_capabilities().get("cpu_name", platform.processor())
     versions = {library: metadata.version(library) for library in libraries}
     return {"commit": commit(), "cpu": cpu, "cores": available_cores(), **versions}
-
-
-def available_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def commit() -> str | None:

@@ -118,10 +118,11 @@ def eval_batches(
     device: torch.device | str = "cpu",
     num_uniforms: int = 0,
 ) -> Iterator[Batch]:
-    """Every example exactly once over all ranks, in the set's order; rank r takes r, r + world_size, ..., or `indices`.
+    """Every example exactly once over all ranks, in the set's order; rank r takes r, r + world_size, ...
 
-    The last batch may be smaller, and a rank may have one batch fewer than another. Settings as for `train_batches`;
-    augmentation and `uniforms` are those of seed 0 and of `epoch`, so that an image always has the same.
+    With `indices` this rank takes these instead. The last batch may be smaller, and a rank may have one batch fewer
+    than another. Settings as for `train_batches`; augmentation and `uniforms` are those of seed 0 and of `epoch`, so
+    that an image always has the same.
     """
     local = _local_batch_size(dataset, batch_size, world_size)
     indices = np.arange(rank, len(dataset), world_size) if indices is None else indices

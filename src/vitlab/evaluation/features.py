@@ -1,5 +1,6 @@
 """The representations of a frozen model, cached on disk."""
 
+import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -87,7 +88,8 @@ def _compute(
 ) -> tuple[Int[np.ndarray, " n"], Float32[np.ndarray, "n D"]]:
     """Indices of the readable images, and their representations."""
     # Ranks take whole batches in turn, so that an image's batch, and with it every bit, is the same for any number.
-    indices = np.arange(len(dataset))
+    (batch_size,) = world.all_gather({"size": np.array([options.batch_size])})["size"].min(keepdims=True).tolist()
+    options, indices = dataclasses.replace(options, batch_size=batch_size), np.arange(len(dataset))
     local = indices[indices // options.batch_size % world.world_size == world.rank]
     x, known = np.zeros((len(local), model.config.num_features), np.float32), np.zeros(len(local), bool)
     if len(local):
@@ -108,7 +110,7 @@ def _compute(
 def _digest(model: Model, transform: EvalTransform | TrainTransform, epoch: int) -> str:
     """SHA-256 of all that makes a representation out of an image: configuration, weights, preprocessing."""
     settings = {"model": to_dict(model.config), "transform": to_dict(transform), "version": 1}
-    settings |= {"epoch": epoch} if isinstance(transform, TrainTransform) else {}
+    settings |= {"epoch": epoch, "version": 2} if isinstance(transform, TrainTransform) else {}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

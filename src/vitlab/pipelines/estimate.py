@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +21,8 @@ from vitlab.train.microbatch import StepCost
 PLANNED = 0.92
 """Fraction of the time that is planned; the rest is for saving, and for what is slower than measured."""
 MIN_PATCHES = 6
-"""Patches on the longer side of the smallest images to choose from. With fewer, twice the training images are no help
-(`benchmarks/results/finetune_peers.jsonl`)."""
+"""Patches on the longer side of the smallest images to choose from. With 5, the head of 1,020 flowers was worse than
+that of 918 with 6."""
 MIN_EPOCHS, MAX_EPOCHS = 3.0, 50.0
 """Passes over the training images below which fine-tuning is left out, and at which it ends."""
 MIN_FRACTION = 0.75
@@ -32,6 +31,10 @@ HEAD_SHARE = 0.5
 """Largest fraction of the time for the least-squares head where fine-tuning follows."""
 VIEWS = (4, 3, 2, 1, None)
 """Numbers of augmented views to choose from."""
+COMPARED_SIZES = (0.5, 0.7, 1.0)
+"""Image sizes of which the best is looked for, of the largest that fits."""
+COMPARED_SHARE, COMPARED_IMAGES = 0.2, (200, 500)
+"""Fraction of the time for that, and how many training images it needs, if there are so many, and takes."""
 SHORT = 120.0
 """Seconds up to which no shorter settings are suggested."""
 REPORT_SECONDS, REPORT_IMAGES = 12.0, 200
@@ -50,9 +53,10 @@ class Images(NamedTuple):
 
 
 class Seconds(NamedTuple):
-    """What the parts of a job take: the least-squares head and its test, the search, the final runs and their tests,
-    the report."""
+    """What the parts of a job take: to read every image once for what is unreadable, the least-squares head and its
+    test, the search, the final runs and their tests, the report."""
 
+    reading: float
     linear: float
     search: float
     runs: float
@@ -70,12 +74,14 @@ class JobCost:
     """That share the images."""
     readers: int = 0
     """Processes of each that read images while a GPU computes; on a CPU they would take its cores."""
+    cores: int = 1
+    """For what is only read."""
 
     def seconds(self, config: FinetuneConfig, images: Images) -> Seconds:
         evaluate, train = self._per_image(self.step.eval_seconds), self._per_image(self.step.train_seconds)
-        views, read_all = 1 + (config.head_views or 0), sum(images) * self.decode / (os.cpu_count() or 1)
+        views, read_once = 1 + (config.head_views or 0), sum(images) * self.decode
+        reading = read_once / self.cores if config.data.on_error == "skip" else 0.0
         linear = (views * images.train + images.test) * evaluate if config.head else 0.0
-        linear += read_all if config.data.on_error == "skip" else 0.0  # to find what cannot be read
         search, rates = 0.0, len(config.tried_rates)
         steps = config.total_steps(images.train)
         for halving in range((config.halvings or 0) + 1 if rates and config.runs else 0):
@@ -84,8 +90,8 @@ class JobCost:
             rates = (rates + 1) // 2
         one_run = steps * config.batch_size * train + images.test * evaluate
         report = REPORT_SECONDS + REPORT_IMAGES * evaluate * self.processes if config.head else 0.0
-        report += read_all if config.head and sum(images) <= MAX_COMPARED else 0.0
-        return Seconds(linear, search, config.runs * one_run, report)
+        report += read_once / min(self.cores, 8) if config.head and sum(images) <= MAX_COMPARED else 0.0
+        return Seconds(reading, linear, search, config.runs * one_run, report)
 
     def _per_image(self, compute: float) -> float:
         seconds = max(compute, self.decode / self.readers) if self.readers else compute + self.decode
@@ -107,10 +113,16 @@ def fit_budget(
     config: FinetuneConfig,
     images: Images,
     measure: Callable[[FinetuneConfig], JobCost],
-    remaining: Callable[[], int | float],
+    seconds: int | float,
     automatic: Collection[str] = ("image_size", "head_views", "runs", "part"),
+    elapsed: Callable[[], float] = lambda: 0.0,
+    head_loss: Callable[[FinetuneConfig, int], float] | None = None,
 ) -> FinetuneConfig:
-    """`config` for a job of `remaining()` seconds: with steps and search, and what of the settings is `automatic`.
+    """`config` for a job of `seconds`, of which some are `elapsed`: with steps and search, and what of the settings is
+    `automatic`.
+
+    head_loss: leave-one-out loss of the least-squares head at the image size of a config for so many training images.
+    Small images may be harder to classify when they are enlarged; a size at which the loss is larger is not taken.
 
     Fine-tuning must see every training image MIN_EPOCHS times, at a size of at least MIN_FRACTION of the largest that
     the least-squares head alone could have; otherwise the job is that head, at that size (`runs` is 0), or at the
@@ -127,34 +139,64 @@ def fit_budget(
         nearest = min(measured, key=lambda side: abs(side - _side(candidate)))
         return _scaled(measured[nearest][1], candidate, measured[nearest][0])
 
-    def choose(runs: int, smallest: float = 0.0) -> FinetuneConfig | None:
+    def available() -> float:
+        return PLANNED * (seconds - elapsed())
+
+    def choose(runs: int, min_side: float = 0.0) -> FinetuneConfig | None:
         """The plan at the largest size that fits, by a measurement at this size."""
-        large = [candidate for candidate in candidates if _side(candidate) >= smallest]
+        large = [candidate for candidate in candidates if _side(candidate) >= min_side]
         while True:
-            available = PLANNED * remaining()
-            plans = (_fill(candidate, images, guess(candidate), available, runs, all_views) for candidate in large)
+            time = available()
+            plans = (_fill(candidate, images, guess(candidate), time, runs, all_views) for candidate in large)
             planned = next((plan for plan in plans if plan is not None), None)
             if planned is None or (side := _side(planned)) in measured:
                 return planned
             measured[side] = planned, measure(planned)
 
     linear = choose(0) if "runs" in automatic else None
+    if linear and head_loss:
+        best = _best_side(linear, candidates, images, guess, available(), head_loss)
+        candidates = [candidate for candidate in candidates if _side(candidate) <= best]
+        linear = choose(0)
     tuned = choose(config.runs, MIN_FRACTION * _side(linear) if linear else 0.0)
-    if planned := tuned or linear:
+    if planned := tuned or (linear and choose(0)):  # again, for what has been measured since took time
         return planned
     if "runs" in automatic:
         shortest = _alone(smallest, all_views[-1])
         measured.setdefault(_side(smallest), (smallest, measure(smallest)))
-        if "part" in automatic and (planned := _part(shortest, images, guess(smallest), PLANNED * remaining())):
+        if "part" in automatic and (planned := _part(shortest, images, guess(smallest), available())):
             return planned
     else:
         steps = math.ceil(MIN_EPOCHS * images.train / config.batch_size)
         shortest = with_steps(replace(smallest, head_views=all_views[-1]), steps)
-    seconds = sum(guess(smallest).seconds(shortest, images))
+    needed = sum(guess(smallest).seconds(shortest, images))
     raise UserError(
-        f"{images.train:,} training and {images.test:,} test images take {format_duration(seconds)} or more here; give "
-        f"--budget {math.ceil(1.1 * seconds / PLANNED / 60)}m, or fewer images."
+        f"{images.train:,} training and {images.test:,} test images take {format_duration(needed)} or more here; give "
+        f"--budget {math.ceil((1.1 * needed / PLANNED + elapsed()) / 60)}m, or fewer images."
     )
+
+
+def _best_side(
+    largest: FinetuneConfig,
+    candidates: Sequence[FinetuneConfig],
+    images: Images,
+    guess: Callable[[FinetuneConfig], JobCost],
+    available: float,
+    head_loss: Callable[[FinetuneConfig, int], float],
+) -> int:
+    """The image side of least `head_loss`, of COMPARED_SIZES; that of `largest` where the time does not suffice."""
+    compared: dict[int, FinetuneConfig] = {}
+    for fraction in COMPARED_SIZES:
+        config = min(candidates, key=lambda candidate: abs(_side(candidate) - fraction * _side(largest)))
+        compared[_side(config)] = config
+    plain = replace(largest, head_views=None)
+    one_image = sum(guess(config).seconds(plain, Images(1, 0)).linear for config in compared.values())
+    needed, wanted = (min(count, images.train) for count in COMPARED_IMAGES)
+    count = min(wanted, int(COMPARED_SHARE * available / one_image))
+    if len(compared) == 1 or count < max(needed, 2 * largest.model.num_classes):
+        return _side(largest)
+    losses = {side: head_loss(config, count) for side, config in compared.items()}
+    return min(losses, key=losses.__getitem__)
 
 
 def _alone(config: FinetuneConfig, views: int | None) -> FinetuneConfig:
@@ -164,11 +206,20 @@ def _alone(config: FinetuneConfig, views: int | None) -> FinetuneConfig:
 
 def _part(config: FinetuneConfig, images: Images, cost: JobCost, available: float) -> FinetuneConfig | None:
     """`config` with the part of each class for which the time suffices; None below two images a class."""
-    fixed, more = (sum(cost.seconds(config, Images(train, images.test))) for train in (0, 1000))
-    part = math.floor(1e6 * (available - fixed) / (more - fixed) / images.train) / 1000
-    if part * images.train < 2 * config.model.num_classes:
+    train = _largest(images.train, lambda train: sum(cost.seconds(config, Images(train, images.test))) <= available)
+    if train < 2 * config.model.num_classes:
         return None
-    return replace(config, data=replace(config.data, part=min(part, 1.0)))
+    part = math.floor(1e6 * (config.data.part or 1) * train / images.train) / 1e6
+    return replace(config, data=replace(config.data, part=part))
+
+
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `limit` that fits, where all below it do; 0 if not even 1 does."""
+    low, high = 0, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
 
 
 def _fill(
@@ -183,20 +234,17 @@ def _fill(
     config = config if runs else _alone(config, None)
     for views in all_views:
         config = replace(config, head_views=views)
-        linear, _, _, report = cost.seconds(config, images)
-        if linear <= (HEAD_SHARE if runs else 1.0) * (available - report):
+        reading, linear, _, _, report = cost.seconds(config, images)
+        if linear <= (HEAD_SHARE if runs else 1.0) * (available - reading - report):
             break
     else:
         return None
     if not runs:
         return config
-    low, high = 1, 10**7
-    while low < high:  # the largest number of steps that fits
-        steps = (low + high + 1) // 2
-        fits = sum(cost.seconds(with_steps(config, steps), images)) <= available
-        low, high = (steps, high) if fits else (low, steps - 1)
-    planned = with_steps(config, min(low, round(MAX_EPOCHS * images.train / config.batch_size)))
-    return planned if low * config.batch_size >= MIN_EPOCHS * images.train else None
+    fitting = _largest(10**7, lambda steps: sum(cost.seconds(with_steps(config, steps), images)) <= available)
+    if fitting * config.batch_size < MIN_EPOCHS * images.train:
+        return None
+    return with_steps(config, min(fitting, round(MAX_EPOCHS * images.train / config.batch_size)))
 
 
 def with_steps(config: FinetuneConfig, steps: int) -> FinetuneConfig:
@@ -250,6 +298,7 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
         "model": f"{model.num_parameters / 1e6:.1f}M parameters, {size} px, on {device}",
         "data": f"{images.train:,} training and {images.test:,} test images, {model.num_classes:,} classes",
         "measured": cost.step.describe(),
+        "reading": f"every image once, to find what cannot be read: {duration(seconds.reading)}",
         "linear": f"least-squares head on frozen representations (each image and {config.head_views or 0} augmented "
         f"views of it), then the test: {duration(seconds.linear)}",
         "search": f"{rates} learning rate{'s' * (rates > 1)} x {config.sweep_steps or steps:,} steps of "
@@ -261,6 +310,7 @@ def format_estimate(config: FinetuneConfig, cost: JobCost, images: Images, devic
         "total": f"about {duration(total)}",
     }
     without = [] if config.head else ["linear", "report"]
+    without += [] if seconds.reading >= 1 else ["reading"]
     without += [] if rates and config.runs else ["search"]
     without += [] if config.runs else ["training"]
     rows = {name: text for name, text in rows.items() if name not in without}
@@ -273,7 +323,7 @@ def _shorter(config: FinetuneConfig, cost: JobCost, images: Images, total: float
     """Options for a shorter job, and what it takes."""
     if config.head is not None:
         return [f"--budget {math.ceil(total / 120)}m, with another --workdir"]
-    options, (_, search, runs, _) = [], cost.seconds(config, images)
+    options, (_, _, search, runs, _) = [], cost.seconds(config, images)
     if search:
         options.append(f"--optim.lr {config.optim.lr:g}, without a search: {format_duration(runs)}")
     steps, model = config.total_steps(images.train), config.model

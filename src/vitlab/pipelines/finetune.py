@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vitlab.config import FinetuneConfig
 from vitlab.display import preformatted
 from vitlab.errors import UserError, quoted
@@ -23,13 +21,13 @@ from vitlab.models.config import ImageSize, Interpolation, ModelConfig, ViTConfi
 from vitlab.models.init import LEARNED_POSITIONS
 from vitlab.pipelines.estimate import Images, JobCost, fit_budget, format_estimate, measure_decode
 from vitlab.pipelines.init_from_checkpoint import adapt_config, fingerprint
-from vitlab.pipelines.linear_stage import hold_out, hold_out_indices
+from vitlab.pipelines.linear_stage import check_head, hold_out, hold_out_indices
 from vitlab.pipelines.pretrain import Execution, Splits, drop_unreadable, load_splits
 from vitlab.pipelines.sweep import FinetuneJob, Log, format_score
 from vitlab.preprocessing import Preprocessing
 from vitlab.settings import from_dict
 from vitlab.train.distributed import SINGLE, World
-from vitlab.train.precision import choose_device
+from vitlab.train.precision import available_cores, choose_device
 from vitlab.train.workdir import check_folder, read_log
 from vitlab.weights import load_metadata, load_model
 
@@ -41,9 +39,6 @@ and steps."""
 DIRECT = {"steps", "epochs", "batch_size", "mixup", "learning_rates", "sweep_steps", "halvings"}
 DIRECT |= {"runs", "loss", "head_views"}
 """Automatic settings that are fields of FinetuneConfig."""
-BUDGETED = {"steps", "epochs", "warmup_steps", "learning_rates", "sweep_steps", "halvings", "runs", "head_views"}
-BUDGETED |= {"preprocessing", "part"}
-"""Settings that a budget chooses, besides the image size."""
 MAX_CPU_IMAGE_SIZE = 224
 """Largest default image size on a CPU, in pixels."""
 
@@ -129,7 +124,7 @@ def sweep_and_finetune(
     source = load_model(checkpoint)
     init_id = _describe_init(checkpoint, config, fingerprint(source))
     automatic = set(config.automatic) - ({"image_size"} if image_size is not None else set())
-    config, saved_size = load_automatic_settings(workdir, config, () if budget is None else BUDGETED)
+    config, saved_size = load_automatic_settings(workdir, config, budget is not None)
     image_size = saved_size if image_size is None else image_size
     planned_before = world.broadcast_object(lambda: (workdir / "config.json").exists())
     config = _apply_checkpoint_settings(checkpoint, source.config, config, image_size, interpolation, torch_device.type)
@@ -138,15 +133,16 @@ def sweep_and_finetune(
     config, splits = _load_data(config, torch_device.type, automatic, log, world)
     world.check_batch_size(config.batch_size)
     job = FinetuneJob(checkpoint, init_id, splits, config, Execution(torch_device, tensorboard, world), log)
-    deadline = None if budget is None or planned_before else started + budget
     if budget is not None and planned_before:
-        log(f"{workdir} keeps the settings it was started with; for another budget give another --workdir")
-    job = _plan(job, workdir, deadline, automatic)
+        log(f"{workdir} keeps the plan it was started with; for another budget give another --workdir")
+    job = _plan(job, workdir, None if planned_before else budget, started, automatic)
     config = job.config
     if config.data.on_error == "skip":
         job = dataclasses.replace(job, splits=drop_unreadable(job.splits, world))
         if job.splits.unreadable:
             log(f"{len(job.splits.unreadable)} images cannot be read and are left out; they are listed at the end")
+        config = _check_held_out(config, job.splits, automatic, log)
+        job = dataclasses.replace(job, config=config)
     log(f"settings: {workdir / 'config.json'}")
     if not config.tried_rates and config.runs == 1 and config.head is None:
         return Finetuned(config, job.train_and_test(config.single(), workdir), workdir)
@@ -171,17 +167,28 @@ def _load_data(
     if (shortened := config.sweep_steps) is not None:
         log(f"Deviation: the sweep takes {shortened} steps per rate; the paper's takes as many as the run")
     config = bit_hyperrule(dataclasses.replace(config, model=model), len(splits.train), device_type)
-    if config.head and "runs" in automatic and not all(map(len, _held_out(config, splits))):
+    check_head(config)
+    return _check_held_out(config, splits, automatic, log), splits
+
+
+def _check_held_out(config: FinetuneConfig, splits: Splits, automatic: Collection[str], log: Log) -> FinetuneConfig:
+    """`config`, or the least-squares head alone where this is `automatic` and there are too few images to hold some
+    out; else raises UserError for that."""
+    if not config.tried_rates:
+        return config
+    if config.head is None or "runs" not in automatic:
+        hold_out(splits.train, config.held_out, config.seed)
+    elif not all(map(len, hold_out_indices(splits.train, config.held_out, config.seed))):
         log("there are too few images to hold some out: the job is the least-squares head alone")
-        config = dataclasses.replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
-    if config.tried_rates:
-        hold_out(splits.train, config.held_out, config.seed)  # raises UserError for too few images
-    return config, splits
+        return dataclasses.replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
+    return config
 
 
-def _plan(job: FinetuneJob, workdir: Path, deadline: float | None, automatic: Collection[str]) -> FinetuneJob:
-    """The job with what of its settings is `automatic` for the time until `deadline`, if there is one, and with the
-    measured micro-batch. Logs what the job will take, unless it is finished."""
+def _plan(
+    job: FinetuneJob, workdir: Path, budget: float | None, started: float, automatic: Collection[str]
+) -> FinetuneJob:
+    """The job with what of its settings is `automatic` for the `budget`, if there is one, and with the measured
+    micro-batch. Logs what the job will take, unless it is finished."""
     world, splits = job.execution.world, job.splits
     images = Images(len(splits.train), len(splits.test))
     costs: dict[Any, JobCost] = {}
@@ -189,17 +196,17 @@ def _plan(job: FinetuneJob, workdir: Path, deadline: float | None, automatic: Co
     def measure(config: FinetuneConfig) -> JobCost:
         if (size := config.model.image_size) not in costs:
             step = dataclasses.replace(job, config=config).measure_step()
-            decode = world.broadcast_object(lambda: measure_decode(config, splits.train))
+            decode, cores = world.broadcast_object(lambda: (measure_decode(config, splits.train), available_cores()))
             readers = config.data.workers if job.execution.device.type != "cpu" else 0
-            costs[size] = JobCost(step, decode, world.world_size, readers)
+            costs[size] = JobCost(step, decode, world.world_size, readers, cores)
         return costs[size]
 
-    if deadline is not None:
+    if budget is not None:
 
-        def remaining() -> float:
-            return world.broadcast_object(lambda: deadline - time.monotonic())
+        def elapsed() -> float:
+            return world.broadcast_object(lambda: time.monotonic() - started)
 
-        config = fit_budget(job.config, images, measure, remaining, automatic)
+        config = fit_budget(job.config, images, measure, budget, automatic, elapsed, job.head_loss)
         if config.data.part != job.config.data.part:
             splits = load_splits(config.data, world)
             job.log(f"the time suffices for {len(splits.train):,} of the {images.train:,} training images")
@@ -219,10 +226,6 @@ def default_workdir(dataset: str) -> Path:
     """`runs/finetune-NAME`, of a data set, a folder or a table."""
     name = Path(dataset.partition(":")[2] or dataset).name
     return Path("runs") / f"finetune-{name.removesuffix('.csv')}"
-
-
-def _held_out(config: FinetuneConfig, splits: Splits) -> tuple[np.ndarray, np.ndarray]:
-    return hold_out_indices(splits.train, config.held_out, config.seed)
 
 
 def _describe_init(checkpoint: str | Path, config: FinetuneConfig, weights: str) -> str:
@@ -308,12 +311,12 @@ def default_image_size(source: ModelConfig, preprocessing: Preprocessing, device
 
 
 def load_automatic_settings(
-    workdir: Path, config: FinetuneConfig, planned: Collection[str] = ()
+    workdir: Path, config: FinetuneConfig, budget: bool = False
 ) -> tuple[FinetuneConfig, ImageSize | None]:
-    """`config` with the automatic and the `planned` settings of the fine-tuning job in `workdir`, and its image size if
-    it is automatic.
+    """`config` with the automatic settings of the fine-tuning job in `workdir`, and its image size if it is automatic.
 
-    So a job resumes on another device or with another speed, for which other settings would be chosen.
+    So a job resumes on another device or with another speed, for which other settings would be chosen. What follows
+    from these, and from a `budget`, is taken from there too.
     """
     try:
         settings = json.loads((workdir / "config.json").read_bytes())
@@ -323,7 +326,12 @@ def load_automatic_settings(
         return config, None  # opening the folder reports what is wrong with it
     if settings.get("command") != "finetune":
         return config, None
-    automatic = {*config.automatic, *planned}
+    automatic = set(config.automatic)
+    if budget:
+        automatic |= {"steps", "epochs", "warmup_steps", "sweep_steps"}
+        automatic |= {"preprocessing"} if "image_size" in automatic else set()
+    if "runs" in automatic and not saved.runs:  # the head alone
+        automatic |= {"learning_rates", "sweep_steps", "halvings"}
     direct = {name: getattr(saved, name) for name in automatic & DIRECT}
     if "warmup_steps" in automatic:
         direct["optim"] = dataclasses.replace(config.optim, warmup_steps=saved.optim.warmup_steps)

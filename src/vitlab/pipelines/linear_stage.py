@@ -66,7 +66,7 @@ class LinearStage:
         flips = (False, True) if data.flip and len(views) > 1 else (data.flip,)
         tried = {flip: self._view(view, flip) for view, flip in zip(views, flips, strict=False)}
         losses = {flip: self._fit([self.plain, view]).loss for flip, view in tried.items()}
-        alone, flip = self._plain_head.loss, min(tried, key=losses.__getitem__)
+        alone, flip = self.plain_head.loss, min(tried, key=losses.__getitem__)
         kept = [view for mirrored, view in tried.items() if mirrored <= flip]
         kept += [self._view(view, flip) for view in views[len(tried) :]] if losses[flip] < alone else []
         if max(losses[flip], self._fit([self.plain, *kept]).loss) >= alone:
@@ -89,7 +89,8 @@ class LinearStage:
         return views and max(min(views, MAX_ELEMENTS // (len(self.plain.x) * self._width) - 1), 0)
 
     @functools.cached_property
-    def _plain_head(self) -> LinearHead:
+    def plain_head(self) -> LinearHead:
+        """The head for the training images without augmentation."""
         return self._fit([self.plain])
 
     @functools.cached_property
@@ -113,7 +114,7 @@ class LinearStage:
 
     def fit_start(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         """The same without views: fine-tuning learns more from crops that the head has not seen."""
-        return self._plain_head if indices is None else self._fit([self.plain], indices)
+        return self.plain_head if indices is None else self._fit([self.plain], indices)
 
     def _fit(self, views: list[Features], indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         train, rows = self.splits.train, self._rows(indices)
@@ -126,8 +127,11 @@ class LinearStage:
         rows = np.arange(len(known)) if indices is None else np.flatnonzero(np.isin(known, indices))
         if len(rows) <= (limit := MAX_ELEMENTS // ((1 + self._num_views) * self._width)):
             return rows
-        labels = self.splits.train.labels[known[rows]]
-        return np.sort(rows[sample_shots(labels, classes, max(limit // classes, 1), self.config.seed)])
+        labels = np.maximum(self.splits.train.labels[known[rows]], 0)
+        counts = np.bincount(labels, minlength=classes)
+        with_so_many = np.bincount(counts)[::-1].cumsum()[::-1][1:]  # classes of 1, 2, ... images or more
+        shots = int(np.searchsorted(with_so_many.cumsum(), limit, side="right"))
+        return np.sort(rows[sample_shots(labels, classes, max(shots, 2), self.config.seed)])
 
     def test(self, path: Path) -> dict[str, Any]:
         """The result of the stage; read from its folder if it is finished."""
@@ -166,6 +170,15 @@ class LinearStage:
         if train.multi_label and logits.numel() <= MAX_SCORES:  # as `evaluate`
             score["mean_average_precision"] = mean_average_precision(labels.numpy(), logits.numpy())
         return score
+
+
+def check_head(config: FinetuneConfig) -> None:
+    """Raises UserError for more classes than least squares has memory for, with two images of each."""
+    if config.head and 2 * config.model.num_classes**2 > 4 * MAX_ELEMENTS:
+        raise UserError(
+            f"{config.model.num_classes:,} classes are too many for the least-squares head; give --recipe custom, "
+            f"whose head starts at zero."
+        )
 
 
 def hold_out(dataset: Dataset, fraction: float, seed: int) -> tuple[Dataset, Dataset]:

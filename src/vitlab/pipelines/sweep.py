@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Int
 
 from vitlab.config import FinetuneConfig, TrainConfig
+from vitlab.data.dataset import stratified_subset
 from vitlab.evaluation.calibration import choose_rejection
 from vitlab.models.init import redraw_head
 from vitlab.models.vit import Model, build_model
@@ -68,6 +69,14 @@ class FinetuneJob:
             return dataclasses.asdict(measure_step(config.single(), model, self.execution.device, world.world_size))
 
         return StepCost(**world.broadcast_object(measure))
+
+    def head_loss(self, config: FinetuneConfig, count: int) -> float:
+        """The leave-one-out loss of the least-squares head at the image size of `config`, for about `count` images."""
+        train = stratified_subset(self.splits.train, count / len(self.splits.train), config.seed)
+        job = dataclasses.replace(self, config=config, splits=dataclasses.replace(self.splits, train=train))
+        loss, size = job.linear.plain_head.loss, "x".join(map(str, config.model.image_hw))
+        self.log(f"{size} px: leave-one-out loss {loss:.3f} of the least-squares head for {len(train)} images")
+        return loss
 
     def create_model(self, seed: int, indices: Int[np.ndarray, " m"] | None = None) -> Model:
         """The model that a run starts from; `indices` are those of its training images, if it does not have all."""

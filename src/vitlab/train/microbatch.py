@@ -131,6 +131,7 @@ def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, wo
         if sharded:
             break
         size = _half(size)
+    # Four passes of half the work of the training step that is timed.
     sample = max(math.ceil(SAMPLE_FLOPS / (16 * config.model.forward_macs)), 8) if device.type == "cpu" else size
     eval_seconds = _eval_seconds(model, _blank_images(config, min(sample, size), device))
     return StepCost(size, seconds, eval_seconds, memory(size), free)
