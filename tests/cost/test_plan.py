@@ -177,7 +177,7 @@ def test_settings_of_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     assert [config.model.image_size for config in configs[:5]] == [224, 224, 224, 384, 518]
     assert configs[3].learning_rates == FINETUNE["flowers"]().learning_rates
     assert (configs[5].steps, configs[5].learning_rates) == (7, ())
-    automatic = {"warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size", "preprocessing"}
+    automatic = {"warmup_steps", "mixup", "batch_size", "sweep_steps", "image_size", "preprocessing", "loss"}
     assert set(configs[5].automatic) == automatic
 
 
