@@ -39,12 +39,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "head, AdamW 3e-4": {**LS, "optim": dataclasses.replace(ADAMW, lr=3e-4)},
     "head, AdamW 1e-4, last 4 blocks": {**LS, "optim": ADAMW, "trained_blocks": 4},
     "head, AdamW 1e-4, chosen augmentation": {**LS, "optim": ADAMW, "head_views": 4},
-    "head, AdamW 1e-4, chosen augmentation, smoothing 0.1": {
-        **LS,
-        "optim": ADAMW,
-        "head_views": 4,
-        "label_smoothing": 0.1,
-    },
     "default": {**LS, "optim": ADAMW, "head_views": 4, "learning_rates": (1e-4,)},
     "default, search": {**LS, **SEARCH, "head_views": 4},
     "default, halving": {**LS, **SEARCH, "head_views": 4, "sweep_steps": 0.5, "halvings": 1},

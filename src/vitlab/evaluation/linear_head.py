@@ -1,5 +1,6 @@
 """The least-squares classifier of Sec. 4.1 as the head of a model: a result by itself, and where fine-tuning starts."""
 
+import bisect
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,8 @@ LOSS_ROWS = 4096
 """Training images, evenly spaced, on which the losses are compared."""
 MAX_ELEMENTS = 2**26
 """Of a matrix that the fit needs, half a GiB; it has several."""
+MAX_CLASSES = 10_000
+"""With two images of each, such a matrix is 1.6 GB."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +84,12 @@ def least_squares_head(
 
 def _best_scale(scores: Tensor, target: Tensor, l2: float) -> tuple[float, float, float]:
     """(loss, l2, scale) with the scale of least loss, by bisection: the loss is convex in the scale."""
-    low, high = 0, len(SCALES) - 1
-    while low < high:
-        middle = (low + high) // 2
-        if _loss(scores * SCALES[middle], target) <= _loss(scores * SCALES[middle + 1], target):
-            high = middle
-        else:
-            low = middle + 1
-    return _loss(scores * SCALES[low], target), l2, SCALES[low]
+
+    def loss(index: int) -> float:
+        return _loss(scores * SCALES[index], target)
+
+    best = bisect.bisect_left(range(len(SCALES) - 1), True, key=lambda index: loss(index) <= loss(index + 1))
+    return loss(best), l2, SCALES[best]
 
 
 def _loss(logits: Tensor, target: Tensor) -> float:

@@ -1,5 +1,6 @@
 """What a fine-tuning job takes on this machine, and what it can do in a given time (`--budget`)."""
 
+import bisect
 import contextlib
 import math
 import time
@@ -122,7 +123,7 @@ def fit_budget(
     `automatic`.
 
     head_loss: leave-one-out loss of the least-squares head at the image size of a config for so many training images.
-    Small images may be harder to classify when they are enlarged; a size at which the loss is larger is not taken.
+    No size above the best of COMPARED_SIZES is taken: small images may be harder to classify when they are enlarged.
 
     Fine-tuning must see every training image MIN_EPOCHS times, at a size of at least MIN_FRACTION of the largest that
     the least-squares head alone could have; otherwise the job is that head, at that size (`runs` is 0), or at the
@@ -161,15 +162,10 @@ def fit_budget(
     tuned = choose(config.runs, MIN_FRACTION * _side(linear) if linear else 0.0)
     if planned := tuned or (linear and choose(0)):  # again, for what has been measured since took time
         return planned
-    if "runs" in automatic:
-        shortest = _alone(smallest, all_views[-1])
-        measured.setdefault(_side(smallest), (smallest, measure(smallest)))
-        if "part" in automatic and (planned := _part(shortest, images, guess(smallest), available())):
-            return planned
-    else:
-        steps = math.ceil(MIN_EPOCHS * images.train / config.batch_size)
-        shortest = with_steps(replace(smallest, head_views=all_views[-1]), steps)
-    needed = sum(guess(smallest).seconds(shortest, images))
+    shortest, cost = _shortest(smallest, images, all_views[-1], alone="runs" in automatic), measure(smallest)
+    if {"runs", "part"} <= {*automatic} and (planned := _part(shortest, images, cost, available())):
+        return planned
+    needed = sum(cost.seconds(shortest, images))
     raise UserError(
         f"{images.train:,} training and {images.test:,} test images take {format_duration(needed)} or more here; give "
         f"--budget {math.ceil((1.1 * needed / PLANNED + elapsed()) / 60)}m, or fewer images."
@@ -199,6 +195,13 @@ def _best_side(
     return min(losses, key=losses.__getitem__)
 
 
+def _shortest(config: FinetuneConfig, images: Images, views: int | None, alone: bool) -> FinetuneConfig:
+    """The shortest job at the image size of `config`: the least-squares head `alone`, or the fewest steps."""
+    if alone:
+        return _alone(config, views)
+    return with_steps(replace(config, head_views=views), math.ceil(MIN_EPOCHS * images.train / config.batch_size))
+
+
 def _alone(config: FinetuneConfig, views: int | None) -> FinetuneConfig:
     """The job that is the least-squares head."""
     return replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None, head_views=views)
@@ -215,11 +218,7 @@ def _part(config: FinetuneConfig, images: Images, cost: JobCost, available: floa
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:
     """The largest number up to `limit` that fits, where all below it do; 0 if not even 1 does."""
-    low, high = 0, limit
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    return low
+    return bisect.bisect_left(range(1, limit + 1), True, key=lambda number: not fits(number))
 
 
 def _fill(

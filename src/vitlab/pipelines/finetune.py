@@ -58,8 +58,8 @@ class Finetuned:
         result, lines = self.result, []
         for score in result.get("sweep", ()):
             chosen = score["learning_rate"] == result["learning_rate"] and result.get("chosen") != "linear"
-            chosen = "  <- chosen" if chosen else ""
-            lines.append(f"learning rate {score['learning_rate']:<6g} {format_score(score)}{chosen}")
+            text = f"learning rate {score['learning_rate']:<6g} {format_score(score)}"
+            lines.append(text + ("  <- chosen" if chosen else ""))
         if linear := result.get("linear"):
             held_out = f"{format_score(linear['held_out'])}; " if linear["held_out"] else ""
             chosen = "  <- chosen" if result["chosen"] == "linear" else ""
@@ -126,23 +126,14 @@ def sweep_and_finetune(
     automatic = set(config.automatic) - ({"image_size"} if image_size is not None else set())
     config, saved_size = load_automatic_settings(workdir, config, budget is not None)
     image_size = saved_size if image_size is None else image_size
-    planned_before = world.broadcast_object(lambda: (workdir / "config.json").exists())
     config = _apply_checkpoint_settings(checkpoint, source.config, config, image_size, interpolation, torch_device.type)
     log(f"test images: {config.data.preprocessing(config.model.image_size).describe()}")
     check_folder(workdir)
     config, splits = _load_data(config, torch_device.type, automatic, log, world)
     world.check_batch_size(config.batch_size)
     job = FinetuneJob(checkpoint, init_id, splits, config, Execution(torch_device, tensorboard, world), log)
-    if budget is not None and planned_before:
-        log(f"{workdir} keeps the plan it was started with; for another budget give another --workdir")
-    job = _plan(job, workdir, None if planned_before else budget, started, automatic)
+    job = _without_unreadable(_plan(job, workdir, budget, started, automatic), automatic)
     config = job.config
-    if config.data.on_error == "skip":
-        job = dataclasses.replace(job, splits=drop_unreadable(job.splits, world))
-        if job.splits.unreadable:
-            log(f"{len(job.splits.unreadable)} images cannot be read and are left out; they are listed at the end")
-        config = _check_held_out(config, job.splits, automatic, log)
-        job = dataclasses.replace(job, config=config)
     log(f"settings: {workdir / 'config.json'}")
     if not config.tried_rates and config.runs == 1 and config.head is None:
         return Finetuned(config, job.train_and_test(config.single(), workdir), workdir)
@@ -187,9 +178,10 @@ def _check_held_out(config: FinetuneConfig, splits: Splits, automatic: Collectio
 def _plan(
     job: FinetuneJob, workdir: Path, budget: float | None, started: float, automatic: Collection[str]
 ) -> FinetuneJob:
-    """The job with what of its settings is `automatic` for the `budget`, if there is one, and with the measured
-    micro-batch. Logs what the job will take, unless it is finished."""
+    """The job with what of its settings is `automatic` for the `budget`, if there is one and no plan in `workdir`, and
+    with the measured micro-batch. Logs what the job will take, unless it is finished."""
     world, splits = job.execution.world, job.splits
+    planned_before = world.broadcast_object(lambda: (workdir / "config.json").exists())
     images = Images(len(splits.train), len(splits.test))
     costs: dict[Any, JobCost] = {}
 
@@ -201,7 +193,9 @@ def _plan(
             costs[size] = JobCost(step, decode, world.world_size, readers, cores)
         return costs[size]
 
-    if budget is not None:
+    if budget is not None and planned_before:
+        job.log(f"{workdir} keeps the plan it was started with; for another budget give another --workdir")
+    elif budget is not None:
 
         def elapsed() -> float:
             return world.broadcast_object(lambda: time.monotonic() - started)
@@ -216,10 +210,21 @@ def _plan(
         return job
     cost = measure(job.config)
     text = format_estimate(job.config, cost, images, str(job.execution.device))
-    resumed = " in all (what is finished is not repeated)" if (workdir / "config.json").exists() else ""
+    resumed = " in all (what is finished is not repeated)" if planned_before else ""
     job.log(f"what this will take{resumed}:\n{text}")
     execution = dataclasses.replace(job.execution, microbatch=cost.step.microbatch)
     return dataclasses.replace(job, execution=execution)
+
+
+def _without_unreadable(job: FinetuneJob, automatic: Collection[str]) -> FinetuneJob:
+    """The job without the images that cannot be read, where these are skipped."""
+    if job.config.data.on_error != "skip":
+        return job
+    splits = drop_unreadable(job.splits, job.execution.world)
+    if splits.unreadable:
+        job.log(f"{len(splits.unreadable)} images cannot be read and are left out; they are listed at the end")
+    config = _check_held_out(job.config, splits, automatic, job.log)
+    return dataclasses.replace(job, splits=splits, config=config)
 
 
 def default_workdir(dataset: str) -> Path:

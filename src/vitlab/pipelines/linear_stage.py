@@ -1,5 +1,6 @@
 """The first stage of fine-tuning: the least-squares head on the frozen checkpoint (Sec. 4.1), tested by itself."""
 
+import bisect
 import dataclasses
 import functools
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from vitlab.errors import UserError
 from vitlab.evaluation.accuracy import MAX_SCORES, mean_average_precision
 from vitlab.evaluation.features import Features, features
 from vitlab.evaluation.fewshot import sample_shots
-from vitlab.evaluation.linear_head import MAX_ELEMENTS, LinearHead, least_squares_head
+from vitlab.evaluation.linear_head import MAX_CLASSES, MAX_ELEMENTS, LinearHead, least_squares_head
 from vitlab.models.vit import Model
 from vitlab.pipelines.init_from_checkpoint import init_from_checkpoint
 from vitlab.pipelines.pretrain import (
@@ -129,8 +130,7 @@ class LinearStage:
             return rows
         labels = np.maximum(self.splits.train.labels[known[rows]], 0)
         counts = np.bincount(labels, minlength=classes)
-        with_so_many = np.bincount(counts)[::-1].cumsum()[::-1][1:]  # classes of 1, 2, ... images or more
-        shots = int(np.searchsorted(with_so_many.cumsum(), limit, side="right"))
+        shots = bisect.bisect_right(range(1, counts.max() + 1), limit, key=lambda most: np.minimum(counts, most).sum())
         return np.sort(rows[sample_shots(labels, classes, max(shots, 2), self.config.seed)])
 
     def test(self, path: Path) -> dict[str, Any]:
@@ -173,11 +173,11 @@ class LinearStage:
 
 
 def check_head(config: FinetuneConfig) -> None:
-    """Raises UserError for more classes than least squares has memory for, with two images of each."""
-    if config.head and 2 * config.model.num_classes**2 > 4 * MAX_ELEMENTS:
+    """Raises UserError for more than MAX_CLASSES."""
+    if config.head and config.model.num_classes > MAX_CLASSES:
         raise UserError(
-            f"{config.model.num_classes:,} classes are too many for the least-squares head; give --recipe custom, "
-            f"whose head starts at zero."
+            f"{config.model.num_classes:,} classes are too many for the least-squares head, at most {MAX_CLASSES:,}; "
+            f"give --recipe custom, whose head starts at zero."
         )
 
 
