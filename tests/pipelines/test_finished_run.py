@@ -48,6 +48,7 @@ def test_phase_holds_what_the_run_computed(run: Path) -> None:
     assert section.calibration is not None
     assert section.calibration[0].sum() == result["images"]
     assert section.numbers["Training steps"] == "3"
+    assert section.numbers["Training images"] == f"{json.loads((run / 'config.json').read_text())['examples']:,}"
     assert [record["step"] for record in section.records] == [1, 2, 3, 3]  # the last is the evaluation
     assert list(section.classes) == ["0", "1", "2"]
     assert section.per_class == result["per_class"]

@@ -148,6 +148,7 @@ class Run:
                 **{title: f"{value:.1%}" for title, value in more.items() if value is not None},
                 "Expected calibration error": f"{record['expected_calibration_error']:.1%}",
                 "Test images": f"{len(test.labels):,}",
+                "Training images": f"{self.settings['examples']:,}",
                 "Training steps": f"{max((record['step'] for record in records), default=0):,}",
             },
             records=records,
