@@ -28,6 +28,7 @@ from vitlab.pipelines.finetune import Finetuned, default_workdir, sweep_and_fine
 from vitlab.pipelines.inspect import as_text, inspect_checkpoint
 from vitlab.recipes import FINETUNE
 from vitlab.recipes.finetune import OWN_IMAGES
+from vitlab.recipes.given import check_given, settle, without_replaced
 from vitlab.settings import nearest
 from vitlab.weights.recommended import DEFAULT
 
@@ -52,25 +53,20 @@ def finetune(
     checkpoint: None is the default of `vitlab list checkpoints`. budget: seconds, or a text such as "10m", for the
     whole job. workdir: default `runs/finetune-NAME`; the same call resumes what is there. settings: fields of
     FinetuneConfig, such as `learning_rates=(3e-5, 1e-4)`, in place of the recipe's; with `optim` alone there is no
-    trial run. Raises UserError for bad settings or data.
+    trial run, and with both `optim.lr` is not used. Raises UserError for bad settings or data.
     """
     if recipe not in FINETUNE:
         raise UserError(f"unknown recipe {recipe!r}; {nearest(recipe, FINETUNE)}.")
-    config = FINETUNE[recipe]()
+    given = set(settings) - {"optim"} | ({"image_size"} if image_size is not None else set())
+    if "optim" in settings:
+        given |= {"optim.warmup_steps"} if budget is None else set()
+        given |= {"optim.lr"} if not settings.get("learning_rates") else set()
+    check_given(given, budget is not None)
+    config = without_replaced(FINETUNE[recipe](), given)
     on_error = "skip" if dataset.startswith(OWN_IMAGES) else config.data.on_error
     data = dataclasses.replace(config.data, name=dataset, on_error=on_error)
-    if budget is not None and (fixed := settings.keys() & {"steps", "epochs", "sweep_steps"}):
-        raise UserError(f"budget chooses the number of steps; leave out {', '.join(sorted(fixed))}, or budget.")
-    given, rates = set(settings), settings.get("learning_rates")
-    if "epochs" in given:
-        given, settings = given | {"steps"}, {"steps": None} | settings
-    if "optim" in given:
-        given |= {"warmup_steps", "learning_rates", "sweep_steps"}
-        settings = {"learning_rates": (), "sweep_steps": None} | settings
-    elif rates:
-        settings = settings | {"optim": dataclasses.replace(config.optim, lr=rates[0])}
-    automatic = tuple(name for name in config.automatic if name not in given)
-    config = dataclasses.replace(config, **{"data": data, "automatic": automatic} | settings)
+    config = dataclasses.replace(config, **{"data": data} | settings)
+    config = settle(config, given)
     folder = default_workdir(dataset) if workdir is None else workdir
     seconds = parse_duration(budget) if isinstance(budget, str) else budget
     options: dict[str, Any] = {"image_size": image_size, "budget": seconds, "device": device, "log": log}

@@ -319,3 +319,20 @@ def test_folder_of_its_own_data_is_not_that_of_others(workdir: Path, tmp_path: P
         put(tmp_path / "mine" / str(3 + i % 3) / f"{i}.png", i)
     result = evaluate_checkpoint(tmp_path / "moved", f"folder:{tmp_path / 'mine'}", options=CPU)
     assert result.classes == ("3", "4", "5")
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_images_that_the_run_skipped_are_skipped(workdir: Path, tmp_path: Path) -> None:
+    """As finetune does with files of one's own; elsewhere an unreadable image stops the evaluation."""
+    for i in range(36):
+        put(tmp_path / "mine" / str(3 + i % 3) / f"{i}.png", i)
+    own = f"folder:{tmp_path / 'mine'}"
+    for name, on_error in (("strict", "raise"), ("lenient", "skip")):
+        card = {"dataset": own, "root": None, "on_error": on_error, "classes": ["3", "4", "5"]}
+        save_model(load_model(workdir), tmp_path / name, extra=card)
+    images = len(evaluate_checkpoint(tmp_path / "strict", split="all", options=CPU).labels)
+    (tmp_path / "mine" / "4" / "1.png").write_bytes(b"")
+    result = evaluate_checkpoint(tmp_path / "lenient", split="all", options=CPU)
+    assert (len(result.labels), result.skipped) == (images - 1, 1)
+    with pytest.raises(ImageError, match=r"1\.png"):
+        evaluate_checkpoint(tmp_path / "strict", split="all", options=CPU)

@@ -103,6 +103,22 @@ def test_few_held_out_images_do_not_stop_fine_tuning(
     assert job._helps(scores, {"accuracy": 0.8, "loss": 0.5, "images": 40}) == helps
 
 
+def test_representations_in_bfloat16(
+    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, tmp_path: Path
+) -> None:
+    """In the precision of training; the head is as good, and its model and test are in float32."""
+    low, full = (
+        make_job(workdir, pretrained, dataclasses.replace(staged, precision=precision)).linear
+        for precision in ("bfloat16", "float32")
+    )
+    rounding = np.abs(low.plain.x - full.plain.x).max() / np.abs(full.plain.x).max()
+    assert 0 < rounding < 0.03
+    assert low.plain_head.accuracy == pytest.approx(full.plain_head.accuracy, abs=0.02)
+    test = low.test(tmp_path / "linear")["test"]
+    assert test["computed_in"] == "float32"
+    assert test["accuracy"] == evaluate_checkpoint(tmp_path / "linear").accuracy
+
+
 @pytest.mark.usefixtures("pretrained")
 def test_one_learning_rate_is_compared_with_the_head(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
     one = dataclasses.replace(staged, learning_rates=(3e-3,), halvings=None)

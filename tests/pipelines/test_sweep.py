@@ -66,7 +66,9 @@ def test_hold_out() -> None:
         hold_out(numbered([0, 1, 2]), 0.5, 0)
 
 
-COST = StepCost(microbatch=16, train_seconds=0.1, eval_seconds=0.05, memory=2 * GIB, free=20 * GIB)
+COST = StepCost(
+    microbatch=16, train_seconds=0.1, eval_seconds=0.05, feature_seconds=0.05, memory=2 * GIB, free=20 * GIB
+)
 CONFIG = dataclasses.replace(
     custom(),
     model=ViTConfig(image_size=224, patch_size=14, width=384, depth=12, heads=6, mlp_dim=1536, num_classes=3),
@@ -108,4 +110,6 @@ def test_estimate_of_unknown_speed() -> None:
 
 
 def test_estimate_of_a_short_run() -> None:
-    assert "shorter" not in rows(cost=dataclasses.replace(COST, train_seconds=1e-3, eval_seconds=1e-3))
+    assert "shorter" not in rows(
+        cost=dataclasses.replace(COST, train_seconds=1e-3, eval_seconds=1e-3, feature_seconds=1e-3)
+    )

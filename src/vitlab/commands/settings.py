@@ -13,24 +13,10 @@ from vitlab.errors import UserError
 from vitlab.models.registry import get_config
 from vitlab.recipes import FINETUNE, PRETRAIN
 from vitlab.recipes.finetune import OWN_IMAGES
+from vitlab.recipes.given import check_given, settle, without_replaced
 from vitlab.settings import nearest
 from vitlab.switches import REQUIRED_SWITCHES, has_effect
 
-AUTOMATIC = {
-    "steps": {"--steps", "--epochs"},
-    "warmup_steps": {"--optim.warmup-steps"},
-    "mixup": {"--mixup"},
-    "batch_size": {"--batch-size"},
-    "sweep_steps": {"--sweep-steps"},
-    "preprocessing": {"--data.eval-resize", "--data.eval-interpolation"},
-    "image_size": {"--image-size"},
-    "learning_rates": {"--learning-rates", "--optim.lr"},
-    "runs": {"--runs"},
-    "head_views": {"--head-views"},
-    "loss": {"--loss"},
-    "part": {"--data.part"},
-}
-"""The flags that set what a recipe leaves to the data, the checkpoint and the device."""
 MODEL_OF_CHECKPOINT = {"--model.": "the checkpoint brings its own model; give --image-size or --model.dropout."}
 TASK_DATA = ("--data.name", "--data.root", "--data.classes", "--data.train-split", "--data.eval-split")
 WITHOUT_EFFECT = {
@@ -50,6 +36,11 @@ class Arguments:
         self.flags = {word.partition("=")[0] for word in self.words if word.startswith("-")}
 
     @property
+    def given(self) -> set[str]:
+        """The settings that the flags set: `optim.lr` of --optim.lr."""
+        return {flag.removeprefix("--").replace("-", "_") for flag in self.flags}
+
+    @property
     def recipe(self) -> str:
         """The first positional argument; `tiny-digits` where there is none yet, as for `--help`."""
         return self.words[0] if self.words and not self.words[0].startswith("-") else "tiny-digits"
@@ -61,6 +52,10 @@ class Arguments:
             if name == flag:
                 return value if equals else following
         return None
+
+
+def _as_flag(setting: str) -> str:
+    return f"--{setting.replace('_', '-')}"
 
 
 def _with_hyphens(word: str) -> str:
@@ -94,8 +89,6 @@ def _recipe_config(name: str, arguments: Arguments) -> TrainConfig:
     if name == "finetune" or "--finetune" in arguments.flags:
         recipe = (arguments.value("--recipe") or "staged") if name == "finetune" else recipe
         config = _recipe(recipe, FINETUNE)()
-        if "--optim.lr" in arguments.flags:  # one rate takes the place of the search
-            config = dataclasses.replace(config, learning_rates=(), sweep_steps=None, halvings=None)
         if name == "plan":  # a new model in place of the checkpoint's
             side = arguments.value("--model.image-size") or ""
             size = int(side) if side.isdigit() else config.model.image_size
@@ -113,14 +106,10 @@ def _recipe(name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[...,
 def _apply_switches(config: TrainConfig, arguments: Arguments) -> TrainConfig:
     """Changes defaults of the recipe that do not go with a flag.
 
-    --steps takes the place of epochs and vice versa; a first --fewshot.* brings the other few-shot settings; a setting
-    that has no effect with the given value of its switch, such as the recipe's `pad` with `--data.crop none`, returns
-    to its own default.
+    A first --fewshot.* brings the other few-shot settings; a setting that has no effect with the given value of its
+    switch, such as the recipe's `pad` with `--data.crop none`, returns to its own default.
     """
-    if "--steps" in arguments.flags:
-        config = dataclasses.replace(config, steps=1, epochs=None)
-    if "--epochs" in arguments.flags:
-        config = dataclasses.replace(config, steps=None, epochs=1.0)
+    config = without_replaced(config, arguments.given)
     if any(flag.startswith("--fewshot.") for flag in arguments.flags):
         config = dataclasses.replace(config, fewshot=FewShotConfig())
     for section, settings in REQUIRED_SWITCHES.items():
@@ -155,26 +144,11 @@ def check_settings(name: str, command: Any, arguments: Arguments) -> Any:
         raise UserError(f"write the recipe first and --model once: `vitlab {name} {command.recipe} --...`.")
     config = command.config
     if isinstance(config, FinetuneConfig):
-        config = _leave_automatic(config, arguments)
+        check_given(arguments.given, "--budget" in arguments.flags, _as_flag)
+        config = settle(config, arguments.given, _as_flag)
     if name == "finetune":
         config = dataclasses.replace(config, data=_data(command, arguments))
     return dataclasses.replace(command, config=config)
-
-
-def _leave_automatic(config: FinetuneConfig, arguments: Arguments) -> FinetuneConfig:
-    """`config.automatic` without what a flag sets. Raises UserError for flags of a search without one."""
-    flags, rates = arguments.flags, config.learning_rates
-    if "--budget" in flags and (fixed := flags & {"--steps", "--epochs", "--sweep-steps", "--optim.warmup-steps"}):
-        raise UserError(f"--budget chooses the number of steps; leave out {', '.join(sorted(fixed))}, or --budget.")
-    if {"--optim.lr", "--learning-rates"} <= flags:
-        raise UserError("--optim.lr is one learning rate and --learning-rates are those to search; give one of them.")
-    if "--held-out" in flags and not config.tried_rates:
-        raise UserError("--held-out has no effect with one learning rate; give several, --learning-rates 0.003 0.01.")
-    if rates and config.optim.lr not in rates:  # the recipe's rate
-        config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=rates[0]))
-    return dataclasses.replace(
-        config, automatic=tuple(name for name in config.automatic if not AUTOMATIC[name] & flags)
-    )
 
 
 def _data(command: Any, arguments: Arguments) -> Any:

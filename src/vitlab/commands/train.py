@@ -88,7 +88,8 @@ class Finetune:
     root: str | None = None
     """Folder that holds a named data set."""
     image_size: int | None = None
-    """Image side in pixels; default: the recipe's, for `custom` that of the checkpoint's preprocessing."""
+    """Image side in pixels; default: the recipe's, for `custom` that of the checkpoint's preprocessing, for `staged`
+    the best of up to three for the least-squares head."""
     interpolation: PositionInterpolation = None
     workdir: Path | None = None
     """Folder of the stages and the runs; default: `runs/finetune-RECIPE`, for any images with the data set's name."""

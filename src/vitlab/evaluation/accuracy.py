@@ -1,5 +1,6 @@
 """Accuracy and loss of a model on a data set, every image counted exactly once; the predictions as a CSV file."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -293,9 +294,10 @@ def evaluate_checkpoint(
     """Evaluates a checkpoint on a data set, by default that of its metadata, with its own preprocessing.
 
     `resize` overrides the resize of the checkpoint and of the data set (ObjectNet has one), `partial` is as in
-    `load_dataset`; `log` receives a description of the preprocessing. Where the data has some of the checkpoint's
-    classes only, predictions are over all of them. Raises UserError for a checkpoint without a head, and for data with
-    classes that it does not know.
+    `load_dataset`; `log` receives a description of the preprocessing. Images that cannot be read are skipped and
+    counted where the checkpoint's own run did so. Where the data has some of the checkpoint's classes only, predictions
+    are over all of them. Raises UserError for a checkpoint without a head, and for data with classes that it does not
+    know.
     """
     if dataset is not None:
         check_source(dataset, root)  # before anything is loaded
@@ -309,10 +311,10 @@ def evaluate_checkpoint(
         resize = round(max(image_hw) * side / center)
     preprocessing = loaded.preprocessing if resize is None else loaded.preprocessing.with_resize(resize)
     log(f"images: {preprocessing.describe()}")
-    known = (
-        metadata if name == metadata.get("dataset") else {}
-    )  # of its own data set the checkpoint has folder and classes
+    # Of its own data set the checkpoint knows the folder, the classes, and whether unreadable images were skipped.
+    known = metadata if name == metadata.get("dataset") else {}
     root, classes = root or known.get("root"), known.get("class_indices")
+    options = dataclasses.replace(options, on_error="skip") if known.get("on_error") == "skip" else options
     with world.rank_0_first():
         images = load_dataset(name, split, root=root, classes=classes, on_error=options.on_error, partial=partial)
     images = match_classes(images, metadata, loaded.model.config.num_classes, name, str(checkpoint))

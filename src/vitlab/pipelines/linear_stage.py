@@ -1,4 +1,7 @@
-"""The first stage of fine-tuning: the least-squares head on the frozen checkpoint (Sec. 4.1), tested by itself."""
+"""The first stage of fine-tuning: the least-squares head on the frozen checkpoint (Sec. 4.1), tested by itself.
+
+Representations are computed in the precision of training, the test in float32.
+"""
 
 import bisect
 import dataclasses
@@ -33,6 +36,7 @@ from vitlab.pipelines.pretrain import (
 from vitlab.rng import Stream
 from vitlab.train.loop import train_transform
 from vitlab.train.objectives import classification_loss
+from vitlab.train.precision import frozen_dtype
 from vitlab.train.workdir import Workdir
 
 
@@ -96,7 +100,9 @@ class LinearStage:
 
     @functools.cached_property
     def _model(self) -> Model:
-        return init_from_checkpoint(self.checkpoint, self.config.model).to(self.execution.device)
+        device = self.execution.device
+        model = init_from_checkpoint(self.checkpoint, self.config.model)
+        return model.to(device, frozen_dtype(self.config.precision, device))
 
     def _view(self, view: int, flip: bool) -> Features:
         transform = dataclasses.replace(train_transform(self.config.single()), flip=flip)

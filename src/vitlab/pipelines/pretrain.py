@@ -242,6 +242,7 @@ def write_files(
         "dataset": config.data.name,
         "root": config.data.root,
         "class_indices": config.data.classes,
+        "on_error": config.data.on_error,
         "preprocessing": preprocessing.to_metadata(),
         "start": init_id,
     }

@@ -62,8 +62,7 @@ def vtab() -> FinetuneConfig:
 def custom() -> FinetuneConfig:
     """Your own images: steps, batch and mixup by BiT's rule, the best of three learning rates.
 
-    The values here are those for fewer than 20,000 images; `vitlab.pipelines.finetune.bit_hyperrule` and
-    `default_image_size` choose them.
+    The values here are those for fewer than 20,000 images; `vitlab.pipelines.automatic` chooses them.
     Deviation: BiT always takes a batch of 512, its own two resolutions and one rate. A batch of at most an eighth of
     the images spares a small set hundreds of repetitions, and the checkpoint's own size most of the time; the sweep
     tries each rate for a fifth of the steps. Test images are resized with antialiasing, where Google's code samples

@@ -18,7 +18,7 @@ from vitlab.display import format_rate
 from vitlab.train.checkpoint import create_state
 from vitlab.train.distributed import SINGLE
 from vitlab.train.objectives import blank_batch, create_objective
-from vitlab.train.precision import device_name, keep_freed_memory, resolve_precision
+from vitlab.train.precision import device_name, frozen_dtype, keep_freed_memory, resolve_precision
 from vitlab.train.workdir import Workdir
 
 MEMORY_FRACTION = 0.4
@@ -43,6 +43,8 @@ class StepCost:
     """Measured seconds per image of training: forward and backward pass. Infinite if not known."""
     eval_seconds: float
     """Measured seconds per image of evaluation: forward pass in float32."""
+    feature_seconds: float
+    """The same in the precision of training (`frozen_dtype`)."""
     memory: int
     """Counted bytes of a training step."""
     free: int | None
@@ -133,8 +135,10 @@ def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, wo
         size = _half(size)
     # Four passes of half the work of the training step that is timed.
     sample = max(math.ceil(SAMPLE_FLOPS / (16 * config.model.forward_macs)), 8) if device.type == "cpu" else size
-    eval_seconds = _eval_seconds(model, _blank_images(config, min(sample, size), device))
-    return StepCost(size, seconds, eval_seconds, memory(size), free)
+    images, dtype = _blank_images(config, min(sample, size), device), frozen_dtype(config.precision, device)
+    eval_seconds = _eval_seconds(model, images)
+    feature_seconds = eval_seconds if dtype == torch.float32 else _eval_seconds(model, images, dtype)
+    return StepCost(size, seconds, eval_seconds, feature_seconds, memory(size), free)
 
 
 def _half(size: int) -> int:
@@ -155,9 +159,9 @@ def train_seconds(config: TrainConfig, model: nn.Module, device: torch.device, n
     return seconds / num_images
 
 
-def _eval_seconds(model: nn.Module, images: Tensor) -> float:
-    """Seconds per image of a forward pass in float32, as in evaluation: the median of three, after a warm-up."""
-    forward = copy.deepcopy(getattr(model, "vit", model)).to(images.device).eval()
+def _eval_seconds(model: nn.Module, images: Tensor, dtype: torch.dtype = torch.float32) -> float:
+    """Seconds per image of a forward pass, as in evaluation: the median of three, after a warm-up."""
+    forward = copy.deepcopy(getattr(model, "vit", model)).to(images.device, dtype).eval()
     with torch.inference_mode():
         _, *seconds = (_timed(lambda: forward(images), images.device) for _ in range(4))
     return statistics.median(seconds) / len(images)

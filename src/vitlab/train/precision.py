@@ -33,6 +33,11 @@ def resolve_precision(requested: str, device: torch.device) -> Precision:
             return "float32"
 
 
+def frozen_dtype(requested: str, device: torch.device) -> torch.dtype:
+    """The type of a frozen model that a training of this precision starts from."""
+    return torch.float32 if resolve_precision(requested, device) == "float32" else torch.bfloat16
+
+
 def cpu_is_faster_in_bfloat16() -> bool:
     """Whether this CPU multiplies bfloat16 matrices faster than float32 ones: by AMX, or by AVX-512 BF16.
 

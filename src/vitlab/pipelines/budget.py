@@ -1,0 +1,216 @@
+"""What a fine-tuning job can do in a given time (`--budget`), and at which image size it does best."""
+
+import bisect
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from vitlab.config import FinetuneConfig
+from vitlab.display import format_duration
+from vitlab.errors import UserError
+from vitlab.models.config import ViTConfig
+from vitlab.pipelines.estimate import Images, JobCost
+
+PLANNED = 0.92
+"""Fraction of the time that is planned; the rest is for saving, and for what is slower than measured."""
+MIN_PATCHES = 6
+"""Patches on the longer side of the smallest images to choose from. With 5, the head of 1,020 flowers was worse than
+that of 918 with 6."""
+MIN_EPOCHS, MAX_EPOCHS = 3.0, 50.0
+"""Passes over the training images below which fine-tuning is left out, and at which it ends."""
+MIN_FRACTION = 0.75
+"""Smallest image size for fine-tuning, of that of the least-squares head alone."""
+HEAD_SHARE = 0.5
+"""Largest fraction of the time for the least-squares head where fine-tuning follows."""
+VIEWS = (4, 3, 2, 1, None)
+"""Numbers of augmented views to choose from."""
+COMPARED_SIZES = (0.5, 0.7, 1.0)
+"""Image sizes of which the best is looked for, of the largest that fits."""
+COMPARED_SHARE, COMPARED_IMAGES = 0.2, (200, 500)
+"""Fraction of the time for that, and how many training images it needs, if there are so many, and takes."""
+
+
+def fit_budget(
+    config: FinetuneConfig,
+    images: Images,
+    measure: Callable[[FinetuneConfig], JobCost],
+    seconds: int | float,
+    automatic: Collection[str] = ("image_size", "head_views", "runs", "part"),
+    elapsed: Callable[[], float] = lambda: 0.0,
+    head_loss: Callable[[FinetuneConfig, int], float] | None = None,
+) -> FinetuneConfig:
+    """`config` for a job of `seconds`, of which some are `elapsed`: with steps and search, and what of the settings is
+    `automatic`.
+
+    head_loss: leave-one-out loss of the least-squares head at the image size of a config for so many training images.
+    No size above the best of COMPARED_SIZES is taken: small images may be harder to classify when they are enlarged.
+
+    Fine-tuning must see every training image MIN_EPOCHS times, at a size of at least MIN_FRACTION of the largest that
+    the least-squares head alone could have; otherwise the job is that head, at that size (`runs` is 0), or at the
+    smallest size for a part of the training images. Measuring takes time too: it begins with a small size, and what is
+    left counts. Raises UserError where nothing fits.
+    """
+    all_views = VIEWS if "head_views" in automatic else (config.head_views,)
+    candidates = _sizes(config) if "image_size" in automatic else [config]
+    small, smallest = candidates[3 * len(candidates) // 4], candidates[-1]
+    measured = {_side(small): (small, measure(small))}
+
+    def guess(candidate: FinetuneConfig) -> JobCost:
+        """By the measurement at the nearest size."""
+        nearest = min(measured, key=lambda side: abs(side - _side(candidate)))
+        return _scaled(measured[nearest][1], candidate, measured[nearest][0])
+
+    def available() -> float:
+        return PLANNED * (seconds - elapsed())
+
+    def choose(runs: int, min_side: float = 0.0) -> FinetuneConfig | None:
+        """The plan at the largest size that fits, by a measurement at this size."""
+        large = [candidate for candidate in candidates if _side(candidate) >= min_side]
+        while True:
+            time = available()
+            plans = (_fill(candidate, images, guess(candidate), time, runs, all_views) for candidate in large)
+            planned = next((plan for plan in plans if plan is not None), None)
+            if planned is None or (side := _side(planned)) in measured:
+                return planned
+            measured[side] = planned, measure(planned)
+
+    linear = choose(0) if "runs" in automatic else None
+    if linear and head_loss:
+        best = _best_side(linear, candidates, images, guess, available(), head_loss)
+        candidates = [candidate for candidate in candidates if _side(candidate) <= best]
+        linear = choose(0)
+    tuned = choose(config.runs, MIN_FRACTION * _side(linear) if linear else 0.0)
+    if planned := tuned or (linear and choose(0)):  # again, for what has been measured since took time
+        return planned
+    shortest, cost = _shortest(smallest, images, all_views[-1], alone="runs" in automatic), measure(smallest)
+    if {"runs", "part"} <= {*automatic} and (planned := _part(shortest, images, cost, available())):
+        return planned
+    needed = sum(cost.seconds(shortest, images))
+    raise UserError(
+        f"{images.train:,} training and {images.test:,} test images take {format_duration(needed)} or more here; give "
+        f"--budget {math.ceil((1.1 * needed / PLANNED + elapsed()) / 60)}m, or fewer images."
+    )
+
+
+def best_size(
+    config: FinetuneConfig,
+    images: Images,
+    measure: Callable[[FinetuneConfig], JobCost],
+    head_loss: Callable[[FinetuneConfig, int], float],
+) -> FinetuneConfig:
+    """`config` without a budget, at the image size of least `head_loss`; what this takes is a part of the whole job."""
+    candidates, cost = _sizes(config), measure(config)
+
+    def guess(candidate: FinetuneConfig) -> JobCost:
+        return _scaled(cost, candidate, config)
+
+    best = _best_side(config, candidates, images, guess, sum(cost.seconds(config, images)), head_loss)
+    return next(candidate for candidate in candidates if _side(candidate) == best)
+
+
+def _best_side(
+    largest: FinetuneConfig,
+    candidates: Sequence[FinetuneConfig],
+    images: Images,
+    guess: Callable[[FinetuneConfig], JobCost],
+    available: float,
+    head_loss: Callable[[FinetuneConfig, int], float],
+) -> int:
+    """The image side of least `head_loss`, of COMPARED_SIZES; that of `largest` where the time does not suffice."""
+    compared: dict[int, FinetuneConfig] = {}
+    for fraction in COMPARED_SIZES:
+        config = min(candidates, key=lambda candidate: abs(_side(candidate) - fraction * _side(largest)))
+        compared[_side(config)] = config
+    plain = replace(largest, head_views=None)
+    one_image = sum(guess(config).seconds(plain, Images(1, 0)).linear for config in compared.values())
+    needed, wanted = (min(count, images.train) for count in COMPARED_IMAGES)
+    count = min(wanted, int(COMPARED_SHARE * available / one_image))
+    if len(compared) == 1 or count < max(needed, 2 * largest.model.num_classes):
+        return _side(largest)
+    losses = {side: head_loss(config, count) for side, config in compared.items()}
+    return min(losses, key=losses.__getitem__)
+
+
+def _shortest(config: FinetuneConfig, images: Images, views: int | None, alone: bool) -> FinetuneConfig:
+    """The shortest job at the image size of `config`: the least-squares head `alone`, or the fewest steps."""
+    if alone:
+        return _alone(config, views)
+    return with_steps(replace(config, head_views=views), math.ceil(MIN_EPOCHS * images.train / config.batch_size))
+
+
+def _alone(config: FinetuneConfig, views: int | None) -> FinetuneConfig:
+    """The job that is the least-squares head."""
+    return replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None, head_views=views)
+
+
+def _part(config: FinetuneConfig, images: Images, cost: JobCost, available: float) -> FinetuneConfig | None:
+    """`config` with the part of each class for which the time suffices; None below two images a class."""
+    train = _largest(images.train, lambda train: sum(cost.seconds(config, Images(train, images.test))) <= available)
+    if train < 2 * config.model.num_classes:
+        return None
+    part = math.floor(1e6 * (config.data.part or 1) * train / images.train) / 1e6
+    return replace(config, data=replace(config.data, part=part))
+
+
+def _largest(limit: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `limit` that fits, where all below it do; 0 if not even 1 does."""
+    return bisect.bisect_left(range(1, limit + 1), True, key=lambda number: not fits(number))
+
+
+def _fill(
+    config: FinetuneConfig,
+    images: Images,
+    cost: JobCost,
+    available: float,
+    runs: int,
+    all_views: Sequence[int | None],
+) -> FinetuneConfig | None:
+    """`config` with as many views and steps as fit into the `available` seconds; None if those are too few."""
+    config = config if runs else _alone(config, None)
+    for views in all_views:
+        config = replace(config, head_views=views)
+        reading, linear, _, _, report = cost.seconds(config, images)
+        if linear <= (HEAD_SHARE if runs else 1.0) * (available - reading - report):
+            break
+    else:
+        return None
+    if not runs:
+        return config
+    fitting = _largest(10**7, lambda steps: sum(cost.seconds(with_steps(config, steps), images)) <= available)
+    if fitting * config.batch_size < MIN_EPOCHS * images.train:
+        return None
+    return with_steps(config, min(fitting, round(MAX_EPOCHS * images.train / config.batch_size)))
+
+
+def with_steps(config: FinetuneConfig, steps: int) -> FinetuneConfig:
+    """`config` with this number of steps; warm-up is in proportion, and the last rates of halvings take all steps."""
+    sweep_steps = max(steps // 2**config.halvings, 1) if config.halvings else None
+    optim = replace(config.optim, warmup_steps=steps // 10)
+    return replace(config, steps=steps, epochs=None, sweep_steps=sweep_steps, optim=optim)
+
+
+def _sizes(config: FinetuneConfig) -> list[FinetuneConfig]:
+    """`config` at its image size and at smaller ones, one patch after the other."""
+    model = config.model
+    if not isinstance(model, ViTConfig):
+        return [config]
+    sizes = [config]
+    for patches in range(max(model.grid) - 1, MIN_PATCHES - 1, -1):
+        fraction = patches / max(model.grid)
+        height, width = (max(round(fraction * side), 1) * model.stride for side in model.grid)
+        size = height if height == width else (height, width)
+        scaled = config.data.preprocessing(model.image_size).at(size)
+        data = replace(config.data, eval_resize=scaled.resize if scaled.keep_aspect else None)
+        sizes.append(replace(config, model=replace(model, image_size=size), data=data))
+    return sizes
+
+
+def _side(config: FinetuneConfig) -> int:
+    return max(config.model.image_hw)
+
+
+def _scaled(cost: JobCost, config: FinetuneConfig, reference: FinetuneConfig) -> JobCost:
+    """The cost at another size, in proportion to its matrix products."""
+    ratio = config.model.forward_macs / reference.model.forward_macs
+    seconds = {name: ratio * getattr(cost.step, name) for name in ("train_seconds", "eval_seconds", "feature_seconds")}
+    return replace(cost, step=replace(cost.step, **seconds))

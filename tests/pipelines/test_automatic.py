@@ -1,0 +1,93 @@
+"""What a recipe leaves to data, checkpoint and device, and that a run keeps it."""
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from vitlab.config import FinetuneConfig
+from vitlab.models import ViTConfig
+from vitlab.pipelines.automatic import bit_hyperrule, default_image_size, load_automatic_settings
+from vitlab.preprocessing import Preprocessing
+from vitlab.recipes.finetune import custom, staged
+from vitlab.settings import to_dict
+
+S14 = ViTConfig(image_size=224, patch_size=14, width=384, depth=12, heads=6, mlp_dim=1536)
+
+
+@pytest.mark.parametrize(
+    ("examples", "steps", "warmup", "mixup", "batch"),
+    [
+        (40, 500, 100, 0.0, 32),
+        (1_020, 500, 100, 0.0, 64),
+        (19_999, 500, 100, 0.0, 512),
+        (20_000, 10_000, 500, 0.1, 512),
+        (499_999, 10_000, 500, 0.1, 512),
+        (500_000, 20_000, 500, 0.1, 512),
+    ],
+)
+def test_bit_hyperrule(examples: int, steps: int, warmup: int, mixup: float, batch: int) -> None:
+    config = FinetuneConfig(steps=1, automatic=("steps", "warmup_steps", "mixup", "batch_size"))
+    chosen = bit_hyperrule(config, examples)
+    assert (chosen.steps, chosen.epochs, chosen.optim.warmup_steps) == (steps, None, warmup)
+    assert (chosen.mixup, chosen.batch_size, chosen.automatic) == (mixup, batch, ())
+
+
+def test_all_steps_are_tried_from_a_least_squares_head() -> None:
+    assert (staged().tried_rates, bit_hyperrule(staged(), 1000).sweep_steps) == ((1e-4,), None)
+    halved = dataclasses.replace(staged(), learning_rates=(3e-5, 1e-4), halvings=1)
+    chosen = bit_hyperrule(halved, 1000)
+    assert (chosen.steps, chosen.sweep_steps) == (500, 250)
+    assert bit_hyperrule(custom(), 1000).sweep_steps == 100
+
+
+def test_bit_hyperrule_changes_nothing_else() -> None:
+    config = FinetuneConfig(steps=50, mixup=0.7, batch_size=24, automatic=("warmup_steps",))
+    expected = dataclasses.replace(config, automatic=(), optim=dataclasses.replace(config.optim, warmup_steps=10))
+    assert bit_hyperrule(config, 30_000) == expected
+    large = dataclasses.replace(custom(), model=S14, batch_size=64, automatic=("steps",))
+    assert (bit_hyperrule(large, 2_934, "cpu").batch_size, bit_hyperrule(large, 2_934, "cpu").steps) == (64, 500)
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch", "steps", "warmup", "sweep_steps"),
+    [(160, 32, 100, 20, 20), (2_934, 32, 500, 100, 100), (50_000, 32, 500, 100, 100)],
+)
+def test_bit_hyperrule_on_a_cpu(examples: int, batch: int, steps: int, warmup: int, sweep_steps: int) -> None:
+    """A ViT-S/14 at 224 pixels would take hours for BiT's own steps; a small model takes BiT's."""
+    config = dataclasses.replace(custom(), model=S14)
+    chosen = bit_hyperrule(config, examples, "cpu")
+    assert (chosen.batch_size, chosen.steps, chosen.epochs) == (batch, steps, None)
+    assert (chosen.optim.warmup_steps, chosen.sweep_steps) == (warmup, sweep_steps)
+    assert bit_hyperrule(config, examples, "cuda").batch_size == min(512, max(32, 2 ** int(math.log2(examples / 8))))
+    tiny = dataclasses.replace(config, model=dataclasses.replace(S14, image_size=28, depth=2))
+    assert (bit_hyperrule(tiny, examples, "cpu") == bit_hyperrule(tiny, examples, "cuda")) == (examples < 20_000)
+
+
+@pytest.mark.parametrize(
+    ("size", "patch", "device_type", "expected"),
+    [(518, 14, "cpu", 224), (384, 16, "cpu", 224), (518, 14, "cuda", 518), (32, 4, "cpu", 32), (510, 30, "cpu", 210)],
+)
+def test_default_image_size(size: int, patch: int, device_type: str, expected: int) -> None:
+    model = dataclasses.replace(S14, image_size=size, patch_size=patch)
+    assert default_image_size(model, Preprocessing(size), device_type) == expected
+    assert default_image_size(model, Preprocessing(112, 128), device_type) == 112  # at which it is evaluated
+
+
+def test_a_run_continues_with_its_choices_on_another_device(tmp_path: Path) -> None:
+    """What data and device have decided stays; what the user sets, and any other folder, decides nothing."""
+    config = custom()
+    data = dataclasses.replace(config.data, eval_resize=256, eval_interpolation="bicubic")
+    first = bit_hyperrule(dataclasses.replace(config, model=S14, data=data), 160, "cpu")
+    (tmp_path / "config.json").write_text(json.dumps({"command": "finetune", "examples": 160, **to_dict(first)}))
+    resumed, size = load_automatic_settings(tmp_path, config)
+    assert (resumed.steps, resumed.batch_size, resumed.sweep_steps) == (100, 32, 20)
+    assert (resumed.data.eval_resize, resumed.data.eval_interpolation) == (256, "bicubic")
+    assert (resumed.optim.warmup_steps, size, resumed.automatic) == (20, 224, ())
+    resumed, size = load_automatic_settings(tmp_path, dataclasses.replace(config, steps=7, automatic=("batch_size",)))
+    assert (resumed.steps, resumed.batch_size, size) == (7, 32, None)
+    assert load_automatic_settings(tmp_path / "new", config) == (config, None)
+    (tmp_path / "config.json").write_text("{")
+    assert load_automatic_settings(tmp_path, config) == (config, None)

@@ -1,0 +1,55 @@
+"""What a given setting replaces, the same on the command line and in Python."""
+
+from dataclasses import replace
+
+import pytest
+
+from vitlab.config import FinetuneConfig
+from vitlab.recipes.finetune import cifar10, custom, staged
+from vitlab.recipes.given import AUTOMATIC, check_given, settle, without_replaced
+from vitlab.recipes.tiny import digits
+
+
+def test_one_learning_rate_takes_the_place_of_the_search() -> None:
+    assert without_replaced(cifar10(), {"optim.lr"}).learning_rates == ()
+    assert without_replaced(cifar10(), {"mixup"}) == cifar10()
+    halved = replace(staged(), learning_rates=(3e-5, 1e-4), halvings=1)
+    assert without_replaced(halved, {"optim.lr"}).halvings is None
+
+
+def test_steps_and_epochs() -> None:
+    for config in (digits(), custom()):
+        steps, epochs = (without_replaced(config, {name}) for name in ("steps", "epochs"))
+        assert steps.steps is not None
+        assert epochs.epochs is not None
+
+
+def test_a_given_setting_is_not_automatic() -> None:
+    assert set(staged().automatic) <= AUTOMATIC.keys()
+    given = {"epochs", "data.eval_resize", "optim.lr", "seed"}
+    left = set(staged().automatic) - {"steps", "preprocessing", "learning_rates"}
+    assert set(settle(staged(), given).automatic) == left
+    several = replace(staged(), learning_rates=(3e-5, 5e-5))
+    assert settle(several, {"learning_rates"}).optim.lr == 3e-5
+
+
+@pytest.mark.parametrize(
+    ("given", "config", "message"),
+    [
+        (
+            {"steps", "optim.warmup_steps"},
+            staged(),
+            "-budget chooses .* leave out -optim.warmup_steps, -steps, or -bud",
+        ),
+        ({"optim.lr", "learning_rates"}, staged(), "-optim.lr is one learning rate and -learning_rates .* give one of"),
+        ({"held_out"}, without_replaced(cifar10(), {"optim.lr"}), "-held_out has no effect .*, -learning_rates 0.003"),
+    ],
+)
+def test_settings_that_exclude_each_other(given: set[str], config: FinetuneConfig, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_given(given, budget=True, spell=_as_flag)
+        settle(config, given, _as_flag)
+
+
+def _as_flag(name: str) -> str:
+    return f"-{name}"
