@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from vitlab.config import FinetuneConfig
 from vitlab.recipes.finetune import cifar10, custom, staged
 from vitlab.recipes.given import AUTOMATIC, check_given, settle, without_replaced
 from vitlab.recipes.tiny import digits
@@ -34,21 +33,21 @@ def test_a_given_setting_is_not_automatic() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "config", "message"),
+    ("given", "message"),
     [
-        (
-            {"steps", "optim.warmup_steps"},
-            staged(),
-            "-budget chooses .* leave out -optim.warmup_steps, -steps, or -bud",
-        ),
-        ({"optim.lr", "learning_rates"}, staged(), "-optim.lr is one learning rate and -learning_rates .* give one of"),
-        ({"held_out"}, without_replaced(cifar10(), {"optim.lr"}), "-held_out has no effect .*, -learning_rates 0.003"),
+        ({"steps", "optim.warmup_steps"}, "-budget chooses .* leave out -optim.warmup_steps, -steps, or -budget"),
+        ({"optim.lr", "learning_rates"}, "-optim.lr is one learning rate and -learning_rates .* give one of them"),
     ],
 )
-def test_settings_that_exclude_each_other(given: set[str], config: FinetuneConfig, message: str) -> None:
+def test_settings_that_exclude_each_other(given: set[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_given(given, budget=True, spell=_as_flag)
-        settle(config, given, _as_flag)
+
+
+def test_nothing_is_held_out_for_one_learning_rate() -> None:
+    single = without_replaced(cifar10(), {"optim.lr"})
+    with pytest.raises(ValueError, match="-held_out has no effect .*, -learning_rates 0.003"):
+        settle(single, {"held_out"}, _as_flag)
 
 
 def _as_flag(name: str) -> str:
