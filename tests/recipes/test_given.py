@@ -46,7 +46,7 @@ def test_settings_that_exclude_each_other(given: set[str], message: str) -> None
 
 def test_nothing_is_held_out_for_one_learning_rate() -> None:
     single = without_replaced(cifar10(), {"optim.lr"})
-    with pytest.raises(ValueError, match="-held_out has no effect .*, -learning_rates 0.003"):
+    with pytest.raises(ValueError, match=r"-held_out has no effect .*, -learning_rates 0.003"):
         settle(single, {"held_out"}, _as_flag)
 
 
