@@ -3,9 +3,9 @@
     python benchmarks/finetune_stages.py DATA --checkpoint CHECKPOINT --out stages.jsonl
 
 DATA is the folder that `finetune_peers.py --prepare` writes. All variants of a set and a seed follow each other, at one
-image size; those that fine-tune see every training image `--epochs` times. `default` and those after it take the head
-of 5 views where held-out images say that it is better; the others are always fine-tuned. A row is added for each run,
-and a table of means and standard deviations over seeds is printed.
+image size; those that fine-tune see every training image `--epochs` times. `default` and those after it take the
+average of the fine-tuned weights and those of the head of 5 views that is best on held-out images; the others are the
+fine-tuned model. A row is added for each run, and a table of means and standard deviations over seeds is printed.
 """
 
 import dataclasses
@@ -107,12 +107,13 @@ def main() -> None:
                     result = sweep_and_finetune(given.checkpoint, config, Path(work) / "run", **options).result
                 row = {"dataset": dataset, "seed": seed, "variant": variant, "accuracy": result["test"]["accuracy"]}
                 row |= {name: result["test"][name] for name in ("loss", "expected_calibration_error")}
-                row |= {"chosen": result.get("chosen")}
-                row["held_out"] = {
-                    f"{score.get('learning_rate', 'head')}": score["accuracy"]
-                    for score in (*result.get("sweep", ()), result.get("linear", {}).get("held_out"))
-                    if score
-                }
+                row |= {"chosen": result.get("chosen"), "alpha": result.get("alpha")}
+                held_out = (*result.get("sweep", ()), result.get("linear", {}).get("held_out"))
+                scores = {f"{score.get('learning_rate', 'head')}": score for score in held_out if score}
+                row["held_out"] = {name: score["accuracy"] for name, score in scores.items()}
+                row["held_out_loss"] = {name: score.get("loss") for name, score in scores.items()}
+                if result.get("linear"):
+                    row["head_accuracy"] = result["linear"]["accuracy"]
                 print(json.dumps(row), file=sys.stderr, flush=True)
                 rows.append(row)
                 with given.out.open("a") as file:

@@ -298,8 +298,9 @@ class FinetuneConfig(TrainConfig):
     control that shows what interpolation preserves."""
     head: Literal["least_squares"] | None = None
     """Start of the new head: zeros, as in the paper (None), or the least-squares classifier of the frozen
-    representations (Sec. 4.1). That is tested by itself first, and fine-tuned unless images held out of the training
-    split say that this makes it worse (LP-FT, Kumar et al. 2022)."""
+    representations (Sec. 4.1). That is tested by itself first, then fine-tuned (LP-FT, Kumar et al. 2022); by the loss
+    on the held-out split, the result is the one, the other, or an average of their weights (WiSE-FT, Wortsman et al.
+    2022). Without `learning_rates` to try, it is the fine-tuned model."""
     head_views: PositiveInt | None = None
     """Augmented views of each training image for the least-squares head. Crops and mirroring that make it worse are
     left out, of fine-tuning too. None takes no views and augments as `data` says."""

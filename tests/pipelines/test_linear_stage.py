@@ -16,12 +16,12 @@ from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import TrainTransform
 from vitlab.evaluation.accuracy import evaluate_checkpoint
 from vitlab.evaluation.features import Features
-from vitlab.pipelines import finetune, linear_stage
+from vitlab.pipelines import finetune, linear_stage, pretrain, sweep
 from vitlab.pipelines.estimate import Images
 from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
 from vitlab.pipelines.linear_stage import LinearStage, check_head
 from vitlab.pipelines.pretrain import Outcome
-from vitlab.pipelines.sweep import FinetuneJob
+from vitlab.pipelines.sweep import ALPHAS, FinetuneJob, format_score
 from vitlab.weights import load_model
 
 
@@ -69,6 +69,7 @@ def test_both_stages(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> N
     assert result["test"]["accuracy"] == evaluate_checkpoint(tmp_path / "out").accuracy
     rates = {score["learning_rate"] for score in result["sweep"] if score["steps"] == 8}
     assert result["learning_rate"] in rates
+    assert result["alpha"] in [score["alpha"] for score in result["sweep"] if score["steps"] == 8]
     assert any("by the head of all others" in line for line in log)
 
 
@@ -81,7 +82,7 @@ def test_where_fine_tuning_does_not_help_the_head_is_the_result(
     useless = dataclasses.replace(useless, optim=dataclasses.replace(staged.optim, name="sgd", lr=rates[0]))
     done = tune(workdir, useless, tmp_path / "out")
     result, summary = done.result, done.summary()
-    assert (result["chosen"], result["runs"]) == ("linear", [])
+    assert (result["chosen"], result["runs"], result["alpha"]) == ("linear", [], 0.0)
     assert result["test"]["accuracy"] == result["accuracy_mean"] == result["linear"]["accuracy"]
     assert not (tmp_path / "out" / "run-0").exists()
     assert [line.rpartition("  ")[2] for line in summary.splitlines() if "chosen" in line] == ["<- chosen"]
@@ -90,17 +91,63 @@ def test_where_fine_tuning_does_not_help_the_head_is_the_result(
     assert all(torch.equal(a, b) for a, b in same)
 
 
-@pytest.mark.parametrize(
-    ("accuracy", "helps"), [(0.76, True), (0.68, False), (None, False)], ids=["within an error", "beyond", "diverged"]
-)
-def test_few_held_out_images_do_not_stop_fine_tuning(
-    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, accuracy: float | None, helps: bool
+@pytest.mark.parametrize(("loss", "helps"), [(0.4, True), (0.6, False), (None, False)])
+def test_the_held_out_loss_decides(
+    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, loss: float | None, helps: bool
 ) -> None:
-    """The standard error of 80 % of 40 images is 6.3 points."""
+    """After the most steps; None is a training that diverged."""
     job = make_job(workdir, pretrained, staged)
-    scores = [{"learning_rate": 1e-3, "accuracy": accuracy, "loss": 1.0, "images": 40, "steps": 8}]
-    scores.append({"learning_rate": 1e-4, "accuracy": 0.9, "loss": 1.0, "images": 40, "steps": 4})  # halved away
+    accuracy = None if loss is None else 0.7
+    scores = [{"learning_rate": 1e-3, "accuracy": accuracy, "loss": loss, "images": 40, "steps": 8}]
+    scores.append({"learning_rate": 1e-4, "accuracy": None, "steps": 8})
+    if loss is not None:
+        scores.append({"learning_rate": 1e-4, "accuracy": 0.9, "loss": 0.1, "images": 40, "steps": 4})  # halved away
     assert job._helps(scores, {"accuracy": 0.8, "loss": 0.5, "images": 40}) == helps
+
+
+def test_the_weights_are_averaged_with_those_of_the_head(
+    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, tmp_path: Path
+) -> None:
+    """As the trial run chose; both runs train the same model, and what is tested is what is saved."""
+    job = make_job(workdir, pretrained, staged)
+    score = job.score_learning_rate(3e-3, tmp_path / "trial")
+    assert score["alpha"] in (*ALPHAS, 1.0)
+    assert f"{score['alpha']:.0%}" in format_score(score) or score["alpha"] == 1
+    config = job.run_config(3e-3)
+    results = [job.train_and_test(config, tmp_path / str(alpha), alpha=alpha) for alpha in (1.0, 0.25)]
+    tuned, averaged = (load_model(tmp_path / name).state_dict() for name in ("1.0", "0.25"))
+    head = job.linear.classifier().state_dict()
+    for name, weights in averaged.items():
+        torch.testing.assert_close(weights, 0.75 * head[name] + 0.25 * tuned[name])
+    assert not torch.equal(averaged["head.weight"], tuned["head.weight"])
+    assert results[1]["test"]["loss"] == evaluate_checkpoint(tmp_path / "0.25").record()["loss"]
+    assert results[0]["test"]["loss"] != results[1]["test"]["loss"]
+    (tmp_path / "0.25" / "result.json").unlink()  # killed before its last line: tested again
+    assert job.train_and_test(config, tmp_path / "0.25", alpha=0.25) == results[1]
+
+
+@pytest.mark.parametrize(("losses", "alpha"), [((1.0, 0.5, 2.0, 3.0), 0.5), ((3.0, 2.0, 1.0, 0.5), 1.0)])
+def test_the_average_of_least_held_out_loss(
+    workdir: Path,
+    pretrained: Outcome,
+    staged: FinetuneConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    losses: tuple[float, ...],
+    alpha: float,
+) -> None:
+    """`losses` of ALPHAS and of the fine-tuned model itself."""
+
+    def evaluate_split(*args: Any) -> Any:
+        evaluation = evaluate(*args)
+        loss = averages.pop(0) if averages else losses[-1]
+        return dataclasses.replace(evaluation, losses=np.full_like(evaluation.losses, loss))
+
+    averages, evaluate = [losses[-1], *losses[:-1]], sweep.evaluate_split
+    monkeypatch.setattr(sweep, "evaluate_split", evaluate_split)
+    monkeypatch.setattr(pretrain, "evaluate_split", evaluate_split)
+    score = make_job(workdir, pretrained, staged).score_learning_rate(3e-3, tmp_path / "trial")
+    assert (score["alpha"], score["loss"]) == (alpha, min(losses))
 
 
 def test_representations_in_bfloat16(

@@ -12,7 +12,7 @@ from vitlab.data.dataset import Dataset, stratified_split
 from vitlab.models.config import ViTConfig
 from vitlab.pipelines.estimate import Images, JobCost, format_estimate
 from vitlab.pipelines.linear_stage import hold_out
-from vitlab.pipelines.sweep import best_learning_rate
+from vitlab.pipelines.sweep import best_score
 from vitlab.recipes.finetune import custom
 from vitlab.train.loop import NonFiniteError
 from vitlab.train.microbatch import GIB, StepCost
@@ -33,12 +33,12 @@ def score(lr: float, accuracy: float | None, loss: float = 1.0) -> dict[str, Any
     ],
 )
 def test_best_learning_rate(scores: list[dict[str, Any]], best: float) -> None:
-    assert best_learning_rate(scores) == best
+    assert best_score(scores)["learning_rate"] == best
 
 
 def test_no_best_learning_rate() -> None:
     with pytest.raises(NonFiniteError, match=r"diverged at every learning rate \(0\.03, 0\.1\)"):
-        best_learning_rate([score(0.03, None), score(0.1, None)])
+        best_score([score(0.03, None), score(0.1, None)])
 
 
 def numbered(labels: list[int]) -> Dataset:

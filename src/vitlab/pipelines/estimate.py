@@ -65,10 +65,11 @@ class JobCost:
         features = self._per_image(self.step.feature_seconds)
         linear = views * images.train * features + images.test * evaluate if config.head else 0.0
         search, rates = 0.0, len(config.tried_rates)
+        score = config.held_out * images.train * (evaluate + (3 * features if config.head else 0))  # ALPHAS
         steps = config.total_steps(images.train)
         for halving in range((config.halvings or 0) + 1 if rates and config.runs else 0):
             trained = (config.sweep_steps or steps) * 2**halving * config.batch_size
-            search += rates * (trained * train + config.held_out * images.train * evaluate)
+            search += rates * (trained * train + score)
             rates = (rates + 1) // 2
         one_run = steps * config.batch_size * train + images.test * evaluate
         report = REPORT_SECONDS + REPORT_IMAGES * evaluate * self.processes if config.head else 0.0

@@ -98,8 +98,8 @@ def sweep_and_finetune(
     `interpolation` of position embeddings overrides the checkpoint's own. With `config.data.on_error="skip"`
     unreadable images are skipped and listed in the result. The same call resumes what was interrupted.
 
-    With `config.head` the least-squares head is tested first, in `workdir`/linear, and the runs start from it, if
-    fine-tuning helps on the held-out part; `workdir`/model is the better one.
+    With `config.head` the least-squares head is tested first, in `workdir`/linear, and the runs start from it and are
+    averaged with it, if that helps on the held-out part; `workdir`/model is the better one.
     `budget`: seconds, from `started` (by `time.monotonic()`; default: now) to the end, for which the automatic settings
     are chosen; a resumed job keeps them.
     Raises UserError for bad settings or data, and for a folder with other settings.

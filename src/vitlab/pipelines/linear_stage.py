@@ -119,6 +119,12 @@ class LinearStage:
         _, views = self.augmented
         return self._fit([self.plain, *views], indices)
 
+    def classifier(self, indices: Int[np.ndarray, " m"] | None = None) -> Model:
+        """The checkpoint with this head."""
+        model = init_from_checkpoint(self.checkpoint, self.config.model)
+        self.fit_head(indices).copy_to(model)
+        return model
+
     def fit_start(self, indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         """The same without views: fine-tuning learns more from crops that the head has not seen."""
         return self.plain_head if indices is None else self._fit([self.plain], indices)
@@ -150,8 +156,7 @@ class LinearStage:
             if images < len(self.plain.x):
                 self.log(f"least-squares head: fitted to {images:,} training images, as many of each class as fit")
             self.log(f"least-squares head: {head.accuracy:.2%} right, each training image by the head of all others")
-            model = init_from_checkpoint(self.checkpoint, self.config.model).to(self.execution.device)
-            head.copy_to(model)
+            model = self.classifier().to(self.execution.device)
             test = evaluate_split(config, model, self.splits.test, world)
             self.log(f"least-squares head: {test.accuracy:.2%} of {len(test.labels)} test images right")
             if folder.writes:

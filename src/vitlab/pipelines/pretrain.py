@@ -169,10 +169,12 @@ def run(
     execution: Execution,
     init_id: str | None = None,
     description: str | None = None,
+    finish: Callable[[Any], Any] = lambda model: model,
 ) -> Outcome:
     """Trains the model of `create_model()` and tests it.
 
-    `init_id` identifies its initial weights; `description` (default: `command`) is shown with the progress.
+    `init_id` identifies its initial weights; `description` (default: `command`) is shown with the progress. What is
+    evaluated, tested and saved is `finish(model)` of the trained one.
     """
     world, few_shot = execution.world, None
     if config.fewshot is not None:
@@ -186,7 +188,7 @@ def run(
             model = _load_trained(config, folder.path).to(execution.device)
         else:
             shown = description or command
-            model, val = train_and_evaluate(config, folder, splits, create_model, execution, shown, few_shot)
+            model, val = train_and_evaluate(config, folder, splits, create_model, execution, shown, few_shot, finish)
             test = val if splits.val is splits.test else None
         if test is None:
             test = evaluate_split(config, model, splits.test, world)
@@ -207,14 +209,17 @@ def train_and_evaluate(
     execution: Execution,
     description: str,
     few_shot: Callable[[nn.Module], dict[str, float]] | None = None,
+    finish: Callable[[Any], Any] = lambda model: model,
 ) -> tuple[nn.Module, Any]:
-    """The trained model of `create_model()`, and its evaluation on the val split; None if training was finished.
+    """`finish(model)` of the trained model of `create_model()`, and its evaluation on the val split; None if training
+    was finished.
 
     The metrics of every evaluation, and those of `few_shot(model)`, are logged.
     """
     evaluations: list[Any] = [None]  # the last one; in the end, that of the returned weights
 
     def evaluate_model(model: nn.Module) -> dict[str, float]:
+        model = finish(model)
         evaluations[0] = evaluate_split(config, model, splits.val, execution.world)
         metrics = {f"{config.data.eval_split}_{name}": value for name, value in evaluations[0].metrics().items()}
         return metrics | few_shot(_without_masking(model)) if few_shot else metrics
@@ -230,7 +235,7 @@ def train_and_evaluate(
         microbatch=execution.microbatch,
         world=execution.world,
     )
-    return model, evaluations[0]
+    return finish(model), evaluations[0]
 
 
 def write_files(

@@ -1,5 +1,6 @@
 """The learning rate sweep (App. B.1.1) on a held-out part of the training split, and the runs after it."""
 
+import copy
 import dataclasses
 import functools
 import math
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from jaxtyping import Int
+from torch import nn
 
 from vitlab.config import FinetuneConfig, TrainConfig
 from vitlab.data.dataset import stratified_subset
@@ -31,10 +33,13 @@ from vitlab.pipelines.pretrain import (
 )
 from vitlab.train.loop import NonFiniteError
 from vitlab.train.microbatch import StepCost, measure_step
+from vitlab.train.precision import frozen_dtype
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_metadata, load_model, save_model
 
 Log = Callable[[str], None]
+ALPHAS = (0.25, 0.5, 0.75)
+"""Weights of the fine-tuned model to try in an average with that of the least-squares head, besides 1."""
 
 
 @dataclass(frozen=True)
@@ -97,18 +102,28 @@ class FinetuneJob:
         config = self.config.single(lr, seed)
         return config if self.config.head is None else dataclasses.replace(config, data=self.linear.augmented[0])
 
-    def train_and_test(self, config: TrainConfig, path: Path, description: str | None = None) -> dict[str, Any]:
-        """The result of a run on all of train, tested; read from its folder if it is finished."""
+    def train_and_test(
+        self, config: TrainConfig, path: Path, description: str | None = None, alpha: float = 1.0
+    ) -> dict[str, Any]:
+        """The result of a run on all of train, tested; read from its folder if it is finished.
+
+        alpha: weight of the trained model in its average with the least-squares head's.
+        """
         settings = run_settings("finetune", self.init_id, self.splits.train, config)
         with Workdir(path, settings, tensorboard=False, world=self.execution.world) as folder:
             if folder.finished:
                 return folder.read_result()
         create_model = functools.partial(self.create_model, config.seed)
-        execution, init_id = self.execution, self.init_id
-        return run(config, path, self.splits, create_model, "finetune", execution, init_id, description).result
+        options: dict[str, Any] = {"init_id": self.init_id, "description": description}
+        if alpha < 1:
+            options["finish"] = functools.partial(average_weights, self.linear.classifier(), alpha=alpha)
+        return run(config, path, self.splits, create_model, "finetune", self.execution, **options).result
 
     def score_learning_rate(self, lr: float, path: Path, steps: int | None = None) -> dict[str, Any]:
-        """The metrics of a learning rate on the held-out split, after `steps`; the accuracy is None if it diverged."""
+        """The metrics of a learning rate on the held-out split, after `steps`; the accuracy is None if it diverged.
+
+        With a `head`, they are those of the average of weights with the lowest loss, and `alpha` says which.
+        """
         splits, execution = self.sweep_splits, self.execution
         split = splits.val.split
         config = self.sweep_config(lr, split, steps)
@@ -147,10 +162,19 @@ class FinetuneJob:
             return None
         if evaluation is None:
             evaluation = evaluate_split(config, model, splits.val, execution.world)
+        evaluations, record = {1.0: evaluation}, {}
+        if self.config.head is not None:
+            head, dtype = self.linear.classifier(rest), frozen_dtype(config.precision, execution.device)
+            for alpha in ALPHAS:
+                average = average_weights(head, model, alpha).to(dtype)
+                evaluations[alpha] = evaluate_split(config, average, splits.val, execution.world)
+            record["alpha"] = min(evaluations, key=lambda alpha: evaluations[alpha].metrics()["loss"])
+            evaluation = evaluations[record["alpha"]]
         # The last update may diverge.
         if not math.isfinite(evaluation.metrics()["loss"]):
             return None
-        return evaluation.record() | {"reject_below": choose_rejection(evaluation.confidences, evaluation.correct)}
+        record["reject_below"] = choose_rejection(evaluation.confidences, evaluation.correct)
+        return evaluation.record() | record
 
     def sweep_config(self, lr: float, split: str, short: int | None = None) -> TrainConfig:
         """A run of the sweep: in a `short` one, warm-up and average span the same fraction of the steps."""
@@ -176,40 +200,46 @@ class FinetuneJob:
                 folder.log_metrics(number, score)
             held_out = self.linear.score_held_out() if linear and scores else None
             helps = held_out is None or self._helps(scores, held_out)
-            best = best_learning_rate(scores) if scores and helps else config.optim.lr
+            tuned = best_score(scores) if scores and helps else {"learning_rate": config.optim.lr}
+            best, alpha = tuned["learning_rate"], tuned.get("alpha", 1.0)
             seeds = [config.seed + number for number in range(config.runs if helps else 0)]
             records = []
             for number, seed in enumerate(seeds):
                 single = self.run_config(best, seed)
-                records.append(self.train_and_test(single, workdir / f"run-{number}", f"run {number}")["test"])
+                records.append(self.train_and_test(single, workdir / f"run-{number}", f"run {number}", alpha)["test"])
                 metrics = {"learning_rate": best, "seed": seed, **summary_metrics(records[-1])}
                 folder.log_metrics(len(scores) + len(records), metrics)
             chosen = "run-0" if records else "linear"
             if folder.writes:
-                tuned = best_score(scores) if records and scores else {}
                 metadata = load_metadata(workdir / chosen)
                 metadata |= _threshold(tuned if records or not linear else linear["least_squares"])
                 save_model(load_model(workdir / chosen), workdir / "model", extra=metadata)
             result: dict[str, Any] = {"learning_rate": best, "sweep": scores}
             if linear is not None:
                 stage = {**linear["least_squares"], **summary_metrics(linear["test"]), "held_out": held_out}
-                result |= {"linear": stage, "chosen": chosen}
+                result |= {"linear": stage, "chosen": chosen, "alpha": alpha if records else 0.0}
                 records = records or [linear["test"]]
             folder.write_result(result | _summarize(records, seeds) | self.splits.record)
             return folder.read_result()
 
     def _helps(self, scores: Sequence[Mapping[str, Any]], linear: Mapping[str, Any]) -> bool:
-        """Whether fine-tuning goes on: unless the head is better on the held-out part, by more than a standard error.
-
-        The few images that a small set can spare cannot tell more.
-        """
+        """Whether fine-tuning goes on: unless the loss of the head alone is lower on the held-out part."""
         self.log(f"least-squares head: {format_score(linear)}")
-        head, *_ = _rank(linear)
-        tuned, *_ = max((score.get("steps") or 0, _rank(score)) for score in scores)[1]
-        helps = tuned >= head - math.sqrt(head * (1 - head) / linear["images"])
+        finite = any(score["accuracy"] is not None for score in scores)
+        helps = finite and best_score(scores)["loss"] < linear["loss"]
         if not helps:
             self.log("fine-tuning makes the least-squares head worse: the head is the result")
         return helps
+
+
+@torch.no_grad()
+def average_weights(head: nn.Module, tuned: nn.Module, alpha: float) -> nn.Module:
+    """A model whose weights are (1 - alpha) those of `head` and alpha those of `tuned` (WiSE-FT, Wortsman et al.
+    2022), on the device of `tuned`."""
+    model = copy.deepcopy(tuned)
+    for parameter, start in zip(model.parameters(), head.parameters(), strict=True):
+        parameter.lerp_(start.to(parameter), 1 - alpha)
+    return model
 
 
 def _threshold(record: Mapping[str, Any]) -> dict[str, float]:
@@ -227,11 +257,6 @@ def _summarize(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> di
         "accuracy_sd": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
         "test": records[0],
     }
-
-
-def best_learning_rate(scores: Sequence[Mapping[str, Any]]) -> float:
-    """The learning rate of `best_score`."""
-    return best_score(scores)["learning_rate"]
 
 
 def best_score(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -252,7 +277,7 @@ def _rank(score: Mapping[str, Any]) -> tuple[float, ...]:
 
 def summary_metrics(record: Mapping[str, Any]) -> dict[str, Any]:
     """The main metrics of an evaluation's record."""
-    names = ("accuracy", "loss", "mean_average_precision", "top5", "images", "reject_below")
+    names = ("accuracy", "loss", "mean_average_precision", "top5", "images", "alpha", "reject_below")
     return {name: record[name] for name in names if name in record}
 
 
@@ -262,4 +287,6 @@ def format_score(score: Mapping[str, Any]) -> str:
         return "diverged"
     precision = score.get("mean_average_precision")
     text = f"{score['accuracy']:.2%} of {score['images']} held-out images right, loss {score['loss']:.4f}"
+    if (alpha := score.get("alpha", 1.0)) < 1:
+        text += f", {alpha:.0%} of it and {1 - alpha:.0%} of the least-squares head"
     return text if precision is None else f"{text}, mean average precision {precision:.2%}"
