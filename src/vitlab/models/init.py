@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable
-from typing import cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,19 @@ LEARNED_POSITIONS = ("1d", "2d", "relative")
 """The kinds of position embedding that begin with a draw and are trained."""
 
 
+class _Uninitialized(nn.Linear):
+    def reset_parameters(self) -> None:
+        pass
+
+
 def linear(inputs: int, outputs: int) -> nn.Linear:
-    """An `nn.Linear` with uninitialized parameters: `init_weights` draws them all."""
-    return cast(nn.Linear, nn.utils.skip_init(nn.Linear, inputs, outputs, device=torch.get_default_device()))
+    """An `nn.Linear` with uninitialized parameters: `init_weights` draws them all.
+
+    `skip_init` would do the same by way of the meta device, whose operations import for seconds.
+    """
+    layer: Any = _Uninitialized(inputs, outputs)
+    layer.__class__ = nn.Linear  # `quantize_dynamic` replaces by exact type
+    return layer
 
 
 @torch.no_grad()
