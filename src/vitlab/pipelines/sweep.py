@@ -288,5 +288,5 @@ def format_score(score: Mapping[str, Any]) -> str:
     precision = score.get("mean_average_precision")
     text = f"{score['accuracy']:.2%} of {score['images']} held-out images right, loss {score['loss']:.4f}"
     if (alpha := score.get("alpha", 1.0)) < 1:
-        text += f", {alpha:.0%} of it and {1 - alpha:.0%} of the least-squares head"
+        text += f", weights {alpha:.0%} fine-tuned and {1 - alpha:.0%} the head's"
     return text if precision is None else f"{text}, mean average precision {precision:.2%}"
