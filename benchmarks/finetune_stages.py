@@ -39,6 +39,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "head, AdamW 3e-4": {**LS, "optim": dataclasses.replace(ADAMW, lr=3e-4)},
     "head, AdamW 1e-4, last 4 blocks": {**LS, "optim": ADAMW, "trained_blocks": 4},
     "head, AdamW 1e-4, chosen augmentation": {**LS, "optim": ADAMW, "head_views": 4},
+    "half of the weights, no trial run": {**LS, "optim": ADAMW, "head_views": 4, "alpha": 0.5},
     "default": {**LS, "optim": ADAMW, "head_views": 4, "learning_rates": (1e-4,)},
     "default, search": {**LS, **SEARCH, "head_views": 4},
     "default, halving": {**LS, **SEARCH, "head_views": 4, "sweep_steps": 0.5, "halvings": 1},
@@ -72,6 +73,7 @@ def make_config(given: Arguments, variant: str, folder: Path, seed: int) -> Fine
     if "sweep_steps" in changes:
         changes["sweep_steps"] = max(round(changes["sweep_steps"] * steps), 1)
     plain = {"learning_rates": (), "head": None, "head_views": None, "steps": steps, "batch_size": 32, "seed": seed}
+    plain |= {"alpha": 1.0 if "head" in changes and "learning_rates" not in changes else None}
     data = dataclasses.replace(base.data, name=f"folder:{folder}")
     return dataclasses.replace(base, **{**plain, "data": data, "automatic": ("preprocessing",), **changes})
 

@@ -300,7 +300,9 @@ class FinetuneConfig(TrainConfig):
     """Start of the new head: zeros, as in the paper (None), or the least-squares classifier of the frozen
     representations (Sec. 4.1). That is tested by itself first, then fine-tuned (LP-FT, Kumar et al. 2022); by the loss
     on the held-out split, the result is the one, the other, or an average of their weights (WiSE-FT, Wortsman et al.
-    2022). Without `learning_rates` to try, it is the fine-tuned model."""
+    2022)."""
+    alpha: Annotated[float, Gt(0), Le(1)] | None = None
+    """Weight of the fine-tuned model in that average where no `learning_rates` are tried; None takes 0.5."""
     head_views: PositiveInt | None = None
     """Augmented views of each training image for the least-squares head. Crops and mirroring that make it worse are
     left out, of fine-tuning too. None takes no views and augments as `data` says."""
@@ -328,6 +330,11 @@ class FinetuneConfig(TrainConfig):
             raise UserError(f"head={self.head!r} has no effect with from_scratch or head_std; leave one of them out.")
         if self.head_views and not self.head:
             raise UserError(f"head_views={self.head_views} has no effect without head='least_squares'; leave it out.")
+        if self.alpha is not None and (not self.head or self.tried_rates):
+            raise UserError(
+                f"alpha={self.alpha:g} has no effect without head='least_squares', and where learning_rates are tried "
+                f"held-out images choose it; leave it out, or give one rate that is not tried (`--optim.lr 1e-4`)."
+            )
         if not self.runs and not self.head:
             raise UserError("runs=0 tests the least-squares head alone; give head='least_squares' too.")
         whole = self.sweep_steps is None and "sweep_steps" not in self.automatic

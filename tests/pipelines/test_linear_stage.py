@@ -126,6 +126,23 @@ def test_the_weights_are_averaged_with_those_of_the_head(
     assert job.train_and_test(config, tmp_path / "0.25", alpha=0.25) == results[1]
 
 
+@pytest.mark.usefixtures("pretrained")
+def test_without_a_trial_run_the_weights_are_averaged_half_and_half(
+    workdir: Path, staged: FinetuneConfig, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(staged, learning_rates=(), sweep_steps=None, halvings=None)
+    results = [
+        tune(workdir, dataclasses.replace(config, alpha=alpha), tmp_path / str(alpha)).result
+        for alpha in (None, 0.5, 1.0)
+    ]
+    assert [result["alpha"] for result in results] == [0.5, 0.5, 1.0]
+    assert results[0]["test"] == results[1]["test"] != results[2]["test"]
+    half, tuned = (load_model(tmp_path / name).state_dict() for name in ("None", "1.0"))
+    head = load_model(tmp_path / "1.0" / "linear").state_dict()
+    for name, weights in half.items():
+        torch.testing.assert_close(weights, (head[name] + tuned[name]) / 2)
+
+
 @pytest.mark.parametrize(("losses", "alpha"), [((1.0, 0.5, 2.0, 3.0), 0.5), ((3.0, 2.0, 1.0, 0.5), 1.0)])
 def test_the_average_of_least_held_out_loss(
     workdir: Path,
@@ -387,7 +404,11 @@ def test_memory_limits_views_then_images(
     assert several or np.bincount(chosen).tolist() == [10, 10, 10, 10]
 
 
-def test_settings_that_contradict() -> None:
+def test_settings_that_contradict(staged: FinetuneConfig) -> None:
+    with pytest.raises(ValueError, match=r"alpha=1 has no effect .*; leave it out, or give one rate"):
+        dataclasses.replace(staged, alpha=1.0)
+    with pytest.raises(ValueError, match=r"alpha=1 has no effect without head"):
+        FinetuneConfig(steps=1, alpha=1.0)
     with pytest.raises(ValueError, match="runs=0 tests the least-squares head alone"):
         FinetuneConfig(steps=1, runs=0)
     with pytest.raises(ValueError, match="halvings=2 requires sweep_steps and 4 learning_rates"):

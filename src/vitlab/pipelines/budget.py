@@ -35,7 +35,7 @@ def fit_budget(
     images: Images,
     measure: Callable[[FinetuneConfig], JobCost],
     seconds: int | float,
-    automatic: Collection[str] = ("image_size", "head_views", "runs", "part"),
+    automatic: Collection[str] = ("image_size", "head_views", "learning_rates", "runs", "part"),
     elapsed: Callable[[], float] = lambda: 0.0,
     head_loss: Callable[[FinetuneConfig, int], float] | None = None,
 ) -> FinetuneConfig:
@@ -46,8 +46,9 @@ def fit_budget(
     No size above the best of COMPARED_SIZES is taken: small images may be harder to classify when they are enlarged.
 
     Fine-tuning must see every training image MIN_EPOCHS times, at a size of at least MIN_FRACTION of the largest that
-    the least-squares head alone could have; otherwise the job is that head, at that size (`runs` is 0), or at the
-    smallest size for a part of the training images. Measuring takes time too: it begins with a small size, and what is
+    the least-squares head alone could have; if need be without the trial run (no `learning_rates`);
+    otherwise the job is that head, at that size (`runs` is 0), or at the smallest size for a part of the training
+    images. Measuring takes time too: it begins with a small size, and what is
     left counts. Raises UserError where nothing fits.
     """
     all_views = VIEWS if "head_views" in automatic else (config.head_views,)
@@ -63,24 +64,29 @@ def fit_budget(
     def available() -> float:
         return PLANNED * (seconds - elapsed())
 
-    def choose(runs: int, min_side: float = 0.0) -> FinetuneConfig | None:
-        """The plan at the largest size that fits, by a measurement at this size."""
-        large = [candidate for candidate in candidates if _side(candidate) >= min_side]
+    def choose(
+        change: Callable[[FinetuneConfig], FinetuneConfig] = lambda candidate: candidate, min_side: float = 0.0
+    ) -> FinetuneConfig | None:
+        """The plan at the largest size that fits, by a measurement at this size, with the changed settings."""
+        large = [change(candidate) for candidate in candidates if _side(candidate) >= min_side]
         while True:
             time = available()
-            plans = (_fill(candidate, images, guess(candidate), time, runs, all_views) for candidate in large)
+            plans = (_fill(candidate, images, guess(candidate), time, all_views) for candidate in large)
             planned = next((plan for plan in plans if plan is not None), None)
             if planned is None or (side := _side(planned)) in measured:
                 return planned
             measured[side] = planned, measure(planned)
 
-    linear = choose(0) if "runs" in automatic else None
+    linear = choose(_alone) if "runs" in automatic else None
     if linear and head_loss:
         best = _best_side(linear, candidates, images, guess, available(), head_loss)
         candidates = [candidate for candidate in candidates if _side(candidate) <= best]
-        linear = choose(0)
-    tuned = choose(config.runs, MIN_FRACTION * _side(linear) if linear else 0.0)
-    if planned := tuned or (linear and choose(0)):  # again, for what has been measured since took time
+        linear = choose(_alone)
+    min_side = MIN_FRACTION * _side(linear) if linear else 0.0
+    tuned = choose(min_side=min_side)
+    if tuned is None and "learning_rates" in automatic:
+        tuned = choose(_without_trial, min_side)
+    if planned := tuned or (linear and choose(_alone)):  # again, for what has been measured since took time
         return planned
     shortest, cost = _shortest(smallest, images, all_views[-1], alone="runs" in automatic), measure(smallest)
     if {"runs", "part"} <= {*automatic} and (planned := _part(shortest, images, cost, available())):
@@ -133,14 +139,20 @@ def _best_side(
 
 def _shortest(config: FinetuneConfig, images: Images, views: int | None, alone: bool) -> FinetuneConfig:
     """The shortest job at the image size of `config`: the least-squares head `alone`, or the fewest steps."""
+    config = replace(config, head_views=views)
     if alone:
-        return _alone(config, views)
-    return with_steps(replace(config, head_views=views), math.ceil(MIN_EPOCHS * images.train / config.batch_size))
+        return _alone(config)
+    return with_steps(config, math.ceil(MIN_EPOCHS * images.train / config.batch_size))
 
 
-def _alone(config: FinetuneConfig, views: int | None) -> FinetuneConfig:
+def _without_trial(config: FinetuneConfig) -> FinetuneConfig:
+    """The job without a trial run."""
+    return replace(config, learning_rates=(), sweep_steps=None, halvings=None)
+
+
+def _alone(config: FinetuneConfig) -> FinetuneConfig:
     """The job that is the least-squares head."""
-    return replace(config, runs=0, learning_rates=(), sweep_steps=None, halvings=None, head_views=views)
+    return replace(_without_trial(config), runs=0)
 
 
 def _part(config: FinetuneConfig, images: Images, cost: JobCost, available: float) -> FinetuneConfig | None:
@@ -162,19 +174,17 @@ def _fill(
     images: Images,
     cost: JobCost,
     available: float,
-    runs: int,
     all_views: Sequence[int | None],
 ) -> FinetuneConfig | None:
     """`config` with as many views and steps as fit into the `available` seconds; None if those are too few."""
-    config = config if runs else _alone(config, None)
     for views in all_views:
         config = replace(config, head_views=views)
         reading, linear, _, _, report = cost.seconds(config, images)
-        if linear <= (HEAD_SHARE if runs else 1.0) * (available - reading - report):
+        if linear <= (HEAD_SHARE if config.runs else 1.0) * (available - reading - report):
             break
     else:
         return None
-    if not runs:
+    if not config.runs:
         return config
     fitting = _largest(10**7, lambda steps: sum(cost.seconds(with_steps(config, steps), images)) <= available)
     if fitting * config.batch_size < MIN_EPOCHS * images.train:

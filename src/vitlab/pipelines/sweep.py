@@ -40,6 +40,8 @@ from vitlab.weights import load_metadata, load_model, save_model
 Log = Callable[[str], None]
 ALPHAS = (0.25, 0.5, 0.75)
 """Weights of the fine-tuned model to try in an average with that of the least-squares head, besides 1."""
+UNTRIED_ALPHA = 0.5
+"""That without a trial run."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,7 @@ class FinetuneJob:
                 return folder.read_result()
         create_model = functools.partial(self.create_model, config.seed)
         options: dict[str, Any] = {"init_id": self.init_id, "description": description}
-        if alpha < 1:
+        if self.config.head is not None and alpha < 1:
             options["finish"] = functools.partial(average_weights, self.linear.classifier(), alpha=alpha)
         return run(config, path, self.splits, create_model, "finetune", self.execution, **options).result
 
@@ -201,7 +203,7 @@ class FinetuneJob:
             held_out = self.linear.score_held_out() if linear and scores else None
             helps = held_out is None or self._helps(scores, held_out)
             tuned = best_score(scores) if scores and helps else {"learning_rate": config.optim.lr}
-            best, alpha = tuned["learning_rate"], tuned.get("alpha", 1.0)
+            best, alpha = tuned["learning_rate"], tuned.get("alpha", config.alpha or UNTRIED_ALPHA)
             seeds = [config.seed + number for number in range(config.runs if helps else 0)]
             records = []
             for number, seed in enumerate(seeds):
