@@ -101,7 +101,7 @@ def test_it_fits_the_free_memory(free: int, processes: int, expected: int, monke
 
 
 def test_a_trial_that_runs_out_of_memory_is_halved(monkeypatch: pytest.MonkeyPatch) -> None:
-    def train_seconds(config: TrainConfig, model: object, device: object, images: int) -> float:
+    def train_seconds(config: TrainConfig, model: object, device: object, images: int, shard: int) -> float:
         if images > 4:
             raise torch.OutOfMemoryError
         return 0.1

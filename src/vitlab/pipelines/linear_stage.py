@@ -63,7 +63,8 @@ class LinearStage:
         """The settings of the training images, and representations of up to `head_views` augmented views of each.
 
         A mirrored digit is no digit, and a cropped one another: of crops that may be mirrored, crops, and images as
-        they are, those are taken for which the leave-one-out loss of the head is least.
+        they are, training takes those for which the leave-one-out loss of the head is least with one view. The head
+        takes all views, if they lower its loss.
         """
         data, views = self.config.data, range(1, self._num_views + 1)
         if not views:
@@ -73,14 +74,14 @@ class LinearStage:
         losses = {flip: self._fit([self.plain, view]).loss for flip, view in tried.items()}
         alone, flip = self.plain_head.loss, min(tried, key=losses.__getitem__)
         kept = [view for mirrored, view in tried.items() if mirrored <= flip]
-        kept += [self._view(view, flip) for view in views[len(tried) :]] if losses[flip] < alone else []
-        if max(losses[flip], self._fit([self.plain, *kept]).loss) >= alone:
+        if losses[flip] >= alone:
             self.log("crops of the training images make the least-squares head worse: they stay as they are")
             whole: dict[str, Any] = {"crop": "none", "crop_resize": None, "min_area": DataConfig.min_area}
             return dataclasses.replace(data, flip=False, **whole), []
         if data.flip and not flip:
             self.log("mirrored training images make the least-squares head worse: none is mirrored")
-        return dataclasses.replace(data, flip=flip), kept
+        kept += [self._view(view, flip) for view in views[len(tried) :]]
+        return dataclasses.replace(data, flip=flip), kept if self._fit([self.plain, *kept]).loss < alone else []
 
     @property
     def _width(self) -> int:

@@ -124,7 +124,7 @@ def measure_step(config: TrainConfig, model: nn.Module, device: torch.device, wo
     while True:
         try:
             sample = math.ceil(SAMPLE_FLOPS / (6 * config.model.forward_macs)) if device.type == "cpu" else size
-            seconds = train_seconds(config, model, device, min(sample, size))
+            seconds = train_seconds(config, model, device, min(sample, size), shard)
             break
         except torch.OutOfMemoryError:
             if not sharded and (config.microbatch or size == 1):
@@ -146,17 +146,21 @@ def _half(size: int) -> int:
     return 2 ** ((size - 1).bit_length() - 1)
 
 
-def train_seconds(config: TrainConfig, model: nn.Module, device: torch.device, num_images: int) -> float:
-    """Seconds per image of a training step of a copy of the model. Raises torch.OutOfMemoryError."""
+def train_seconds(config: TrainConfig, model: nn.Module, device: torch.device, num_images: int, shard: int) -> float:
+    """Seconds per image of a training step of `shard` images, of which `num_images` are timed, by a copy of the model.
+
+    The update of the weights takes as long for any number. Raises torch.OutOfMemoryError.
+    """
     from vitlab.train.loop import train_step  # which imports this file
 
     config = dataclasses.replace(config, compile=False, fsdp=False)
     state, objective = create_state(config, copy.deepcopy(model).to(device), device, SINGLE), create_objective(config)
     seconds = 0.0
-    for count in (1, num_images):  # the first pass also builds what later ones reuse
-        batch = blank_batch(objective, _blank_images(config, count, device))
-        seconds = _timed(functools.partial(train_step, config, state, objective, batch, 0.0, count), device)
-    return seconds / num_images
+    batch = blank_batch(objective, _blank_images(config, num_images, device))
+    for _ in range(2):  # the first pass also builds and allocates what later ones reuse
+        seconds = _timed(functools.partial(train_step, config, state, objective, batch, 0.0, num_images), device)
+    update = min(_timed(state.optimizer.step, device), seconds)
+    return (seconds - update) / num_images + update / shard
 
 
 def _eval_seconds(model: nn.Module, images: Tensor, dtype: torch.dtype = torch.float32) -> float:
