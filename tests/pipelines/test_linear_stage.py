@@ -19,8 +19,8 @@ from vitlab.evaluation.features import Features
 from vitlab.pipelines import finetune, linear_stage, pretrain, sweep
 from vitlab.pipelines.estimate import Images
 from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
-from vitlab.pipelines.linear_stage import LinearStage, check_head
-from vitlab.pipelines.pretrain import Outcome
+from vitlab.pipelines.linear_stage import LinearStage, check_head, hold_out_indices
+from vitlab.pipelines.pretrain import Outcome, evaluate_split
 from vitlab.pipelines.sweep import ALPHAS, FinetuneJob, format_score
 from vitlab.weights import load_model
 
@@ -165,6 +165,19 @@ def test_the_average_of_least_held_out_loss(
     monkeypatch.setattr(pretrain, "evaluate_split", evaluate_split)
     score = make_job(workdir, pretrained, staged).score_learning_rate(3e-3, tmp_path / "trial")
     assert (score["alpha"], score["loss"]) == (alpha, min(losses))
+
+
+@pytest.mark.parametrize("loss", ["softmax", "sigmoid"])
+def test_the_held_out_score_of_the_head_is_that_of_its_model(
+    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, loss: Any
+) -> None:
+    """Whatever training minimizes, or it could not be compared with the score of the fine-tuned model."""
+    job = make_job(workdir, pretrained, dataclasses.replace(staged, loss=loss))
+    rest, _ = hold_out_indices(job.splits.train, staged.held_out, staged.seed)
+    evaluation = evaluate_split(job.config, job.linear.classifier(rest), job.sweep_splits.val)
+    score = job.linear.score_held_out()
+    assert score["accuracy"] == evaluation.accuracy
+    assert score["loss"] == pytest.approx(evaluation.metrics()["loss"], rel=1e-4)
 
 
 def test_representations_in_bfloat16(
@@ -413,5 +426,7 @@ def test_settings_that_contradict(staged: FinetuneConfig) -> None:
         FinetuneConfig(steps=1, runs=0)
     with pytest.raises(ValueError, match="halvings=2 requires sweep_steps and 4 learning_rates"):
         FinetuneConfig(steps=1, halvings=2, learning_rates=(0.1, 0.2, 0.3), sweep_steps=1)
-    with pytest.raises(ValueError, match="no effect with from_scratch"):
-        FinetuneConfig(steps=1, head="least_squares", from_scratch=True)
+    contradictions: list[dict[str, Any]] = [{"from_scratch": True}, {"fresh_positions": True}, {"head_std": 0.1}]
+    for changes in contradictions:
+        with pytest.raises(ValueError, match=r"fitted to the checkpoint as it is, .* or give --recipe custom"):
+            FinetuneConfig(steps=1, head="least_squares", **changes)

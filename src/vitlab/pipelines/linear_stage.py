@@ -35,7 +35,7 @@ from vitlab.pipelines.pretrain import (
 )
 from vitlab.rng import Stream
 from vitlab.train.loop import train_transform
-from vitlab.train.objectives import classification_loss
+from vitlab.train.objectives import LossKind, classification_loss
 from vitlab.train.precision import frozen_dtype
 from vitlab.train.workdir import Workdir
 
@@ -176,10 +176,11 @@ class LinearStage:
         rows = np.isin(frozen.indices, held_out)
         logits = torch.from_numpy(self.fit_head(rest).logits(frozen.x[rows]))
         labels = torch.from_numpy(_labels(train, frozen.indices[rows]))
-        loss, predictions = classification_loss(logits, labels, self.config.loss), logits.argmax(dim=1)
+        kind: LossKind = "sigmoid" if train.multi_label else "softmax"  # as `evaluate`, whatever training minimizes
+        loss, predictions = classification_loss(logits, labels, kind), logits.argmax(dim=1)
         correct = predictions == labels if labels.ndim == 1 else labels.gather(1, predictions[:, None])
         score = {"accuracy": float(correct.double().mean()), "loss": float(loss), "images": int(rows.sum())}
-        if train.multi_label and logits.numel() <= MAX_SCORES:  # as `evaluate`
+        if train.multi_label and logits.numel() <= MAX_SCORES:
             score["mean_average_precision"] = mean_average_precision(labels.numpy(), logits.numpy())
         return score
 
