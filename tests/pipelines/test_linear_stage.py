@@ -22,7 +22,7 @@ from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
 from vitlab.pipelines.linear_stage import LinearStage, check_head, hold_out_indices
 from vitlab.pipelines.pretrain import Outcome, evaluate_split
 from vitlab.pipelines.sweep import ALPHAS, FinetuneJob, format_score
-from vitlab.weights import load_model
+from vitlab.weights import load_metadata, load_model
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +136,9 @@ def test_without_a_trial_run_the_weights_are_averaged_half_and_half(
         for alpha in (None, 0.5, 1.0)
     ]
     assert [result["alpha"] for result in results] == [0.5, 0.5, 1.0]
+    assert load_metadata(tmp_path / "0.5")["alpha"] == 0.5
+    card = (tmp_path / "0.5" / "model" / "README.md").read_text()
+    assert "| weights | average of 50% the fine-tuned" in card
     assert results[0]["test"] == results[1]["test"] != results[2]["test"]
     half, tuned = (load_model(tmp_path / name).state_dict() for name in ("None", "1.0"))
     head = load_model(tmp_path / "1.0" / "linear").state_dict()

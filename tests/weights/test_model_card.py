@@ -85,18 +85,19 @@ def test_its_code_loads_the_model_in_transformers(folder: Path) -> None:
 def test_the_card_of_a_folder_of_ours(folder: Path) -> None:
     """With the numbers of the test; its code is ours alone. Without them there are none."""
     config, numbers = load_model("ours").config, {"test_accuracy_interval": [0.8, 0.925], "test_images": 1234}
-    numbers |= {"test_balanced_accuracy": 0.75, "test_expected_calibration_error": 0.015}
+    numbers |= {"test_balanced_accuracy": 0.75, "test_expected_calibration_error": 0.015, "alpha": 0.25}
     text = model_card("vitlab", folder / "ours", config, RUN | numbers)
     (folder / "README.md").write_text(text, "utf-8")
     card = ModelCard(text)
     assert card.data.to_dict()["library_name"] == "vitlab"
     assert "87.50% (95% confidence interval 80.00% to 92.50%) of 1,234 images" in text
     assert "| balanced accuracy | 75.00% |\n| expected calibration error | 1.50% |" in text
+    assert "| weights | average of 25% the fine-tuned and 75% the initial ones with" in text
     (names,) = blocks(folder)
     assert names["model"].config == config
     fewer = model_card("vitlab", folder / "ours", config, RUN)
     assert "| test accuracy | 87.50% |" in fewer
-    for word in ("interval", "balanced", "calibration"):
+    for word in ("interval", "balanced", "calibration", "average"):
         assert word not in fewer
 
 

@@ -27,7 +27,7 @@ from vitlab.pipelines.finished_run import Run, run_folders
 from vitlab.settings import from_dict
 from vitlab.train.precision import choose_device
 from vitlab.train.workdir import write_json
-from vitlab.weights import class_names, class_probabilities, load_checkpoint
+from vitlab.weights import class_names, class_probabilities, load_checkpoint, load_metadata
 from vitlab.weights.folder import README
 from vitlab.weights.model_card import model_card
 
@@ -123,7 +123,7 @@ def report(run_folder: str | Path, out: str | Path | None = None, *, device: str
 def _write_card(folder: Path) -> Path:
     path, run = folder / "model" / README, Run.read(run_folders(folder)[0])
     if not path.exists():
-        card = run.metadata | run.test.metadata()
+        card = load_metadata(folder) | run.test.metadata()
         text = model_card("vitlab", folder, from_dict(ModelConfig, run.settings["model"]), card)
         with replacing_file(path) as file:
             file.write(text.encode())

@@ -215,6 +215,7 @@ class FinetuneJob:
             if folder.writes:
                 metadata = load_metadata(workdir / chosen)
                 metadata |= _threshold(tuned if records or not linear else linear["least_squares"])
+                metadata |= {"alpha": alpha} if records and linear else {}
                 save_model(load_model(workdir / chosen), workdir / "model", extra=metadata)
             result: dict[str, Any] = {"learning_rate": best, "sweep": scores}
             if linear is not None:

@@ -32,8 +32,8 @@ def model_card(
     """The text for a model in `folder`, with the front matter that the Hub reads.
 
     Of the model's `card`: `classes`, `preprocessing`, `source`, and where it comes from a run of vitlab `dataset`,
-    `start` and the numbers of `Evaluation.metadata`, such as `test_accuracy`. Local paths are shortened to their last
-    name. There is no license, which is not known.
+    `start`, `alpha` (of `average_weights`) and the numbers of `Evaluation.metadata`, such as `test_accuracy`. Local
+    paths are shortened to their last name. There is no license, which is not known.
     """
     name, dataset = folder.resolve().name, card.get("dataset")
     dataset = (
@@ -102,8 +102,15 @@ def _facts(config: ModelConfig, card: Mapping[str, Any], dataset: str | None) ->
         "balanced accuracy": _percent(card, "test_balanced_accuracy"),
         "expected calibration error": _percent(card, "test_expected_calibration_error"),
         "initial weights": card.get("start"),
+        "weights": _average(card),
         "converted from": card.get("source") if _hub_id(card.get("source")) else None,
     }
+
+
+def _average(card: Mapping[str, Any]) -> str | None:
+    if (alpha := card.get("alpha", 1.0)) == 1:
+        return None
+    return f"average of {alpha:.0%} the fine-tuned and {1 - alpha:.0%} the initial ones with a least-squares head"
 
 
 def _percent(card: Mapping[str, Any], name: str) -> str | None:
