@@ -8,7 +8,7 @@ import pytest
 
 from vitlab.config import FinetuneConfig
 from vitlab.models import ViTConfig
-from vitlab.pipelines.budget import MIN_EPOCHS, PLANNED, best_size, fit_budget
+from vitlab.pipelines.budget import MIN_EPOCHS, MIN_STEPS, PLANNED, best_size, fit_budget
 from vitlab.pipelines.estimate import Images, JobCost
 from vitlab.recipes.finetune import staged
 from vitlab.train.microbatch import StepCost
@@ -47,6 +47,15 @@ def test_a_larger_budget_never_gives_a_smaller_job() -> None:
     assert jobs[-1].model.image_hw == (224, 224)
     longest = jobs[-1].total_steps(1000)
     assert jobs[-2].total_steps(1000) < longest < 10**5  # which ends at MAX_EPOCHS
+
+
+def test_few_images_are_fine_tuned_for_enough_steps() -> None:
+    """However few: many epochs, or not at all."""
+    for images in (Images(100, 500), Images(10, 20)):
+        jobs = [fit_budget(CONFIG, images, measure, seconds) for seconds in BUDGETS]
+        steps = [job.total_steps(images.train) for job in jobs if job.runs]
+        assert steps
+        assert min(steps) >= MIN_STEPS
 
 
 def test_speed_is_measured_at_the_size_that_is_chosen() -> None:

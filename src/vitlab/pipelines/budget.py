@@ -18,6 +18,8 @@ MIN_PATCHES = 6
 that of 918 with 6."""
 MIN_EPOCHS, MAX_EPOCHS = 3.0, 50.0
 """Passes over the training images below which fine-tuning is left out, and at which it ends."""
+MIN_STEPS = 30
+"""Steps below which fine-tuning is left out: AdamW's first ones make the least-squares head worse."""
 MIN_FRACTION = 0.75
 """Smallest image size for fine-tuning, of that of the least-squares head alone."""
 HEAD_SHARE = 0.5
@@ -45,11 +47,11 @@ def fit_budget(
     head_loss: leave-one-out loss of the least-squares head at the image size of a config for so many training images.
     No size above the best of COMPARED_SIZES is taken: small images may be harder to classify when they are enlarged.
 
-    Fine-tuning must see every training image MIN_EPOCHS times, at a size of at least MIN_FRACTION of the largest that
-    the least-squares head alone could have; if need be without the trial run (no `learning_rates`);
+    Fine-tuning must take MIN_STEPS and see every training image MIN_EPOCHS times, at a size of at least MIN_FRACTION of
+    the largest that the least-squares head alone could have; if need be without the trial run (no `learning_rates`);
     otherwise the job is that head, at that size (`runs` is 0), or at the smallest size for a part of the training
-    images. Measuring takes time too: it begins with a small size, and what is
-    left counts. Raises UserError where nothing fits.
+    images. Measuring takes time too: it begins with a small size, and what is left counts. Raises UserError where
+    nothing fits.
     """
     all_views = VIEWS if "head_views" in automatic else (config.head_views,)
     candidates = _sizes(config) if "image_size" in automatic else [config]
@@ -142,7 +144,12 @@ def _shortest(config: FinetuneConfig, images: Images, views: int | None, alone: 
     config = replace(config, head_views=views)
     if alone:
         return _alone(config)
-    return with_steps(config, math.ceil(MIN_EPOCHS * images.train / config.batch_size))
+    return with_steps(config, _steps(config, images, MIN_EPOCHS))
+
+
+def _steps(config: FinetuneConfig, images: Images, epochs: float) -> int:
+    """The steps of so many epochs, at least MIN_STEPS."""
+    return max(math.ceil(epochs * images.train / config.batch_size), MIN_STEPS)
 
 
 def _without_trial(config: FinetuneConfig) -> FinetuneConfig:
@@ -187,9 +194,9 @@ def _fill(
     if not config.runs:
         return config
     fitting = _largest(10**7, lambda steps: sum(cost.seconds(with_steps(config, steps), images)) <= available)
-    if fitting * config.batch_size < MIN_EPOCHS * images.train:
+    if fitting < _steps(config, images, MIN_EPOCHS):
         return None
-    return with_steps(config, min(fitting, round(MAX_EPOCHS * images.train / config.batch_size)))
+    return with_steps(config, min(fitting, _steps(config, images, MAX_EPOCHS)))
 
 
 def with_steps(config: FinetuneConfig, steps: int) -> FinetuneConfig:
