@@ -40,6 +40,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "head, AdamW 1e-4, last 4 blocks": {**LS, "optim": ADAMW, "trained_blocks": 4},
     "head, AdamW 1e-4, chosen augmentation": {**LS, "optim": ADAMW, "head_views": 4},
     "half of the weights, no trial run": {**LS, "optim": ADAMW, "head_views": 4, "alpha": 0.5},
+    "quarter of the weights, no trial run": {**LS, "optim": ADAMW, "head_views": 4, "alpha": 0.25},
     "default": {**LS, "optim": ADAMW, "head_views": 4, "learning_rates": (1e-4,)},
     "default, search": {**LS, **SEARCH, "head_views": 4},
     "default, halving": {**LS, **SEARCH, "head_views": 4, "sweep_steps": 0.5, "halvings": 1},

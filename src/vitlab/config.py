@@ -302,7 +302,7 @@ class FinetuneConfig(TrainConfig):
     on the held-out split, the result is the one, the other, or an average of their weights (WiSE-FT, Wortsman et al.
     2022)."""
     alpha: Annotated[float, Gt(0), Le(1)] | None = None
-    """Weight of the fine-tuned model in that average where no `learning_rates` are tried; None takes 0.5."""
+    """Weight of the fine-tuned model in that average where no `learning_rates` are tried; None takes 0.25."""
     head_views: PositiveInt | None = None
     """Augmented views of each training image for the least-squares head. Crops and mirroring that make it worse are
     left out, of fine-tuning too. None takes no views and augments as `data` says."""

@@ -127,23 +127,23 @@ def test_the_weights_are_averaged_with_those_of_the_head(
 
 
 @pytest.mark.usefixtures("pretrained")
-def test_without_a_trial_run_the_weights_are_averaged_half_and_half(
+def test_without_a_trial_run_the_weights_are_averaged_by_a_quarter(
     workdir: Path, staged: FinetuneConfig, tmp_path: Path
 ) -> None:
     config = dataclasses.replace(staged, learning_rates=(), sweep_steps=None, halvings=None)
     results = [
         tune(workdir, dataclasses.replace(config, alpha=alpha), tmp_path / str(alpha)).result
-        for alpha in (None, 0.5, 1.0)
+        for alpha in (None, 0.25, 1.0)
     ]
-    assert [result["alpha"] for result in results] == [0.5, 0.5, 1.0]
-    assert load_metadata(tmp_path / "0.5")["alpha"] == 0.5
-    card = (tmp_path / "0.5" / "model" / "README.md").read_text()
-    assert "| weights | average of 50% the fine-tuned" in card
+    assert [result["alpha"] for result in results] == [0.25, 0.25, 1.0]
+    assert load_metadata(tmp_path / "None")["alpha"] == 0.25
+    card = (tmp_path / "None" / "model" / "README.md").read_text()
+    assert "| weights | average of 25% the fine-tuned" in card
     assert results[0]["test"] == results[1]["test"] != results[2]["test"]
-    half, tuned = (load_model(tmp_path / name).state_dict() for name in ("None", "1.0"))
+    averaged, tuned = (load_model(tmp_path / name).state_dict() for name in ("None", "1.0"))
     head = load_model(tmp_path / "1.0" / "linear").state_dict()
-    for name, weights in half.items():
-        torch.testing.assert_close(weights, (head[name] + tuned[name]) / 2)
+    for name, weights in averaged.items():
+        torch.testing.assert_close(weights, 0.75 * head[name] + 0.25 * tuned[name])
 
 
 @pytest.mark.parametrize(("losses", "alpha"), [((1.0, 0.5, 2.0, 3.0), 0.5), ((3.0, 2.0, 1.0, 0.5), 1.0)])

@@ -40,8 +40,8 @@ from vitlab.weights import load_metadata, load_model, save_model
 Log = Callable[[str], None]
 ALPHAS = (0.25, 0.5, 0.75)
 """Weights of the fine-tuned model to try in an average with that of the least-squares head, besides 1."""
-UNTRIED_ALPHA = 0.5
-"""That without a trial run."""
+UNTRIED_ALPHA = 0.25
+"""That without a trial run: it gains nearly as much as half where fine-tuning helps, and harms less elsewhere."""
 
 
 @dataclass(frozen=True)
