@@ -82,13 +82,17 @@ def compare_resumed(device: str) -> dict[str, Any]:
                     while process.poll() is None and not list(workdir.glob(f"checkpoints/step-{'[0-9]' * 9}")):
                         time.sleep(0.01)
                     process.kill()
+                if process.returncode >= 0:
+                    raise SystemExit(
+                        f"the run ended by itself, with exit code {process.returncode}, before it was killed"
+                    )
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             digests.append(hashlib.sha256((workdir / "model" / "model.safetensors").read_bytes()).hexdigest())
     return {"equal": digests[0] == digests[1], "sha256": digests}
 
 
 def measure_speed(given: Arguments, model: str, mode: Mode, compiled: bool) -> dict[str, Any]:
-    """The row of `vitlab bench` for one model, and the same as a line for people."""
+    """The row of `vitlab bench` for one model, and its cells of the printed table."""
     options = BenchOptions(
         mode=mode, sizes=(224,), batch=given.batch or BATCHES[model], against=("timm",), dtype="bfloat16",
         compile=compiled, seconds=given.seconds, rounds=given.rounds, largest=False, device=given.device,

@@ -328,8 +328,8 @@ class FinetuneConfig(TrainConfig):
             raise UserError("fresh_positions has no effect with from_scratch, where all weights are new; leave it out.")
         if self.head and (self.from_scratch or self.fresh_positions or self.head_std is not None):
             raise UserError(
-                f"head={self.head!r} is fitted to the checkpoint as it is, which from_scratch, fresh_positions and "
-                f"head_std change; leave them out, or give --recipe custom."
+                f"head={self.head!r} is fitted to the checkpoint as it is; leave from_scratch, fresh_positions and "
+                f"head_std out, or give --recipe custom."
             )
         if self.head_views and not self.head:
             raise UserError(f"head_views={self.head_views} has no effect without head='least_squares'; leave it out.")

@@ -138,7 +138,7 @@ def test_without_a_trial_run_the_weights_are_averaged_by_a_quarter(
     assert [result["alpha"] for result in results] == [0.25, 0.25, 1.0]
     assert load_metadata(tmp_path / "None")["alpha"] == 0.25
     card = (tmp_path / "None" / "model" / "README.md").read_text()
-    assert "| weights | average of 25% the fine-tuned" in card
+    assert "| weights | 25% fine-tuned, 75% those of the initial model" in card
     assert results[0]["test"] == results[1]["test"] != results[2]["test"]
     averaged, tuned = (load_model(tmp_path / name).state_dict() for name in ("None", "1.0"))
     head = load_model(tmp_path / "1.0" / "linear").state_dict()
@@ -431,5 +431,5 @@ def test_settings_that_contradict(staged: FinetuneConfig) -> None:
         FinetuneConfig(steps=1, halvings=2, learning_rates=(0.1, 0.2, 0.3), sweep_steps=1)
     contradictions: list[dict[str, Any]] = [{"from_scratch": True}, {"fresh_positions": True}, {"head_std": 0.1}]
     for changes in contradictions:
-        with pytest.raises(ValueError, match=r"fitted to the checkpoint as it is, .* or give --recipe custom"):
+        with pytest.raises(ValueError, match=r"fitted to the checkpoint as it is; .* or give --recipe custom"):
             FinetuneConfig(steps=1, head="least_squares", **changes)

@@ -92,12 +92,12 @@ def test_the_card_of_a_folder_of_ours(folder: Path) -> None:
     assert card.data.to_dict()["library_name"] == "vitlab"
     assert "87.50% (95% confidence interval 80.00% to 92.50%) of 1,234 images" in text
     assert "| balanced accuracy | 75.00% |\n| expected calibration error | 1.50% |" in text
-    assert "| weights | average of 25% the fine-tuned and 75% the initial ones with" in text
+    assert "| weights | 25% fine-tuned, 75% those of the initial model with" in text
     (names,) = blocks(folder)
     assert names["model"].config == config
     fewer = model_card("vitlab", folder / "ours", config, RUN)
     assert "| test accuracy | 87.50% |" in fewer
-    for word in ("interval", "balanced", "calibration", "average"):
+    for word in ("interval", "balanced", "calibration", "fine-tuned"):
         assert word not in fewer
 
 

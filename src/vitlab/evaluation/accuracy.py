@@ -166,6 +166,11 @@ def mean_average_precision(labels: Bool[np.ndarray, "n K"], scores: Float[np.nda
     return float(np.mean([average_precision_score(labels[:, c], scores[:, c]) for c in present]))
 
 
+def evaluation_loss(dataset: Dataset) -> LossKind:
+    """The loss that tests of this data set report, whatever training minimizes."""
+    return "sigmoid" if dataset.multi_label else "softmax"
+
+
 def format_evaluation(record: dict[str, Any]) -> str:
     """`Evaluation.record()` as text: a table of the classes with images or predictions, then the metrics."""
 
@@ -226,7 +231,7 @@ def evaluate(
                     f"the model predicts {logits.shape[1]} classes and {dataset.name} has {len(dataset.classes)}; "
                     f"fine-tune it on this data set first (`vitlab finetune`)."
                 )
-            measured = _measure(logits, batch, "sigmoid" if dataset.multi_label else "softmax")
+            measured = _measure(logits, batch, evaluation_loss(dataset))
             results.append({name: measured[name] for name in columns})
     columns = world.all_gather(
         {

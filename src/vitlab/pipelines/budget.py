@@ -50,8 +50,7 @@ def fit_budget(
     Fine-tuning must take MIN_STEPS and see every training image MIN_EPOCHS times, at a size of at least MIN_FRACTION of
     the largest that the least-squares head alone could have; if need be without the trial run (no `learning_rates`);
     otherwise the job is that head, at that size (`runs` is 0), or at the smallest size for a part of the training
-    images. Measuring takes time too: it begins with a small size, and what is left counts. Raises UserError where
-    nothing fits.
+    images. Measuring begins with a small size, and takes of the time too. Raises UserError where nothing fits.
     """
     all_views = VIEWS if "head_views" in automatic else (config.head_views,)
     candidates = _sizes(config) if "image_size" in automatic else [config]
@@ -91,13 +90,8 @@ def fit_budget(
     if planned := tuned or (linear and choose(_alone)):  # again, for what has been measured since took time
         return planned
     shortest, cost = _shortest(smallest, images, all_views[-1], alone="runs" in automatic), measure(smallest)
-    if {"runs", "part"} <= {*automatic} and (planned := _part(shortest, images, cost, available())):
-        return planned
-    needed = sum(cost.seconds(shortest, images))
-    raise UserError(
-        f"{images.train:,} training and {images.test:,} test images take {format_duration(needed)} or more here; give "
-        f"--budget {math.ceil((1.1 * needed / PLANNED + elapsed()) / 60)}m, or fewer images."
-    )
+    time = available() if {"runs", "part"} <= {*automatic} else 0.0  # where no part may be taken, none fits
+    return _part(shortest, images, cost, time, elapsed())
 
 
 def best_size(
@@ -162,11 +156,15 @@ def _alone(config: FinetuneConfig) -> FinetuneConfig:
     return replace(_without_trial(config), runs=0)
 
 
-def _part(config: FinetuneConfig, images: Images, cost: JobCost, available: float) -> FinetuneConfig | None:
-    """`config` with the part of each class for which the time suffices; None below two images a class."""
+def _part(config: FinetuneConfig, images: Images, cost: JobCost, available: float, elapsed: float) -> FinetuneConfig:
+    """`config` with the part of each class for which the time suffices. Raises UserError below two images a class."""
     train = _largest(images.train, lambda train: sum(cost.seconds(config, Images(train, images.test))) <= available)
     if train < 2 * config.model.num_classes:
-        return None
+        needed = sum(cost.seconds(config, images))
+        raise UserError(
+            f"{images.train:,} training and {images.test:,} test images take {format_duration(needed)} or more here; "
+            f"give --budget {math.ceil((1.1 * needed / PLANNED + elapsed) / 60)}m, or fewer images."
+        )
     part = math.floor(1e6 * (config.data.part or 1) * train / images.train) / 1e6
     return replace(config, data=replace(config.data, part=part))
 

@@ -19,7 +19,7 @@ from vitlab.config import DataConfig, FinetuneConfig
 from vitlab.data.dataset import Dataset, stratified_split
 from vitlab.data.downloads import cache_folder
 from vitlab.errors import UserError
-from vitlab.evaluation.accuracy import MAX_SCORES, mean_average_precision
+from vitlab.evaluation.accuracy import MAX_SCORES, evaluation_loss, mean_average_precision
 from vitlab.evaluation.features import Features, features
 from vitlab.evaluation.fewshot import sample_shots
 from vitlab.evaluation.linear_head import MAX_CLASSES, MAX_ELEMENTS, LinearHead, least_squares_head
@@ -35,7 +35,7 @@ from vitlab.pipelines.pretrain import (
 )
 from vitlab.rng import Stream
 from vitlab.train.loop import train_transform
-from vitlab.train.objectives import LossKind, classification_loss
+from vitlab.train.objectives import classification_loss
 from vitlab.train.precision import frozen_dtype
 from vitlab.train.workdir import Workdir
 
@@ -176,8 +176,7 @@ class LinearStage:
         rows = np.isin(frozen.indices, held_out)
         logits = torch.from_numpy(self.fit_head(rest).logits(frozen.x[rows]))
         labels = torch.from_numpy(_labels(train, frozen.indices[rows]))
-        kind: LossKind = "sigmoid" if train.multi_label else "softmax"  # as `evaluate`, whatever training minimizes
-        loss, predictions = classification_loss(logits, labels, kind), logits.argmax(dim=1)
+        loss, predictions = classification_loss(logits, labels, evaluation_loss(train)), logits.argmax(dim=1)
         correct = predictions == labels if labels.ndim == 1 else labels.gather(1, predictions[:, None])
         score = {"accuracy": float(correct.double().mean()), "loss": float(loss), "images": int(rows.sum())}
         if train.multi_label and logits.numel() <= MAX_SCORES:

@@ -108,9 +108,10 @@ def _facts(config: ModelConfig, card: Mapping[str, Any], dataset: str | None) ->
 
 
 def _average(card: Mapping[str, Any]) -> str | None:
+    """What `average_weights` averaged; None where it did not."""
     if (alpha := card.get("alpha", 1.0)) == 1:
         return None
-    return f"average of {alpha:.0%} the fine-tuned and {1 - alpha:.0%} the initial ones with a least-squares head"
+    return f"{alpha:.0%} fine-tuned, {1 - alpha:.0%} those of the initial model with a least-squares head (WiSE-FT)"
 
 
 def _percent(card: Mapping[str, Any], name: str) -> str | None:
