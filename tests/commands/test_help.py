@@ -36,6 +36,14 @@ def test_a_recipe_gives_the_defaults(capsys: pytest.CaptureFixture[str]) -> None
     assert re.search(r"--optim.lr FLOAT .*\(default:\s+0\.0008\)", help_text(capsys, "pretrain", "jft", "--help"))
 
 
+def test_settings_left_to_data_and_device_have_no_default(capsys: pytest.CaptureFixture[str]) -> None:
+    staged, paper = (help_text(capsys, "finetune", *flags, "--help") for flags in ((), ("--recipe", "cifar10")))
+    for flag in ("--steps", "--batch-size", "--mixup", "--optim.warmup-steps", "--data.eval-resize"):
+        assert re.search(rf"{flag} (?:(?!│ --).)*?\(default:[│\s]+automatic\)", staged, re.DOTALL)
+    assert re.search(r"--optim.lr FLOAT (?:(?!│ --).)*?\(default:[│\s]+0\.0001\)", staged, re.DOTALL)
+    assert "automatic" not in paper
+
+
 def test_overview_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     out = help_text(capsys, "--help")
     assert all(re.search(rf"^  {name} +[A-Z]", out, re.MULTILINE) for name in COMMANDS)

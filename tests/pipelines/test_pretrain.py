@@ -1,6 +1,7 @@
 """A run from its config to its result, and what it leaves behind."""
 
 import dataclasses
+import itertools
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from image_files import put
 from PIL import Image
 from torch import nn
 
@@ -43,6 +45,7 @@ def same_weights(one: nn.Module, two: nn.Module) -> bool:
 
 def test_files_of_a_run(config: TrainConfig, pretrained: Outcome, workdir: Path) -> None:
     settings = json.loads((workdir / "config.json").read_text())
+    assert settings.pop("names_and_labels").keys() == {"train", "test"}
     expected = {"command": "pretrain", "start": None, "examples": len(pretrained.splits.train), **to_dict(config)}
     assert settings == json.loads(json.dumps(expected))
     assert json.loads((workdir / "result.json").read_text()) == pretrained.result
@@ -248,11 +251,11 @@ def test_part_and_exclude(config: TrainConfig, tmp_path: Path) -> None:
     assert paths(both.train) == [path for path in paths(splits.train) if path != splits.train.path(3)]
     assert (len(both.val), len(both.test)) == (len(plain.val), len(plain.test))
     chosen = dataclasses.replace(config, data=data)
-    settings = run.run_settings("pretrain", None, both.train, chosen)
+    settings = run.run_settings("pretrain", None, both, chosen)
     assert (settings["examples"], settings["excluded"]["listed"]) == (len(both.train), 2)
     exclude.write_text(f"{splits.train.path(4)}\n{outside}\n")
-    assert run.run_settings("pretrain", None, both.train, chosen) != settings
-    assert "excluded" not in run.run_settings("pretrain", None, plain.train, config)
+    assert run.run_settings("pretrain", None, both, chosen) != settings
+    assert "excluded" not in run.run_settings("pretrain", None, plain, config)
 
 
 def test_evaluation_fits_into_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,3 +265,23 @@ def test_evaluation_fits_into_the_memory_of_a_gpu(monkeypatch: pytest.MonkeyPatc
         properties = SimpleNamespace(total_memory=memory)
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, properties=properties: properties)
         assert run.evaluation_options(config, torch.device("cuda")).batch_size == batch_size
+
+
+def test_settings_of_a_run_know_labels_and_file_names(config: TrainConfig, tmp_path: Path) -> None:
+    """Not the folders of the files, which may be moved."""
+
+    def settings(folder: Path) -> dict[str, Any]:
+        data = dataclasses.replace(config.data, name=f"folder:{folder}", classes=None, train_split="train")
+        return run.run_settings("pretrain", None, run.load_splits(data), config)
+
+    for split, label, number in itertools.product(("train", "test"), ("cat", "dog"), range(4)):
+        put(tmp_path / "a" / split / label / f"{label}{number}.png")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    before = settings(tmp_path / "a")
+    assert settings(tmp_path / "b") == before
+    (tmp_path / "b/test/cat/cat0.png").rename(tmp_path / "b/test/cat/cat4.png")
+    renamed = settings(tmp_path / "b")["names_and_labels"]
+    assert renamed["train"] == before["names_and_labels"]["train"]
+    assert renamed["test"] != before["names_and_labels"]["test"]
+    (tmp_path / "b/train/cat/cat0.png").rename(tmp_path / "b/train/dog/cat0.png")
+    assert settings(tmp_path / "b")["names_and_labels"]["train"] != before["names_and_labels"]["train"]

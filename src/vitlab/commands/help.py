@@ -12,6 +12,7 @@ import tyro
 from vitlab.commands import PURPOSES, command_type
 from vitlab.commands.settings import advice_for, with_default
 from vitlab.config import FewShotConfig
+from vitlab.recipes.given import AUTOMATIC
 
 USUAL = {
     *("learning_rates", "steps", "epochs", "batch_size", "microbatch", "runs", "sweep_steps", "held_out", "mixup"),
@@ -45,23 +46,29 @@ def print_help(name: str, kind: Any, show_all: bool) -> None:
         return not without_effect and (setting in USUAL or (show_all and setting not in HIDDEN))
 
     if hasattr(kind, "config"):
-        kind = with_default(kind, _suppress(kind.config, is_visible))
+        left = set(getattr(kind.config, "automatic", ())) - {"learning_rates"}  # the rate itself is not automatic
+        automatic = {name for key in left for name in AUTOMATIC[key]}
+        kind = with_default(kind, _for_help(kind.config, is_visible, automatic))
         description = f"{description}{'' if show_all else ' --help-all shows every flag.'}"
     tyro.cli(kind, args=["--help"], prog=f"vitlab {name}", description=description)
 
 
-def _suppress(config: Any, is_visible: Callable[[str], bool], section: str = "") -> Any:
-    """`config` as an instance of a subclass in which settings that help leaves out are suppressed."""
+def _for_help(config: Any, is_visible: Callable[[str], bool], automatic: set[str], section: str = "") -> Any:
+    """`config` as an instance of a subclass in which settings that help leaves out are suppressed, and `automatic` ones
+    have no default."""
     hints, fields, values = typing.get_type_hints(type(config), include_extras=True), [], {}
     for name, hint in hints.items():
         value = getattr(config, name)
         if name == "fewshot" and value is None:
             value = FewShotConfig()  # as a first flag --fewshot.* makes it
         if dataclasses.is_dataclass(value) and section + name not in HIDDEN:
-            value = _suppress(value, is_visible, f"{section}{name}.")
+            value = _for_help(value, is_visible, automatic, f"{section}{name}.")
             fields.append((name, type(value), dataclasses.field(default=value)))
         elif not is_visible(section + name):
             fields.append((name, Annotated[hint, tyro.conf.Suppress], dataclasses.field(default=value)))
+        elif section + name in automatic:
+            marked = Annotated[hint, tyro.conf.arg(help_behavior_hint="(default: automatic)")]
+            fields.append((name, marked, dataclasses.field(default=value)))
         values[name] = value
     kind = type(config)
     return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True)(**values)

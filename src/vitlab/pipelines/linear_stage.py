@@ -149,7 +149,7 @@ class LinearStage:
     def test(self, path: Path) -> dict[str, Any]:
         """The result of the stage; read from its folder if it is finished."""
         config, world = self.config.single(), self.execution.world
-        settings = run_settings("finetune", self.init_id, self.splits.train, config) | {"trained": "head"}
+        settings = run_settings("finetune", self.init_id, self.splits, config) | {"trained": "head"}
         with Workdir(path, settings, tensorboard=False, world=world) as folder:
             if folder.finished:
                 return folder.read_result()

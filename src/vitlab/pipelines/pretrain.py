@@ -2,11 +2,12 @@
 
 import dataclasses
 import functools
+import hashlib
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ from vitlab.train.workdir import Workdir, check_folder
 
 PREDICTIONS = "predictions.csv"
 """In a run's folder: the predictions for the test images."""
+MAX_NAMES = 100_000
+"""Images of a split up to which a changed file name is noticed when a run is resumed; more take seconds to list."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ def run(
         from vitlab.evaluation.fewshot import create_fewshot_evaluator
 
         few_shot = create_fewshot_evaluator(config.fewshot, config.data, world)
-    settings = run_settings(command, init_id, splits.train, config)
+    settings = run_settings(command, init_id, splits, config)
     with Workdir(workdir, settings, tensorboard=execution.tensorboard, world=world) as folder:
         began, test = time.perf_counter(), None
         if folder.finished:
@@ -281,10 +284,21 @@ def _without_masking(model: Any) -> Any:
     return getattr(model, "vit", model)
 
 
-def run_settings(command: str, init_id: str | None, train_set: Dataset, config: TrainConfig) -> dict[str, Any]:
+def run_settings(command: str, init_id: str | None, splits: Splits, config: TrainConfig) -> dict[str, Any]:
     """The content of `config.json`, which must be the same when a run is resumed."""
-    origin = {"command": command, "start": init_id, "examples": len(train_set)}
+    names_and_labels = {"train": _digest(splits.train), "test": _digest(splits.test)}
+    origin = {"command": command, "start": init_id, "examples": len(splits.train), "names_and_labels": names_and_labels}
     return {**origin, **_excluded(config.data), **to_dict(config)}
+
+
+def _digest(dataset: Dataset) -> str:
+    """Of the labels, and of up to MAX_NAMES names of files without their folders, for these may be moved."""
+    labels = dataset.all_labels
+    digest = hashlib.sha256(labels.offsets.tobytes() + labels.values.tobytes())
+    if dataset.entries and len(dataset) <= MAX_NAMES:
+        names = "\0".join(PurePath(entry.path).name for entry in dataset.entries)
+        digest.update(names.encode(errors="surrogateescape"))
+    return digest.hexdigest()[:16]
 
 
 def _excluded(data: DataConfig) -> dict[str, Any]:

@@ -111,7 +111,7 @@ class FinetuneJob:
 
         alpha: weight of the trained model in its average with the least-squares head's.
         """
-        settings = run_settings("finetune", self.init_id, self.splits.train, config)
+        settings = run_settings("finetune", self.init_id, self.splits, config)
         with Workdir(path, settings, tensorboard=False, world=self.execution.world) as folder:
             if folder.finished:
                 return folder.read_result()
@@ -129,7 +129,7 @@ class FinetuneJob:
         splits, execution = self.sweep_splits, self.execution
         split = splits.val.split
         config = self.sweep_config(lr, split, steps)
-        settings = run_settings("finetune", self.init_id, splits.train, config) | {"held_out": self.config.held_out}
+        settings = run_settings("finetune", self.init_id, splits, config) | {"held_out": self.config.held_out}
         with Workdir(path, settings, tensorboard=execution.tensorboard, world=execution.world) as folder:
             if not folder.finished:
                 folder.write_result({split: self._train_and_evaluate(config, folder)})
@@ -191,7 +191,7 @@ class FinetuneJob:
     def sweep_and_runs(self, workdir: Path) -> dict[str, Any]:
         """Sweep and runs, each in its own folder; returns the content of `workdir`/result.json."""
         config = self.config
-        settings = run_settings("finetune", self.init_id, self.splits.train, config)
+        settings = run_settings("finetune", self.init_id, self.splits, config)
         with Workdir(workdir, settings, tensorboard=False, world=self.execution.world) as folder:
             if folder.finished:
                 return folder.read_result()
@@ -264,7 +264,7 @@ def _summarize(records: Sequence[Mapping[str, Any]], seeds: Sequence[int]) -> di
 
 def best_score(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """That with the highest mean average precision, if scores have it, else accuracy, after the most steps; ties:
-    lowest loss, then smallest learning rate."""
+    lowest loss, then smallest learning rate. Those with an `alpha`, which the loss has chosen: the lowest loss."""
     finite = [score for score in scores if score["accuracy"] is not None]
     if not finite:
         rates = ", ".join(f"{score['learning_rate']:g}" for score in scores)
@@ -274,8 +274,9 @@ def best_score(scores: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 def _rank(score: Mapping[str, Any]) -> tuple[float, ...]:
     if score["accuracy"] is None:
-        return -1.0, -math.inf, -score["learning_rate"]
-    return score.get("mean_average_precision", score["accuracy"]), -score["loss"], -score.get("learning_rate", 0.0)
+        return -math.inf, -math.inf, -score["learning_rate"]
+    accuracy = 0.0 if "alpha" in score else score.get("mean_average_precision", score["accuracy"])
+    return accuracy, -score["loss"], -score["learning_rate"]
 
 
 def summary_metrics(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -116,6 +116,7 @@ class Workdir:
             raise UserError(f"{file} is not readable JSON ({error}); give another --workdir.") from error
         if "microbatch" in saved:  # depends on the machine's memory; a run may resume on another machine
             saved["microbatch"] = settings.get("microbatch")
+        saved.setdefault("names_and_labels", settings.get("names_and_labels"))  # not known to earlier versions
         if differences := _differences(saved, settings):
             raise UserError(
                 f"the work folder {self.path} holds a run with other settings:\n  "
