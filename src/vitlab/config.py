@@ -76,9 +76,12 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("train_split", "eval_split"):
-            if getattr(self, name) == "all":
-                raise UserError(f"{name} is 'all', which holds test images too; give train, val, trainval or test.")
+        if self.train_split in ("test", "all") or self.eval_split == "all":
+            raise UserError(
+                f"train_split={self.train_split!r} and eval_split={self.eval_split!r}: a model is trained without test "
+                f"images, and `all` holds them; give train, trainval or val to train on, train, val or test to "
+                f"evaluate on."
+            )
         if self.part is None and self.part_seed is not None:
             raise UserError(f"part_seed={self.part_seed} has no effect without part; give part too.")
         if (self.crop == "random") != (self.crop_resize is not None):
@@ -86,6 +89,10 @@ class DataConfig:
                 f"crop={self.crop!r} with crop_resize={self.crop_resize}: the crop `random` requires crop_resize, no "
                 "other crop uses it."
             )
+
+    def without_crop(self) -> "DataConfig":
+        """The same with whole training images."""
+        return replace(self, crop="none", crop_resize=None, min_area=DataConfig.min_area, pad=DataConfig.pad)
 
     def preprocessing(self, image_size: ImageSize) -> Preprocessing:
         """How test images are prepared for a model of this size; raises UserError if `eval_resize` is too small."""

@@ -88,6 +88,10 @@ def test_a_run_continues_with_its_choices_on_another_device(tmp_path: Path) -> N
     assert (resumed.optim.warmup_steps, size, resumed.automatic) == (20, 224, ())
     resumed, size = load_automatic_settings(tmp_path, dataclasses.replace(config, steps=7, automatic=("batch_size",)))
     assert (resumed.steps, resumed.batch_size, size) == (7, 32, None)
+    lanczos = dataclasses.replace(config.data, eval_interpolation="lanczos")
+    given = dataclasses.replace(staged(), data=lanczos, automatic=("image_size",))
+    resumed, _ = load_automatic_settings(tmp_path, given)  # refused later, for the settings are others
+    assert (resumed.data.eval_resize, resumed.data.eval_interpolation) == (256, "lanczos")
     assert load_automatic_settings(tmp_path / "new", config) == (config, None)
     (tmp_path / "config.json").write_text("{")
     assert load_automatic_settings(tmp_path, config) == (config, None)

@@ -1,6 +1,7 @@
 """What is chosen for a budget, by the costs of a made-up machine."""
 
 import dataclasses
+import math
 import re
 from typing import Literal
 
@@ -8,7 +9,7 @@ import pytest
 
 from vitlab.config import FinetuneConfig
 from vitlab.models import ViTConfig
-from vitlab.pipelines.budget import MIN_EPOCHS, MIN_STEPS, PLANNED, best_size, fit_budget
+from vitlab.pipelines.budget import MIN_EPOCHS, MIN_STEPS, PLANNED, best_size, fit_budget, with_steps
 from vitlab.pipelines.estimate import Images, JobCost
 from vitlab.recipes.finetune import staged
 from vitlab.train.microbatch import StepCost
@@ -179,3 +180,35 @@ def test_the_size_without_a_budget(best: int, chosen: int) -> None:
     counts.clear()
     assert best_size(config, Images(19, 10), measure, head_loss) == config
     assert not counts  # fewer than two images of each class
+
+
+def test_other_steps_in_proportion() -> None:
+    optim = dataclasses.replace(CONFIG.optim, cooldown_steps=50)
+    config = dataclasses.replace(CONFIG, steps=100, learning_rates=(1e-4, 3e-4), sweep_steps=20, optim=optim)
+    longer = with_steps(config, 300)
+    assert (longer.sweep_steps, longer.optim.warmup_steps, longer.optim.cooldown_steps) == (60, 30, 150)
+    assert with_steps(dataclasses.replace(config, halvings=1), 300).sweep_steps == 150
+    assert with_steps(dataclasses.replace(config, sweep_steps=None), 300).sweep_steps is None
+
+
+def test_a_model_whose_speed_is_not_known() -> None:
+    """One that only fits when it is sharded: the head alone takes a known time, and no smaller size is looked for."""
+
+    def unknown(config: FinetuneConfig) -> JobCost:
+        cost = measure(config)
+        return dataclasses.replace(cost, step=dataclasses.replace(cost.step, train_seconds=math.inf))
+
+    config = dataclasses.replace(CONFIG, steps=100)
+    assert best_size(config, IMAGES, unknown, lambda *_: pytest.fail("is compared")) == config
+    assert math.isfinite(sum(unknown(config).seconds(dataclasses.replace(config, runs=0), IMAGES)))
+    assert fit_budget(CONFIG, IMAGES, unknown, 300).runs == 0
+
+
+def test_no_part_where_all_images_fit() -> None:
+    """By the measurement at the smallest size, where that at another was no guide."""
+
+    def fast_when_small(config: FinetuneConfig) -> JobCost:
+        return measure(config, slower=1.0 if config.model.image_hw[0] <= 84 else 50.0)
+
+    job = fit_budget(CONFIG, IMAGES, fast_when_small, 60)
+    assert (job.model.image_hw, job.data.part) == ((84, 84), None)

@@ -18,7 +18,7 @@ from vitlab.errors import UserError
 from vitlab.models import ModelConfig, ResNetBody, ResNetConfig, ViTConfig
 from vitlab.models.vit import build_model
 from vitlab.pipelines import finetune, pretrain, sweep
-from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
+from vitlab.pipelines.finetune import Finetuned, default_workdir, sweep_and_finetune
 from vitlab.pipelines.init_from_checkpoint import adapt_config
 from vitlab.pipelines.linear_stage import hold_out
 from vitlab.pipelines.pretrain import Execution, Outcome
@@ -377,3 +377,18 @@ def test_a_rate_that_the_search_leaves_out(workdir: Path, search: FinetuneConfig
     config = dataclasses.replace(search, optim=dataclasses.replace(search.optim, lr=0.3))
     with pytest.raises(UserError, match=r"optim.lr is 0.3, and learning_rates .* add it to learning_rates"):
         tune(workdir, config, tmp_path)
+
+
+def test_the_folder_of_a_job_without_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "flowers").mkdir()
+    monkeypatch.chdir(tmp_path / "flowers")
+    for dataset in ("folder:.", "folder:../flowers", "csv:flowers.csv", "flowers"):
+        assert default_workdir(dataset) == Path("runs/finetune-flowers")
+
+
+def test_a_resnet_has_no_positions_to_interpolate(tmp_path: Path) -> None:
+    model = ResNetConfig(image_size=32, body=ResNetBody((1,), width=32), num_classes=2)
+    save_model(build_model(model), tmp_path / "resnet")
+    config = FinetuneConfig(steps=1, data=DataConfig(name="digits"))
+    with pytest.raises(UserError, match="interpolation='corners' is of position embeddings, which a ResNet has not"):
+        sweep_and_finetune(tmp_path / "resnet", config, tmp_path / "out", interpolation="corners", device="cpu")

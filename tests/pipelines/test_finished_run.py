@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from vitlab.config import DataConfig, OptimConfig, TrainConfig
+from vitlab.data.dataset import Labels
 from vitlab.data.registry import load_dataset
 from vitlab.data.transforms import to_range
 from vitlab.inspection.capture import capture
@@ -31,6 +32,9 @@ def test_folders_of_runs(run: Path, tmp_path: Path) -> None:
         shutil.copytree(run, tmp_path / "search" / name)
     (tmp_path / "search" / "run-1" / "result.json").unlink()  # has not ended
     assert run_folders(tmp_path / "search") == [tmp_path / "search" / "run-0"]
+    for number in range(1, 12):
+        shutil.copytree(run, tmp_path / "many" / f"run-{number}")
+    assert [folder.name for folder in run_folders(tmp_path / "many")] == [f"run-{number}" for number in range(1, 12)]
     assert run_folders(run / "model") == []
     assert run_folders(run / "result.json") == []
     assert run_folders("hub:owner/name") == []
@@ -96,6 +100,15 @@ def test_one_of_each(run: Path) -> None:
     assert sorted(read.test.labels[read.one_of_each(10)].tolist()) == [0, 1, 2]
     assert read.test.labels[read.one_of_each(2)].tolist() == [0, 1]
     assert replace(read, settings=read.settings | {"command": "vtab"}).title == "Fine-tuned on digits"
+
+
+def test_images_of_several_labels_or_none(run: Path) -> None:
+    read = Run.read(run)
+    labels = [[1], [], [2, 0], *([0] for _ in read.test.labels[3:])]
+    firsts = np.array([(row or [0])[0] for row in labels])
+    read = replace(read, test=replace(read.test, labels=firsts, label_sets=Labels.of_lists(labels)))
+    assert [read.label(row) for row in range(4)] == ["1", "none of the classes", "2, 0", "0"]
+    assert read.one_of_each(10).tolist() == [3, 0, 2]
 
 
 @pytest.fixture

@@ -232,13 +232,16 @@ def test_the_report_of_several_runs(run: Path, tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_report_is_a_note(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "is incomplete: UserError: " in report(tmp_path / "nowhere")["note"]
+    assert "is not (UserError: " in report(tmp_path / "nowhere")["note"]
 
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(pipeline, "checkpoint_page", fail)
-    assert report(run, tmp_path / "out", device="cpu")["note"].endswith("is incomplete: RuntimeError: out of memory")
+    note = report(run, tmp_path / "out", device="cpu")["note"]
+    assert note.endswith(
+        f"is not (RuntimeError: out of memory); `vitlab inspect {run} --out {tmp_path / 'out'}` tries again"
+    )
 
 
 @pytest.mark.usefixtures("unrendered")

@@ -22,6 +22,7 @@ from vitlab.pipelines.finetune import Finetuned, sweep_and_finetune
 from vitlab.pipelines.linear_stage import LinearStage, check_head, hold_out_indices
 from vitlab.pipelines.pretrain import Outcome, evaluate_split
 from vitlab.pipelines.sweep import ALPHAS, FinetuneJob, format_score
+from vitlab.train.microbatch import StepCost
 from vitlab.weights import load_metadata, load_model
 
 
@@ -208,6 +209,39 @@ def test_one_learning_rate_is_compared_with_the_head(workdir: Path, staged: Fine
 
 
 @pytest.mark.usefixtures("pretrained")
+def test_one_of_several_halvings_is_chosen(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
+    done = tune(workdir, staged, tmp_path / "out")
+    marked = [line for line in done.summary().splitlines() if "<- chosen" in line]
+    assert done.result["chosen"] == "run-0"
+    assert len(marked) == 1
+    assert "after 8 steps: " in marked[0]
+
+
+@pytest.mark.usefixtures("pretrained")
+def test_all_runs_have_the_microbatch_of_the_first_start(
+    workdir: Path, staged: FinetuneConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though less memory is free when the job resumes."""
+    measured = [8, 4]
+
+    def measure(self: FinetuneJob) -> StepCost:
+        return StepCost(measured.pop(0), 1e-4, 1e-4, 1e-4, 0, None)
+
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FinetuneJob, "measure_step", measure)
+    one = dataclasses.replace(staged, learning_rates=(3e-3,), halvings=None, sweep_steps=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(FinetuneJob, "train_and_test", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            tune(workdir, one, tmp_path / "out")
+    tune(workdir, one, tmp_path / "out")
+    sizes = {path.parent.name: json.loads(path.read_text())["microbatch"] for path in tmp_path.rglob("runtime.json")}
+    assert sizes == dict.fromkeys(("out", "lr-0.003", "run-0"), 8)
+
+
+@pytest.mark.usefixtures("pretrained")
 def test_no_runs_end_with_the_head(workdir: Path, staged: FinetuneConfig, tmp_path: Path) -> None:
     alone = dataclasses.replace(staged, runs=0, learning_rates=(), sweep_steps=None, halvings=None)
     done = tune(workdir, alone, tmp_path / "out")
@@ -288,21 +322,29 @@ def test_augmentation_that_harms_the_head_is_left_out(
 
     computed: list[TrainTransform | None] = []
     monkeypatch.setattr(LinearStage, "_features", made_up)
-    data = dataclasses.replace(staged.data, crop="inception", flip=True)
+    data = dataclasses.replace(staged.data, crop="pad", pad=3, flip=True, randaugment_layers=2, randaugment_magnitude=5)
     job = make_job(workdir, pretrained, dataclasses.replace(staged, data=data, head_views=views))
     used, kept = job.linear.augmented
     flips = [transform.flip for transform in computed if transform]
     untested = views == 1
     if crops_harm or (mirroring_harms and untested):
-        assert (used.crop, used.flip, kept) == ("none", False, [])
+        assert (used, kept) == (dataclasses.replace(staged.data, name="digits"), [])
         assert len(flips) == min(views, 2)
     else:
-        assert (used.crop, used.flip) == ("inception", not mirroring_harms)
+        assert used == dataclasses.replace(job.config.data, flip=not mirroring_harms)
         assert flips == [True] if untested else [False, True] + [not mirroring_harms] * (views - 2)
         assert len(kept) == views - mirroring_harms
     assert job.run_config(0.5).data == used
     assert job.sweep_config(0.5, "held_out").data == dataclasses.replace(used, eval_split="held_out")
     assert job.linear.fit_head().accuracy > 0.7
+
+
+def test_images_that_are_not_augmented_have_no_views(
+    workdir: Path, pretrained: Outcome, staged: FinetuneConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LinearStage, "_view", lambda *_: pytest.fail("is computed"))
+    job = make_job(workdir, pretrained, dataclasses.replace(staged, head_views=4))
+    assert job.linear.augmented == (job.config.data, [])
 
 
 @pytest.mark.usefixtures("pretrained")

@@ -38,13 +38,18 @@ def test_collectives(in_ranks: InRanks) -> None:
             gathered = world.all_gather(rows(world.rank))
             empty = world.all_gather({"x": np.empty((0, 4), np.float32)})["x"]
             shared = world.broadcast_object(lambda: {"rank": world.rank})
+            arrays = world.broadcast_arrays(lambda: rows(2) if world.is_rank_0 else {})
             sums = world.all_reduce(world.rank == 1, 10 * world.rank)
             tensors = [torch.full((2, 2), float(world.rank)), torch.tensor(4.0)]
             world.all_reduce_mean(tensors)
-            return gathered, empty, shared, sums, [tensor.tolist() for tensor in tensors]
+            return gathered, empty, arrays, shared, sums, [tensor.tolist() for tensor in tensors]
 
     expected = {name: np.concatenate([rows(rank)[name] for rank in range(3)]) for name in rows(0)}
-    for gathered, empty, *rest in in_ranks(3, job):
+    for gathered, empty, arrays, *rest in in_ranks(3, job):
+        assert arrays.keys() == expected.keys()
+        for name, array in rows(2).items():
+            np.testing.assert_array_equal(arrays[name], array)
+            assert arrays[name].dtype == array.dtype
         for name, array in expected.items():
             np.testing.assert_array_equal(gathered[name], array)
             assert gathered[name].dtype == array.dtype

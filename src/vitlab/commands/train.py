@@ -105,14 +105,15 @@ class Finetune:
         name = self.config.data.name
         if not name:
             raise UserError(
-                "name the images with --dataset folder:PATH (or a data set), or take a --recipe with a data set."
+                f"the recipe {self.recipe} is for any images; give --dataset folder:PATH, csv:PATH, shards:PATH, "
+                f"hub:OWNER/NAME or a name of `vitlab list datasets`, or a --recipe with a data set, such as cifar10."
             )
         any_images = self.recipe in ("staged", "custom")
         workdir = self.workdir or default_workdir(name if any_images else self.recipe)
         with init_distributed() as world:
             options: dict[str, Any] = {"image_size": self.image_size, "interpolation": self.interpolation}
             options |= {"device": self.device, "log": print_note, "world": world}
-            options |= {"budget": self.budget and parse_duration(self.budget), "started": started}
+            options |= {"budget": None if self.budget is None else parse_duration(self.budget), "started": started}
             outcome = sweep_and_finetune(self.checkpoint, self.config, workdir, **options)
         print_result(outcome.result, self.json, outcome.summary())
         return 0

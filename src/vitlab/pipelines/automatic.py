@@ -14,8 +14,10 @@ from vitlab.settings import from_dict
 MAX_CPU_FLOPS = 1e14
 """Largest default training budget on a CPU, about ten minutes of two cores; above it `bit_hyperrule` reduces batch size
 and steps."""
-DIRECT = {"steps", "epochs", "batch_size", "mixup", "learning_rates", "sweep_steps", "halvings"}
-DIRECT |= {"runs", "loss", "head_views"}
+DIRECT = {
+    *("steps", "epochs", "batch_size", "mixup", "learning_rates", "sweep_steps", "halvings"),
+    *("runs", "loss", "head_views"),
+}
 """Automatic settings that are fields of FinetuneConfig."""
 MAX_CPU_IMAGE_SIZE = 224
 """Largest default image size on a CPU, in pixels."""
@@ -92,8 +94,9 @@ def load_automatic_settings(
     if "warmup_steps" in automatic:
         direct["optim"] = dataclasses.replace(config.optim, warmup_steps=saved.optim.warmup_steps)
     if "preprocessing" in automatic:
-        resize, interpolation = saved.data.eval_resize, saved.data.eval_interpolation
-        direct["data"] = dataclasses.replace(config.data, eval_resize=resize, eval_interpolation=interpolation)
+        source = saved.data if "preprocessing" in config.automatic else config.data
+        sizes = {"eval_resize": saved.data.eval_resize, "eval_interpolation": source.eval_interpolation}
+        direct["data"] = dataclasses.replace(config.data, **sizes)
     if "part" in automatic:
         direct["data"] = dataclasses.replace(direct.get("data", config.data), part=saved.data.part)
     size = saved.model.image_size if "image_size" in automatic else None

@@ -102,11 +102,13 @@ def best_size(
 ) -> FinetuneConfig:
     """`config` without a budget, at the image size of least `head_loss`; what this takes is a part of the whole job."""
     candidates, cost = _sizes(config), measure(config)
+    if not math.isfinite(total := sum(cost.seconds(config, images))):  # a model that only fits when it is sharded
+        return config
 
     def guess(candidate: FinetuneConfig) -> JobCost:
         return _scaled(cost, candidate, config)
 
-    best = _best_side(config, candidates, images, guess, sum(cost.seconds(config, images)), head_loss)
+    best = _best_side(config, candidates, images, guess, total, head_loss)
     return next(candidate for candidate in candidates if _side(candidate) == best)
 
 
@@ -165,6 +167,8 @@ def _part(config: FinetuneConfig, images: Images, cost: JobCost, available: floa
             f"{images.train:,} training and {images.test:,} test images take {format_duration(needed)} or more here; "
             f"give --budget {math.ceil((1.1 * needed / PLANNED + elapsed) / 60)}m, or fewer images."
         )
+    if train == images.train:
+        return config
     part = math.floor(1e6 * (config.data.part or 1) * train / images.train) / 1e6
     return replace(config, data=replace(config.data, part=part))
 
@@ -198,9 +202,12 @@ def _fill(
 
 
 def with_steps(config: FinetuneConfig, steps: int) -> FinetuneConfig:
-    """`config` with this number of steps; warm-up is in proportion, and the last rates of halvings take all steps."""
-    sweep_steps = max(steps // 2**config.halvings, 1) if config.halvings else None
-    optim = replace(config.optim, warmup_steps=steps // 10)
+    """`config` with this number of steps; those of warm-up, cool-down and sweep are in proportion, and the last rates
+    of halvings take all steps."""
+    before, optim, sweep_steps = config.steps or steps, config.optim, config.sweep_steps
+    if sweep_steps is not None:
+        sweep_steps = max(steps // 2**config.halvings if config.halvings else sweep_steps * steps // before, 1)
+    optim = replace(optim, warmup_steps=steps // 10, cooldown_steps=optim.cooldown_steps * steps // before)
     return replace(config, steps=steps, epochs=None, sweep_steps=sweep_steps, optim=optim)
 
 

@@ -74,7 +74,7 @@ class JobCost:
         one_run = steps * config.batch_size * train + images.test * evaluate
         report = REPORT_SECONDS + REPORT_IMAGES * evaluate * self.processes if config.head else 0.0
         report += read_once / min(self.cores, 8) if config.head and sum(images) <= MAX_COMPARED else 0.0
-        return Seconds(reading, linear, search, config.runs * one_run, report)
+        return Seconds(reading, linear, search, config.runs * one_run if config.runs else 0.0, report)
 
     def _per_image(self, compute: float) -> float:
         seconds = max(compute, self.decode / self.readers) if self.readers else compute + self.decode

@@ -47,10 +47,14 @@ class Finetuned:
     def summary(self) -> str:
         """The learning rates tried, the test, the runs, unreadable files, and the paths of model and curves."""
         result, lines = self.result, []
-        for score in result.get("sweep", ()):
-            chosen = score["learning_rate"] == result["learning_rate"] and result.get("chosen") != "linear"
-            text = f"learning rate {score['learning_rate']:<6g} {format_score(score)}"
-            lines.append(text + ("  <- chosen" if chosen else ""))
+        scores = result.get("sweep", ())
+        last = max((score.get("steps", 0) for score in scores), default=0)
+        for score in scores:
+            steps = score.get("steps", 0)
+            chosen = (score["learning_rate"], steps) == (result["learning_rate"], last)
+            text = f"learning rate {score['learning_rate']:<6g} {f'after {steps} steps: ' * bool(steps)}"
+            text += format_score(score)
+            lines.append(text + ("  <- chosen" if chosen and result.get("chosen") != "linear" else ""))
         if linear := result.get("linear"):
             held_out = f"{format_score(linear['held_out'])}; " if linear["held_out"] else ""
             chosen = "  <- chosen" if result["chosen"] == "linear" else ""
@@ -146,9 +150,9 @@ def _load_data(
     model = dataclasses.replace(config.model, num_classes=len(splits.train.classes))
     if "loss" in config.automatic and splits.train.multi_label:
         config = dataclasses.replace(config, loss="sigmoid")
-    if (shortened := config.sweep_steps) is not None:
-        log(f"Deviation: the sweep takes {shortened} steps per rate; the paper's takes as many as the run")
     config = bit_hyperrule(dataclasses.replace(config, model=model), len(splits.train), device_type)
+    if config.sweep_steps is not None:
+        log(f"Deviation: the sweep takes {config.sweep_steps} steps per rate; the paper's takes as many as the run")
     check_head(config)
     return _check_held_out(config, splits, automatic, log), splits
 
@@ -223,7 +227,7 @@ def _without_unreadable(job: FinetuneJob, automatic: Collection[str]) -> Finetun
 
 def default_workdir(dataset: str) -> Path:
     """`runs/finetune-NAME`, of a data set, a folder or a table."""
-    name = Path(dataset.partition(":")[2] or dataset).name
+    name = Path(dataset.partition(":")[2] or dataset).absolute().name
     return Path("runs") / f"finetune-{name.removesuffix('.csv')}"
 
 
@@ -247,7 +251,9 @@ def _apply_checkpoint_settings(
         config = dataclasses.replace(config, optim=dataclasses.replace(config.optim, lr=config.learning_rates[0]))
     if config.fresh_positions and getattr(source, "position", None) not in LEARNED_POSITIONS:
         raise UserError("fresh_positions draws learned position embeddings, and the checkpoint has none; leave it out.")
-    if interpolation is not None and isinstance(source, ViTConfig):
+    if interpolation is not None:
+        if not isinstance(source, ViTConfig):
+            raise UserError(f"interpolation={interpolation!r} is of position embeddings, which a ResNet has not.")
         source = dataclasses.replace(source, position_interpolation=interpolation)
     preprocessing = Preprocessing.read(load_metadata(checkpoint), str(checkpoint), source.image_size)
     if "image_size" in config.automatic and image_size is None:

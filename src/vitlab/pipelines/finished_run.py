@@ -49,9 +49,9 @@ def run_folders(path: str | Path) -> list[Path]:
     """The finished runs in `path`: the folder itself, its run-0, run-1, ..., or where fine-tuning did not help its
     least-squares head; empty for anything else."""
     path = Path(path)
-    folders = [path, *sorted(path.glob("run-*"))] if path.is_dir() else []
-    runs = [folder for folder in (*folders, path / "linear") if _is_finished(folder)]
-    return [folder for folder in runs if folder.name != "linear"] or runs
+    runs = sorted(path.glob("run-*"), key=lambda run: (len(run.name), run.name)) if path.is_dir() else []
+    finished = [folder for folder in (path, *runs, path / "linear") if _is_finished(folder)]
+    return [folder for folder in finished if folder.name != "linear"] or finished
 
 
 def _is_finished(folder: Path) -> bool:
@@ -88,7 +88,12 @@ class Run:
         """
         metadata = self.metadata
         data = load_dataset(
-            metadata["dataset"], "test", root=metadata["root"], classes=metadata["class_indices"], on_error="skip"
+            metadata["dataset"],
+            "test",
+            root=metadata["root"],
+            classes=metadata["class_indices"],
+            on_error="skip",
+            partial=self.settings["data"].get("partial", False),
         )
         indices = {image_id(data, i): i for i in range(len(data))}
         images = {}
@@ -113,7 +118,12 @@ class Run:
 
     def one_of_each(self, most: int) -> Int[np.ndarray, " n"]:
         """Rows of the first test image of each of the first `most` classes."""
-        return np.unique(self.test.labels, return_index=True)[1][:most]
+        labeled = np.flatnonzero(self.test.all_labels.counts)
+        return labeled[np.unique(self.test.labels[labeled], return_index=True)[1][:most]]
+
+    def label(self, row: int) -> str:
+        """The label, or the labels, of a test image as text."""
+        return ", ".join(self.test.classes[label] for label in self.test.all_labels.of(row)) or "none of the classes"
 
     def section(
         self, name: str | None = None, explanation: str | None = None, device: torch.device | None = None
@@ -216,7 +226,7 @@ class Run:
         """c: 3 for a test image, 4 for one beside its attention."""
         test = self.test
         prediction = test.classes[test.predictions[row]]
-        label = ", ".join(test.classes[label] for label in test.all_labels.of(row).tolist()) or "none of the classes"
+        label = self.label(row)
         caption = f"predicted {prediction}\n{test.confidences[row]:.0%} sure\nlabel {label}"
         alt = f"An image of {label} predicted as {prediction}."
         if image.shape[2] == 3:

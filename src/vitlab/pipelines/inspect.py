@@ -1,5 +1,6 @@
 """Inspecting a checkpoint or a run: a page, every figure of the paper as a file, the arrays behind them."""
 
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -112,11 +113,15 @@ def report(run_folder: str | Path, out: str | Path | None = None, *, device: str
     an error is the `note` of the result.
     """
     folder, result = Path(run_folder), {}
+    out = folder / "report" if out is None else out
     try:
-        result |= inspect_checkpoint(folder, [], folder / "report" if out is None else out, device=device)
+        result |= inspect_checkpoint(folder, [], out, device=device)
         result["card"] = str(_write_card(folder).resolve())
     except ERRORS as error:
-        result["note"] = f"the report of {folder} is incomplete: {type(error).__name__}: {error}"
+        result["note"] = (
+            f"the run is complete, its report in {folder} is not ({type(error).__name__}: {error}); "
+            f"`{shlex.join(['vitlab', 'inspect', str(folder), '--out', str(out)])}` tries again"
+        )
     return result
 
 
@@ -157,7 +162,7 @@ def _test_images(runs: Sequence[Run], shown: int) -> list[Source]:
         images = run.images(rows)
     except ValueError:
         return []
-    return [(f"{run.names[row]}, {run.test.classes[labels[row]]}", image) for row, image in images.items()]
+    return [(f"{run.names[row]}, {run.label(row)}", image) for row, image in images.items()]
 
 
 def _capture(

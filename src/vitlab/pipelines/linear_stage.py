@@ -62,12 +62,12 @@ class LinearStage:
     def augmented(self) -> tuple[DataConfig, list[Features]]:
         """The settings of the training images, and representations of up to `head_views` augmented views of each.
 
-        A mirrored digit is no digit, and a cropped one another: of crops that may be mirrored, crops, and images as
-        they are, training takes those for which the leave-one-out loss of the head is least with one view. The head
+        Augmentation may change a label: a mirrored digit is another symbol. Of three, all of it, the same without
+        flips, and none, training takes that with the lowest leave-one-out loss of the head with one view. The head
         takes all views, if they lower its loss.
         """
         data, views = self.config.data, range(1, self._num_views + 1)
-        if not views:
+        if not views or not (data.flip or data.crop != "none" or data.randaugment_layers):
             return data, []
         flips = (False, True) if data.flip and len(views) > 1 else (data.flip,)
         tried = {flip: self._view(view, flip) for view, flip in zip(views, flips, strict=False)}
@@ -75,9 +75,9 @@ class LinearStage:
         alone, flip = self.plain_head.loss, min(tried, key=losses.__getitem__)
         kept = [view for mirrored, view in tried.items() if mirrored <= flip]
         if losses[flip] >= alone:
-            self.log("crops of the training images make the least-squares head worse: they stay as they are")
-            whole: dict[str, Any] = {"crop": "none", "crop_resize": None, "min_area": DataConfig.min_area}
-            return dataclasses.replace(data, flip=False, **whole), []
+            self.log("augmented training images make the least-squares head worse: none is augmented")
+            plain = {name: getattr(DataConfig, name) for name in ("randaugment_layers", "randaugment_magnitude")}
+            return dataclasses.replace(data.without_crop(), flip=False, **plain), []
         if data.flip and not flip:
             self.log("mirrored training images make the least-squares head worse: none is mirrored")
         kept += [self._view(view, flip) for view in views[len(tried) :]]
@@ -132,8 +132,13 @@ class LinearStage:
 
     def _fit(self, views: list[Features], indices: Int[np.ndarray, " m"] | None = None) -> LinearHead:
         train, rows = self.splits.train, self._rows(indices)
-        x = np.stack([view.x[rows] for view in views])
-        return least_squares_head(x, _labels(train, self.plain.indices[rows]), len(train.classes))
+        x, labels = np.stack([view.x[rows] for view in views]), _labels(train, self.plain.indices[rows])
+        # By rank 0 for all: what rounding decides must be the same on every rank.
+        fit, world = functools.cache(lambda: least_squares_head(x, labels, len(train.classes))), self.execution.world
+        numbers = world.broadcast_object(
+            lambda: {name: getattr(fit(), name) for name in ("l2", "accuracy", "loss", "reject_below")}
+        )
+        return LinearHead(**world.broadcast_arrays(lambda: {"weight": fit().weight, "bias": fit().bias}), **numbers)
 
     def _rows(self, indices: Int[np.ndarray, " m"] | None = None) -> Int[np.ndarray, " r"]:
         """The rows of `plain` with these indices; as many of each class as memory allows, for any number of views."""
@@ -141,7 +146,7 @@ class LinearStage:
         rows = np.arange(len(known)) if indices is None else np.flatnonzero(np.isin(known, indices))
         if len(rows) <= (limit := MAX_ELEMENTS // ((1 + self._num_views) * self._width)):
             return rows
-        labels = np.maximum(self.splits.train.labels[known[rows]], 0)
+        labels = self.splits.train.labels[known[rows]]
         counts = np.bincount(labels, minlength=classes)
         shots = bisect.bisect_right(range(1, counts.max() + 1), limit, key=lambda most: np.minimum(counts, most).sum())
         return np.sort(rows[sample_shots(labels, classes, max(shots, 2), self.config.seed)])

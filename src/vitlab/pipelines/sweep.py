@@ -32,7 +32,7 @@ from vitlab.pipelines.pretrain import (
     train_and_evaluate,
 )
 from vitlab.train.loop import NonFiniteError
-from vitlab.train.microbatch import StepCost, measure_step
+from vitlab.train.microbatch import StepCost, choose_microbatch, measure_step
 from vitlab.train.precision import frozen_dtype
 from vitlab.train.workdir import Workdir
 from vitlab.weights import load_metadata, load_model, save_model
@@ -133,8 +133,8 @@ class FinetuneJob:
         with Workdir(path, settings, tensorboard=execution.tensorboard, world=execution.world) as folder:
             if not folder.finished:
                 folder.write_result({split: self._train_and_evaluate(config, folder)})
-                if folder.writes:
-                    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+            if folder.writes:
+                shutil.rmtree(folder.checkpoints, ignore_errors=True)
             record = folder.read_result()[split]
         score = {"learning_rate": lr, "accuracy": None} | (summary_metrics(record) if record else {})
         self.log(f"learning rate {lr:g}: {format_score(score)}")
@@ -179,51 +179,62 @@ class FinetuneJob:
         return evaluation.record() | record
 
     def sweep_config(self, lr: float, split: str, short: int | None = None) -> TrainConfig:
-        """A run of the sweep: in a `short` one, warm-up and average span the same fraction of the steps."""
+        """A run of the sweep: in a `short` one, warm-up, cool-down and average span the same fraction of the steps."""
         config = self.run_config(lr)
         steps, optim, decay = config.total_steps(len(self.splits.train)), config.optim, config.average_decay
         if short is not None:
-            optim = dataclasses.replace(optim, warmup_steps=optim.warmup_steps * short // steps)
+            warmup_steps, cooldown_steps = (n * short // steps for n in (optim.warmup_steps, optim.cooldown_steps))
+            optim = dataclasses.replace(optim, warmup_steps=warmup_steps, cooldown_steps=cooldown_steps)
             steps, decay = short, decay and decay ** (steps / short)
         data = dataclasses.replace(config.data, eval_split=split)
         return dataclasses.replace(config, steps=steps, epochs=None, average_decay=decay, optim=optim, data=data)
 
     def sweep_and_runs(self, workdir: Path) -> dict[str, Any]:
         """Sweep and runs, each in its own folder; returns the content of `workdir`/result.json."""
-        config = self.config
-        settings = run_settings("finetune", self.init_id, self.splits, config)
+        settings = run_settings("finetune", self.init_id, self.splits, self.config)
         with Workdir(workdir, settings, tensorboard=False, world=self.execution.world) as folder:
-            if folder.finished:
-                return folder.read_result()
-            folder.truncate_logs(-1)  # one line per finished run, the same at every start
-            linear = self.linear.test(workdir / "linear") if config.head is not None else None
-            scores = self.sweep(workdir) if config.runs else []
-            for number, score in enumerate(scores, 1):
-                folder.log_metrics(number, score)
-            held_out = self.linear.score_held_out() if linear and scores else None
-            helps = held_out is None or self._helps(scores, held_out)
-            tuned = best_score(scores) if scores and helps else {"learning_rate": config.optim.lr}
-            best, alpha = tuned["learning_rate"], tuned.get("alpha", config.alpha or UNTRIED_ALPHA)
-            seeds = [config.seed + number for number in range(config.runs if helps else 0)]
-            records = []
-            for number, seed in enumerate(seeds):
-                single = self.run_config(best, seed)
-                records.append(self.train_and_test(single, workdir / f"run-{number}", f"run {number}", alpha)["test"])
-                metrics = {"learning_rate": best, "seed": seed, **summary_metrics(records[-1])}
-                folder.log_metrics(len(scores) + len(records), metrics)
-            chosen = "run-0" if records else "linear"
-            if folder.writes:
-                metadata = load_metadata(workdir / chosen)
-                metadata |= _threshold(tuned if records or not linear else linear["least_squares"])
-                metadata |= {"alpha": alpha} if records and linear else {}
-                save_model(load_model(workdir / chosen), workdir / "model", extra=metadata)
-            result: dict[str, Any] = {"learning_rate": best, "sweep": scores}
-            if linear is not None:
-                stage = {**linear["least_squares"], **summary_metrics(linear["test"]), "held_out": held_out}
-                result |= {"linear": stage, "chosen": chosen, "alpha": alpha if records else 0.0}
-                records = records or [linear["test"]]
-            folder.write_result(result | _summarize(records, seeds) | self.splits.record)
+            if not folder.finished:
+                folder.truncate_logs(-1)  # one line per finished run, the same at every start
+                folder.write_result(self._with_saved_microbatch(folder)._sweep_and_runs(folder))
             return folder.read_result()
+
+    def _with_saved_microbatch(self, folder: Workdir) -> "FinetuneJob":
+        """The job with the micro-batch of its first start, so that all of its runs have the same."""
+        if (measured := self.execution.microbatch) is None:
+            return self
+        unused = nn.Identity()  # a model is only needed where none is measured
+        size = choose_microbatch(self.config.single(), folder, unused, self.execution.device, measured)
+        return dataclasses.replace(self, execution=dataclasses.replace(self.execution, microbatch=size))
+
+    def _sweep_and_runs(self, folder: Workdir) -> dict[str, Any]:
+        config, workdir = self.config, folder.path
+        linear = self.linear.test(workdir / "linear") if config.head is not None else None
+        scores = self.sweep(workdir) if config.runs else []
+        for number, score in enumerate(scores, 1):
+            folder.log_metrics(number, score)
+        held_out = self.linear.score_held_out() if linear and scores else None
+        helps = held_out is None or self._helps(scores, held_out)
+        tuned = best_score(scores) if scores and helps else {"learning_rate": config.optim.lr}
+        best, alpha = tuned["learning_rate"], tuned.get("alpha", config.alpha or UNTRIED_ALPHA)
+        seeds = [config.seed + number for number in range(config.runs if helps else 0)]
+        records = []
+        for number, seed in enumerate(seeds):
+            single = self.run_config(best, seed)
+            records.append(self.train_and_test(single, workdir / f"run-{number}", f"run {number}", alpha)["test"])
+            metrics = {"learning_rate": best, "seed": seed, **summary_metrics(records[-1])}
+            folder.log_metrics(len(scores) + len(records), metrics)
+        chosen = "run-0" if records else "linear"
+        if folder.writes:
+            metadata = load_metadata(workdir / chosen)
+            metadata |= _threshold(tuned if records or not linear else linear["least_squares"])
+            metadata |= {"alpha": alpha} if records and linear else {}
+            save_model(load_model(workdir / chosen), workdir / "model", extra=metadata)
+        result: dict[str, Any] = {"learning_rate": best, "sweep": scores}
+        if linear is not None:
+            stage = {**linear["least_squares"], **summary_metrics(linear["test"]), "held_out": held_out}
+            result |= {"linear": stage, "chosen": chosen, "alpha": alpha if records else 0.0}
+            records = records or [linear["test"]]
+        return result | _summarize(records, seeds) | self.splits.record
 
     def _helps(self, scores: Sequence[Mapping[str, Any]], linear: Mapping[str, Any]) -> bool:
         """Whether fine-tuning goes on: unless the loss of the head alone is lower on the held-out part."""
@@ -231,7 +242,8 @@ class FinetuneJob:
         finite = any(score["accuracy"] is not None for score in scores)
         helps = finite and best_score(scores)["loss"] < linear["loss"]
         if not helps:
-            self.log("fine-tuning makes the least-squares head worse: the head is the result")
+            worse = "makes the least-squares head worse" if finite else "diverged at every learning rate"
+            self.log(f"fine-tuning {worse}: the head is the result")
         return helps
 
 

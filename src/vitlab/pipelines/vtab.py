@@ -121,8 +121,7 @@ def _task_config(config: TrainConfig, model: ModelConfig, name: str, root: str |
 def label_preserving(name: str, data: DataConfig) -> DataConfig:
     """`data` without the crop or the flip that would change the labels of this task."""
     if name in NO_CROP:
-        unused = {"min_area": DataConfig.min_area, "pad": DataConfig.pad}
-        data = dataclasses.replace(data, crop="none", crop_resize=None, **unused)
+        data = data.without_crop()
     return dataclasses.replace(data, flip=data.flip and name not in NO_FLIP)
 
 
